@@ -124,15 +124,6 @@ class AcceleratorBackend(Backend):
 
     # -- Device -------------------------------------------------------------------------------------------------------
 
-    def cautions(self) -> list[str]:
-        """A backend of its own for this device: it knows what nobody can ask, such as operators that are missing."""
-        found = []
-        for name, point in entry_points("exp.backends").items():
-            with contextlib.suppress(Exception):  # another's package may raise anything while it loads
-                if name != self.name and point.load().device_type == self.device_type:
-                    found.append(f"there is a backend for this card alone, which knows more of it; use backend={name}")
-        return found
-
     def set_device(self, local_rank: int) -> torch.device:
         """Select the card of torch's accelerator that has this number."""
         import torch

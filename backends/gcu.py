@@ -257,8 +257,5 @@ def _how_to_install() -> str:
     if packages:
         return f"it is in {packages[0].parent}: put that on PYTHONPATH, in an environment of the same Python version"
     if _TOPS.is_dir():
-        return (
-            f"{_TOPS} is there, so the system's Python may have it: use an environment that sees the system's packages "
-            "(make setup SYSTEM=1, or python -m venv --system-site-packages)"
-        )
+        return f"{_TOPS} is there, so the system's Python may have it: use python -m venv --system-site-packages"
     return "install the one that goes with torch from the vendor's TopsRider package"

@@ -203,15 +203,3 @@ def test_mkl_gets_as_many_threads_as_openmp(monkeypatch, configured, shell, thre
     if shell:
         monkeypatch.setenv("OMP_NUM_THREADS", shell)
     assert made("cpu", env=configured).worker_env(0, 1, True)["MKL_NUM_THREADS"] == threads
-
-
-def test_threads_apply_though_torch_was_imported_before(ranks):
-    script = """
-        import os, torch
-        from exp.hardware.collectives import ddp_arguments
-        torch.set_num_threads(3)
-        os.environ["OMP_NUM_THREADS"] = "2"
-        device = backend.set_device(0)
-        print(json.dumps([torch.get_num_threads(), str(device), ddp_arguments(device)]))
-    """
-    assert ranks(script) == [[2, "cpu", {}]]

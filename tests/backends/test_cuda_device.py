@@ -52,19 +52,12 @@ def test_a_step_in_each_precision(card, precision):
     model = torch.nn.Linear(8, 8).to(device)
     before = model.weight.detach().clone()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scaler = grad_scaler(backend, precision)
-    assert (scaler is not None) == (precision == "fp16")
     with backend.autocast(precision):
         out = model(torch.ones(4, 8, device=device))
-        loss = out.float().square().mean()
     assert out.dtype == {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
-    if scaler is None:
-        loss.backward()
-        backend.end_step(optimizer)
-    else:
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
+    assert (grad_scaler(backend, precision) is not None) == (precision == "fp16")
+    out.float().square().mean().backward()
+    backend.end_step(optimizer)
     assert torch.isfinite(model.weight).all()
     assert not torch.equal(model.weight, before)
 
@@ -88,27 +81,3 @@ def test_fp32_is_full_and_tf32_is_asked_for(card, kind):
         off = product(x.to(device), w.to(device)).cpu().double() - exact
         error[precision] = float(off.abs().max() / exact.abs().max())
     assert error["fp32"] < 3e-6 < 3e-5 < error["tf32"] < 3e-3
-
-
-def test_tensors_of_the_card_and_of_the_cpu_travel_in_one_group(ranks):
-    script = """
-        import os
-        os.environ.update(backend.worker_env(rank, world_size, single_node=True))
-        import torch, torch.distributed as dist
-        device = backend.set_device(rank)
-        distributed = join()
-        on_card = torch.full((3,), 2.0, device=device)
-        dist.all_reduce(on_card)
-        on_cpu = torch.full((1,), 3.0)
-        dist.all_reduce(on_cpu, group=distributed.cpu_group)
-        model = backend.collectives.ddp_class(torch.nn.Linear(2, 2).to(device), device_ids=[device.index])
-        model(torch.ones(1, 2, device=device)).sum().backward()
-        backend.synchronize()
-        gradient = model.module.bias.grad.tolist()
-        del model
-        backend.collectives.destroy()
-        print(json.dumps([distributed.process_group, on_card.tolist(), on_cpu.item(), gradient]))
-    """
-    cards = min(2, made(HERE).device_count())
-    expected = ["cpu:gloo,cuda:nccl", [2.0 * cards] * 3, 3.0 * cards, [1.0, 1.0]]
-    assert ranks(script, world_size=cards, backend=HERE) == [expected] * cards

@@ -71,13 +71,10 @@ def test_the_variable_chooses(library):
     assert ask(answers, library / "new") == [cards, [2], {"card": 2, "uuid": "GCU-20ab"}]
 
 
-def test_counting_loads_no_plug_in(library, tmp_path):
+def test_counting_loads_no_plug_in_and_without_a_driver_or_the_library_it_is_asked(library, tmp_path):
     (tmp_path / "torch_gcu.py").write_text("raise AssertionError('it was imported')")
-    answers = "[backend.why_unavailable(), backend.device_count()]"
-    assert ask(answers, library / "new", PYTHONPATH=str(tmp_path)) == [None, 3]
-
-
-def test_without_a_driver_or_the_library_the_plug_in_is_asked(library, tmp_path):
+    found = ask("[backend.why_unavailable(), backend.device_count()]", library / "new", PYTHONPATH=str(tmp_path))
+    assert found == [None, 3]
     answers = "[gcu.visible_cards(), _efml.readings(), _efml.readings(0)]"
     assert ask(answers, library / "new", NO_DRIVER="1") == [None, [], []]
     assert ask(answers, tmp_path) == [None, [], []]

@@ -9,7 +9,6 @@ import pytest
 from exp.backends import _monitor
 from exp.backends._monitor import parse_efsmi, parse_nvidia_smi, parse_rocm_smi
 
-from exp.hardware.cards import reading_of
 from tests.backends import made
 
 MIB = 2**20
@@ -76,20 +75,6 @@ def test_output_that_is_cut_off_anywhere_raises_nothing(parse, name, cards):
 )
 def test_garbage_gives_nothing_and_raises_nothing(parse, text):
     assert parse(text) == []
-
-
-@pytest.mark.parametrize(
-    ("card", "found"),
-    [
-        ({"uuid": "0e6a2f11-9a10-4a4e-a3b5-6a4a0c1c2d22", "index": 0}, 1),
-        ({"bus_id": "0000:5e:00.0", "index": 0}, 1),
-        ({"index": 0, "card": 1}, 1),
-        ({"index": 0}, 0),
-        ({"index": 5}, None),
-    ],
-)
-def test_a_card_is_found_by_identity_before_number(card, found):
-    assert (reading_of(card, parse_nvidia_smi(recorded("nvidia-smi"))) or {"index": None})["index"] == found
 
 
 @pytest.fixture

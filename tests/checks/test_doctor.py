@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-import torch
 from exp.backends._monitor import reading
 
-from exp.checks.check import ok, read_journal
-from exp.checks.doctor import Bench, Check
-from exp.runs.folder import RunFolder
 from tests.simulators import needs_card
 
 ROOT = Path(__file__).parents[2]
@@ -62,33 +56,3 @@ def test_a_group_that_copies_through_the_cpu_is_a_warning_and_adds_up_all_the_sa
     assert (done.returncode, findings(report, "warning")) == (0, {"group": [0, 1]}), done.stdout
     checks = [check for rank in report["ranks"] for check in rank["checks"] if check["name"] in ("all_reduce", "ddp")]
     assert {check["status"] for check in checks} == {"ok"}
-
-
-def test_a_joint_check_is_made_by_all_ranks_or_none(tmp_path):
-    store, made = torch.distributed.HashStore(), []
-
-    def bench(rank, world_size):
-        config = SimpleNamespace(task=SimpleNamespace(timeout_s=0.5))
-        info = SimpleNamespace(rank=rank, local_rank=rank, node_rank=0, world_size=world_size)
-        found = Bench(config, RunFolder(tmp_path), info, None)
-        found.store = store
-        return found
-
-    def both(name, *benches):
-        check = Check(lambda each: made.append(each.info.rank) or ok("made"), needs=("device",), joint=True)
-        with ThreadPoolExecutor(len(benches)) as pool:
-            list(pool.map(lambda each: each.make(name, check), benches))
-        return [read_journal(each.journal.path)[0][-1] for each in benches]
-
-    one, other = bench(0, 2), bench(1, 2)
-    one.usable.add("device")
-    assert [each["finding"] for each in both("group", one, other)] == [
-        "rank 1 failed 'device'",
-        "needs the check 'device'",
-    ]
-    other.usable.add("device")
-    assert [each["status"] for each in both("ddp", one, other)] == ["ok", "ok"]
-    assert sorted(made) == [0, 1]
-    (alone,) = both("teardown", one)  # the other does not come
-    assert (alone["status"], one.absent) == ("skipped", [1])
-    assert "rank 1 was last seen after the check 'ddp'" in alone["finding"]

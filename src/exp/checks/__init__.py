@@ -3,11 +3,10 @@
 What a process knows is in its journal at any moment (:mod:`~exp.checks.check`); the parent reads the journals when the
 process has ended. It survives whatever happens to cards, and needs no torch.
 
-- ``task=doctor``: each rank makes its checks (:mod:`~exp.checks.doctor`) on a bench (:mod:`~exp.checks.bench`); the
-  parent judges and shows them (:mod:`~exp.checks.report`).
+- ``task=doctor``: each rank makes its checks (:mod:`~exp.checks.doctor`); the parent judges and shows them
+  (:mod:`~exp.checks.verdict`).
 - ``task=parity``: two runs that leave traces (:mod:`~exp.checks.training`), which are compared
   (:mod:`~exp.checks.parity`).
 - ``task=qualify``: rows (:mod:`~exp.checks.rows`), each in a process of its own (:mod:`~exp.checks.child`), among them
-  the two above and ``task=operators``, ``collectives`` and ``speed``; one record, and one page of it
-  (:mod:`~exp.checks.page`).
+  the two above and ``task=operators``, ``collectives`` and ``speed``; one record, and one page of it.
 """

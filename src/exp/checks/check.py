@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Iterable
+from typing import TYPE_CHECKING, Any, Iterable, Mapping, Sequence
 
 from exp.runs.files import to_json
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = ["FAILED", "OK", "SKIPPED", "STYLES", "WARNING", "Answer", "Journal", "fail", "ok", "read_journal", "skip",
-           "worst"]  # fmt: skip
+           "table_of", "worst"]  # fmt: skip
 
 OK, WARNING, FAILED, SKIPPED = "ok", "warning", "failed", "skipped"
 STYLES = {OK: "green", WARNING: "yellow", FAILED: "bold red", SKIPPED: "dim"}
@@ -62,19 +62,12 @@ class Journal:
 
     Args:
         path: the file; begun anew. It is opened for each line, so that other nodes see it.
-
-    Attributes:
-        error: why a line could not be written.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.error: OSError | None = None
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(b"")
-        except OSError as error:
-            self.error = error
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"")
 
     def begin(self, name: str, **about: Any) -> None:
         """Something is about to be tried."""
@@ -85,11 +78,8 @@ class Journal:
         self._write({"name": name, **found, "ended": True})
 
     def _write(self, line: dict[str, Any]) -> None:
-        try:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(to_json(line) + "\n")
-        except OSError as error:
-            self.error = error
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(to_json(line) + "\n")
 
 
 def read_journal(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
@@ -106,3 +96,15 @@ def read_journal(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any] | Non
         else:
             begun = found
     return ended, begun
+
+
+def table_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Rows of equal keys as lines of Markdown, with an empty one at the end."""
+    cells = [[_cell(value) for value in row.values()] for row in rows]
+    heads = [[*rows[0]], ["---"] * len(rows[0])] if rows else []
+    return [*(f"| {' | '.join(line)} |" for line in [*heads, *cells]), ""]
+
+
+def _cell(value: Any) -> str:
+    text = "" if value is None else f"{value:.1e}" if isinstance(value, float) else str(value)
+    return text.replace("|", "\\|").replace("\n", " ")

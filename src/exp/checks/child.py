@@ -22,7 +22,6 @@ __all__ = ["Ended", "run_exp"]
 
 _POLL_S = 0.1
 _PATIENCE_S = 15.0  # a launcher gives its workers some seconds to end
-_TAIL_BYTES = 65536
 
 
 @dataclass(frozen=True)
@@ -31,17 +30,15 @@ class Ended:
 
     Attributes:
         code: exit code; negative: the signal that killed it.
-        seconds: that it took.
         late: whether it was ended because its time was over.
-        stopped: whether it was ended because ``stop`` said so.
+        stopped: whether it was ended because ``stop`` returned true.
         error: the last one that it printed, its first line; empty: none.
     """
 
     code: int
-    seconds: float
-    late: bool
-    stopped: bool
-    error: str
+    late: bool = False
+    stopped: bool = False
+    error: str = ""
 
 
 def run_exp(arguments: Sequence[str], output: Path, limit_s: float, stop: Callable[[], bool]) -> Ended:
@@ -65,8 +62,7 @@ def run_exp(arguments: Sequence[str], output: Path, limit_s: float, stop: Callab
     late = stopped = False
     try:
         while process.poll() is None and not (late or stopped):
-            stopped = stop()
-            late = time.monotonic() - begun > limit_s
+            stopped, late = stop(), time.monotonic() - begun > limit_s
             time.sleep(_POLL_S)
     finally:
         if process.poll() is None:  # in order, if it can
@@ -75,11 +71,9 @@ def run_exp(arguments: Sequence[str], output: Path, limit_s: float, stop: Callab
                 process.wait(_PATIENCE_S)
         kill_job(mark)
         process.wait()
-    with output.open("rb") as log:
-        log.seek(max(place, output.stat().st_size - _TAIL_BYTES))
-        lines = log.read().decode(errors="replace").splitlines()
-    error = next((line[len("error: ") :] for line in reversed(lines) if line.startswith("error: ")), "")
-    return Ended(process.returncode, time.monotonic() - begun, late, stopped, error)
+    lines = output.read_bytes()[place:].decode(errors="replace").splitlines()
+    errors = [line[7:] for line in lines if line.startswith("error: ")]
+    return Ended(process.returncode, late, stopped, errors[-1] if errors else "")
 
 
 if __name__ == "__main__":  # ``-m exp.checks.child PARENT ARGUMENTS...`` is ``-m exp ARGUMENTS...``

@@ -12,7 +12,6 @@ import torch.distributed as dist
 
 from exp.checks.check import Journal
 from exp.engine.building import make_result, record_environment
-from exp.hardware.backend import Backend
 
 if TYPE_CHECKING:
     from exp.session import Session
@@ -21,8 +20,6 @@ __all__ = ["addends", "measure_collectives"]
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _REPEATS = 5
-_LARGEST_SUM = 256
-"""Up to here bf16 has all whole numbers."""
 
 
 def measure_collectives(session: Session) -> dict[str, Any]:
@@ -33,7 +30,8 @@ def measure_collectives(session: Session) -> dict[str, Any]:
     place = session.folder.path / "collectives.jsonl" if session.distributed.is_main else Path(os.devnull)
     journal = Journal(place)
     found = []
-    for operation in _operations(backend):
+    # A vendor's own collectives, and staged ones below torch 2.0, only add up.
+    for operation in ["all_reduce"] if backend.collectives.only_sums else ["all_reduce", "broadcast"]:
         for precision in filter(backend.supports, _DTYPES):
             name = f"{operation} {precision}"
             for kib in [] if name in task.skip else task.sizes_kib:
@@ -46,20 +44,10 @@ def measure_collectives(session: Session) -> dict[str, Any]:
     return make_result(session, {}, None, collectives=found)
 
 
-def _operations(backend: Backend) -> list[str]:
-    """Those that reach this device's group: a vendor's own, and a staged one below torch 2.0, only add up."""
-    return ["all_reduce"] if backend.collectives.only_sums else ["all_reduce", "broadcast"]
-
-
 def addends(rank: int, world_size: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a rank has, and what all add up to, both float32 (count,): whole numbers that every precision has exactly.
-
-    Both differ from element to element, and the first from rank to rank, as far as the sums stay at most 256.
-    """
-    period = max(1, min(7, 1 + _LARGEST_SUM // 2 // world_size))
-    ranks = max(2, 1 + _LARGEST_SUM // world_size)
-    pattern = (torch.arange(count, dtype=torch.int64) % period).float()
-    return pattern + rank % ranks, world_size * pattern + sum(each % ranks for each in range(world_size))
+    """What a rank has, 0 and 1 in turns, and what all add up to, both float32 (count,): every precision has them."""
+    turns = torch.arange(count, dtype=torch.int64) % 2
+    return ((turns + rank) % 2).float(), (world_size // 2 + turns * (world_size % 2)).float()
 
 
 def _measure(session: Session, operation: str, dtype: torch.dtype, kib: int) -> dict[str, Any]:

@@ -8,11 +8,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from exp import console
-from exp.console import size
 from exp.errors import ExpError
-from exp.hardware.cards import identity
 from exp.hardware.registry import create_backend, installed
-from exp.launcher.rank import this_host
 from exp.runs.environment import describe_environment, process_limits, variables
 from exp.runs.files import to_json, write_json
 from exp.runs.record import blank_result
@@ -29,9 +26,8 @@ __all__ = ["describe"]
 def describe(config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
     """Print the facts and write them to ``env.json``; what cannot be found out has its reason there instead."""
     del info
-    cards = _cards(backend)
     environment = {
-        **describe_environment(backend, [card for card in cards if "error" not in card]),
+        **describe_environment(backend, _cards(backend)),
         "backends": _backends(config, backend),
         "backend_packages": backend.packages(),
         "monitor": backend.monitor(),
@@ -39,17 +35,8 @@ def describe(config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Back
         "limits": process_limits(),
     }
     write_json(folder.env, environment)
-    limits = {name: size(value) if name.startswith("shm") else value for name, value in environment["limits"].items()}
-    shown = to_json(
-        {
-            **environment,
-            "devices": [_without_nulls(card) for card in cards],
-            "monitor": [_without_nulls(card) for card in environment["monitor"]],
-            "limits": limits,
-            "variables": [f"{name}={value}" for name, value in environment["variables"].items()],
-        }
-    )
-    text = yaml.safe_dump(json.loads(shown), sort_keys=False, allow_unicode=True, width=1000)
+    shown = {**environment, "variables": [f"{name}={value}" for name, value in variables(backend).items()]}
+    text = yaml.safe_dump(json.loads(to_json(shown)), sort_keys=False, allow_unicode=True, width=1000)
     console.make_console().print(text, highlight=False, markup=False, soft_wrap=True, end="")
     folder.write_result({**blank_result(config), "status": "completed"})
 
@@ -69,25 +56,11 @@ def _backends(config: ExpConfig, chosen: Backend) -> dict[str, str]:
 
 def _cards(backend: Backend) -> list[dict[str, Any]]:
     """What torch says of each device of the chosen backend."""
+    count = 0 if backend.why_unavailable() else backend.device_count() if backend.exclusive_devices else 1
     found: list[dict[str, Any]] = []
-    if backend.why_unavailable() is not None:
-        return found
-    for index in range(backend.device_count() if backend.exclusive_devices else 1):
+    for index in range(count):
         try:
-            device = backend.set_device(index)
-            described = {**backend.describe(device), "device": str(device), "host": this_host()}
-            usage = backend.usage()
+            found.append({**backend.describe(backend.set_device(index)), "usage": backend.usage()})
         except Exception as error:  # noqa: BLE001 - a broken card is what the report is about
-            found.append({"device": str(index), "error": f"{type(error).__name__}: {error}"})
-            continue
-        if backend.exclusive_devices:
-            described["identity"] = identity(described)
-        if "free" in usage:
-            described.update(memory_free=usage["free"], memory=usage["total"])
-        found.append(described)
+            found.append({"index": index, "error": f"{type(error).__name__}: {error}"})
     return found
-
-
-def _without_nulls(card: dict[str, Any]) -> dict[str, Any]:
-    """What is known of a card, memory in the units of people."""
-    return {key: size(value) if key.startswith("memory") else value for key, value in card.items() if value is not None}

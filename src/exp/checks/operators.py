@@ -48,7 +48,7 @@ def check_operators(session: Session) -> dict[str, Any]:
         session.backend, session.device, journal, session.config.task.skip, session.portable_operators
     )
     with contextlib.ExitStack() as window:
-        _, steps = train_with(session, data, build_model(session, data), _Window(check, window))
+        steps = train_with(session, data, build_model(session, data), _Window(check, window))
     return make_result(session, {}, None, steps=steps, operators=len(check.seen))
 
 
@@ -103,11 +103,15 @@ class OperatorCheck:
     def __call__(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Stand in for one call of an operator; returns what it gives."""
         tensors = list(tensors_of((args, kwargs)))
-        if not self._is_ours(tensors, kwargs) or _is_bare(func):
+        wanted = kwargs.get("device")
+        devices = {each.device.type for each in tensors}
+        devices.update([torch.device(wanted).type] if wanted is not None else [])
+        if self.device.type not in devices or _is_bare(func):
             return func(*args, **kwargs)
         name = name_of(func)
         if name in self._broken:
-            return self._on_cpu_only(func, args, kwargs)
+            reference = _moved((args, kwargs), _is_mutable(func))
+            return self._given(func, args, kwargs, reference, func(*reference[0], **reference[1]))
         seen = self.seen.setdefault(name, set())
         signature = tuple((tuple(each.shape), str(each.dtype), each.device.type) for each in tensors)
         if signature in seen or len(seen) >= _SHAPES:
@@ -118,48 +122,37 @@ class OperatorCheck:
         self.journal.begin(name, **about)
         return self._compare(partial(self.journal.end, name, **about), func, args, kwargs)
 
-    def _is_ours(self, tensors: Sequence[torch.Tensor], kwargs: dict[str, Any]) -> bool:
-        wanted = kwargs.get("device")
-        named = wanted is not None and torch.device(wanted).type == self.device.type
-        return named or any(each.device.type == self.device.type for each in tensors)
-
     def _compare(self, note: Callable[..., None], func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         scale = max((_scale(each) for each in tensors_of((args, kwargs))), default=0.0)
-        reference, expected, reason, stands_in = None, None, "random", False
+        reference, expected, reason = None, None, "random"
         if not _is_random(func, args, kwargs):
             reference = _moved((args, kwargs), _is_mutable(func))
             try:
                 expected = func(*reference[0], **reference[1])
             except Exception as error:  # noqa: BLE001 - a kernel that only the device has; any kind of it
-                expected, reason = _stand_in(func, *reference), _first_line(error)
-                stands_in = expected is not None
-                reference = reference if stands_in else None
+                reference, reason = None, _first_line(error)
         before = self.backend.fallbacks()
         try:
             result = func(*args, **kwargs)
             self.backend.synchronize()
         except Exception as error:
             note(error=_first_line(error))
-            if reference is None or stands_in:
+            if reference is None:
                 raise
             self._broken.add(name_of(func))
             return self._given(func, args, kwargs, reference, expected)
-        found: dict[str, Any] = {"left": _left(before, self.backend.fallbacks())}
+        left, after = None, self.backend.fallbacks()
+        if before is not None and after is not None:  # calls and bytes
+            left = [sum(each[place] for each in after.values()) - sum(each[place] for each in before.values())
+                    for place in (0, 1)]  # fmt: skip
         if reference is None:
-            found["uncompared"] = reason
-        else:
-            ours, theirs = _asked_for(result, args), _asked_for(expected, args)
-            if stands_in:
-                ours, theirs = (result[0],), (expected,)
-            elif _is_mutable(func):
-                ours, theirs = (result, args, kwargs), (expected, *reference)
-            found.update(difference(ours, theirs, _FLOOR * scale))
-        note(**found)
+            note(left=left, uncompared=reason)
+            return result
+        ours, theirs = _asked_for(result, args), _asked_for(expected, args)
+        if _is_mutable(func):
+            ours, theirs = (result, args, kwargs), (expected, *reference)
+        note(left=left, **difference(ours, theirs, _FLOOR * scale))
         return result
-
-    def _on_cpu_only(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        reference = _moved((args, kwargs), _is_mutable(func))
-        return self._given(func, args, kwargs, reference, func(*reference[0], **reference[1]))
 
     def _given(self, func: Any, args: Any, kwargs: Any, reference: Any, expected: Any) -> Any:
         """The CPU's values as if the device had given them."""
@@ -178,32 +171,12 @@ def name_of(func: Any) -> str:
     return text if text.startswith("aten.") or "." in text.split(" ")[0] else f"aten.{func.__name__}"
 
 
+def _base(func: Any) -> str:
+    return name_of(func).split(".")[1]
+
+
 def _scale(tensor: torch.Tensor) -> float:
     return largest(tensor.detach().cpu().float().numpy()) if tensor.is_floating_point() else 0.0
-
-
-def _left(before: Any, after: Any) -> list[int] | None:
-    """Calls and bytes that have left the device in between; None: not known."""
-    if before is None or after is None:
-        return None
-    return [sum(each[place] for each in after.values()) - sum(each[place] for each in before.values())
-            for place in (0, 1)]  # fmt: skip
-
-
-def _stand_in(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
-    """What fused attention that only the device has should give first; None: the CPU cannot tell."""
-    base = _base(func)
-    if not base.startswith("_scaled_dot_product") or base.endswith("backward"):
-        return None
-    names = [argument.name for argument in func._schema.arguments]
-    given = {**dict(zip(names, args)), **kwargs}
-    mask = given.get("attn_bias", given.get("attn_mask"))
-    attend = torch.nn.functional.scaled_dot_product_attention
-    try:
-        return attend(given["query"], given["key"], given["value"], mask, 0.0, bool(given.get("is_causal")),
-                      scale=given.get("scale"))  # fmt: skip
-    except Exception:  # noqa: BLE001 - shapes that the CPU's does not take
-        return None
 
 
 def _is_random(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -228,10 +201,6 @@ def _is_bare(func: Any) -> bool:
 def _is_mutable(func: Any) -> bool:
     mutable = getattr(getattr(func, "_schema", None), "is_mutable", None)
     return _base(func).endswith(("_", "out")) if mutable is None else bool(mutable)
-
-
-def _base(func: Any) -> str:
-    return name_of(func).split(".")[1]
 
 
 def _map(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
@@ -277,7 +246,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def difference(ours: Any, theirs: Any, floor: float) -> dict[str, Any]:
-    """How far the tensors and numbers in two structures are apart.
+    """How far the tensors in two structures are apart.
 
     Args:
         ours: of the device.
@@ -288,16 +257,15 @@ def difference(ours: Any, theirs: Any, floor: float) -> dict[str, Any]:
         ``relative`` (to the largest absolute value; infinite where only one is finite, or shapes differ), ``absolute``
         and ``dtype`` of the tensor that is furthest off.
     """
-    mine, other = _leaves(ours), _leaves(theirs)
-    found = [_apart(left, right, floor) for left, right in zip(mine, other)]
+    mine, other = list(tensors_of(ours)), list(tensors_of(theirs))
+    found = [_apart(left.detach(), right.detach(), floor) for left, right in zip(mine, other)]
     if len(mine) != len(other):
         found = [(math.inf, math.inf, None)]
     relative, absolute, dtype = max(found, key=lambda each: each[0], default=(0.0, 0.0, None))
     return {"relative": relative, "absolute": absolute, "dtype": dtype}
 
 
-def _apart(left: Any, right: Any, floor: float) -> tuple[float, float, str | None]:
-    a, b = (each.detach() if isinstance(each, torch.Tensor) else torch.tensor(each) for each in (left, right))
+def _apart(a: torch.Tensor, b: torch.Tensor, floor: float) -> tuple[float, float, str | None]:
     dtype = str(b.dtype)[6:]
     if a.shape != b.shape or a.dtype != b.dtype:
         return math.inf, math.inf, dtype
@@ -306,12 +274,3 @@ def _apart(left: Any, right: Any, floor: float) -> tuple[float, float, str | Non
         return wrong, wrong, dtype
     absolute, relative = apart(a.cpu().double().numpy(), b.double().numpy(), floor)
     return relative, absolute, dtype
-
-
-def _leaves(value: Any) -> list[Any]:
-    """Tensors and numbers at any depth, in order."""
-    if isinstance(value, (list, tuple)):
-        return [leaf for each in value for leaf in _leaves(each)]
-    if isinstance(value, dict):
-        return [leaf for each in value.values() for leaf in _leaves(each)]
-    return [value] if isinstance(value, (torch.Tensor, bool, int, float)) else []

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Iterator, Mapping, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Iterator, NamedTuple, Sequence
 
 import numpy as np
 from hydra.errors import MissingConfigException
@@ -27,7 +26,7 @@ from exp.hardware.registry import create_backend
 from exp.launcher.rank_environment import drop_stale_variables
 from exp.runs.files import csv_content, read_json, write_atomically, write_json
 from exp.runs.folder import RunFolder, read_records
-from exp.runs.record import blank_result, in_role
+from exp.runs.record import blank_result
 from exp.summary import Finished
 
 if TYPE_CHECKING:
@@ -35,16 +34,7 @@ if TYPE_CHECKING:
     from exp.launcher.outcome import Outcome
     from exp.task import Task
 
-__all__ = [
-    "EARLY_STEPS",
-    "Difference",
-    "apart",
-    "compare",
-    "compare_backends",
-    "largest",
-    "read_losses",
-    "tolerances",
-]
+__all__ = ["EARLY_STEPS", "Difference", "apart", "compare", "compare_backends", "largest", "read_losses", "tolerances"]
 
 EARLY_STEPS = 20
 """Steps in which losses are held to the tolerance; later ones to a thousand times as much. Training magnifies rounding
@@ -55,22 +45,15 @@ _LOSS_TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 2e-3, "tf32": 2e-3, "efp"
 _LARGEST = 0.5  # beyond it, nothing would ever depart
 _FLOOR = 1e-3
 
-
-class _Kind(NamedTuple):
-    title: str
-    phase: str
-    factor: float  # of the loss's tolerance
-
-
-# Differences grow on the way from a sum over many values (the loss) to single ones, and through the optimizer.
-# Gradients of later steps are not compared: where a loss has a kink, as an absolute value has, two models that differ
-# by rounding errors may get gradients of opposite sign.
+# Title, phase, and how many times the loss's tolerance is allowed: differences grow on the way from a sum over many
+# values (the loss) to single ones, and through the optimizer. Gradients of later steps are not compared: where a loss
+# has a kink, as an absolute value has, two models that differ by rounding errors may get gradients of opposite sign.
 _KINDS = {
-    "output": _Kind("forward (step 1)", "the forward pass", 10.0),
-    "loss": _Kind("loss", "the loss", 1.0),
-    "late_loss": _Kind(f"loss (after step {EARLY_STEPS})", "the loss", 1000.0),
-    "gradient": _Kind("gradients (step 1)", "the backward pass", 100.0),
-    "parameter": _Kind("parameters (step 1)", "the optimizer's step", 100.0),
+    "output": ("forward (step 1)", "the forward pass", 10.0),
+    "loss": ("loss", "the loss", 1.0),
+    "late_loss": (f"loss (after step {EARLY_STEPS})", "the loss", 1000.0),
+    "gradient": ("gradients (step 1)", "the backward pass", 100.0),
+    "parameter": ("parameters (step 1)", "the optimizer's step", 100.0),
 }
 
 
@@ -82,11 +65,10 @@ def tolerances(precision: str, loss: float | None) -> dict[str, float]:
         loss: for the loss; None: the default of the precision. The others follow from it.
     """
     base = _LOSS_TOLERANCE[precision] if loss is None else loss
-    return {name: min(base * kind.factor, _LARGEST) for name, kind in _KINDS.items()}
+    return {name: min(base * factor, _LARGEST) for name, (_, _, factor) in _KINDS.items()}
 
 
-@dataclass(frozen=True)
-class Difference:
+class Difference(NamedTuple):
     """How far two tensors (or losses) are apart."""
 
     kind: str
@@ -111,71 +93,46 @@ def compare(tested: RunFolder, reference: RunFolder, clear: float) -> Iterator[D
         reference: the same of the reference.
         clear: how large a gradient must be, relative to the tensor's largest, to tell its direction.
     """
-    losses = list(_losses(read_losses(tested), read_losses(reference)))
-    # Read as they are asked for: of a large model, not all would fit into memory.
-    with _open(tested) as ours, _open(reference) as theirs:
-        yield from _outputs(ours, theirs)
-        yield losses[0]
-        yield from _gradients(ours, theirs)
-        yield from _parameters(ours, theirs, clear)
-    yield from losses[1:]
-
-
-def _open(folder: RunFolder) -> Any:
-    return np.load(folder.path / "trace.npz", allow_pickle=False)
-
-
-def _losses(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Iterator[Difference]:
+    ours, theirs = read_losses(tested), read_losses(reference)
+    losses = []
     for step in sorted(set(ours) & set(theirs)):
         gap = abs(ours[step] - theirs[step])
         kind = "loss" if step <= EARLY_STEPS else "late_loss"
-        yield Difference(kind, step, "loss", gap, gap / max(abs(theirs[step]), 1e-12))
+        losses.append(Difference(kind, step, "loss", gap, gap / max(abs(theirs[step]), 1e-12)))
+    # Tensors are read as they are asked for: of a large model, not all would fit into memory.
+    with np.load(tested.path / "trace.npz") as mine, np.load(reference.path / "trace.npz") as other:
+        outputs, gradients = ([key for key in other.files if key.startswith(kind)] for kind in ("output/", "gradient/"))
+        floors = [_FLOOR * max((largest(other[key]) for key in keys), default=0.0) for keys in (outputs, gradients)]
+        for key in outputs:
+            # A fused kernel of one of the two may do without a module; what comes after it shows whether it is right.
+            if key in mine.files:
+                yield _difference(key, mine, other, floors[0])
+        yield losses[0]
+        order = {str(name): place for place, name in enumerate(other["order"])}
+        either = {*gradients, *(key for key in mine.files if key.startswith("gradient/"))}
+        for key in sorted(either, key=lambda key: (order.get(key[9:].rpartition(".")[0], 0), key), reverse=True):
+            yield _difference(key, mine, other, floors[1])
+        for key in gradients:
+            gradient = np.abs(other[key])
+            least = max(clear * gradient.max(initial=0.0), _FLOOR * floors[1])
+            yield _difference(key.replace("gradient", "parameter", 1), mine, other, 0.0, gradient > least)
+    yield from losses[1:]
 
 
-def _outputs(ours: Any, theirs: Any) -> Iterator[Difference]:
-    scale = _scale(theirs, "output/")
-    for key in _keys(theirs, "output/"):
-        # A fused kernel of one of the two may do without a module; what comes after it shows whether it is right.
-        if key in ours.files:
-            yield _difference(key, ours[key], theirs[key], scale)
-
-
-def _gradients(ours: Any, theirs: Any) -> Iterator[Difference]:
-    scale, order = _scale(theirs, "gradient/"), {str(name): place for place, name in enumerate(theirs["order"])}
-
-    def place(key: str) -> tuple[int, str]:
-        """When the module of a parameter ran: where it was never called itself, the nearest that holds it."""
-        module = key.partition("/")[2].rpartition(".")[0]
-        while module and module not in order:
-            module = module.rpartition(".")[0]
-        return order.get(module, 0), key
-
-    for key in sorted({*_keys(ours, "gradient/"), *_keys(theirs, "gradient/")}, key=place, reverse=True):
-        mine, expected = (trace[key] if key in trace.files else None for trace in (ours, theirs))
-        yield _difference(key, mine, expected, scale)
-
-
-def _parameters(ours: Any, theirs: Any, clear: float) -> Iterator[Difference]:
-    scale = _scale(theirs, "gradient/")
-    for key in _keys(theirs, "gradient/"):
-        gradient, key = np.abs(theirs[key]), key.replace("gradient", "parameter", 1)
-        clear_ones = gradient > max(clear * gradient.max(initial=0.0), _FLOOR * _FLOOR * scale)
-        if ours[key].shape == theirs[key].shape:
-            yield _difference(key, ours[key][clear_ones], theirs[key][clear_ones], 0.0)
-
-
-def _keys(trace: Any, prefix: str) -> list[str]:
-    return [key for key in trace.files if key.startswith(prefix)]
+def _difference(key: str, tested: Any, reference: Any, floor: float, clear: Any = True) -> Difference:
+    """Of one tensor, where ``clear`` is true."""
+    kind, _, name = key.partition("/")
+    ours, theirs = (trace[key] if key in trace.files else None for trace in (tested, reference))
+    if ours is None or theirs is None or ours.shape != theirs.shape:
+        return Difference(kind, 1, name, math.inf, math.inf)
+    mask = np.broadcast_to(clear, ours.shape)
+    return Difference(kind, 1, name, *apart(ours[mask], theirs[mask], floor))
 
 
 def read_losses(folder: RunFolder) -> dict[int, float]:
     """The loss of every step, by step."""
     records = read_records(folder.metrics.read_bytes().splitlines())
     return {record["step"]: record["loss"] for record in records if record["split"] == "train"}
-
-
-def _scale(trace: Any, prefix: str) -> float:
-    return max((largest(trace[key]) for key in _keys(trace, prefix)), default=0.0)
 
 
 def largest(values: Any) -> float:
@@ -198,12 +155,6 @@ def apart(ours: Any, theirs: Any, floor: float) -> tuple[float, float]:
     if not math.isfinite(absolute):
         return math.inf, math.inf
     return absolute, absolute / max(largest(theirs), floor, 1e-30)
-
-
-def _difference(key: str, ours: Any, theirs: Any, scale: float) -> Difference:
-    kind, _, name = key.partition("/")
-    missing = ours is None or theirs is None or ours.shape != theirs.shape
-    return Difference(kind, 1, name, *((math.inf, math.inf) if missing else apart(ours, theirs, _FLOOR * scale)))
 
 
 def compare_backends(config: ExpConfig, overrides: list[str], trace: Task) -> Finished:
@@ -313,50 +264,38 @@ def _finish(config: ExpConfig, folder: RunFolder, tested: RunFolder, reference: 
     of_kind = {kind: [d for d in found if d.kind == kind] for kind in _KINDS}
     worst = {kind: max(each, key=lambda d: d.relative) for kind, each in of_kind.items() if each}
     first = next((d for d in found if d.relative > allowed[d.kind]), None)
-    losses = [*of_kind["loss"], *of_kind["late_loss"]]
+    losses = [difference.relative for kind in ("loss", "late_loss") for difference in of_kind[kind]]
     done = read_json(tested.result)
     report = {
         "backend": config.backend.name,
         "simulated": config.backend.simulate,
         "reference": config.task.reference,
         "steps": len(losses),
-        "world_size": config.nproc * config.launcher.nnodes,
+        "world_size": config.nproc,
         "precision": config.precision,
         "agrees": first is None,
         "tolerances": allowed,
-        "first_departure": None if first is None else asdict(first),
-        "largest": {kind: asdict(difference) for kind, difference in worst.items()},
-        "loss_differences": [difference.relative for difference in losses],
+        "first_departure": None if first is None else first._asdict(),
+        "largest": {kind: difference._asdict() for kind, difference in worst.items()},
+        "loss_differences": losses,
         "losses": {"tested": list(read_losses(tested).values()), "reference": list(read_losses(reference).values())},
         "random_modules": done["random_modules"],
     }
     write_json(folder.path / "parity.json", report)
     titles = ("kind", "step", "name", "absolute", "relative", "allowed")
-    rows: list[Sequence[object]] = [(*asdict(d).values(), allowed[d.kind]) for d in found]
-    write_atomically(folder.path / "differences.csv", csv_content([titles, *rows]))
-    metric = max(difference.relative for difference in losses)
-    result = blank_result(config)
+    write_atomically(folder.path / "differences.csv", csv_content([titles, *((*d, allowed[d.kind]) for d in found)]))
+    result = {**blank_result(config), "status": "completed", "steps": len(losses)}
     result.update({key: done[key] for key in ("device_type", "devices", "process_group", "fallback", "wall_s")})
-    result.update(
-        status="completed" if first is None else "failed",
-        metrics={"loss_difference": metric},
-        metric_name="loss_difference",
-        metric=metric,
-        selected_by=in_role("loss_difference", "parity", metric),
-        reported=in_role("loss_difference", "parity", metric),
-        steps=len(losses),
-    )
-    message = "" if first is None else _message(config, first, allowed[first.kind], report["random_modules"])
-    if first is not None:
-        result["error"] = {"rank": None, "type": RunError.__name__, "message": message}
-    folder.write_result(result)
     _print(report, worst, allowed, console.shown(folder.path))
-    if first is not None:
+    if first is None:
+        for part in (tested, reference):
+            (part.path / "trace.npz").unlink()
+    else:
+        message = _message(config, first, allowed[first.kind], report["random_modules"])
+        result.update(status="failed", error={"rank": None, "type": RunError.__name__, "message": message})
         console.error(message)
-        return Finished(EXIT_FAILED, metric)
-    for part in (tested, reference):
-        (part.path / "trace.npz").unlink()
-    return Finished(EXIT_OK, metric)
+    folder.write_result(result)
+    return Finished(EXIT_OK if first is None else EXIT_FAILED)
 
 
 def _message(config: ExpConfig, first: Difference, allowed: float, random_modules: Sequence[str]) -> str:
@@ -365,15 +304,12 @@ def _message(config: ExpConfig, first: Difference, allowed: float, random_module
         how_far = "missing, of another shape or not finite on one of the two"
     advice = "compare this layer on both, or set task.tolerance"
     if random_modules:
-        advice = f"turn off the random numbers that {_listed(random_modules)} still draws, which differ between devices"
+        drawn = ", ".join(random_modules[:3])
+        advice = f"turn off the random numbers that {drawn} still draws, which differ between devices"
     return (
-        f"{config.backend.name} departs from {config.task.reference} first in {_KINDS[first.kind].phase} of step "
+        f"{config.backend.name} departs from {config.task.reference} first in {_KINDS[first.kind][1]} of step "
         f"{first.step}, at {first.name}: {how_far}; {advice}"
     )
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (f" (and {len(names) - 3} more)" if len(names) > 3 else "")
 
 
 def _print(report: dict[str, Any], worst: dict[str, Difference], allowed: dict[str, float], where: str) -> None:
@@ -384,20 +320,13 @@ def _print(report: dict[str, Any], worst: dict[str, Difference], allowed: dict[s
     for title in ("largest difference", "relative", "absolute", "allowed", "step", "at"):
         table.add_column(title, justify="left" if title in ("largest difference", "at") else "right")
     for kind, d in worst.items():
-        row = (
-            _KINDS[kind].title,
-            f"{d.relative:.1e}",
-            f"{d.absolute:.1e}",
-            f"{allowed[kind]:.0e}",
-            str(d.step),
-            d.name,
-        )
-        table.add_row(*row, style="" if d.relative <= allowed[kind] else "bold red")
+        figures = f"{d.relative:.1e}", f"{d.absolute:.1e}", f"{allowed[kind]:.0e}", str(d.step)
+        table.add_row(_KINDS[kind][0], *figures, d.name, style="" if d.relative <= allowed[kind] else "bold red")
     terminal = console.make_console()
     terminal.print()
     terminal.print(table)
     if report["random_modules"]:
-        random = f"\n{_listed(report['random_modules'])} still drew random numbers, although dropout is off; "
+        random = f"\n{', '.join(report['random_modules'][:3])} still drew random numbers, although dropout is off; "
         terminal.print(f"{random}two devices draw different ones", style="yellow", soft_wrap=True)
     verdict = "agree" if report["agrees"] else "DO NOT AGREE"
     terminal.print(

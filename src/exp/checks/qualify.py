@@ -6,29 +6,31 @@ nothing that a driver does can end this one. ``qualify.json`` has all, ``qualify
 
 from __future__ import annotations
 
+import json
+import os
+import platform
 import re
 import shutil
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
 from hydra.core.hydra_config import HydraConfig
 
-from exp import console
-from exp.checks.check import FAILED, OK, SKIPPED, STYLES, WARNING, Answer, fail, skip, worst
+from exp import __version__, console
+from exp.checks.check import FAILED, OK, SKIPPED, STYLES, WARNING, Answer, fail, skip, table_of, worst
 from exp.checks.child import Ended, run_exp
-from exp.checks.machine import Secrets, different, machine, tidy
-from exp.checks.page import page_of
 from exp.checks.rows import MAKERS, Making, Row, plan
 from exp.config.check import check_hardware
 from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, ConfigError, ExpError
 from exp.freezing import prepare
 from exp.hardware.registry import create_backend
 from exp.launcher.processes import handle_signals, signal_name
-from exp.runs.environment import describe_environment, variables
-from exp.runs.files import read_json, write_atomically, write_json
+from exp.runs.environment import git_revision, package_versions, variables
+from exp.runs.files import read_json, to_json, without_credentials, write_atomically, write_json
 from exp.runs.lock import RunLock
 from exp.runs.preemption import PREEMPT_SIGNAL
 from exp.summary import Finished
@@ -39,8 +41,18 @@ if TYPE_CHECKING:
     from exp.hardware.backend import Backend
     from exp.tasks.checks import Qualify
 
-__all__ = ["qualify"]
+__all__ = ["Secrets", "machine", "qualify", "tidy"]
 
+_IDENTITY = ("name", "uuid", "serial", "bus_id", "memory_total")
+_OF_THE_JOB = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_")
+"""Variables that are others each time."""
+_KEPT = re.compile(r".*\.(?:json|jsonl|log|csv)")
+_SECRET = re.compile(
+    r"token|secret|pass(?:w|phrase|code|_|$)|credential|auth(?!or)|(?:api|access|private)_?key", re.IGNORECASE
+)
+_PAIR = re.compile(r"""['"]?([\w.]+)['"]?\s*[:=]\s*("[^"]*"|'[^']*'|[^\s,}\]]+)""")
+_LEAST_CHARACTERS = 6
+_MARKS = {FAILED: "**failed**", WARNING: "*warning*"}
 _STARTS = 2
 """So often a row may end this process itself, or the machine."""
 _MADE = (OK, WARNING, FAILED)
@@ -55,7 +67,7 @@ def qualify(config: ExpConfig, overrides: list[str]) -> Finished:
         overrides: the user's.
 
     Raises:
-        ConfigError: the rows cannot be planned, the folder holds something else, or somebody is at work there.
+        ConfigError: the rows cannot be planned, the folder holds another suite, or somebody is at work there.
         UnavailableError: the backend is not there, or has fewer cards than ``nproc``.
     """
     config = prepare(config, overrides)
@@ -89,35 +101,29 @@ class _Suite:
         self.secrets = Secrets(overrides, config.backend.env)
         self.signal: int | None = None
         self.terminal = console.make_console()
-        cards = backend.monitor()
+        self.rows: dict[str, dict[str, Any]] = {}
         own = sorted(each for each in overrides if not re.match(r"task[.=]|output_dir=|resume=|over", each))
         about = {"backend": backend.name, "simulated": backend.simulate, "nproc": config.nproc, "overrides": own}
-        self.record: dict[str, Any] = {
-            **about, "verdict": SKIPPED, "exit_code": None, "machine": machine(backend, cards), "monitor": cards,
-            "environment": {}, "rows": {},
-        }  # fmt: skip
-        if not config.overwrite:
-            self._go_on(self.secrets.hide({**about, **self.record["machine"]}))
-        self.rows: dict[str, dict[str, Any]] = self.record["rows"]
+        self.record = {**about, "exp": f"{__version__}, {git_revision(Path(__file__).parent)}", "exit_code": None,
+                       "machine": machine(backend, backend.monitor())}  # fmt: skip
+        earlier: dict[str, Any] | None = None if config.overwrite else read_json(place / "qualify.json")
+        if earlier is not None:
+            before, now = ({**{key: each[key] for key in about}, **each["machine"]}
+                           for each in (earlier, self._shown(self.record)))  # fmt: skip
+            for name in sorted({*before, *now}):
+                if before.get(name) != now.get(name):
+                    raise ConfigError(
+                        f"{place} holds a suite of {name}={before.get(name)}, this one has {now.get(name)}; set "
+                        "another output_dir, or overwrite=true to begin anew"
+                    )
+            self.rows = earlier["rows"]
 
-    def _go_on(self, now: dict[str, Any]) -> None:
-        """Take the rows that an earlier start has made in this folder."""
-        found: dict[str, Any] | None = read_json(self.place / "qualify.json")
-        if found is None:
-            names = {each.name for each in self.place.iterdir() if not each.name.startswith(".")}
-            if names - {"rows", "qualify.md"}:
-                raise ConfigError(f"{self.place} holds something else; set output_dir to a folder of its own")
-            return
-        before = {**{key: found.get(key) for key in now if key in found}, **found.get("machine", {})}
-        other = different(before, now)
-        if other is not None:
-            raise ConfigError(
-                f"{self.place} holds a suite of {other}; set another output_dir, or overwrite=true to begin anew"
-            )
-        self.record["rows"] = found["rows"]
+    def _shown(self, record: Any) -> Any:
+        """It without what is secret."""
+        return json.loads(self.secrets.hide(to_json(record)))
 
     def run(self) -> Finished:
-        """Make what is left, then tell."""
+        """Make what is left, and report."""
         left = [row for row in self.plan if not self._is_made(row)]
         done = len(self.plan) - len(left)
         self.terminal.print(
@@ -127,16 +133,21 @@ class _Suite:
             + f"; {self.task.budget_minutes:g} minutes\nfolder: {console.shown(self.place)}",
             soft_wrap=True,
         )
-        packages = {"backend_packages": self.backend.packages(), "variables": variables(self.backend)}
-        self.record["environment"] = {**describe_environment(self.backend, []), **packages}
-        for row in left:  # this process may have been killed in it
-            tidy(self.place / "rows" / row.name, self.secrets)
-        self._write()
         deadline = time.monotonic() + self.task.budget_minutes * 60
         with handle_signals(lambda number, _: setattr(self, "signal", number)):
             for row in left:
                 self._row(row, deadline)
-        return self._end()
+        statuses = [self.rows[row.name]["status"] for row in self.plan]
+        unfinished = any(self.rows[row.name]["advice"] == _LATER for row in self.plan)
+        code = EXIT_FAILED if FAILED in statuses else EXIT_PREEMPTED if unfinished else EXIT_OK
+        if self.signal is not None:
+            code = EXIT_PREEMPTED if self.signal == PREEMPT_SIGNAL else 128 + self.signal
+        self.record["exit_code"] = code
+        self._write()
+        counts = ", ".join(f"{statuses.count(each)} {each}" for each in (*_MADE, SKIPPED) if each in statuses)
+        later = "\nthe same command goes on with what was skipped" if unfinished else ""
+        self.terminal.print(f"{counts}; the page: {console.shown(self.place / 'qualify.md')}{later}", soft_wrap=True)
+        return Finished(code, interrupted_by=None if self.signal is None else signal_name(self.signal))
 
     def _is_made(self, row: Row) -> bool:
         """A row whose folder was removed is made again."""
@@ -144,7 +155,6 @@ class _Suite:
 
     def _row(self, row: Row, deadline: float) -> None:
         """Make a row, unless there is a reason not to."""
-        limit_s = self.task.row_minutes * 60
         started = self.rows.get(row.name, {}).get("started", 0)
         if self.task.rows is not None and not any(fnmatch(row.name, pattern) for pattern in self.task.rows):
             self._keep(row, skip("left out by task.rows"))
@@ -158,19 +168,18 @@ class _Suite:
         else:
             self._keep(row, skip("begun", _LATER), started + 1, tell=False)
             begun = time.monotonic()
-            answer = self._made(row, limit_s)
-            if self.signal is None:
-                self._keep(row, answer, started + 1, time.monotonic() - begun)
-            else:
-                self._keep(row, skip(f"ended by {signal_name(self.signal)}", _LATER))
+            answer = self._made(row)
+            if self.signal is not None:
+                answer = skip(f"ended by {signal_name(self.signal)}", _LATER)
+            self._keep(row, answer, started + 1, round(time.monotonic() - begun))
 
-    def _made(self, row: Row, limit_s: float) -> Answer:
+    def _made(self, row: Row) -> Answer:
         folder = self.place / "rows" / row.name
         shutil.rmtree(str(folder), ignore_errors=True)
         folder.mkdir(parents=True)
-        deadline = time.monotonic() + limit_s
+        deadline = time.monotonic() + self.task.row_minutes * 60
 
-        def run(*more: str, stop: Any) -> Ended:
+        def run(*more: str, stop: Callable[[], bool] = lambda: False) -> Ended:
             arguments, left_s = [*_search(), *row.overrides, *more], deadline - time.monotonic()
             return run_exp(arguments, folder / "output.log", left_s, lambda: self.signal is not None or stop())
 
@@ -182,41 +191,23 @@ class _Suite:
         finally:
             tidy(folder, self.secrets)
 
-    def _keep(
-        self, row: Row, answer: Answer, started: int = 0, seconds: float | None = None, tell: bool = True
-    ) -> None:
+    def _keep(self, row: Row, answer: Answer, started: int = 0, seconds: int | None = None, tell: bool = True) -> None:
         command = " ".join(["python -m exp", *_search(), *row.overrides])
         about = {"kind": row.kind, **row.about, **asdict(answer)}
         self.rows[row.name] = {**about, "seconds": seconds, "started": started, "command": command}
         self._write()
         if tell:
-            took = f"{seconds:5.0f} s" if seconds is not None else "       "
+            took = f"{seconds:5} s" if seconds is not None else "       "
             self.terminal.print(f"{answer.status:8}", style=STYLES[answer.status], end="")
             self.terminal.print(f"{took}  {row.name}: {answer.finding}", soft_wrap=True, markup=False)
 
     def _write(self) -> None:
         """The record and the page, in the order of the plan; rows of an earlier plan stay, and do not count."""
-        names = [row.name for row in self.plan if row.name in self.rows]
-        self.record["verdict"] = worst(self.rows[name]["status"] for name in names)
-        ordered = {**{name: self.rows[name] for name in names}, **self.rows}
-        record = self.secrets.hide({**self.record, "rows": ordered})
-        write_json(self.place / "qualify.json", record)
-        write_atomically(self.place / "qualify.md", page_of(record).encode())
-
-    def _end(self) -> Finished:
-        rows = [self.rows[row.name] for row in self.plan]
-        statuses = [row["status"] for row in rows]
-        unfinished = any(row["status"] == SKIPPED and row["advice"] == _LATER for row in rows)
-        code = EXIT_FAILED if FAILED in statuses else EXIT_PREEMPTED if unfinished else EXIT_OK
-        if self.signal is not None:
-            code = EXIT_PREEMPTED if self.signal == PREEMPT_SIGNAL else 128 + self.signal
-        self.record["exit_code"] = code
-        self._write()
-        counts = ", ".join(f"{statuses.count(each)} {each}" for each in (*_MADE, SKIPPED) if each in statuses)
-        self.terminal.print(f"{counts}; the page: {console.shown(self.place / 'qualify.md')}", soft_wrap=True)
-        if unfinished:
-            self.terminal.print("the same command goes on with what was skipped", soft_wrap=True)
-        return Finished(code, interrupted_by=None if self.signal is None else signal_name(self.signal))
+        rows = {row.name: self.rows[row.name] for row in self.plan if row.name in self.rows}
+        verdict = worst(row["status"] for row in rows.values())
+        record = {**self.record, "verdict": verdict, "rows": {**rows, **self.rows}}
+        write_json(self.place / "qualify.json", self._shown(record))
+        write_atomically(self.place / "qualify.md", self.secrets.hide(_page_of(record)).encode())
 
 
 def _search() -> list[str]:
@@ -225,3 +216,81 @@ def _search() -> list[str]:
     folders = [source.path for source in state.runtime.config_sources if source.provider == "command-line"]
     searched = [each for each in state.overrides.hydra if each.startswith("hydra.searchpath=")]
     return [*(argument for folder in folders for argument in ("--config-dir", folder)), *searched]
+
+
+def machine(backend: Backend, cards: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """What tells a machine from another one, or from itself with other software: versions, variables and cards.
+
+    Args:
+        backend: of the machine.
+        cards: what the vendor's monitor says.
+    """
+    facts = {"Python": platform.python_version(), "platform": platform.platform(), "cores": os.cpu_count(),
+             **package_versions(), **backend.packages(), **variables(backend)}  # fmt: skip
+    facts.update({name: os.environ[name] for name in backend.visible_variables if name in os.environ})
+    facts.update({f"card {card['index']}": " ".join(str(card[key]) for key in _IDENTITY if card.get(key) is not None)
+                  for card in cards})  # fmt: skip
+    return {name: str(value) for name, value in facts.items() if not name.startswith(_OF_THE_JOB)}
+
+
+class Secrets:
+    """What must not be shown: values of variables and of keys that are called secret, and where the user's home is.
+
+    Args:
+        overrides: the user's.
+        environment: of the workers, beside this process's.
+    """
+
+    def __init__(self, overrides: Sequence[str], environment: Mapping[str, str]) -> None:
+        pairs = [*os.environ.items(), *environment.items()]
+        pairs += [pair for override in overrides for pair in (override.partition("=")[::2], *_PAIR.findall(override))]
+        known = {value.strip("'\"") for name, value in pairs if _SECRET.search(name)}
+        found = {form for value in known for form in (value, to_json(value)[1:-1])}
+        self._hidden = sorted((each for each in found if len(each) >= _LEAST_CHARACTERS), key=len, reverse=True)
+        self._home = re.compile(rf"(?:(?<![\w./-])|(?<=\\n)){re.escape(str(Path.home()))}(?![\w-]|\.\w)")
+
+    def hide(self, text: str) -> str:
+        """A text, such as JSON, without them."""
+        for each in self._hidden:
+            text = text.replace(each, "***")
+        text = without_credentials(text)
+        return text if Path.home() == Path("/") else self._home.sub("~", text)
+
+
+def tidy(folder: Path, secrets: Secrets) -> None:
+    """Remove what nobody needs for a judgement, checkpoints above all, and hide secrets in the rest.
+
+    Args:
+        folder: of a row.
+        secrets: of the suite.
+    """
+    for path in sorted(folder.rglob("*"), reverse=True):
+        with suppress(OSError):  # of a process that is just ending
+            if path.is_dir() and not path.is_symlink():
+                path.rmdir()  # where it is empty
+            elif path.is_symlink() or not _KEPT.fullmatch(path.name):
+                path.unlink()
+            else:
+                path.write_text(secrets.hide(path.read_text(encoding="utf-8", errors="replace")), encoding="utf-8")
+
+
+def _page_of(record: Mapping[str, Any]) -> str:
+    """The page of the content of ``qualify.json``: the machine, a line for each row, and the table of each that has
+    one. Of operators, those that are not equal.
+    """
+    rows: Mapping[str, Any] = record["rows"]
+    made_up = " (simulated: speeds say nothing)" if record["simulated"] else ""
+    left = sum(row["status"] == SKIPPED for row in rows.values())
+    missing = f", {left} of {len(rows)} rows skipped" if left else ""
+    lines = [f"# {record['nproc']} x {record['backend']}{made_up}: {record['verdict']}{missing}", ""]
+    lines += [f"- {name}: {value}" for name, value in {"exp": record["exp"], **record["machine"]}.items()]
+    lines += ["", *table_of([
+        {"row": name, "": _MARKS.get(row["status"], row["status"]), "s": row["seconds"], "found": row["finding"],
+         "what to do": row["advice"]} for name, row in rows.items()
+    ])]  # fmt: skip
+    for name, row in rows.items():
+        shown = [line for line in row["values"].get("table", ()) if line.get("status") != "equal"]
+        if shown and row["status"] != SKIPPED:
+            lines += [f"## {name}", "", *table_of(shown)]
+    lines.append("Each row's command and all figures are in qualify.json, its logs in rows/.")
+    return "\n".join(lines) + "\n"

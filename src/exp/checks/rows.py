@@ -5,8 +5,8 @@ A row is one or several commands ``python -m exp``, each in a process of its own
 
 from __future__ import annotations
 
+import math
 import re
-import statistics
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Sequence
@@ -14,15 +14,13 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Sequence
 from hydra.errors import HydraException
 
 from exp import console
-from exp.checks.check import FAILED, OK, STYLES, WARNING, Answer, fail, ok, read_journal, skip
-from exp.checks.operator_table import judge_operators
-from exp.checks.page import table_of
+from exp.checks.check import FAILED, OK, STYLES, WARNING, Answer, fail, ok, read_journal, skip, table_of
 from exp.checks.parity import read_losses
 from exp.checks.verdict import value_of
 from exp.config.explain import explain
 from exp.console import flops, size
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_UNAVAILABLE, ConfigError, RunError
-from exp.freezing import check, compose, prepare
+from exp.freezing import compose, prepare
 from exp.launcher.processes import signal_name
 from exp.plugins import installed
 from exp.runs.files import read_json
@@ -37,12 +35,11 @@ if TYPE_CHECKING:
     from exp.launcher.outcome import Outcome
     from exp.tasks.checks import Qualify
 
-__all__ = ["MAKERS", "Making", "Row", "end_alone", "plan"]
+__all__ = ["MAKERS", "Making", "Row", "end_alone", "judge_operators", "plan"]
 
 _SHORT = ("plots=false", "logger=none", "debug.val_batches=1", "debug.test_batches=1", "max_epochs=null")
 _OWN = re.compile(
-    r"[+~]*(?:task|experiment|nproc|precision|output_dir|overwrite|resume|steps|reference|max_steps|max_epochs|logger)"
-    r"(?:[.=].*)?"
+    r"[+~]*(?:task|experiment|nproc|precision|output_dir|overwrite|resume|max_steps|max_epochs|logger)(?:[.=].*)?"
 )
 _TRIES = 4
 """So often a row is begun anew without what has ended its process."""
@@ -50,13 +47,17 @@ _HANGS_AFTER_S = {"operators": 120.0, "collectives": 45.0}
 """A card may compile an operator when it first meets it; a collective has nothing to wait for but the other ranks."""
 _KILL_AT = 5
 _LOG = "look at output.log and logs/ in the row's folder"
-_SLOW_CARD = 0.7
-"""A card with less than this share of the median card's speed: twin cards differ by far less."""
 _EFFICIENT = 0.8
 _SAME_LOSS = 1e-5
 _OTHER_LOSS = 1e-2
-_SPEED = ("step_seconds", "samples_per_second", "batch_size", "memory_by_rank", "slowest_step_seconds", "left_device",
-          "train_samples")  # fmt: skip
+_LIMITS = {"float32": (1e-5, 1e-3), "float64": (1e-5, 1e-3), "bfloat16": (2e-2, 0.2), "float16": (2e-3, 2e-2)}
+"""Largest relative difference that is equal, and that is not wrong, by the type of the result. An operator that adds up
+many values in another order is a few 1e-7 off in float32."""
+_ROUNDED = {"tf32": (5e-3, 5e-2), "efp": _LIMITS["bfloat16"]}
+"""The same of float32, by the precision that products are rounded to."""
+_ORDER = ("crashed", "failed", "wrong", "off", "left the card", "equal", "not compared")
+_SHOWN = 4
+_SPEED = ("step_seconds", "samples_per_second", "batch_size", "memory_by_rank")
 
 
 @dataclass(frozen=True)
@@ -103,35 +104,8 @@ class _Plan:
         self.small = {name: list(examples.get(name, ())) for name in task.experiments or examples}
         small = self.made_up if task.small is None else task.small
         self.usual = self.small if small else {name: [] for name in self.small}
-        self._alone: dict[tuple[str, ...], int] = {}
         self.by_card = any(override.lstrip("+").startswith("batch_size=") for override in kept)
-
-    def _batch(self, experiment: str, settings: Sequence[str], cards: int) -> list[str]:
-        """``settings``, with the batch of each of so many cards that share the one that a single card has alone."""
-        others = [each for each in settings if not each.startswith("global_batch_size=")]
-        if self.by_card:  # the user's word, for any number of cards
-            settings = others
-        key = (experiment, *settings)
-        if key not in self._alone:
-            self._alone[key] = self._composed(experiment, settings)
-        return (
-            others
-            if self.by_card
-            else [*others, "global_batch_size=null", f"batch_size={-(-self._alone[key] // cards)}"]
-        )
-
-    def _composed(self, experiment: str, settings: Sequence[str]) -> int:
-        """The batch of an experiment on a single card; one that cannot be trained is found before the first row."""
-        short = [f"experiment={experiment}", *_SHORT, "task=speed", "max_steps=100", "nproc=1"]
-        overrides = [*self.kept, *short, *settings]
-        try:
-            config = prepare(compose(overrides), overrides)
-            check(config, overrides, self.backend)
-        except (HydraException, ConfigError) as error:
-            found = str(error) if isinstance(error, ConfigError) else explain(error, [])
-            raise ConfigError(f"the rows of {experiment} cannot be made: {found}") from error
-        assert config.batch_size is not None  # derived where it was not given
-        return config.batch_size
+        self._alone: dict[tuple[str, ...], int] = {}
 
     def rows(self) -> Iterator[Row]:
         """In order."""
@@ -144,32 +118,55 @@ class _Plan:
             yield self._row("collectives", "collectives", *sums, nproc=self.nproc)
         for nproc in dict.fromkeys((1, self.nproc)):
             for name, small in self.small.items():
-                settings = ["task=parity", "steps=5", "max_steps=5", *self._batch(name, small, nproc)]
-                yield self._trained("parity", name, settings, nproc=nproc)
+                yield self._trained("parity", name, small, nproc, "task=parity", "task.steps=5", "max_steps=5",
+                                    nproc=nproc)  # fmt: skip
         yield from self._operators(self.backend.capabilities.precisions[1:])
         for name, usual in self.usual.items():
             for nproc in [*(2**power for power in range(20) if 2**power < self.nproc), self.nproc]:
                 settings = ["task=speed", f"max_steps={self.task.steps}", "val_every=10000000"]
-                yield self._trained("speed", name, [*settings, *self._batch(name, usual, 1)], nproc=nproc)
+                yield self._trained("speed", name, usual, 1, *settings, nproc=nproc)
         for name, small in list(self.small.items())[:1]:
             settings = ["task=train", "max_steps=8", "log_every=1", "checkpoint.every_steps=3"]
-            settings += ["launcher.max_restarts=0", *self._batch(name, small, self.nproc)]
-            yield self._trained("resume", name, settings, nproc=self.nproc)
+            yield self._trained("resume", name, small, self.nproc, *settings, "launcher.max_restarts=0",
+                                nproc=self.nproc)  # fmt: skip
 
     def _operators(self, precisions: Sequence[str]) -> Iterator[Row]:
         for precision in precisions:
             for name, small in self.small.items():
-                settings = ["task=operators", "max_steps=1", *self._batch(name, small, 1)]
-                yield self._trained("operators", name, settings, precision=precision)
+                yield self._trained("operators", name, small, 1, "task=operators", "max_steps=1", precision=precision)
 
-    def _trained(self, kind: str, experiment: str, settings: Sequence[str], **about: Any) -> Row:
+    def _trained(
+        self, kind: str, experiment: str, form: Sequence[str], cards: int, *settings: str, **about: Any
+    ) -> Row:
+        """A row that trains an experiment in a form of it; so many cards share the batch that a single one has."""
+        bare = [each for each in form if not each.startswith("global_batch_size=")]
+        if self.by_card:  # the user's word, for any number of cards
+            self._batch_alone(experiment, bare)
+        else:
+            bare += ["global_batch_size=null", f"batch_size={-(-self._batch_alone(experiment, form) // cards)}"]
         name = "-".join([kind, experiment, *map(str, about.values())])
-        return self._row(name, kind, f"experiment={experiment}", *_SHORT, *settings, experiment=experiment, **about)
+        settings = (f"experiment={experiment}", *_SHORT, *settings, *bare)
+        return self._row(name, kind, *settings, experiment=experiment, **about)
 
     def _row(self, name: str, kind: str, *settings: str, **about: Any) -> Row:
         about = {**about, "precision": about.get("precision", "fp32"), "nproc": about.get("nproc", 1)}
         own = [f"precision={about['precision']}", f"nproc={about['nproc']}"]
         return Row(name, kind, [*self.kept, *settings, *own], about)
+
+    def _batch_alone(self, experiment: str, form: Sequence[str]) -> int:
+        """The batch of an experiment on a single card; one that cannot be trained is found before the first row."""
+        key = (experiment, *form)
+        if key not in self._alone:
+            short = [f"experiment={experiment}", *_SHORT, "task=speed", "max_steps=100", "nproc=1"]
+            overrides = [*self.kept, *short, *form]
+            try:
+                config = prepare(compose(overrides), overrides)
+                check(config, overrides, self.backend)
+            except (HydraException, ConfigError) as error:
+                found = str(error) if isinstance(error, ConfigError) else explain(error, [])
+                raise ConfigError(f"the rows of {experiment} cannot be made: {found}") from error
+            self._alone[key] = int(config.batch_size or 1)
+        return self._alone[key]
 
 
 @dataclass(frozen=True)
@@ -190,74 +187,41 @@ class Making:
     earlier: Mapping[str, Mapping[str, Any]]
     real: bool
 
-    def alone(self, *more: str, stop: Callable[[], bool] = lambda: False) -> Ended:
+    def alone(self, *more: str, **options: Any) -> Ended:
         """Run its command in its folder."""
-        return self.run(*more, f"output_dir={self.folder}", stop=stop)
+        return self.run(*more, f"output_dir={self.folder}", **options)
 
 
 def _doctor(making: Making) -> Answer:
-    """See :mod:`exp.checks.doctor`; cards that are slower than the others."""
+    """See :mod:`exp.checks.doctor`."""
     ended = making.alone()
     report = read_json(making.folder / "doctor.json")
     if report is None:
         return _broken_off("the doctor", ended)
     ranks, found = report["ranks"], report["findings"]
-    rates = [value_of(rank, "burst", "flops") for rank in ranks]
-    table = [{"rank": rank["rank"], "card": value_of(rank, "device", "name"), "FLOP/s": flops(rate) if rate else "",
-              "free memory": size(value_of(rank, "memory", "free"))} for rank, rate in zip(ranks, rates)]  # fmt: skip
+    table = [{"rank": rank["rank"], "card": value_of(rank, "device", "name"),
+              "FLOP/s": flops(value_of(rank, "burst", "flops") or 0), "free memory": size(
+                  value_of(rank, "memory", "free"))} for rank in ranks]  # fmt: skip
     shown = []
     for each in found[:3]:
         which = ", ".join(map(str, each["ranks"]))
         shown.append(f"{each['check']}{f', rank {which}' if which else ''}: {each['finding']}")
     finding = "; ".join(shown) or f"{report['world_size']} ranks work together"
-    advice = found[0]["advice"] if found else ""
-    known = [rate for rate in rates if rate]
-    median = statistics.median(known) if known and making.real and report["verdict"] == OK else 0
-    slow = [f"rank {rank} at {rate / median:.0%}" for rank, rate in enumerate(rates)
-            if rate and rate < _SLOW_CARD * median]  # fmt: skip
-    if slow:
-        finding = f"slow cards: {', '.join(slow)} of the median card's speed"
-        return ok(finding, "see whether another process uses the card, or it is throttled by heat", table=table)
-    return Answer(report["verdict"], finding, advice, {"table": table})
+    return Answer(report["verdict"], finding, found[0]["advice"] if found else "", {"table": table})
 
 
-def _operators(making: Making) -> Answer:
-    """See :mod:`exp.checks.operators`."""
+def _journaled(making: Making) -> Answer:
+    """See :mod:`exp.checks.operators` and :mod:`exp.checks.collectives`."""
+    kind = making.row.kind
     lines, ended = _without_culprits(making)
-    if not lines:
-        return _broken_off("the training", ended)
-    answer = judge_operators(lines, making.row.about["precision"])
-    return answer if ended.code == EXIT_OK or answer.status == FAILED else _broken_off("the training", ended)
+    answer = _judge(kind, lines, making.row.about["precision"], making.folder) if lines else None
+    if answer is None or (ended.code != EXIT_OK and answer.status != FAILED):
+        return _broken_off(f"task={kind}", ended)
+    return answer
 
 
-def _collectives(making: Making) -> Answer:
-    """See :mod:`exp.checks.collectives`."""
-    lines, ended = _without_culprits(making)
-    if not lines:
-        return _broken_off("the collectives", ended)
-    answer = _judge_collectives(lines, making.folder)
-    return answer if ended.code == EXIT_OK or answer.status == FAILED else _broken_off("the collectives", ended)
-
-
-def _judge_collectives(lines: Sequence[Mapping[str, Any]], folder: Path) -> Answer:
-    measured = [line for line in lines if "seconds" in line]
-    refused = [f"{line['name']}: {line['error']}" for line in lines if "error" in line]
-    bad = [f"{line['name']}, {line['detail']}: {line['crash']}" for line in lines if "crash" in line]
-    bad += [each for each in refused if " fp32: " in each]
-    bad += [f"{line['name']}, {line['kib']} KiB: wrong on rank {', '.join(map(str, line['wrong']))}"
-            for line in measured if line["wrong"]]  # fmt: skip
-    group = (read_json(folder / "result.json") or {}).get("process_group")
-    table = [{"collective": line["name"], "KiB": line["kib"], "time": f"{line['seconds'] * 1e3:.3g} ms",
-              "link, per second": size(line["bus_bytes_per_second"])} for line in measured]  # fmt: skip
-    values = {"table": table, "process_group": group}
-    if bad:
-        advice = "broken collectives: try another version of the vendor's library, or backend.process_group=gloo"
-        return fail("; ".join(bad[:4]), advice, **values)
-    best = max(measured, key=lambda line: float(line["bus_bytes_per_second"]))
-    finding = f"{len(measured)} right over {group}; up to {size(best['bus_bytes_per_second'])}/s in {best['name']} of "
-    finding += f"{best['kib']} KiB" + f"; refused: {'; '.join(refused)}" * bool(refused)
-    advice = "gradients travel in fp32 here; what sends others cannot use this library" if refused else ""
-    return ok(finding, advice, **values)
+def _judge(kind: str, lines: Sequence[Mapping[str, Any]], precision: str, folder: Path) -> Answer:
+    return judge_operators(lines, precision) if kind == "operators" else _judge_collectives(lines, folder)
 
 
 def end_alone(config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int | None:
@@ -265,8 +229,7 @@ def end_alone(config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int | N
     if outcome.exit_code != EXIT_OK:
         return None
     lines, _ = read_journal(folder.path / f"{config.task.name}.jsonl")
-    operators = config.task.name == "operators"
-    answer = judge_operators(lines, config.precision) if operators else _judge_collectives(lines, folder.path)
+    answer = _judge(config.task.name, lines, config.precision, folder.path)
     shown = [row for row in answer.values["table"] if row.get("status") != "equal"]
     terminal = console.make_console()
     terminal.print("\n".join(table_of(shown)) if shown else "", soft_wrap=True, markup=False)
@@ -304,18 +267,13 @@ def _speed(making: Making) -> Answer:
     finding = f"{values['step_seconds'] * 1e3:.4g} ms a step, {values['samples_per_second']:.4g} samples/s"
     finding += f", {size(memory)} of memory" if memory else ""
     advice = ""
-    left, nproc = values["left_device"], making.row.about["nproc"]
-    if left and left["calls_per_step"]:
-        moved = "" if left["bytes_per_step"] is None else f" and {size(left['bytes_per_step'])}"
-        finding += f"; {left['calls_per_step']:.3g} calls{moved} a step leave the card, most of "
-        finding += ", ".join(list(left["operators"])[:3])
-        advice = "these operators run on the CPU: docs/hardware.md"
+    nproc = making.row.about["nproc"]
     alone = making.earlier.get(f"speed-{making.row.about['experiment']}-1", {}).get("values", {})
     if nproc > 1 and alone.get("samples_per_second"):
         efficiency = values["efficiency"] = values["samples_per_second"] / alone["samples_per_second"] / nproc
         finding += f", {efficiency:.0%} of {nproc} times one card"
         if efficiency < _EFFICIENT and making.real:
-            advice = advice or "compare the collectives' bandwidth, and that of the loaders (data.num_workers)"
+            advice = "compare the collectives' bandwidth, and that of the loaders (data.num_workers)"
     return ok(finding, advice, **values)
 
 
@@ -328,7 +286,7 @@ def _resume(making: Making) -> Answer:
         ("the training that is killed", broken, [hook], EXIT_FAILED),
         ("its continuation", broken, [hook, "resume=auto"], EXIT_OK),
     ):
-        ended = making.run(*more, f"output_dir={place}", stop=lambda: False)
+        ended = making.run(*more, f"output_dir={place}")
         if ended.code != expected or ended.late:
             return _broken_off(what, ended)
     first, second = (read_losses(RunFolder(each)) for each in (straight, broken))
@@ -343,8 +301,8 @@ def _resume(making: Making) -> Answer:
 
 MAKERS: dict[str, Callable[[Making], Answer]] = {
     "doctor": _doctor,
-    "operators": _operators,
-    "collectives": _collectives,
+    "operators": _journaled,
+    "collectives": _journaled,
     "parity": _parity,
     "speed": _speed,
     "resume": _resume,
@@ -358,16 +316,14 @@ def _without_culprits(making: Making) -> tuple[list[dict[str, Any]], Ended]:
     Returns:
         What the journals say (what ended the process has ``crash``), and how the last command ended.
     """
-    kind, folder = making.row.kind, making.folder
-    journal, patience_s = folder / f"{kind}.jsonl", _HANGS_AFTER_S[kind]
+    kind = making.row.kind
+    journal, patience_s = making.folder / f"{kind}.jsonl", _HANGS_AFTER_S[kind]
     found: dict[str, dict[str, Any]] = {}
     culprits: dict[str, dict[str, Any]] = {}
-    for attempt in range(_TRIES):
-        if journal.exists():
-            journal.replace(folder / f"{kind}.{attempt}.jsonl")
+    for _ in range(_TRIES):
+        journal.unlink() if journal.exists() else None
         names = ",".join(f'"{name}"' for name in culprits)
-        more = [f"task.skip=[{names}]", *["overwrite=true"] * bool(attempt)]
-        ended = making.alone(*more, stop=_stillness(journal, patience_s))
+        ended = making.alone(f"task.skip=[{names}]", "overwrite=true", stop=_stillness(journal, patience_s))
         lines, begun = read_journal(journal)
         found.update({f"{line['name']} {line.get('detail', line.get('kib'))}": line for line in lines})
         if begun is None or ended.code == EXIT_OK or ended.late:
@@ -394,9 +350,113 @@ def _stillness(journal: Path, seconds: float) -> Callable[[], bool]:
 def _broken_off(what: str, ended: Ended) -> Answer:
     """A command that did not do what it should."""
     if ended.late:
-        advice = f"{_LOG}; where it is only slow, raise task.row_minutes"
-        return fail(f"{what}: no end within {ended.seconds:.0f} s", advice)
+        return fail(f"{what}: its time was over", f"{_LOG}; where it is only slow, raise task.row_minutes")
     how = ended.error or (f"killed by {signal_name(-ended.code)}" if ended.code < 0 else f"exit code {ended.code}")
     if ended.code == EXIT_CONFIG and "is not supported by" in how:
         return skip(how)
     return fail(f"{what}: {how}", "install what is missing" if ended.code == EXIT_UNAVAILABLE else _LOG)
+
+
+def judge_operators(lines: Sequence[Mapping[str, Any]], precision: str) -> Answer:
+    """Make the table and judge it.
+
+    Args:
+        lines: of ``operators.jsonl``; those that ended the process have ``crash``.
+        precision: of the training.
+
+    Returns:
+        With the table in ``values``: per operator ``status`` (the worst of ``crashed``, ``failed``, ``wrong``, ``off``,
+        ``left the card``, ``equal``, ``not compared``), the ``call`` that it is of, the ``relative`` difference,
+        ``left`` (calls and bytes; bytes where they are counted), ``kernel`` (``portable`` ones are exp's own), and the
+        ``reason``.
+    """
+    worst: dict[str, tuple[tuple[int, float], dict[str, Any]]] = {}
+    for line in lines:
+        status, relative = _status(line, precision)
+        rank = _ORDER.index(status), -relative
+        row = {
+            "operator": line["name"],
+            "status": status,
+            "relative": None if "relative" not in line else relative,
+            "left": _left(line.get("left")),
+            "kernel": "portable" if line.get("portable") else "",
+            "call": line.get("detail"),
+            "reason": line.get("crash") or line.get("error") or line.get("uncompared"),
+        }
+        if line["name"] not in worst or rank < worst[line["name"]][0]:
+            worst[line["name"]] = rank, row
+    table = sorted((row for _, row in worst.values()), key=lambda row: (_ORDER.index(row["status"]), row["operator"]))
+    counts = {status: sum(row["status"] == status for row in table) for status in _ORDER}
+    portable = sum(row["kernel"] != "" for row in table)
+    finding = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    finding += f" ({portable} with portable kernels)" if portable else ""
+    named = [row for row in table if row["status"] not in ("equal", "not compared")]
+    if named:
+        finding += ": " + "; ".join(map(_described, named[:_SHOWN])) + "; ..." * (len(named) > _SHOWN)
+    values = {"table": table, "counts": counts}
+    if any(row["status"] in ("crashed", "failed", "wrong") for row in table):
+        advice = "report these operators to the vendor, portable ones to exp; docs/hardware.md says what stands in"
+        return fail(finding, advice, **values)
+    if all(row["relative"] is None for row in table):
+        return fail(f"nothing was compared: {finding}", "look at output.log in the row's folder", **values)
+    advice = "more than rounding: see whether the card multiplies in a lower precision" if counts["off"] else ""
+    advice = "these operators run on the CPU, slowly: docs/hardware.md" if counts["left the card"] else advice
+    return ok(finding, advice, **values)
+
+
+def _status(line: Mapping[str, Any], precision: str) -> tuple[str, float]:
+    """Of one call, with its relative difference; JSON has no infinity, and says so beside."""
+    relative = math.inf if "relative" in line.get("not_finite", ()) else line.get("relative")
+    left = bool(line.get("left") and line["left"][0])
+    if "crash" in line or "error" in line:
+        return "crashed" if "crash" in line else "failed", 0.0
+    if relative is None:
+        return "left the card" if left else "not compared", 0.0
+    equal, right = _LIMITS.get(str(line["dtype"]), (0.0, 0.0))
+    if line["dtype"] == "float32":
+        equal, right = _ROUNDED.get(precision, (equal, right))
+    status = "wrong" if relative > right else "off" if relative > equal else "left the card" if left else "equal"
+    return status, relative
+
+
+def _left(left: Sequence[int] | None) -> str:
+    if left is None:
+        return "unknown"
+    calls, moved = left
+    return f"{calls} calls" * (calls > 0) + f", {size(moved)}" * (moved > 0)
+
+
+def _described(row: Mapping[str, Any]) -> str:
+    name = f"{row['operator']} (portable)" if row["kernel"] else row["operator"]
+    if row["status"] in ("crashed", "failed"):
+        return f"{name} {row['status']} ({row['reason']})"
+    if row["status"] == "left the card":
+        return f"{name} left the card ({row['left']})"
+    return f"{name} {row['status']} by {row['relative']:.1e} at {row['call']}"
+
+
+def _judge_collectives(lines: Sequence[Mapping[str, Any]], folder: Path) -> Answer:
+    """Make the table of ``collectives.jsonl``, whose lines have ``crash`` where they ended the process, and judge it.
+
+    Args:
+        lines: of the journal.
+        folder: where ``result.json`` says which process group it was.
+    """
+    measured = [line for line in lines if "seconds" in line]
+    refused = [f"{line['name']}: {line['error']}" for line in lines if "error" in line]
+    bad = [f"{line['name']}, {line['detail']}: {line['crash']}" for line in lines if "crash" in line]
+    bad += [each for each in refused if " fp32: " in each]
+    bad += [f"{line['name']}, {line['kib']} KiB: wrong on rank {', '.join(map(str, line['wrong']))}"
+            for line in measured if line["wrong"]]  # fmt: skip
+    group = (read_json(folder / "result.json") or {}).get("process_group")
+    table = [{"collective": line["name"], "KiB": line["kib"], "time": f"{line['seconds'] * 1e3:.3g} ms",
+              "link, per second": size(line["bus_bytes_per_second"])} for line in measured]  # fmt: skip
+    values = {"table": table, "process_group": group}
+    if bad:
+        advice = "broken collectives: try another version of the vendor's library, or backend.process_group=gloo"
+        return fail("; ".join(bad[:4]), advice, **values)
+    best = max(measured, key=lambda line: float(line["bus_bytes_per_second"]))
+    finding = f"{len(measured)} right over {group}; up to {size(best['bus_bytes_per_second'])}/s in {best['name']} of "
+    finding += f"{best['kib']} KiB" + f"; refused: {'; '.join(refused)}" * bool(refused)
+    advice = "gradients travel in fp32 here; what sends others cannot use this library" if refused else ""
+    return ok(finding, advice, **values)

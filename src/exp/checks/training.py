@@ -37,8 +37,8 @@ __all__ = ["KillOnce", "Repeated", "StepTimer", "TraceHook", "measure_speed", "t
 _KEPT = 2**20
 
 
-def train_with(session: Session, data: Any, model: nn.Module, hook: Hook) -> tuple[Training, int]:
-    """Train with ``hook``, and without checkpoints; returns the training, and how many steps it took."""
+def train_with(session: Session, data: Any, model: nn.Module, hook: Hook) -> int:
+    """Train with ``hook``, and without checkpoints; returns how many steps it took."""
     training = Training(session, data, model)
     runner = training.trainer
     runner.hooks.remove(training.checkpoint_hook)
@@ -46,7 +46,7 @@ def train_with(session: Session, data: Any, model: nn.Module, hook: Hook) -> tup
     runner.train()
     steps = runner.iter
     runner.close()
-    return training, steps
+    return steps
 
 
 def train_traced(session: Session) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def train_traced(session: Session) -> dict[str, Any]:
     model = build_model(session, data)
     _without_dropout(model)
     trace = TraceHook(session.folder.path / "trace.npz", session.config.task.steps)
-    _, steps = train_with(session, data, model, trace)
+    steps = train_with(session, data, model, trace)
     return make_result(session, {}, None, steps=steps, random_modules=trace.random_modules)
 
 
@@ -182,8 +182,7 @@ def measure_speed(session: Session) -> dict[str, Any]:
     wanted = (config.max_steps or 1) * (config.global_batch_size or 1)
     lasting = data if len(train) >= wanted else _LongData(data, Repeated(train, wanted))
     timer = StepTimer(config.task.warm_up)
-    training, steps = train_with(session, lasting, build_model(session, data, to_place=True), timer)
-    left = training.metrics_hook.left_device
+    steps = train_with(session, lasting, build_model(session, data, to_place=True), timer)
     own = {"memory": session.backend.usage().get("max_allocated"), "seconds": timer.seconds}
     ranks = session.distributed.gather(own)
     slowest = [max(each) for each in zip(*(rank["seconds"] for rank in ranks))]
@@ -195,10 +194,7 @@ def measure_speed(session: Session) -> dict[str, Any]:
         steps=steps,
         step_seconds=step_s,
         samples_per_second=config.global_batch_size / step_s if step_s else None,
-        slowest_step_seconds=max(slowest, default=None),
         memory_by_rank=[rank["memory"] for rank in ranks],
-        left_device=None if left is None else left.summary(session.distributed),
-        train_samples=len(train),
     )
 
 

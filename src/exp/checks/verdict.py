@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import statistics
 import time
-from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -18,27 +17,21 @@ from exp.runs.files import write_json
 from exp.runs.record import blank_result
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from exp.config.schema import ExpConfig
     from exp.launcher.outcome import Outcome
     from exp.runs.folder import RunFolder
 
 __all__ = ["begin", "end", "judge", "value_of"]
 
-_SLOW = 0.25
 _OTHER_NODES_S = 5.0
-_NO_SPACE = 2**16
 _ANOTHER = "another rank did not go on"
 _LOG = "look at logs/rank<n>.log"
-_MOST_RANKS = 12
 
 
 def begin(config: ExpConfig, folder: RunFolder) -> None:
     """Say what is examined; nothing of an earlier examination may be taken for this one's."""
     shutil.rmtree(folder.path / "doctor", ignore_errors=True)
-    with suppress(FileNotFoundError):
-        (folder.path / "doctor.json").unlink()
+    (folder.path / "doctor.json").unlink() if (folder.path / "doctor.json").exists() else None
     processes = config.nproc * config.launcher.nnodes
     console.make_console().print(
         f"doctor: {processes} process{'es' if processes > 1 else ''} on {config.backend.name}, {config.precision}; "
@@ -48,30 +41,18 @@ def begin(config: ExpConfig, folder: RunFolder) -> None:
 
 
 def end(config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int:
-    """Judge, write and print; returns the exit code."""
+    """Judge, print and write; returns the exit code."""
     report = judge(config, folder, outcome, started=folder.config.stat().st_mtime)
     file = folder.path / "doctor.json"
+    _print(report, console.shown(file))  # first: the disk may be what the doctor complains of
     result = blank_result(config)
-    result.update(
-        status="failed" if report["verdict"] == FAILED else "completed",
-        devices=[{key: value_of(rank, "device", key) for key in ("name", "index", "host")} for rank in report["ranks"]],
-        device_type=next((str(value_of(rank, "device", "device")).split(":")[0] for rank in report["ranks"]), None),
-        **{key: report[key] for key in ("process_group", "fallback", "wall_s")},
-        restarts=outcome.restarts,
-        batch_size=None,  # there is none
-        global_batch_size=None,
-    )
-    if report["verdict"] == FAILED:
-        first = next(finding for finding in report["findings"] if finding["status"] == FAILED)
+    result.update({key: report[key] for key in ("process_group", "fallback", "wall_s")})
+    result["status"] = "failed" if report["verdict"] == FAILED else "completed"
+    for first in (each for each in reversed(report["findings"]) if each["status"] == FAILED):
         message = f"{first['check']}: {first['finding']}; {first['advice']}"
         result["error"] = {"rank": next(iter(first["ranks"]), None), "type": RunError.__name__, "message": message}
-    try:
-        write_json(file, report)
-        folder.write_result(result)
-        _print(report, console.shown(file))
-    except OSError as error:  # the disk that the doctor complains of; the table must still be seen
-        _print(report, "no file")
-        console.error(f"cannot write {file}: {error.strerror}; make space, or set output_dir")
+    write_json(file, report)
+    folder.write_result(result)
     return int(report["exit_code"])
 
 
@@ -87,9 +68,13 @@ def judge(config: ExpConfig, folder: RunFolder, outcome: Outcome, started: float
     ended = time.time()
     world_size = config.nproc * config.launcher.nnodes
     ranks = _read(folder, world_size, wait=config.launcher.nnodes > 1)
-    arrived = sum(rank["host"] is not None for rank in ranks)
     for rank in ranks:
-        _complete(rank, outcome, config.task.timeout_s, started, ended)
+        if not rank["finished"]:
+            name, answer = _how_it_ended(rank, outcome, config.task.timeout_s, started, ended)
+            rank["checks"][name] = {**asdict(answer), "seconds": None}
+            rank["stayed_in"] = name if answer.status == FAILED else None
+        for name in CHECKS:
+            rank["checks"].setdefault(name, {**asdict(skip("the rank ended before")), "seconds": None})
     _lay_blame(ranks, config.task.timeout_s)
     _compare(ranks)
     for rank in ranks:
@@ -100,11 +85,8 @@ def judge(config: ExpConfig, folder: RunFolder, outcome: Outcome, started: float
     findings = _findings(ranks)
     if outcome.unkillable:
         stuck = f"still running, stuck in the kernel: {', '.join(map(str, outcome.unkillable))}"
-        findings.append(_finding([], "teardown", FAILED, stuck, "reboot the node"))
-    free = shutil.disk_usage(folder.path).free
-    if arrived < world_size and free < _NO_SPACE:
-        full = f"no space for the records of the ranks: {size(free)} free for {folder.path}"
-        findings.insert(0, _finding([], "output", FAILED, full, "make space, or set output_dir to another disk"))
+        findings.append({"ranks": [], "check": "teardown", "status": FAILED, "finding": stuck,
+                         "advice": "reboot the node"})  # fmt: skip
     verdict = worst([OK, *(finding["status"] for finding in findings)])
     groups = [(value_of(rank, "group", "process_group"), value_of(rank, "group", "fallback")) for rank in ranks]
     group, fallback = next((each for each in groups if each[0] is not None), (None, None))
@@ -114,8 +96,6 @@ def judge(config: ExpConfig, folder: RunFolder, outcome: Outcome, started: float
         "backend": config.backend.name,
         "simulated": config.backend.simulate,
         "world_size": world_size,
-        "nodes": config.launcher.nnodes,
-        "timeout_s": config.task.timeout_s,
         "wall_s": round(ended - started, 1),
         "process_group": group,
         "fallback": fallback,
@@ -135,30 +115,16 @@ def _read(folder: RunFolder, world_size: int, wait: bool) -> list[dict[str, Any]
     """
     deadline = time.monotonic() + (_OTHER_NODES_S if wait else 0)
     while True:
-        ranks = []
+        ranks: list[dict[str, Any]] = []
         for number in range(world_size):
             ended, running = read_journal(journal_of(folder, number))
             checks = {line.pop("name"): line for line in ended}
-            about, last = checks.pop(START, {}), checks.pop(END, None)
-            absent = [] if last is None else last["absent"]
-            rank = {"rank": number, "host": None, **about, "running": running, "finished": last is not None}
-            ranks.append({**rank, "absent": absent, "stayed_in": None, "checks": checks})
+            start, last = checks.pop(START, {}), checks.pop(END, None)
+            ranks.append({"rank": number, "host": start.get("host"), "running": running, "finished": last is not None,
+                          "absent": (last or {}).get("absent", []), "stayed_in": None, "checks": checks})  # fmt: skip
         if all(rank["finished"] for rank in ranks) or time.monotonic() > deadline:
             return ranks
         time.sleep(0.2)
-
-
-def _complete(rank: dict[str, Any], outcome: Outcome, timeout_s: float, started: float, ended: float) -> None:
-    """Give a rank an answer to every check, and ``stayed_in``: the check that it hung or died in."""
-    left = "not reached"
-    if not rank["finished"]:
-        name, answer = _how_it_ended(rank, outcome, timeout_s, started, ended)
-        seconds = ended - rank["running"]["since"] if rank["running"] else 0.0
-        rank["checks"][name] = {**asdict(answer), "seconds": round(seconds, 1)}
-        rank["stayed_in"] = name if answer.status == FAILED else None
-        left = f"the rank ended before: {answer.finding}"
-    for name in CHECKS:
-        rank["checks"].setdefault(name, {**asdict(skip(left)), "seconds": 0.0})
 
 
 def _how_it_ended(
@@ -166,6 +132,7 @@ def _how_it_ended(
 ) -> tuple[str, Answer]:
     """What an unfinished rank was doing, and why it did not finish."""
     failure = next((each for each in outcome.failures if each.rank == rank["rank"]), None)
+    running = rank["running"]
     if rank["host"] is None:
         if failure is None and outcome.failures and ended - started < timeout_s:
             # The launcher ends all as soon as one has died, also those that are still being started.
@@ -176,7 +143,6 @@ def _how_it_ended(
         elif outcome.detail is not None and not outcome.failures:
             why = f"never started: {outcome.detail.splitlines()[0]}"
         return "ranks", fail(why, f"{_LOG}, logs/agent*.log and the node of the rank")
-    running = rank["running"]
     name = running["name"] if running else next((each for each in CHECKS if each not in rank["checks"]), "limits")
     if failure is not None and failure.exit_code < 0:
         return name, fail(f"{failure.message} in '{name}'", _LOG)
@@ -205,53 +171,61 @@ def _lay_blame(ranks: list[dict[str, Any]], timeout_s: float) -> None:
 
 
 def _compare(ranks: list[dict[str, Any]]) -> None:
-    """Warn of ranks with other versions than rank 0, and of a card that is far slower than the others: it is broken,
-    throttled, or at work for somebody else.
-    """
+    """Warn of ranks with other versions than rank 0, and of a card that is far slower than the others."""
     reference = ranks[0]["checks"]["packages"]["values"]
     rates = [rank["checks"]["burst"]["values"].get("flops") for rank in ranks]
     known = [rate for rate in rates if rate]
     median = statistics.median(known) if len(known) > 1 else 0
     for rank, rate in zip(ranks, rates):
-        check = rank["checks"]["packages"]
+        check, burst = rank["checks"]["packages"], rank["checks"]["burst"]
         own = check["values"]
         differ = sorted(name for name in {*own, *reference} if own.get(name) != reference.get(name))
         if own and reference and differ and check["status"] == OK:
             shown = ", ".join(f"{name} {own.get(name)} (rank 0: {reference.get(name)})" for name in differ)
             check.update(status=WARNING, finding=shown, advice="install the same versions on all nodes")
-        if rate and rate < _SLOW * median:
+        if rate and rate < burst["values"]["least"] * median:
             share = f"{flops(rate)}FLOP/s, {rate / median:.0%} of the median card's"
             advice = "see whether another process uses the card, or it is throttled by heat"
-            rank["checks"]["burst"].update(status=WARNING, finding=share, advice=advice)
+            burst.update(status=WARNING, finding=share, advice=advice)
 
 
 def _findings(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Failures, then warnings, in the order of the checks; what several ranks have found in the same words is one."""
-    found: dict[tuple[str, ...], list[int]] = {}
+    found: dict[tuple[str, ...], dict[str, Any]] = {}
     for status in (FAILED, WARNING):
-        for place in range(len(CHECKS)):
+        for place, name in enumerate(CHECKS):
             for rank in ranks:
                 check = rank["checks"][place]
                 if check["status"] == status:
-                    key = (check["name"], status, check["finding"], check["advice"])
-                    found.setdefault(key, []).append(rank["rank"])
-    return [_finding(numbers, *key) for key, numbers in found.items()]
-
-
-def _finding(ranks: list[int], check: str, status: str, finding: str, advice: str) -> dict[str, Any]:
-    return {"ranks": ranks, "check": check, "status": status, "finding": finding, "advice": advice}
+                    about = {key: check[key] for key in ("status", "finding", "advice")}
+                    first = found.setdefault((name, *about.values()), {"ranks": [], "check": name, **about})
+                    first["ranks"].append(rank["rank"])
+    return list(found.values())
 
 
 def _print(report: dict[str, Any], where: str) -> None:
+    from rich import box
     from rich.markup import escape
+    from rich.table import Table
+    from rich.text import Text
 
     terminal, world_size, verdict = console.make_console(), report["world_size"], report["verdict"]
+    rows = [_cells(rank) for rank in report["ranks"]]
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    titles = [title for title in rows[0] if any(row[title] for row in rows)]
+    for title in titles:
+        left = title in ("host", "card", "ddp", "verdict")
+        table.add_column(title, justify="left" if left else "right", no_wrap=title != "card")
+    for rank, cells in zip(report["ranks"], rows):
+        texts = [Text(cell or "", no_wrap=True, overflow="ellipsis") for cell in map(cells.get, titles)]
+        texts[-1].stylize(STYLES[rank["verdict"]])
+        table.add_row(*texts)
     terminal.print()
-    terminal.print(_table(report["ranks"]))
+    terminal.print(table)
     for finding in report["findings"]:
         numbers = finding["ranks"]
-        who = f", rank{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers[:_MOST_RANKS]))}" if numbers else ""
-        who = ", all ranks" if len(numbers) == world_size > 1 else who + " ..." * (len(numbers) > _MOST_RANKS)
+        who = f", rank{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}" if numbers else ""
+        who = ", all ranks" if len(numbers) == world_size > 1 else who
         head = f"[{STYLES[finding['status']]}]{finding['status']}: {finding['check']}[/]{who}: "
         terminal.print(f"\n{head}{escape(finding['finding'])}", soft_wrap=True)
         if finding["advice"]:
@@ -261,25 +235,6 @@ def _print(report: dict[str, Any], where: str) -> None:
     work = f"FAILED: {failed} of {world_size} rank{'s' * (world_size > 1)}" if verdict == FAILED else work
     summary = f"{work} on {report['backend']}{', with warnings' * (verdict == WARNING)}, {report['wall_s']:.0f} s"
     terminal.print(f"\n[{STYLES[verdict]}]{summary}[/]; all figures in {escape(where)}", soft_wrap=True)
-
-
-def _table(ranks: list[dict[str, Any]]) -> Table:
-    """One line per rank; the names of cards are cut where the line does not fit."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    rows = [_cells(rank) for rank in ranks]
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    titles = [title for title in rows[0] if any(row[title] for row in rows)]
-    for title in titles:
-        left = title in ("host", "card", "ddp", "verdict")
-        table.add_column(title, justify="left" if left else "right", no_wrap=title != "card")
-    for rank, cells in zip(ranks, rows):
-        texts = [Text(cells[title], no_wrap=True, overflow="ellipsis") for title in titles]
-        texts[-1].stylize(STYLES[rank["verdict"]])
-        table.add_row(*texts)
-    return table
 
 
 def _cells(rank: dict[str, Any]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
 from exp.errors import RunError
@@ -106,15 +107,9 @@ def _uuid(value: str) -> str:
     Some cards have a number of 64 bits. Torch shows its 16 hexadecimal digits as if their letters were the 16 bytes of
     a UUID; the monitor shows the number.
     """
-    plain = value.lower()
-    for prefix in ("gpu-", "0x"):
-        plain = plain[len(prefix) :] if plain.startswith(prefix) else plain
-    digits = plain.replace("-", "")
-    if len(digits) == 32 and not set(digits) - _HEXADECIMAL:
-        letters = bytes.fromhex(digits).decode("latin-1").lower()
-        if not set(letters) - _HEXADECIMAL:
-            return letters
-    return plain
+    plain = re.sub("^(gpu-|0x)", "", value.lower())
+    letters = "".join(chr(int(pair, 16)) for pair in re.findall("[0-9a-f]{2}", plain.replace("-", "")))
+    return letters.lower() if re.fullmatch("[0-9a-f]{16}", letters, re.IGNORECASE) else plain
 
 
 def _bus(value: str) -> str:
@@ -123,7 +118,6 @@ def _bus(value: str) -> str:
     return ":".join([parts[-3][-4:].zfill(4) if len(parts) > 2 else "0000", *parts[-2:]])
 
 
-_HEXADECIMAL = set("0123456789abcdef")
 _ADDRESSES: dict[str, Callable[[str], str]] = {"uuid": _uuid, "serial": str, "bus_id": _bus}
 
 

@@ -10,23 +10,11 @@ from typing import Any, Callable, ContextManager, Sequence
 import torch
 
 __all__ = [
-    "TORCH_VERSION",
-    "autocast_disabled",
-    "backward_below_modes",
-    "every_operator",
-    "forbid_fused_attention",
-    "has_fused_attention",
-    "is_transformed",
-    "pinned_by",
-    "recompute_in_backward",
-    "serving_store",
-    "supports_compilation",
-    "supports_estimates",
-    "supports_export",
-    "supports_full_sharding",
-    "supports_portable_operators",
-    "supports_python_process_groups",
-]
+    "TORCH_VERSION", "autocast_disabled", "backward_below_modes", "every_operator", "forbid_fused_attention",
+    "has_fused_attention", "is_transformed", "pinned_by", "recompute_in_backward", "serving_store",
+    "supports_compilation", "supports_estimates", "supports_export", "supports_full_sharding",
+    "supports_portable_operators", "supports_python_process_groups",
+]  # fmt: skip
 
 TORCH_VERSION: tuple[int, int] = tuple(  # type: ignore[assignment]
     int(part) for part in torch.__version__.split(".")[:2]

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from exp.hardware.backend import Backend
 
-__all__ = ["grad_scaler", "long_product", "matrix_rate"]
+__all__ = ["grad_scaler", "matrix_rate", "multiply"]
 
 _LARGEST_MATRIX = 8192
 _LONG_PRODUCT_S = 0.004
@@ -32,48 +32,46 @@ def grad_scaler(backend: Backend, precision: str) -> Any | None:
     return common(backend.device_type)
 
 
-def long_product(backend: Backend, device: torch.device) -> tuple[int, float]:
-    """The side of square matrices whose product takes a few milliseconds, and how many seconds it takes.
-
-    Args:
-        backend: of the device.
-        device: in whose precision (``backend.autocast``) the caller is.
-    """
-    import torch
-
-    side = 256
-    while True:
-        matrix = torch.full((side, side), 1.0 / side, device=device)
-        times = []
-        for _ in range(3):
-            started = time.monotonic()
-            matrix = matrix @ matrix
-            backend.synchronize()
-            times.append(time.monotonic() - started)
-        seconds = max(min(times[1:]), 1e-6)  # the first may compile
-        if seconds > _LONG_PRODUCT_S or side >= _LARGEST_MATRIX:
-            return side, seconds
-        side *= 2
-
-
-def matrix_rate(backend: Backend, device: torch.device, precision: str, seconds: float = 0.1) -> float:
-    """Floating-point operations per second of products of square matrices; an addition is one, too.
+def multiply(backend: Backend, device: torch.device, seconds: float) -> tuple[float, float]:
+    """Multiply square matrices; the caller is in the precision (``backend.autocast``).
 
     Args:
         backend: of the device.
         device: otherwise idle.
-        precision: of :data:`exp.config.schema.PRECISIONS`.
-        seconds: for how long to multiply.
+        seconds: for how long to multiply, at least.
+
+    Returns:
+        Floating-point operations per second, where an addition is one, too; and how wrong the products are.
+    """
+    import torch
+
+    side, each = 128, 0.0
+    while each < _LONG_PRODUCT_S and side < _LARGEST_MATRIX:
+        side *= 2
+        # All entries 1/n, with n a power of two: the product with ones is exactly ones, in every precision.
+        matrix = torch.full((side, side), 1.0 / side, device=device)
+        result = torch.ones(side, side, device=device)
+        for _ in range(3):  # the first may compile
+            started = time.monotonic()
+            result = matrix @ result
+            backend.synchronize()
+            each = time.monotonic() - started
+    at_once = max(1, int(min(0.05, seconds / 2) / max(each, 1e-6)))
+    count, elapsed, started = 0, 0.0, time.monotonic()
+    while elapsed < seconds:
+        for _ in range(at_once):
+            result = matrix @ result
+        backend.synchronize()
+        count += at_once
+        elapsed = time.monotonic() - started
+    return 2.0 * side**3 * count / elapsed, float((result.float() - 1).abs().max().cpu())
+
+
+def matrix_rate(backend: Backend, device: torch.device, precision: str, seconds: float = 0.1) -> float:
+    """Floating-point operations per second of products of square matrices, in one of
+    :data:`exp.config.schema.PRECISIONS`; the other arguments are those of :func:`multiply`.
     """
     import torch
 
     with torch.no_grad(), backend.autocast(precision):
-        side, each = long_product(backend, device)
-        matrix = torch.full((side, side), 1.0 / side, device=device)
-        result = torch.ones(side, side, device=device)
-        count = max(3, int(seconds / each))
-        started = time.monotonic()
-        for _ in range(count):
-            result = matrix @ result
-        backend.synchronize()
-        return 2.0 * side**3 * count / (time.monotonic() - started)
+        return multiply(backend, device, seconds)[0]

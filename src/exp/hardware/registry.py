@@ -52,14 +52,13 @@ def create_backend(config: BackendConfig | Mapping[str, Any]) -> Backend:
 
 def _load(name: str) -> type[Backend]:
     try:
-        found = installed()[name].load()
-        if issubclass(found, Backend):
-            return found  # type: ignore[no-any-return]
+        found: Any = installed()[name].load()
     except Exception as error:  # another's package may raise anything while it loads
-        raise UnavailableError(
-            f"backend '{name}' is installed, but does not load ({type(error).__name__}: {error})"
-        ) from error
-    raise ConfigError(f"backend._target_={name} is no subclass of exp.hardware.backend.Backend")
+        said = f"{type(error).__name__}: {error}"
+        raise UnavailableError(f"backend '{name}' is installed, but does not load ({said})") from error
+    if not (isinstance(found, type) and issubclass(found, Backend)):
+        raise ConfigError(f"backend._target_={name} is no subclass of exp.hardware.backend.Backend")
+    return found
 
 
 def choose(candidates: Sequence[str]) -> str:

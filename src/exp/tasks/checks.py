@@ -48,12 +48,6 @@ class Doctor(Task):
     diagnoses: ClassVar[bool] = True
     isolated: ClassVar[bool] = True  # the parent is to survive a device that hangs or crashes
 
-    def check(self, config: ExpConfig) -> None:
-        """Refuse times that are none."""
-        for key in ("timeout_s", "burst_s"):
-            if getattr(self, key) <= 0:
-                raise ConfigError(f"task.{key}={getattr(self, key)} must be more than 0 seconds")
-
     def diagnose(self, config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
         """See :func:`exp.checks.doctor.diagnose`."""
         from exp.checks.doctor import diagnose
@@ -119,7 +113,6 @@ class Parity(ParentTask):
     differ by 10 times as much, gradients and parameters by 100 times."""
 
     trains: ClassVar[bool] = True
-    compared: ClassVar[bool] = True
     uses_data: ClassVar[bool] = True
     uses_hardware: ClassVar[bool] = True
 
@@ -178,10 +171,7 @@ class Qualify(ParentTask):
     """Optimizer steps of each measurement of speed."""
 
     def check(self, config: ExpConfig) -> None:
-        """Refuse times that are none, and what needs one machine."""
-        for key in ("budget_minutes", "row_minutes"):
-            if getattr(self, key) <= 0:
-                raise ConfigError(f"task.{key}={getattr(self, key)} must be more than 0")
+        """Refuse steps that are none, and more than one machine."""
         if self.steps <= Speed.warm_up:
             raise ConfigError(
                 f"task.steps={self.steps} must be more than {Speed.warm_up}, which come before the measurement"
@@ -196,7 +186,21 @@ class Qualify(ParentTask):
 
 
 @dataclass
-class Operators(Task):
+class _Journaled(Task):
+    """Writes a journal of what it tries, which is judged at the end."""
+
+    isolated: ClassVar[bool] = True
+    compared: ClassVar[bool] = False
+
+    def tell_end(self, config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int | None:
+        """See :func:`exp.checks.rows.end_alone`."""
+        from exp.checks.rows import end_alone
+
+        return end_alone(config, folder, outcome)
+
+
+@dataclass
+class Operators(_Journaled):
     """Compares every operator of some training steps with the CPU."""
 
     _target_: str = "exp.tasks.checks.Operators"
@@ -205,9 +209,7 @@ class Operators(Task):
     """Operators that are left to the CPU, because the device ends the process: ``aten.gelu.default``."""
 
     trains: ClassVar[bool] = True
-    isolated: ClassVar[bool] = True
     counts_fallbacks: ClassVar[bool] = True
-    compared: ClassVar[bool] = False
     modules = ("exp.checks.operators",)
 
     def check(self, config: ExpConfig) -> None:
@@ -221,15 +223,9 @@ class Operators(Task):
 
         return check_operators(session)
 
-    def tell_end(self, config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int | None:
-        """See :func:`exp.checks.rows.end_alone`."""
-        from exp.checks.rows import end_alone
-
-        return end_alone(config, folder, outcome)
-
 
 @dataclass
-class Collectives(Task):
+class Collectives(_Journaled):
     """Checks and times what ranks exchange."""
 
     _target_: str = "exp.tasks.checks.Collectives"
@@ -239,28 +235,18 @@ class Collectives(Task):
     skip: List[str] = field(default_factory=list)
     """What is left out, because it hangs: ``all_reduce bf16``."""
 
-    isolated: ClassVar[bool] = True
-    compared: ClassVar[bool] = False
     modules = ("exp.checks.collectives",)
 
     def check(self, config: ExpConfig) -> None:
         """Refuse a single process."""
         if config.nproc < 2:
             raise ConfigError("task=collectives needs nproc=2 or more: one process has nothing to exchange")
-        if not self.sizes_kib or min(self.sizes_kib) < 1:
-            raise ConfigError(f"task.sizes_kib={self.sizes_kib} must be a list of sizes from 1 on")
 
     def run(self, session: Session) -> dict[str, Any]:
         """See :func:`exp.checks.collectives.measure_collectives`."""
         from exp.checks.collectives import measure_collectives
 
         return measure_collectives(session)
-
-    def tell_end(self, config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int | None:
-        """See :func:`exp.checks.rows.end_alone`."""
-        from exp.checks.rows import end_alone
-
-        return end_alone(config, folder, outcome)
 
 
 @dataclass
