@@ -172,7 +172,7 @@ class Normalization:
         if not self.is_measured and (mean is not None or std is not None):
             try:
                 self.mean, self.std = (np.broadcast_to(each, reader.channels).tolist() for each in (mean, std))
-                is_scale = np.isfinite(self.mean).all() and (np.array(self.std) > 0.0).all()
+                is_scale = bool(np.isfinite(self.mean).all() and np.less(0.0, self.std).all())
             except (TypeError, ValueError):
                 is_scale = False
             if not is_scale:
