@@ -168,12 +168,12 @@ class ImageReader:
             DataError: the channels are others than those of the model.
         """
         invalid = _invalid_values(pixels, nodata)
-        told = [
+        signs = [
             masked,
             None if transparency is None else transparency == 0,
             None if invalid is None else invalid.all(2),
         ]
-        missing = np.logical_or.reduce([each for each in told if each is not None] or [False])
+        missing = np.logical_or.reduce([each for each in signs if each is not None] or [False])
         if not missing.any():
             missing = None
         else:
