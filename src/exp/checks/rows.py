@@ -20,7 +20,7 @@ from exp.checks.verdict import value_of
 from exp.config.explain import explain
 from exp.console import flops, size
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_UNAVAILABLE, ConfigError, RunError
-from exp.freezing import compose, prepare
+from exp.freezing import check, compose, prepare
 from exp.launcher.processes import signal_name
 from exp.plugins import installed
 from exp.runs.files import read_json

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from exp.vision.data.config import SceneDataConfig
 from exp.vision.data.statistics import Normalization
@@ -86,18 +85,6 @@ def test_numbers_do_not_silently_mean_other_bands_in_another_file(scene):
     assert normalization.names == ["B04", "B03", "B02"]
     refused("rgb.tif has 4 bands, but the training images 13: .* data.bands", by_number, other)
     np.testing.assert_allclose(by_name(other), np.moveaxis(bands[[2, 1, 0]], 0, -1) / 100, rtol=1e-5)
-
-
-def test_alpha_is_no_colour_unless_it_is_asked_for(tmp_path):
-    pixels = np.random.default_rng(0).integers(1, 255, (10, 12, 4), dtype=np.uint8)
-    pixels[..., 3] = 255
-    pixels[:3, :, 3] = 0
-    path = tmp_path / "x.png"
-    Image.fromarray(pixels, "RGBA").save(path)
-    np.testing.assert_array_equal(choose(["blue", "alpha"])(path), pixels[..., [2, 3]])
-    image, missing = choose([3, 2, 1]).with_missing(path)
-    np.testing.assert_array_equal(missing, pixels[..., 3] == 0)
-    np.testing.assert_array_equal(image[~missing], pixels[~missing][:, [2, 1, 0]])
 
 
 def test_what_gdal_marks_as_alpha_and_is_near_infrared_hides_nothing(tiff, tmp_path):

@@ -30,11 +30,11 @@ def test_values_are_clipped_to_their_range_and_those_that_are_no_number_become_0
     assert read[..., 0].tolist() == [[0.0, 0.0, 127.5, 255.0, 0.0]]
 
 
-def test_a_thermal_frame_is_grey():
+def test_a_thermal_frame_is_gray():
     path = next((SAMPLES / "hituav" / "night").iterdir())
-    grey = read_image(path, channels=1)
-    assert grey.shape == (512, 640, 1)
-    np.testing.assert_array_equal(read_image(path, channels=3), grey[..., [0, 0, 0]])
+    gray = read_image(path, channels=1)
+    assert gray.shape == (512, 640, 1)
+    np.testing.assert_array_equal(read_image(path, channels=3), gray[..., [0, 0, 0]])
 
 
 def test_channels_by_one_rule():
@@ -114,14 +114,12 @@ def smooth(height, width):
     return cv2.GaussianBlur(pixels, (0, 0), 4)
 
 
-@pytest.mark.parametrize(("mode", "progressive"), [("RGB", False), ("RGB", True), ("CMYK", False)])
-@pytest.mark.parametrize("after", [b"", b"\0" * 100])
-def test_whole_jpegs_are_read(tmp_path, mode, progressive, after):
+@pytest.mark.parametrize("mode", ["RGB", "CMYK"])
+def test_whole_jpegs_are_read(tmp_path, mode):
     """Also in the colors of print, and with bytes after the end."""
     path, pixels = tmp_path / "x.JPG", smooth(64, 64)
-    pixels[20:] = 128
-    Image.fromarray(pixels).convert(mode).save(path, quality=95, progressive=progressive)
-    path.write_bytes(path.read_bytes() + after)
+    Image.fromarray(pixels).convert(mode).save(path, quality=95)
+    path.write_bytes(path.read_bytes() + b"\0" * 100)
     assert np.abs(read_image(path).astype(int) - pixels).mean() < 2
 
 

@@ -59,13 +59,6 @@ def test_padding_does_not_count():
         assert (padded[key][20:] == value).all()
 
 
-@pytest.mark.parametrize(("probability", "least"), [(0.75, [60, 60, 60, 60]), (0.0, [400, 0, 0, 0])])
-def test_all_quarter_turns_are_as_likely(probability, least):
-    turn = RandomRotate90(probability)
-    corners = [turn({"img": np.arange(4).reshape(2, 2, 1)})["img"][0, 0, 0] for _ in range(400)]
-    assert (np.bincount(corners, minlength=4) >= least).all()
-
-
 def changed(image, **options):
     """What a distortion of one kind makes of it, once it does something, which it does in half of the cases."""
     nothing = {"brightness_delta": 0.0, "contrast_range": (1, 1), "saturation_range": (1, 1), "hue_delta": 0}

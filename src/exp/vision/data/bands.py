@@ -31,7 +31,7 @@ class Plan(NamedTuple):
     Attributes:
         indexes: of the bands that the model gets, from 0, in its order.
         alpha: index of the band that is transparency, and none of those; None: there is none.
-        names: of the bands that the model gets; the number stands for one without a name.
+        names: of the bands that ``data.bands`` chooses; the number stands for one without a name.
         measured: how many bands of the file are no transparency.
     """
 
@@ -73,46 +73,35 @@ class Bands:
             DataError: it has no such band, another number of bands than the files that numbers were meant for, or
                 another number than ``given_names``; or it cannot be told whether the last one is transparency.
         """
-        if self.wanted is not None:
-            return self._chosen(self.wanted, count, names, marked, path)
-        if self.alpha is None and marked and count == self.channels:
-            raise DataError(
-                f"{path} marks channel {count} as alpha, but data.channels={count}; set data.alpha=false if it is a "
-                f"band such as near infrared, or data.channels={count - 1} if it is transparency"
-            )
-        is_alpha = marked if self.alpha is None else self.alpha and count in {2, 4, self.channels + 1} - {self.channels}
-        measured = count - 1 if is_alpha else count
-        indexes = list(range(measured))
-        colors = colors_in(names[:3])
-        if self.channels in (1, 3) and measured == 3 and None not in colors:  # in whichever order a file has them
-            indexes = [index for index in colors if index is not None]
-        return Plan(
-            indexes, measured if is_alpha else None, [names[index] for index in indexes] if names else [], measured
-        )
-
-    def _chosen(
-        self,
-        wanted: Sequence[int | str],
-        count: int,
-        names: Sequence[str],
-        marked: bool,
-        path: str | os.PathLike[str],
-    ) -> Plan:
-        measured = count - 1 if count > 1 and (marked if self.alpha is None else self.alpha) else count
+        is_alpha = count > 1 and (marked if self.alpha is None else self.alpha)
+        if self.wanted is None:
+            if self.alpha is None and marked and count == self.channels:
+                raise DataError(
+                    f"{path} marks channel {count} as alpha, but data.channels={count}; set data.alpha=false if it is "
+                    f"a band such as near infrared, or data.channels={count - 1} if it is transparency"
+                )
+            if self.alpha:
+                is_alpha = count in {2, 4, self.channels + 1} - {self.channels}
+            indexes = list(range(count - is_alpha))
+            if self.channels in (1, 3) and len(indexes) == 3 and names[:3] != COLORS[:3]:
+                colors = [index for index in colors_in(names[:3]) if index is not None]
+                indexes = colors if len(colors) == 3 else indexes  # in whichever order a file has them
+            return Plan(indexes, count - 1 if is_alpha else None, [], len(indexes))
+        measured = count - is_alpha
         if self.given_names is not None:
             if len(self.given_names) not in (measured, count):
                 raise DataError(
                     f"{path} has {measured} bands, but data.band_names names {len(self.given_names)}; name each of them"
                 )
             names = [*self.given_names, *["alpha"] * (count - len(self.given_names))]
-        elif self.expected not in (None, measured) and any(isinstance(band, int) for band in wanted):
+        elif self.expected not in (None, measured) and any(isinstance(band, int) for band in self.wanted):
             raise DataError(
                 f"{path} has {measured} bands, but the training images {self.expected}: the numbers in data.bands="
-                f"{wanted} would mean others here; keep such files apart, or choose bands by name"
+                f"{self.wanted} would mean others here; keep such files apart, or choose bands by name"
             )
         names = [name or str(number) for number, name in enumerate(names or [""] * count, 1)]
-        indexes = [_index(band, names, path) for band in wanted]
-        alpha = count - 1 if measured < count and count - 1 not in indexes else None
+        indexes = [_index(band, names, path) for band in self.wanted]
+        alpha = count - 1 if is_alpha and count - 1 not in indexes else None
         return Plan(indexes, alpha, [names[index] for index in indexes], measured)
 
 

@@ -70,13 +70,15 @@ class ImageData(Data):
     learns_classes = True
     per_pixel = False
     hint = ""
+    classes: list[str]
+    palette: list[tuple[int, int, int]]
     makes = ("layout",)
     ignore_index: int
 
     def __init__(self, config: ImageDataConfig) -> None:
         root = data_root(config.root, config.sample_data, config.name)
         listing = layout_of(config).find(root)
-        self._make, self.classes, self.palette = self.interpret(listing, config)
+        self._make = self.interpret(listing, config)
         self.name = config.name
         self.tested_on = "test" if "test" in listing.splits else "val"
         self.eval_batch_size, self.num_workers = config.eval_batch_size, config.num_workers
@@ -102,10 +104,8 @@ class ImageData(Data):
             draw = self.train.draw = ModalityDraw(groups, config.modality_weights, config.seed)
             self._record["modality_shares"] = draw.shares
 
-    def interpret(
-        self, listing: Listing, config: Any
-    ) -> tuple[Callable[..., ImageDataset], list[str], list[tuple[int, int, int]]]:
-        """What a kind of data makes of the files: the class of its datasets, the names of its classes, their colors."""
+    def interpret(self, listing: Listing, config: Any) -> Callable[..., ImageDataset]:
+        """Set ``classes`` and ``palette``; returns what makes a dataset of samples."""
         raise NotImplementedError
 
     def _others(self, listing: Listing) -> list[str]:
@@ -307,7 +307,7 @@ class ImageData(Data):
                 f"warning: {len(copies)} images of {self.name} are in two parts, such as {copies[0]}: figures are "
                 "measured on what was trained on; remove them from one"
             )
-        told = {
+        meanings = {
             "train": ("classes_without_training_images", "cannot be learned"),
             self.tested_on: ("classes_not_measured", "no figure tells of it"),
         }
@@ -320,8 +320,8 @@ class ImageData(Data):
                     raise DataError(f"no class is in {where}{self.hint}")
                 say(f"warning: no class is in {where}{self.hint}")
             # Of a few of many only what is no chance is a warning.
-            elif lacking and split in told and (whole or len(lacking) == len(self.classes) - 1):
-                key, means = told[split]
+            elif lacking and split in meanings and (whole or len(lacking) == len(self.classes) - 1):
+                key, means = meanings[split]
                 if whole:
                     self._record[key] = lacking
                 say(f"warning: {', '.join(lacking)}: in none of {where}: {means}{self.hint}")

@@ -112,7 +112,8 @@ def read_bytes(path: str | os.PathLike[str]) -> np.ndarray:
     elif head in _TIFF:
         try:
             with Image.open(path) as file:
-                pages = sum(not each.tag_v2.get(_SUBFILE, 0) & _COPY_OR_MASK for each in ImageSequence.Iterator(file))
+                frames: Any = ImageSequence.Iterator(file)
+                pages = sum(not each.tag_v2.get(_SUBFILE, 0) & _COPY_OR_MASK for each in frames)
         except (OSError, ValueError, SyntaxError, TypeError):
             return content  # left to the decoder
         _refuse_pages(path, pages)

@@ -18,17 +18,7 @@ from exp.config.resolve import resolve
 from exp.data.places import content_of, sample_folder
 from exp.errors import DataError
 
-__all__ = [
-    "ClassFolders",
-    "ImageFolders",
-    "Layout",
-    "Listing",
-    "LoveDA",
-    "MaskFolders",
-    "deal",
-    "files_below",
-    "image_files",
-]
+__all__ = ["ClassFolders", "ImageFolders", "Layout", "Listing", "LoveDA", "MaskFolders", "deal", "image_files"]
 
 SPLITS = ("train", "val", "test")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".jp2", ".bmp", ".webp")
@@ -174,18 +164,16 @@ class MaskFolders(Layout):
     def check(self, root: Path) -> None:
         """See :meth:`Layout.check`."""
         images, masks = self.config.images, self.config.masks
-        if not _folders_named(root, images):
+        if not folders_named(root, images):
             expected = f"<data.root>/{images}/x.jpg beside <data.root>/{masks}/x.png, or both in folders below"
-            raise refusal(
-                f"data.root={root} has no folder {images}; set data.images and data.masks to their names",
-                expected,
-                root,
-            )
+            what = f"data.root={root} has no folder {images}; set data.images and data.masks to their names"
+            raise refusal(what, expected, root)
 
     def find(self, root: Path) -> Listing:
         """See :meth:`Layout.find`."""
         self.check(root)
-        pairs, lone = pairs_below(root, self.config.images, [self.config.masks], self.config.on_error == "skip")
+        folders = [(each, each.parent / self.config.masks) for each in folders_named(root, self.config.images)]
+        pairs, lone = paired(folders, self.config.on_error == "skip")
         listing = Listing([], {})
         if lone:
             listing.notes["without_partner"] = len(lone)
@@ -244,13 +232,7 @@ class LoveDA(Layout):
         self.check(root)
         listing = Listing(list(self.classes), {})
         for split in ("train", "val"):
-            listing.splits[split] = []
-            for images, masks in self._folders(root, split):
-                by_name = {Path(path).name: path for path in image_files(masks)} if masks.is_dir() else {}
-                for path in image_files(images):
-                    if Path(path).name not in by_name:
-                        raise DataError(f"{path} has no mask {masks / Path(path).name}; copy LoveDA anew")
-                    listing.splits[split].append((path, by_name[Path(path).name]))
+            listing.splits[split], _ = paired(self._folders(root, split))
             if not listing.splits[split]:
                 raise refusal(f"LoveDA in {root} has no images for {split}", self.expected, root)
         if (root / "Train").is_dir():  # as published: 0 is no data, 1 to 7 are the classes
@@ -382,15 +364,11 @@ def deal(samples: Sequence[Sample], fractions: Sequence[float], root: Path, by_c
     return splits
 
 
-def pairs_below(
-    root: Path, images: str, masks: Sequence[str], skip_errors: bool
-) -> tuple[list[tuple[str, str]], list[str]]:
+def paired(folders: Iterable[tuple[Path, Path]], skip_errors: bool = False) -> tuple[list[Sample], list[str]]:
     """All pairs of an image and a mask of its name.
 
     Args:
-        root: a folder ``images`` lies in it, or at most two levels deeper.
-        images: name of the folders of images.
-        masks: names of the folders of masks beside them: the first that is there.
+        folders: of images, each with that of its masks.
         skip_errors: whether files without a partner are left out.
 
     Returns:
@@ -399,16 +377,13 @@ def pairs_below(
     Raises:
         DataError: a file has no partner, or two have the same name.
     """
-    folders = _folders_named(root, images)
-    pairs: list[tuple[str, str]] = []
+    pairs: list[Sample] = []
     lone: list[str] = []
-    for folder in folders:
-        places = [folder.parent / name for name in masks]
-        place = next((each for each in places if each.is_dir()), places[0])
-        of_images, of_masks = _by_stem(folder), _by_stem(place)
+    for images, masks in folders:
+        of_images, of_masks = _by_stem(images), _by_stem(masks)
         pairs += [(of_images[stem], of_masks[stem]) for stem in sorted(of_images.keys() & of_masks.keys())]
-        lone += [f"{path} has no mask in {place}" for stem, path in of_images.items() if stem not in of_masks]
-        lone += [f"{path} has no image in {folder}" for stem, path in of_masks.items() if stem not in of_images]
+        lone += [f"{path} has no mask in {masks}" for stem, path in of_images.items() if stem not in of_masks]
+        lone += [f"{path} has no image in {images}" for stem, path in of_masks.items() if stem not in of_images]
     if lone and not skip_errors:
         more = f"\n  and {len(lone) - 1} more" if len(lone) > 1 else ""
         raise DataError(f"{lone[0]}; add it, or leave such files out with data.on_error=skip{more}")
@@ -424,13 +399,14 @@ def _by_stem(folder: Path) -> dict[str, str]:
     return found
 
 
-def _folders_named(root: Path, name: str, depth: int = 3) -> list[Path]:
+def folders_named(root: Path, name: str, depth: int = 3) -> list[Path]:
+    """Folders of this name in a folder, or at most two levels deeper."""
     found = []
     for folder in folders_in(root):
         if folder.name == name:
             found.append(folder)
         elif depth > 1:
-            found += _folders_named(folder, name, depth - 1)
+            found += folders_named(folder, name, depth - 1)
     return found
 
 

@@ -23,7 +23,8 @@ from exp.vision.data.layouts import (
     complete,
     files_below,
     folders_in,
-    pairs_below,
+    folders_named,
+    paired,
     refusal,
     split_folders,
 )
@@ -138,13 +139,16 @@ class MMRS1MMasks(MMRS1M):
         """See :meth:`Layout.find`."""
         folders = self._chosen(root)
         listing = Listing([], defaultdict(list), {"datasets": [folder.name for folder in folders]})
+        images = self.config.images
         masks = list(dict.fromkeys([self.config.masks, "labels", "masks", "annotations"]))
         for folder in folders:
             splits: Splits = {}
             for split, place in split_folders(folder).items():
-                pairs, _ = pairs_below(place, self.config.images, masks, self.config.on_error == "skip")
+                found = [(each, [each.parent / name for name in masks]) for each in folders_named(place, images)]
+                beside = [(each, next(filter(Path.is_dir, names), names[0])) for each, names in found]
+                pairs, _ = paired(beside, self.config.on_error == "skip")
                 if not pairs:
-                    raise DataError(f"{place} has no folder {self.config.images} with images")
+                    raise DataError(f"{place} has no folder {images} with images")
                 splits[split] = list(pairs)
             for split, samples in complete(splits, self.config.split, root, by_class=False).items():
                 listing.splits[split] += samples

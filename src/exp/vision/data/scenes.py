@@ -55,11 +55,10 @@ class SceneData(ImageData):
     def __init__(self, **keys: Any) -> None:
         super().__init__(self.keys(**keys))
 
-    def interpret(
-        self, listing: Listing, config: Any
-    ) -> tuple[Callable[..., ImageDataset], list[str], list[tuple[int, int, int]]]:
+    def interpret(self, listing: Listing, config: Any) -> Callable[..., ImageDataset]:
         """See :meth:`ImageData.interpret`."""
-        return SceneDataset, listing.classes, distinct_colors(len(listing.classes))
+        self.classes, self.palette = listing.classes, distinct_colors(len(listing.classes))
+        return SceneDataset
 
     def metrics(self, detailed: bool = False) -> SceneMetrics:
         """A new accumulator of this data set's metrics."""

@@ -98,24 +98,22 @@ class SegmentationData(ImageData):
         self.gsd = config.gsd
         super().__init__(config)
 
-    def interpret(
-        self, listing: Listing, config: Any
-    ) -> tuple[Callable[..., ImageDataset], list[str], list[tuple[int, int, int]]]:
+    def interpret(self, listing: Listing, config: Any) -> Callable[..., ImageDataset]:
         """See :meth:`ImageData.interpret`; masks hold colors where there is a palette, and the layout knows none."""
-        names = listing.classes or list(config.palette or config.classes or ())
-        colors = distinct_colors(len(names))
+        self.classes = listing.classes or list(config.palette or config.classes or ())
+        self.palette = distinct_colors(len(self.classes))
         if config.palette:
             values = [int(color, 16) for color in config.palette.values()]
-            colors = [(value >> 16, value >> 8 & 255, value & 255) for value in values]
+            self.palette = [(value >> 16, value >> 8 & 255, value & 255) for value in values]
         self._masks: Masks
         if listing.ignored is not None:
-            self._masks = IndexMasks(len(names), listing.mask_values, listing.ignored)
+            self._masks = IndexMasks(len(self.classes), listing.mask_values, listing.ignored)
         elif config.palette:
             self._masks = ColorMasks(list(config.palette.values()), config.ignore_colors, config.max_unknown)
         else:
-            self._masks = IndexMasks(len(names), config.mask_values, config.ignore_values)
+            self._masks = IndexMasks(len(self.classes), config.mask_values, config.ignore_values)
         self.hint = f"; {self._masks.left_out}"
-        return partial(SegmentationDataset, masks=self._masks), names, colors
+        return partial(SegmentationDataset, masks=self._masks)
 
     def labels_in(self, samples: Sequence[tuple[str, str]]) -> tuple[set[int], int]:
         """See :meth:`ImageData.labels_in`; 16 masks are looked at, spread over all."""

@@ -172,7 +172,7 @@ class Normalization:
         if not self.is_measured and (mean is not None or std is not None):
             try:
                 self.mean, self.std = (np.broadcast_to(each, reader.channels).tolist() for each in (mean, std))
-                is_scale = np.isfinite(self.mean).all() and (np.array(self.std) > 0.0).all()
+                is_scale = bool(np.isfinite(self.mean).all() and np.less(0.0, self.std).all())
             except (TypeError, ValueError):
                 is_scale = False
             if not is_scale:
@@ -380,34 +380,30 @@ class Normalization:
             DataError: the weights had other channels, or the mean and standard deviation of the model, and others are
                 given.
         """
-        reader, bands = self.reader, self.reader.bands
+        reader, bands, ours = self.reader, self.reader.bands, "channels" in state
         self._looked = True
-        ours, own = state.get("channels", reader.channels), self.mean
-        if ours != reader.channels:
+        if state.get("channels", reader.channels) != reader.channels:
             raise DataError(
-                f"the weights were trained with data.channels={ours}, but it is {reader.channels} here; set "
-                f"data.channels={ours}"
+                f"the weights were trained with data.channels={state['channels']}, but it is {reader.channels} here; "
+                f"set data.channels={state['channels']}"
             )
-        if bands.wanted == state.get("bands"):
-            bands.expected, self.names = state.get("band_count"), list(state.get("band_names") or ())
-        elif "channels" in state:
-            logger.warning("data.bands=%s, but the weights were trained with %s", bands.wanted, state.get("bands"))
-        if state.get("mean") is None and "channels" in state and (own is not None or self.is_measured):
+        if ours and state.get("mean") is None and (self.mean is not None or self.is_measured):
             raise DataError(
                 "the weights were trained with the mean and standard deviation of the model, but data.mean is set "
                 "here; leave it out (data.mean=null data.std=null)"
             )
+        given = {"bands": bands.wanted, "mean": self.mean, "value_range": limits_of(reader.value_range)}
+        for key, value in given.items():
+            if ours and state.get(key) != value and (value is not None or key == "bands"):
+                logger.warning("data.%s=%s, but the weights were trained with %s", key, value, state.get(key))
+        if bands.wanted == state.get("bands"):
+            bands.expected, self.names = state.get("band_count"), list(state.get("band_names") or ())
         self.scaled = bool(state.get("scaled", True))
         self._take({"mean": state.get("mean"), "std": state.get("std")})
-        if own not in (None, self.mean):
-            logger.warning("data.mean=%s, but the weights were trained with %s, which is used", own, self.mean)
-        if "channels" in state:
+        if ours:
             reader.modalities.load(state.get("modality_statistics") or {})
-            given, limits = limits_of(reader.value_range), limits_of(state.get("value_range"))
-            if given is None:
-                reader.value_range = limits
-            elif limits not in (None, given):
-                logger.warning("data.value_range=%s, but the weights were trained with %s", given, limits)
+        if given["value_range"] is None:
+            reader.value_range = limits_of(state.get("value_range"))
 
 
 def spread_over(paths: Sequence[str], most: int) -> Sequence[str]:

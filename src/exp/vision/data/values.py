@@ -168,15 +168,11 @@ class ImageReader:
             DataError: the channels are others than those of the model.
         """
         invalid = _invalid_values(pixels, nodata)
-        told = [
-            masked,
-            None if transparency is None else transparency == 0,
-            None if invalid is None else invalid.all(2),
-        ]
-        missing = np.logical_or.reduce([each for each in told if each is not None] or [False])
-        if not missing.any():
-            missing = None
-        else:
+        signs = [] if masked is None else [masked]
+        signs += [] if transparency is None else [transparency == 0]
+        signs += [] if invalid is None else [invalid.all(axis=2)]
+        missing = np.logical_or.reduce(signs) if signs and np.any(signs) else None
+        if missing is not None:
             shown = missing[..., None]
             invalid = shown.repeat(pixels.shape[2], axis=2) if invalid is None else invalid | shown
         made = self._channels(pixels, path)

@@ -75,9 +75,6 @@ def check(task: Any) -> None:
     """
     if task.on_error not in ("raise", "skip"):
         raise ConfigError(f"task.on_error={task.on_error} is not one of raise, skip")
-    for key in ("window", "resize", "gsd"):
-        if task.get(key) is not None and task[key] <= 0:
-            raise ConfigError(f"task.{key}={task[key]} must be more than 0, or null")
     if task.get("probabilities") and importlib.util.find_spec("rasterio") is None:
         raise UnavailableError(
             "task.probabilities=true needs the package rasterio, which is not installed: pip install 'exp[geo]', or "
