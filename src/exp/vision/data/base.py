@@ -313,7 +313,7 @@ class ImageData(Data):
         self.normalization.look()
         if session.weights is not None:
             state = session.weights.data or {}
-            self._refuse_another_order(list(state.get("band_names") or ()), session.config.model.get("band_init"))
+            self._refuse_another_order(list(state.get("band_names") or ()))
             if self.learns_classes:
                 session.weights = fit_classes(session.weights, self.classes, session.say)
         if self.normalization.waits:
@@ -326,12 +326,11 @@ class ImageData(Data):
             path = session.folder.path / STATISTICS
             session.when_started(functools.partial(write_json, path, table))
 
-    def _refuse_another_order(self, theirs: list[str], band_init: str | None) -> None:
+    def _refuse_another_order(self, theirs: list[str]) -> None:
         """Refuse to train on the bands of the weights in another order: nothing else would tell.
 
         Args:
             theirs: names of the bands of the weights.
-            band_init: ``model.band_init``: which kernels further bands begin with.
         """
         mine = self.normalization.names
         if not theirs or not mine:
@@ -341,10 +340,10 @@ class ImageData(Data):
                 f"init_from: the weights were trained on the bands {', '.join(theirs)}, but data.bands gives "
                 f"{', '.join(mine)}; give them in the same order"
             )
-        if len(mine) != len(theirs) == 3 and colors_in(theirs) != [0, 1, 2] and band_init not in (None, "mean"):
+        if len(mine) != len(theirs) == 3 and colors_in(theirs) != [0, 1, 2] and None not in colors_in(mine):
             raise DataError(
-                f"init_from: the weights were trained on the bands {', '.join(theirs)}, not on red, green and blue, "
-                f"whose kernels model.band_init={band_init} hands on; set model.band_init=mean"
+                f"init_from: the weights were trained on the bands {', '.join(theirs)}, whose kernels would be taken "
+                "for those of red, green and blue; give the bands of the data other names (data.band_names)"
             )
 
     def look_at_files(self, say: Callable[[str], None]) -> None:
