@@ -24,8 +24,8 @@ def refuse_unknown(key: str, values: Sequence[str], known: Sequence[str]) -> Non
     """Raise a :class:`ConfigError` where there is no value, or one that is not known."""
     wrong = [value for value in values if value not in known]
     if wrong or not values:
-        said = f"={wrong[0]}{nearest(wrong[0], known)}" if wrong else "=[]"
-        raise ConfigError(f"{key}{said} must be of {', '.join(known)}")
+        shown, hint = (wrong[0], nearest(wrong[0], known)) if wrong else ("[]", "")
+        raise ConfigError(f"{key}={shown} must be of {', '.join(known)}{hint}")
 
 
 @dataclass
