@@ -99,7 +99,7 @@ def write_features(session: Session) -> dict[str, Any]:
         write_atomically(session.folder.path / "features.csv", csv_content([FeatureFile._fields, *files]))
         report = ["features.csv", *(file.features for file in files)]
     if files and task.max_images:
-        components = writer.components()  # every rank takes part
+        components = writer.moments.components(session.distributed)  # every rank takes part
         if session.distributed.is_main:
             report += _draw(session, model, files, data.read, components)
     report_failures(failed, len(inputs), task.on_error)
@@ -119,6 +119,7 @@ class FeatureWriter:
 
     Attributes:
         written: by the number of the image.
+        moments: of the patches.
 
     Args:
         session: the session.
@@ -128,7 +129,7 @@ class FeatureWriter:
 
     def __init__(self, session: Session, model: Any, read: Any) -> None:
         self.session, self.model, self.read = session, model, read
-        self.moments: Moments | None = None
+        self.moments = Moments(int(model.backbone.embed_dim))
         self.written: dict[int, FeatureFile] = {}
 
     def add(self, number: int, entry: Input) -> None:
@@ -146,7 +147,6 @@ class FeatureWriter:
             name: narrowed(f"{name} of {entry.path}", value.numpy(), task.feature_dtype)
             for name, value in (("cls", cls), ("patches", patches))
         }
-        self.moments = self.moments or Moments(patches.shape[-1])
         self.moments.add(patches)
         height, width = pixels.shape[:2]
         about = {"file": str(entry.path), "height": height, "width": width,
@@ -155,12 +155,6 @@ class FeatureWriter:
         content = save(tensors, {key: to_json(value) for key, value in about.items()})
         write_atomically(self.session.folder.path / name, content)
         self.written[number] = FeatureFile(str(entry.path), name, height, width, *patches.shape[:2])
-
-    def components(self) -> Components:
-        """The principal components over all ranks; every rank must call, also one that had no image."""
-        dims = self.session.distributed.gather(None if self.moments is None else self.moments.dim)
-        moments = self.moments or Moments(next(dim for dim in dims if dim is not None))
-        return moments.components(self.session.distributed)
 
 
 def narrowed(name: str, value: np.ndarray, dtype: str) -> np.ndarray:

@@ -72,10 +72,6 @@ class ImageModelConfig(BackboneConfig):
     """Recompute activations in the backward pass: less memory, about a third more time."""
     dropout: float = 0.0
     """Before the last layer of a head."""
-    band_init: str = "auto"
-    """How the patch embedding of three-band weights begins for other bands: ``mean`` (of its kernels, for each),
-    ``named`` (red, green and blue get their own), ``auto`` (``named`` where the data tell which they are, else
-    ``mean``)."""
     lora: LoraConfig = field(default_factory=LoraConfig)
     """Low-rank updates instead of training the backbone's own weights."""
 

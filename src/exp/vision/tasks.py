@@ -24,8 +24,8 @@ def refuse_unknown(key: str, values: Sequence[str], known: Sequence[str]) -> Non
     """Raise a :class:`ConfigError` where there is no value, or one that is not known."""
     wrong = [value for value in values if value not in known]
     if wrong or not values:
-        said = f"={wrong[0]}{nearest(wrong[0], known)}" if wrong else "=[]"
-        raise ConfigError(f"{key}{said} must be of {', '.join(known)}")
+        shown, hint = (wrong[0], nearest(wrong[0], known)) if wrong else ("[]", "")
+        raise ConfigError(f"{key}={shown} must be of {', '.join(known)}{hint}")
 
 
 @dataclass
@@ -81,8 +81,6 @@ class Features(Task):
     it has and fits is not computed again."""
     patches: bool = False
     """``store``: also keep the features of every patch, for segmentation: (h, w, D) for each image."""
-    parts: Optional[List[str]] = None
-    """``store``: which of train, val and test; null: all."""
 
     needs_weights: ClassVar[bool] = True
     paths: ClassVar[Sequence[str]] = ("input", "store")
@@ -90,11 +88,10 @@ class Features(Task):
     def check(self, config: ExpConfig) -> None:
         """Refuse keys that would do nothing, and dtypes that features are not kept in."""
         refuse_unknown("task.feature_dtype", [self.feature_dtype], ("float16", "float32"))
-        given = {"input": self.input, "resize": self.resize} if self.store else {"patches": self.patches or None}
-        for key, value in given.items():
-            if value is not None:
-                wants = "does not go with task.store, which takes the data" if self.store else "needs task.store"
-                raise ConfigError(f"task.{key}={value} {wants}; leave it out, or see docs/probes.md")
+        if self.store is not None and (self.input or self.resize):
+            raise ConfigError(
+                "task.input and task.resize do not go with task.store, which takes the data; leave them out"
+            )
 
     def run(self, session: Session) -> dict[str, Any]:
         """See :func:`exp.vision.features.write_features` and :mod:`exp.vision.probe.keep`."""
@@ -191,10 +188,6 @@ class Probe(Task):
             )
         store = Store(self.store)
         store.check_complete()
-        if len(store.about["parts"]) < 2 or "train" not in store.about["parts"]:
-            raise ConfigError(
-                f"task.store={self.store} has only {', '.join(store.about['parts'])}; make it with all task.parts"
-            )
         config.name = store.about["experiment"]
 
     def run(self, session: Session) -> dict[str, Any]:

@@ -6,10 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 
-from exp.engine.fit import Weights, fit_weights
-from exp.errors import ConfigError
 from exp.vision.dinov3 import SceneClassifier
 from exp.vision.dinov3.lora import is_of_lora
 
@@ -52,22 +49,6 @@ def test_updates_begin_as_nothing_and_add_what_the_paper_says():
     torch.testing.assert_close(adapted(image=IMAGE), plain(image=IMAGE))
     update, x = moved(adapted).backbone.blocks[0].mlp.lora["fc1"], torch.randn(5, 32)
     torch.testing.assert_close(update(x), x @ (8.0 / 4 * update.up @ update.down).t())
-
-
-def test_other_updates_than_were_trained_are_refused():
-    """For use as it is; a training begins with them merged, and has new ones."""
-    weights = Weights(Path("run/best.pth"), moved(model()).state_dict(), None)
-    differs = ["model.lora is other"]
-    config = OmegaConf.create({"task": {"name": "eval"}, "record": {"differs": differs}, "init_partial": False})
-    for mine in (
-        {"rank": 2, "alpha": 4.0},
-        {"rank": 4, "alpha": 16.0},
-        {"rank": 4, "alpha": 8.0, "targets": ["q", "v"]},
-    ):
-        with pytest.raises(ConfigError, match=differs[0]):
-            fit_weights(model(lora=mine), weights, config, as_it_is=True)
-        fit_weights(model(lora=mine), weights, config, as_it_is=False)
-    fit_weights(model(lora=None), weights, config, as_it_is=True)
 
 
 @pytest.mark.parametrize(("size", "targets"), [("vits16", ["q", "v"]), ("vits16plus", ["attention", "mlp"])])

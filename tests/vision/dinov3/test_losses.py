@@ -35,14 +35,6 @@ def test_focal_loss_is_the_paper_s_sum(gamma):
         assert cross_entropy(logits, label, 255, weights).item() == pytest.approx(total / 24, rel=1e-5)
 
 
-def test_focal_loss_of_what_is_certain_has_a_finite_gradient():
-    logits = torch.tensor([[200.0, 0.0], [0.0, 200.0]], requires_grad=True)
-    loss = focal_loss(logits, torch.tensor([0, 0]), -1, 0.5)
-    loss.backward()
-    assert loss.item() == pytest.approx(100.0)
-    assert torch.isfinite(logits.grad).all()
-
-
 def lovasz_by_sets(errors, truth):
     """The Lovász extension of the Jaccard loss, by its definition over growing sets of the largest errors."""
     total, wrong, before = 0.0, set(), 0.0
@@ -88,12 +80,10 @@ def test_a_sum_of_losses():
     logits, label = scores_and_labels()
     config = SegmenterConfig(class_weights=[1.0, 2.0, 0.5], cross_entropy_weight=0.5, focal_weight=2.0, focal_gamma=1.5,
                              dice_weight=4.0, lovasz_weight=3.0)  # fmt: skip
-    losses = Losses(config, 3, 255)
-    weights = torch.tensor([1.0, 2.0, 0.5])
-    ce, focal = cross_entropy(logits, label, 255, weights), focal_loss(logits, label, 255, 1.5, weights)
-    dice, lovasz = dice_loss(logits, label, 255), lovasz_softmax(logits, label, 255)
-    expected = {"loss_ce": 0.5 * ce, "loss_focal": 2.0 * focal, "loss_dice": 4.0 * dice, "loss_lovasz": 3.0 * lovasz}
-    torch.testing.assert_close(losses(logits, label), expected)
+    weights, both = torch.tensor([1.0, 2.0, 0.5]), (logits, label, 255)
+    expected = {"loss_ce": 0.5 * cross_entropy(*both, weights), "loss_focal": 2.0 * focal_loss(*both, 1.5, weights),
+                "loss_dice": 4.0 * dice_loss(*both), "loss_lovasz": 3.0 * lovasz_softmax(*both)}  # fmt: skip
+    torch.testing.assert_close(Losses(config, 3, 255)(logits, label), expected)
 
 
 def test_dice_is_of_the_classes_that_an_image_has():

@@ -105,7 +105,7 @@ def test_transformers_reads_what_is_exported(transformers, tmp_path, size):
     backbone, image = model.backbone, torch.randint(0, 256, (2, 3, 64, 32))
     save_file(model_tensors(backbone.state_dict(), backbone.size.gated), str(tmp_path / "model.safetensors"))
     processor = processor_config(model.pixel_mean.flatten().tolist(), model.pixel_std.flatten().tolist(), 64)
-    config = model_config(backbone, [], 64, 1.0)
+    config = model_config(backbone, [], 64)
     (tmp_path / "config.json").write_text(json.dumps(config))
     theirs, told = transformers.DINOv3ViTModel.from_pretrained(tmp_path, output_loading_info=True)
     assert [told["missing_keys"], told["unexpected_keys"]] == [set(), set()]

@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from exp.errors import ConfigError
-from exp.vision.data.bands import colors_in
 from exp.vision.dinov3 import SceneClassifier
-from exp.vision.dinov3.bands import embedded
+from exp.vision.dinov3.base import for_bands
 
 SMALL = {"embed_dim": 32, "depth": 2, "num_heads": 2}
 TIMM = {"storage_tokens": "reg_token", "ls1.gamma": "gamma_1", "ls2.gamma": "gamma_2", "mlp.w1": "mlp.fc1_g",
@@ -146,28 +145,15 @@ WEIGHT = torch.arange(2 * 3 * 4, dtype=torch.float32).reshape(2, 3, 2, 2).square
 SENTINEL = ["B04", "B03", "B02", "B08"]
 
 
-def test_red_green_and_blue_are_known_by_name():
-    for names, places in (
-        (["blue", "Green", "RED"], [2, 1, 0]),
-        (["B8A", "B4", "B03", "B2"], [1, 2, 3]),
-        (["4", "3", "2"], [None, None, None]),  # numbers of bands without a name say nothing
-        (["red", "red", "blue"], [None, None, 2]),
-    ):
-        assert colors_in(names) == places
-
-
 def test_kernels_of_other_bands():
-    """A grey image keeps its embedding; known colours get their own kernels; other orders are not taken for RGB."""
+    """All bands have the mean; known colors get their own kernels; other orders are not taken for RGB."""
     mean = WEIGHT.mean(dim=1)
     for channels in (1, 2, 4, 13):
-        made = embedded(WEIGHT, channels, [], "auto", "x")
-        torch.testing.assert_close(made, torch.stack([mean * 3 / channels] * channels, dim=1))
-    made = embedded(WEIGHT, 4, ["B08", "B02", "B03", "B04"], "auto", "x")
-    torch.testing.assert_close(made, torch.stack([mean, WEIGHT[:, 2], WEIGHT[:, 1], WEIGHT[:, 0]], dim=1) * 0.75)
-    assert torch.equal(embedded(WEIGHT, 3, ["B02", "B03", "B04"], "auto", "x"), WEIGHT[:, [2, 1, 0]])
-    assert torch.equal(embedded(WEIGHT, 3, ["B08", "B04", "B03"], "auto", "x"), WEIGHT)
-    with pytest.raises(ConfigError, match=r"x\.pth"):  # five channels, of which nobody knows the colours
-        embedded(torch.zeros(2, 5, 2, 2), 4, SENTINEL, "named", "x.pth")
+        torch.testing.assert_close(for_bands(WEIGHT, channels, []), torch.stack([mean] * channels, dim=1))
+    made = for_bands(WEIGHT, 4, ["B08", "B02", "B03", "B04"])
+    torch.testing.assert_close(made, torch.stack([mean, WEIGHT[:, 2], WEIGHT[:, 1], WEIGHT[:, 0]], dim=1))
+    assert torch.equal(for_bands(WEIGHT, 3, ["B02", "B03", "B04"]), WEIGHT[:, [2, 1, 0]])
+    assert torch.equal(for_bands(WEIGHT, 3, ["B08", "B04", "B03"]), WEIGHT)
 
 
 def test_a_training_on_other_bands_begins_with_kernels_and_statistics_of_the_weights():

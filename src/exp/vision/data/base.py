@@ -20,6 +20,7 @@ from exp.data.fingerprint import of_samples
 from exp.data.places import shortened
 from exp.errors import DataError
 from exp.runs.files import write_json
+from exp.vision.data.bands import colors_in
 from exp.vision.data.dataset import ImageDataset, ModalityDraw
 from exp.vision.data.labels import NO_DATA
 from exp.vision.data.layouts import NAMED_FILES, SUFFIXES, Listing, archive_notes, data_root, layout_of, other_files
@@ -271,12 +272,7 @@ class ImageData(Data):
         self.normalization.look()
         if session.weights is not None:
             state = session.weights.data or {}
-            theirs, mine = list(state.get("band_names") or ()), self.normalization.names
-            if mine != theirs and sorted(mine) == sorted(theirs):
-                raise DataError(
-                    f"init_from: the weights were trained on the bands {', '.join(theirs)}, but data.bands gives "
-                    f"{', '.join(mine)}; give them in the same order"
-                )
+            self._refuse_another_order(list(state.get("band_names") or ()))
             if self.learns_classes:
                 session.weights = fit_classes(session.weights, self.classes, session.say)
         if self.normalization.is_measured or self.normalization.lacks_range:
@@ -288,6 +284,26 @@ class ImageData(Data):
         if table is not None:
             path = session.folder.path / STATISTICS
             session.when_started(functools.partial(write_json, path, table))
+
+    def _refuse_another_order(self, theirs: list[str]) -> None:
+        """Refuse to train on the bands of the weights in another order: nothing else would tell.
+
+        Args:
+            theirs: names of the bands of the weights.
+        """
+        mine = self.normalization.names
+        if not theirs or not mine:
+            return
+        if mine != theirs and sorted(mine) == sorted(theirs):
+            raise DataError(
+                f"init_from: the weights were trained on the bands {', '.join(theirs)}, but data.bands gives "
+                f"{', '.join(mine)}; give them in the same order"
+            )
+        if len(mine) != len(theirs) == 3 and colors_in(theirs) != [0, 1, 2] and None not in colors_in(mine):
+            raise DataError(
+                f"init_from: the weights were trained on the bands {', '.join(theirs)}, whose kernels would be taken "
+                "for those of red, green and blue; give the bands of the data other names (data.band_names)"
+            )
 
     def look_at_files(self, say: Callable[[str], None]) -> None:
         """Warn of images that are trained on and tested on, and of classes that are not there; rank 0 does so before a

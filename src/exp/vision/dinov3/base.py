@@ -13,25 +13,16 @@ from exp.config.explain import nearest
 from exp.errors import ConfigError
 from exp.models.base import Model
 from exp.models.names import under_own_names
+from exp.vision.data.bands import colors_in
+from exp.vision.dinov3 import weights
 from exp.vision.dinov3.backbone import Features, VisionTransformer
-from exp.vision.dinov3.bands import check_band_init, embedded, statistics_for
 from exp.vision.dinov3.blocks import rope_periods
 from exp.vision.dinov3.huggingface import beside
 from exp.vision.dinov3.lora import is_of_lora, merged
 from exp.vision.dinov3.sizes import SIZES, Size
-from exp.vision.dinov3.weights import (
-    adapt_published,
-    check_backbone,
-    is_of_head,
-    pretraining_of,
-    published_prefix,
-    refuse_other_families,
-    refuse_unclaimed,
-    with_periods,
-)
 from exp.vision.model_config import BackboneConfig, ImageModelConfig, LoraConfig
 
-__all__ = ["ImageModel", "keys_of", "size_of"]
+__all__ = ["ImageModel", "for_bands", "keys_of", "size_of"]
 
 # Mean and standard deviation of the pretraining images, RGB in 0..1 (the paper's; web: ImageNet's).
 _NORMALIZATION = {
@@ -42,6 +33,29 @@ _PREFIX = "backbone."
 _EMBEDDING = f"{_PREFIX}patch_embed.proj.weight"
 _STATISTICS = ("pixel_mean", "pixel_std")
 _Config = TypeVar("_Config")
+
+
+def for_bands(values: torch.Tensor, channels: int, names: Sequence[str]) -> torch.Tensor:
+    """What is known of some bands (kernels, means, deviations), for the bands of a model.
+
+    Args:
+        values: (n, c, ...); with c = 3 of red, green and blue.
+        channels: of the model (C).
+        names: of its bands; empty: not known.
+
+    Returns:
+        (n, C, ...). Where red, green and blue are among the names, and known, these have their own and other bands the
+        mean of the three; else as many bands as are known stay as they are, and of another number each has the mean.
+    """
+    places = colors_in(names)
+    by_name = values.shape[1] == 3 and None not in places
+    if not by_name and channels == values.shape[1]:
+        return values
+    made = values.mean(dim=1, keepdim=True).repeat(1, channels, *[1] * (values.dim() - 2))
+    for color, place in enumerate(places if by_name else ()):
+        assert place is not None
+        made[:, place] = values[:, color]
+    return made
 
 
 def keys_of(kind: type[_Config], keys: Any) -> _Config:
@@ -101,7 +115,6 @@ class ImageModel(Model):
         config = self.config_class(**keys)
         config.lora = keys_of(LoraConfig, config.lora)
         self.config, self.band_names = config, list(band_names or ())
-        check_band_init(config.band_init, self.band_names)
         if config.normalization not in ("auto", *_NORMALIZATION):
             raise ConfigError(
                 f"model.normalization={config.normalization} is not one of auto, {', '.join(_NORMALIZATION)}"
@@ -115,10 +128,11 @@ class ImageModel(Model):
         self.in_channels = in_channels
         self.blocks = self._numbers([-1] if config.blocks is None else config.blocks, "blocks")
         self._follows_weights = config.normalization == "auto" and pixel_mean is None
-        if pixel_mean is not None and pixel_std is not None:
-            self._normalize_by(torch.tensor(list(pixel_mean)), torch.tensor(list(pixel_std)))
-        else:
+        if pixel_mean is None or pixel_std is None:
             self._normalize_like("web" if config.normalization == "auto" else config.normalization)
+        else:
+            self.register_buffer("pixel_mean", torch.tensor(list(pixel_mean)).view(1, -1, 1, 1))
+            self.register_buffer("pixel_std", torch.tensor(list(pixel_std)).view(1, -1, 1, 1))
 
     def _numbers(self, blocks: Sequence[int], key: str) -> list[int]:
         """Numbers of blocks from 0; -1 is the last."""
@@ -129,14 +143,9 @@ class ImageModel(Model):
         return numbers
 
     def _normalize_like(self, images: str) -> None:
-        self._normalize_by(*(
-            statistics_for(torch.tensor(each) * 255.0, self.in_channels, self.band_names)
-            for each in _NORMALIZATION[images]
-        ))  # fmt: skip
-
-    def _normalize_by(self, *values: torch.Tensor) -> None:
-        for name, each in zip(_STATISTICS, values):
-            self.register_buffer(name, each.reshape(1, -1, 1, 1).clone())
+        for name, values in zip(_STATISTICS, _NORMALIZATION[images]):
+            of_colors = torch.tensor(values).view(1, 3, 1, 1) * 255.0
+            self.register_buffer(name, for_bands(of_colors, self.in_channels, self.band_names))
 
     def _use_blocks(self, more: Sequence[int] = ()) -> None:
         """Call once the heads are known: later blocks get no gradient, which DDP must not wait for."""
@@ -188,8 +197,8 @@ class ImageModel(Model):
         Raises:
             ConfigError: they are of another family, size or patch size.
         """
-        prefix = published_prefix(state)
-        refuse_other_families(state, prefix, source)
+        prefix = weights.published_prefix(state)
+        weights.refuse_other_families(state, prefix, source)
         if prefix is None or (prefix.endswith(_PREFIX) and f"{prefix[: -len(_PREFIX)]}pixel_mean" in state):  # ours
             own = under_own_names(state, self.state_dict())
         else:
@@ -198,8 +207,8 @@ class ImageModel(Model):
             own.update(pixel_mean=self.pixel_mean, pixel_std=self.pixel_std)
         backbone = {key[len(_PREFIX) :]: value for key, value in own.items() if key.startswith(_PREFIX)}
         mine = self.backbone.state_dict()
-        check_backbone(backbone, mine, source)
-        refuse_unclaimed([key for key in backbone if not is_of_lora(key)], mine, source)
+        weights.check_backbone(backbone, mine, source)
+        weights.refuse_unclaimed([key for key in backbone if not is_of_lora(key)], mine, source)
         theirs, ours = ({key: each[key] for key in each if is_of_lora(key)} for each in (backbone, mine))
         same = theirs.keys() == ours.keys() and all(
             value.shape == ours[key].shape and (value.dim() > 0 or float(value) == float(ours[key]))
@@ -211,35 +220,33 @@ class ImageModel(Model):
         """Published weights by this model's names, with the architecture and the statistics that stand beside them."""
         names, about = self.state_dict(), beside(source)
         inner = {key[len(prefix) :]: value for key, value in state.items()
-                 if key.startswith(prefix) and (prefix or not is_of_head(key))}  # fmt: skip
+                 if key.startswith(prefix) and (prefix or not weights.is_of_head(key))}  # fmt: skip
         rest = {key: value for key, value in state.items()
                 if not key.startswith(prefix) or key[len(prefix) :] not in inner}  # fmt: skip
         own = {f"{key} of the file" if key in names else key: value for key, value in rest.items()}
-        adapted = with_periods(adapt_published(inner), about)
+        adapted = weights.with_periods(weights.adapt_published(inner), about)
         if "rope.periods" not in adapted:
             self.taken_on_trust = ["num_heads"]
             adapted["rope.periods"] = rope_periods(self.backbone.rope.head_dim, about.rope_base)
         own.update({_PREFIX + key: value for key, value in adapted.items()})
-        pretraining = pretraining_of(source)
+        pretraining = weights.pretraining_of(source)
+        if self._follows_weights and about.statistics is None and pretraining is not None:
+            self._normalize_like(pretraining)
+        own.update(pixel_mean=self.pixel_mean, pixel_std=self.pixel_std)
         if self._follows_weights and about.statistics is not None:
-            values = [torch.tensor(each) for each in about.statistics]
-            if not about.ours and len(values[0]) == 3:
-                values = [statistics_for(each, self.in_channels, self.band_names) for each in values]
-            own.update({name: each.reshape(1, -1, 1, 1).clone() for name, each in zip(_STATISTICS, values)})
-        else:
-            if self._follows_weights and pretraining is not None:
-                self._normalize_like(pretraining)
-            own.update(pixel_mean=self.pixel_mean, pixel_std=self.pixel_std)
-        if not about.ours and _EMBEDDING in own and own[_EMBEDDING].shape[1] == self.in_channels == 3:
-            own[_EMBEDDING] = embedded(own[_EMBEDDING], 3, self.band_names, self.config.band_init, source)
+            own.update({name: torch.tensor(each).view(1, -1, 1, 1)
+                        for name, each in zip(_STATISTICS, about.statistics)})  # fmt: skip
+        for name in () if about.ours else (_EMBEDDING, *_STATISTICS):  # bands of the data in another order
+            if name in own and own[name].shape[1] == 3 and (self.in_channels == 3 or name != _EMBEDDING):
+                own[name] = for_bands(own[name], self.in_channels, self.band_names)
         return own
 
     def fit_state_dict(self, state: Mapping[str, torch.Tensor], source: Path) -> dict[str, torch.Tensor]:
-        """A patch embedding for this model's bands (:func:`exp.vision.dinov3.bands.embedded`)."""
-        fitted, channels = super().fit_state_dict(state, source), self.in_channels
-        if _EMBEDDING in fitted and fitted[_EMBEDDING].shape[1] != channels:
-            fitted[_EMBEDDING] = embedded(fitted[_EMBEDDING], channels, self.band_names, self.config.band_init, source)
-        for name in _STATISTICS:
-            if name in fitted and fitted[name].shape[1] != channels:
-                fitted[name] = fitted[name].mean(dim=1, keepdim=True).expand(-1, channels, -1, -1).clone()
+        """A patch embedding and statistics for this model's bands (:func:`for_bands`)."""
+        fitted = super().fit_state_dict(state, source)
+        for name in (_EMBEDDING, *_STATISTICS):
+            if name in fitted and fitted[name].shape[1] != self.in_channels:
+                # Of kernels the sum stays, so that a gray image keeps its embedding.
+                factor = fitted[name].shape[1] / self.in_channels if name == _EMBEDDING else 1.0
+                fitted[name] = for_bands(fitted[name], self.in_channels, self.band_names) * factor
         return fitted

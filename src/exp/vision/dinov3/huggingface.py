@@ -72,7 +72,7 @@ def _statistics(processor: Mapping[str, Any]) -> tuple[list[float], list[float]]
     return mean, std
 
 
-def model_config(backbone: Any, band_names: Sequence[str], image_size: int, layer_scale: float) -> dict[str, Any]:
+def model_config(backbone: Any, band_names: Sequence[str], image_size: int) -> dict[str, Any]:
     """``config.json``.
 
     Args:
@@ -80,7 +80,6 @@ def model_config(backbone: Any, band_names: Sequence[str], image_size: int, laye
             count as what they were rounded from.
         band_names: of the image's channels, as far as they are known: transformers does not read them.
         image_size: that it was trained at; others go in, too.
-        layer_scale: initial value; of a model that is made anew.
     """
     size, periods = backbone.size, backbone.rope.periods
     usual = rope_periods(4 * len(periods)).to(periods)
@@ -91,7 +90,7 @@ def model_config(backbone: Any, band_names: Sequence[str], image_size: int, laye
         "num_attention_heads": size.num_heads, "num_register_tokens": size.storage_tokens, "use_gated_mlp": size.gated,
         "hidden_act": "silu" if size.gated else "gelu", "patch_size": backbone.patch_size,
         "num_channels": backbone.patch_embed.proj.in_channels, "band_names": list(band_names), "image_size": image_size,
-        "layer_norm_eps": NORM_EPS, "rope_theta": base, "layerscale_value": layer_scale,
+        "layer_norm_eps": NORM_EPS, "rope_theta": base,
         "query_bias": True, "key_bias": False, "value_bias": True, "proj_bias": True, "mlp_bias": True,
     }  # fmt: skip
 

@@ -33,23 +33,19 @@ __all__ = [
 
 _State = Mapping[str, torch.Tensor]
 
-# Ours, theirs: parts of names with a dot in front of them. The same name stands for different layers with a gate.
-_TRANSFORMERS = (
-    (".blocks.", ".layer."), (".patch_embed.proj.", ".embeddings.patch_embeddings."),
-    (".cls_token", ".embeddings.cls_token"), (".storage_tokens", ".embeddings.register_tokens"),
-    (".attn.proj.", ".attention.o_proj."), (".ls1.gamma", ".layer_scale1.lambda1"),
-    (".ls2.gamma", ".layer_scale2.lambda1"),
-)  # fmt: skip
-_TRANSFORMERS_MLP = {
-    True: ((".mlp.w1.", ".mlp.gate_proj."), (".mlp.w2.", ".mlp.up_proj."), (".mlp.w3.", ".mlp.down_proj.")),
-    False: ((".mlp.fc1.", ".mlp.up_proj."), (".mlp.fc2.", ".mlp.down_proj.")),
-}
-_TIMM = ((".storage_tokens", ".reg_token"), (".ls1.gamma", ".gamma_1"), (".ls2.gamma", ".gamma_2"))
-_TIMM_MLP = {
-    True: ((".mlp.w1.", ".mlp.fc1_g."), (".mlp.w2.", ".mlp.fc1_x."), (".mlp.w3.", ".mlp.fc2.")),
-    False: (),
-}
-_READ_ONLY = ((".rope.periods", ".rope_embed.periods"), (".blocks.", ".model.layer."))
+_NAMES = {
+    ".blocks.": (".layer.",), ".patch_embed.proj.": (".embeddings.patch_embeddings.",),
+    ".cls_token": (".embeddings.cls_token",), ".storage_tokens": (".embeddings.register_tokens", ".reg_token"),
+    ".attn.proj.": (".attention.o_proj.",), ".rope.periods": (".rope_embed.periods",),
+    ".ls1.gamma": (".layer_scale1.lambda1", ".gamma_1"), ".ls2.gamma": (".layer_scale2.lambda1", ".gamma_2"),
+}  # fmt: skip
+"""Ours: transformers', timm's; of the periods the authors'. Parts of names with a dot in front of them."""
+_MLP_NAMES: dict[bool, dict[str, tuple[str, ...]]] = {
+    True: {".mlp.w1.": (".mlp.gate_proj.", ".mlp.fc1_g."), ".mlp.w2.": (".mlp.up_proj.", ".mlp.fc1_x."),
+           ".mlp.w3.": (".mlp.down_proj.", ".mlp.fc2.")},
+    False: {".mlp.fc1.": (".mlp.up_proj.",), ".mlp.fc2.": (".mlp.down_proj.",)},
+}  # fmt: skip
+"""Likewise with a gate and without, where the same name stands for different layers."""
 _SEPARATE = re.compile(r"^(blocks\.\d+\.)(?:attn|attention)\.([qkv])_(?:proj\.)?(weight|bias)$")
 
 # Only pretraining uses these; the mask of the biases and the inverse of the periods are known.
@@ -71,13 +67,13 @@ def adapt_published(state: _State) -> dict[str, torch.Tensor]:
         The weights that the backbone has, with zeros for a bias that a form leaves out because it is zero.
     """
     gated = any(re.search(r"mlp\.(w1|gate_proj|fc1_g)\.", key) for key in state)
-    names = (*_READ_ONLY, *_TRANSFORMERS, *_TRANSFORMERS_MLP[gated], *_TIMM, *_TIMM_MLP[gated])
+    names = [(ours, each) for ours, others in {**_NAMES, **_MLP_NAMES[gated]}.items() for each in others]
     adapted: dict[str, torch.Tensor] = {}
     separate: dict[str, dict[str, torch.Tensor]] = {}
     for key, value in state.items():
         if _UNUSED.search(key):
             continue
-        key = f".{key}"
+        key = f".{key}".replace(".model.layer.", ".layer.")
         for ours, theirs in names:
             key = key.replace(theirs, ours)
         match = _SEPARATE.match(key[1:])
@@ -109,13 +105,13 @@ def model_tensors(state: _State, gated: bool) -> dict[str, torch.Tensor]:
     found = {"embeddings.mask_token": torch.zeros_like(state["cls_token"])}
     for key, value in state.items():
         key = f".{key}"
-        for ours, theirs in (*_TRANSFORMERS, *_TRANSFORMERS_MLP[gated]):
-            key = key.replace(ours, theirs)
+        for ours, theirs in {**_NAMES, **_MLP_NAMES[gated]}.items():
+            key = key.replace(ours, theirs[0])
         block, packed, kind = key[1:].partition(".attn.qkv.")
         if packed:
             found.update({f"{block}.attention.{name}_proj.{kind}": part.clone()
                           for name, part in zip("qkv", value.chunk(3)) if (name, kind) != ("k", "bias")})  # fmt: skip
-        elif key != ".rope.periods":
+        elif not key.endswith("periods"):
             found[key[1:]] = value.contiguous()
     return found
 

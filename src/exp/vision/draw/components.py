@@ -27,7 +27,6 @@ class Moments:
     """
 
     def __init__(self, dim: int) -> None:
-        self.dim = dim
         self._sums = torch.zeros((dim + 1, dim + 1), dtype=torch.float64)  # of [x, 1] [x, 1]^T
 
     def add(self, features: torch.Tensor) -> None:

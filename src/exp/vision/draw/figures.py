@@ -92,13 +92,12 @@ def _draw_scale(axes: Any, height: int, width: int, gsd: float) -> None:
     length, size = meters / gsd, min(max(width // 45, 13), 48)
     if length + 2 * size > width or 4 * size > height:
         return
-    unit, scale = next((each for each in (("km", 1000.0), ("m", 1.0), ("cm", 0.01)) if meters >= each[1] * 0.999999),
-                       ("mm", 0.001))  # fmt: skip
+    text = f"{meters / 1000:g} km" if meters >= 1000 else f"{meters:g} m"
     left, low = 1.5 * size, height - size
     field = (0.5 * size, height - 3 * size), max(length, 5 * size) + 2 * size, 2.5 * size
     axes.add_patch(Rectangle(*field, color="white", linewidth=0))
     axes.add_patch(Rectangle((left, low), length, -max(size // 4, 3), color="black", linewidth=0))
-    axes.text(left, low - 0.5 * size, f"{meters / scale:g} {unit}", fontsize=size * 72 / _DPI)
+    axes.text(left, low - 0.5 * size, text, fontsize=size * 72 / _DPI)
 
 
 class Tile(NamedTuple):

@@ -16,7 +16,7 @@ from exp import console
 from exp.data.loader import device_loader
 from exp.engine.building import make_result
 from exp.errors import ConfigError
-from exp.runs.files import to_json, write_json
+from exp.runs.files import write_json
 from exp.runs.lock import RunLock
 from exp.vision.data.layouts import NAMED_FILES
 from exp.vision.draw.pictures import resized_labels
@@ -41,19 +41,15 @@ def keep_features(session: Session) -> dict[str, Any]:
     """
     task, distributed = session.config.task, session.distributed
     data, model = build(session)
-    splits = {name: dataset for name, dataset in data.plain_parts().items() if task.parts is None or name in task.parts}
-    if not splits:
-        raise ConfigError(f"task.parts={list(task.parts)} names none of the parts of the data: train, val, test")
+    splits = data.plain_parts()
     kinds, folder = ["cls", "mean", *(["patches"] if task.patches else [])], Path(task.store)
-    fingerprint, trouble, lock = None, None, RunLock(folder, key="task.store")
-    skipped: dict[str, Any] = {}
+    trouble, skipped, lock = None, {}, RunLock(folder, key="task.store")
     try:
         if distributed.is_main:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 lock.acquire()  # another run would begin it anew, or compute the same blocks
-                fingerprint = _fingerprint(session, data, model, splits)
-                _open_or_make(session, data, model, splits, fingerprint, kinds)
+                _open_or_make(session, data, model, splits, kinds)
             except ConfigError as error:
                 trouble = error
         trouble = distributed.gather(trouble)[0]  # every rank has to hear of it
@@ -64,9 +60,6 @@ def keep_features(session: Session) -> dict[str, Any]:
             skipped = _report_skipped(session, splits)
     finally:
         lock.release()
-    if fingerprint is not None:  # only rank 0 has one; one digest for all files of the data
-        files = hashlib.sha256(to_json(fingerprint["data"], sort_keys=True).encode()).hexdigest()
-        fingerprint = {**fingerprint, "data": {"sha256": files}}
     return make_result(
         session,
         {"images": sum(map(len, splits.values())), "computed": total},
@@ -74,7 +67,7 @@ def keep_features(session: Session) -> dict[str, Any]:
         files=[],
         store=str(folder),
         data={**{name: len(dataset) for name, dataset in splits.items()}, **skipped},
-        fingerprint=fingerprint,
+        fingerprint=Store(folder).used(),
         samples_per_second=total / seconds if total else None,
         measured_on="features",
         published=None,
@@ -119,24 +112,22 @@ def _compute(session: Session, data: Any, model: Any, splits: dict[str, Any]) ->
     return sum(distributed.gather(computed)), time.perf_counter() - began
 
 
-def _open_or_make(
-    session: Session, data: Any, model: Any, splits: dict[str, Any], fingerprint: dict[str, Any], kinds: list[str]
-) -> None:
+def _open_or_make(session: Session, data: Any, model: Any, splits: dict[str, Any], kinds: list[str]) -> None:
     """Check the store that is there, or make an empty one."""
     config, folder = session.config, session.config.task.store
+    fingerprint = _fingerprint(session, data, model, splits)
     if (Path(folder) / "about.json").exists():
         store = Store(folder)
         if store.begun():
             store.check(fingerprint, kinds)
             return
-    batch = next(iter(device_loader(next(iter(splits.values())), [torch.arange(1)], 0, session)))
+    first = next(iter(splits.values()))
+    batch = next(iter(device_loader(first, [torch.arange(min(2, len(first)))], 0, session)))
     made = _of_batch(session, model, batch, kinds)
     arrays = {name: ArraySpec(value.shape[1:], str(value.dtype)) for name, value in made.items()}
     about = {
         "experiment": config.name,
-        "data": data.name,
         "classes": list(data.classes),
-        "ignore_index": data.ignore_index,
         "patch_size": int(model.backbone.patch_size),
         "weights": OmegaConf.to_container(config.record.weights) or {"source": config.init_from},
         "fingerprint": fingerprint,
@@ -159,7 +150,6 @@ def _fingerprint(session: Session, data: Any, model: Any, splits: dict[str, Any]
         "blocks": list(model.blocks),
         "precision": config.precision,
         "dtype": config.task.feature_dtype,
-        "parts": list(splits),
     }
     files = {name: list(entry) for name, entry in (data.fingerprint() or {}).items()}
     files.update({f"the list of {name}": _in_order(dataset.samples) for name, dataset in splits.items()})

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
 
 import numpy as np
+import pandas as pd
 
 from exp.engine.building import make_result, record_environment
 from exp.errors import ConfigError
-from exp.runs.files import csv_content, write_atomically
+from exp.runs.files import write_atomically
 from exp.vision.probe import fit
 from exp.vision.probe.rows import Rows, check_sizes, per_class, rows_of
 from exp.vision.probe.store import Store
@@ -16,31 +17,9 @@ from exp.vision.probe.store import Store
 if TYPE_CHECKING:
     from exp.session import Session
 
-__all__ = ["Found", "run_probes"]
+__all__ = ["run_probes"]
 
 _HELD_OUT = 5  # a fifth of the training images, where there is no test split besides validation
-
-
-class Found(NamedTuple):
-    """One probe at one setting.
-
-    Attributes:
-        probe: its name.
-        shots: training images of each class; 0: all.
-        seed: of the draw.
-        setting: such as ``k=20 temperature=0.07``.
-        val: metrics by name, by which the setting is chosen.
-        test: likewise, of the chosen one reported.
-        converged: whether the iterations were enough.
-    """
-
-    probe: str
-    shots: int
-    seed: int
-    setting: str
-    val: dict[str, float]
-    test: dict[str, float]
-    converged: bool = True
 
 
 class _Job(NamedTuple):
@@ -70,33 +49,36 @@ def run_probes(session: Session) -> dict[str, Any]:
     )
     jobs = _jobs(task)
     mine = [(number, bench.run(jobs[number])) for number in range(distributed.rank, len(jobs), distributed.world_size)]
-    in_order = sorted(each for part in distributed.gather(mine) for each in part)
-    everything = [Found(*found) for _, several in in_order for found in several]
-    metrics, chosen, best = _chosen(everything, bench.metric)
-    short = ", ".join(dict.fromkeys(each.setting for each in everything if not each.converged))
-    if short:
-        bench.notes.append(f"logistic: not converged after task.iterations={task.iterations}: {short}")
+    in_order = sorted((each for part in distributed.gather(mine) for each in part), key=lambda pair: pair[0])
+    table = pd.DataFrame([row for _, rows in in_order for row in rows])
+    metrics, best, by_validation, probe = _chosen(table, bench.metric)
+    short = table["setting"][table["note"] != ""].unique()
+    if len(short):
+        bench.notes.append(f"logistic: not converged after task.iterations={task.iterations}: {', '.join(short)}")
     for each in bench.notes:
         session.say(each)
-    for each in chosen:
-        shots = f", {each.shots} of each class, seed {each.seed}" if each.shots else ""
-        session.say(f"{each.probe}: {each.setting}{shots}: {bench.metric} {100 * each.test[bench.metric]:.2f} %")
+    for row in best.to_dict("records"):
+        shots = f", {row['shots']} of each class, seed {row['seed']}" if row["shots"] else ""
+        session.say(
+            f"{row['probe']}: {row['setting']}{shots}: {bench.metric} {100 * row[f'test_{bench.metric}']:.2f} %"
+        )
     if distributed.is_main:
-        write_atomically(session.folder.path / "probes.csv", _csv(everything))
+        content = table.assign(shots=table["shots"].replace(0, "all")).to_csv(index=False)
+        write_atomically(session.folder.path / "probes.csv", content.encode())
     about = bench.store.about
     return make_result(
         session,
         metrics,
         None,
-        _mean(best, bench.metric, "val"),
+        by_validation,
         files=["probes.csv"],
         metric_name=bench.metric,
         metric=metrics[bench.metric],
         greater_is_better=True,
-        probe=best[0].probe,
-        chosen=[each._asdict() for each in chosen],
+        probe=probe,
+        chosen=[_in_parts(row) for row in best.to_dict("records")],
         store=str(task.store),
-        fingerprint={key: about["fingerprint"][key] for key in ("weights", "preprocessing")},
+        fingerprint=bench.store.used(),
         weights=about["weights"],
         notes=bench.notes,
         data={**about["parts"], **{key: about[key] for key in ("skipped",) if key in about}},
@@ -146,11 +128,22 @@ class _Bench:
     def _rows(self, split: str, images: np.ndarray | None) -> Rows:
         return rows_of(self.store, split, self.kind, self.task.resident_mib * 2**20, len(self.classes), images)
 
-    def run(self, job: _Job) -> list[Any]:
-        """All settings of a job, in the order of the user's: the arguments of :class:`Found`."""
+    def run(self, job: _Job) -> list[dict[str, Any]]:
+        """All settings of a job, in the order of the user's: rows of ``probes.csv``; 0 shots mean all."""
         train = per_class(self.train, job.shots, job.seed) if job.shots else self.train
         made = self._neighbors(train) if job.probe == "knn" else self._linear(train, job)
-        return [(job.probe, job.shots, job.seed, *each) for each in made]
+        return [
+            {
+                "probe": job.probe,
+                "shots": job.shots,
+                "seed": job.seed,
+                "setting": setting,
+                **{f"val_{name}": value for name, value in val.items()},
+                **{f"test_{name}": value for name, value in test.items()},
+                "note": "" if converged else "not converged",
+            }
+            for setting, val, test, converged in made
+        ]
 
     def _neighbors(self, train: Rows) -> list[Any]:
         wanted, count = [k for k in self.task.k if k <= len(train)], len(self.classes)
@@ -161,7 +154,7 @@ class _Bench:
                 fit.of_images(fit.votes(alike[:, :k], train.labels[places[:, :k]], count, warmth), rows.labels)
                 for rows, alike, places in found
             ]
-            made.append((f"k={k} temperature={warmth:g}", *values))
+            made.append((f"k={k} temperature={warmth:g}", *values, True))
         return made
 
     def _linear(self, train: Rows, job: _Job) -> list[Any]:
@@ -191,47 +184,32 @@ class _Bench:
         return [fit.of_images(fit.scores(rows, change, each), rows.labels) for each in weights]
 
 
-def _chosen(everything: list[Found], metric: str) -> tuple[dict[str, float], list[Found], list[Found]]:
+def _chosen(table: pd.DataFrame, metric: str) -> tuple[dict[str, float], pd.DataFrame, float, str]:
     """The setting of each probe that is best on validation; of equal ones the first.
 
     Returns:
         Metrics for the record: those of the best probe by their own names, and of each probe, with means over seeds;
-        what was chosen; and of that the best probe, over its seeds.
+        the rows that were chosen; the best probe's metric on validation, and its name.
     """
-    best: dict[tuple[str, int, int], Found] = {}
-    groups: dict[tuple[str, int], list[Found]] = {}
-    for each in everything:
-        key = each.probe, each.shots, each.seed
-        if key not in best or each.val[metric] > best[key].val[metric]:
-            best[key] = each
-    for each in best.values():
-        groups.setdefault((each.probe, each.shots), []).append(each)
-    most = max(shots for _, shots in groups)
-    top = max((group for (_, shots), group in groups.items() if shots == most), key=lambda g: _mean(g, metric, "val"))
-    metrics = {name: _mean(top, name) for name in top[0].test}
-    for (probe, shots), group in groups.items():
-        title = f"{probe}_{shots}_shots" if shots else probe
-        metrics.update({f"{title}_{name}": _mean(group, name) for name in group[0].test})
-        if len(group) > 1:
-            metrics[f"{title}_{metric}_std"] = float(np.std([each.test[metric] for each in group], ddof=1))
-    return metrics, list(best.values()), top
+    best = table.loc[table.groupby(["probe", "shots", "seed"], sort=False)[f"val_{metric}"].idxmax()]
+    groups = best.groupby(["probe", "shots"], sort=False)
+    means, most = groups.mean(numeric_only=True), best["shots"].max()
+    probe = means.xs(most, level="shots")[f"val_{metric}"].idxmax()
+    test = means.filter(like="test_").rename(columns=lambda name: name[len("test_") :])
+    metrics = {name: float(value) for name, value in test.loc[(probe, most)].items()}
+    for key, row in test.iterrows():
+        metrics.update({f"{_title(*key)}_{name}": float(value) for name, value in row.items()})
+    for key, value in groups[f"test_{metric}"].std().dropna().items():
+        metrics[f"{_title(*key)}_{metric}_std"] = float(value)
+    return metrics, best, float(means.loc[(probe, most), f"val_{metric}"]), str(probe)
 
 
-def _mean(group: list[Found], name: str, split: str = "test") -> float:
-    return float(np.mean([getattr(each, split)[name] for each in group]))
+def _title(probe: str, shots: int) -> str:
+    return f"{probe}_{shots}_shots" if shots else probe
 
 
-def _csv(everything: list[Found]) -> bytes:
-    rows = [
-        {
-            "probe": each.probe,
-            "shots": each.shots or "all",
-            "seed": each.seed,
-            "setting": each.setting,
-            **{f"val_{name}": value for name, value in each.val.items()},
-            **{f"test_{name}": value for name, value in each.test.items()},
-            "note": "" if each.converged else "not converged",
-        }
-        for each in everything
-    ]
-    return csv_content([rows[0], *(row.values() for row in rows)])
+def _in_parts(row: dict[str, Any]) -> dict[str, Any]:
+    """A row for ``result.json``: metrics of ``val`` and ``test`` apart."""
+    parts = {part: {name[len(part) + 1 :]: value for name, value in row.items() if name.startswith(f"{part}_")}
+             for part in ("val", "test")}  # fmt: skip
+    return {**{name: row[name] for name in ("probe", "shots", "seed", "setting", "note")}, **parts}

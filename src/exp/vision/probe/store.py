@@ -106,6 +106,10 @@ class Store:
             "folder, and make it again with task=features"
         )
 
+    def used(self) -> dict[str, Any]:
+        """What the features were made by, for the record of a run: weights and preprocessing."""
+        return {key: self.about["fingerprint"][key] for key in ("weights", "preprocessing")}
+
     def missing(self, split: str) -> list[int]:
         """Numbers of the blocks that are not done.
 
