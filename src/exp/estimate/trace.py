@@ -461,11 +461,12 @@ class Tracer:
 
     def _begin(self) -> tuple[MemoryTracker, AsOnCard]:
         """What is on the card before a pass."""
-        precision = self.config.precision
-        fused = self._is_card and _asked(lambda: precision in self.backend.capabilities.fused_attention, otherwise=True)
-        on_card = AsOnCard(precision, fused)
-        tracker = MemoryTracker()
-        lacking = _asked(lambda: self.backend.capabilities.lacking_operators, otherwise=())
+        try:  # a vendor's plug-in that is not installed, or has no card, may not know
+            able = self.backend.capabilities
+            fused, lacking = self.config.precision in able.fused_attention, able.lacking_operators
+        except Exception:  # noqa: BLE001
+            fused, lacking = True, frozenset()
+        on_card, tracker = AsOnCard(self.config.precision, self._is_card and fused), MemoryTracker()
         if lacking:
             from exp.hardware.operators import KERNELS  # which needs torch 2.2, as such a backend does
 
@@ -480,14 +481,6 @@ class Tracer:
 
 def _line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]
-
-
-def _asked(ask: Callable[[], Any], otherwise: Any) -> Any:
-    """What a backend answers; a vendor's plug-in that is not installed, or has no card, may not know."""
-    try:
-        return ask()
-    except Exception:  # noqa: BLE001
-        return otherwise
 
 
 def _with_total(by_kind: Mapping[str, int]) -> dict[str, int]:
