@@ -129,15 +129,16 @@ class MemoryTracker:
 
 # What torch.autocast runs in half precision, and what in float32, by the names of torch's documentation; less what no
 # model of ours comes near.
-_HALF = frozenset(
-    "__matmul__ addbmm addmm baddbmm bmm conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d einsum "
-    "linear matmul mm mv prelu scaled_dot_product_attention".split()
-)
-_FULL = frozenset(
-    "__pow__ binary_cross_entropy_with_logits cdist cosine_similarity cross_entropy cumsum exp group_norm huber_loss "
-    "kl_div l1_loss layer_norm log log1p log_softmax logsumexp mse_loss nll_loss norm normalize pow prod rsqrt "
-    "smooth_l1_loss softmax softplus sum".split()
-)
+_IN_HALF = """
+    __matmul__ addbmm addmm baddbmm bmm conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d einsum
+    linear matmul mm mv prelu scaled_dot_product_attention
+"""
+_IN_FULL = """
+    __pow__ binary_cross_entropy_with_logits cdist cosine_similarity cross_entropy cumsum exp group_norm huber_loss
+    kl_div l1_loss layer_norm log log1p log_softmax logsumexp mse_loss nll_loss norm normalize pow prod rsqrt
+    smooth_l1_loss softmax softplus sum
+"""
+_HALF, _FULL = frozenset(_IN_HALF.split()), frozenset(_IN_FULL.split())
 _FunctionMode: Any = getattr(torch.overrides, "TorchFunctionMode", object)  # torch >= 1.13
 
 
