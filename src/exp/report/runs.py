@@ -113,7 +113,7 @@ def find_runs(paths: Sequence[str | Path]) -> list[Run]:
     for path in paths:
         for folder in _matches(str(path)):
             folders.update(dict.fromkeys(sorted(_below(folder), key=lambda place: natural(str(place)))))
-    parent = Path(os.path.commonpath([folder.parent for folder in folders] or ["."]))
+    parent = Path(os.path.commonpath([folder.parent for folder in folders] or [Path()]))
     # Names of folders may be any bytes; those of runs can be printed.
     names = [os.fsencode(folder.relative_to(parent)).decode("utf-8", "replace") for folder in folders]
     runs = [read_run(folder, name) for folder, name in zip(folders, names)]
