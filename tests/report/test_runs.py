@@ -31,7 +31,7 @@ def test_parts_of_a_run_are_no_runs(make_run, tmp_path):
 def test_what_is_not_there_is_said_in_one_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("")
-    for path, said in (("nowhere", "not exist"), ("none*", "nothing"), (".", "no run"), ("file", "is a file")):
+    for path, said in (("nowhere", "nowhere"), ("none*", "matches none"), (".", "no run"), ("file", "no folder")):
         with pytest.raises(ConfigError, match=f"^.*{said}.*$"):
             find_runs([path])
 

@@ -23,7 +23,7 @@ from exp.data.transfer import tensors_of
 from exp.engine.fsdp import units_of
 from exp.engine.optim import build_optimizer
 from exp.engine.wrapper import predictions
-from exp.errors import ConfigError, DataError, UnavailableError
+from exp.errors import ConfigError, DataError, ExpError, UnavailableError
 from exp.hardware.collectives import Collectives
 from exp.hardware.compat import TORCH_VERSION, backward_below_modes, every_operator, supports_estimates
 from exp.user_code import asked, told
@@ -134,9 +134,9 @@ _IN_HALF = """
     linear matmul mm mv prelu scaled_dot_product_attention
 """
 _IN_FULL = """
-    __pow__ binary_cross_entropy_with_logits cdist cosine_similarity cross_entropy cumsum exp group_norm
-    huber_loss kl_div l1_loss layer_norm log log1p log_softmax logsumexp mse_loss nll_loss norm normalize pow prod
-    rsqrt smooth_l1_loss softmax softplus sum
+    __pow__ binary_cross_entropy_with_logits cdist cosine_similarity cross_entropy cumsum exp group_norm huber_loss
+    kl_div l1_loss layer_norm log log1p log_softmax logsumexp mse_loss nll_loss norm normalize pow prod rsqrt
+    smooth_l1_loss softmax softplus sum
 """
 _HALF, _FULL = frozenset(_IN_HALF.split()), frozenset(_IN_FULL.split())
 _FunctionMode: Any = getattr(torch.overrides, "TorchFunctionMode", object)  # torch >= 1.13
@@ -394,6 +394,8 @@ class Tracer:
         self.sharing = Sharing.of(config, self.model, backend)
         try:
             self.peak = self.train(config.batch_size, config.accumulate)
+        except ExpError:
+            raise
         except Exception as error:  # a model may raise anything
             raise ConfigError(
                 f"{told(error) or _line(error)}; task=estimate runs the model on tensors without values: a training "
@@ -461,11 +463,12 @@ class Tracer:
 
     def _begin(self) -> tuple[MemoryTracker, AsOnCard]:
         """What is on the card before a pass."""
-        precision = self.config.precision
-        fused = self._is_card and _asked(lambda: precision in self.backend.capabilities.fused_attention, otherwise=True)
-        on_card = AsOnCard(precision, fused)
-        tracker = MemoryTracker()
-        lacking = _asked(lambda: self.backend.capabilities.lacking_operators, otherwise=())
+        try:  # a vendor's plug-in that is not installed, or has no card, may not know
+            able = self.backend.capabilities
+            fused, lacking = self.config.precision in able.fused_attention, able.lacking_operators
+        except Exception:  # noqa: BLE001
+            fused, lacking = True, frozenset()
+        on_card, tracker = AsOnCard(self.config.precision, self._is_card and fused), MemoryTracker()
         if lacking:
             from exp.hardware.operators import KERNELS  # which needs torch 2.2, as such a backend does
 
@@ -480,14 +483,6 @@ class Tracer:
 
 def _line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]
-
-
-def _asked(ask: Callable[[], Any], otherwise: Any) -> Any:
-    """What a backend answers; a vendor's plug-in that is not installed, or has no card, may not know."""
-    try:
-        return ask()
-    except Exception:  # noqa: BLE001
-        return otherwise
 
 
 def _with_total(by_kind: Mapping[str, int]) -> dict[str, int]:

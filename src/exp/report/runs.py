@@ -8,7 +8,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 
 import yaml
 
@@ -113,20 +113,16 @@ def find_runs(paths: Sequence[str | Path]) -> list[Run]:
     for path in paths:
         for folder in _matches(str(path)):
             folders.update(dict.fromkeys(sorted(_below(folder), key=lambda place: natural(str(place)))))
-    if not folders:
-        raise ConfigError(
-            f"no run found in {', '.join(map(str, paths)) or 'no path'}: a run folder has a config.yaml beside an "
-            "overrides.yaml or a result.json; give a run folder, a folder of them, or a glob such as 'outputs/*/*'"
-        )
-    parent = Path(os.path.commonpath([folder.parent for folder in folders]))
+    parent = Path(os.path.commonpath([folder.parent for folder in folders] or [Path()]))
     # Names of folders may be any bytes; those of runs can be printed.
     names = [os.fsencode(folder.relative_to(parent)).decode("utf-8", "replace") for folder in folders]
     runs = [read_run(folder, name) for folder, name in zip(folders, names)]
     compared = [run for run in runs if getattr(task_named(str(run.config.get("task.name"))), "compared", True)]
     if not compared:
         raise ConfigError(
-            f"no run found in {', '.join(map(str, paths))}: only those of task={runs[0].config['task.name']}, which "
-            "have no result; give the folder of a training, an evaluation or a sweep"
+            f"no run found in {', '.join(map(str, paths)) or 'no path'}: a run folder has a config.yaml beside an "
+            "overrides.yaml or a result.json, and those of task=doctor and the like have nothing to compare; give a "
+            "run folder, a folder of them, or a glob such as 'outputs/*/*'"
         )
     return compared
 
@@ -135,20 +131,18 @@ def read_run(folder: Path, name: str) -> Run:
     """The run in ``folder``. Raises nothing: ``error`` names what cannot be read."""
     place = RunFolder(folder)
     problems: list[str] = []
-    config, overrides = _parsed(place.config, problems), _parsed(place.overrides, problems)
-    result = _parsed(place.result, problems)
-    if not isinstance(result, dict):
-        problems += [] if result is None else [f"{place.result.name} holds no record of a run"]
-        result = {}
+    config = _parsed(place.config, dict, problems)
+    overrides = _parsed(place.overrides, list, problems)
+    result = _parsed(place.result, dict, problems)
     problems += [f"{name} is not as it was written" for name in place.altered(result)]
-    begun = place.logs.is_dir() and any(place.logs.iterdir())
+    begun = result or (place.logs.is_dir() and any(place.logs.iterdir()))
     return Run(
         folder=place.path,
         name=name,
-        config=_as_trained(_flattened(config)) if config and isinstance(config, dict) else {},
-        overrides=[str(override) for override in overrides] if isinstance(overrides, list) else [],
+        config=_as_trained(_flattened(config)) if config else {},
+        overrides=list(map(str, overrides)),
         result=result,
-        status=str(result.get("status") or "unfinished") if result or begun else "pending",
+        status=str(result.get("status") or "unfinished") if begun else "pending",
         error=_error(result.get("error")) or "; ".join(problems) or None,
     )
 
@@ -175,15 +169,14 @@ def _is_run_folder(path: Path) -> bool:
 def _matches(path: str) -> list[Path]:
     """The folders that a path or a glob stands for."""
     path = os.path.expanduser(path)  # noqa: PTH111 - a pattern, not a path
-    if Path(path).is_dir():
-        return [Path(path).resolve()]
-    if Path(path).exists():
-        raise ConfigError(f"{path} is a file, not a run folder; give the folder that it lies in")
-    matches = sorted(glob.glob(path, recursive=True), key=natural)  # noqa: PTH207 - may be absolute
-    if not matches:
-        what = "matches nothing" if glob.has_magic(path) else "does not exist"
-        raise ConfigError(f"{path} {what}; give a run folder, a folder of them, or a glob such as 'outputs/*/*'")
-    return [Path(match).resolve() for match in matches if Path(match).is_dir()]
+    found = [path] if Path(path).is_dir() else sorted(glob.glob(path, recursive=True), key=natural)  # noqa: PTH207
+    folders = [Path(each).resolve() for each in found if Path(each).is_dir()]
+    if not folders:
+        raise ConfigError(
+            f"{path} is no folder, and matches none; give a run folder, a folder of them, or a glob such as "
+            "'outputs/*/*'"
+        )
+    return folders
 
 
 def _below(folder: Path) -> list[Path]:
@@ -204,9 +197,9 @@ def _as_trained(config: dict[str, Any]) -> dict[str, Any]:
     folder = config.get("record.trained_in")
     if folder is None:
         return config
-    trained = _parsed(RunFolder(Path(folder)).config, [])
+    trained = _parsed(RunFolder(Path(folder)).config, dict, [])
     rest = {key: value for key, value in config.items() if not _OF_TRAINING.match(key)}
-    return {**rest, **{key: value for key, value in _flattened(trained or {}).items() if _OF_TRAINING.match(key)}}
+    return {**rest, **{key: value for key, value in _flattened(trained).items() if _OF_TRAINING.match(key)}}
 
 
 def _flattened(values: Any, prefix: str = "") -> dict[str, Any]:
@@ -231,13 +224,15 @@ def _first_line(text: Any) -> str:
     return next((line.strip() for line in str(text).splitlines() if line.strip()), "")
 
 
-def _parsed(path: Path, problems: list[str]) -> Any:
+def _parsed(path: Path, kind: Callable[[], Any], problems: list[str]) -> Any:
+    """The content of a file, an empty ``kind`` where it has none; what is wrong with it becomes a problem."""
+    value = None
     try:
-        return read_json(path) if path.suffix == ".json" else yaml.load(path.read_text("utf-8"), _LOADER)  # noqa: S506
+        value = read_json(path) if path.suffix == ".json" else yaml.load(path.read_text("utf-8"), _LOADER)  # noqa: S506
     except FileNotFoundError:
-        return None
-    except RunError as error:  # which names the whole path; a table has room for the name
-        problems.append(_first_line(error).replace(str(path), path.name))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        problems.append(f"{path.name} cannot be read: {_first_line(error)}")
-    return None
+        pass
+    except (RunError, OSError, ValueError, yaml.YAMLError) as error:  # a table has room for the name, not for the path
+        problems.append(f"{path.name} cannot be read: {_first_line(error)}".replace(str(path), path.name))
+    if value is not None and not isinstance(value, type(kind())):
+        problems.append(f"{path.name} holds no record of a run")
+    return value if isinstance(value, type(kind())) else kind()

@@ -110,7 +110,8 @@ def sweep_table(runs: Sequence[Run]) -> Table:
     columns += [Column(headings[name], [mean_text(group.mean(name)) for group in groups]) for name in metrics]
     columns += [Column("n", [group.n_text for group in groups])] if averaged else []
     columns.append(Column("seconds", list(map(_outcome, groups)), not any(group.left_out for group in groups)))
-    notes, hidden = _unit_notes(runs, metrics), []
+    notes = _unit_notes(runs, metrics)
+    hidden: list[str] = []
     while sum(_width(each) + _GAP for each in columns[:-1]) + min(_width(columns[-1]), _OUTCOME) > _WIDTH and keys:
         hidden.insert(0, columns.pop(1 + len(keys)).title)
         keys.pop()

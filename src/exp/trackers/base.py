@@ -99,7 +99,7 @@ class AccountTracker(Tracker):
     def begin(self, init: Callable[..., Any], run: TrackedRun, known: str | None, **more: Any) -> str:
         """Begin the run, or continue it, by the client's ``init``; returns its name."""
         name, project = known or uuid.uuid4().hex[:12], (self.project or run.experiment).replace("/", "-")
-        about = {"name": run.name, "group": run.facts.get("sweep"), "config": dict(run.keys)}
+        about: dict[str, Any] = {"name": run.name, "group": run.facts.get("sweep"), "config": dict(run.keys)}
         about["tags"] = [*self.tags, run.facts["backend"], run.facts["task"]]
         self._run = init(project=project, id=name, resume="allow", **about, **more)
         return name

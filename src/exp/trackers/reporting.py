@@ -174,7 +174,7 @@ def _tracked(folder: RunFolder) -> TrackedRun:
     (flat,) = pd.json_normalize(config).to_dict("records")
     keys = {key: value if isinstance(value, (bool, int, float, str)) else str(value) for key, value in flat.items()}
     path, sweep = folder.path, folder.path.parent
-    facts = {"backend": keys["backend.name"], "task": keys["task.name"], "folder": str(path)}
+    facts = {"backend": config["backend"]["name"], "task": config["task"]["name"], "folder": str(path)}
     facts["git"] = (read_json(folder.env) or {}).get("git_revision") or ""
     facts["sweep"] = sweep.name if (sweep / "multirun.yaml").is_file() else ""
     name = f"{sweep.name}/{path.name}" if facts["sweep"] else path.name
