@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Mapping, Sequence
 
 from exp.errors import EXIT_PREEMPTED
 from exp.launcher.hang_detector import HangDetector, unfinished
-from exp.launcher.outcome import Outcome, RankFailure, write_error
+from exp.launcher.outcome import Outcome, RankFailure, failure_of, write_error
 from exp.launcher.processes import JOB_VARIABLE, handle_signals, is_alive, kill_job, signal_name, start_module
 from exp.launcher.rank import JOINED, SCRATCH_VARIABLE
 from exp.runs import heartbeat
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Supervisor"]
 
 _TERM_PATIENCE_S = 4.0
+_GONE_PATIENCE_S = 1.5  # less than a rank waits after it has lost another one
 _ERROR_PATIENCE_S = 6.0  # torch's agent itself would wait half a minute for ranks that ignore SIGTERM
 _RESTART_PATIENCE_S = 60.0  # the agent starts the workers again
 
@@ -61,6 +62,7 @@ class Supervisor:
     _process: subprocess.Popen[bytes] | None = None
     _detector: HangDetector | None = None
     _deadline: float | None = None
+    _gone_since: float | None = None
 
     def run(
         self, command: Sequence[str], environment: Mapping[str, str], log: Path, nproc: int, groups: int
@@ -123,11 +125,15 @@ class Supervisor:
                     os.kill(hung, signal.SIGKILL)
                 time.sleep(0.2)
                 self.killed = is_alive(hung)  # stuck in the kernel: its parent waits for it
-            # To torch's agent a rank that leaves with exit code 0 before its end has not failed; and where one has, it
-            # may wait half a minute for others that ignore SIGTERM. It may also start all again.
-            gone, restarts = unfinished(self.scratch, alive=False), self.launcher.config.max_restarts > 0
-            failed = any(gone) or any(folder.logs.glob("rank*.error.json"))
-            failed = failed and not (restarts and not unfinished(self.scratch))
+            # A rank that leaves with exit code 0 before its end is none that has failed, to torch's agent.
+            gone = unfinished(self.scratch, alive=False)
+            self._gone_since = (self._gone_since or now) if gone else None
+            if self._gone_since is not None and now - self._gone_since > _GONE_PATIENCE_S:
+                for local_rank, beat in gone:
+                    write_error(folder, failure_of(beat, local_rank, None), self.scratch)
+            # Torch's agent ends the other ranks, and may start all again: a rank that does so removes its error file.
+            restarts = self.launcher.config.max_restarts > 0
+            failed = any(folder.logs.glob("rank*.error.json")) and not (restarts and not unfinished(self.scratch))
             patience_s = _RESTART_PATIENCE_S if restarts else _ERROR_PATIENCE_S
             self._deadline = (self._deadline or now + patience_s) if failed or self.killed else None
         if self._deadline is not None and now > self._deadline:
