@@ -9,7 +9,7 @@ import select
 import sys
 
 from exp import console
-from exp.launcher.status import progress_of
+from exp.launcher.follow import progress_of
 from exp.runs.folder import RunFolder
 
 CLEAR = "\r\x1b[2K"

@@ -111,13 +111,6 @@ def test_a_killed_rank_is_named_and_where_all_of_a_node_was_killed_no_rank_of_an
     assert result()["error"]["rank"] in ([3] if killed == ["exp-rank3"] else [None, 2, 3])
 
 
-def test_a_job_that_dies_without_a_word_is_noticed(submit):
-    running = submit(*LONG, "launcher.nodelist=n1")
-    running.wait_for_steps()
-    os.kill(running.pid_of("-m\0submitit.core._submit", node="n1"), signal.SIGKILL)
-    assert "is FAILED: it left no result" in running.end(code=1)
-
-
 def test_the_time_limit_ends_a_run_that_saves_nothing(submit):
     """A task without state cannot use the signal; one that ignores it would look the same."""
     stuck = "launcher.setup=[exec sleep 200]"
@@ -151,14 +144,6 @@ def test_the_same_command_follows_the_job_that_is_there(submit, cluster, result)
     assert len(list(running.run.glob("slurm/*_submitted.pkl"))) == 1
     assert result()["status"] == "completed"
     assert not (running.run / ".lock").exists()
-
-
-def test_nobody_need_wait(submit, cluster, result):
-    running = submit("launcher.wait=false")
-    said = running.end()
-    assert f"  {running.job()}  " in said
-    wait_for(lambda: not cluster.jobs())
-    assert result()["status"] == "completed"
 
 
 def test_a_sweep_is_one_array(submit, cluster, result):

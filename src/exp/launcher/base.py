@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from exp.frozen import FrozenRun
+    from exp.launcher.follow import Watcher
     from exp.launcher.outcome import Outcome
-    from exp.launcher.status import Watcher
     from exp.runs.folder import RunFolder
 
 __all__ = ["Launcher", "launcher_class", "resolve"]

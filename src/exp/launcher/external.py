@@ -32,10 +32,9 @@ from exp.launcher.outcome import (
 )
 from exp.launcher.ports import check_host, taken_by
 from exp.launcher.processes import AGENT_VARIABLE
-from exp.launcher.rank import this_host
+from exp.launcher.rank import JOINED, this_host
 from exp.launcher.rank_environment import RankEnvironment
 from exp.launcher.supervisor import Supervisor
-from exp.launcher.worker import JOINED
 from exp.runs import heartbeat
 from exp.runs.files import read_json, to_json
 from exp.runs.folder import RunFolder
@@ -116,21 +115,12 @@ class ExternalLauncher(Launcher):
             "timeout_s": self.config.timeout_s,
         }
         with tempfile.TemporaryDirectory(prefix="exp-", dir=folder_for_sockets()) as scratch:
-
-            def joined() -> dict[str, Any]:
-                """Which folder the worker has come to, or why it was refused; empty: it has not met the others."""
-                return read_json(Path(scratch, JOINED)) or {}
-
-            def find_folder() -> RunFolder | None:
-                found = joined().get("folder")
-                return None if found is None else RunFolder(found)
-
             saves, signals = task_class(run.config).saves_state, (PREEMPT_SIGNAL, signal.SIGTERM)
-            supervisor = Supervisor(self, scratch, find_folder, saves, signals, place.local_rank)
+            supervisor = Supervisor(self, scratch, None, saves, signals, place.local_rank)
             log = Path(scratch, "early.log")
             command = ["exp.launcher.worker", to_json(given)]
             pid, code = supervisor.run(command, environment, log, place.local_world_size, place.world_size)
-            met, joint = joined(), find_folder()
+            met = read_json(Path(scratch, JOINED)) or {}  # empty: it has not met the others
             if "refused" in met and self.leads:
                 raise ConfigError(met["refused"])
             if "refused" in met:
@@ -139,7 +129,7 @@ class ExternalLauncher(Launcher):
             beat = heartbeat.read(scratch)[place.local_rank]
             if outcome is None and beat.stage == Stage.DONE:  # whatever happened in the clean-up of its device
                 outcome = Outcome()
-            elif outcome is None and joint is None:
+            elif outcome is None and not met:
                 outcome = self._not_met(log)
             elif outcome is None:
                 failure = failure_of(beat._replace(pid=pid, rank=place.rank), place.local_rank, code)

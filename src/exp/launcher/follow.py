@@ -13,7 +13,7 @@ import signal
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Sequence
+from typing import TYPE_CHECKING, Any, Sequence
 
 from omegaconf import ListConfig
 
@@ -26,9 +26,8 @@ from exp.launcher.job import log_file, outcome_file
 from exp.launcher.outcome import Outcome, tail_of
 from exp.launcher.processes import handle_signals, signal_name
 from exp.launcher.slurm import JobState
-from exp.launcher.status import Watcher, progress_of
 from exp.runs.files import read_json, write_json
-from exp.runs.folder import RunFolder
+from exp.runs.folder import RunFolder, last_records
 from exp.runs.lock import Holder, RunLock, holder_of, is_running
 from exp.summary import to_continue
 
@@ -36,10 +35,66 @@ if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
     from exp.summary import Finished
 
-__all__ = ["Followed", "attach", "attach_to", "follow", "remember", "the_same"]
+__all__ = ["Followed", "Watcher", "attach", "attach_to", "clock", "follow", "progress_of", "remember", "the_same"]
 
 _NOT_COMPARED = ("launcher", "output_dir", "overwrite", "resume")
 _SURE_AFTER = 2  # looks that show a job ended: one that is being queued again looks so for a moment
+
+
+def progress_of(folder: RunFolder) -> str:
+    """``step 120  loss 0.4312`` from the last reading in ``metrics.jsonl``; empty before the first."""
+    for record in last_records(folder):
+        values = [f"{name} {value:.4f}" for name, value in record.items() if name in ("loss", "metric")]
+        if record.get("split") == "train" and values:
+            return f"step {record['step']}  {'  '.join(values)}"
+        if record.get("split") in ("val", "test"):
+            return f"step {record['step']}  {record['split']}"
+    return ""
+
+
+class Watcher:
+    """Receives progress and outcomes; this one shows a single run: on a terminal, a line that is drawn again."""
+
+    def __init__(self) -> None:
+        self.console = console.make_console()
+        self.live: Any = None
+        """What is drawn again and again; None without a terminal."""
+        self.began = time.monotonic()
+        self._shown = ""
+
+    def __enter__(self) -> Watcher:
+        if self.console.is_terminal:
+            from rich.live import Live
+
+            self.live = Live(console=self.console, auto_refresh=False, transient=True)
+            self.live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.live is not None:
+            self.live.stop()
+
+    def say(self, text: str) -> None:
+        """Print a line that stays."""
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def state(self, number: int, text: str) -> None:
+        """How a run is doing; called often. Without a terminal, changes are printed, less their figures."""
+        if self.live is not None:
+            self.live.update(f"{text}  {clock(time.monotonic() - self.began)}", refresh=True)
+        elif text.partition("  ")[0] != self._shown:
+            self._shown = text.partition("  ")[0]
+            self.say(self._shown)
+
+    def ended(self, number: int, outcome: Outcome) -> None:
+        """A run has ended; of a single one the report at the end says it."""
+
+
+def clock(seconds: float) -> str:
+    """``1:02:03``."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}"
 
 
 @dataclass

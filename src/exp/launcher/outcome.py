@@ -133,21 +133,22 @@ def waited_in_vain(error: Mapping[str, Any]) -> bool:
     return bool(error["of_peer"]) and re.search("time.?out|timed out", error["message"], re.IGNORECASE) is not None
 
 
-def failure_of(beat: Beat, local_rank: int, code: int) -> RankFailure:
+def failure_of(beat: Beat, local_rank: int, code: int | None) -> RankFailure:
     """The failure of a rank whose process ended without an error file.
 
     Args:
         beat: the rank's last heartbeat.
         local_rank: its rank on this node.
-        code: exit code of its process; negative for a signal; 0: it ended before its time.
+        code: exit code of its process; negative for a signal; 0: it ended before its time; None: not known.
     """
-    if code < 0:
+    if code is not None and code < 0:
         kind = signal_name(-code)
         message = f"killed by {kind}" + (f" ({_HINTS[kind]})" if kind in _HINTS else "")
     elif code:
         kind, message = "SystemExit", f"exited with code {code} without an error; see agent*.log"
     else:
-        kind, message = "EndedEarly", f"exited with code 0 before its time, in step {beat.step}"
+        kind, how = ("EndedEarly", "") if code == 0 else (_LOST, ", or was killed,")
+        message = f"exited with code 0{how} before its time, in step {beat.step}"
     return RankFailure(beat.rank, local_rank, kind, message, code or EXIT_FAILED, pid=beat.pid)
 
 
@@ -161,8 +162,9 @@ def write_error(folder: RunFolder, failure: RankFailure, scratch: str | None) ->
     """
     path = folder.error_file(failure.rank)
     places = [path, *([] if scratch is None else [Path(scratch, path.name)])]
-    if any(known is not None and known["pid"] == failure.pid for known in map(read_json, places)):
-        return
+    for known in map(read_json, places):
+        if known is not None and known["pid"] == failure.pid and (known["type"] != _LOST or failure.type == _LOST):
+            return
     for place in places:
         with contextlib.suppress(OSError):
             if place.parent.is_dir():

@@ -15,10 +15,13 @@ if TYPE_CHECKING:
 
     from torch.distributed import Store
 
-__all__ = ["REQUEUES_VARIABLE", "SCRATCH_VARIABLE", "RankInfo", "make_store", "this_host"]
+__all__ = ["JOINED", "REQUEUES_VARIABLE", "SCRATCH_VARIABLE", "RankInfo", "make_store", "this_host"]
 
 SCRATCH_VARIABLE = "EXP_SCRATCH"
 """Environment variable that tells the workers of one node where the private folder of their job lies."""
+
+JOINED = "joined.json"
+"""In that folder, of a worker that somebody else placed: the run folder that it has come to, or why it was refused."""
 
 REQUEUES_VARIABLE = "EXP_REQUEUES"
 """Environment variable that tells workers how often a scheduler has started their job anew."""

@@ -15,11 +15,10 @@ from exp.errors import ConfigError, UnavailableError
 from exp.frozen import FrozenRun
 from exp.launcher import slurm
 from exp.launcher.base import Launcher
-from exp.launcher.follow import Followed, follow, remember
+from exp.launcher.follow import Followed, Watcher, follow, remember
 from exp.launcher.job import log_file, run_job
 from exp.launcher.outcome import Outcome
 from exp.launcher.processes import start_module
-from exp.launcher.status import Watcher
 from exp.runs.lock import Holder
 
 if TYPE_CHECKING:

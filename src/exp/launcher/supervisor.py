@@ -9,25 +9,26 @@ import signal
 import subprocess
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Mapping, Sequence
 
 from exp.errors import EXIT_PREEMPTED
 from exp.launcher.hang_detector import HangDetector, unfinished
-from exp.launcher.outcome import Outcome, RankFailure, write_error
+from exp.launcher.outcome import Outcome, RankFailure, failure_of, write_error
 from exp.launcher.processes import JOB_VARIABLE, handle_signals, is_alive, kill_job, signal_name, start_module
-from exp.launcher.rank import SCRATCH_VARIABLE
+from exp.launcher.rank import JOINED, SCRATCH_VARIABLE
 from exp.runs import heartbeat
+from exp.runs.files import read_json
 from exp.runs.folder import RunFolder
 from exp.runs.preemption import PREEMPT_SIGNAL, PreemptionFlag, held_back, preempted_at
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from exp.launcher.base import Launcher
 
 __all__ = ["Supervisor"]
 
 _TERM_PATIENCE_S = 4.0
+_GONE_PATIENCE_S = 1.5  # less than a rank waits after it has lost another one
 _ERROR_PATIENCE_S = 6.0  # torch's agent itself would wait half a minute for ranks that ignore SIGTERM
 _RESTART_PATIENCE_S = 60.0  # the agent starts the workers again
 
@@ -40,8 +41,8 @@ class Supervisor:
     """Whose limits of time hold."""
     scratch: str
     """The private folder of the job on this node."""
-    find_folder: Callable[[], RunFolder | None]
-    """Gives the run folder, once that is known."""
+    folder: RunFolder | None
+    """The run folder; None: the worker says which it is, once it has met the others."""
     saves: bool
     """Whether the workers can save their state when they have to end."""
     signals: Sequence[signal.Signals]
@@ -61,6 +62,7 @@ class Supervisor:
     _process: subprocess.Popen[bytes] | None = None
     _detector: HangDetector | None = None
     _deadline: float | None = None
+    _gone_since: float | None = None
 
     def run(
         self, command: Sequence[str], environment: Mapping[str, str], log: Path, nproc: int, groups: int
@@ -109,7 +111,10 @@ class Supervisor:
         return Outcome(128 + self.received, interrupted_by=signal_name(self.received))
 
     def _look(self, groups: int) -> None:
-        folder, now = self.find_folder(), time.monotonic()
+        if self.folder is None:
+            joined = read_json(Path(self.scratch, JOINED)) or {}
+            self.folder = RunFolder(joined["folder"]) if "folder" in joined else None
+        folder, now = self.folder, time.monotonic()
         if folder is not None and self.received is None and not self.killed:
             if self._detector is None:
                 limits = self.launcher.config.timeout_s, self.launcher.config.step_timeout_s
@@ -120,27 +125,31 @@ class Supervisor:
                     os.kill(hung, signal.SIGKILL)
                 time.sleep(0.2)
                 self.killed = is_alive(hung)  # stuck in the kernel: its parent waits for it
-            # To torch's agent a rank that leaves with exit code 0 before its end has not failed; and where one has, it
-            # may wait half a minute for others that ignore SIGTERM. It may also start all again.
-            gone, restarts = unfinished(self.scratch, alive=False), self.launcher.config.max_restarts > 0
-            failed = any(gone) or any(folder.logs.glob("rank*.error.json"))
-            failed = failed and not (restarts and not unfinished(self.scratch))
+            # A rank that leaves with exit code 0 before its end is none that has failed, to torch's agent.
+            gone = unfinished(self.scratch, alive=False)
+            self._gone_since = (self._gone_since or now) if gone else None
+            if self._gone_since is not None and now - self._gone_since > _GONE_PATIENCE_S:
+                for local_rank, beat in gone:
+                    write_error(folder, failure_of(beat, local_rank, None), self.scratch)
+            # Torch's agent ends the other ranks, and may start all again: a rank that does so removes its error file.
+            restarts = self.launcher.config.max_restarts > 0
+            failed = any(folder.logs.glob("rank*.error.json")) and not (restarts and not unfinished(self.scratch))
             patience_s = _RESTART_PATIENCE_S if restarts else _ERROR_PATIENCE_S
             self._deadline = (self._deadline or now + patience_s) if failed or self.killed else None
         if self._deadline is not None and now > self._deadline:
-            self._end(folder)
+            self._end()
 
-    def _end(self, folder: RunFolder | None) -> None:
+    def _end(self) -> None:
         """End the workers, so that torch's agent reports how the first has ended; where that was not enough, all."""
         others = unfinished(self.scratch)
-        if folder is None or self.received is not None or self.killed or not others:
+        if self.folder is None or self.received is not None or self.killed or not others:
             self.killed = True
             kill_job(self._job)
             return
         for local_rank, beat in others:
             ended = "ended, because another rank had failed"
             failure = RankFailure(beat.rank, local_rank, "Ended", ended, pid=beat.pid, of_peer=True)
-            write_error(folder, failure, self.scratch)
+            write_error(self.folder, failure, self.scratch)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(beat.pid, signal.SIGKILL)
         self._deadline = None

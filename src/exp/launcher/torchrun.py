@@ -80,7 +80,7 @@ class TorchrunLauncher(Launcher):
                 "rdzv_id": (holder and holder.secret) or self.config.rdzv_id,
                 "parent": os.getpid(),
             }
-            supervisor = Supervisor(self, scratch, lambda: folder, saves, self.preemption_signals)
+            supervisor = Supervisor(self, scratch, folder, saves, self.preemption_signals)
             _, code = supervisor.run(["exp.launcher.agent", to_json(spec)], environment, log, nproc, self.config.nnodes)
             outcome = supervisor.outcome() or (Outcome() if code == 0 else None)
             if outcome is None:

@@ -26,7 +26,7 @@ from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, ExpError, Preempted, a
 from exp.launcher.hang_detector import unfinished
 from exp.launcher.outcome import RankFailure, is_of_peer, write_error
 from exp.launcher.processes import AGENT_VARIABLE, die_with_parent, is_alive, name_process, start_resource_tracker
-from exp.launcher.rank import SCRATCH_VARIABLE, RankInfo, make_store, this_host
+from exp.launcher.rank import JOINED, SCRATCH_VARIABLE, RankInfo, make_store, this_host
 from exp.runs import heartbeat
 from exp.runs.files import write_json
 from exp.runs.folder import RunFolder
@@ -36,10 +36,7 @@ from exp.runs.preemption import record_preempted
 from exp.sockets import keep_sockets_in
 from exp.user_code import message_of, told
 
-__all__ = ["JOINED", "describe_error", "main", "run_worker", "work_to_end"]
-
-JOINED = "joined.json"
-"""In the private folder of the job: which run folder the worker has come to, or why it was refused."""
+__all__ = ["describe_error", "main", "run_worker", "work_to_end"]
 
 _SEEN_WITHIN_S = 60.0  # an NFS client may keep saying for a while that a new file is not there
 _READ_WITHIN_S = 0.5

@@ -14,16 +14,16 @@ from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED
 from exp.hardware.cards import only
 from exp.hardware.cores import usable_cores
 from exp.hardware.registry import create_backend
+from exp.launcher.follow import progress_of
 from exp.launcher.job import log_file, outcome_file
 from exp.launcher.outcome import Outcome, tail_of
 from exp.launcher.processes import JOB_VARIABLE, handle_signals, kill_job, signal_name, start_module
-from exp.launcher.status import progress_of
 from exp.runs.preemption import PREEMPT_SIGNAL
 
 if TYPE_CHECKING:
     from exp.frozen import FrozenRun
     from exp.hardware.backend import Backend
-    from exp.launcher.status import Watcher
+    from exp.launcher.follow import Watcher
 
 __all__ = ["pack"]
 
