@@ -75,8 +75,3 @@ def test_ambiguous_dates_of_new_rows_are_read_as_those_of_the_run(tmp_path):
         data.adopt({**state, "date_format": "%Y-%m-%d"})
     data.adopt({**state, "date_format": "%d.%m.%Y %H:%M"})
     assert data.dates.tolist() == dates.tolist()
-
-
-def test_authors_weights_say_where_the_order_of_series_is_not_known(made):
-    assert "OT" in made({"OT": USUAL["walk"], **SUN}).notes_on_foreign_weights()[0]
-    assert made({**SUN, "OT": USUAL["walk"]}).notes_on_foreign_weights() == []

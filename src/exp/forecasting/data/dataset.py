@@ -250,15 +250,6 @@ class ForecastingData(Data):
             self._load(contract)
         self.notes = [*self.notes, *self._unlike]
 
-    def notes_on_foreign_weights(self) -> list[str]:
-        """What to know where weights do not tell the series that they were trained on."""
-        if "OT" not in self.names[:-1]:
-            return []
-        return [
-            f"{self.path}: the column OT is not the last one. The authors' code moves it to the end, and these weights "
-            "do not tell the order of their series; where it matters, write the columns in that order"
-        ]
-
     def settle(self, session: Session) -> None:
         """Refuse, before the model is built, new rows that cannot be scored.
 
@@ -296,23 +287,18 @@ class ForecastingData(Data):
         Raises:
             DataError: names the split and the series.
         """
-        if self._truth is None:
-            return
-        for split in splits:
+        for split in splits if self._truth is not None else ():
             first, stop = self.rows[split].start + self.lookback, self.rows[split].stop
-            known = (~self._truth[first:stop, self.scored].isnan()).any(dim=0).tolist()
-            lacking = [name for name, is_known in zip(self.target_names, known) if not is_known]
-            if len(lacking) == len(known):
+            empty = self._truth[first:stop, self.scored].isnan().all(dim=0).tolist()
+            lacking = [name for name, is_empty in zip(self.target_names, empty) if is_empty]
+            where = f"no value of {shortened(lacking)} where the {split} split is forecast"
+            if all(empty):
                 raise DataError(
-                    f"{self.path}: {shortened(lacking)} has no value where the {split} split is forecast (rows "
-                    f"{first + 1} to {stop} of {self.num_rows} below the header), so that there is nothing to measure "
-                    "errors of; give values, or another data.split"
+                    f"{self.path}: {where} (rows {first + 1} to {stop} of {self.num_rows} below the header), so that "
+                    "there is nothing to measure errors of; give values, or another data.split"
                 )
             if lacking:
-                self.notes.append(
-                    f"{self.path}: no value of {shortened(lacking)} where the {split} split is forecast: what is "
-                    "measured there is of the other series"
-                )
+                self.notes.append(f"{self.path}: {where}: what is measured there is of the other series")
 
     def calibrate(self, session: Session, model: Any) -> None:
         """Intervals around forecasts, where ``task.intervals`` asks for them (:mod:`exp.forecasting.intervals`)."""
