@@ -31,9 +31,6 @@ NAMES = ["HUFL", "$cost$ a/b", "_x", "OT", "ot", "1"]
 )
 def test_the_channels_asked_for_and_the_names_of_their_files(wanted, most, expected):
     assert pages(NAMES, wanted, most) == expected
-
-
-def test_many_channels_have_short_names():
     names = [f"household_{number}" for number in range(862)]
     assert list(pages(names, "all", 100))[8] == "household_80_to_household_86_800-861"
     with pytest.raises(ConfigError, match=r"task.channels.*OIL"):
