@@ -73,15 +73,16 @@ class ForecastMetrics(Metric):
             std, scale = (None if each is None else each[torch.tensor(scored)] for each in (std, scale))
         self.series, self.std, self.baselines = series, std, baselines
         self.scored = None if scored is None else torch.tensor(scored)
-        self.names = ["mse", "mae"] if std is None else ["mse", "mae", "mse_file_units", "mae_file_units"]
+        names = ["mse", "mae"] if std is None else ["mse", "mae", "mse_file_units", "mae_file_units"]
         self._weights = None
         if scale is not None and bool((scale > 0).any()):
             weights = torch.where(scale > 0, 1.0 / scale, torch.zeros_like(scale))
             self._weights = (weights * len(scale) / (scale > 0).sum()).float()
-            self.names.append("mase")
+            names.append("mase")
         if baselines is not None:
-            self.names += ["mse_naive", "mae_naive"]
-            self.names += ["mse_seasonal_naive", "mae_seasonal_naive"] if baselines.seasonal else []
+            names += ["mse_naive", "mae_naive"]
+            names += ["mse_seasonal_naive", "mae_seasonal_naive"] if baselines.seasonal else []
+        self.names = names
         self.units = {} if std is None else {"mse": "standardised", "mae": "standardised"}
         # Relative to the largest, so that float32 carries the squares, too.
         self._largest = 1.0 if std is None else float(std.max())
@@ -170,7 +171,8 @@ def window_totals(parts: Sequence[torch.Tensor], count: int, distributed: Distri
     totals = torch.zeros(count, dtype=torch.float64)
     if parts:
         totals += torch.cat(list(parts), dim=1).cpu().double().sum(dim=1)
-    return distributed.sum(totals).tolist()
+    found: list[float] = distributed.sum(totals).tolist()
+    return found
 
 
 def position_tables(
