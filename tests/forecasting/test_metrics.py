@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from exp.engine.distributed import Distributed
-from exp.errors import DataError
 from exp.forecasting.intervals.intervals import Intervals
 from exp.forecasting.intervals.metrics import IntervalMetrics
 from exp.forecasting.metrics import Baselines, ForecastMetrics
@@ -83,11 +82,6 @@ def test_a_rank_without_a_window_has_the_figures_of_all(kind):
     expected = full.compute(first)
     assert empty.compute(Group(beside=first)) == expected
     assert [table.columns for table in empty.tables()] == [table.columns for table in full.tables()]
-
-
-def test_no_window_at_all_is_refused():
-    with pytest.raises(DataError):
-        ForecastMetrics(None, torch.ones(2, dtype=torch.float64)).compute(Distributed())
 
 
 def test_what_is_worse_than_a_baseline_is_named():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -12,6 +14,7 @@ from exp.forecasting.intervals.intervals import Band
 from exp.forecasting.pictures import Forecast, draw_forecast, pages
 from exp.forecasting.predict import backtest_table, rounded, wide_table
 
+ETT = Path(__file__).parents[2] / "data" / "ett" / "ETTh1.csv"
 NAMES = ["HUFL", "$cost$ a/b", "_x", "OT", "ot", "1"]
 
 
@@ -28,9 +31,6 @@ NAMES = ["HUFL", "$cost$ a/b", "_x", "OT", "ot", "1"]
 )
 def test_the_channels_asked_for_and_the_names_of_their_files(wanted, most, expected):
     assert pages(NAMES, wanted, most) == expected
-
-
-def test_many_channels_have_short_names():
     names = [f"household_{number}" for number in range(862)]
     assert list(pages(names, "all", 100))[8] == "household_80_to_household_86_800-861"
     with pytest.raises(ConfigError, match=r"task.channels.*OIL"):
@@ -85,3 +85,30 @@ def test_a_backtest_has_a_row_for_each_window_series_and_step():
         assert cell["forecast"].tolist() == forecast[1, 1].tolist()
         assert (len(table), table["series"].nunique(), table["series"][0]) == (12, 2, "a")
         assert (table["truth"] == table["forecast"] + 0.5).all()
+
+
+def test_a_backtest_is_of_all_windows_and_a_model_that_repeating_beats_is_named(exp):
+    exp.train("run")
+    words = [
+        "task=predict",
+        "init_from=run",
+        "backend=cpu",
+        "plots=false",
+        "task.num_windows=0",
+        "task.intervals=[0.8]",
+    ]
+    done = exp(*words, "task.backtest=all.csv", "output_dir=all")
+    assert done.returncode == 0, done.stderr
+    found, table = exp.result("all"), pd.read_csv(exp.path("all") / "forecasts" / "all.csv")
+    assert found["files"] == ["forecasts/future.csv", "forecasts/all.csv"]
+    assert list(table.columns) == ["series", "origin", "date", "forecast", "lo80", "hi80", "truth"]
+    assert len(table) == found["metrics"]["windows"] * 96 * 7
+    errors = table["forecast"] - table["truth"]
+    assert (errors**2).mean() == pytest.approx(found["metrics"]["mse_file_units"], rel=1e-4)
+    last = pd.read_csv(ETT)
+    row = table.iloc[-1]
+    assert (row["series"], row["date"]) == ("OT", last["date"][14399])
+    assert row["truth"] == pytest.approx(last["OT"][14399], abs=1e-5)
+    assert found["metrics"]["mse"] > found["metrics"]["mse_seasonal_naive"]
+    assert "worse than repeating" in found["data"]["warnings"][0]
+    assert found["data"]["warnings"][0] in done.stdout

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 import torch
 
@@ -14,7 +14,7 @@ from exp.metrics import Metric, Table
 if TYPE_CHECKING:
     from exp.engine.distributed import Distributed
 
-__all__ = ["Baselines", "ForecastMetrics", "sum_over_ranks"]
+__all__ = ["Baselines", "ForecastMetrics", "position_tables", "sum_over_ranks", "window_totals"]
 
 
 @dataclass
@@ -73,15 +73,16 @@ class ForecastMetrics(Metric):
             std, scale = (None if each is None else each[torch.tensor(scored)] for each in (std, scale))
         self.series, self.std, self.baselines = series, std, baselines
         self.scored = None if scored is None else torch.tensor(scored)
-        self.names = ["mse", "mae"] if std is None else ["mse", "mae", "mse_file_units", "mae_file_units"]
+        names = ["mse", "mae"] if std is None else ["mse", "mae", "mse_file_units", "mae_file_units"]
         self._weights = None
         if scale is not None and bool((scale > 0).any()):
             weights = torch.where(scale > 0, 1.0 / scale, torch.zeros_like(scale))
             self._weights = (weights * len(scale) / (scale > 0).sum()).float()
-            self.names.append("mase")
+            names.append("mase")
         if baselines is not None:
-            self.names += ["mse_naive", "mae_naive"]
-            self.names += ["mse_seasonal_naive", "mae_seasonal_naive"] if baselines.seasonal else []
+            names += ["mse_naive", "mae_naive"]
+            names += ["mse_seasonal_naive", "mae_seasonal_naive"] if baselines.seasonal else []
+        self.names = names
         self.units = {} if std is None else {"mse": "standardised", "mae": "standardised"}
         # Relative to the largest, so that float32 carries the squares, too.
         self._largest = 1.0 if std is None else float(std.max())
@@ -92,8 +93,7 @@ class ForecastMetrics(Metric):
         """Forget everything."""
         self._windows: list[torch.Tensor] = []
         self._positions: list[torch.Tensor] = []
-        self.channel: dict[str, list[float]] = {}
-        self.step: dict[str, list[float]] = {}
+        self._tables: list[Table] = []
 
     def update(self, outputs: torch.Tensor, batch: dict[str, Any]) -> None:
         """Take in one batch.
@@ -143,42 +143,56 @@ class ForecastMetrics(Metric):
         Raises:
             DataError: there was no window on any rank.
         """
-        totals = torch.zeros(len(self.names) + 1, dtype=torch.float64)
-        if self._windows:
-            totals += torch.cat(self._windows, dim=1).cpu().double().sum(dim=1)
-        *sums, count = distributed.sum(totals).tolist()
+        *sums, count = window_totals(self._windows, len(self.names) + 1, distributed)
         if count == 0:
             raise DataError(
                 "there is no window with a truth to measure errors of: too few rows (data.lookback + data.horizon), or "
                 "the columns that are forecast are empty there; give more rows, or forecast with task=predict"
             )
         if self.series is not None:
-            self._compute_positions(distributed)
+            squared, absolute, cells = sum_over_ranks(self._positions, distributed)
+            figures = {"mse": squared, "mae": absolute}
+            if self.std is not None:
+                figures.update(mse_file_units=squared * self.std**2, mae_file_units=absolute * self.std)
+            self._tables = position_tables("", self.series, cells, figures, self.units)
         scale = {"mse_file_units": self._largest**2, "mae_file_units": self._largest}
-        figures = {name: total / count * scale.get(name, 1.0) for name, total in zip(self.names, sums)}
+        found = {name: total / count * scale.get(name, 1.0) for name, total in zip(self.names, sums)}
         if self.baselines is not None:
-            self.baselines.verdict = _verdict(figures, self.baselines.season)
-        return figures
-
-    def _compute_positions(self, distributed: Distributed) -> None:
-        squared, absolute, cells = sum_over_ranks(self._positions, distributed)
-        figures = {"mse": squared, "mae": absolute}
-        if self.std is not None:
-            figures.update(mse_file_units=squared * self.std**2, mae_file_units=absolute * self.std)
-        for name, errors in figures.items():
-            # Where no cell has a truth, 0 / 0 is nan: there is no such error.
-            self.channel[name] = (errors.sum(dim=0) / cells.sum(dim=0)).tolist()
-            self.step[name] = (errors.sum(dim=1) / cells.sum(dim=1)).tolist()
+            self.baselines.verdict = _verdict(found, self.baselines.season)
+        return found
 
     def tables(self) -> list[Table]:
         """Errors per series and per horizon step, where they were asked for; after :meth:`compute`."""
-        if self.series is None:
-            return []
-        steps = [str(step + 1) for step in range(len(self.step["mse"]))]
-        return [
-            Table("per_channel", "channel", self.series, self.channel, self.units),
-            Table("per_step", "step", steps, self.step, self.units),
-        ]
+        return self._tables
+
+
+def window_totals(parts: Sequence[torch.Tensor], count: int, distributed: Distributed) -> list[float]:
+    """Sums of ``count`` figures over all windows of all ranks, added in float64; ``parts`` are (count, B) each."""
+    totals = torch.zeros(count, dtype=torch.float64)
+    if parts:
+        totals += torch.cat(list(parts), dim=1).cpu().double().sum(dim=1)
+    found: list[float] = distributed.sum(totals).tolist()
+    return found
+
+
+def position_tables(
+    name: str, series: Sequence[str], cells: torch.Tensor, sums: Mapping[str, torch.Tensor], units: Mapping[str, str]
+) -> list[Table]:
+    """Means per series and per horizon step; nan where no cell has a truth.
+
+    Args:
+        name: what the names of the tables begin with.
+        series: names of C series.
+        cells: how many have a truth, (H, C).
+        sums: of the figures by name, likewise.
+        units: of :class:`exp.metrics.Table`.
+    """
+    steps = [str(step + 1) for step in range(len(cells))]
+    tables = []
+    for table, key, rows, dim in (("per_channel", "channel", series, 0), ("per_step", "step", steps, 1)):
+        columns = {each: (value.sum(dim) / cells.sum(dim)).tolist() for each, value in sums.items()}
+        tables.append(Table(name + table, key, rows, columns, units))
+    return tables
 
 
 def _verdict(figures: dict[str, float], season: int) -> str | None:

@@ -56,16 +56,20 @@ def predict(session: Session, data: Any, model: Any) -> Prediction:
             f"{data.path} has {data.num_rows} rows, too few for a window with truth (data.lookback + data.horizon = "
             f"{data.lookback + data.horizon}): only what follows them is forecast"
         )
-    evaluator = _evaluator(data)
+    own = data.metrics()
+    evaluator = Evaluator(own if isinstance(own, list) else [own])
     windows = {}
     for index in _spread(len(data.test), count).split(data.eval_batch_size) if count else ():
-        batch = data.test[index]
-        outputs = batch_outputs(session, model, batch)
-        evaluator.update(outputs, batch)
-        values = _values(data, outputs, batch)
-        windows.update({f"window_{number:05d}": _window(data, row, number, values)
-                        for row, number in enumerate(index.tolist())})  # fmt: skip
-    windows["future"] = _future(session, data, model)
+        values = _values(session, data, model, data.test[index], evaluator)
+        for row, number in enumerate(index.tolist()):
+            first = data.rows["test"].start + number
+            dates = None if data.dates is None else data.dates[first : first + data.lookback + data.horizon]
+            windows[f"window_{number:05d}"] = _forecast(data, f"test window {number}", first, dates, values, row)
+    batch, ahead = data.future_window()
+    first = data.num_past - data.lookback
+    dates = None if ahead is None else data.dates[first : data.num_past].append(ahead)
+    values = _values(session, data, model, batch)
+    windows["future"] = _forecast(data, "what follows the last row", first, dates, values)
     writer, files = PictureWriter(session), []
     for name, window in windows.items():
         path = session.folder.forecasts / f"{name}.csv"
@@ -75,7 +79,8 @@ def predict(session: Session, data: Any, model: Any) -> Prediction:
             for page, channels in drawn.items():
                 files += writer.write(f"plots/{name}_{page}.png", draw_forecast(window, data.target_names, channels))
     if task.backtest and len(data.test):
-        count, evaluator = min(task.backtest_windows or len(data.test), len(data.test)), _evaluator(data)
+        count = min(task.backtest_windows or len(data.test), len(data.test))
+        evaluator.reset()
         path = session.folder.forecasts / task.backtest
         tables = _backtest(session, data, model, _spread(len(data.test), count), evaluator)
         write = _write_parquet if path.suffix == ".parquet" else _write_csv
@@ -85,18 +90,18 @@ def predict(session: Session, data: Any, model: Any) -> Prediction:
     return Prediction({**metrics, "windows": count}, files, "backtest" if task.backtest else "plotted windows")
 
 
-def _evaluator(data: Any) -> Evaluator:
-    own = data.metrics()
-    return Evaluator(own if isinstance(own, list) else [own])
-
-
 def _spread(windows: int, count: int) -> torch.Tensor:
     """``count`` of all windows, from the first to the last, evenly."""
     return torch.linspace(0, windows - 1, count, dtype=torch.float64).round().long()
 
 
-def _values(data: Any, outputs: torch.Tensor, batch: dict[str, Any]) -> dict[str, np.ndarray]:
+def _values(
+    session: Session, data: Any, model: Any, batch: dict[str, Any], evaluator: Evaluator | None = None
+) -> dict[str, np.ndarray]:
     """Forecast, ends of intervals and, where the batch has it, truth, (B, H, targets) in the units of the file."""
+    outputs = batch_outputs(session, model, batch)
+    if evaluator is not None:
+        evaluator.update(outputs, batch)
     found = {"forecast": outputs}
     if data.intervals is not None:
         spread = data.intervals.spread(batch)
@@ -128,29 +133,13 @@ def rounded(values: np.ndarray, std: np.ndarray) -> np.ndarray:
     return result
 
 
-def _window(data: Any, row: int, number: int, values: dict[str, np.ndarray]) -> Forecast:
-    """A window of the test split, by its place in a batch and its number."""
-    first = data.rows["test"].start + number
-    dates = None if data.dates is None else data.dates[first : first + data.lookback + data.horizon]
-    begins = "" if dates is None else f", forecast from {dates[data.lookback]}"
-    return _forecast(data, f"{data.name}: test window {number}{begins}", first, dates, values, row)
-
-
-def _future(session: Session, data: Any, model: Any) -> Forecast:
-    """What follows the last row."""
-    batch, dates = data.future_window()
-    values = _values(data, batch_outputs(session, model, batch), batch)
-    first = data.num_past - data.lookback
-    known = None if dates is None else data.dates[first : data.num_past].append(dates)
-    begins = "" if dates is None else f", from {dates[0]}"
-    return _forecast(data, f"{data.name}: what follows the last row{begins}", first, known, values)
-
-
-def _forecast(data: Any, title: str, first: int, dates: Any, values: dict[str, np.ndarray], row: int = 0) -> Forecast:
+def _forecast(data: Any, what: str, first: int, dates: Any, values: dict[str, np.ndarray], row: int = 0) -> Forecast:
+    """A row of a batch, whose lookback begins at the row ``first`` of the file."""
     of_row = {name: each[row] for name, each in values.items()}
     levels = data.intervals.levels if data.intervals is not None else []
     bands = [Band(level, of_row[f"lo{percent(level)}"], of_row[f"hi{percent(level)}"]) for level in levels]
     past = _in_file_units(data, data.past(first))
+    title = f"{data.name}: {what}" + ("" if dates is None else f", forecast from {dates[data.lookback]}")
     return Forecast(title, past, of_row["forecast"], of_row.get("truth"), dates, bands)
 
 
@@ -192,11 +181,9 @@ def _backtest(
 
     rows = pd.RangeIndex(data.num_rows) if data.dates is None else data.dates
     for index in windows.split(data.eval_batch_size):
-        batch = data.test[index]
-        outputs = batch_outputs(session, model, batch)
-        evaluator.update(outputs, batch)
+        values = _values(session, data, model, data.test[index], evaluator)
         origins = data.rows["test"].start + data.lookback - 1 + index.numpy()
-        yield backtest_table(_values(data, outputs, batch), data.target_names, rows, origins)
+        yield backtest_table(values, data.target_names, rows, origins)
 
 
 def backtest_table(values: dict[str, np.ndarray], names: Sequence[str], rows: Any, origins: np.ndarray) -> pd.DataFrame:

@@ -102,7 +102,7 @@ def test_a_part_without_any_truth_is_refused_and_a_series_without_is_told(plant,
     data = plant(values, inputs=["flow"], targets=["flow"], channels=1)  # one series alone
     np.testing.assert_allclose(data.mean, np.nanmean(values[:140, 2]))
     data.check_truth(["train", "test"])
-    with pytest.raises(DataError, match=r"flow .*val.*141 to 160"):
+    with pytest.raises(DataError, match=r"flow .*val .*141 to 160"):
         data.check_truth(["train", "val", "test"])
     with pytest.raises(DataError, match=r"s.csv, column flow"):
         plant(values * [1, 1, np.nan])

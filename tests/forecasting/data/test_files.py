@@ -39,7 +39,7 @@ def read(path, **keys):
 
 def refusal(path, **keys):
     with pytest.raises(DataError) as error:
-        raise read(path, **keys).problem
+        read(path, **keys)
     assert error.value.exit_code == EXIT_CONFIG
     line = str(error.value).splitlines()[0]
     assert str(path) in line

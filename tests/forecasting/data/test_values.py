@@ -56,6 +56,25 @@ def test_rows_with_a_standardisation_of_their_own_take_that_of_the_training(made
         made({**SUN, "wind": USUAL["walk"]}, split="new").load_state_dict(first.state_dict())
 
 
+def test_rows_unlike_those_of_the_training_are_named(made):
+    state = made(SUN).state_dict()
+    gaps, later = SUN["sun"].copy(), SUN["sun"].copy()
+    gaps[::3], later[4500:] = np.nan, 5000.0  # in the test part alone
+    for sun, keys, named in (
+        (SUN["sun"] * 100, {"split": "new"}, "far outside"),
+        (gaps, {"split": "new", "missing": "mask"}, "more empty cells"),
+        (later, {}, "far outside"),
+        (SUN["sun"], {}, None),
+    ):
+        data = made({"sun": sun}, **keys)
+        data.load_state_dict(state)
+        found = [note for note in data.notes if named is not None and named in note]
+        assert len(found) == (named is not None)
+        assert all("sun (" in note for note in found)
+    with pytest.raises(DataError, match=r"s\.csv: its rows are 2:00:00 apart"):
+        made(SUN, freq="2h", split="new").load_state_dict(state)
+
+
 def test_too_few_new_rows_and_what_they_cannot_do(made):
     state = made(SUN).state_dict()
     with pytest.raises(DataError, match=r"data\.lookback=24"):

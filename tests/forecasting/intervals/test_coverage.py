@@ -61,7 +61,7 @@ def skewed(generator, shape):
     return torch.empty(shape).exponential_(generator=generator) * SIGMA
 
 
-def scores(noise, spread=None, factor=1.0, count=1000, budget=2**20):
+def scores(noise, spread=None, factor=1.0, count=1000):
     session = SimpleNamespace(
         backend=create_backend({"_target_": "cpu", "name": "cpu"}),
         config=SimpleNamespace(precision="fp32"),
@@ -70,7 +70,7 @@ def scores(noise, spread=None, factor=1.0, count=1000, budget=2**20):
     )
     model = Signal(spread, factor)
     data = SimpleNamespace(eval_batch_size=64, names=["a", "b"], scored=[0, 1])
-    return Scores(session, data, Windows(count, noise), model, spread and Spread(session, model), budget)
+    return Scores(session, data, Windows(count, noise), model, spread and Spread(session, model))
 
 
 def filled(metrics, windows, order, size):
@@ -128,14 +128,6 @@ def test_a_series_that_is_forecast_needs_windows_with_truth_and_others_do_not():
     calibrated(scores(gaussian, count=19), "residuals", LEVELS, TAUS)
     with pytest.raises(ConfigError, match=r"18 .* 19 "):
         calibrated(scores(gaussian, count=18), "residuals", LEVELS, TAUS)
-
-
-def test_within_a_budget_windows_are_spread_evenly():
-    given = scores(gaussian, count=1000, budget=4 * 6 * 30)
-    offsets, windows = calibrated(given, "residuals", LEVELS, TAUS)
-    assert windows == 30
-    error = (given.val.y - given.val.x).abs()[torch.arange(30) * 1000 // 30]
-    assert np.allclose(offsets[TAUS.index(0.9)], error.sort(dim=0).values[24])
 
 
 @pytest.mark.parametrize("kind", ["residuals", "std"])

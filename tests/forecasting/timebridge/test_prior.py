@@ -140,12 +140,6 @@ def test_from_100_channels_on_it_fits_too(channels):
     torch.testing.assert_close(model.stationary_prior(z)[:, LAGS:], expected, rtol=1e-4, atol=1e-3)
 
 
-def test_the_offset_of_the_log_variance_stays_with_the_weights():
-    first, other = ours(7, initial_log_variance=-3.0), ours(7)
-    other.load_state_dict(other.adapt_state_dict(first.state_dict(), Path("best.pth")))
-    assert other.log_variance_shift == -3.0
-
-
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [

@@ -71,7 +71,10 @@ def _named(path: Path, key: str, wanted: Sequence[object] | None, there: Sequenc
         if name not in there:
             near = difflib.get_close_matches(name, there, 1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise DataError(f"data.{key}: {name!r} is not among the series of {path}: {shortened(there)}{hint}")
+            of_weights = ", which the weights were trained on or you have named," if key == "inputs" else ""
+            raise DataError(
+                f"data.{key}: {name!r}{of_weights} is not among the series of {path}: {shortened(there)}{hint}"
+            )
         if name in names[:number]:
             raise DataError(f"data.{key} has {name!r} twice; name each column once")
     return names

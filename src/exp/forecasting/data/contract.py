@@ -17,9 +17,13 @@ if TYPE_CHECKING:
 
     from exp.forecasting.data.series import Series
 
-__all__ = ["Contract"]
+__all__ = ["Contract", "NeedsContractError"]
 
 _EMPTIER = 0.2  # of all cells
+
+
+class NeedsContractError(DataError):
+    """A file cannot be used by itself: its dates are ambiguous, or it is too short for its split."""
 
 
 @dataclass(frozen=True)

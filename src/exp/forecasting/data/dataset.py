@@ -15,7 +15,7 @@ from exp.data.places import shortened
 from exp.errors import ConfigError, DataError
 from exp.forecasting.config import ForecastingDataConfig
 from exp.forecasting.data import calendar, values
-from exp.forecasting.data.contract import Contract
+from exp.forecasting.data.contract import Contract, NeedsContractError
 from exp.forecasting.data.preflight import locate
 from exp.forecasting.data.series import read_series
 from exp.forecasting.data.splits import TooFewRowsError, borders
@@ -65,6 +65,8 @@ class ForecastingData(Data):
     intervals: Intervals | None = None
     notes: list[str]
     _contract: Contract
+    _problem: DataError | None = None
+    _rows: dict[str, range]
     _series: dict[str, Any]  # float32 (T, ...) by the argument of WindowDataset; None: there is none
 
     def __init__(self, **keys: Any) -> None:
@@ -72,10 +74,17 @@ class ForecastingData(Data):
         self.name, self.lookback, self.horizon = config.name, config.lookback, config.horizon
         self.eval_batch_size, self.num_workers = config.eval_batch_size, config.num_workers
         self.path = locate(config)
-        self._load()
+        try:
+            self._load()
+        except NeedsContractError as error:
+            self._problem = error
 
     def _load(self, contract: Contract | None = None) -> None:
-        """Read the file; standardize it by its own training rows, or as the contract says."""
+        """Read the file; standardize it by its own training rows, or as the contract says.
+
+        Raises:
+            NeedsContractError: it does not do by itself.
+        """
         series = read_series(self.path, self.config, contract.date_format if contract else None)
         self.names, self.scored = series.columns.names, series.columns.scored
         self.num_rows, dates = len(series.values), series.dates
@@ -83,8 +92,6 @@ class ForecastingData(Data):
         self.frequency = dates.frequency if dates else None
         self.notes = list(dates.warnings) if dates else []
         self._num_past = self._count_past(series)
-        self._rows: dict[str, range] = {}
-        self._problem: DataError | None = series.problem
         # What is known ahead of the last truth is no part to measure errors in.
         past = self.num_rows if self.config.split == "new" else self._num_past
         try:
@@ -92,19 +99,16 @@ class ForecastingData(Data):
             if contract is None and "train" not in self._rows:
                 raise TooFewRowsError("data.split=new has no rows for training, and so no standardization")
         except TooFewRowsError as error:
-            if contract is not None and self.num_rows >= self.lookback:
-                self._rows = {"test": range(self.num_rows)}
-            elif self._problem is None:
-                self._problem = DataError(
+            if contract is None or self.num_rows < self.lookback:
+                raise NeedsContractError(
                     f"{self.path}: {error}. With the weights of a run, data.lookback={self.lookback} rows suffice: "
                     f"task=predict init_from=<run folder> task.input={self.path}"
-                )
+                ) from error
+            self._rows = {"test": range(self.num_rows)}
         seconds = self.frequency.seconds if self.frequency else None
         if contract is not None:
-            if self._problem is not None:
-                raise self._problem
             contract.check_spacing(self.path, seconds)
-        elif self._problem is None:
+        else:
             train = len(self._rows["train"])
             mean, std = values.statistics(series, train)
             season = self.frequency.season if self.frequency and self.frequency.season < train else 1
@@ -112,11 +116,11 @@ class ForecastingData(Data):
             figures = [each.tolist() for each in (mean, std, *values.ranges(series.values[:train]))]
             contract = Contract(self.name, self.names, *figures, season=season, scale=scale.tolist())
             self.notes += values.warn_of_constants(series, train)
-        if contract is not None:
-            date_format = dates.date_format if dates else None
-            self._contract = replace(contract, name=self.name, date_format=date_format, seconds=seconds)
-            self._unlike = contract.unlike(series, self._rows["test"])
-            self._standardize(series)
+        date_format = dates.date_format if dates else None
+        self._contract = replace(contract, name=self.name, date_format=date_format, seconds=seconds)
+        self._unlike = contract.unlike(series, self._rows["test"])
+        self._standardize(series)
+        self._problem = None
 
     def _count_past(self, series: Series) -> int:
         """All rows; with covariates and empty cells, those up to the last one with a value that is forecast."""
@@ -231,22 +235,18 @@ class ForecastingData(Data):
                 are still ambiguous.
         """
         contract = Contract(**state)
-        if sorted(contract.names) != sorted(self.names):
-            raise DataError(
-                f"{self.path}: its series are not those that the weights were trained on; name the columns as there\n"
-                f"  here:  {', '.join(self.names)}\n  there: {', '.join(contract.names)}"
-            )
-        if contract.names != self.names:
+        own = self._problem is None
+        if not own or contract.names != self.names:
             self.config = replace(self.config, inputs=contract.names)
-            self._load()
-        if self._problem is None and contract.name != self.name:
+            self._load(None if own else contract)
+        if own and contract.name != self.name:
             self.notes = [
                 *self.notes,
                 f"{self.name} is standardized by its own training rows, not by those of {contract.name}, which the "
                 f"weights were trained on; data.name={contract.name} says that these are rows of the same series",
             ]
             return
-        if self._problem or (self._contract.mean, self._contract.std) != (contract.mean, contract.std):
+        if (self._contract.mean, self._contract.std) != (contract.mean, contract.std):
             self._load(contract)
         self.notes = [*self.notes, *self._unlike]
 
@@ -295,23 +295,18 @@ class ForecastingData(Data):
         Raises:
             DataError: names the split and the series.
         """
-        if self._truth is None:
-            return
-        for split in splits:
+        for split in splits if self._truth is not None else ():
             first, stop = self.rows[split].start + self.lookback, self.rows[split].stop
-            known = (~self._truth[first:stop, self.scored].isnan()).any(dim=0).tolist()
-            lacking = [name for name, is_known in zip(self.target_names, known) if not is_known]
-            if len(lacking) == len(known):
+            empty = self._truth[first:stop, self.scored].isnan().all(dim=0).tolist()
+            lacking = [name for name, is_empty in zip(self.target_names, empty) if is_empty]
+            where = f"no value of {shortened(lacking)} where the {split} split is forecast"
+            if all(empty):
                 raise DataError(
-                    f"{self.path}: {shortened(lacking)} has no value where the {split} split is forecast (rows "
-                    f"{first + 1} to {stop} of {self.num_rows} below the header), so that there is nothing to measure "
-                    "errors of; give values, or another data.split"
+                    f"{self.path}: {where} (rows {first + 1} to {stop} of {self.num_rows} below the header), so that "
+                    "there is nothing to measure errors of; give values, or another data.split"
                 )
             if lacking:
-                self.notes.append(
-                    f"{self.path}: no value of {shortened(lacking)} where the {split} split is forecast: what is "
-                    "measured there is of the other series"
-                )
+                self.notes.append(f"{self.path}: {where}: what is measured there is of the other series")
 
     def calibrate(self, session: Session, model: Any) -> None:
         """Intervals around forecasts, where ``task.intervals`` asks for them (:mod:`exp.forecasting.intervals`)."""

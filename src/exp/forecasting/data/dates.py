@@ -11,6 +11,7 @@ import pandas as pd
 
 from exp.errors import DataError
 from exp.forecasting.data.calendar import Frequency, frequency_of
+from exp.forecasting.data.contract import NeedsContractError
 
 if TYPE_CHECKING:
     from typing import Iterator
@@ -30,7 +31,7 @@ _DIGITS = {8: "%Y%m%d", 10: "%Y%m%d%H", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
 _SINCE_1970 = {10: "%s", 13: "%s ms", 16: "%s us", 19: "%s ns"}
 
 
-class AmbiguousDatesError(DataError):
+class AmbiguousDatesError(NeedsContractError):
     """The column of dates can be read in several formats."""
 
 

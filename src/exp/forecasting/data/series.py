@@ -13,7 +13,7 @@ import pandas as pd  # once in the fork server, not in each worker
 
 from exp.errors import DataError
 from exp.forecasting.data.columns import Columns, choose
-from exp.forecasting.data.dates import AmbiguousDatesError, Dates, read_dates
+from exp.forecasting.data.dates import Dates, read_dates
 from exp.forecasting.data.header import Header, layout, numbered_rows, read_header
 
 if TYPE_CHECKING:
@@ -35,8 +35,7 @@ class Series:
         header: of the file; None: it is an archive of numpy.
         columns: those that are read, C of them.
         values: float64 (T, C), oldest row first; within the range of float32, or NaN where a cell may be and is empty.
-        dates: of the rows; None where the file has none, or they are ambiguous.
-        problem: why the dates cannot be read; None: they can.
+        dates: of the rows; None where the file has none.
     """
 
     path: Path
@@ -44,7 +43,6 @@ class Series:
     columns: Columns
     values: np.ndarray
     dates: Dates | None = None
-    problem: AmbiguousDatesError | None = None
 
     def place(self, row: int, channel: int) -> str:
         """``<path> row 7, column load: '3.5'``: a cell by its position in :attr:`values`, from 0."""
@@ -69,6 +67,7 @@ def read_series(path: Path, config: ForecastingDataConfig, usual_format: str | N
         DataError: the file is unreadable, empty or ragged; its first row does not fit (see
             :func:`exp.forecasting.data.header.read_header`); a cell is not a finite number that float32 can carry, or
             not a date; dates are not strictly increasing. Rows are numbered as lines of the file, from 1.
+        AmbiguousDatesError: dates can be read in several formats.
     """
     if path.suffix == ".npz":
         values = _read_array(path, config)
@@ -79,14 +78,10 @@ def read_series(path: Path, config: ForecastingDataConfig, usual_format: str | N
     header = read_header(path, config)
     table = _read_table(path, header)
     columns = choose(path, header.series, config)
-    dates, problem = None, None
-    try:
-        dates = read_dates(table, header, config, usual_format)
-    except AmbiguousDatesError as error:
-        problem = error
+    dates = read_dates(table, header, config, usual_format)
     chosen = [header.names.index(name) for name in columns.names]
     values, empty = _to_numbers(table[chosen])
-    series = Series(path, header, columns, values, dates, problem)
+    series = Series(path, header, columns, values, dates)
     do = "write it with digits and a point"
     bad = ~(np.abs(values) <= _LARGEST)
     if config.missing == "mask":

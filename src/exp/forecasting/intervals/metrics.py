@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Sequence
 import torch
 
 from exp.forecasting.intervals.intervals import LEAST_STD, percent
-from exp.forecasting.metrics import sum_over_ranks
+from exp.forecasting.metrics import position_tables, sum_over_ranks, window_totals
 from exp.metrics import Metric, Table
 
 if TYPE_CHECKING:
@@ -122,28 +122,18 @@ class IntervalMetrics(Metric):
 
     def compute(self, distributed: Distributed) -> dict[str, float]:
         """The figures over all ranks."""
-        totals = torch.zeros(len(self.names) + 2, dtype=torch.float64)
-        if self._windows:
-            totals += torch.cat(self._windows, dim=1).cpu().double().sum(dim=1)
-        distributed.sum(totals)
-        known, size, *sums = totals.tolist()
+        known, size, *sums = window_totals(self._windows, len(self.names) + 2, distributed)
         if self.series is not None:
-            self._compute_positions(self.series, distributed)
+            cells, *figures = sum_over_ranks(self._positions, distributed)[..., self.scored]  # (H, scored) each
+            series = [self.series[position] for position in self.scored]
+            by_name = dict(zip([*self._of_level, "crps"], figures))
+            self._found = position_tables("intervals_", series, cells, by_name, self.units)
         found = {name: total / known if known else math.nan for name, total in zip(self.names, sums)}
         for name in found:
             if name.endswith("_file_units"):
                 found[name] *= self._largest
         found["wql"] = 2.0 * sums[-1] / (len(self._weights) * size) if size else math.nan
         return found
-
-    def _compute_positions(self, series: Sequence[str], distributed: Distributed) -> None:
-        total = sum_over_ranks(self._positions, distributed)[..., self.scored]  # (1 + figures, H, scored)
-        steps = [str(step + 1) for step in range(total.shape[1])]
-        names = [series[position] for position in self.scored]
-        for table, key, rows, dim in (("per_channel", "channel", names, 1), ("per_step", "step", steps, 2)):
-            known, *sums = total.sum(dim=dim)
-            columns = {name: (each / known).tolist() for name, each in zip([*self._of_level, "crps"], sums)}
-            self._found.append(Table(f"intervals_{table}", key, rows, columns, self.units))
 
     def tables(self) -> list[Table]:
         """Coverage, width and CRPS per series and per horizon step, where asked for; after :meth:`compute`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect
 from pathlib import Path
 from typing import Any, ClassVar, Mapping
 
@@ -23,11 +22,14 @@ from exp.forecasting.timebridge.official import adapt_variant, variant_prefix
 from exp.hardware.compat import autocast_disabled
 from exp.models.base import Model
 
-__all__ = ["STD_EPS", "TimeBridge", "head", "in_float32", "require_at_least", "standardized"]
+__all__ = ["STD_EPS", "TimeBridge", "check_sizes", "head", "in_float32", "standardized"]
 
 STD_EPS = 1e-5
 """Added to the standard deviation (not to the variance), as in the authors' code."""
 _MEDIAN = 0.5
+_AT_LEAST_ONE = ("channels", "horizon", "time_features", "period", "num_patches_out", "d_model", "d_ff", "num_heads",
+                 "stable_len", "regimes", "regime_channels", "regime_embedding", "prior_hidden", "changing_hidden",
+                 "prior_layers", "prior_context", "lags")  # fmt: skip
 
 
 class TimeBridge(Model):
@@ -42,7 +44,7 @@ class TimeBridge(Model):
         **keys: of :class:`exp.forecasting.config.TimeBridgeConfig`, which documents them.
 
     Raises:
-        ConfigError: the settings do not go together; the message gives the nearest ones that do.
+        ConfigError: the settings do not go together.
     """
 
     config_class: ClassVar[Any] = TimeBridgeConfig
@@ -206,16 +208,17 @@ def standardized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
     return (x - mean) / (std + STD_EPS), mean, std
 
 
-def require_at_least(least: int, config: Any, *keys: str) -> None:
-    """Refuse keys below ``least``; those that are None are left to their defaults.
+def check_sizes(config: Any) -> None:
+    """Refuse numbers of a model's keys that are too small; those that are None are left to their defaults.
 
     Raises:
-        ConfigError: one is too small.
+        ConfigError: one is.
     """
-    for key in keys:
-        value = getattr(config, key)
-        if value is not None and value < least:
-            raise ConfigError(f"model.{key}={value} is too small; set at least {least}")
+    for key, value in vars(config).items():
+        if isinstance(value, (int, float)) and key != "initial_log_variance":
+            least = 2 if key == "lookback" else int(key in _AT_LEAST_ONE)  # of one step there is no deviation
+            if value < least:
+                raise ConfigError(f"model.{key}={value} is too small; set at least {least}")
 
 
 def _patches(config: TimeBridgeConfig) -> tuple[int, int]:
@@ -226,46 +229,24 @@ def _patches(config: TimeBridgeConfig) -> tuple[int, int]:
 
 def _check(config: TimeBridgeConfig, patches: int, patches_out: int) -> None:
     """Refuse settings that do not go together."""
-    require_at_least(1, config, "channels", "horizon", "time_features", "period", "d_model", "d_ff", "num_heads",
-                     "stable_len")  # fmt: skip
-    require_at_least(2, config, "lookback")  # of one step there is no standard deviation
-    require_at_least(0, config, "integrated_layers", "downsampling_layers", "cointegrated_layers")
-    if config.lookback < config.period or config.lookback % patches:
-        _require_multiple("lookback", config.lookback, "period", config.period)
-    _require_multiple("d_model", config.d_model, "num_heads", config.num_heads)
-    for name in ("attention_dropout", "dropout"):
-        if not 0.0 <= getattr(config, name) < 1.0:
-            raise ConfigError(f"model.{name}={getattr(config, name)} is no probability below 1; set 0 <= {name} < 1")
-    if not 0.0 <= config.alpha <= 1.0:
-        raise ConfigError(f"model.alpha={config.alpha} is not a weight between 0 and 1; set 0 <= alpha <= 1")
-    if config.stable_len > config.d_model:
-        raise ConfigError(
-            f"model.stable_len={config.stable_len} is longer than a token; set at most d_model={config.d_model}"
-        )
-    if patches_out < 1 or (config.downsampling_layers == 0 and patches_out != patches):
-        raise ConfigError(
-            f"model.num_patches_out={patches_out} does not go with downsampling_layers={config.downsampling_layers}; "
-            f"set num_patches_out=null (all {patches}), or at least 1 with downsampling_layers=1"
-        )
-    levels = config.quantiles
-    if levels is not None:
-        valid = sorted({level for level in levels if 0.0 < level < 1.0} | {_MEDIAN})
-        if list(levels) != valid or len(levels) < 2:
-            wanted = valid if len(valid) > 1 else [0.1, 0.5, 0.9]
-            raise ConfigError(
-                f"model.quantiles={list(levels)} must ascend between 0 and 1, with 0.5, which is the forecast, and "
-                f"another one; write {wanted}, or null"
-            )
-
-
-def _require_multiple(name: str, value: int, divisor_name: str, divisor: int) -> None:
-    if value % divisor == 0:
-        return
-    below = value // divisor * divisor
-    multiples = [str(multiple) for multiple in (below, below + divisor) if multiple]
-    divisors = [candidate for candidate in range(1, value + 1) if value % candidate == 0]
-    nearest = divisors[bisect(divisors, divisor) - 1 :][:2]
-    raise ConfigError(
-        f"model.{name}={value} is not a multiple of {divisor_name}={divisor}; the nearest valid values are "
-        f"{name}={' or '.join(multiples)}, or {divisor_name}={' or '.join(map(str, nearest))}"
-    )
+    check_sizes(config)
+    levels = [] if config.quantiles is None else list(config.quantiles)
+    valid = sorted({level for level in levels if 0.0 < level < 1.0} | {_MEDIAN})
+    for holds, wrong in (
+        (config.lookback >= config.period, f"period={config.period} is longer than lookback={config.lookback}"),
+        (config.lookback % patches == 0, f"period={config.period} makes {patches} patches, which do not divide "
+                                         f"lookback={config.lookback}"),
+        (config.d_model % config.num_heads == 0, f"num_heads={config.num_heads} does not divide "
+                                                 f"d_model={config.d_model}"),
+        (config.attention_dropout < 1, f"attention_dropout={config.attention_dropout} is no probability below 1"),
+        (config.dropout < 1, f"dropout={config.dropout} is no probability below 1"),
+        (config.alpha <= 1, f"alpha={config.alpha} is no weight between 0 and 1"),
+        (config.stable_len <= config.d_model, f"stable_len={config.stable_len} is longer than a token, "
+                                              f"d_model={config.d_model}"),
+        (config.downsampling_layers or patches_out == patches, f"num_patches_out={patches_out} needs "
+                                                               f"downsampling_layers; all patches are {patches}"),
+        (not levels or (levels == valid and len(levels) > 1), f"quantiles={levels} must ascend between 0 and 1, with "
+                                                              "0.5, which is the forecast, and another one"),
+    ):  # fmt: skip
+        if not holds:
+            raise ConfigError(f"model.{wrong}")

@@ -12,7 +12,7 @@ from exp.errors import ConfigError
 from exp.forecasting.config import TimeBridgePriorConfig
 from exp.forecasting.timebridge.density import gaussian_log_density
 from exp.forecasting.timebridge.loss import TimeFrequencyLoss
-from exp.forecasting.timebridge.model import STD_EPS, TimeBridge, head, in_float32, require_at_least, standardized
+from exp.forecasting.timebridge.model import STD_EPS, TimeBridge, head, in_float32, standardized
 from exp.forecasting.timebridge.regimes import Regimes
 from exp.forecasting.timebridge.transition import ChangingPrior, StationaryPrior
 
@@ -93,14 +93,10 @@ class TimeBridgePrior(TimeBridge):
                 "model.quantiles: the variant with a prior says by its variance how sure it is; leave them out, or use "
                 "model=timebridge"
             )
-        if not 0.0 <= config.stationary_share <= 1.0:
+        if config.stationary_share > 1.0:
             raise ConfigError(f"model.stationary_share={config.stationary_share} is not a share; set one from 0 to 1")
-        if not 1 <= config.lags < config.lookback:
-            raise ConfigError(f"model.lags={config.lags} must be at least 1 and less than lookback={config.lookback}")
-        require_at_least(1, config, "regimes", "regime_channels", "regime_embedding", "prior_hidden",
-                         "changing_hidden", "prior_layers", "prior_context")  # fmt: skip
-        require_at_least(0, config, "regime_epochs", "reconstruction_weight", "stationary_kl_weight",
-                         "changing_kl_weight", "hmm_weight")  # fmt: skip
+        if config.lags >= config.lookback:
+            raise ConfigError(f"model.lags={config.lags} must be less than lookback={config.lookback}")
 
     def may_start_anew(self, name: str) -> bool:
         """All but the forecaster: weights of a plain TimeBridge are a beginning."""
