@@ -72,8 +72,8 @@ def size_of(keys: BackboneConfig, key: str = "model") -> Size:
     if keys.size not in SIZES:
         raise ConfigError(f"{key}.size={keys.size} is not one of {', '.join(SIZES)}{nearest(keys.size, SIZES)}")
     known = SIZES[keys.size]
-    given = {"embed_dim": keys.embed_dim, "depth": keys.depth, "num_heads": keys.num_heads}
-    changed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    given: dict[str, Any] = {"embed_dim": keys.embed_dim, "depth": keys.depth, "num_heads": keys.num_heads}
+    changed = {name: value for name, value in given.items() if value is not None}
     hidden = known.hidden_dim * changed.get("embed_dim", known.embed_dim) // known.embed_dim
     return dataclasses.replace(known, **changed, hidden_dim=hidden)
 
