@@ -21,14 +21,14 @@ from exp import console, summary
 from exp.config.structures import load
 from exp.errors import EXIT_FAILED, EXIT_OK, ConfigError
 from exp.frozen import FrozenRun
-from exp.launcher import slurm
 from exp.launcher.job import log_file, outcome_file
 from exp.launcher.outcome import Outcome, tail_of
 from exp.launcher.processes import handle_signals, signal_name
-from exp.launcher.slurm import JobState
+from exp.runs import slurm
 from exp.runs.files import read_json, write_json
 from exp.runs.folder import RunFolder, last_records
 from exp.runs.lock import Holder, RunLock, holder_of, is_running
+from exp.runs.slurm import JobState
 from exp.summary import to_continue
 
 if TYPE_CHECKING:

@@ -25,11 +25,11 @@ from exp.errors import EXIT_FAILED, EXIT_OK, ConfigError, ExpError, UnavailableE
 from exp.frozen import FrozenRun
 from exp.hardware.cards import only
 from exp.hardware.registry import create_backend
-from exp.launcher import slurm
 from exp.launcher.outcome import Outcome, RankFailure, forget_failures, write_error
 from exp.launcher.rank import REQUEUES_VARIABLE, this_host
 from exp.launcher.rank_environment import take_stale_variables
 from exp.launcher.torchrun import TorchrunLauncher
+from exp.runs import slurm
 from exp.runs.files import UMASK, read_json, write_json
 from exp.runs.folder import RunFolder
 from exp.runs.lock import RunLock

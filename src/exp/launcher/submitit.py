@@ -13,12 +13,12 @@ from exp.config.explain import nearest
 from exp.config.schema import SubmititConfig
 from exp.errors import ConfigError, UnavailableError
 from exp.frozen import FrozenRun
-from exp.launcher import slurm
 from exp.launcher.base import Launcher
 from exp.launcher.follow import Followed, Watcher, follow, remember
 from exp.launcher.job import log_file, run_job
 from exp.launcher.outcome import Outcome
 from exp.launcher.processes import start_module
+from exp.runs import slurm
 from exp.runs.lock import Holder
 
 if TYPE_CHECKING:

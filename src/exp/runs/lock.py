@@ -24,6 +24,7 @@ from pathlib import Path
 
 from exp import console
 from exp.errors import ConfigError
+from exp.runs.slurm import find_states
 
 __all__ = [
     "LOCK",
@@ -142,8 +143,6 @@ def last_sign(path: Path) -> float:
 def known_alive(holder: Holder) -> bool | None:
     """Whether a holder is alive; None: it is on another machine, or in another container, and only the lock tells."""
     if holder.cluster == "slurm":
-        from exp.launcher.slurm import find_states
-
         states = find_states([holder.job])
         if states is not None:
             return not states[holder.job].ended
