@@ -197,7 +197,9 @@ class Probe(Task):
             if getattr(self, key) < 1:
                 raise ConfigError(f"task.{key}={getattr(self, key)} must be at least 1")
         if importlib.util.find_spec("sklearn") is None:
-            raise UnavailableError("task=probe needs scikit-learn, which is not installed: pip install 'exp[probe]'")
+            raise UnavailableError(
+                "task=probe needs scikit-learn, which is not installed: pip install 'exp-accelerators[probe]'"
+            )
         if config.init_from is not None:
             raise ConfigError(
                 "task=probe takes features, not weights; give init_from to task=features, and leave it out here"
