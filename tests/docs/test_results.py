@@ -1,4 +1,4 @@
-"""docs/results.md: published figures are those that the configuration compares with, and ours those told elsewhere."""
+"""docs/about/results.md: published figures are the configuration's, ours those of the records."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BACKBONE = re.compile(r"^\| `(\w+)` \| (\d[\d.]*) \| (\d[\d.]*) \|$", re.MULTILI
 
 @pytest.fixture(scope="module")
 def page():
-    return (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    return (ROOT / "docs" / "about" / "results.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def test_records_are_those_of_their_rows(page, keep_result):
     """A figure is the mean of the records that its row links to, ± their deviation; none of them has been changed."""
     folder, linked = ROOT / "docs" / "results", set()
     for name, horizon, _, cell in FORECAST.findall(page):
-        links = re.findall(r"\]\(results/([^)]+)\)", cell)
+        links = re.findall(r"\]\(\.\./results/([^)]+)\)", cell)
         linked.update(links)
         assert bool(links) is (cell != "not run"), (name, horizon)
         records = [read(folder / file) for file in links]

@@ -58,13 +58,13 @@ def judge_operators(lines: Sequence[Mapping[str, Any]], precision: str) -> Answe
     values = {"table": table, "counts": counts}
     bad = {row["kernel"] for row in table if row["status"] in ("crashed", "failed", "wrong")}
     if bad:
-        theirs = ["report these operators to the vendor; docs/hardware.md says what stands in"] * ("" in bad)
+        theirs = ["report these operators to the vendor; docs/hardware/hardware.md says what stands in"] * ("" in bad)
         ours = ["portable ones are exp's own: report them there, with the card"] * ("portable" in bad)
         return fail(finding, "; ".join(theirs + ours), **values)
     if all(row["relative"] is None for row in table):
         return fail(f"nothing was compared: {finding}", "look at output.log in the row's folder", **values)
     advice = "more than rounding: see whether the card multiplies in a lower precision" if counts["off"] else ""
-    advice = "these operators run on the CPU, slowly: docs/hardware.md" if counts["left the card"] else advice
+    advice = "these operators run on the CPU, slowly: docs/hardware/hardware.md" if counts["left the card"] else advice
     return ok(finding, advice, **values)
 
 

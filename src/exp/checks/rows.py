@@ -310,7 +310,7 @@ def _speed(making: Making) -> Answer:
         moved = "" if left["bytes_per_step"] is None else f" and {size(left['bytes_per_step'])}"
         finding += f"; {left['calls_per_step']:.3g} calls{moved} a step leave the card, most of "
         finding += ", ".join(list(left["operators"])[:3])
-        advice = "these operators run on the CPU: docs/hardware.md"
+        advice = "these operators run on the CPU: docs/hardware/hardware.md"
     alone = making.earlier.get(f"speed-{making.row.about['experiment']}-1", {}).get("values", {})
     if nproc > 1 and alone.get("samples_per_second"):
         efficiency = values["efficiency"] = values["samples_per_second"] / alone["samples_per_second"] / nproc

@@ -164,7 +164,7 @@ class ForecastingDataConfig:
 
 @dataclass
 class IntervalKeys:
-    """Of task=eval and task=predict, for forecasts: how sure they are (``docs/intervals.md``)."""
+    """Of task=eval and task=predict, for forecasts: how sure they are (``docs/guide/intervals.md``)."""
 
     intervals: Any = None  # a list; of a single number it is said how to write it
     """Coverages of the intervals around forecasts, such as ``[0.8,0.95]``; null: none."""

@@ -95,7 +95,7 @@ class Features(Task):
         for key, value in given.items():
             if value is not None:
                 wants = "does not go with task.store, which takes the data" if self.store else "needs task.store"
-                raise ConfigError(f"{key}={value} {wants}; leave it out, or see docs/probes.md")
+                raise ConfigError(f"{key}={value} {wants}; leave it out, or see docs/guide/probes.md")
 
     def run(self, session: Session) -> dict[str, Any]:
         """See :func:`exp.vision.features.write_features` and :mod:`exp.vision.probe.keep`."""
