@@ -25,10 +25,10 @@ PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 
 # Pages whose commands build on one another, in the order of a reader.
 GROUPS = {
-    "series": ["README", "train", "sweep", "resume", "data", "prior"],
+    "series": ["README", "first-run", "train", "sweep", "resume", "own-csv", "data", "prior"],
     "intervals": ["intervals"],
     "machines": ["launch", "hardware", "checks", "hooks", "add-a-backend"],
-    "images": ["dinov3", "data-images", "probes"],
+    "images": ["own-images", "dinov3", "data-images", "probes"],
     "tuning": ["tuning"],
 }  # fmt: skip
 # Pages whose commands have a test of their own, by that.
