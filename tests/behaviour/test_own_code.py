@@ -73,7 +73,7 @@ def test_what_is_wrong_with_it_is_said_before_the_first_step(oil, exp):
     code = exp.folder / "my_experiment.py"
     text = code.read_text()
     for old, new, named in (
-        ("(Data):", ":", "my_experiment.OilTemperature"),
+        ("(Data):", ":", "my_experiment.TransformerLoad"),
         ("return AbsoluteError()", "return Rows([])", "Rows"),
         ("self.table[number]", "self.tables[number]", "AttributeError"),
         ('return {"loss": nn', 'return {"mse": nn', "loss"),
