@@ -2,7 +2,7 @@
 
 Nothing is assumed of the card but what torch asks of every plug-in: its type, a number, a current device. Precisions,
 random state, memory, identity and collectives are asked for, and done without where there is no answer. A vendor that
-needs more derives a class from this one (docs/add-a-backend.md).
+needs more derives a class from this one (docs/extend/add-a-backend.md).
 """
 
 from __future__ import annotations

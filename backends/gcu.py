@@ -3,7 +3,7 @@
 The current one (TopsRider 3.x) adds the device type ``gcu`` to recent torch, with ``torch.gcu`` and the collectives
 ``eccl``. The legacy one (TopsRider 2.x, torch 1.10) has the device type ``xla``, a lazy graph that every step must end,
 and collectives and a DDP class of its own. Which one is installed shows in torch's version. Written from the vendor's
-public sources and manuals; see docs/hardware.md for what was verified how.
+public sources and manuals; see docs/hardware/hardware.md for what was verified how.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     python docs/keep_result.py --check docs/results         # that no record has been changed since
 
 A record is ``<experiment>-<horizon>-seed<seed>.json`` (without the horizon where the data have none). It has no paths
-and no names of hosts. ``docs/results.md`` links to those of its rows.
+and no names of hosts. ``docs/about/results.md`` links to those of its rows.
 """
 
 from __future__ import annotations

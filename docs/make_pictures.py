@@ -1,4 +1,4 @@
-"""Makes the pictures of README.md again: ``python docs/make_pictures.py --runs outputs/pictures``.
+"""Draws the pictures of the pages again: ``python docs/make_pictures.py --runs outputs/pictures``.
 
 Two experiments on bundled data are trained, or taken from ``--runs`` where they are there already: some ten minutes on
 two cores. Their own plots, scaled, are ``results.png``. ``run.svg`` shows a run and what can be added to it, and

@@ -24,14 +24,14 @@ TOP = {"index.md": "README.md", **{name: name for name in ("CONTRIBUTING.md", "C
 REFERENCE = {
     "python": (
         "Python",
-        "Runs from Python, as [in a notebook](../python.md).",
+        "Runs from Python, as [in a notebook](../guide/python.md).",
         ["exp.api.open_run", "exp.api.OpenRun", "exp.api.open_sweep", "exp.api.run"],
     ),
     "interfaces": (
         "Interfaces",
-        "What can be added from outside: [models, data, metrics](../add-an-experiment.md), "
-        "[tasks, launchers](../add-a-task.md), [wrappers, loggers](../add-a-wrapper.md), "
-        "[backends](../add-a-backend.md).",
+        "What can be added from outside: [models, data, metrics](../tutorial/add-an-experiment.md), "
+        "[tasks, launchers, wrappers, loggers](../extend/add-a-task.md), "
+        "[backends](../extend/add-a-backend.md).",
         [
             "exp.models.base.Model",
             "exp.data.base.Data",
@@ -62,7 +62,7 @@ REFERENCE = {
             "exp.vision.model_config",
         ],
     ),
-    "errors": ("Errors", "What a run ends with; [exit codes](../exit-codes.md).", ["exp.errors"]),
+    "errors": ("Errors", "What a run ends with; [exit codes](../concepts/exit-codes.md).", ["exp.errors"]),
 }
 # Keys tell their own names; a signature of thirty says nothing more.
 _OF_KEYS = "\n    options: {show_if_no_docstring: true, show_signature: false, separate_signature: false}"
@@ -92,7 +92,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     name = page.file.src_uri
     if name.startswith("reference/"):
         return markdown
-    folder = "" if name in TOP else "docs"
+    folder = "" if name in TOP else posixpath.join("docs", posixpath.dirname(name))
 
     def link(found: re.Match[str]) -> str:
         image, text, target, anchor = found[1], found[2], found[3], found[4] or ""

@@ -1,4 +1,4 @@
-"""What exp uses of its libraries that these do not promise is all in one table, docs/private-interfaces.md."""
+"""What exp uses of its libraries that these do not promise is all in one table, CONTRIBUTING.md."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Iterator
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "private-interfaces.md"
+PAGE = ROOT / "CONTRIBUTING.md"
+HEADING = "## Private interfaces of others\n"
 UPSTREAM = ("torch", "mmengine", "mmcv", "hydra", "submitit", "omegaconf", "multiprocessing")
 UNDOCUMENTED = re.compile(
     r"(hydra\.core\.(global_hydra|object_type|override_parser|utils)"
@@ -20,7 +21,11 @@ PUBLIC = {"_exit", "_fields", "_replace", "_asdict"}  # documented, of os and of
 
 def table() -> list[tuple[list[str], set[str]]]:
     """Of each row the places, and the parts of the names."""
-    rows = [line.strip("|").split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+    rows = [
+        line.strip("|").split(" | ")
+        for line in PAGE.read_text().partition(HEADING)[2].splitlines()
+        if line.startswith("| `")
+    ]
     quoted = [[re.findall(r"`([^`]+)`", cell) for cell in row[:2]] for row in rows]
     return [(places, {part for name in names for part in name.split(".")}) for names, places in quoted]
 

@@ -1,4 +1,4 @@
-"""docs/python.md, done to the letter, in one Python process outside the repository."""
+"""docs/guide/python.md, done to the letter, in one Python process outside the repository."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import exp
 from tests.conftest import clean_environment
 
-PAGE = Path(__file__).parents[1] / "docs" / "python.md"
+PAGE = Path(__file__).parents[1] / "docs" / "guide" / "python.md"
 BEFORE = """
 import exp, sys
 dir(exp)

@@ -69,7 +69,7 @@ left = Left()
 
 
 def main() -> int:
-    """Run the command line in ``sys.argv``; returns the exit code (docs/exit-codes.md)."""
+    """Run the command line in ``sys.argv``; returns the exit code (docs/concepts/exit-codes.md)."""
     code = EXIT_OK
     try:
         code = _main()

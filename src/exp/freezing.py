@@ -160,7 +160,7 @@ def _note_choices(config: ExpConfig, overrides: list[str]) -> None:
     ):  # of these, the run's choices stand in the record; only the user's count beside them
         groups -= {group for group in trained.GROUPS if not any(each.startswith(f"{group}=") for each in overrides)}
     choices: Any = OmegaConf.to_container(HydraConfig.get().runtime.choices)
-    chosen = {group: choice for group, choice in choices.items() if group in groups}
+    chosen = {group: choice for group, choice in choices.items() if group in groups and choice}
     noted = {
         "chosen": {**record.chosen, **chosen, "backend": config.backend.name},
         "follows": trained.follows(config),

@@ -135,7 +135,8 @@ def _library(name: str) -> Any:
         huggingface_hub: Any = importlib.import_module("huggingface_hub")
     except ImportError as error:
         raise UnavailableError(
-            f"init_from={name} needs huggingface_hub, which is not installed; pip install 'exp[hub]', or give a file"
+            f"init_from={name} needs huggingface_hub, which is not installed; pip install 'exp-accelerators[hub]', or "
+            "give a file"
         ) from error
     huggingface_hub.logging.set_verbosity_error()
     if not sys.stderr.isatty():

@@ -14,7 +14,7 @@ from typing import Any, Mapping, Sequence
 
 from exp.errors import UnavailableError
 
-__all__ = ["Family", "Plugin", "entry_points", "installed", "more_keys", "structures"]
+__all__ = ["Family", "Plugin", "choices", "entry_points", "installed", "more_keys", "structures"]
 
 GROUP = "exp.plugins"
 
@@ -46,6 +46,8 @@ class Plugin:
             ``defaults: [/schema/<group>/<name>@_here_, _self_]``. One whose ``_target_`` has a default also types the
             keys of configurations that name this class. That of a model without weights, such as a naive forecast, says
             ``has_weights: ClassVar[bool] = False``: task=eval and the like take it without ``init_from``.
+        choices: choices that need no file, by ``<group>/<name>``: a dataclass of typed keys, or an object of one with
+            the values of this choice.
         families: models and data that go together, by what they are for: ``"forecasting"``.
         keys: dataclasses of further keys for a structure of somebody else's, such as ``task/predict``; a value that is
             not the default is refused with data of another plugin's families.
@@ -53,6 +55,7 @@ class Plugin:
     """
 
     structures: Mapping[str, type] = field(default_factory=dict)
+    choices: Mapping[str, Any] = field(default_factory=dict)
     families: Mapping[str, Family] = field(default_factory=dict)
     keys: Mapping[str, type] = field(default_factory=dict)
     config: str | None = None
@@ -97,6 +100,11 @@ def installed() -> Mapping[str, Plugin]:
 def structures() -> dict[str, type]:
     """The typed keys of all plugins, by ``<group>/<name>``."""
     return {place: structure for plugin in installed().values() for place, structure in plugin.structures.items()}
+
+
+def choices() -> dict[str, Any]:
+    """The choices of all plugins that need no file, by ``<group>/<name>``."""
+    return {place: choice for plugin in installed().values() for place, choice in plugin.choices.items()}
 
 
 def more_keys() -> list[tuple[str, type]]:

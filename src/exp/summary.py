@@ -204,7 +204,7 @@ def _left_device(left: dict[str, Any] | None) -> str | None:
     worst = ", ".join(f"{name} ({told(figures)})" for name, figures in list(left["operators"].items())[:3])
     return (
         f"left the device at each step, for the CPU and back: {told(left)}, most of it {worst}; "
-        "docs/train.md has what to do about it"
+        "docs/guide/train.md has what to do about it"
     )
 
 

@@ -174,11 +174,11 @@ def _is_of_loader(text: str) -> bool:
     return re.match(r"Caught \w+ in DataLoader worker process", text) is not None
 
 
-EXPERIMENT_PAGE = "docs/add-an-experiment.md"
-TASK_PAGE = "docs/add-a-task.md"
-WRAPPER_PAGE = LOGGER_PAGE = "docs/add-a-wrapper.md"
+EXPERIMENT_PAGE = "docs/tutorial/add-an-experiment.md"
+TASK_PAGE = "docs/extend/add-a-task.md"
+WRAPPER_PAGE = LOGGER_PAGE = "docs/extend/add-a-task.md"
 _PAGES = {
-    "backend": "docs/add-a-backend.md",
+    "backend": "docs/extend/add-a-backend.md",
     "launcher": TASK_PAGE,
     "logger": LOGGER_PAGE,
     "task": TASK_PAGE,

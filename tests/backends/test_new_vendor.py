@@ -1,4 +1,4 @@
-"""docs/add-a-backend.md, done to the letter: one file and one YAML outside the repository."""
+"""docs/extend/add-a-backend.md, done to the letter: one file and one YAML outside the repository."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.backends import made
 from tests.conftest import TINY
 from tests.docs.reader import write_files
 
-DOC = Path(__file__).parents[2] / "docs" / "add-a-backend.md"
+DOC = Path(__file__).parents[2] / "docs" / "extend" / "add-a-backend.md"
 
 
 @pytest.fixture

@@ -149,7 +149,8 @@ def page(tmp_path) -> Callable[..., None]:
     """Writes the listings of a page of docs: its blocks of a language, in order, under these names."""
 
     def write(name: str, **files: list[str]) -> None:
-        text = (ROOT / "docs" / f"{name}.md").read_text()
+        (found,) = (ROOT / "docs").rglob(f"{name}.md")
+        text = found.read_text()
         for language, paths in files.items():
             blocks = re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
             assert len(blocks) == len(paths), f"{name}.md has {len(blocks)} blocks of {language}"

@@ -50,7 +50,7 @@ def test_odd_folders_of_scenes_are_reported(exp):
 
 
 def test_a_layout_of_ones_own_is_a_class_and_a_file(exp, page):
-    """docs/data-images.md, done to the letter: scenes whose names tell their classes."""
+    """docs/guide/data-images.md, done to the letter: scenes whose names tell their classes."""
     page("data-images", python=["named.py"], yaml=["my_conf/data/named.yaml"])
     for seed, name in enumerate(("forest", "lake")):
         images(exp.folder / "made" / name, 10, seed)

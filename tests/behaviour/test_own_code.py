@@ -14,7 +14,7 @@ OIL = ["--config-dir", "my_conf", "experiment=oil", "backend=cpu", "max_steps=4"
 
 @pytest.fixture
 def oil(exp, page):
-    """docs/add-an-experiment.md, done to the letter."""
+    """docs/tutorial/add-an-experiment.md, done to the letter."""
     yaml = [f"my_conf/{group}.yaml" for group in ("data/oil", "model/mlp", "experiment/oil")]
     page("add-an-experiment", python=["my_experiment.py"], yaml=yaml)
     shutil.copy(str(ROOT / "data" / "ett" / "ETTh1.csv"), str(exp.folder))
@@ -73,7 +73,7 @@ def test_what_is_wrong_with_it_is_said_before_the_first_step(oil, exp):
     code = exp.folder / "my_experiment.py"
     text = code.read_text()
     for old, new, named in (
-        ("(Data):", ":", "my_experiment.OilTemperature"),
+        ("(Data):", ":", "my_experiment.TransformerLoad"),
         ("return AbsoluteError()", "return Rows([])", "Rows"),
         ("self.table[number]", "self.tables[number]", "AttributeError"),
         ('return {"loss": nn', 'return {"mse": nn', "loss"),
@@ -92,10 +92,11 @@ def test_what_is_wrong_with_it_is_said_before_the_first_step(oil, exp):
 
 
 def test_a_task_a_launcher_a_wrapper_and_a_logger_of_ones_own(exp, page, trained):
-    page("add-a-task", python=["my_task.py", "my_launcher.py"],
-         yaml=["my_conf/task/noise.yaml", "my_conf/launcher/nice.yaml"])  # fmt: skip
-    page("add-a-wrapper", python=["my_wrapper.py", "my_logger.py"],
-         yaml=["my_conf/wrapper/half.yaml", "my_conf/logger/table.yaml"])  # fmt: skip
+    page(
+        "add-a-task",
+        python=["my_task.py", "my_launcher.py", "my_wrapper.py", "my_logger.py"],
+        yaml=[f"my_conf/{file}.yaml" for file in ("task/noise", "launcher/nice", "wrapper/half", "logger/table")],
+    )
     own = ["launcher=nice", "launcher.niceness=3", "wrapper=half", "wrapper.options.bucket_cap_mb=50", "logger=table"]
     done = exp("--config-dir", "my_conf", *STEADY, *own, "nproc=2", "output_dir=run")
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Features that are kept once, and probes of them (docs/probes.md)."""
+"""Features that are kept once, and probes of them (docs/guide/probes.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trackers: one of the user's own as docs/trackers.md has it, and the vendors' own clients with a real server."""
+"""Trackers: one of the user's own as docs/guide/trackers.md has it, and the vendors' own clients with a real server."""
 
 from __future__ import annotations
 

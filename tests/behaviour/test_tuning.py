@@ -1,4 +1,4 @@
-"""Low-rank updates, heads over four blocks, distillation and exports, as docs/tuning.md says."""
+"""Low-rank updates, heads over four blocks, distillation and exports, as docs/guide/tuning.md says."""
 
 from __future__ import annotations
 

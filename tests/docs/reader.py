@@ -21,19 +21,19 @@ from tests.docs.home import make_home
 __all__ = ["ELSEWHERE", "GROUPS", "PAGES", "ROOT", "lines_of", "try_pages", "write_files"]
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 
 # Pages whose commands build on one another, in the order of a reader.
 GROUPS = {
-    "series": ["README", "train", "sweep", "report", "resume", "data", "prior"],
+    "series": ["README", "first-run", "train", "sweep", "resume", "own-csv", "data", "prior"],
     "intervals": ["intervals"],
-    "machines": ["launch", "hardware", "checks", "slurm", "hooks", "add-a-backend"],
-    "images": ["dinov3", "data-images", "predict-images", "probes"],
+    "machines": ["launch", "hardware", "checks", "hooks", "add-a-backend"],
+    "images": ["own-images", "dinov3", "data-images", "probes"],
     "tuning": ["tuning"],
 }  # fmt: skip
 # Pages whose commands have a test of their own, by that.
 ELSEWHERE = {
-    "tests/behaviour/test_own_code.py": ["add-an-experiment", "add-a-task", "add-a-wrapper"],
+    "tests/behaviour/test_own_code.py": ["add-an-experiment", "add-a-task"],
     "tests/behaviour/test_trackers.py": ["trackers"],
     "tests/config/test_published.py": ["results"],
     "tests/estimate/test_estimate.py": ["estimate"],  # what trains is in tests/engine/test_fsdp.py
@@ -140,7 +140,7 @@ class Shell:
             words = ["make", "-n", *shlex.split(line, comments=True)[1:]]
             return said(subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False))
         if line.startswith("pip "):  # installs from a package index
-            (extra,) = re.findall(r"exp\[(\w+)\]", line)
+            (extra,) = re.findall(r"exp-accelerators\[(\w+)\]", line)
             return None if f"\n{extra} = [" in (ROOT / "pyproject.toml").read_text() else f"there is no extra {extra}"
         arguments = self.arguments(line)
         if arguments is None or ("optuna" in line and sys.version_info < (3, 11)):  # where it is not installed

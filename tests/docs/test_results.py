@@ -1,4 +1,4 @@
-"""docs/results.md: published figures are those that the configuration compares with, and ours those told elsewhere."""
+"""docs/about/results.md: published figures are the configuration's, ours those of the records."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from tests.docs.reader import ROOT
 from tests.vision.dinov3.test_backbone import PUBLISHED, num_parameters
 
 FOLDERS = ("conf/experiment", "examples/forecasting/linear_forecasting/conf/experiment")
+BASE = ROOT / FOLDERS[0] / "base" / "timebridge.yaml"
 FORECAST = re.compile(r"^\| `(\w+)` \| (\d+) \| (\S+ / \S+|none) \| (.+) \|$", re.MULTILINE)
 FIGURES = re.compile(r"(0\.\d{3})(?: ± (0\.\d{3}))? / (0\.\d{3})(?: ± (0\.\d{3}))?")
 """MSE / MAE, either of one run or as mean ± standard deviation of several."""
@@ -25,7 +26,7 @@ BACKBONE = re.compile(r"^\| `(\w+)` \| (\d[\d.]*) \| (\d[\d.]*) \|$", re.MULTILI
 
 @pytest.fixture(scope="module")
 def page():
-    return (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    return (ROOT / "docs" / "about" / "results.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +43,8 @@ def test_published_forecasts_are_those_of_the_configuration(page):
     compared = {}
     for file in [path for folder in FOLDERS for path in (ROOT / folder).glob("*.yaml")]:
         config = yaml.safe_load(file.read_text(encoding="utf-8"))
+        if "base/timebridge" in config["defaults"]:
+            config = {**yaml.safe_load(BASE.read_text(encoding="utf-8")), **config}
         for horizon, figures in config.get("published", {}).items():
             compared[config["name"], str(horizon)] = f"{figures['mse']:.3f} / {figures['mae']:.3f}"
             assert re.search(r"arXiv [\d.]+\d", config["published_source"]).group() in page, file
@@ -55,7 +58,7 @@ def test_records_are_those_of_their_rows(page, keep_result):
     """A figure is the mean of the records that its row links to, ± their deviation; none of them has been changed."""
     folder, linked = ROOT / "docs" / "results", set()
     for name, horizon, _, cell in FORECAST.findall(page):
-        links = re.findall(r"\]\(results/([^)]+)\)", cell)
+        links = re.findall(r"\]\(\.\./results/([^)]+)\)", cell)
         linked.update(links)
         assert bool(links) is (cell != "not run"), (name, horizon)
         records = [read(folder / file) for file in links]

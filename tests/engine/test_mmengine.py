@@ -107,7 +107,7 @@ def test_what_a_model_says_of_its_initialisation_is_done_but_not_to_weights_of_a
     assert ("ConstantInit" in (tmp_path / "rank0.log").read_text()) == (weights is None)
 
 
-TABLE = (Path(__file__).parents[2] / "docs" / "hooks.md").read_text()
+TABLE = (Path(__file__).parents[2] / "docs" / "extend" / "hooks.md").read_text()
 EMA = {"type": "EMAHook", "momentum": 0.2}
 WORK = [
     EMA,

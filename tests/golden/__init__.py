@@ -21,7 +21,7 @@ SETTINGS = {
 
 TOLERANCE = 1e-5
 """Relative. Across torch 1.10 and 2.13, and across CPU and simulated cards, 1.2e-6 was seen in the default experiment,
-3e-7 in the others: a kink of the loss makes the difference (docs/checks.md). Initial weights are equal bit for bit."""
+3e-7 in the others: a kink of the loss (docs/hardware/checks.md). Initial weights are equal bit for bit."""
 
 
 def command(name: str, backend: list[str], folder: str) -> list[str]:

@@ -460,4 +460,4 @@ CHECKS: dict[str, Check] = {
     "output": Check(_output),
     "limits": Check(_limits),
 }
-"""All checks, in their order (docs/checks.md)."""
+"""All checks, in their order (docs/hardware/checks.md)."""

@@ -60,7 +60,7 @@ _LATER = "the same command goes on with it"
 
 
 def qualify(config: ExpConfig, overrides: list[str]) -> Finished:
-    """Make all rows that are not made yet; see docs/checks.md.
+    """Make all rows that are not made yet; see docs/hardware/checks.md.
 
     Args:
         config: composed; ``output_dir`` counts where the user gives one.

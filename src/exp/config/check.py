@@ -221,7 +221,8 @@ def _check_wrapper(config: ExpConfig, task: Task, here: bool) -> None:
         if task.trains and processes > 1 and here and version < _FULL_SHARDING_SINCE:
             raise UnavailableError(
                 f"wrapper=fsdp: torch {'.'.join(map(str, version))} is too old for fully_shard and its checkpoints, "
-                f"which take torch >= {'.'.join(map(str, _FULL_SHARDING_SINCE))}; use wrapper=ddp (docs/estimate.md)"
+                f"which take torch >= {'.'.join(map(str, _FULL_SHARDING_SINCE))}; use wrapper=ddp "
+                "(docs/hardware/estimate.md)"
             )
         for key in ("sync_batchnorm", "find_unused_parameters", "static_graph"):
             if getattr(config.wrapper, key):
@@ -429,7 +430,7 @@ REFUSED = {
     "NPUProfilerHook": "it needs a profiler of one vendor that no backend of exp has, and ends the process; use "
     "ProfilerHook, or the vendor's profiler around the command",
 }
-"""Why, and what to use instead, by the name of the class; docs/hooks.md has the whole table."""
+"""Why, and what to use instead, by the name of the class; docs/extend/hooks.md has the whole table."""
 
 
 def refusal(name: str) -> str:

@@ -19,7 +19,7 @@ _WORDS = {
     "callbacks": "hooks=[{type: ...}], hooks of MMEngine",
     "checkpoint_callback": "checkpoint.every_epochs",
     "ckpt_path": "resume=<a run folder>, or init_from=<weights>",
-    "deterministic": "seed=...; docs/reproducibility.md says what is equal",
+    "deterministic": "seed=...; docs/guide/resume.md says what is equal",
     "device": "backend=..., of which --help lists all",
     "devices": "nproc=...",
     "epochs": "max_epochs=...",

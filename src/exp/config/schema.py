@@ -338,7 +338,7 @@ class ExpConfig:
     init_from: Optional[str] = None
     """Checkpoint whose weights the model starts from (ours or the authors', .pth or .safetensors), or a run folder;
     eval, predict and features of a run folder take model and data from there, too. ``hf:<owner>/<name>[@revision]`` and
-    ``timm:<name>`` are fetched (``pip install 'exp[hub]'``)."""
+    ``timm:<name>`` are fetched (``pip install 'exp-accelerators[hub]'``)."""
     init_partial: bool = False
     """train: start from ``init_from`` even where more than a new head is not in it."""
     output_dir: str = MISSING

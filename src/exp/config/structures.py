@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import warnings
 from typing import TYPE_CHECKING, Any, Mapping, Sequence, cast
 
 from hydra.core.config_store import ConfigStore
@@ -38,12 +39,21 @@ _REPLACED = ("data.", "model.")
 
 
 def register() -> None:
-    """Put the schema into Hydra's ConfigStore, and that of each plugin; calling it again changes nothing."""
+    """Put the schema into Hydra's ConfigStore, and that of each plugin; calling it again changes nothing.
+
+    A choice that sets no key needs no file: ``task=eval``, ``data=weather``.
+    """
+    # A file of the user's with the name of such a choice replaces it; Hydra warns that it also checks its keys.
+    warnings.filterwarnings("ignore", message=r"(?s).*is validated against ConfigStore schema with the same name")
     store = ConfigStore.instance()
     store.store(name="exp_schema", node=opened(ExpConfig))
-    for place, structure in _structures().items():
+    structures = _structures()
+    for place, structure in structures.items():
         group, _, name = place.rpartition("/")
         store.store(group=f"schema/{group}", name=name, node=opened(structure))
+    for place, choice in plugins.choices().items():
+        group, _, name = place.rpartition("/")
+        store.store(group=group, name=name, node=opened(structures.get(place, choice)))
     # What launchers of others begin with: the same keys, beside which theirs may stand. They are typed when composed.
     common: Any = OmegaConf.to_container(OmegaConf.structured(LauncherConfig))
     store.store(group="schema/launcher", name="base", node=common)
@@ -141,8 +151,8 @@ def load(path: Path) -> ExpConfig:
     return typed(content, of_others=True)
 
 
-def opened(structure: type) -> DictConfig:
-    """The node of a dataclass whose fields of type ``Dict`` take members on the command line.
+def opened(structure: Any) -> DictConfig:
+    """The node of a dataclass, or of an object of one, whose fields of type ``Dict`` take members on the command line.
 
     Such a field has to be a dictionary by default, not null: OmegaConf cannot merge into a typed one that is null.
     """

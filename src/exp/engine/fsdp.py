@@ -31,7 +31,7 @@ __all__ = [
     "units_of",
 ]
 
-_PAGE = "docs/estimate.md"
+_PAGE = "docs/hardware/estimate.md"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 

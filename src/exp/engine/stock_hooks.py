@@ -1,7 +1,7 @@
 """MMEngine's own hooks, so that they do here what they say.
 
 Most of them run as they are. Those below stand in for the class of the same name, if that one knows one vendor's
-devices only, loses its state on resuming, or writes beside the run folder. docs/hooks.md has the whole table.
+devices only, loses its state on resuming, or writes beside the run folder. docs/extend/hooks.md has the whole table.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The Trainer: what MMEngine's hooks know as the runner, and what a checkpoint of it holds.
 
 MMEngine's Runner is not its base: hooks ask a runner for some twenty public names, and the Trainer has these
-(docs/mmengine.md). What else the Runner does knows one vendor's devices, or reads the device at every step.
+(docs/extend/hooks.md). What else the Runner does knows one vendor's devices, or reads the device at every step.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class Trainer:
             return getattr(self.train_loop, name, 0)
         if place in ("train", "val", "test") and last in ("dataloader", "evaluator"):
             return getattr(getattr(self, f"{place}_loop"), last, None)
-        raise AttributeError(f"{type(self).__name__} has no {name}; see docs/mmengine.md")
+        raise AttributeError(f"{type(self).__name__} has no {name}; see docs/extend/hooks.md")
 
     def register_hook(self, hook: Hook, priority: Any = None) -> None:
         """Add a hook, after those of the same priority."""
@@ -380,7 +380,7 @@ class Trainer:
         except TypeError as error:
             raise RunError(
                 f"hooks: before_save_checkpoint of {', '.join(hooks)}: {error}; give it numbers, strings, lists, dicts "
-                "and tensors; see docs/hooks.md"
+                "and tensors; see docs/extend/hooks.md"
             ) from error
         after = content["state_dict"]
         if any(after.get(key) is not value for key, value in before.items()):

@@ -90,7 +90,7 @@ def estimate(config: Any, backend: Backend, memory: int | None, headroom: float)
         headroom: share of it that is left to what is not counted.
 
     Returns:
-        The content of ``estimate.json`` (docs/estimate.md has its keys).
+        The content of ``estimate.json`` (docs/hardware/estimate.md has its keys).
 
     Raises:
         ConfigError: as :class:`exp.estimate.trace.Tracer`.

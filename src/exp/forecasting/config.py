@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, List, Optional
+from typing import Any, List, Mapping, Optional
 
 from omegaconf import MISSING
 
 from exp.plugins import Family, Plugin
 
 __all__ = [
+    "DATASETS",
     "ForecastingDataConfig",
     "ForecastingModelConfig",
     "IntervalKeys",
@@ -162,7 +163,7 @@ class ForecastingDataConfig:
 
 @dataclass
 class IntervalKeys:
-    """Of task=eval and task=predict, for forecasts: how sure they are (``docs/intervals.md``)."""
+    """Of task=eval and task=predict, for forecasts: how sure they are (``docs/guide/intervals.md``)."""
 
     intervals: Optional[List[float]] = None
     """Coverages of the intervals around forecasts, such as ``[0.8,0.95]``; null: none."""
@@ -193,6 +194,36 @@ class PredictKeys(IntervalKeys):
     """Which are drawn: ``all``, or names or numbers (from 0); null: the first ``max_channels``."""
 
 
+def _published(name: str, folder: str, channels: int, file: str = "", **keys: Any) -> ForecastingDataConfig:
+    return ForecastingDataConfig(
+        name=name, file=file or f"{name}.csv", archive_folder=folder, channels=channels, **keys
+    )
+
+
+_ETT = "ETT-small"  # Zhou et al., Informer, arXiv 2012.07436; CC BY-ND 4.0, github zhouhaoyi/ETDataset
+# Traffic flow in California, every 5 minutes, no dates; horizons 12, 24, 48, 96 in iTransformer's scripts (2310.06625).
+_PEMS: Mapping[str, Any] = {"split": "pems", "header": False, "lookback": 96, "horizon": 12}
+DATASETS: Mapping[str, ForecastingDataConfig] = {
+    "csv": ForecastingDataConfig(),
+    "electricity": _published("electricity", "electricity", 321),  # hourly
+    "etth1": _published("ETTh1", _ETT, 7, split="ett_hour"),  # comes with exp
+    "etth2": _published("ETTh2", _ETT, 7, split="ett_hour"),
+    "ettm1": _published("ETTm1", _ETT, 7, split="ett_minute"),
+    "ettm2": _published("ETTm2", _ETT, 7, split="ett_minute"),
+    "exchange": _published("exchange_rate", "exchange_rate", 8),  # daily; Lai et al., arXiv 1703.07015
+    # Weekly, 966 rows: the lookback and a horizon (24, 36, 48, 60) of the Time-Series-Library's scripts.
+    "illness": _published("illness", "illness", 7, "national_illness.csv", lookback=36, horizon=24),
+    "pems03": _published("PEMS03", "PEMS", 358, "PEMS03.npz", **_PEMS),
+    "pems04": _published("PEMS04", "PEMS", 307, "PEMS04.npz", **_PEMS),
+    "pems07": _published("PEMS07", "PEMS", 883, "PEMS07.npz", **_PEMS),
+    "pems08": _published("PEMS08", "PEMS", 170, "PEMS08.npz", **_PEMS),
+    "solar": _published("solar", "Solar", 137, "solar_AL.txt", header=False),  # 137 plants in Alabama, every 10 minutes
+    "traffic": _published("traffic", "traffic", 862),  # hourly
+    "weather": _published("weather", "weather", 21),  # every 10 minutes
+}
+"""The choices of ``data=``: ``csv`` for any file, and the published data sets with the names, folders and splits of the
+Time-Series-Library's archive."""
+
 _SMALL = (
     "data.lookback=96", "model.d_model=16", "model.d_ff=16", "model.num_heads=2", "model.num_patches_out=null",
     "global_batch_size=32",
@@ -203,6 +234,7 @@ plugin = Plugin(
         "model/timebridge_prior": TimeBridgePriorConfig,
         "data/forecasting": ForecastingDataConfig,
     },
+    choices={f"data/{choice}": keys for choice, keys in DATASETS.items()},
     keys={"task/eval": IntervalKeys, "task/predict": PredictKeys},
     families={"forecasting": Family(ForecastingModelConfig, ForecastingDataConfig, "timebridge_small", _SMALL)},
 )

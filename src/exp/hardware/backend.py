@@ -2,7 +2,7 @@
 
 A hardware family is one subclass of :class:`Backend` in one file, plus one YAML file that names it by ``_target_``.
 Backends outside this repository register a class through the entry-point group ``exp.backends`` or are named by
-``_target_`` in a config of the user's own (docs/add-a-backend.md).
+``_target_`` in a config of the user's own (docs/extend/add-a-backend.md).
 
 This module, and every backend module, must import without torch: the parent process composes and validates the
 configuration with it, and never pays for torch or holds a device. Methods that are called in a worker import torch

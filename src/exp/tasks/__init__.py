@@ -29,4 +29,6 @@ _TASKS: tuple[type[Task], ...] = (
     Track,
     Train,
 )
-plugin = Plugin(structures={f"task/{task.name}": task for task in _TASKS})
+_BY_PLACE = {f"task/{task.name}": task for task in _TASKS}
+plugin = Plugin(structures=_BY_PLACE, choices={k: task for k, task in _BY_PLACE.items() if k != "task/doctor"})
+"""The doctor's file in ``conf/task`` also sets a key of the launcher."""

@@ -47,6 +47,15 @@ plugin = Plugin(
         "task/probe": Probe,
         "task/stats": Stats,
     },
+    choices={
+        "model/dinov3_distillation": DistillerConfig,
+        "model/dinov3_scenes": SceneClassifierConfig,
+        "model/dinov3_segmentation": SegmenterConfig,
+        "task/export": Export,
+        "task/features": Features,
+        "task/probe": Probe,
+        "task/stats": Stats,
+    },
     keys={"task/predict": PredictKeys},
     families={
         "scene classification": Family(SceneClassifierConfig, SceneDataConfig, "dinov3_eurosat", _SMALL),

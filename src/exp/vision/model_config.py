@@ -106,7 +106,7 @@ class SegmenterConfig(ImageModelConfig, LossConfig):
     _target_: str = "exp.vision.dinov3.Segmenter"
     head: Any = "upsample"
     """``linear`` (one layer per patch), ``upsample`` (two convolutional stages, four times the resolution), over four
-    blocks ``upernet`` or ``dpt``, or {_target_: <path of a class>, <its keys>} (docs/dinov3.md)."""
+    blocks ``upernet`` or ``dpt``, or {_target_: <path of a class>, <its keys>} (docs/guide/dinov3.md)."""
     head_channels: int = 256
     """Channels of the head's own layers (not of ``linear``) and of the auxiliary head's."""
     head_norm: str = "batch"

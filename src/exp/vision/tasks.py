@@ -181,7 +181,9 @@ class Probe(Task):
             if not getattr(self, key):
                 raise ConfigError(f"task.{key}=[] must have at least one value")
         if importlib.util.find_spec("sklearn") is None:
-            raise UnavailableError("task=probe needs scikit-learn, which is not installed: pip install 'exp[probe]'")
+            raise UnavailableError(
+                "task=probe needs scikit-learn, which is not installed: pip install 'exp-accelerators[probe]'"
+            )
         if config.init_from is not None:
             raise ConfigError(
                 "task=probe takes features, not weights; give init_from to task=features, and leave it out here"

@@ -69,8 +69,8 @@ def test_the_prior_does_not_leave_the_card(exp):
 
 @pytest.fixture
 def layer(tmp_path):
-    """The recurrent layer of docs/hardware.md, for cards that have no fused cells."""
-    write_files(ROOT / "docs" / "hardware.md", tmp_path, python=["layer.py"])
+    """The recurrent layer of docs/hardware/hardware.md, for cards that have no fused cells."""
+    write_files(ROOT / "docs" / "hardware" / "hardware.md", tmp_path, python=["layer.py"])
     return tmp_path / "layer.py"
 
 

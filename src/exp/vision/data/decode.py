@@ -173,7 +173,7 @@ def by_rasterio(path: str | os.PathLike[str]) -> bool:
 def _tiff_hint(path: str | os.PathLike[str]) -> str:
     if not str(path).lower().endswith(_BY_RASTERIO):
         return ""
-    return "; TIFFs and JPEG 2000 files of more than three channels need rasterio (pip install 'exp[geo]')"
+    return "; TIFFs and JPEG 2000 files of more than three channels need rasterio (pip install 'exp-accelerators[geo]')"
 
 
 @contextmanager

@@ -77,6 +77,6 @@ def check(task: Any) -> None:
         raise ConfigError(f"task.on_error={task.on_error} is not one of raise, skip")
     if task.get("probabilities") and importlib.util.find_spec("rasterio") is None:
         raise UnavailableError(
-            "task.probabilities=true needs the package rasterio, which is not installed: pip install 'exp[geo]', or "
-            "leave it out"
+            "task.probabilities=true needs the package rasterio, which is not installed: "
+            "pip install 'exp-accelerators[geo]', or leave it out"
         )
