@@ -113,8 +113,9 @@ class ForecastingData(Data):
             mean, std = values.statistics(series, train)
             season = self.frequency.season if self.frequency and self.frequency.season < train else 1
             scale = values.seasonal_difference((series.values[:train] - mean) / std, season)
-            figures = [each.tolist() for each in (mean, std, *values.ranges(series.values[:train]))]
-            contract = Contract(self.name, self.names, *figures, season=season, scale=scale.tolist())
+            figures = zip(("mean", "std", "low", "high", "missing"), (mean, std, *values.ranges(series.values[:train])))
+            lists = {name: figure.tolist() for name, figure in (*figures, ("scale", scale))}
+            contract = Contract(self.name, self.names, season=season, **lists)
             self.notes += values.warn_of_constants(series, train)
         date_format = dates.date_format if dates else None
         self._contract = replace(contract, name=self.name, date_format=date_format, seconds=seconds)
@@ -287,7 +288,9 @@ class ForecastingData(Data):
         Raises:
             DataError: names the split and the series.
         """
-        for split in splits if self._truth is not None else ():
+        if self._truth is None:
+            return
+        for split in splits:
             first, stop = self.rows[split].start + self.lookback, self.rows[split].stop
             empty = self._truth[first:stop, self.scored].isnan().all(dim=0).tolist()
             lacking = [name for name, is_empty in zip(self.target_names, empty) if is_empty]
