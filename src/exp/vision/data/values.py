@@ -168,7 +168,7 @@ class ImageReader:
             DataError: the channels are others than those of the model.
         """
         invalid = _invalid_values(pixels, nodata)
-        signs = [] if masked is None else [masked]
+        signs: list[Any] = [] if masked is None else [masked]
         signs += [] if transparency is None else [transparency == 0]
         signs += [] if invalid is None else [invalid.all(axis=2)]
         missing = np.logical_or.reduce(signs) if signs and np.any(signs) else None
