@@ -165,7 +165,8 @@ def _print_table(config: ExpConfig, folder: RunFolder, result: dict[str, Any]) -
         table.add_column("published", justify="right")
     for name, value in result["metrics"].items():
         first, *more = name.split("_")
-        title = " ".join([first.upper() if len(first) <= 3 else first, *more])  # MSE, but mIoU and accuracy
+        short = len(first) <= 3 or (len(first) == 4 and first.isalpha() and first.islower())
+        title = " ".join([first.upper() if short else first, *more])  # MSE and MASE, but mIoU and accuracy
         unit = result.get("metric_units", {}).get(name)
         title += f" ({unit})" if unit else ""
         row = [title, _shown(value)]

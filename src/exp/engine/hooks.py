@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["LossMeter", "MetricsHook", "Progress", "truncate_metrics"]
 
 _REDRAW_SECONDS = 0.25
+_SHOWN = 4  # figures of a validation on the terminal; metrics.jsonl has all
 
 
 class LossMeter:
@@ -159,7 +160,8 @@ class Progress:
         if self.console is None or self._loop is None:
             return
         unit = {name: f" ({each})" for name, each in units.items()}
-        shown = "  ".join(f"val_{name} {number_text(value)}{unit.get(name, '')}" for name, value in metrics.items())
+        first = list(metrics.items())[:_SHOWN]
+        shown = "  ".join(f"val_{name} {number_text(value)}{unit.get(name, '')}" for name, value in first)
         if self._bar is None:
             self._print(f"{self._text}  {shown}  {self.eta()}")
         else:
