@@ -106,11 +106,13 @@ ROWS = (
     ("families", ("forecasting", "vision")),
     ("what a task does", ("tasks", "checks", "estimate", "sweep")),
     ("starting a run", ("execute", "freezing")),
-    ("training", ("engine", "data", "models", "metrics")),
-    ("processes", ("session", "launcher", "trackers")),
-    ("hardware", ("hardware",)),
-    ("what a run is", ("config", "task", "report")),
-    ("what a run leaves", ("runs", "hub", "user_code")),
+    ("processes", ("launcher",)),
+    ("a rank", ("session",)),
+    ("training", ("engine",)),
+    ("", ("data",)),
+    ("what a run uses", ("hardware", "task", "trackers", "report", "hub")),
+    ("what a run is", ("config", "models", "metrics")),
+    ("what a run leaves", ("runs", "user_code", "plugins")),
     ("words", ("errors", "console")),
 )
 """Packages and modules of ``src/exp``, from those that import to those that are imported."""
