@@ -113,6 +113,7 @@ class Parity(ParentTask):
     differ by 10 times as much, gradients and parameters by 100 times."""
 
     trains: ClassVar[bool] = True
+    isolated: ClassVar[bool] = True  # the plug-ins of two devices need not live in one process
     uses_data: ClassVar[bool] = True
     uses_hardware: ClassVar[bool] = True
 
