@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Sequence
 
-from omegaconf import ListConfig
-
 from exp import console
 from exp.errors import EXIT_FAILED, EXIT_OK, ConfigError
 from exp.task import ParentTask
@@ -41,7 +39,7 @@ class _OfRuns(ParentTask):
                 f"task={self.name} needs run=<a run folder, a sweep's folder, a glob, or a list [a,b] of them>"
             )
         refuse_empty({"run": self.run})
-        paths = [str(path) for path in self.run] if isinstance(self.run, ListConfig) else [str(self.run)]
+        paths = [str(path) for path in self.run] if isinstance(self.run, list) else [str(self.run)]
         return paths, find_runs(paths)
 
 
