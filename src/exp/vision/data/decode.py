@@ -25,7 +25,7 @@ _BY_RASTERIO = (".tif", ".tiff", ".jp2")
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0")
 _SUBFILE, _COPY_OR_MASK = 254, 1 | 4  # a tag, and two of its bits: a smaller copy, a mask of transparency
 _END, _SCAN = b"\xff\xd9", b"\xff\xda"  # markers of JPEG
-_CACHE_MIB = 64  # of GDAL, which would take a twentieth of the machine's memory
+_CACHE_BYTES = 16 * 2**20  # of GDAL, which would take a twentieth of the machine's memory
 
 Image.MAX_IMAGE_PIXELS = None  # the header of a large image is small; what is decoded whole has limits of its own
 # One thread for each process that loads images: ranks and loader workers are the parallelism. And what OpenCV would
@@ -185,7 +185,7 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Any]:
     """
     import rasterio
 
-    with rasterio.Env(GDAL_CACHEMAX=_CACHE_MIB), warnings.catch_warnings():
+    with rasterio.Env(GDAL_CACHEMAX=_CACHE_BYTES), warnings.catch_warnings():
         warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)  # plain TIFFs are welcome
         with naming(path):
             dataset = rasterio.open(Path(path))
