@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -101,7 +102,10 @@ def test_a_worker_whose_agent_died_before_it_came_up_ends_at_once(tmp_path):
 
 def listening(pids) -> set[str]:
     """Addresses, as the kernel writes them, and ports at which processes listen for TCP connections."""
-    files = {Path(os.path.realpath(link)).name for pid in pids for link in Path(f"/proc/{pid}/fd").glob("*")}
+    files = set()
+    for link in (link for pid in pids for link in Path(f"/proc/{pid}/fd").glob("*")):
+        with contextlib.suppress(OSError):  # closed since
+            files.add(os.readlink(str(link)))
     tables = [Path("/proc/net", table).read_text().splitlines()[1:] for table in ("tcp", "tcp6")]
     sockets = [line.split() for table in tables for line in table]
     return {cells[1] for cells in sockets if cells[3] == "0A" and f"socket:[{cells[9]}]" in files}
