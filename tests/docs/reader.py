@@ -18,7 +18,7 @@ from typing import Sequence
 from tests.conftest import clean_environment, run_exp
 from tests.docs.home import make_home
 
-__all__ = ["ELSEWHERE", "GROUPS", "PAGES", "ROOT", "lines_of", "try_pages", "write_files"]
+__all__ = ["ELSEWHERE", "GROUPS", "IMAGE_GROUPS", "PAGES", "ROOT", "lines_of", "try_pages", "write_files"]
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
@@ -31,6 +31,7 @@ GROUPS = {
     "images": ["own-images", "dinov3", "data-images", "probes"],
     "tuning": ["tuning"],
 }  # fmt: skip
+IMAGE_GROUPS = ("images", "tuning")
 # Pages whose commands have a test of their own, by that.
 ELSEWHERE = {
     "tests/behaviour/test_own_code.py": ["add-an-experiment", "add-a-task"],
