@@ -21,9 +21,7 @@ from exp.errors import ConfigError, ExpError, RunError, SampleError, as_ours
 
 __all__ = [
     "EXPERIMENT_PAGE",
-    "LOGGER_PAGE",
     "TASK_PAGE",
-    "WRAPPER_PAGE",
     "asked",
     "check_result",
     "first_line",
@@ -176,13 +174,12 @@ def _is_of_loader(text: str) -> bool:
 
 EXPERIMENT_PAGE = "docs/tutorial/add-an-experiment.md"
 TASK_PAGE = "docs/extend/add-a-task.md"
-WRAPPER_PAGE = LOGGER_PAGE = "docs/extend/add-a-task.md"
 _PAGES = {
     "backend": "docs/extend/add-a-backend.md",
     "launcher": TASK_PAGE,
-    "logger": LOGGER_PAGE,
+    "logger": TASK_PAGE,
     "task": TASK_PAGE,
-    "wrapper": WRAPPER_PAGE,
+    "wrapper": TASK_PAGE,
 }
 _RECORD = ("status", "metrics", "measured_on", "steps", "wall_s")
 """What is told of every run that has ended; the rest of :func:`exp.runs.record.blank_result` may be missing."""

@@ -32,10 +32,10 @@ def expand_arguments(arguments: Sequence[str]) -> list[str]:
     ``task=parity reference=cpu`` is short for ``task.reference=cpu``.
     """
     task = next((task_named(each[5:]) for each in reversed(arguments) if each.startswith("task=")), None)
-    known = {field.name for field in dataclasses.fields(task)} if task is not None else ()
+    known = {field.name for field in dataclasses.fields(task)} if task is not None else set()
+    short = known.intersection(_OF_TASKS)
     found = [re.sub(r"=~(?=/|$)", lambda _: f"={Path.home()}", argument, count=1) for argument in arguments]
-    return [f"task.{each}" if each.partition("=")[0] in _OF_TASKS and each.partition("=")[0] in known else each
-            for each in found]  # fmt: skip
+    return [f"task.{each}" if each.partition("=")[0] in short else each for each in found]
 
 
 def expand(config: Any) -> None:

@@ -22,7 +22,7 @@ from exp.config.resolve import create, resolve
 from exp.errors import ConfigError, PlacementError, RunError
 from exp.hardware.collectives import ddp_arguments
 from exp.hardware.compat import is_transformed
-from exp.user_code import WRAPPER_PAGE, shown
+from exp.user_code import TASK_PAGE, shown
 
 if TYPE_CHECKING:
     from exp.engine.distributed import Distributed
@@ -172,7 +172,7 @@ def place_and_wrap(model: nn.Module, session: Session, trains: bool = True) -> n
     if not isinstance(wrapped, nn.Module) or unwrapped(wrapped) is not model or not hasattr(wrapped, "train_step"):
         raise ConfigError(
             f"wrapper: {shown(made)}.wrap must give a module that has the model as its module and "
-            f"train_step(data, optim_wrapper), not {type(wrapped).__qualname__}; see {WRAPPER_PAGE}"
+            f"train_step(data, optim_wrapper), not {type(wrapped).__qualname__}; see {TASK_PAGE}"
         )
     if wrapped is not model:
         MODEL_WRAPPERS.register_module(name=shown(wrapped), module=type(wrapped), force=True)  # as below
