@@ -62,7 +62,7 @@ REFERENCE = {
             "exp.vision.model_config",
         ],
     ),
-    "errors": ("Errors", "What a run ends with; [exit codes](../concepts/exit-codes.md).", ["exp.errors"]),
+    "errors": ("Errors", "What a run ends with; [exit codes](../concepts/run.md#exit-codes).", ["exp.errors"]),
 }
 # Keys tell their own names; a signature of thirty says nothing more.
 _OF_KEYS = "\n    options: {show_if_no_docstring: true, show_signature: false, separate_signature: false}"
