@@ -27,7 +27,7 @@ PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 GROUPS = {
     "series": ["README", "first-run", "train", "sweep", "resume", "own-csv", "data", "prior"],
     "intervals": ["intervals"],
-    "machines": ["launch", "hardware", "checks", "hooks", "add-a-backend"],
+    "machines": ["run", "launch", "hardware", "checks", "hooks", "add-a-backend"],
     "images": ["own-images", "dinov3", "data-images", "probes"],
     "tuning": ["tuning"],
 }  # fmt: skip
