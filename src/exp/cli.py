@@ -28,8 +28,7 @@ from exp.freezing import freeze
 from exp.launcher.base import launcher_class
 from exp.launcher.rank_environment import be_quiet, drop_stale_variables
 from exp.runs.files import UMASK
-from exp.runs.folder import RunFolder
-from exp.runs.snapshot import remove_empty
+from exp.runs.folder import RunFolder, remove_empty
 from exp.summary import Finished, remember
 from exp.task import ParentTask, create_task, task_class
 from exp.user_code import frames_of, told

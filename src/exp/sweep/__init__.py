@@ -23,10 +23,9 @@ from exp.launcher.base import Launcher, launcher_class
 from exp.launcher.outcome import Outcome
 from exp.launcher.rank_environment import drop_stale_variables
 from exp.runs.files import read_json, to_json
-from exp.runs.folder import RunFolder
+from exp.runs.folder import RunFolder, remove_empty
 from exp.runs.lock import RunLock
 from exp.runs.record import selecting_value
-from exp.runs.snapshot import remove_empty
 from exp.summary import to_continue_sweep
 from exp.sweep.display import SweepDisplay
 from exp.sweep.packing import pack

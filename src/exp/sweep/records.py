@@ -14,8 +14,7 @@ from exp.config.schema import ExpConfig
 from exp.config.structures import load
 from exp.errors import ConfigError
 from exp.runs.files import to_json
-from exp.runs.folder import RunFolder, read_result
-from exp.runs.snapshot import remove_empty
+from exp.runs.folder import RunFolder, read_result, remove_empty
 
 if TYPE_CHECKING:
     from exp.report.runs import Run
@@ -57,7 +56,7 @@ def remove_unused(folder: Path, missing: list[Path]) -> None:
 
     Args:
         folder: of the sweep.
-        missing: the folders that were not there before (:func:`exp.runs.snapshot.missing_folders`).
+        missing: the folders that were not there before (:func:`exp.runs.folder.missing_folders`).
     """
     if run_folders(folder):
         return

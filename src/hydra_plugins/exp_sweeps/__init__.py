@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Sequence
 from hydra.core.utils import JobReturn, JobStatus, setup_globals
 from hydra.plugins.launcher import Launcher
 
-from exp.runs.snapshot import missing_folders
+from exp.runs.folder import missing_folders
 
 if TYPE_CHECKING:
     from hydra.types import HydraContext, TaskFunction
