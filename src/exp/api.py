@@ -230,7 +230,7 @@ def _shown(command: list[str]) -> tuple[int, str]:
 def _table(paths: Sequence[str | Path], average_seeds: bool = False) -> pd.DataFrame:
     import pandas as pd
 
-    from exp.report.rows import run_rows, seed_rows
+    from exp.report.tables import run_rows, seed_rows
     from exp.report.runs import find_runs
 
     runs = find_runs(paths)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from exp.errors import ConfigError
-from exp.report.keys import column, differing
+from exp.report.groups import column, differing
 from exp.report.runs import find_runs
 
 

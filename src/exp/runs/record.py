@@ -123,9 +123,10 @@ def selecting_value(result: Mapping[str, Any] | None) -> float | None:
     return chosen.get(key) if isinstance(chosen, dict) else None
 
 
-def number_text(value: float) -> str:
-    """A metric for a person: four decimals, or four digits where it is tiny or huge."""
-    return f"{value:.4f}" if 1e-3 <= abs(value) < 1e5 or value == 0 else f"{value:.4g}"
+def number_text(value: float, like: float | None = None) -> str:
+    """A metric for a person: four decimals, or four digits where it, or what it stands beside, is tiny or huge."""
+    size = abs(value if like is None else like)
+    return f"{value:.4f}" if 1e-3 <= size < 1e5 or size == 0 else f"{value:.4g}"
 
 
 def blank_result(config: ExpConfig) -> dict[str, Any]:

@@ -180,7 +180,7 @@ class Sweep:
         self._launch(batch, chosen, first)
         self.runs = results(self.folder)
         if self.runs:
-            from exp.report.rows import write_rows
+            from exp.report.tables import write_rows
 
             write_rows(self.runs, self.folder)
         if self.interrupted_by is not None:
