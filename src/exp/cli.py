@@ -104,7 +104,7 @@ def _main() -> int:
         if "exp.sweep" in sys.modules:
             from exp import sweep
 
-            sweep.refuse_empty()
+            sweep.require_jobs()
     except BrokenPipeError:
         raise
     except Exception as error:  # noqa: BLE001 - raised again where nobody can tell
@@ -194,9 +194,8 @@ def _of_sweeper(error: Exception) -> Exception | None:
     if "exp.sweep" not in sys.modules or isinstance(error, (ExpError, HydraException, OmegaConfBaseException)):
         return error
     from exp import sweep
-    from exp.sweep.sweeper import explained
 
-    return None if sweep.is_dry() else explained(error, asked=not sweep.expected)
+    return sweep.explained(error)
 
 
 def _finish_sweep() -> str | None:

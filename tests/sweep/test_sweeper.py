@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from exp.sweep.sweeper import NoMetric
+from exp.sweep import NoMetric
 from tests.behaviour.conftest import table
 from tests.behaviour.test_refusals import ONE_BY_ONE
 from tests.conftest import TINY, Forked
