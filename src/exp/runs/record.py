@@ -40,6 +40,12 @@ _VARIABLES = (
     "SLURM_PROCID",
 )  # fmt: skip
 
+_NOT_YET_KNOWN = (
+    "metric_name", "metric", "selected_by", "reported", "published", "trained_in", "device_type", "process_group",
+    "fallback", "samples_per_second", "time_to_first_step_s", "memory_peak", "flops_per_second", "flops_share",
+    "left_device", "wall_s", "resumed_from", "error",
+)  # fmt: skip
+
 
 def describe_environment(backend: Backend, devices: list[dict[str, Any]]) -> dict[str, Any]:
     """Versions, host, git revision and cards, as plain JSON."""
@@ -141,23 +147,14 @@ def blank_result(config: ExpConfig) -> dict[str, Any]:
         "task": config.task.name,
         "experiment": config.name,
         "metrics": {},
-        "metric_name": None,
-        "metric": None,
-        "selected_by": None,
-        "reported": None,
         "metric_units": {},
         "greater_is_better": False,
         "measured_on": "test",
-        "published": None,
-        "trained_in": None,
         "differs": [],
         "weights": weights or None,
         "backend": config.backend.name,
         "simulated": config.backend.simulate,
-        "device_type": None,
         "devices": [],
-        "process_group": None,
-        "fallback": None,
         "wrapper": config.wrapper.kind,
         "precision": config.precision,
         "world_size": config.nproc * config.launcher.nnodes,
@@ -166,15 +163,7 @@ def blank_result(config: ExpConfig) -> dict[str, Any]:
         "global_batch_size": config.global_batch_size,
         "steps": 0,
         "epochs": 0,
-        "samples_per_second": None,
-        "time_to_first_step_s": None,
-        "memory_peak": None,
-        "flops_per_second": None,
-        "flops_share": None,
-        "left_device": None,
-        "wall_s": None,
         "restarts": 0,
-        "resumed_from": None,
         "changed_on_resume": {},
-        "error": None,
+        **dict.fromkeys(_NOT_YET_KNOWN),
     }
