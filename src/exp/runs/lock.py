@@ -24,7 +24,6 @@ from pathlib import Path
 from exp import console
 from exp.errors import ConfigError
 from exp.runs.files import write_atomically
-from exp.runs.slurm import find_states
 
 __all__ = ["LOCK", "STALE_AFTER_S", "Holder", "RunLock", "holder_of", "is_running", "read_holder", "stat_of"]
 
@@ -329,6 +328,8 @@ def _last_sign(path: Path) -> float:
 def _known_alive(holder: Holder) -> bool | None:
     """Whether a holder is alive; None: it is on another machine, or in another container, and only the lock tells."""
     if holder.cluster == "slurm":
+        from exp.runs.slurm import find_states  # of no use to any other run
+
         states = find_states([holder.job])
         if states is not None:
             return not states[holder.job].ended
