@@ -6,14 +6,11 @@ import hashlib
 import itertools
 import shutil
 import time
-import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Collection, Sequence
 
 from hydra.errors import HydraException
-from hydra.plugins.launcher import Launcher as HydraLauncher
-from hydra.plugins.sweeper import Sweeper
 from omegaconf import ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -113,7 +110,7 @@ class Sweep:
         self.jobs: list[Job] = []
         self.began = time.monotonic()
         self.interrupted_by: str | None = None
-        self.asked = self.dry = self.launched = False
+        self.asked = self.busy = self.dry = self.launched = False
         self.runs: list[Run] = []
         """As they were after the last batch."""
         self._missing = missing_folders(folder)
@@ -150,10 +147,12 @@ class Sweep:
             ExpError: nothing of it can be run, or it searches in the wrong direction.
         """
         self.asked = self.asked or bool(overrides)
+        self.busy = True  # until it returns: what is raised meanwhile is no error of the sweeper's
         require_jobs()
         batch = self._freeze(list(map(list, overrides)), first, composer)
         self._run(batch)
         self._check_direction()
+        self.busy = False
         return [job.metric for job in batch]
 
     def _freeze(self, overrides: list[list[str]], first: int, composer: Composer) -> list[Job]:
@@ -418,16 +417,12 @@ def explained(error: Exception) -> Exception | None:
         ``error`` itself where that was something else, such as what runs the jobs; None where the sweeper only misses
         the results of a sweep that is shown, and not run.
     """
-    if any(sweep.dry for sweep in _current):
-        return None
-    callers = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    name = next((type(each).__name__ for each in callers if isinstance(each, Sweeper)), None)
-    if name is None or any(isinstance(each, HydraLauncher) for each in callers):
-        return error
-    kind = RunError if any(sweep.asked for sweep in _current) else ConfigError  # before, only its settings can be wrong
-    return kind(
-        f"{name} has ended the sweep: {f'{type(error).__name__}: {error}'.splitlines()[0]}; see hydra.sweeper.*"
-    )
+    sweep = _current[0] if _current else None
+    if sweep is None or sweep.busy or sweep.dry:
+        return None if sweep is not None and sweep.dry else error
+    kind = RunError if sweep.asked else ConfigError  # before it asks for a job, only its settings can be wrong
+    first = f"{type(error).__name__}: {error}".splitlines()[0]
+    return kind(f"the sweeper has ended the sweep: {first}; see hydra.sweeper.*")
 
 
 def finish() -> tuple[int, str | None, list[Path]]:
