@@ -232,7 +232,12 @@ class Sweep:
                 except ExpError as error:  # somebody else is at work in its folder
                     job.outcome = Outcome(error.exit_code, detail=str(error))
         runs = [job.run for job in to_run if job.run is not None]
-        with SweepDisplay(self, to_run, first) as display:
+        with SweepDisplay(self, to_run) as display:
+            if first:
+                done = sum(job.skipped for job in batch)
+                display.say(f"{done} of {len(batch)} jobs are done already") if done else None
+                jobs = "1 job" if len(to_run) == 1 else f"{len(to_run)} jobs"
+                display.say(f"{jobs} to run; sweep folder: {console.shown(self.folder)}")
             for job in batch:
                 if job.outcome is not None:
                     display.refused(job)
