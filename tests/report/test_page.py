@@ -86,22 +86,6 @@ def test_the_charts_of_a_sweep(make_sweep, tmp_path):
     assert [len(line["data"]) for line in lines] == [20] * 6
 
 
-def test_metrics_of_different_names_are_not_mixed(make_run, tmp_path):
-    """A run that failed goes with those of its experiment and task."""
-    for place, metric in (("a", 0.5), ("b", 0.4)):
-        make_run(place, metric=metric, greater_is_better=False)
-    for place, metric in (("c", 0.7), ("d", 0.8)):
-        make_run(place, metric=metric, metric_name="mIoU", greater_is_better=True, config={"name": "dinov3"})
-    make_run("e", error="out of memory", config={"name": "dinov3"})
-    make_run("f", error="no weights", config={"name": "dinov3", "task.name": "predict"})
-    page = written(find_runs([tmp_path]), tmp_path)
-    assert page.texts("h2") == [
-        "mse on test timebridge_small; smaller is better",
-        "mIoU on test dinov3; larger is better; 1 of 3 runs have no result", "Runs without a metric", "Configuration",
-    ]  # fmt: skip
-    assert [[row[1] for row in page.table(number)[1:]] for number in range(3)] == [["b", "a"], ["d", "c", "e"], ["f"]]
-
-
 def test_curves_of_losses_in_parts_and_of_broken_values(make_run):
     records = [
         {"split": "train", "step": 1, "loss_a": 1.0, "loss_b": 2.0, "lr": 0.1},
