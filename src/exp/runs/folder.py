@@ -184,7 +184,8 @@ class Snapshot:
         self.missing = missing
         self._folder = folder
         self._record = self._find_record()
-        self._sizes = {path: path.stat().st_size for path in folder.path.rglob("*")}
+        self._before = set(folder.path.rglob("*"))
+        self._logs = {path: path.stat().st_size for path in self._before if self._is_log(path) and path.is_file()}
 
     def take_back(self) -> bool:
         """Remove what the start has added; logs are cut back to their length.
@@ -193,14 +194,14 @@ class Snapshot:
             False, and nothing is removed, where the start has taken the place of an earlier record
             (:meth:`RunFolder.begin`), or where there are results: what was computed is worth more than order.
         """
-        new = [path for path in self._folder.path.rglob("*") if path not in self._sizes]
+        new = [path for path in self._folder.path.rglob("*") if path not in self._before]
         replaced = self._record is not None and self._find_record() != self._record
         if replaced or any(map(self._is_result, new)):
             return False
         for path in sorted(new, reverse=True):  # what lies in a folder before the folder
             with contextlib.suppress(FileNotFoundError):
                 path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
-        for path, size in self._sizes.items():
+        for path, size in self._logs.items():
             if path.is_file() and path.stat().st_size > size:
                 os.truncate(str(path), size)
         return True
@@ -210,9 +211,11 @@ class Snapshot:
         config = self._folder.config
         return config.stat().st_ino if config.is_file() else None
 
+    def _is_log(self, path: Path) -> bool:
+        return bool(_LOGS.intersection(path.relative_to(self._folder.path).parts))
+
     def _is_result(self, path: Path) -> bool:
-        place = path.relative_to(self._folder.path)
-        if path.is_dir() or _LOGS.intersection(place.parts):
+        if path.is_dir() or self._is_log(path):
             return False
         return path.stat().st_size > 0 if path.name == "metrics.jsonl" else path.name not in _RECORDS
 
