@@ -32,8 +32,7 @@ from exp.runs.folder import RunFolder, remove_empty
 from exp.summary import Finished, remember
 from exp.task import ParentTask, create_task, task_class
 from exp.user_code import frames_of, told
-from hydra_plugins.exp_plugins import PluginConfigs
-from hydra_plugins.exp_sweeps import ExpLauncher
+from hydra_plugins.exp_sweeps import ExpLauncher, PluginConfigs
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig

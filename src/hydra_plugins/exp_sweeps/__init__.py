@@ -1,6 +1,7 @@
-"""What Hydra calls for ``-m``: only a launcher of its own sees all the jobs of a batch at once.
+"""What Hydra calls: for ``-m`` a launcher, and before it composes what adds config groups.
 
-It freezes them, so that nothing that is edited while they wait changes them: see :mod:`exp.sweep`.
+Only a launcher of Hydra's sees all the jobs of a batch at once. It freezes them, so that nothing that is edited while
+they wait changes them: see :mod:`exp.sweep`.
 """
 
 from __future__ import annotations
@@ -9,12 +10,26 @@ from typing import TYPE_CHECKING, Any, Sequence
 
 from hydra.core.utils import JobReturn, JobStatus, setup_globals
 from hydra.plugins.launcher import Launcher
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+
+from exp.plugins import installed
 
 if TYPE_CHECKING:
+    from hydra.core.config_search_path import ConfigSearchPath
     from hydra.types import HydraContext, TaskFunction
     from omegaconf import DictConfig
 
-__all__ = ["ExpLauncher"]
+__all__ = ["ExpLauncher", "PluginConfigs"]
+
+
+class PluginConfigs(SearchPathPlugin):
+    """Adds the config groups of installed plugins, after exp's own and the user's."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Called by Hydra before it composes."""
+        for name, plugin in installed().items():
+            if plugin.config is not None:
+                search_path.append(f"exp-{name}", f"pkg://{plugin.config}")
 
 
 class ExpLauncher(Launcher):
