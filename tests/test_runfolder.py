@@ -30,12 +30,6 @@ def test_numbers_that_are_not_finite_are_null_and_told(tmp_path):
     assert read_strictly(to_json((NAN, 1))) == [None, 1]
 
 
-def test_finite_values_are_written_as_json_writes_them():
-    value = {"b": [1, 2.5, None, True, "x"], "a": {"c": ()}, "3": np.float64(0.1)}
-    assert to_json({**value, 3: value["3"]}, sort_keys=False) == json.dumps({**value, 3: value["3"]})
-    assert to_json(value, indent=2, sort_keys=True) == json.dumps(value, indent=2, sort_keys=True)
-
-
 # Spoils the weights after the last validation: the square of what they predict is no float32.
 POISON = """
 from mmengine.hooks import Hook

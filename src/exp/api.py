@@ -230,8 +230,8 @@ def _shown(command: list[str]) -> tuple[int, str]:
 def _table(paths: Sequence[str | Path], average_seeds: bool = False) -> pd.DataFrame:
     import pandas as pd
 
-    from exp.report.rows import run_rows, seed_rows
     from exp.report.runs import find_runs
+    from exp.report.tables import run_rows, seed_rows
 
     runs = find_runs(paths)
     return pd.DataFrame(seed_rows(runs) if average_seeds else run_rows(runs))

@@ -28,13 +28,11 @@ from exp.freezing import freeze
 from exp.launcher.base import launcher_class
 from exp.launcher.rank_environment import be_quiet, drop_stale_variables
 from exp.runs.files import UMASK
-from exp.runs.folder import RunFolder
-from exp.runs.snapshot import remove_empty
+from exp.runs.folder import RunFolder, remove_empty
 from exp.summary import Finished, remember
 from exp.task import ParentTask, create_task, task_class
 from exp.user_code import frames_of, told
-from hydra_plugins.exp_plugins import PluginConfigs
-from hydra_plugins.exp_sweeps import ExpLauncher
+from hydra_plugins.exp_sweeps import ExpLauncher, PluginConfigs
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
@@ -105,7 +103,7 @@ def _main() -> int:
         if "exp.sweep" in sys.modules:
             from exp import sweep
 
-            sweep.refuse_empty()
+            sweep.require_jobs()
     except BrokenPipeError:
         raise
     except Exception as error:  # noqa: BLE001 - raised again where nobody can tell
@@ -195,9 +193,8 @@ def _of_sweeper(error: Exception) -> Exception | None:
     if "exp.sweep" not in sys.modules or isinstance(error, (ExpError, HydraException, OmegaConfBaseException)):
         return error
     from exp import sweep
-    from exp.sweep.sweeper import explained
 
-    return None if sweep.is_dry() else explained(error, asked=not sweep.expected)
+    return sweep.explained(error)
 
 
 def _finish_sweep() -> str | None:

@@ -13,7 +13,7 @@ from typing import Iterator
 
 from exp import console
 from exp.errors import EXIT_PREEMPTED
-from exp.runs.preemption import ENDING_SIGNALS, PREEMPT_SIGNAL
+from exp.runs.status import ENDING_SIGNALS, PREEMPT_SIGNAL
 
 __all__ = ["begin", "has_begun", "listening", "tell"]
 

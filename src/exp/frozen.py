@@ -15,9 +15,8 @@ from exp.config.resolve import allow, distrust
 from exp.config.schema import ExpConfig
 from exp.errors import ConfigError, RunError
 from exp.launcher.base import launcher_class
-from exp.runs.folder import RunFolder
+from exp.runs.folder import RunFolder, Snapshot, missing_folders, remove_empty
 from exp.runs.lock import RunLock
-from exp.runs.snapshot import Footprint, missing_folders, remove_empty
 from exp.task import task_class
 
 __all__ = ["FrozenRun"]
@@ -31,14 +30,14 @@ class FrozenRun:
         config: the whole configuration (:class:`exp.config.schema.ExpConfig`), without interpolations to come.
         overrides: what the user gave on the command line.
         folder: the run folder.
-        footprint: of :meth:`write`.
+        snapshot: of :meth:`write`.
         lock: of the folder, once it is taken.
     """
 
     config: ExpConfig
     overrides: list[str]
     folder: RunFolder
-    footprint: Footprint | None = None
+    snapshot: Snapshot | None = None
     lock: RunLock | None = None
 
     def write(self, token: str | None = None) -> None:
@@ -67,7 +66,7 @@ class FrozenRun:
             self.release()  # its lock is a file of the folder
             remove_empty(missing)
             raise
-        self.footprint = Footprint(folder, missing)
+        self.snapshot = Snapshot(folder, missing)
         contents = {
             folder.config.name: OmegaConf.to_yaml(self.config, resolve=True).encode(),
             folder.overrides.name: OmegaConf.to_yaml(OmegaConf.create(list(self.overrides))).encode(),
@@ -103,13 +102,13 @@ class FrozenRun:
         Returns:
             Whether it is so now. Not on several nodes that were started by hand: others may be writing there.
         """
-        if self.footprint is None:
+        if self.snapshot is None:
             return True
         alone = self.config.launcher.nnodes == 1 or launcher_class(self.config).submits
-        done = alone and not task_class(self.config).diagnoses and self.footprint.take_back()
+        done = alone and not task_class(self.config).diagnoses and self.snapshot.take_back()
         self.release()
         if done:
-            self.footprint.remove_folders()
+            remove_empty(self.snapshot.missing)
         return done
 
     def check_folder(self) -> None:

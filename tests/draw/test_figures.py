@@ -10,8 +10,7 @@ import pytest
 from PIL import Image
 
 from exp.config.schema import FiguresConfig
-from exp.draw.figure import as_it_is, figure_file, label, new_figure, title_and_legend
-from exp.draw.files import encoded
+from exp.draw.figure import as_it_is, encoded, figure_file, label, new_figure, title_and_legend
 
 
 def plot(title="title", names=("a", "b")):

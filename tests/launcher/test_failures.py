@@ -17,7 +17,7 @@ from exp.launcher.outcome import (
 from exp.launcher.rank import this_host
 from exp.runs.files import write_json
 from exp.runs.folder import RunFolder
-from exp.runs.heartbeat import Beat, Stage
+from exp.runs.status import Beat, Stage
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import os
 import pytest
 
 from exp.launcher.hang_detector import HangDetector
-from exp.runs import heartbeat
+from exp.runs import status
 from exp.runs.files import read_json
 from exp.runs.folder import RunFolder
-from exp.runs.heartbeat import Stage
+from exp.runs.status import Stage
 
 
 class Watch:
@@ -23,7 +23,7 @@ class Watch:
         self.detectors = []
         for scratch in self.scratch:
             scratch.mkdir()
-            heartbeat.make_file(str(scratch), 2)
+            status.make_file(str(scratch), 2)
             self.detectors.append(HangDetector(self.folder, str(scratch), nnodes, 1800, step_timeout_s))
             self.detectors[-1]._view = self.folder.logs / f"stuck-{scratch.name}.json"
 
@@ -31,7 +31,7 @@ class Watch:
         beats = self.scratch[rank // 2] / "beats"
         content = bytearray(beats.read_bytes())
         numbers = (os.getpid() * 1000 + rank, rank, count, stage, step, times)
-        heartbeat._FORMAT.pack_into(content, heartbeat._FORMAT.size * (rank % 2), *numbers)
+        status._FORMAT.pack_into(content, status._FORMAT.size * (rank % 2), *numbers)
         beats.write_bytes(content)
 
     def wait(self, seconds, node=0):

@@ -7,17 +7,17 @@ from typing import NamedTuple
 import pytest
 
 from exp.launcher.agent import _came_to_end
-from exp.runs import heartbeat
+from exp.runs import status
 from exp.runs.files import read_json
 from exp.runs.folder import RunFolder
-from exp.runs.heartbeat import Stage
+from exp.runs.status import Stage
 from tests.conftest import Forked
 
 PLACE = {"RANK": "0", "LOCAL_RANK": "0", "EXP_SCRATCH": "."}
 WORKER = """
 import ctypes, os, signal, sys, threading, time
 from exp import session
-from exp.runs import heartbeat
+from exp.runs import status
 from exp.errors import Preempted, UnavailableError
 from exp.launcher import worker
 from exp.launcher.rank import RankInfo
@@ -26,7 +26,7 @@ how, last = sys.argv[1:]
 worker._CLEAN_UP_S = worker._CLEAN_UP_AFTER_FAILURE_S = 0.5
 folder = RunFolder(".")
 folder.logs.mkdir()
-heartbeat.make_file(".", 1)
+status.make_file(".", 1)
 def closes():
     print("main thread" if threading.current_thread() is threading.main_thread() else "another", flush=True)
 def hangs():
@@ -91,9 +91,9 @@ class Ended(NamedTuple):
 def test_the_agent_leaves_a_word_for_those_that_could_not(tmp_path, monkeypatch, stages, ends, well, words):
     folder = RunFolder(tmp_path)
     folder.create()
-    heartbeat.make_file(str(tmp_path), 2)
+    status.make_file(str(tmp_path), 2)
     monkeypatch.setattr("exp.launcher.hang_detector.is_alive", lambda pid: False)
-    beats = [heartbeat._FORMAT.pack(10 + rank, rank, 9, stage, 7, 1) for rank, stage in enumerate(stages)]
+    beats = [status._FORMAT.pack(10 + rank, rank, 9, stage, 7, 1) for rank, stage in enumerate(stages)]
     (tmp_path / "beats").write_bytes(b"".join(beats))
     assert _came_to_end(folder, str(tmp_path), {end.local_rank: end for end in ends}) is well
     found = {rank: read_json(folder.error_file(rank)) for rank in (0, 1)}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 
 from tests.behaviour.conftest import table, wait_for
 from tests.conftest import TINY
@@ -42,16 +40,3 @@ def test_going_on_skips_what_is_done_and_knows_jobs_by_what_they_are(exp, start)
     assert exp.path("sweep/0/result.json").stat().st_mtime_ns == finished
     rows = {row["run"]: (row["seed"], row["status"]) for row in table(exp.path("sweep/sweep.csv"))}
     assert rows == {job: (seed, "completed") for job, seed in zip("0123", "2331")}
-
-
-def test_an_interrupt_before_any_job_has_begun_is_one(exp, start):
-    process = start(*SWEEP, "seed=range(0,100)")
-    wait_for(exp.path("sweep/0/config.yaml").is_file, process)
-    os.kill(process.pid, signal.SIGINT)
-    output, errors = process.communicate(timeout=280)
-    assert process.returncode == 130, output + errors
-    assert errors.startswith("error: interrupted"), errors
-    assert "freezing 100 jobs" in output
-    assert "not begun; " in output
-    assert "sweep.resume=true" in output
-    assert "Traceback" not in errors

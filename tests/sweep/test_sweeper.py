@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from exp.sweep.sweeper import NoMetric
+from exp.sweep import NoMetric
 from tests.behaviour.conftest import table
 from tests.behaviour.test_refusals import ONE_BY_ONE
 from tests.conftest import TINY, Forked
@@ -76,7 +76,7 @@ def test_a_sweeper_that_raises_is_one_line(exp, optuna):
     """As Optuna's does where no trial has a value."""
     done = optuna("hydra.sweeper.n_trials=1", "optim.lr=choice(1e30)", "log_every=1")
     assert done.returncode == 1, done.stdout
-    assert "error: OptunaSweeper has ended the sweep: ValueError: No trials are completed yet" in done.stderr
+    assert "error: the sweeper has ended the sweep: ValueError: No trials are completed yet" in done.stderr
     assert "Traceback" not in done.stderr
     assert statuses(exp) == ["failed"]
 

@@ -17,13 +17,3 @@ def test_a_sweep(exp):
     assert "1 optim.lr=-1: FAILED: optim: Adam does not take these settings" in drawn
     assert "1 completed, 1 failed" in drawn
     assert "Traceback" not in drawn
-
-
-def test_a_submitted_run(exp):
-    settings = ["launcher=submitit", "launcher.cluster=local", "launcher.poll_s=0.2", "output_dir=run"]
-    code, drawn = on_a_terminal(exp.folder, *TINY, *settings)
-    assert code == 0, drawn
-    assert "started process" in drawn
-    assert re.search(r"running on this machine.* 0:00:\d\d", drawn)
-    assert "MSE" in drawn
-    assert "Traceback" not in drawn

@@ -29,8 +29,8 @@ from exp.hardware.backend import PRECISIONS
 from exp.hardware.collectives import ddp_arguments, device_part_of
 from exp.hardware.numerics import multiply
 from exp.launcher.rank import make_store, this_host
-from exp.runs.environment import SHM, package_versions, process_limits
 from exp.runs.files import to_json
+from exp.runs.record import SHM, package_versions, process_limits
 
 if TYPE_CHECKING:
     from pathlib import Path

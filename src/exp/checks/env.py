@@ -10,9 +10,8 @@ import yaml
 from exp import console
 from exp.errors import ExpError
 from exp.hardware.registry import create_backend, installed
-from exp.runs.environment import describe_environment, process_limits, variables
 from exp.runs.files import to_json, write_json
-from exp.runs.record import blank_result
+from exp.runs.record import blank_result, describe_environment, process_limits, variables
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig

@@ -29,10 +29,10 @@ from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, ConfigError, ExpErr
 from exp.freezing import prepare
 from exp.hardware.registry import create_backend
 from exp.launcher.processes import handle_signals, signal_name
-from exp.runs.environment import git_revision, package_versions, variables
 from exp.runs.files import read_json, to_json, without_credentials, write_atomically, write_json
 from exp.runs.lock import RunLock
-from exp.runs.preemption import PREEMPT_SIGNAL
+from exp.runs.record import git_revision, package_versions, variables
+from exp.runs.status import PREEMPT_SIGNAL
 from exp.summary import Finished
 from exp.task import create_task
 

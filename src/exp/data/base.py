@@ -13,7 +13,7 @@ from exp.user_code import shown
 
 if TYPE_CHECKING:
     from exp.data.fingerprint import Fingerprint
-    from exp.draw.files import Picture
+    from exp.draw.figure import Picture
     from exp.engine.evaluation import RankedSample
     from exp.metrics import Evaluator, Metric, SampleMetric
     from exp.session import Session

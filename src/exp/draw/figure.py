@@ -1,4 +1,7 @@
-"""Figures with axes: matplotlib's object interface, without the global state of pyplot."""
+"""Pictures and their files: PNG, and beside it the format that a paper wants, in the size that it wants.
+
+Figures with axes are drawn by matplotlib's object interface, without the global state of pyplot.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import contextlib
 import io
 import warnings
 from functools import lru_cache
-from typing import Any, Iterator
+from typing import TYPE_CHECKING, Any, Iterator, Union
 
 import matplotlib as mpl
 import numpy as np
@@ -16,11 +19,18 @@ from matplotlib.figure import Figure
 from matplotlib.ft2font import FT2Font
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
+from PIL import Image
+
+if TYPE_CHECKING:
+    from exp.config.schema import FiguresConfig
 
 __all__ = [
-    "as_it_is", "figure_file", "figure_pixels", "label", "new_figure", "resize", "title_and_legend", "undrawable",
+    "Picture", "as_it_is", "encoded", "figure_file", "figure_pixels", "label", "new_figure", "pixels_png", "resize",
+    "title_and_legend", "undrawable",
 ]  # fmt: skip
 
+Picture = Union[Figure, np.ndarray, bytes]
+"""A matplotlib figure; pixels, RGB (H, W, 3), uint8; or a PNG file, which is taken as it is."""
 _SMALLEST_LETTERS = 6.0  # points, the least that journals print
 _THINNEST = 0.6  # of what lines were
 _LEGEND_LINE = 1.6  # times the size of its letters
@@ -119,6 +129,54 @@ def figure_pixels(figure: Figure) -> np.ndarray:
     return np.asarray(canvas.buffer_rgba())[..., :3].copy()
 
 
+def encoded(picture: Picture, figures: FiguresConfig) -> dict[str, bytes]:
+    """The files that ``figures`` of the configuration asks for.
+
+    A figure is drawn in the size and resolution asked for. Pixels stay as they are: the size is that at which they are
+    printed.
+
+    Args:
+        picture: complete; a figure is changed.
+        figures: format, size and resolution.
+
+    Returns:
+        The files by format: ``png``, which reports and trackers show, and ``figures.format`` if that is another.
+    """
+    formats = dict.fromkeys(("png", figures.format))
+    if isinstance(picture, Figure):
+        resize(picture, figures.width, figures.height)
+        return {form: figure_file(picture, form, figures.dpi) for form in formats}
+    if isinstance(picture, bytes):
+        with Image.open(io.BytesIO(picture)) as image:
+            pixels = np.asarray(image.convert("RGB"))
+        return {form: picture if form == "png" else _pixels_file(pixels, form, figures) for form in formats}
+    return {form: _pixels_file(picture, form, figures) for form in formats}
+
+
+def pixels_png(pixels: np.ndarray, dpi: float | None = None) -> bytes:
+    """Pixels, RGB (H, W, 3), uint8, as a PNG file.
+
+    Args:
+        pixels: of the picture.
+        dpi: how many of them are to be printed on an inch; None: not said.
+    """
+    buffer = io.BytesIO()
+    # Level 1: files a tenth larger, written in a third of the time.
+    Image.fromarray(pixels).save(buffer, format="PNG", compress_level=1, **({"dpi": (dpi, dpi)} if dpi else {}))
+    return buffer.getvalue()
+
+
+def _pixels_file(pixels: np.ndarray, form: str, figures: FiguresConfig) -> bytes:
+    height, width = pixels.shape[:2]
+    dpi = width / figures.width if figures.width else height / figures.height if figures.height else figures.dpi
+    if form == "png":
+        return pixels_png(pixels, dpi)
+    figure = new_figure(width / dpi, height / dpi, dpi)
+    axes = figure.add_axes((0.0, 0.0, 1.0, 1.0), frameon=False, xticks=[], yticks=[])
+    axes.imshow(pixels, interpolation="none", aspect="auto")  # the file holds each pixel as it is
+    return figure_file(figure, form)
+
+
 def undrawable() -> set[str]:
     """The characters that this process was to draw, and for which no font is installed."""
     return set(_undrawable)
@@ -143,17 +201,12 @@ def _complete(figure: Figure) -> Iterator[None]:
 
 @lru_cache(maxsize=256)
 def _families(letters: frozenset[str]) -> tuple[str, ...]:
-    """Few installed fonts that have the letters which the default typeface lacks, the one with most of them first."""
+    """The first installed fonts that have the letters which the default typeface lacks."""
     lacking = {letter for letter in letters if letter.isprintable()}
-    lacking -= _characters(font_manager.findfont("DejaVu Sans"))
-    found = []
-    while lacking:
-        best = max(_installed(), key=lambda entry: len(lacking & _characters(entry.fname)))
-        if not lacking & _characters(best.fname):
-            break
-        found.append(best.name)
-        lacking -= _characters(best.fname)
-    _undrawable.update(lacking)
+    found: dict[str, None] = {}
+    for letter in sorted(lacking - _characters(font_manager.findfont("DejaVu Sans"))):
+        name = next((entry.name for entry in _installed() if letter in _characters(entry.fname)), None)
+        _undrawable.add(letter) if name is None else found.setdefault(name)
     return tuple(found)
 
 

@@ -20,9 +20,8 @@ from exp.errors import ConfigError, RunError
 from exp.hub import pinned
 from exp.metrics import Evaluator, Metric
 from exp.models.base import Model
-from exp.runs.environment import describe_environment
 from exp.runs.files import write_json
-from exp.runs.record import blank_result, in_role
+from exp.runs.record import blank_result, describe_environment, in_role
 from exp.task import task_class
 from exp.user_code import EXPERIMENT_PAGE, shown
 

@@ -15,7 +15,7 @@ from exp.data.transfer import move, tensors_of
 from exp.engine.finiteness import refuse_nan
 from exp.engine.fsdp import UnevenPasses, is_sharded
 from exp.engine.wrapper import predictions, unwrapped
-from exp.runs.heartbeat import Stage, beat
+from exp.runs.status import Stage, beat
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader

@@ -17,7 +17,7 @@ from exp.errors import ConfigError
 from exp.hardware.backend import FLOAT32
 from exp.hardware.numerics import grad_scaler
 from exp.models.dropout import backward_begins
-from exp.runs.heartbeat import Stage, beat
+from exp.runs.status import Stage, beat
 
 if TYPE_CHECKING:
     from exp.hardware.backend import Backend

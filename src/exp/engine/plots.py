@@ -11,7 +11,7 @@ from exp.engine.wrapper import unwrapped
 from exp.runs.files import write_atomically
 
 if TYPE_CHECKING:
-    from exp.draw.files import Picture
+    from exp.draw.figure import Picture
     from exp.metrics import Evaluator
     from exp.session import Session
 
@@ -42,8 +42,7 @@ class PictureWriter:
         Returns:
             The files, below the run folder; none with ``plots=false``.
         """
-        from exp.draw.figure import undrawable
-        from exp.draw.files import encoded  # matplotlib's
+        from exp.draw.figure import encoded, undrawable  # matplotlib's
 
         files: list[str] = []
         if not self.session.config.plots:

@@ -13,7 +13,7 @@ from exp.errors import Preempted
 if TYPE_CHECKING:
     from exp.engine.distributed import Distributed
     from exp.engine.saving import CheckpointHook
-    from exp.runs.preemption import PreemptionFlag
+    from exp.runs.status import PreemptionFlag
     from exp.session import Session
 
 __all__ = ["Agreement", "Interrupted", "PreemptionHook"]

@@ -24,7 +24,7 @@ from exp.engine import checkpoint, shards
 from exp.engine.finiteness import check_finite, what_to_do
 from exp.engine.fsdp import local_part
 from exp.errors import RunError
-from exp.runs.heartbeat import Stage, beat
+from exp.runs.status import Stage, beat
 
 if TYPE_CHECKING:
     from exp.hardware.backend import Backend

@@ -34,7 +34,7 @@ from exp.engine.wrapper import place_and_wrap, predictions, unwrapped
 from exp.errors import ConfigError, DataError, ExpError, RunError, SampleError
 from exp.models.base import parameter_counts
 from exp.models.dropout import DropoutStream
-from exp.runs.heartbeat import Stage, beat
+from exp.runs.status import Stage, beat
 from exp.user_code import EXPERIMENT_PAGE, is_own, message_of
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from exp.launcher.outcome import failure_of, write_error
 from exp.launcher.ports import address_towards
 from exp.launcher.processes import AGENT_VARIABLE, JOB_VARIABLE, kill_job, name_process
 from exp.launcher.rank import SCRATCH_VARIABLE
-from exp.runs import heartbeat
+from exp.runs import status
 from exp.runs.folder import RunFolder
 
 __all__ = ["main"]
@@ -85,7 +85,7 @@ def _came_to_end(folder: RunFolder, scratch: str, ends: Mapping[int, Any]) -> bo
         ends: torch's ``ProcessFailure`` by rank, of processes that failed, or that the agent ended then: it ends the
             others by SIGTERM, and by SIGKILL seconds later.
     """
-    early, beats = unfinished(scratch, alive=False), heartbeat.read(scratch)
+    early, beats = unfinished(scratch, alive=False), status.read(scratch)
     if not ends or not beats:  # or the parent has died and the folder is gone
         for local_rank, beat in early:
             write_error(folder, failure_of(beat, local_rank, 0), scratch)

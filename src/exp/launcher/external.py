@@ -35,11 +35,10 @@ from exp.launcher.processes import AGENT_VARIABLE
 from exp.launcher.rank import JOINED, this_host
 from exp.launcher.rank_environment import RankEnvironment
 from exp.launcher.supervisor import Supervisor
-from exp.runs import heartbeat
+from exp.runs import status
 from exp.runs.files import read_json, to_json
 from exp.runs.folder import RunFolder
-from exp.runs.heartbeat import Stage
-from exp.runs.preemption import PREEMPT_SIGNAL
+from exp.runs.status import PREEMPT_SIGNAL, Stage
 from exp.sockets import folder_for_sockets
 from exp.task import task_class
 
@@ -126,7 +125,7 @@ class ExternalLauncher(Launcher):
             if "refused" in met:
                 return Outcome(EXIT_CONFIG, reported=True)
             outcome = supervisor.outcome()
-            beat = heartbeat.read(scratch)[place.local_rank]
+            beat = status.read(scratch)[place.local_rank]
             if outcome is None and beat.stage == Stage.DONE:  # whatever happened in the clean-up of its device
                 outcome = Outcome()
             elif outcome is None and not met:

@@ -239,7 +239,7 @@ def remember(run: FrozenRun, holder: Holder, logs: Path) -> Followed:
     """
     write_json(_record(run.folder), {"logs": str(logs), "holder": asdict(holder)})
     if run.lock is not None:
-        run.lock.hand_to(holder)
+        run.lock.let_go(holder)
     return Followed(holder, run.folder, logs)
 
 

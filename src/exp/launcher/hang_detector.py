@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from exp.launcher.outcome import RankFailure, waited_in_vain, write_error
 from exp.launcher.processes import is_alive
 from exp.launcher.rank import this_host
-from exp.runs import heartbeat
+from exp.runs import status
 from exp.runs.files import read_json, write_json
-from exp.runs.heartbeat import Beat, Stage
 from exp.runs.lock import stat_of
+from exp.runs.status import Beat, Stage
 
 if TYPE_CHECKING:
     from exp.runs.folder import RunFolder
@@ -70,7 +70,7 @@ class HangDetector:
         """Called a few times a second; names the rank that hangs (its error file) and returns its process's id."""
         now = time.monotonic()
         passed, self._looked = min(now - self._looked, 1.0), now
-        beats = [beat for rank, beat in enumerate(heartbeat.read(self.scratch)) if self.local_rank in (None, rank)]
+        beats = [beat for rank, beat in enumerate(status.read(self.scratch)) if self.local_rank in (None, rank)]
         if not beats or any(beat.pid == 0 for beat in beats):
             return None
         before = self._still if len(self._still) == len(beats) else [(beat, 0.0) for beat in beats]
@@ -150,7 +150,7 @@ def unfinished(scratch: str, alive: bool = True) -> list[tuple[int, Beat]]:
     """
     return [
         (local_rank, beat)
-        for local_rank, beat in enumerate(heartbeat.read(scratch))
+        for local_rank, beat in enumerate(status.read(scratch))
         if beat.pid and beat.stage != Stage.DONE and is_alive(beat.pid) is alive
     ]
 
@@ -175,11 +175,11 @@ def _describe(beat: Beat, still: float, local_rank: int, stack: str) -> dict[str
 
 def _stacks(scratch: str, beats: list[Beat]) -> dict[int, tuple[int, str]]:
     """Local rank and stack of workers, by process id; the stack of one that is stopped is empty."""
-    files = {each.pid: (rank, heartbeat.stack_file(scratch, rank)) for rank, each in enumerate(heartbeat.read(scratch))}
+    files = {each.pid: (rank, status.stack_file(scratch, rank)) for rank, each in enumerate(status.read(scratch))}
     sizes = {pid: file.stat().st_size if file.is_file() else 0 for pid, (_, file) in files.items()}
     for beat in beats:
         with contextlib.suppress(OSError):
-            os.kill(beat.pid, heartbeat.STACK_SIGNAL)
+            os.kill(beat.pid, status.STACK_SIGNAL)
     time.sleep(_STACKS_WITHIN_S)
     found = {}
     for pid, (local_rank, file) in files.items():

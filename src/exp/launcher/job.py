@@ -33,7 +33,7 @@ from exp.runs import slurm
 from exp.runs.files import UMASK, read_json, write_json
 from exp.runs.folder import RunFolder
 from exp.runs.lock import RunLock
-from exp.runs.preemption import PREEMPT_SIGNAL
+from exp.runs.status import PREEMPT_SIGNAL
 from exp.task import task_class
 
 if TYPE_CHECKING:

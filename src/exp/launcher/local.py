@@ -10,7 +10,7 @@ from exp.launcher.base import Launcher
 from exp.launcher.outcome import Outcome, collect_failures, forget_failures
 from exp.launcher.processes import handle_signals, signal_name
 from exp.launcher.rank import RankInfo
-from exp.runs.preemption import PREEMPT_SIGNAL
+from exp.runs.status import PREEMPT_SIGNAL
 
 if TYPE_CHECKING:
     from exp.runs.folder import RunFolder

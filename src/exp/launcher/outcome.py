@@ -18,7 +18,7 @@ from exp.runs.files import read_json, write_json
 
 if TYPE_CHECKING:
     from exp.runs.folder import RunFolder
-    from exp.runs.heartbeat import Beat
+    from exp.runs.status import Beat
 
 __all__ = [
     "Outcome",

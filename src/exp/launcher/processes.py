@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Callable, Iterator, Mapping
 
 from exp.runs.lock import stat_of
-from exp.runs.preemption import ENDING_SIGNALS, PREEMPT_SIGNAL
+from exp.runs.status import ENDING_SIGNALS, PREEMPT_SIGNAL
 
 __all__ = [
     "AGENT_VARIABLE",

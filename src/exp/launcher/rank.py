@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Callable, Mapping
 
 from exp.hardware.cores import cores_of_task, usable_cores
-from exp.runs.preemption import PreemptionFlag
+from exp.runs.status import PreemptionFlag
 
 if TYPE_CHECKING:
     from datetime import timedelta

@@ -17,10 +17,10 @@ from exp.launcher.hang_detector import HangDetector, unfinished
 from exp.launcher.outcome import Outcome, RankFailure, failure_of, write_error
 from exp.launcher.processes import JOB_VARIABLE, handle_signals, is_alive, kill_job, signal_name, start_module
 from exp.launcher.rank import JOINED, SCRATCH_VARIABLE
-from exp.runs import heartbeat
+from exp.runs import status
 from exp.runs.files import read_json
 from exp.runs.folder import RunFolder
-from exp.runs.preemption import PREEMPT_SIGNAL, PreemptionFlag, held_back, preempted_at
+from exp.runs.status import PREEMPT_SIGNAL, PreemptionFlag, held_back, preempted_at
 
 if TYPE_CHECKING:
     from exp.launcher.base import Launcher
@@ -80,7 +80,7 @@ class Supervisor:
             Its process id and exit code; negative for a signal.
         """
         environment = {**environment, JOB_VARIABLE: self._job, SCRATCH_VARIABLE: self.scratch}
-        heartbeat.make_file(self.scratch, nproc)
+        status.make_file(self.scratch, nproc)
         try:
             with handle_signals(self._on_signal):
                 with held_back(self.signals), log.open("ab") as stderr:

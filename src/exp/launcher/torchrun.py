@@ -17,10 +17,10 @@ from exp.launcher.ports import check_endpoint, check_loopback
 from exp.launcher.processes import signal_name
 from exp.launcher.rank import this_host
 from exp.launcher.supervisor import Supervisor
-from exp.runs import heartbeat
+from exp.runs import status
 from exp.runs.files import to_json
 from exp.runs.lock import LOCK, read_holder
-from exp.runs.preemption import PREEMPT_SIGNAL
+from exp.runs.status import PREEMPT_SIGNAL
 from exp.sockets import folder_for_sockets
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class TorchrunLauncher(Launcher):
         failures = collect_failures(folder, scratch, 0 if nnodes == 1 else nproc * nnodes, nproc)
         if code < 0 and all(failure.of_peer for failure in failures):
             return Outcome.of([], f"{lost}\n  log: {log}")  # what there is has lost those of this node
-        if nnodes > 1 and not any(beat.pid for beat in heartbeat.read(scratch)):
+        if nnodes > 1 and not any(beat.pid for beat in status.read(scratch)):
             lost = (
                 f"the {nnodes} nodes did not meet at launcher.rdzv_endpoint={self.config.rdzv_endpoint} within "
                 f"launcher.timeout_s={self.config.timeout_s}; start the same command on every node, and check that "

@@ -27,12 +27,11 @@ from exp.launcher.hang_detector import unfinished
 from exp.launcher.outcome import RankFailure, is_of_peer, write_error
 from exp.launcher.processes import AGENT_VARIABLE, die_with_parent, is_alive, name_process, start_resource_tracker
 from exp.launcher.rank import JOINED, SCRATCH_VARIABLE, RankInfo, make_store, this_host
-from exp.runs import heartbeat
+from exp.runs import status
 from exp.runs.files import write_json
 from exp.runs.folder import RunFolder
-from exp.runs.heartbeat import Stage
 from exp.runs.lock import LOCK, read_holder
-from exp.runs.preemption import record_preempted
+from exp.runs.status import Stage, record_preempted
 from exp.sockets import keep_sockets_in
 from exp.user_code import message_of, told
 
@@ -134,7 +133,7 @@ def work_to_end(folder: RunFolder, info: RankInfo, returns: bool = False) -> Non
         returns: return where all went well, and end the process when that ends by itself.
     """
     scratch = os.environ[SCRATCH_VARIABLE]
-    heartbeat.begin(scratch, info.local_rank, info.rank)
+    status.begin(scratch, info.local_rank, info.rank)
     keep_sockets_in(scratch)
     try:
         run_worker(folder, info, redirect=True)
@@ -144,7 +143,7 @@ def work_to_end(folder: RunFolder, info: RankInfo, returns: bool = False) -> Non
         if is_of_peer(error):
             time.sleep(_LOOKED_FOR_S)
         _exit(error.exit_code if isinstance(error, ExpError) else EXIT_FAILED, info)
-    heartbeat.beat(Stage.DONE)
+    status.beat(Stage.DONE)
     if returns:
         # The first that multiprocessing does at the end of a process that it has forked.
         util.Finalize(None, _exit, (EXIT_OK, info), exitpriority=sys.maxsize)

@@ -30,8 +30,7 @@ def write_report(runs: Sequence[Run], folder: Path, title: str) -> Path:
         OSError: the folder cannot be written.
     """
     from exp.report.page import write_page
-    from exp.report.rows import write_rows
-    from exp.report.tables import as_latex, as_markdown, paper_tables
+    from exp.report.tables import as_latex, as_markdown, paper_tables, write_rows
     from exp.runs.files import write_atomically
 
     write_rows(runs, folder)

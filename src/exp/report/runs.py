@@ -39,7 +39,7 @@ class Run:
         folder: absolute.
         name: short, and unique among the runs it was found with.
         config: the frozen configuration by dotted keys; lists are values. Empty where it cannot be read. An evaluation
-            has the training keys of the run whose weights it used, or none of them where that run is gone.
+            has no keys of training: its own are defaults, not those that its weights were trained with.
         overrides: what the user gave on the command line.
         result: ``result.json``; empty where there is none, or where it cannot be read.
         status: ``completed``, ``failed``, ``preempted``; ``unfinished`` or ``pending`` for a run without a result that
@@ -139,7 +139,7 @@ def read_run(folder: Path, name: str) -> Run:
     return Run(
         folder=place.path,
         name=name,
-        config=_as_trained(_flattened(config)) if config else {},
+        config=_as_used(_flattened(config)) if config else {},
         overrides=list(map(str, overrides)),
         result=result,
         status=str(result.get("status") or "unfinished") if begun else "pending",
@@ -192,14 +192,10 @@ def _below(folder: Path) -> list[Path]:
     return [run for run in found - hidden if not any(is_part(run, above) for above in found & set(run.parents))]
 
 
-def _as_trained(config: dict[str, Any]) -> dict[str, Any]:
-    """With the training keys of the run that the weights are of, where the run itself trained nothing."""
-    folder = config.get("record.trained_in")
-    if folder is None:
-        return config
-    trained = _parsed(RunFolder(Path(folder)).config, dict, [])
-    rest = {key: value for key, value in config.items() if not _OF_TRAINING.match(key)}
-    return {**rest, **{key: value for key, value in _flattened(trained).items() if _OF_TRAINING.match(key)}}
+def _as_used(config: dict[str, Any]) -> dict[str, Any]:
+    """Without the keys of training, where the run used the weights of another one."""
+    evaluates = config.get("record.trained_in") is not None
+    return {key: value for key, value in config.items() if not (evaluates and _OF_TRAINING.match(key))}
 
 
 def _flattened(values: Any, prefix: str = "") -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""Tables for people: the results of runs, and what a paper prints of them; for terminal, page, LaTeX and Markdown.
+"""Tables of runs: as CSV and JSON for programs; for people on the terminal, the page, in LaTeX and Markdown.
 
-A table is columns of plain text; each format escapes it in its own way.
+A table for people is columns of plain text; each format escapes it in its own way.
 """
 
 from __future__ import annotations
@@ -8,23 +8,44 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from html import escape
-from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Collection, NamedTuple, Sequence
 
-from exp.report.groups import as_counts, greater_is_better, in_order, mean_text, rankings, with_decimals_of
-from exp.report.keys import apart, by_size, column, differing, is_seed, short_names, value_text
-from exp.report.rows import as_cells, run_rows
+from exp.report.groups import (
+    apart,
+    as_counts,
+    by_size,
+    column,
+    differing,
+    greater_is_better,
+    in_order,
+    is_seed,
+    mean_text,
+    rankings,
+    short_names,
+    value_text,
+)
 from exp.report.runs import is_number
+from exp.runs.files import csv_content, to_json, write_atomically
+from exp.runs.record import number_text
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.table import Table as RichTable
 
     from exp.report.groups import Group, Mean
     from exp.report.runs import Run
 
 __all__ = [
-    "Column", "Table", "as_html", "as_latex", "as_markdown", "as_rich", "paper_tables", "run_table", "sweep_table",
+    "Column", "Table", "as_html", "as_latex", "as_markdown", "as_rich", "paper_tables", "run_rows", "run_table",
+    "seed_rows", "sweep_table", "write_rows",
 ]  # fmt: skip
 
+_LAST = ("steps", "wall_s", "samples_per_second")
+_COLUMNS = {"rank", "run", "folder", "status", "selected_by", "metric_name", "metric", *_LAST, "error"}
+_MEANS = ("selected_by", "metric", "wall_s")
+_SEED_COLUMNS = {"rank", "runs", "folders", "n", "left_out", "metric_name", "wall_s_mean"}
+_JSON_ONLY = ("folder", "folders", "metric_name", "metric", "metric_mean", "metric_std")
 _WIDTH = 100  # characters of a terminal
 _OUTCOME = 12  # of them for the last column, at least
 _GAP = 3  # between columns
@@ -39,6 +60,102 @@ _LATEX = {
     "[": "{[}", "*": "{*}", **{sign: f"\\{sign}" for sign in "{}$&#_%"},
 }  # fmt: skip
 _MARKDOWN = re.compile(r"([\\`*_\[\]<>|~#&$])")
+
+
+def write_rows(runs: Sequence[Run], folder: Path) -> None:
+    """Write ``sweep.csv`` and ``sweep.json``: a row for each run, the best first.
+
+    Columns: rank (among the runs of the same metric), run, every key that differs, status, ``selected_by`` (the metric
+    on validation, which ranks), the metric under its own name as it is reported, all further metrics, steps, wall_s,
+    samples_per_second and the first line of the error. What a run does not have is empty in the CSV and null in the
+    JSON. The CSV has six digits, for reading; the JSON has all of them, and also the folder of each run,
+    ``metric_name`` and ``metric``.
+
+    A metric of which another of these columns has the name already is ``metrics.<name>`` (``metrics.error``), as it
+    stands in ``result.json``; a key of the configuration is ``config.<key>`` then.
+
+    Where runs differ in nothing but the seed, ``sweep_seeds.csv`` has a row for each group of them
+    (:func:`seed_rows`). It is a file of its own: among the rows of runs, means would be counted as further runs by
+    whoever reads the file.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    rows = run_rows(runs)
+    content = to_json(rows, indent=2, default=str)  # YAML has dates, too
+    write_atomically(folder / "sweep.json", f"{content}\n".encode())
+    write_atomically(folder / "sweep.csv", csv_content(_as_cells(rows)))
+    averages = folder / "sweep_seeds.csv"
+    if any(len(group.runs) > 1 for groups in rankings(runs, over_seeds=True).values() for group in groups):
+        write_atomically(averages, csv_content(_as_cells(seed_rows(runs))))
+    elif averages.is_file():  # of an earlier report on other runs
+        averages.unlink()
+
+
+def run_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """What :func:`write_rows` writes, a dict for each run, the best first."""
+    metrics = _metric_titles(runs, _COLUMNS)
+    keys = apart(differing(runs), {*_COLUMNS, *metrics.values()}, "config.")
+    return [
+        {
+            "rank": rank,
+            "run": run.name,
+            "folder": str(run.folder),
+            **{title: column([run], key)[0] for key, title in keys.items()},
+            "status": run.status,
+            "selected_by": run.selected_by,
+            "metric_name": run.metric_name,
+            "metric": run.metric,
+            **{title: run.metrics.get(name) for name, title in metrics.items()},
+            **{key: run.number(key) for key in _LAST},
+            "error": run.error,
+        }
+        for rank, group in in_order(rankings(runs, over_seeds=False))
+        for run in group.runs
+    ]
+
+
+def seed_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """A dict for each configuration, whatever its seeds; the best mean first.
+
+    ``rank`` (by the mean, among those of the same metric), ``runs`` (their names), ``folders``, every key that differs
+    besides the seed, ``n`` (seeds that count), ``left_out`` (what became of the others), ``metric_name``,
+    ``selected_by_mean`` and ``_std`` (on validation, which ranks them), ``metric_mean`` and ``metric_std`` on test, and
+    the same for all metrics under their own names (``metrics.<name>_mean`` where this row has that already). ``_std``
+    is the sample standard deviation (n - 1); None for a single seed.
+    """
+    metrics = _metric_titles(runs, _MEANS)
+    taken = {f"{name}_{kind}" for name in (*_MEANS, *metrics.values()) for kind in ("mean", "std")}
+    keys = apart([key for key in differing(runs) if not is_seed(key)], _SEED_COLUMNS | taken, "config.")
+    rows = []
+    for rank, group in in_order(rankings(runs, over_seeds=True)):
+        row: dict[str, Any] = {"rank": rank, "runs": group.names, "folders": [str(run.folder) for run in group.runs]}
+        row.update((title, column(group.runs, key)[0]) for key, title in keys.items())
+        row.update(n=group.n, left_out=group.left_out, metric_name=group.metric_name)
+        means = {"selected_by": group.score, "metric": group.reported}
+        means.update((title, group.mean(name)) for name, title in metrics.items())
+        for title, mean in means.items():
+            row[f"{title}_mean"], row[f"{title}_std"] = mean or (None, None)
+        seconds = group.mean_of(lambda run: run.number("wall_s"))
+        rows.append({**row, "wall_s_mean": seconds and seconds.value})
+    return rows
+
+
+def _as_cells(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """Rows as text, the titles first, without what only the JSON has."""
+    names = [name for name in rows[0] if name not in _JSON_ONLY]
+    return [names, *(["" if row[name] is None else value_text(row[name]) for name in names] for row in rows)]
+
+
+def _metric_titles(runs: Sequence[Run], taken: Collection[str]) -> dict[str, str]:
+    """The titles of the metrics' columns by name, those that rank the runs first.
+
+    Args:
+        runs: any number.
+        taken: titles of columns that have something else.
+    """
+    ranking = [name for name in rankings(runs, over_seeds=False) if name is not None]
+    return apart(list(dict.fromkeys([*ranking, *(name for run in runs for name in run.metrics)])), taken, "metrics.")
 
 
 class Column(NamedTuple):
@@ -58,15 +175,16 @@ class Table:
         columns: at least one.
         notes: what a reader has to know, each a sentence without its full stop.
         styles: of each row: ``best``, ``failed``, ``other`` or nothing. Empty: all alike.
-        published: whether there are published figures.
-        averaged: whether there are means over seeds.
     """
 
     columns: list[Column]
     notes: list[str] = field(default_factory=list)
     styles: list[str] = field(default_factory=list)
-    published: bool = False
-    averaged: bool = False
+
+    @property
+    def published(self) -> bool:
+        """Whether there are published figures."""
+        return "published" in self.heads
 
     @property
     def heads(self) -> list[str]:
@@ -132,7 +250,7 @@ def run_table(runs: Sequence[Run]) -> Table:
     """
     rows = run_rows(runs)
     columns = []
-    for title, *cells in zip(*as_cells(rows)):
+    for title, *cells in zip(*_as_cells(rows)):
         if title == "rank" or any(cells):
             columns.append(Column(title, cells, all(row[title] is None or is_number(row[title]) for row in rows)))
     styles = {"completed": "", "failed": "failed"}
@@ -277,20 +395,15 @@ def _paper(groups: list[Group], metric: str) -> Table:
     notes += ["difference: ours - published"] if published else []
     unlike = dict.fromkeys(", ".join(map(str, each["differs"])) for each in known if each.get("differs"))
     notes += [f"published figures are of another experiment, and not shown, where {keys}" for keys in unlike]
-    return Table(columns, [" ".join(note.split()) for note in notes], [], bool(published), averaged)
+    return Table(columns, [" ".join(note.split()) for note in notes])
 
 
 def _label_keys(runs: Sequence[Run]) -> list[str]:
-    """The keys that differ, besides the seed; and the data set, which a paper names also where there is only one.
-
-    Where each experiment has data of its own, the data stand for the experiment.
-    """
+    """The keys that differ, besides the seed; and the data set, which a paper names also where there is only one."""
     keys = [key for key in differing(runs) if not is_seed(key)]
-    data, experiments = column(runs, _DATA), column(runs, "experiment")
-    if None in data or {"data", _DATA} & set(keys):
+    if "data" in keys or None in column(runs, _DATA):
         return keys
-    same = len(set(zip(experiments, data))) == len(set(experiments)) == len(set(data))
-    return [_DATA, *(key for key in keys if not (same and key == "experiment"))]
+    return [_DATA, *(key for key in keys if key != _DATA)]
 
 
 def _published(group: Group) -> dict[str, Any]:
@@ -302,7 +415,7 @@ def _published(group: Group) -> dict[str, Any]:
 def _difference(ours: Mean | None, published: float | None) -> str:
     if ours is None or published is None:
         return ""
-    text = with_decimals_of(ours.value, ours.value - published)
+    text = number_text(ours.value - published, ours.value)
     return text if text.startswith("-") else f"+{text}"
 
 

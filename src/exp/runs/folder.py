@@ -1,7 +1,8 @@
-"""The run folder: where each file of a run lies."""
+"""The run folder: where each file of a run lies, and how a start that is refused leaves it as it was."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -17,16 +18,21 @@ from exp.runs.files import digest_of, digest_without_own, read_json, to_json, wr
 __all__ = [
     "CHECKPOINT_NAME",
     "RunFolder",
+    "Snapshot",
     "last_known",
     "last_records",
+    "missing_folders",
     "read_records",
     "read_result",
+    "remove_empty",
 ]
 
 CHECKPOINT_NAME = re.compile(r"^step_(\d+)\.pth$")
 """What a checkpoint is called that a training goes on from: by the optimizer steps behind it."""
 _LEAST_BYTES = 2**16  # what the records of the shortest run may need
 _TAIL_BYTES = 2**16  # of metrics.jsonl: many of its lines
+_RECORDS = ("config.yaml", "overrides.yaml", "env.json", "result.json", "metrics.jsonl")
+_LOGS = {"logs", "slurm", "tensorboard", "trackers", "vis_data"}
 _OUTPUTS = (  # of all tasks; logs stay, and are added to
     "checkpoints", "differences.csv", "doctor", "doctor.json", "env.json", "features", "features.csv", "forecasts",
     "metrics.jsonl", "metrics_*.csv", "parity.json", "plots", "predictions", "predictions.csv", "probes.csv",
@@ -164,6 +170,66 @@ class RunFolder:
     def error_file(self, rank: int) -> Path:
         """Where a failing rank leaves its error for the launcher."""
         return self.logs / f"rank{rank}.error.json"
+
+
+class Snapshot:
+    """A run folder before a start, so that one that is refused can be taken back.
+
+    Args:
+        folder: it may hold a run that is to be continued.
+        missing: what was not there before (:func:`missing_folders`).
+    """
+
+    def __init__(self, folder: RunFolder, missing: list[Path]) -> None:
+        self.missing = missing
+        self._folder = folder
+        self._record = self._find_record()
+        self._before = set(folder.path.rglob("*"))
+        self._logs = {path: path.stat().st_size for path in self._before if self._is_log(path) and path.is_file()}
+
+    def take_back(self) -> bool:
+        """Remove what the start has added; logs are cut back to their length.
+
+        Returns:
+            False, and nothing is removed, where the start has taken the place of an earlier record
+            (:meth:`RunFolder.begin`), or where there are results: what was computed is worth more than order.
+        """
+        new = [path for path in self._folder.path.rglob("*") if path not in self._before]
+        replaced = self._record is not None and self._find_record() != self._record
+        if replaced or any(map(self._is_result, new)):
+            return False
+        for path in sorted(new, reverse=True):  # what lies in a folder before the folder
+            with contextlib.suppress(FileNotFoundError):
+                path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+        for path, size in self._logs.items():
+            if path.is_file() and path.stat().st_size > size:
+                os.truncate(str(path), size)
+        return True
+
+    def _find_record(self) -> int | None:
+        """The inode of the configuration: :meth:`RunFolder.begin` puts another file in its place."""
+        config = self._folder.config
+        return config.stat().st_ino if config.is_file() else None
+
+    def _is_log(self, path: Path) -> bool:
+        return bool(_LOGS.intersection(path.relative_to(self._folder.path).parts))
+
+    def _is_result(self, path: Path) -> bool:
+        if path.is_dir() or self._is_log(path):
+            return False
+        return path.stat().st_size > 0 if path.name == "metrics.jsonl" else path.name not in _RECORDS
+
+
+def missing_folders(path: Path) -> list[Path]:
+    """``path`` and those above it that are not there, the innermost first."""
+    return [folder for folder in (path, *path.parents) if not folder.exists()]
+
+
+def remove_empty(folders: Iterable[Path]) -> None:
+    """Remove folders that are empty, in this order; somebody else may use one by now."""
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
 
 def read_result(folder: RunFolder) -> dict[str, Any] | None:

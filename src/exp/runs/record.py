@@ -1,15 +1,115 @@
-"""The keys of ``result.json``. Imports no torch: the parent writes it too, for a run that failed."""
+"""What a run records of itself: the keys of ``result.json``, and in ``env.json`` what it ran on.
+
+Imports no torch: the parent writes both, too, for a run that failed.
+"""
 
 from __future__ import annotations
 
+import os
+import platform
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping
 
 from omegaconf import OmegaConf
 
+import exp
+
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
+    from exp.hardware.backend import Backend
 
-__all__ = ["blank_result", "in_role", "number_text", "selecting_value"]
+__all__ = [
+    "SHM", "blank_result", "describe_environment", "git_revision", "in_role", "number_text", "package_versions",
+    "process_limits", "selecting_value", "variables", "version_of",
+]  # fmt: skip
+
+SHM = "/dev/shm"  # noqa: S108 - looked at, not written
+"""Where data-loader workers hand over their batches."""
+
+_PACKAGES = ("torch", "mmengine", "hydra-core", "omegaconf", "numpy", "pandas")
+# Never the whole environment: it holds other people's secrets.
+_VARIABLES = (
+    "PYTHONPATH", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "TORCH_DISTRIBUTED_BACKEND",
+    "TORCH_DISTRIBUTED_DEBUG", "TORCH_DEVICE_BACKEND_AUTOLOAD", "TORCH_SHOW_CPP_STACKTRACES", "TORCH_LOGS", "RANK",
+    "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_JOB_NUM_NODES", "SLURM_NTASKS",
+    "SLURM_PROCID",
+)  # fmt: skip
+
+_NOT_YET_KNOWN = (
+    "metric_name", "metric", "selected_by", "reported", "published", "trained_in", "device_type", "process_group",
+    "fallback", "samples_per_second", "time_to_first_step_s", "memory_peak", "flops_per_second", "flops_share",
+    "left_device", "wall_s", "resumed_from", "error",
+)  # fmt: skip
+
+
+def describe_environment(backend: Backend, devices: list[dict[str, Any]]) -> dict[str, Any]:
+    """Versions, host, git revision and cards, as plain JSON."""
+    return {
+        "exp": exp.__version__,
+        "git_revision": git_revision(Path(exp.__file__).parent),
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "platform": platform.platform(),
+        "host": socket.gethostname(),
+        "cpu_count": os.cpu_count(),
+        "packages": package_versions(),
+        "backend": backend.name,
+        "backend_env": {name: os.environ.get(name) for name in backend.worker_env(0, 1, single_node=True)},
+        "devices": devices,
+    }
+
+
+def package_versions() -> dict[str, str | None]:
+    """Versions of the packages that a run's numbers depend on; None: not installed."""
+    return {name: version_of(name) for name in _PACKAGES}
+
+
+def version_of(package: str) -> str | None:
+    """Version of an installed package; None: it is not installed."""
+    from importlib import metadata
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def git_revision(folder: Path) -> str | None:
+    """The commit that ``folder`` is at, with ``-dirty`` where files differ; None outside a git checkout."""
+    try:
+        described = subprocess.run(
+            ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40"],  # noqa: S607
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return described.stdout.strip() or None if described.returncode == 0 else None
+
+
+def variables(backend: Backend) -> dict[str, str]:
+    """The environment variables that matter, as far as they are set: ours and those that ``backend`` names."""
+    names = dict.fromkeys((*_VARIABLES, *backend.variables, *backend.env))
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
+def process_limits() -> dict[str, int | None]:
+    """Bytes of shared memory, and how many files may be open; None: there is no such thing, or no limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    shm = shutil.disk_usage(SHM) if os.path.isdir(SHM) else None  # noqa: PTH112
+    return {
+        "shm_total": shm.total if shm else None,
+        "shm_free": shm.free if shm else None,
+        "open_files": None if soft == resource.RLIM_INFINITY else soft,
+        "open_files_hard": None if hard == resource.RLIM_INFINITY else hard,
+    }
 
 
 def in_role(metric: str | None, measured_on: str, value: float | None) -> dict[str, Any] | None:
@@ -29,9 +129,10 @@ def selecting_value(result: Mapping[str, Any] | None) -> float | None:
     return chosen.get(key) if isinstance(chosen, dict) else None
 
 
-def number_text(value: float) -> str:
-    """A metric for a person: four decimals, or four digits where it is tiny or huge."""
-    return f"{value:.4f}" if 1e-3 <= abs(value) < 1e5 or value == 0 else f"{value:.4g}"
+def number_text(value: float, like: float | None = None) -> str:
+    """A metric for a person: four decimals, or four digits where it, or what it stands beside, is tiny or huge."""
+    size = abs(value if like is None else like)
+    return f"{value:.4f}" if 1e-3 <= size < 1e5 or size == 0 else f"{value:.4g}"
 
 
 def blank_result(config: ExpConfig) -> dict[str, Any]:
@@ -46,23 +147,14 @@ def blank_result(config: ExpConfig) -> dict[str, Any]:
         "task": config.task.name,
         "experiment": config.name,
         "metrics": {},
-        "metric_name": None,
-        "metric": None,
-        "selected_by": None,
-        "reported": None,
         "metric_units": {},
         "greater_is_better": False,
         "measured_on": "test",
-        "published": None,
-        "trained_in": None,
         "differs": [],
         "weights": weights or None,
         "backend": config.backend.name,
         "simulated": config.backend.simulate,
-        "device_type": None,
         "devices": [],
-        "process_group": None,
-        "fallback": None,
         "wrapper": config.wrapper.kind,
         "precision": config.precision,
         "world_size": config.nproc * config.launcher.nnodes,
@@ -71,15 +163,7 @@ def blank_result(config: ExpConfig) -> dict[str, Any]:
         "global_batch_size": config.global_batch_size,
         "steps": 0,
         "epochs": 0,
-        "samples_per_second": None,
-        "time_to_first_step_s": None,
-        "memory_peak": None,
-        "flops_per_second": None,
-        "flops_share": None,
-        "left_device": None,
-        "wall_s": None,
         "restarts": 0,
-        "resumed_from": None,
         "changed_on_resume": {},
-        "error": None,
+        **dict.fromkeys(_NOT_YET_KNOWN),
     }

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import shutil
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Collection
+from typing import TYPE_CHECKING, Any, Collection, Sequence
 
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from omegaconf import ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from exp import console, launcher
 from exp.config import choices, explain
-from exp.config.structures import task_type
-from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, REFUSED, ConfigError, ExpError
+from exp.config.differences import as_plain
+from exp.config.paths import refuse_empty
+from exp.config.schema import ExpConfig
+from exp.config.structures import load, task_type
+from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, REFUSED, ConfigError, ExpError, RunError
 from exp.freezing import complete
 from exp.frozen import FrozenRun
 from exp.hub import bring
@@ -23,26 +28,42 @@ from exp.launcher.base import Launcher, launcher_class
 from exp.launcher.outcome import Outcome
 from exp.launcher.rank_environment import drop_stale_variables
 from exp.runs.files import read_json, to_json
-from exp.runs.folder import RunFolder
+from exp.runs.folder import RunFolder, missing_folders, read_result, remove_empty
 from exp.runs.lock import RunLock
 from exp.runs.record import selecting_value
-from exp.runs.snapshot import remove_empty
 from exp.summary import to_continue_sweep
 from exp.sweep.display import SweepDisplay
 from exp.sweep.packing import pack
-from exp.sweep.records import find_earlier, identity, remove_unused, results, run_folders
 
 if TYPE_CHECKING:
     from exp.report.runs import Run
     from exp.sweep.composing import Composer
 
-__all__ = ["Job", "Sweep", "current", "expected", "finish", "is_dry", "refuse_empty"]
+__all__ = ["Job", "NoMetric", "Sweep", "begin", "explained", "finish", "require_jobs"]
 
 _MANY = 50  # jobs: fewer take no time worth a line
+_OF_HYDRA = "multirun.yaml"
+_ELSEWHERE = ("figures", "launcher", "output_dir", "overwrite", "plots", "record", "report_placement", "resume",
+              "resume_changed_data", "sweep")  # fmt: skip
+"""Keys that do not change what a run computes."""
 
 _current: list[Sweep] = []
-expected: list[str] = []
-"""The overrides of a sweep whose sweeper has begun, and not asked for any job yet; empty: there is none."""
+
+
+class NoMetric(float):
+    """The metric of a job that has none: nan in any calculation, and no number to whoever asks ``float(...)``.
+
+    Nevergrad and Ax take a nan for a failed job. Optuna's sweeper has a trial fail whose value is no number, and
+    raises, for the whole search, at one that is nan.
+    """
+
+    def __new__(cls) -> NoMetric:
+        """It has no arguments."""
+        return super().__new__(cls, "nan")
+
+    def __float__(self) -> float:
+        """Raise ValueError."""
+        raise ValueError("the job has no metric")
 
 
 @dataclass
@@ -58,12 +79,13 @@ class Job:
     """It had been completed before."""
 
     @property
-    def metric(self) -> float | None:
-        """What a sweeper is given; nan where the job failed, None where it has not ended."""
-        if self.run is None or (self.outcome is not None and self.outcome.exit_code != EXIT_OK):
-            return float("nan")
-        ended = self.skipped or (self.outcome is not None and not self.outcome.left)
-        return selecting_value(read_json(self.run.folder.result)) if ended else None
+    def metric(self) -> float:
+        """What a sweeper is given."""
+        done = self.skipped or (
+            self.outcome is not None and self.outcome.exit_code == EXIT_OK and not self.outcome.left
+        )
+        value = selecting_value(read_json(self.run.folder.result)) if self.run is not None and done else None
+        return NoMetric() if value is None or value != value else value
 
     def title(self, common: Collection[str] = ()) -> str:
         """``3 seed=2 optim.lr=0.001``: its folder's number, and the overrides that are not ``common`` to all jobs."""
@@ -75,50 +97,67 @@ class Sweep:
     """All the jobs of one command line; a sweeper may ask for them batch by batch.
 
     Args:
-        folder: the sweep's folder.
-        settings: :class:`exp.config.schema.SweepConfig`.
-        name: of the experiment.
-        missing: folders that were made for it.
+        config: composed for the whole sweep, Hydra's part included.
+
+    Raises:
+        ConfigError: its folder holds another one, or somebody else is at work there.
     """
 
-    def __init__(self, folder: Path, settings: Any, name: str, missing: list[Path]) -> None:
-        self.folder = folder
-        self.missing = missing
-        self.settings = settings
-        self.name = name
+    def __init__(self, config: Any) -> None:
+        self.config = config
+        self.folder = folder = Path(str(config.hydra.sweep.dir)).absolute()
+        self.settings = config.sweep
         self.jobs: list[Job] = []
         self.began = time.monotonic()
         self.interrupted_by: str | None = None
-        self.dry = False
-        self.launched = False
+        self.asked = self.busy = self.dry = self.launched = False
         self.runs: list[Run] = []
         """As they were after the last batch."""
+        self._missing = missing_folders(folder)
         self._earlier: dict[str, list[tuple[Path, bool]]] = {}
         self.lock = RunLock(folder)
         folder.mkdir(mode=0o750, parents=True, exist_ok=True)
         try:
             self.lock.acquire()
-            existing = run_folders(folder)
-            if existing and not settings.resume:
+            existing = _run_folders(folder)
+            if existing and not self.settings.resume:
                 raise ConfigError(
                     f"output_dir={folder} holds a sweep already; sweep.resume=true goes on with it, or use another one"
                 )
-            self._earlier = find_earlier(existing)
+            self._earlier = _find_earlier(existing)
         except ExpError:
             self.lock.release()
-            remove_empty(missing)
+            remove_empty(self._missing)
             raise
         self._taken = {path.name for path in existing}
 
-    def freeze(self, overrides: list[list[str]], first: int, composer: Composer, master: Any) -> list[Job]:
-        """The jobs of a batch, frozen; one whose configuration is refused counts as failed.
+    def run(self, overrides: Sequence[Sequence[str]], first: int, composer: Composer) -> list[float]:
+        """Freeze the jobs of a batch, and run them to their ends.
 
         Args:
             overrides: of each job.
             first: Hydra's number of the first job, from 0.
             composer: makes their configurations.
-            master: the configuration of the whole sweep.
+
+        Returns:
+            The metric of each; :class:`NoMetric` for one that failed.
+
+        Raises:
+            KeyboardInterrupt: a signal has ended the sweep.
+            ExpError: nothing of it can be run, or it searches in the wrong direction.
         """
+        self.asked = self.asked or bool(overrides)
+        self.busy = True  # until it returns: what is raised meanwhile is no error of the sweeper's
+        require_jobs()
+        batch = self._freeze(list(map(list, overrides)), first, composer)
+        self._run(batch)
+        self._check_direction()
+        self.busy = False
+        return [job.metric for job in batch]
+
+    def _freeze(self, overrides: list[list[str]], first: int, composer: Composer) -> list[Job]:
+        """The jobs of a batch, frozen; one whose configuration is refused counts as failed."""
+        master = self.config
         if len(overrides) >= _MANY:
             console.make_console().print(f"freezing {len(overrides)} jobs", highlight=False)
         batch = [Job(number) for number in range(first, first + len(overrides))]
@@ -146,7 +185,7 @@ class Sweep:
         return batch
 
     def _place(self, job: Job, run: FrozenRun) -> None:
-        same = self._earlier and self._earlier.get(identity(run.config))
+        same = self._earlier and self._earlier.get(_identity(run.config))
         if same:
             path, job.skipped = same.pop(0)  # a job that is there twice has been run twice
             run.config.resume = run.config.resume or "auto"
@@ -157,13 +196,7 @@ class Sweep:
         run.config.output_dir = str(path)
         run.folder = RunFolder(path)
 
-    def run_batch(self, batch: list[Job]) -> None:
-        """Run jobs to their ends.
-
-        Raises:
-            KeyboardInterrupt: a signal has ended the sweep.
-            ExpError: nothing of it can be run.
-        """
+    def _run(self, batch: list[Job]) -> None:
         refused = [job.outcome for job in batch if job.run is None and job.outcome is not None]
         if len(refused) == len(batch) and not self.jobs:
             error = ExpError("\n".join(dict.fromkeys(outcome.detail or "" for outcome in refused)))
@@ -179,9 +212,9 @@ class Sweep:
             self.dry = True
             return
         self._launch(batch, chosen, first)
-        self.runs = results(self.folder)
+        self.runs = _results(self.folder)
         if self.runs:
-            from exp.report.rows import write_rows
+            from exp.report.tables import write_rows
 
             write_rows(self.runs, self.folder)
         if self.interrupted_by is not None:
@@ -199,7 +232,12 @@ class Sweep:
                 except ExpError as error:  # somebody else is at work in its folder
                     job.outcome = Outcome(error.exit_code, detail=str(error))
         runs = [job.run for job in to_run if job.run is not None]
-        with SweepDisplay(self, to_run, first) as display:
+        with SweepDisplay(self, to_run) as display:
+            if first:
+                done = sum(job.skipped for job in batch)
+                display.say(f"{done} of {len(batch)} jobs are done already") if done else None
+                jobs = "1 job" if len(to_run) == 1 else f"{len(to_run)} jobs"
+                display.say(f"{jobs} to run; sweep folder: {console.shown(self.folder)}")
             for job in batch:
                 if job.outcome is not None:
                     display.refused(job)
@@ -211,6 +249,20 @@ class Sweep:
             run.release()
             job.outcome = outcome
             self.interrupted_by = self.interrupted_by or outcome.interrupted_by
+
+    def _check_direction(self) -> None:
+        """Refuse a search for the end of the metric that is the bad one."""
+        direction = self.config.hydra.sweeper.get("direction")
+        direction = direction[0] if isinstance(direction, ListConfig) and direction else direction
+        direction = getattr(direction, "name", direction)  # of an enumeration
+        for run in self.runs:
+            greater = bool(run.result.get("greater_is_better"))
+            right = "maximize" if greater else "minimize"
+            if run.metric is not None and direction in ("minimize", "maximize") and direction != right:
+                raise ConfigError(
+                    f"hydra.sweeper.direction={direction} looks for the worst {run.metric_name}, of which "
+                    f"{'larger' if greater else 'smaller'} is better; set hydra.sweeper.direction={right}"
+                )
 
     def common_overrides(self) -> set[str]:
         """Those that all jobs have."""
@@ -227,6 +279,16 @@ class Sweep:
             return EXIT_PREEMPTED
         everyone = len(outcomes) == len(self.jobs) and all(outcome.exit_code for outcome in outcomes)
         return codes.pop() if everyone and len(codes) == 1 else EXIT_FAILED
+
+    def remove(self) -> None:
+        """Remove what was made for a sweep of which no job has begun."""
+        if _run_folders(self.folder):
+            return
+        if self.folder in self._missing:
+            shutil.rmtree(str(self.folder), ignore_errors=True)
+        elif (self.folder / _OF_HYDRA).is_file():
+            (self.folder / _OF_HYDRA).unlink()
+        remove_empty(self._missing)
 
     def report(self) -> None:
         """Print the table of results and what became of the jobs; draw the plots and write the report."""
@@ -246,7 +308,7 @@ class Sweep:
         if completed and self.settings.plots and "submitted" not in states and self.interrupted_by is None:
             from exp.report import write_report
 
-            page = write_report(self.runs, self.folder, self.name)
+            page = write_report(self.runs, self.folder, self.config.name)
             terminal.print(f"report: {console.shown(page)}", soft_wrap=True)
 
 
@@ -282,39 +344,90 @@ def _common_launcher(runs: list[FrozenRun]) -> Launcher | None:
     return launcher.resolve(configs[0].launcher, configs[0].nproc)
 
 
-def current(config: Any, missing: list[Path]) -> Sweep:
-    """The sweep of this command line; made with the first batch.
+def _run_folders(folder: Path) -> list[Path]:
+    """The run folders of a sweep."""
+    return [path.parent for path in sorted(folder.glob("*/config.yaml"))]
+
+
+def _identity(config: ExpConfig) -> str:
+    """A digest of a configuration, less the keys that do not change what a run computes."""
+    kept = {key: value for key, value in as_plain(config).items() if key not in _ELSEWHERE}
+    return hashlib.sha256(to_json(kept, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _find_earlier(folders: Sequence[Path]) -> dict[str, list[tuple[Path, bool]]]:
+    """The run folders of an earlier sweep by their identity, and whether each is completed; those come first."""
+    found: dict[str, list[tuple[Path, bool]]] = {}
+    for path in folders:
+        try:
+            key = _identity(load(RunFolder(path).config))  # typed: keys which are new since then have their defaults
+        except OmegaConfBaseException:
+            continue  # written by another version of exp, with keys that are no more
+        result = read_result(RunFolder(path)) or {}
+        found.setdefault(key, []).append((path, result.get("status") == "completed"))
+    return {key: sorted(jobs, key=lambda job: not job[1]) for key, jobs in found.items()}
+
+
+def _results(folder: Path) -> list[Run]:
+    """Runs of a sweep that can be compared; none where all jobs examine something, as those of ``task=doctor``."""
+    from exp.report.runs import find_runs
+
+    try:
+        return find_runs([folder]) if _run_folders(folder) else []
+    except ConfigError:
+        return []
+
+
+def begin(config: Any) -> Sweep:
+    """The sweep of this command line; made, with its folder, before Hydra writes there.
 
     Args:
         config: composed for the whole sweep, Hydra's part included.
-        missing: of its folder and those above it, what was not there when the command began.
 
     Raises:
-        ConfigError: its folder holds another one.
+        ConfigError: its folder is empty or holds another one, or jobs are to lie elsewhere.
     """
     if not _current:
+        refuse_empty({"output_dir": config.get("output_dir"), "hydra.sweep.dir": config.hydra.sweep.dir})
+        written: Any = OmegaConf.to_container(config.hydra.sweep)
+        if written["subdir"] != "${hydra.job.num}":
+            raise ConfigError(
+                "hydra.sweep.subdir is not for sweeps of exp, whose jobs lie in <output_dir>/0, 1, 2, ...; leave it "
+                "out (sweep.csv tells which is which)"
+            )
         if config.sweep.resume and "output_dir" not in str(list(config.hydra.overrides.task)):
             raise ConfigError("sweep.resume=true needs output_dir=<the folder of the sweep to go on with>")
-        _current.append(Sweep(Path(str(config.hydra.sweep.dir)).absolute(), config.sweep, config.name, missing))
+        _current.append(Sweep(config))
     return _current[0]
 
 
-def is_dry() -> bool:
-    """Whether the sweep only shows what it would submit."""
-    return any(sweep.dry for sweep in _current)
-
-
-def refuse_empty() -> None:
-    """After a sweeper has ended.
+def require_jobs() -> None:
+    """Refuse a sweep whose sweeper has not asked for a single job.
 
     Raises:
-        ConfigError: it has not asked for a single job.
+        ConfigError: it is one.
     """
-    if expected:
-        raise ConfigError(
-            f"the sweep has no job: {expected.pop()}; a range, choice or glob() stands for no value (glob() is for the "
-            "choices of a config group), or hydra.sweeper.* asks for none"
-        )
+    for sweep in _current:
+        if not sweep.asked:
+            raise ConfigError(
+                f"the sweep has no job: {' '.join(sweep.config.hydra.overrides.task)}; a range, choice or glob() "
+                "stands for no value (glob() is for the choices of a config group), or hydra.sweeper.* asks for none"
+            )
+
+
+def explained(error: Exception) -> Exception | None:
+    """An error that a sweeper raised, such as Optuna's where no trial has come to a value, as one of ours.
+
+    Returns:
+        ``error`` itself where that was something else, such as what runs the jobs; None where the sweeper only misses
+        the results of a sweep that is shown, and not run.
+    """
+    sweep = _current[0] if _current else None
+    if sweep is None or sweep.busy or sweep.dry:
+        return None if sweep is not None and sweep.dry else error
+    kind = RunError if sweep.asked else ConfigError  # before it asks for a job, only its settings can be wrong
+    first = f"{type(error).__name__}: {error}".splitlines()[0]
+    return kind(f"the sweeper has ended the sweep: {first}; see hydra.sweeper.*")
 
 
 def finish() -> tuple[int, str | None, list[Path]]:
@@ -332,9 +445,9 @@ def finish() -> tuple[int, str | None, list[Path]]:
     sweep.lock.release()
     code = sweep.exit_code() if sweep.launched or sweep.dry else EXIT_OK  # else it ended before its first job
     taken_back = [job.run is None or job.run.take_back() for job in sweep.jobs if code in REFUSED]
-    runs = run_folders(sweep.folder) if sweep.launched and not (code in REFUSED and all(taken_back)) else []
+    runs = _run_folders(sweep.folder) if sweep.launched and not (code in REFUSED and all(taken_back)) else []
     if runs:
         sweep.report()
     else:
-        remove_unused(sweep.folder, sweep.missing)
+        sweep.remove()
     return code, sweep.interrupted_by if sweep.launched else None, runs

@@ -10,7 +10,7 @@ from exp.errors import EXIT_OK, EXIT_PREEMPTED
 from exp.launcher.follow import Watcher, clock
 from exp.launcher.outcome import Outcome, describe_failure
 from exp.runs.files import read_json
-from exp.runs.record import selecting_value
+from exp.runs.record import number_text, selecting_value
 
 if TYPE_CHECKING:
     from exp.sweep import Job, Sweep
@@ -27,29 +27,16 @@ class SweepDisplay(Watcher):
     Args:
         sweep: with all jobs so far.
         jobs: those of the batch that run, in the order in which the launcher counts them.
-        first: whether it is the first batch.
     """
 
-    def __init__(self, sweep: Sweep, jobs: Sequence[Job], first: bool) -> None:
+    def __init__(self, sweep: Sweep, jobs: Sequence[Job]) -> None:
         super().__init__()
         self.sweep = sweep
         self.jobs = jobs
-        self._first = first
         self._common = sweep.common_overrides()
         self._running: dict[int, tuple[float, str]] = {}  # since when, and how each job is doing
-        self._ended = 0
-        self._failed = 0
+        self._ended = self._failed = 0
         self._drawn = 0.0
-
-    def __enter__(self) -> SweepDisplay:
-        if self._first:
-            done = sum(job.skipped for job in self.sweep.jobs)
-            if done:
-                self.say(f"{done} of {len(self.sweep.jobs)} jobs are done already")
-            jobs = "1 job" if len(self.jobs) == 1 else f"{len(self.jobs)} jobs"
-            self.say(f"{jobs} to run; sweep folder: {console.shown(self.sweep.folder)}")
-        super().__enter__()
-        return self
 
     def refused(self, job: Job) -> None:
         """A job whose configuration is wrong."""
@@ -72,7 +59,14 @@ class SweepDisplay(Watcher):
         elif outcome.exit_code not in (EXIT_OK, EXIT_PREEMPTED):
             self._error(job, describe_failure(outcome))
         else:
-            self.say(self._line(job, outcome))
+            result = (read_json(job.run.folder.result) if job.run is not None else None) or {}
+            text = "preempted" if outcome.exit_code == EXIT_PREEMPTED else "done"
+            if result.get("metric") is not None:
+                chosen_by = selecting_value(result)
+                text = f"{result['metric_name']} {number_text(result['metric'])}"
+                text += "" if chosen_by is None else f" (validation {number_text(chosen_by)})"
+            seconds = f"  {result['wall_s']:.0f} s" if result.get("wall_s") else ""
+            self.say(f"{job.title(self._common)}: {text}{seconds}  ({self._ended} of {len(self.jobs)})")
         self._drawn = 0.0
         self._draw()
 
@@ -83,16 +77,6 @@ class SweepDisplay(Watcher):
         else:
             text = f"{job.title(self._common)}: FAILED: {text}"
             self.console.print(text, style="red", highlight=False, markup=False, soft_wrap=True)
-
-    def _line(self, job: Job, outcome: Outcome) -> str:
-        result = (read_json(job.run.folder.result) if job.run is not None else None) or {}
-        text = "preempted" if outcome.exit_code == EXIT_PREEMPTED else "done"
-        if result.get("metric") is not None:
-            text = f"{result['metric_name']} {result['metric']:.4f}"
-            chosen_by = selecting_value(result)
-            text += "" if chosen_by is None else f" (validation {chosen_by:.4f})"
-        seconds = f"  {result['wall_s']:.0f} s" if result.get("wall_s") else ""
-        return f"{job.title(self._common)}: {text}{seconds}  ({self._ended} of {len(self.jobs)})"
 
     def _draw(self) -> None:
         if self.live is None or time.monotonic() - self._drawn < _REDRAW_S:
@@ -107,8 +91,6 @@ class SweepDisplay(Watcher):
         )
         rows = [
             f"  {self.jobs[number].title(self._common)}  {text}  {clock(self._drawn - since)}"
-            for number, (since, text) in self._running.items()
+            for number, (since, text) in list(self._running.items())[:_MOST_RUNNING]
         ]
-        more = [f"  and {len(rows) - _MOST_RUNNING} more"] if len(rows) > _MOST_RUNNING else []
-        text = "\n".join([head, *rows[:_MOST_RUNNING], *more])
-        self.live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
+        self.live.update(Text("\n".join([head, *rows]), no_wrap=True, overflow="ellipsis"), refresh=True)

@@ -18,7 +18,7 @@ from exp.launcher.follow import progress_of
 from exp.launcher.job import log_file, outcome_file
 from exp.launcher.outcome import Outcome, tail_of
 from exp.launcher.processes import JOB_VARIABLE, handle_signals, kill_job, signal_name, start_module
-from exp.runs.preemption import PREEMPT_SIGNAL
+from exp.runs.status import PREEMPT_SIGNAL
 
 if TYPE_CHECKING:
     from exp.frozen import FrozenRun

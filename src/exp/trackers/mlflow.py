@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Mapping, Sequence
 
-from exp.trackers.base import TrackedRun, Tracker
+from exp.trackers import TrackedRun, Tracker
 
 __all__ = ["MlflowTracker"]
 

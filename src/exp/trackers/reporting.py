@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from exp.config.resolve import create, find_module
 from exp.errors import ConfigError, UnavailableError
 from exp.runs.files import read_json, write_json
-from exp.trackers.base import TrackedRun, Tracker
+from exp.trackers import TrackedRun, Tracker
 
 if TYPE_CHECKING:
     from pathlib import Path

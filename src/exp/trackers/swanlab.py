@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Mapping, Sequence
 
-from exp.trackers.base import AccountTracker, TrackedRun, final_metrics
+from exp.trackers import AccountTracker, TrackedRun, final_metrics
 
 __all__ = ["SwanlabTracker"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ClassVar, Mapping, Sequence
 
-from exp.trackers.base import TrackedRun, Tracker, final_metrics
+from exp.trackers import TrackedRun, Tracker, final_metrics
 
 __all__ = ["TensorboardTracker"]
 

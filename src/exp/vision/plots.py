@@ -18,7 +18,7 @@ from exp.vision.metrics import as_in_file
 from exp.vision.predict.raster import metres_of, open_image
 
 if TYPE_CHECKING:
-    from exp.draw.files import Picture
+    from exp.draw.figure import Picture
     from exp.engine.evaluation import RankedSample
     from exp.session import Session
 
