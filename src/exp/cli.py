@@ -21,10 +21,10 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from exp import __version__, console, early
-from exp.config import choices, explain, paths, structures, trained
+from exp.config import compose, explain
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, REFUSED, ConfigError, ExpError, as_ours
 from exp.execute import execute
-from exp.freezing import freeze
+from exp.frozen import freeze
 from exp.launcher.base import launcher_class
 from exp.launcher.rank_environment import be_quiet, drop_stale_variables
 from exp.runs.files import UMASK
@@ -91,15 +91,14 @@ def _main() -> int:
     _full_error[:] = [True] * bool(os.environ.get("HYDRA_FULL_ERROR"))
     try:
         _check_usage(sys.argv[1:])
-        structures.register()
-        choices.register_resolvers()
+        compose.register()
         for plugin in (ExpLauncher, PluginConfigs):  # found by themselves where exp is installed, but not in a checkout
             Plugins.instance().register(plugin)
-        if choices.wants_help(sys.argv[1:]):
-            print(choices.help_text(sys.argv[1:]))  # noqa: T201
+        if {"--help", "-h"} & {*sys.argv[1:]}:
+            print(explain.help_text(sys.argv[1:]))  # noqa: T201
             return EXIT_OK
-        sys.argv[1:] = paths.expand_arguments(sys.argv[1:])
-        primary, sys.argv[1:] = trained.begin(sys.argv[1:])
+        sys.argv[1:] = compose.expand_arguments(sys.argv[1:])
+        primary, sys.argv[1:] = compose.begin(sys.argv[1:])
         with _errors_reach_us():
             hydra.main(version_base="1.3", config_path="pkg://exp.conf", config_name=primary)(_job)()
         if "exp.sweep" in sys.modules:
@@ -133,7 +132,7 @@ def _tell(error: Exception, usage: bool = False) -> int:
     if _full_error and not isinstance(error, ExpError):
         traceback.print_exception(type(error), error, error.__traceback__)
     if explain.is_of_composition(error):
-        console.error(explain.explain(error, choices.default_keys(sys.argv[1:]) if usage else []))
+        console.error(explain.explain(error, explain.default_keys(sys.argv[1:])))
         return EXIT_CONFIG
     ours = as_ours(error, usage=usage)
     if ours is not None:
@@ -228,7 +227,7 @@ def _run(config: ExpConfig, overrides: list[str]) -> Finished:
     if of_hydra != Path.cwd():
         remove_empty([of_hydra])
         raise ConfigError(f"hydra.run.dir={of_hydra}: the run folder is set with output_dir")
-    paths.refuse_empty({"output_dir": config.output_dir})
+    compose.refuse_empty("output_dir", config.output_dir)
     if issubclass(task_class(config), ParentTask):
         early.begin()
         finished = cast(ParentTask, create_task(config)).run_in_parent(config, overrides)

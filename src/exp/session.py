@@ -16,9 +16,9 @@ import warnings
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
+from exp.config.compose import load
 from exp.config.resolve import check_names
 from exp.config.schema import ExpConfig
-from exp.config.structures import load
 from exp.console import make_console, wait_for, waited
 from exp.errors import ConfigError, Preempted
 from exp.hardware.backend import PRECISIONS

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Sequence
 
 from omegaconf import MISSING, OmegaConf
 
-from exp.config.structures import task_type
+from exp.config.compose import task_type
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
@@ -112,7 +112,7 @@ class ParentTask(Task):
 
 
 def task_class(config: ExpConfig) -> type[Task]:
-    """The class that ``config.task`` names; see :func:`exp.config.structures.task_type`."""
+    """The class that ``config.task`` names; see :func:`exp.config.compose.task_type`."""
     cls: type[Task] = task_type(config.task.get("_target_"))
     return cls
 

@@ -17,11 +17,10 @@ import sysconfig
 from pathlib import Path
 from typing import Any, Iterator, Mapping, Sequence
 
-from omegaconf import OmegaConf
+from omegaconf import ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from exp.config.explain import nearest
-from exp.config.walk import nodes
 from exp.errors import ConfigError, UnavailableError
 from exp.plugins import entry_points
 from exp.user_code import is_own, made, page_of, shown
@@ -41,6 +40,7 @@ __all__ = [
     "is_standard",
     "make",
     "names_in",
+    "nodes",
     "refusal",
     "resolve",
     "without_scope",
@@ -54,6 +54,30 @@ _plugins: list[str] = []
 """What the user has named; of this process."""
 _of_others: set[str] = set()
 """Names that stand in another's run folder: a module of the current folder is no choice of the user's then."""
+
+
+def nodes(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any, Any]]:
+    """Every member below ``config``; what is below a member comes after it. Interpolations are not followed.
+
+    Args:
+        config: of OmegaConf; others have no members, and neither have null, ``???`` and an interpolation.
+        prefix: the key of ``config``; empty for the root.
+
+    Yields:
+        The dotted key, the container, the key or index in it, and the value as it is written: an interpolation is its
+        text, and what is missing ``???``.
+    """
+    if not OmegaConf.is_config(config):
+        return
+    in_list = isinstance(config, ListConfig)
+    for key in range(len(config)) if in_list else list(config):
+        place = f"{prefix}[{key}]" if in_list else f"{prefix}.{key}" if prefix else str(key)
+        if OmegaConf.is_missing(config, key) or OmegaConf.is_interpolation(config, key):
+            content: Any = OmegaConf.to_container(config, resolve=False)
+            yield place, config, key, content[key]
+        else:
+            yield place, config, key, config[key]
+            yield from nodes(config[key], place)
 
 
 def allow(plugins: Sequence[str]) -> None:
@@ -149,7 +173,7 @@ def names_in(config: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
         config: of OmegaConf; others have none.
         prefix: the key of ``config``; empty for the root.
     """
-    for place, parent, key in nodes(config, prefix):
+    for place, parent, key, _ in nodes(config, prefix):
         name, leads_on = str(key), OmegaConf.is_interpolation(parent, key)
         wanted = name in ("_target_", "_scope_", "type") or name.endswith("_type")
         if not (wanted or leads_on):

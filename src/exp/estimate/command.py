@@ -13,7 +13,7 @@ from exp import console
 from exp.console import flops, size
 from exp.engine.registries import import_plugins
 from exp.estimate.trace import KINDS, Tracer, as_batch, fitting_batch, largest_batch, trace_flops
-from exp.freezing import freeze
+from exp.frozen import freeze
 from exp.hardware.registry import create_backend
 from exp.models.base import parameter_counts
 from exp.runs.files import write_json

@@ -13,11 +13,10 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from exp import console, launcher
-from exp.config import choices, explain
-from exp.config.structures import task_type
+from exp.config import explain
+from exp.config.compose import task_type
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, REFUSED, ConfigError, ExpError
-from exp.freezing import complete
-from exp.frozen import FrozenRun
+from exp.frozen import FrozenRun, complete
 from exp.hub import bring
 from exp.launcher.base import Launcher, launcher_class
 from exp.launcher.outcome import Outcome
@@ -142,7 +141,7 @@ class Sweep:
             except ExpError as error:
                 job.outcome = Outcome(error.exit_code, detail=str(error))
             except (HydraException, OmegaConfBaseException) as error:
-                job.outcome = Outcome(EXIT_CONFIG, detail=explain.explain(error, choices.default_keys()))
+                job.outcome = Outcome(EXIT_CONFIG, detail=explain.explain(error, explain.default_keys()))
         return batch
 
     def _place(self, job: Job, run: FrozenRun) -> None:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Sequence
 
 from omegaconf.errors import OmegaConfBaseException
 
+from exp.config.compose import load
 from exp.config.differences import as_plain
 from exp.config.schema import ExpConfig
-from exp.config.structures import load
 from exp.errors import ConfigError
 from exp.runs.files import to_json
 from exp.runs.folder import RunFolder, read_result

@@ -9,7 +9,7 @@ from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from omegaconf import ListConfig, OmegaConf
 
-from exp.config.paths import refuse_empty
+from exp.config.compose import refuse_empty
 from exp.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
@@ -43,7 +43,8 @@ def check_settings(config: Any) -> None:
     Raises:
         ConfigError: the folder is empty, or jobs are to lie elsewhere.
     """
-    refuse_empty({"output_dir": config.get("output_dir"), "hydra.sweep.dir": config.hydra.sweep.dir})
+    refuse_empty("output_dir", config.get("output_dir"))
+    refuse_empty("hydra.sweep.dir", config.hydra.sweep.dir)
     written: Any = OmegaConf.to_container(config.hydra.sweep)
     if written["subdir"] != "${hydra.job.num}":
         raise ConfigError(
