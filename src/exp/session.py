@@ -290,8 +290,8 @@ def run(folder: RunFolder, info: RankInfo) -> None:
         import_plugins(config.plugins)
         # Of torch's losses: (64, 1) against (64,) is 64 x 64 differences. No number that comes of it is right.
         warnings.filterwarnings("error", message="Using a target size")
-        for module in task.modules:
-            importlib.import_module(module)
+        if task.work:
+            importlib.import_module(task.work.rpartition(".")[0])
         gc.freeze()
         gc.enable()
         result = task.run(session)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from exp.config.schema import ExpConfig
     from exp.hardware.backend import Backend
-    from exp.tasks.estimate import Estimate
+    from exp.tasks.train import Estimate
 
 __all__ = ["estimate", "write_estimate"]
 
