@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import re
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
@@ -42,7 +41,6 @@ _PRECISIONS_ELSEWHERE = {
     "float32": "fp32",
 }  # fmt: skip
 """Names that people bring along, also with ``-mixed`` and ``-true``."""
-_FULL_SHARDING_SINCE = (2, 7)  # of torch: exp.hardware.compat.supports_full_sharding
 
 
 def validate(
@@ -82,7 +80,7 @@ def validate(
         # Only what no worker could report: too few devices, missing data and the rest are for the diagnosis itself.
         if task.isolated and not elsewhere:
             _check_available(config, backend)
-        _check_output_dir(config, task)
+        _check_unheld_folder(config, task)
         return
     _check_targets(config, elsewhere)
     if config.precision not in backend.capabilities.precisions:
@@ -90,10 +88,9 @@ def validate(
             f"precision={config.precision} is not supported by backend={backend.name}; "
             f"use one of {', '.join(backend.capabilities.precisions)}"
         )
-    here = task.uses_hardware and not elsewhere
-    if here:
+    if task.uses_hardware and not elsewhere:
         check_hardware(config, backend)
-    _check_wrapper(config, task, here)
+    _check_wrapper(config, task)
     for package in config.logger.requires:
         if find_module(package) is None:  # without importing what is above it
             raise UnavailableError(
@@ -193,13 +190,20 @@ def _check_values(config: ExpConfig) -> None:
     check_ranges(config)
     if config.max_epochs is None and config.max_steps is None:
         raise ConfigError("neither max_epochs nor max_steps is set; give one of them")
+    if config.overwrite and config.resume is not None:
+        raise ConfigError("overwrite=true is for a run that begins anew; leave it out, or resume, or use init_from")
     if config.debug.overfit and config.debug.train_batches is None:
         raise ConfigError("debug.overfit=true needs debug.train_batches: how many batches are to be learned")
+    for key, listed in (("hooks", config.hooks), ("schedule.param_scheduler", config.schedule.param_scheduler)):
+        for index, each in enumerate(listed):
+            if not isinstance(each.get("type"), str):
+                raise ConfigError(
+                    f"{key}[{index}] has no type; write it as {{type: <name of a class>, <its arguments>}}"
+                )
     check_hooks(config.hooks)
-    check_schedulers(config.schedule.param_scheduler)
 
 
-def _check_wrapper(config: ExpConfig, task: Task, here: bool) -> None:
+def _check_wrapper(config: ExpConfig, task: Task) -> None:
     processes = config.nproc * config.launcher.nnodes
     if config.wrapper.kind == "none" and processes > 1 and task.trains:
         raise ConfigError(
@@ -207,13 +211,6 @@ def _check_wrapper(config: ExpConfig, task: Task, here: bool) -> None:
             "use wrapper=mmddp or wrapper=ddp, or nproc=1"
         )
     if config.wrapper.kind == "fsdp":
-        version = _torch_version()
-        if task.trains and processes > 1 and here and version < _FULL_SHARDING_SINCE:
-            raise UnavailableError(
-                f"wrapper=fsdp: torch {'.'.join(map(str, version))} is too old for fully_shard and its checkpoints, "
-                f"which take torch >= {'.'.join(map(str, _FULL_SHARDING_SINCE))}; use wrapper=ddp "
-                "(docs/hardware/estimate.md)"
-            )
         for key in ("sync_batchnorm", "find_unused_parameters", "static_graph"):
             if getattr(config.wrapper, key):
                 raise ConfigError(f"wrapper.{key}=true is for wrapper=ddp; with wrapper=fsdp, leave it out")
@@ -254,12 +251,10 @@ def _check_files(config: ExpConfig, task: Task) -> None:
             f"task={config.task.name} needs weights; set init_from to a checkpoint or a run folder, "
             "such as init_from=outputs/<experiment>/<run>"
         )
-    _check_output_dir(config, task)
+    _check_unheld_folder(config, task)
 
 
-def _check_output_dir(config: ExpConfig, task: Task) -> None:
-    if config.overwrite and config.resume is not None:
-        raise ConfigError("overwrite=true is for a run that begins anew; leave it out, or resume, or use init_from")
+def _check_unheld_folder(config: ExpConfig, task: Task) -> None:
     if holder_of(RunFolder(config.output_dir).path) is None:  # else the lock decides first
         check_folder(config, task.saves_state)
 
@@ -275,22 +270,17 @@ def check_folder(config: ExpConfig, trains: bool) -> None:
         ConfigError: it does.
     """
     folder = RunFolder(config.output_dir)
-    previous = read_result(folder)
-    if config.resume is not None or config.overwrite:
+    completed, saved = (read_result(folder) or {}).get("status") == "completed", folder.has_checkpoint()
+    if config.resume is not None or config.overwrite or not (completed or saved):
         return
-    saved = folder.has_checkpoint()
-    if previous is not None and previous.get("status") == "completed":
-        further = ", or add resume=auto and a larger max_epochs or max_steps to train it further"
-        raise ConfigError(
-            f"output_dir={config.output_dir} holds a completed run; use another one, or overwrite=true to remove it"
-            + further * (saved and trains)
-        )
-    if saved:
-        raise ConfigError(
-            f"output_dir={config.output_dir} holds an unfinished training; "
-            + ("add resume=auto to continue it, " if trains else "")
-            + "use another one, or overwrite=true to remove it"
-        )
+    holds = "a completed run" if completed else "an unfinished training"
+    further = (
+        "resume=auto and a larger max_epochs or max_steps to train it" if completed else "resume=auto to continue it"
+    )
+    raise ConfigError(
+        f"output_dir={config.output_dir} holds {holds}; use another one, or overwrite=true to remove it"
+        + f", or add {further}" * (saved and trains)
+    )
 
 
 def _check_available(config: ExpConfig, backend: Backend) -> None:
@@ -374,7 +364,7 @@ def refusal(name: str) -> str:
 
 
 def check_hooks(hooks: Sequence[Any]) -> None:
-    """Refuse what is no hook, what would write elsewhere, and MMEngine's hooks that cannot do here what they say.
+    """Refuse hooks that would write elsewhere, and MMEngine's hooks that cannot do here what they say.
 
     Args:
         hooks: ``config.hooks``; each has ``type``, the name or dotted path of a class.
@@ -383,10 +373,7 @@ def check_hooks(hooks: Sequence[Any]) -> None:
         ConfigError: there is one.
     """
     for index, hook in enumerate(hooks):
-        name = hook.get("type") if hasattr(hook, "get") else None
-        if not isinstance(name, str):
-            raise ConfigError(f"hooks[{index}] has no type; write it as {{type: <name of a hook>, <its arguments>}}")
-        module, _, last = name.rpartition(".")
+        module, _, last = str(hook["type"]).rpartition(".")
         if last in REFUSED and module.split(".")[0] in ("", "mmengine"):
             raise ConfigError(refusal(last))
         ready = hook.get("on_trace_ready")
@@ -395,23 +382,6 @@ def check_hooks(hooks: Sequence[Any]) -> None:
         for key, path in written.items():
             if isinstance(path, str) and (Path(path).is_absolute() or ".." in Path(path).parts):
                 raise ConfigError(f"hooks[{index}].{key}={path} is to lie below the run folder")
-
-
-def check_schedulers(schedulers: Sequence[Any]) -> None:
-    """Refuse what is no scheduler.
-
-    Args:
-        schedulers: ``config.schedule.param_scheduler``; each has ``type``, the name of one of MMEngine's.
-
-    Raises:
-        ConfigError: there is one.
-    """
-    for index, scheduler in enumerate(schedulers):
-        if not isinstance(scheduler.get("type") if hasattr(scheduler, "get") else None, str):
-            raise ConfigError(
-                f"schedule.param_scheduler[{index}] has no type; write it as {{type: <name of a scheduler>, <its "
-                "arguments>}"
-            )
 
 
 # A key that a launcher of the user's own does not have is not looked at.
@@ -504,9 +474,3 @@ def derive_batch_sizes(
             f"not global_batch_size={global_batch_size}; give only one of them"
         )
     return derived, global_batch_size
-
-
-def _torch_version() -> tuple[int, ...]:
-    """Major and minor of the installed torch, which is not imported; a build that does not say is taken to be new."""
-    found = re.match(r"(\d+)\.(\d+)", metadata.version("torch"))
-    return (99,) if found is None else tuple(map(int, found.groups()))
