@@ -103,7 +103,7 @@ class Parity(ParentTask):
 
     _target_: str = "exp.tasks.checks.Parity"
     name: str = "parity"
-    reference: Optional[str] = "cpu"
+    reference: str = "cpu"
     """The backend to compare with."""
     steps: int = 20
     """Optimizer steps to compare."""
@@ -118,10 +118,6 @@ class Parity(ParentTask):
 
     def check(self, config: ExpConfig) -> None:
         """Two runs on one node, one after the other, whose tensors are whole."""
-        if self.reference is None:
-            raise ConfigError("task=parity compares with another backend; set reference=cpu, or another one")
-        if self.steps < 1:
-            raise ConfigError(f"steps={self.steps} must be at least 1")
         if config.wrapper.kind == "fsdp" and config.nproc > 1:
             raise ConfigError("task=parity compares whole tensors, and wrapper=fsdp leaves none; use wrapper=ddp")
         _refuse_several_machines(config)

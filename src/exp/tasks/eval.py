@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Optional
 
 from exp.config.check import preflight_of
-from exp.errors import ConfigError
 from exp.task import Task
 
 if TYPE_CHECKING:
@@ -29,12 +28,6 @@ class Eval(Task):
 
     needs_weights: ClassVar[bool] = True
     work: ClassVar[str] = "exp.engine.evaluation.evaluate"
-
-    def check(self, config: ExpConfig) -> None:
-        """Counts are no less than 0."""
-        for key, value in (("worst", self.worst), ("best", self.best)):
-            if value < 0:
-                raise ConfigError(f"task.{key}={value} must not be negative")
 
 
 @dataclass

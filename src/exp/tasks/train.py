@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Optional, Sequence
 
-from exp.errors import ConfigError
 from exp.task import ParentTask, Task
 
 if TYPE_CHECKING:
@@ -67,13 +66,6 @@ class Estimate(ParentTask):
     """Share of the memory that is left to what is not counted: the driver, collectives' buffers, fragments."""
 
     trains: ClassVar[bool] = True
-
-    def check(self, config: ExpConfig) -> None:
-        """Refuse memory that is none."""
-        if self.memory_gib is not None and self.memory_gib <= 0:
-            raise ConfigError(f"task.memory_gib={self.memory_gib} must be more than 0, or null")
-        if not 0 <= self.headroom < 1:
-            raise ConfigError(f"task.headroom={self.headroom} must be from 0 to less than 1")
 
     def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> Finished:
         """See :func:`exp.estimate.command.write_estimate`."""
