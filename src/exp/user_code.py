@@ -20,7 +20,7 @@ from exp.errors import ConfigError, ExpError, SampleError, as_ours
 
 __all__ = [
     "EXPERIMENT_PAGE", "TASK_PAGE", "asked", "first_line", "frames_of", "is_of_user", "is_own", "made", "message_of",
-    "page_of", "place_of", "shown", "told",
+    "owner_of", "page_of", "place_of", "shown", "told",
 ]  # fmt: skip
 
 _KINDS = {
@@ -79,7 +79,7 @@ def place_of(error: BaseException) -> str:
 def frames_of(error: BaseException) -> str:
     """The traceback of an error, of the user's code alone."""
     frames = traceback.extract_tb(error.__traceback__)
-    return "".join(traceback.format_list([frame for frame in frames if _owner_of(frame.filename) == "user"]))
+    return "".join(traceback.format_list([frame for frame in frames if owner_of(frame.filename) == "user"]))
 
 
 def told(error: BaseException) -> str | None:
@@ -104,12 +104,12 @@ def told(error: BaseException) -> str | None:
 def _innermost(error: BaseException) -> tuple[str, int, str] | None:
     """Of the user's code: the file's name, the line, and whose it is."""
     for file, line, function in reversed(_FRAME.findall(str(error)) if _is_of_loader(str(error)) else []):
-        if _owner_of(file) == "user":
+        if owner_of(file) == "user":
             return Path(file).name, int(line), f"data: {Path(file).stem}.{function}"
     frames = list(traceback.walk_tb(error.__traceback__))[::-1]
-    own = [each for each in frames if _owner_of(each[0].f_code.co_filename) == "user"]
+    own = [each for each in frames if owner_of(each[0].f_code.co_filename) == "user"]
     # A package that is installed counts where nothing else does, and only what a configuration names.
-    others = [each for each in frames if _owner_of(each[0].f_code.co_filename) == "package" and _member(each[0])]
+    others = [each for each in frames if owner_of(each[0].f_code.co_filename) == "package" and _member(each[0])]
     for frame, line in own[:1] or others[:1]:
         member = next(filter(None, (_member(each) for each, _ in own)), None) or _member(frame)
         function = f"{frame.f_globals.get('__name__')}.{frame.f_code.co_name}"
@@ -126,7 +126,7 @@ def _member(frame: Any) -> str | None:
     return kind and f"{kind}: {shown(cls)}" + ("(...)" if code.co_name == "__init__" else f".{code.co_name}")
 
 
-def _owner_of(file: str) -> str | None:
+def owner_of(file: str) -> str | None:
     """``user``, or ``package``: one that is installed; None: exp's, Python's, torch's or MMEngine's."""
     installed = not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
     roots = [f"{Path(str(sys.modules[name].__file__)).parent}/" for name in _BELOW if name in sys.modules]
