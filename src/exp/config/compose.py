@@ -42,26 +42,10 @@ from exp.runs.folder import RunFolder
 from exp.user_code import TASK_PAGE
 
 __all__ = [
-    "OF_RUN",
-    "TRAINED",
-    "begin",
-    "check_weights_there",
-    "compose",
-    "expand",
-    "expand_arguments",
-    "follows",
-    "is_of_hub",
-    "load",
-    "offer",
-    "refuse_empty",
-    "register",
-    "replace_given",
-    "run_folder_of",
-    "structure_of",
-    "task_named",
-    "task_type",
-    "typed",
-]
+    "OF_RUN", "TRAINED", "begin", "check_weights_there", "compose", "expand", "expand_arguments", "follows",
+    "is_of_hub", "load", "offer", "refuse_empty", "register", "replace_given", "run_folder_of", "structure_of",
+    "task_named", "task_type", "typed",
+]  # fmt: skip
 
 TRAINED = ("experiment", "data", "model")
 """Config groups whose choices are those of the run in ``init_from``."""
@@ -160,12 +144,14 @@ def typed(config: Any, of_others: bool = False) -> ExpConfig:
     content: Any = OmegaConf.to_container(config, resolve=False)
     root = OmegaConf.structured(ExpConfig)
     root.record = RecordConfig()
-    content["record"] = content.get("record") or {}
+    known = {each.name for each in dataclasses.fields(RecordConfig)}  # another version's may have others
+    content["record"] = {key: value for key, value in (content.get("record") or {}).items() if key in known}
     target = {group: str((content.get(group) or {}).get("_target_", MISSING)) for group in ("launcher", "task")}
     if target["launcher"] not in ("auto", MISSING) and (target["launcher"].startswith("exp.") or not of_others):
         root.launcher = resolve("launcher._target_", target["launcher"], _LAUNCHER).keys
-    if target["task"] != MISSING and (target["task"].startswith("exp.") or not of_others):
-        root.task = structure_of(target["task"]) or task_type(target["task"])
+    of_task = structure_of(target["task"])
+    if target["task"] != MISSING and (of_task or target["task"].startswith("exp.") or not of_others):
+        root.task = of_task or task_type(target["task"])
     for group in ("data", "model"):
         structure = structure_of((content.get(group) or {}).get("_target_"))
         if structure is not None:

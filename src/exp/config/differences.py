@@ -15,15 +15,8 @@ from exp.config.compose import structure_of
 from exp.config.schema import ExpConfig
 
 __all__ = [
-    "Change",
-    "Changes",
-    "as_plain",
-    "changes",
-    "different",
-    "of_training",
-    "refusal",
-    "trains_on",
-]
+    "Change", "Changes", "as_plain", "changes", "different", "of_training", "refusal", "trains_on",
+]  # fmt: skip
 
 _LENGTH = 60  # characters of a value in a message
 _DATA = re.compile(r"data(?:\..*)?")

@@ -25,23 +25,9 @@ from exp.plugins import entry_points
 from exp.user_code import is_own, made, owner_of, page_of, shown
 
 __all__ = [
-    "PATH",
-    "allow",
-    "check_name",
-    "check_names",
-    "check_path_part",
-    "check_target",
-    "check_type",
-    "create",
-    "distrust",
-    "find_module",
-    "find_own_module",
-    "make",
-    "names_in",
-    "nodes",
-    "resolve",
-    "without_scope",
-]
+    "PATH", "allow", "check_name", "check_names", "check_path_part", "check_target", "check_type", "create", "distrust",
+    "find_module", "find_own_module", "make", "names_in", "nodes", "resolve", "without_scope",
+]  # fmt: skip
 
 _REGISTERING = ("mmengine.hooks", "mmengine.optim", "mmengine.model", "mmengine.visualization")
 _OPEN = ("exp", "torch.nn", "torch.optim", "mmengine", "mmcv")

@@ -12,22 +12,10 @@ from typing import Any, Dict, List, Optional
 from omegaconf import MISSING
 
 __all__ = [
-    "FLOAT32",
-    "PRECISIONS",
-    "BackendConfig",
-    "CheckpointConfig",
-    "DebugConfig",
-    "ExpConfig",
-    "FiguresConfig",
-    "LauncherConfig",
-    "LoggerConfig",
-    "OptimConfig",
-    "RecordConfig",
-    "ScheduleConfig",
-    "SubmititConfig",
-    "SweepConfig",
+    "FLOAT32", "PRECISIONS", "BackendConfig", "CheckpointConfig", "DebugConfig", "ExpConfig", "FiguresConfig",
+    "LauncherConfig", "LoggerConfig", "OptimConfig", "RecordConfig", "ScheduleConfig", "SubmititConfig", "SweepConfig",
     "WrapperConfig",
-]
+]  # fmt: skip
 
 PRECISIONS = ("fp32", "bf16", "fp16", "tf32", "efp")
 FLOAT32 = ("fp32", "tf32", "efp")
