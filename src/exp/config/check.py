@@ -385,24 +385,19 @@ def check_hooks(hooks: Sequence[Any]) -> None:
 
 
 # A key that a launcher of the user's own does not have is not looked at.
-_LEAST: Mapping[str, float] = {
+_LEAST: Mapping[str, int] = {
     "nproc": 1,
     "accumulate": 1,
     "log_every": 1,
     "min_delta": 0,
-    "optim.backbone_lr_scale": 0,
-    "optim.layer_decay": 0,
     "schedule.warmup_steps": 0,
     "checkpoint.every_epochs": 0,
     "checkpoint.every_steps": 0,
     "checkpoint.keep_last": 1,
     "launcher.nnodes": 1,
     "launcher.max_restarts": 0,
-    "wrapper.bucket_cap_mb": 1,
-    "logger.patience_s": 0,
-    "figures.dpi": 10,
 }
-_LEAST_OR_NULL: Mapping[str, float] = {
+_LEAST_OR_NULL: Mapping[str, int] = {
     "max_epochs": 1,
     "max_steps": 1,
     "val_every": 1,
@@ -410,11 +405,8 @@ _LEAST_OR_NULL: Mapping[str, float] = {
     "debug.train_batches": 1,
     "debug.val_batches": 1,
     "debug.test_batches": 1,
-    "debug.restart_after": 1,
     "launcher.step_timeout_s": 0,
     "sweep.parallel_jobs": 1,
-    "figures.width": 0.5,
-    "figures.height": 0.5,
 }
 
 
