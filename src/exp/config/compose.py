@@ -32,12 +32,12 @@ from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from exp import plugins
 from exp.config.explain import nearest, searched
 from exp.config.resolve import distrust, nodes, resolve
 from exp.config.schema import ExpConfig, LauncherConfig, RecordConfig, SubmititConfig
 from exp.console import shown
 from exp.errors import ConfigError
+from exp.plugins import installed
 from exp.runs.folder import RunFolder
 from exp.user_code import TASK_PAGE
 
@@ -76,7 +76,8 @@ def register() -> None:
     common: Any = OmegaConf.to_container(OmegaConf.structured(LauncherConfig))
     structures = _structures()
     found = {"exp_schema": ExpConfig, **{f"schema/{place}": each for place, each in structures.items()}}
-    found.update({place: structures.get(place, choice) for place, choice in plugins.choices().items()})
+    for plugin in installed().values():
+        found.update({place: structures.get(place, choice) for place, choice in plugin.choices.items()})
     for place, node in [*((place, _opened(each)) for place, each in found.items()), ("schema/launcher/base", common)]:
         group, _, name = place.rpartition("/")
         ConfigStore.instance().store(group=group or None, name=name, node=node)
@@ -85,8 +86,10 @@ def register() -> None:
 @functools.lru_cache(maxsize=None)
 def _structures() -> Mapping[str, type]:
     """The typed keys of launchers, and of plugins, of which exp's own tasks are one, by ``<group>/<name>``."""
-    found = {"launcher/common": LauncherConfig, "launcher/submitit": SubmititConfig, **plugins.structures()}
-    for place, keys in plugins.more_keys():
+    found: dict[str, type] = {"launcher/common": LauncherConfig, "launcher/submitit": SubmititConfig}
+    for plugin in installed().values():
+        found.update(plugin.structures)
+    for place, keys in (pair for plugin in installed().values() for pair in plugin.keys.items()):
         found[place] = dataclasses.make_dataclass(found[place].__name__, [], bases=(found[place], keys))
     return found
 
