@@ -20,7 +20,7 @@ from typing import Iterator
 import pandas as pd
 from hydra import compose, initialize_config_module
 
-from exp.config.structures import register
+from exp.config.compose import register
 
 ROOT = Path(__file__).parents[1]
 _ROWS = 1200

@@ -17,7 +17,7 @@ import torch
 from hydra import compose, initialize_config_module
 
 from exp.config.resolve import create
-from exp.config.structures import register
+from exp.config.compose import register
 from exp.data.base import Data
 
 BATCH = 8

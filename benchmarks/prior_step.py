@@ -20,7 +20,7 @@ from hydra import compose, initialize_config_module
 from torch import nn
 
 from exp.config.resolve import create
-from exp.config.structures import register
+from exp.config.compose import register
 
 
 def configuration(*overrides: str) -> Any:

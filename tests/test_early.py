@@ -56,26 +56,6 @@ def test_while_the_command_line_is_imported(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-# Python itself ends by SIGINT, whatever its exit code, once a KeyboardInterrupt has passed through such an exec: that
-# of a dataclass, for instance, of which importing the command line makes hundreds.
-WITHIN_TEXT = """
-import os, signal, sys, time
-from exp import early
-with early.listening():
-    try:
-        exec("os.kill(os.getpid(), signal.SIGINT); time.sleep(60)")
-    except KeyboardInterrupt as interrupt:
-        sys.exit(early.tell(interrupt))
-"""
-
-
-def test_while_python_executes_text(tmp_path):
-    (tmp_path / "within_text.py").write_text(WITHIN_TEXT)
-    process = start(tmp_path, "-m", "within_text")
-    assert process.communicate(timeout=60) == ("", "error: interrupted\n")
-    assert process.returncode == 130
-
-
 def contents(folder: Path) -> dict:
     found = [path for path in folder.rglob("*") if "__pycache__" not in path.parts]
     return {path: path.read_bytes() if path.is_file() else None for path in found}

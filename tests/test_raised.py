@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
-import traceback
 
 import pytest
 import torch
@@ -15,11 +13,7 @@ from exp.data.base import Data, split_of
 from exp.data.loader import eval_loader
 from exp.data.sampler import EvalBatchSampler
 from exp.errors import RunError, SampleError
-from exp.launcher.rank import RankInfo
-from exp.launcher.worker import run_worker
 from exp.metrics import SampleMetric
-from exp.runs.files import read_json
-from exp.runs.folder import RunFolder
 from exp.user_code import message_of, told
 
 HERE = r"\(test_raised.py, line \d+\)"
@@ -117,19 +111,3 @@ def test_a_late_sample_is_named_with_split_number_and_place(workers):
     with pytest.raises(ValueError, match="bad sample") as info:
         list(eval_loader(batches, EvalBatchSampler(12, 4), workers))
     assert re.fullmatch(rf"data: \S+__getitem__ raises ValueError: bad sample {HERE}", told(info.value))
-
-
-def test_the_error_file_has_it_and_the_frames_let_go_of_the_model(tmp_path, monkeypatch):
-    folder = RunFolder(tmp_path)
-    folder.create()
-
-    def body(folder, info):
-        model = nn.Sequential(Block())
-        model(torch.ones(2, 3))
-
-    monkeypatch.setattr("exp.session.run", body)
-    with pytest.raises(RuntimeError) as raised:
-        run_worker(folder, dataclasses.replace(RankInfo(), world_size=2), redirect=False)
-    assert f"model: {__name__}.Block.forward raises RuntimeError" in read_json(folder.error_file(0))["message"]
-    held = [frame.f_locals for frame, _ in traceback.walk_tb(raised.value.__traceback__)]
-    assert not any("model" in names for names in held)

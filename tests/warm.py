@@ -16,7 +16,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 
 from exp import plugins
-from exp.config import choices, structures
+from exp.config.compose import _structures, register
 
 _MODULES = [
     "exp.execute", "exp.freezing", "exp.launcher.local", "exp.launcher.torchrun", "exp.session", "exp.engine.training",
@@ -31,11 +31,10 @@ for module in _MODULES:
 Plugins.instance()  # Hydra's own register their configurations as they load
 store = ConfigStore.instance()
 before = copy.deepcopy(store.repo)
-structures.register()
-choices.register_resolvers()
+register()
 with initialize_config_module("exp.conf", version_base="1.3"):
     compose("config", ["backend=cpu", "experiment=timebridge_etth1", "model.d_model=16"])
 store.repo = before
-for cache in (structures._structures, plugins.installed, plugins.entry_points, plugins._all_entry_points):
+for cache in (_structures, plugins.installed, plugins.entry_points, plugins._all_entry_points):
     cache.cache_clear()
 gc.freeze()

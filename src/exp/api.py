@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
-from exp.config import structures
+from exp.config.compose import load
 from exp.config.resolve import allow, distrust, names_in
 from exp.errors import ConfigError, RunError, UnavailableError
 from exp.runs.files import read_json, write_json
@@ -53,7 +53,7 @@ class OpenRun:
         Raises:
             ConfigError: ``config.yaml`` is not what a run leaves.
         """
-        return structures.load(RunFolder(self.path).config)
+        return load(RunFolder(self.path).config)
 
     @cached_property
     def result(self) -> dict[str, Any]:

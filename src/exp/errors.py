@@ -13,23 +13,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = [
-    "EXIT_CONFIG",
-    "EXIT_FAILED",
-    "EXIT_OK",
-    "EXIT_PREEMPTED",
-    "EXIT_UNAVAILABLE",
-    "REFUSED",
-    "CheckpointError",
-    "ConfigError",
-    "DataError",
-    "ExpError",
-    "PlacementError",
-    "Preempted",
-    "RunError",
-    "SampleError",
-    "UnavailableError",
-    "as_ours",
-]
+    "EXIT_CONFIG", "EXIT_FAILED", "EXIT_OK", "EXIT_PREEMPTED", "EXIT_UNAVAILABLE", "REFUSED", "CheckpointError",
+    "ConfigError", "DataError", "ExpError", "PlacementError", "Preempted", "RunError", "SampleError",
+    "UnavailableError", "as_ours",
+]  # fmt: skip
 
 EXIT_OK = 0
 EXIT_FAILED = 1

@@ -5,13 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from exp import console, early, hub, launcher, summary
-from exp.errors import RunError
 from exp.hardware.registry import create_backend
 from exp.launcher.base import launcher_class
-from exp.launcher.outcome import Outcome
 from exp.runs.lock import holder_of
 from exp.summary import Finished
-from exp.user_code import TASK_PAGE, shown
 
 if TYPE_CHECKING:
     from exp.frozen import FrozenRun
@@ -44,21 +41,11 @@ def execute(run: FrozenRun) -> Finished:
     run.write(chosen.job_token())
     summary.begin(config, folder, backend)
     early.begin()
-    return _launched(run, chosen)
-
-
-def _launched(run: FrozenRun, chosen: launcher.Launcher) -> Finished:
     if not chosen.submits:
-        processes = run.config.nproc
-        console.wait_for("starting the worker" if processes == 1 else f"starting {processes} workers")
+        console.wait_for("starting the worker" if config.nproc == 1 else f"starting {config.nproc} workers")
     try:
         outcome = chosen.launch_run(run)
     finally:
         console.waited()
-    if not isinstance(outcome, Outcome):
-        raise RunError(
-            f"launcher: {shown(chosen)}.launch must give an exp.launcher.outcome.Outcome, not a "
-            f"{type(outcome).__name__}; see {TASK_PAGE}"
-        )
     run.check_folder()
-    return summary.end(run.config, run.folder, outcome)
+    return summary.end(config, folder, outcome)

@@ -1,25 +1,196 @@
-"""A run as it is written down: nothing that happens to YAML files later changes it."""
+"""A run as it is written down: from what Hydra has composed, validated and completed by what follows from it.
+
+Nothing that happens to YAML files later changes it.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import MissingConfigException
 from omegaconf import OmegaConf
 
-from exp import console
-from exp.config import differences, structures, trained
-from exp.config.check import check_folder
-from exp.config.resolve import allow, distrust
+from exp import console, hub
+from exp.config import check as checks
+from exp.config import differences
+from exp.config.compose import (
+    OF_RUN,
+    TRAINED,
+    begin,
+    compose,
+    expand,
+    follows,
+    is_of_hub,
+    load,
+    offer,
+    replace_given,
+    run_folder_of,
+    typed,
+)  # fmt: skip
+from exp.config.resolve import allow, check_names, distrust
 from exp.config.schema import ExpConfig
 from exp.errors import ConfigError, RunError
+from exp.hardware.registry import choose, create_backend
 from exp.launcher.base import launcher_class
-from exp.runs.folder import RunFolder, Snapshot, missing_folders, remove_empty
+from exp.runs.folder import RunFolder, Snapshot, missing_folders, read_result, remove_empty
 from exp.runs.lock import RunLock
-from exp.task import task_class
+from exp.task import create_task, task_class
+from exp.trackers import reporting
 
-__all__ = ["FrozenRun"]
+if TYPE_CHECKING:
+    from exp.hardware.backend import Backend
+
+__all__ = ["FrozenRun", "check", "complete", "freeze", "prepare"]
+
+
+def freeze(config: ExpConfig, overrides: list[str], output_dir: Path) -> FrozenRun:
+    """Validate what Hydra has composed, and fill in what is derived. Writes nothing.
+
+    Args:
+        config: composed by Hydra, without its own part.
+        overrides: the user's.
+        output_dir: the run folder.
+
+    Raises:
+        ConfigError: a value is wrong, two do not go together, or a file is missing.
+        UnavailableError: the hardware or a package is not there.
+    """
+    return complete(prepare(config, overrides), overrides, output_dir)
+
+
+def prepare(config: ExpConfig, overrides: list[str]) -> ExpConfig:
+    """The first half of :func:`freeze`, which jobs of a sweep that differ in plain values can share.
+
+    Args:
+        config: composed by Hydra, without its own part.
+        overrides: the user's.
+
+    Returns:
+        The configuration with its types, of the backend that was chosen.
+
+    Raises:
+        ConfigError: a key or a type is wrong, or the user has not chosen code that is named.
+        UnavailableError: the backend is not there.
+    """
+    check_names(config, overrides)
+    config = typed(_choose_backend(*_as_trained(config, overrides)))  # checks what +KEY=VALUE added, too
+    replace_given(config, overrides)
+    _note_choices(config, overrides)
+    return config
+
+
+def complete(config: ExpConfig, overrides: list[str], output_dir: Path) -> FrozenRun:
+    """The second half of :func:`freeze`: everything that depends on values.
+
+    Args:
+        config: of :func:`prepare`; changed in place.
+        overrides: the user's.
+        output_dir: the run folder.
+
+    Raises:
+        ConfigError: a value is wrong, two do not go together, or a file is missing.
+        UnavailableError: the hardware or a package is not there.
+    """
+    check_names(config, overrides)
+    config.output_dir = str(output_dir.absolute())
+    expand(config)
+    check(config, overrides, create_backend(config.backend))
+    _note_differences(config, overrides)
+    return FrozenRun(config, overrides, RunFolder(output_dir))
+
+
+def check(config: ExpConfig, overrides: list[str], backend: Backend) -> None:
+    """Check every value, and fill in what is derived; errors as of :func:`complete`."""
+    checks.validate(config, overrides, backend, create_task(config), launcher_class(config))
+    reporting.check(config.logger)
+    if is_of_hub(config.init_from):
+        hub.parse(str(config.init_from))
+
+
+def _as_trained(config: ExpConfig, overrides: list[str]) -> tuple[ExpConfig, list[str], str | None]:
+    """The configuration on top of that of the run in ``init_from``, where it is to be used as it was trained.
+
+    The command line has seen to that already (:func:`exp.config.compose.begin`), but in a sweep over runs it knew only
+    one of them, and of a task that only a file names it did not know that it needs weights.
+
+    Returns:
+        It, and what it was composed of, should it be composed once more: overrides and primary configuration.
+    """
+    folder = run_folder_of(config.init_from) if task_class(config).needs_weights else None
+    begun_with = None if config.record is None else config.record.trained_in
+    if folder is None or str(folder) == begun_with:
+        return config, overrides, None
+    if begun_with is not None:
+        offer(folder)
+        return compose(overrides), overrides, None
+    primary, kept = begin(overrides, needs_weights=True)
+    return (compose(kept, primary), kept, primary) if primary == OF_RUN else (config, overrides, None)
+
+
+def _choose_backend(config: ExpConfig, overrides: list[str], primary: str | None) -> ExpConfig:
+    """Replace ``backend=auto`` by the first that is available, with that backend's own configuration."""
+    if config.backend._target_ != "auto":
+        return config
+    if config.backend.simulate:
+        raise ConfigError("backend.simulate=true with backend=auto: say which backend's devices are to be simulated")
+    name = choose(list(config.backend.options["candidates"]))
+    kept = [each for each in overrides if not each.startswith(("backend=", "backend.options.candidates="))]
+    try:
+        return compose([*kept, f"backend={name}"], primary)
+    except MissingConfigException:
+        # Installed by another package, and no YAML file of its own in the search path: the class's own defaults.
+        config.backend._target_ = config.backend.name = name
+        config.backend.options = {}
+        return config
+
+
+def _note_choices(config: ExpConfig, overrides: list[str]) -> None:
+    """Fill in what was chosen, and which keys follow others."""
+    record: Any = config.record
+    groups = {"experiment", *(field.name for field in dataclasses.fields(ExpConfig))}
+    if record.trained_in is not None:  # the run's choices stand in the record; only the user's count beside them
+        groups -= {group for group in TRAINED if not any(each.startswith(f"{group}=") for each in overrides)}
+    chosen = {
+        group: choice for group, choice in HydraConfig.get().runtime.choices.items() if group in groups and choice
+    }
+    record.chosen = {**record.chosen, **chosen, "backend": config.backend.name}
+    record.follows = follows(config)
+
+
+def _note_differences(config: ExpConfig, overrides: list[str]) -> None:
+    """Fill in what is not as in the run that is used, and as in the experiment that published figures are of."""
+    record = config.record
+    folder = run_folder_of(config.init_from) if task_class(config).needs_weights else None
+    if folder is not None:
+        record.trained_in = str(folder)
+        earlier = load(RunFolder(folder).config)
+        altered = RunFolder(folder).altered(read_result(RunFolder(folder)) or {})
+        record.differs = [f"{name} is not as it was written" for name in altered if name == "config.yaml"]
+        record.differs += differences.different(config, earlier, "trained with")
+    changed = folder is not None or any(re.match(r"[+~]*(data|model)\b", each) for each in overrides)
+    if changed and config.data.get("horizon") in config.published:  # else there is nothing to compare
+        experiment = record.chosen.get("experiment")
+        shipped, left_out = _as_shipped(experiment, config.data.horizon), ("data.root", "seed", "precision")
+        record.published_differs = (
+            [f"experiment={experiment} is not here to compare with"]
+            if shipped is None
+            else differences.different(config, shipped, "there", left_out)
+        )
+
+
+@functools.lru_cache(maxsize=None)
+def _as_shipped(experiment: str | None, horizon: int) -> ExpConfig | None:
+    """An experiment as its file has it; None: there is no such file here."""
+    try:
+        return compose([f"experiment={experiment}", f"data.horizon={horizon}"], "config")
+    except MissingConfigException:
+        return None
 
 
 @dataclass
@@ -60,7 +231,9 @@ class FrozenRun:
             joined = lock.acquire()
             self.lock = lock
             if not joined:
-                check_folder(self.config, task_class(self.config).saves_state)  # another run may have left it meanwhile
+                checks.check_folder(
+                    self.config, task_class(self.config).saves_state
+                )  # another run may have left it meanwhile
             self._check_resumed()
         except ConfigError:
             self.release()  # its lock is a file of the folder
@@ -86,11 +259,11 @@ class FrozenRun:
         resume = self.config.resume
         if resume is None:
             return
-        folder = self.folder if resume == "auto" else trained.run_folder_of(resume)
+        folder = self.folder if resume == "auto" else run_folder_of(resume)
         folder = RunFolder(folder) if isinstance(folder, Path) else folder
         if folder is None or not folder.has_checkpoint() or not folder.config.is_file():
             return
-        old = structures.load(folder.config)
+        old = load(folder.config)
         if task_class(old).saves_state:
             refused = differences.changes(differences.as_plain(old), differences.as_plain(self.config)).refused
             if refused:
@@ -134,7 +307,7 @@ class FrozenRun:
             folder: the run folder.
             of_others: it may be a stranger's; else its names were checked before they were written.
         """
-        config = structures.load(folder.in_use(folder.config))
+        config = load(folder.in_use(folder.config))
         distrust(config, groups=("launcher", "task")) if of_others else allow(config.plugins)
         task_class(config)  # refuses what only the folder names
         overrides: Any = OmegaConf.to_container(OmegaConf.load(folder.in_use(folder.overrides)))

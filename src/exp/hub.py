@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from exp import console
-from exp.config.paths import is_of_hub
+from exp.config.compose import is_of_hub
 from exp.errors import ConfigError, ExpError, UnavailableError
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import Any, Mapping, Sequence
 
 from exp.errors import UnavailableError
 
-__all__ = ["Family", "Plugin", "choices", "entry_points", "installed", "more_keys", "structures"]
+__all__ = ["Family", "Plugin", "entry_points", "installed"]
 
 GROUP = "exp.plugins"
 
@@ -95,18 +95,3 @@ def installed() -> Mapping[str, Plugin]:
             raise UnavailableError(f"the plugin '{name}' ({point.value}) is no exp.plugins.Plugin; mend its package")
         found[name] = plugin
     return found
-
-
-def structures() -> dict[str, type]:
-    """The typed keys of all plugins, by ``<group>/<name>``."""
-    return {place: structure for plugin in installed().values() for place, structure in plugin.structures.items()}
-
-
-def choices() -> dict[str, Any]:
-    """The choices of all plugins that need no file, by ``<group>/<name>``."""
-    return {place: choice for plugin in installed().values() for place, choice in plugin.choices.items()}
-
-
-def more_keys() -> list[tuple[str, type]]:
-    """Further keys for structures, by ``<group>/<name>``; several may have the same place."""
-    return [pair for plugin in installed().values() for pair in plugin.keys.items()]

@@ -16,9 +16,9 @@ import warnings
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
+from exp.config.compose import load
 from exp.config.resolve import check_names
 from exp.config.schema import ExpConfig
-from exp.config.structures import load
 from exp.console import make_console, wait_for, waited
 from exp.errors import ConfigError, Preempted
 from exp.hardware.backend import PRECISIONS
@@ -26,7 +26,6 @@ from exp.hardware.cards import check_distinct
 from exp.hardware.registry import create_backend
 from exp.task import create_task
 from exp.trackers import reporting
-from exp.user_code import check_result
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -290,13 +289,11 @@ def run(folder: RunFolder, info: RankInfo) -> None:
         import_plugins(config.plugins)
         # Of torch's losses: (64, 1) against (64,) is 64 x 64 differences. No number that comes of it is right.
         warnings.filterwarnings("error", message="Using a target size")
-        for module in task.modules:
-            importlib.import_module(module)
+        if task.work:
+            importlib.import_module(task.work.rpartition(".")[0])
         gc.freeze()
         gc.enable()
         result = task.run(session)
-        if info.rank == 0:
-            check_result(task, result)
         session.begin()  # of a task that has not said so
     except BaseException as error:
         session.forget()

@@ -54,8 +54,6 @@ def begin(config: ExpConfig, folder: RunFolder, backend: Backend) -> None:
         highlight=False,
         soft_wrap=True,
     )
-    for line in config.record.overruled:
-        terminal.print(f"note: {line}", style="yellow", soft_wrap=True)
     if config.record.trained_in is not None:
         terminal.print(f"as trained in {console.shown(Path(config.record.trained_in))}", soft_wrap=True)
         for line in config.record.differs:

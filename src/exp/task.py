@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Sequence
 
 from omegaconf import MISSING, OmegaConf
 
-from exp.config.structures import task_type
+from exp.config.compose import task_type
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
@@ -44,7 +45,8 @@ class Task:
         uses_hardware: the devices have to be here.
         uses_data: model and data of the configuration play a part; without, the files of the data need not be here.
         paths: its keys that are paths: relative ones begin where exp was started.
-        modules: what its workers will import; a fork server does it once for all.
+        work: path of the function that ranks call with the session, such as ``exp.engine.evaluation.evaluate``; empty
+            where the task has a :meth:`run` of its own.
     """
 
     _target_: str = MISSING
@@ -60,7 +62,7 @@ class Task:
     uses_data: ClassVar[bool] = True
     uses_hardware: ClassVar[bool] = True
     paths: ClassVar[Sequence[str]] = ()
-    modules: ClassVar[Sequence[str]] = ()
+    work: ClassVar[str] = ""
 
     def check(self, config: ExpConfig) -> None:
         """In the parent, before anything is written: refuse what does not go together, fill in what follows.
@@ -78,7 +80,11 @@ class Task:
         Args:
             session: device, process group, configuration and run folder (:class:`exp.session.Session`).
         """
-        raise NotImplementedError(f"{type(self).__name__} has no run(session)")
+        if not self.work:
+            raise NotImplementedError(f"{type(self).__name__} has no run(session)")
+        module, _, function = self.work.rpartition(".")
+        result: dict[str, Any] = getattr(importlib.import_module(module), function)(session)
+        return result
 
     def diagnose(self, config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
         """On every rank, instead of :meth:`run`, for tasks that open their session themselves."""
@@ -112,7 +118,7 @@ class ParentTask(Task):
 
 
 def task_class(config: ExpConfig) -> type[Task]:
-    """The class that ``config.task`` names; see :func:`exp.config.structures.task_type`."""
+    """The class that ``config.task`` names; see :func:`exp.config.compose.task_type`."""
     cls: type[Task] = task_type(config.task.get("_target_"))
     return cls
 

@@ -8,33 +8,20 @@ call, such as models.
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import re
 import sys
 import sysconfig
 import traceback
 from pathlib import Path
-from typing import Any, Iterator, Sequence
+from typing import Any, Iterator
 
-from exp.errors import ConfigError, ExpError, RunError, SampleError, as_ours
+from exp.errors import ConfigError, ExpError, SampleError, as_ours
 
 __all__ = [
-    "EXPERIMENT_PAGE",
-    "TASK_PAGE",
-    "asked",
-    "check_result",
-    "first_line",
-    "frames_of",
-    "is_of_user",
-    "is_own",
-    "made",
-    "message_of",
-    "page_of",
-    "place_of",
-    "shown",
-    "told",
-]
+    "EXPERIMENT_PAGE", "TASK_PAGE", "asked", "first_line", "frames_of", "is_of_user", "is_own", "made", "message_of",
+    "owner_of", "page_of", "place_of", "shown", "told",
+]  # fmt: skip
 
 _KINDS = {
     "exp.hardware.backend.Backend": "backend",
@@ -91,13 +78,8 @@ def place_of(error: BaseException) -> str:
 
 def frames_of(error: BaseException) -> str:
     """The traceback of an error, of the user's code alone."""
-    roots = _roots()
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if _is_users(frame.filename, roots) and not _is_installed(frame.filename)
-    ]
-    return "".join(traceback.format_list(frames))
+    frames = traceback.extract_tb(error.__traceback__)
+    return "".join(traceback.format_list([frame for frame in frames if owner_of(frame.filename) == "user"]))
 
 
 def told(error: BaseException) -> str | None:
@@ -121,51 +103,36 @@ def told(error: BaseException) -> str | None:
 
 def _innermost(error: BaseException) -> tuple[str, int, str] | None:
     """Of the user's code: the file's name, the line, and whose it is."""
-    roots = _roots()
     for file, line, function in reversed(_FRAME.findall(str(error)) if _is_of_loader(str(error)) else []):
-        if _is_users(file, roots) and not _is_installed(file):
+        if owner_of(file) == "user":
             return Path(file).name, int(line), f"data: {Path(file).stem}.{function}"
-    frames = [_Frame(*each) for each in reversed(list(traceback.walk_tb(error.__traceback__)))]
-    users = [each for each in frames if _is_users(each.file, roots)]
-    own = [each for each in users if not _is_installed(each.file)]
+    frames = list(traceback.walk_tb(error.__traceback__))[::-1]
+    own = [each for each in frames if owner_of(each[0].f_code.co_filename) == "user"]
     # A package that is installed counts where nothing else does, and only what a configuration names.
-    for innermost in own[:1] or [each for each in users if each.member][:1]:
-        member = next((each.member for each in own if each.member), innermost.member)
-        return Path(innermost.file).name, innermost.line, member or innermost.function
+    others = [each for each in frames if owner_of(each[0].f_code.co_filename) == "package" and _member(each[0])]
+    for frame, line in own[:1] or others[:1]:
+        member = next(filter(None, (_member(each) for each, _ in own)), None) or _member(frame)
+        function = f"{frame.f_globals.get('__name__')}.{frame.f_code.co_name}"
+        return Path(frame.f_code.co_filename).name, line, member or function
     return None
 
 
-class _Frame:
-    def __init__(self, frame: Any, line: int) -> None:
-        code = frame.f_code
-        self.file, self.line = code.co_filename, line
-        self.function = f"{frame.f_globals.get('__name__')}.{code.co_name}"
-        thing = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
-        cls = thing if inspect.isclass(thing) else type(thing)
-        kinds = (_KINDS.get(f"{base.__module__}.{base.__qualname__}") for base in cls.__mro__)
-        kind = next(filter(None, kinds), None)
-        self.member = kind and f"{kind}: {shown(cls)}" + ("(...)" if code.co_name == "__init__" else f".{code.co_name}")
-        """Of an object that a configuration names."""
+def _member(frame: Any) -> str | None:
+    """``model: mine.Net.forward``, where a frame is of an object that a configuration names."""
+    code = frame.f_code
+    thing = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+    cls = thing if inspect.isclass(thing) else type(thing)
+    kind = next(filter(None, (_KINDS.get(f"{base.__module__}.{base.__qualname__}") for base in cls.__mro__)), None)
+    return kind and f"{kind}: {shown(cls)}" + ("(...)" if code.co_name == "__init__" else f".{code.co_name}")
 
 
-def _is_users(file: str, roots: Sequence[str]) -> bool:
-    standard = not _is_installed(file) and file.startswith(tuple(_standard()))
-    return not standard and not file.startswith(("<", *roots))
-
-
-def _is_installed(file: str) -> bool:
-    return not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
-
-
-def _roots() -> list[str]:
-    """Folders of packages whose code is no user's."""
-    return [f"{Path(str(sys.modules[name].__file__)).parent}/" for name in _BELOW if name in sys.modules]
-
-
-@functools.lru_cache(maxsize=None)
-def _standard() -> list[str]:
-    """Folders of Python's own modules; packages that are installed lie below them, often."""
-    return [f"{Path(path)}/" for name in ("stdlib", "platstdlib") for path in [sysconfig.get_paths()[name]]]
+def owner_of(file: str) -> str | None:
+    """``user``, or ``package``: one that is installed; None: exp's, Python's, torch's or MMEngine's."""
+    installed = not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
+    roots = [f"{Path(str(sys.modules[name].__file__)).parent}/" for name in _BELOW if name in sys.modules]
+    if not installed:  # packages that are installed lie below Python's own modules, often
+        roots += [f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib")]
+    return None if file.startswith(("<", *roots)) else "package" if installed else "user"
 
 
 def _is_of_loader(text: str) -> bool:
@@ -174,15 +141,6 @@ def _is_of_loader(text: str) -> bool:
 
 EXPERIMENT_PAGE = "docs/tutorial/add-an-experiment.md"
 TASK_PAGE = "docs/extend/add-a-task.md"
-_PAGES = {
-    "backend": "docs/extend/add-a-backend.md",
-    "launcher": TASK_PAGE,
-    "logger": TASK_PAGE,
-    "task": TASK_PAGE,
-    "wrapper": TASK_PAGE,
-}
-_RECORD = ("status", "metrics", "measured_on", "steps", "wall_s")
-"""What is told of every run that has ended; the rest of :func:`exp.runs.record.blank_result` may be missing."""
 
 
 def is_own(thing: Any) -> bool:
@@ -192,7 +150,9 @@ def is_own(thing: Any) -> bool:
 
 def page_of(key: str) -> str:
     """The page that describes the interface of a key, such as ``metrics[0]``."""
-    return _PAGES.get(re.split(r"[.\[]", key)[0], EXPERIMENT_PAGE)
+    group = re.split(r"[.\[]", key)[0]
+    pages = dict.fromkeys(("launcher", "logger", "task", "wrapper"), TASK_PAGE)
+    return "docs/extend/add-a-backend.md" if group == "backend" else pages.get(group, EXPERIMENT_PAGE)
 
 
 def made(cls: Any, key: str, *arguments: Any, **keywords: Any) -> Any:
@@ -216,24 +176,6 @@ def made(cls: Any, key: str, *arguments: Any, **keywords: Any) -> Any:
         return cls(*arguments, **keywords)
     with asked(key, cls, "(...)"):
         return cls(*arguments, **keywords)
-
-
-def check_result(task: Any, result: Any) -> None:
-    """Whether what a task gives is the record of a run.
-
-    Args:
-        task: that gave it.
-        result: what its ``run`` gave.
-
-    Raises:
-        RunError: it cannot.
-    """
-    lacking = [key for key in _RECORD if not isinstance(result, dict) or key not in result]
-    if lacking:
-        raise RunError(
-            f"task: {shown(task)}.run must give the content of result.json, as exp.engine.building.make_result makes "
-            f"it, but what it gives lacks {', '.join(lacking)}; see {TASK_PAGE}"
-        )
 
 
 @contextlib.contextmanager

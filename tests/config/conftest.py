@@ -2,12 +2,11 @@ from __future__ import annotations
 
 from hydra import compose, initialize_config_module
 
-from exp.config import choices, structures
+from exp.config.compose import register
 
 
 def composed(*overrides: str):
     """The configuration that these words of a command line give."""
-    structures.register()
-    choices.register_resolvers()
+    register()
     with initialize_config_module("exp.conf", version_base="1.3"):
         return compose("config", list(overrides))

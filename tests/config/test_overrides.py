@@ -6,7 +6,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from exp.config.structures import replace_given
+from exp.config.compose import replace_given
 from tests.config.conftest import composed
 
 SEGMENTATION = ["experiment=dinov3_dubai", "data=segmentation", "data.name=mine", "data.root=."]

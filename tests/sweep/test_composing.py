@@ -13,9 +13,9 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import OmegaConf, open_dict
 
-from exp.config import choices, structures
+from exp.config import compose
 from exp.errors import ExpError
-from exp.freezing import complete, freeze
+from exp.frozen import complete, freeze
 from exp.sweep.composing import Composer
 
 # Jobs that set the same keys, by row: what they set, with %s for their values.
@@ -81,8 +81,7 @@ def test_every_configuration_is_the_same_as_composed_alone(hydra, tmp_path, monk
 def hydra(tmp_path, monkeypatch):
     """Hydra's loader of configurations, and the configuration of a whole sweep."""
     monkeypatch.chdir(tmp_path)
-    structures.register()
-    choices.register_resolvers()
+    compose.register()
     GlobalHydra.instance().clear()
     with initialize_config_module("exp.conf", version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()

@@ -17,10 +17,10 @@ from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
 from exp import console, hub, launcher, summary
+from exp.config.compose import compose
 from exp.config.explain import explain
 from exp.errors import EXIT_FAILED, EXIT_OK, REFUSED, ConfigError, ExpError, RunError
-from exp.freezing import complete, compose, freeze, prepare
-from exp.frozen import FrozenRun
+from exp.frozen import FrozenRun, complete, freeze, prepare
 from exp.hardware.backend import FLOAT32
 from exp.hardware.registry import create_backend
 from exp.launcher.rank_environment import drop_stale_variables

@@ -26,7 +26,7 @@ from exp.checks.child import Ended, run_exp
 from exp.checks.rows import MAKERS, Making, Row, plan
 from exp.config.check import check_hardware
 from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, ConfigError, ExpError
-from exp.freezing import prepare
+from exp.frozen import prepare
 from exp.hardware.registry import create_backend
 from exp.launcher.processes import handle_signals, signal_name
 from exp.runs.files import read_json, to_json, without_credentials, write_atomically, write_json

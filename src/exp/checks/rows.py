@@ -17,10 +17,11 @@ from exp import console
 from exp.checks.check import FAILED, OK, STYLES, WARNING, Answer, fail, ok, read_journal, skip, table_of
 from exp.checks.parity import read_losses
 from exp.checks.verdict import value_of
+from exp.config.compose import compose
 from exp.config.explain import explain
 from exp.console import flops, size
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_UNAVAILABLE, ConfigError, RunError
-from exp.freezing import check, compose, prepare
+from exp.frozen import check, prepare
 from exp.launcher.processes import signal_name
 from exp.plugins import installed
 from exp.runs.files import read_json

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import importlib
 import re
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
-from omegaconf import OmegaConf
+from omegaconf import MISSING, OmegaConf
 
-from exp import console
-from exp.config import trained
+from exp.config.compose import check_weights_there, is_of_hub, structure_of
 from exp.config.explain import nearest
-from exp.config.paths import is_of_hub
-from exp.config.resolve import check_target, find_module, find_own_module
+from exp.config.resolve import check_target, find_module, find_own_module, nodes
 from exp.config.schema import PRECISIONS
-from exp.config.structures import structure_of
-from exp.config.walk import nodes, written
 from exp.errors import ConfigError, UnavailableError
 from exp.plugins import Family, installed
 from exp.runs.files import without_credentials
@@ -26,38 +21,26 @@ from exp.runs.lock import holder_of
 from exp.user_code import asked
 
 if TYPE_CHECKING:
-    from exp.config.schema import ExpConfig, FiguresConfig
+    from exp.config.schema import ExpConfig
     from exp.hardware.backend import Backend
     from exp.launcher.base import Launcher
     from exp.task import Task
 
 __all__ = [
-    "REFUSED",
-    "check_available",
-    "check_data",
-    "check_family",
-    "check_hardware",
-    "check_hooks",
-    "check_processes",
-    "check_ranges",
-    "check_schedulers",
-    "check_weights",
-    "derive_batch_sizes",
-    "has_weights",
-    "preflight_of",
-    "refusal",
-    "validate",
-]
+    "REFUSED", "check_data", "check_folder", "check_hardware", "check_hooks", "check_ranges",
+    "derive_batch_sizes", "has_weights", "preflight_of", "refusal", "validate",
+]  # fmt: skip
 
-_FORMATS = ("png", "pdf", "svg")  # of figures
-_INCHES = (0.5, 100.0)
-_DPI = (10, 2400)
-_WRAPPERS = ("mmddp", "ddp", "fsdp", "none")
+_CHOICES = {
+    "precision": PRECISIONS,
+    "wrapper.kind": ("mmddp", "ddp", "fsdp", "none"),
+    "figures.format": ("png", "pdf", "svg"),
+}
 _PRECISIONS_ELSEWHERE = {
-    "16": "fp16", "16-mixed": "fp16", "16-true": "fp16", "float16": "fp16", "half": "fp16", "amp": "fp16",
-    "bf16-mixed": "bf16", "bf16-true": "bf16", "bfloat16": "bf16", "32": "fp32", "32-true": "fp32", "float32": "fp32",
+    "16": "fp16", "float16": "fp16", "half": "fp16", "amp": "fp16", "bf16": "bf16", "bfloat16": "bf16", "32": "fp32",
+    "float32": "fp32",
 }  # fmt: skip
-_FULL_SHARDING_SINCE = (2, 7)  # of torch: exp.hardware.compat.supports_full_sharding
+"""Names that people bring along, also with ``-mixed`` and ``-true``."""
 
 
 def validate(
@@ -76,9 +59,8 @@ def validate(
         ConfigError: a value is wrong, two do not go together, or a file is missing.
         UnavailableError: the backend or a package is not there, or there are fewer devices than ``nproc``.
     """
-    check_family(config)
-    _check_missing(config)
-    _check_credentials(config)
+    _check_family(config)
+    _check_nodes(config)
     _check_values(config)
     elsewhere = launcher.is_elsewhere(config.launcher)
     with asked("task", task, ".check(config)"):
@@ -97,13 +79,18 @@ def validate(
     if task.diagnoses:
         # Only what no worker could report: too few devices, missing data and the rest are for the diagnosis itself.
         if task.isolated and not elsewhere:
-            check_available(config, backend)
-        _check_output_dir(config, task)
+            _check_available(config, backend)
+        _check_unheld_folder(config, task)
         return
     _check_targets(config, elsewhere)
-    here = task.uses_hardware and not elsewhere
-    check_processes(config, backend, here)
-    _check_wrapper(config, task, here)
+    if config.precision not in backend.capabilities.precisions:
+        raise ConfigError(
+            f"precision={config.precision} is not supported by backend={backend.name}; "
+            f"use one of {', '.join(backend.capabilities.precisions)}"
+        )
+    if task.uses_hardware and not elsewhere:
+        check_hardware(config, backend)
+    _check_wrapper(config, task)
     for package in config.logger.requires:
         if find_module(package) is None:  # without importing what is above it
             raise UnavailableError(
@@ -116,7 +103,10 @@ def validate(
         config.batch_size = config.global_batch_size = None  # nothing is trained, and nothing has to divide
     else:
         _derive_batch(config, overrides)
-    _refuse_keys_of_others(config, overrides, task)
+    if config.resume is not None and not task.saves_state:
+        raise ConfigError(
+            f"resume={config.resume}: task={config.task.name} saves no state to resume from; leave it out"
+        )
     _check_files(config, task)
 
 
@@ -174,42 +164,46 @@ def _check_targets(config: ExpConfig, elsewhere: bool) -> None:
             check_target(f"{part}._target_", target)
 
 
-def _check_credentials(config: ExpConfig) -> None:
-    for key, parent, name in nodes(config):
-        value = written(parent, name)
-        if isinstance(value, str) and value != without_credentials(value):
+def _check_nodes(config: ExpConfig) -> None:
+    missing = []
+    for key, _, _, value in nodes(config):
+        if value == MISSING:
+            missing.append(key)
+        elif isinstance(value, str) and value != without_credentials(value):
             raise ConfigError(
                 f"{key}={without_credentials(value)} has a password, which config.yaml would keep; give the address "
                 "without it, and the password as its library reads it from the environment"
             )
-
-
-def _check_missing(config: ExpConfig) -> None:
-    missing = sorted(key for key, parent, name in nodes(config) if OmegaConf.is_missing(parent, name))
     # The data's first: the model's values refer to them.
-    missing = [key for key in missing if key.startswith("data.")] or missing
+    missing = sorted(key for key in missing if key.startswith("data.")) or sorted(missing)
     if missing:
         raise ConfigError(f"{', '.join(missing)} must be set; give {' '.join(f'{key}=...' for key in missing)}")
 
 
 def _check_values(config: ExpConfig) -> None:
-    for key, choices in (("precision", PRECISIONS), ("wrapper.kind", _WRAPPERS)):
-        value = config.precision if key == "precision" else config.wrapper.kind
+    for key, choices in _CHOICES.items():
+        value: Any = OmegaConf.select(config, key)  # type: ignore[arg-type]
         if value not in choices and not (key == "wrapper.kind" and config.wrapper._target_):
-            known = _PRECISIONS_ELSEWHERE.get(value) if key == "precision" else None
+            known = _PRECISIONS_ELSEWHERE.get(re.sub("-(mixed|true)$", "", value)) if key == "precision" else None
             hint = f"; did you mean '{known}'?" if known else nearest(value, choices)
             raise ConfigError(f"{key}={value} is not one of {', '.join(choices)}{hint}")
     check_ranges(config)
     if config.max_epochs is None and config.max_steps is None:
         raise ConfigError("neither max_epochs nor max_steps is set; give one of them")
+    if config.overwrite and config.resume is not None:
+        raise ConfigError("overwrite=true is for a run that begins anew; leave it out, or resume, or use init_from")
     if config.debug.overfit and config.debug.train_batches is None:
         raise ConfigError("debug.overfit=true needs debug.train_batches: how many batches are to be learned")
-    _check_figures(config.figures)
+    for key, listed in (("hooks", config.hooks), ("schedule.param_scheduler", config.schedule.param_scheduler)):
+        for index, each in enumerate(listed):
+            if not isinstance(each.get("type"), str):
+                raise ConfigError(
+                    f"{key}[{index}] has no type; write it as {{type: <name of a class>, <its arguments>}}"
+                )
     check_hooks(config.hooks)
-    check_schedulers(config.schedule.param_scheduler)
 
 
-def _check_wrapper(config: ExpConfig, task: Task, here: bool) -> None:
+def _check_wrapper(config: ExpConfig, task: Task) -> None:
     processes = config.nproc * config.launcher.nnodes
     if config.wrapper.kind == "none" and processes > 1 and task.trains:
         raise ConfigError(
@@ -217,13 +211,6 @@ def _check_wrapper(config: ExpConfig, task: Task, here: bool) -> None:
             "use wrapper=mmddp or wrapper=ddp, or nproc=1"
         )
     if config.wrapper.kind == "fsdp":
-        version = _torch_version()
-        if task.trains and processes > 1 and here and version < _FULL_SHARDING_SINCE:
-            raise UnavailableError(
-                f"wrapper=fsdp: torch {'.'.join(map(str, version))} is too old for fully_shard and its checkpoints, "
-                f"which take torch >= {'.'.join(map(str, _FULL_SHARDING_SINCE))}; use wrapper=ddp "
-                "(docs/hardware/estimate.md)"
-            )
         for key in ("sync_batchnorm", "find_unused_parameters", "static_graph"):
             if getattr(config.wrapper, key):
                 raise ConfigError(f"wrapper.{key}=true is for wrapper=ddp; with wrapper=fsdp, leave it out")
@@ -237,13 +224,6 @@ def _check_wrapper(config: ExpConfig, task: Task, here: bool) -> None:
             "compile=true would compile anew at every step with dropout_by_sample=true, whose masks depend on the "
             "step; leave one of them out"
         )
-
-
-def _refuse_keys_of_others(config: ExpConfig, overrides: Sequence[str], task: Task) -> None:
-    for override in overrides:
-        key, _, value = override.lstrip("+").partition("=")
-        if key == "resume" and value not in ("", "null") and not task.saves_state:
-            raise ConfigError(f"{override}: task={config.task.name} saves no state to resume from; leave it out")
 
 
 def _derive_batch(config: ExpConfig, overrides: Sequence[str]) -> None:
@@ -261,9 +241,9 @@ def _derive_batch(config: ExpConfig, overrides: Sequence[str]) -> None:
 
 def _check_files(config: ExpConfig, task: Task) -> None:
     if config.init_from is not None and not is_of_hub(config.init_from):
-        trained.check_weights_there(config.init_from)
+        check_weights_there(config.init_from)
     if config.resume is not None and config.resume != "auto":
-        trained.check_weights_there(config.resume, "resume")
+        check_weights_there(config.resume, "resume")
     if task.uses_data:
         check_data(config.data)
     if task.needs_weights and config.init_from is None and has_weights(config):
@@ -271,12 +251,10 @@ def _check_files(config: ExpConfig, task: Task) -> None:
             f"task={config.task.name} needs weights; set init_from to a checkpoint or a run folder, "
             "such as init_from=outputs/<experiment>/<run>"
         )
-    _check_output_dir(config, task)
+    _check_unheld_folder(config, task)
 
 
-def _check_output_dir(config: ExpConfig, task: Task) -> None:
-    if config.overwrite and config.resume is not None:
-        raise ConfigError("overwrite=true is for a run that begins anew; leave it out, or resume, or use init_from")
+def _check_unheld_folder(config: ExpConfig, task: Task) -> None:
     if holder_of(RunFolder(config.output_dir).path) is None:  # else the lock decides first
         check_folder(config, task.saves_state)
 
@@ -292,30 +270,20 @@ def check_folder(config: ExpConfig, trains: bool) -> None:
         ConfigError: it does.
     """
     folder = RunFolder(config.output_dir)
-    previous = read_result(folder)
-    if config.resume is not None or config.overwrite:
+    completed, saved = (read_result(folder) or {}).get("status") == "completed", folder.has_checkpoint()
+    if config.resume is not None or config.overwrite or not (completed or saved):
         return
-    saved = folder.has_checkpoint()
-    if previous is not None and previous.get("status") == "completed":
-        further = ", or add resume=auto and a larger max_epochs or max_steps to train it further"
-        raise ConfigError(
-            f"output_dir={config.output_dir} holds a completed run; use another one, or overwrite=true to remove it"
-            + further * (saved and trains)
-        )
-    if saved:
-        raise ConfigError(
-            f"output_dir={config.output_dir} holds an unfinished training; "
-            + ("add resume=auto to continue it, " if trains else "")
-            + "use another one, or overwrite=true to remove it"
-        )
+    holds = "a completed run" if completed else "an unfinished training"
+    further = (
+        "resume=auto and a larger max_epochs or max_steps to train it" if completed else "resume=auto to continue it"
+    )
+    raise ConfigError(
+        f"output_dir={config.output_dir} holds {holds}; use another one, or overwrite=true to remove it"
+        + f", or add {further}" * (saved and trains)
+    )
 
 
-def check_available(config: ExpConfig, backend: Backend) -> None:
-    """Whether this machine has the backend's hardware and software.
-
-    Raises:
-        UnavailableError: it has not.
-    """
+def _check_available(config: ExpConfig, backend: Backend) -> None:
     reason = backend.why_unavailable()
     if reason is not None:
         raise UnavailableError(f"backend={config.backend.name} is not available: {reason}")
@@ -327,7 +295,7 @@ def check_hardware(config: ExpConfig, backend: Backend) -> None:
     Raises:
         UnavailableError: it has not.
     """
-    check_available(config, backend)
+    _check_available(config, backend)
     count = backend.device_count() if backend.exclusive_devices else config.nproc
     if config.nproc > count:
         raise UnavailableError(
@@ -336,28 +304,8 @@ def check_hardware(config: ExpConfig, backend: Backend) -> None:
         )
 
 
-def check_processes(config: ExpConfig, backend: Backend, here: bool) -> None:
-    """Whether the backend knows the precision, and this machine has the devices, if the run takes place ``here``.
-
-    Raises:
-        ConfigError: the backend does not do this precision.
-        UnavailableError: there are not enough devices.
-    """
-    if config.precision not in backend.capabilities.precisions:
-        raise ConfigError(
-            f"precision={config.precision} is not supported by backend={backend.name}; "
-            f"use one of {', '.join(backend.capabilities.precisions)}"
-        )
-    if here:
-        check_hardware(config, backend)
-
-
-def check_family(config: ExpConfig) -> None:
-    """Whether model, data and the task's keys are of one family, as far as plugins say.
-
-    Raises:
-        ConfigError: they are not.
-    """
+def _check_family(config: ExpConfig) -> None:
+    """Whether model, data and the task's keys are of one family, as far as plugins say."""
     families = _families()
     of_model, of_data = _family_of(config, "model"), _family_of(config, "data")
     if of_model is not None and of_data is not None and of_model != of_data:
@@ -369,35 +317,12 @@ def check_family(config: ExpConfig) -> None:
         _check_keys(config, of_data)
 
 
-def check_weights(config: ExpConfig, trained: ExpConfig, folder: Path) -> None:
-    """Whether weights are for a model of this family at all.
-
-    Args:
-        config: in which they are to be used.
-        trained: of the run that trained them.
-        folder: its run folder.
-
-    Raises:
-        ConfigError: they are not.
-    """
-    wanted, found = _family_of(config, "model"), _family_of(trained, "model")
-    together = (set(plugin.families) for plugin in installed().values())  # their models may share a backbone
-    if wanted and found and not any({wanted, found} <= families for families in together):
-        raise ConfigError(
-            f"init_from={console.shown(folder)} has trained a model for {found} ({trained.name}), this one is for "
-            f"{wanted}; leave the experiment out, which takes that of the weights, or use other weights"
-        )
-
-
 def _families() -> Mapping[str, Family]:
     return {name: family for plugin in installed().values() for name, family in plugin.families.items()}
 
 
 def _family_of(config: ExpConfig, part: str) -> str | None:
-    node = getattr(config, part)
-    structure = OmegaConf.get_type(node)
-    if structure is None or structure is dict:  # read from a file
-        structure = structure_of(node.get("_target_")) or object
+    structure = structure_of(getattr(config, part).get("_target_")) or object
     return next((name for name, family in _families().items() if issubclass(structure, getattr(family, part))), None)
 
 
@@ -439,7 +364,7 @@ def refusal(name: str) -> str:
 
 
 def check_hooks(hooks: Sequence[Any]) -> None:
-    """Refuse what is no hook, what would write elsewhere, and MMEngine's hooks that cannot do here what they say.
+    """Refuse hooks that would write elsewhere, and MMEngine's hooks that cannot do here what they say.
 
     Args:
         hooks: ``config.hooks``; each has ``type``, the name or dotted path of a class.
@@ -448,10 +373,7 @@ def check_hooks(hooks: Sequence[Any]) -> None:
         ConfigError: there is one.
     """
     for index, hook in enumerate(hooks):
-        name = hook.get("type") if hasattr(hook, "get") else None
-        if not isinstance(name, str):
-            raise ConfigError(f"hooks[{index}] has no type; write it as {{type: <name of a hook>, <its arguments>}}")
-        module, _, last = name.rpartition(".")
+        module, _, last = str(hook["type"]).rpartition(".")
         if last in REFUSED and module.split(".")[0] in ("", "mmengine"):
             raise ConfigError(refusal(last))
         ready = hook.get("on_trace_ready")
@@ -462,39 +384,18 @@ def check_hooks(hooks: Sequence[Any]) -> None:
                 raise ConfigError(f"hooks[{index}].{key}={path} is to lie below the run folder")
 
 
-def check_schedulers(schedulers: Sequence[Any]) -> None:
-    """Refuse what is no scheduler.
-
-    Args:
-        schedulers: ``config.schedule.param_scheduler``; each has ``type``, the name of one of MMEngine's.
-
-    Raises:
-        ConfigError: there is one.
-    """
-    for index, scheduler in enumerate(schedulers):
-        if not isinstance(scheduler.get("type") if hasattr(scheduler, "get") else None, str):
-            raise ConfigError(
-                f"schedule.param_scheduler[{index}] has no type; write it as {{type: <name of a scheduler>, <its "
-                "arguments>}"
-            )
-
-
 # A key that a launcher of the user's own does not have is not looked at.
 _LEAST: Mapping[str, int] = {
     "nproc": 1,
     "accumulate": 1,
     "log_every": 1,
     "min_delta": 0,
-    "optim.backbone_lr_scale": 0,
-    "optim.layer_decay": 0,
     "schedule.warmup_steps": 0,
     "checkpoint.every_epochs": 0,
     "checkpoint.every_steps": 0,
     "checkpoint.keep_last": 1,
     "launcher.nnodes": 1,
     "launcher.max_restarts": 0,
-    "wrapper.bucket_cap_mb": 1,
-    "logger.patience_s": 0,
 }
 _LEAST_OR_NULL: Mapping[str, int] = {
     "max_epochs": 1,
@@ -504,7 +405,6 @@ _LEAST_OR_NULL: Mapping[str, int] = {
     "debug.train_batches": 1,
     "debug.val_batches": 1,
     "debug.test_batches": 1,
-    "debug.restart_after": 1,
     "launcher.step_timeout_s": 0,
     "sweep.parallel_jobs": 1,
 }
@@ -566,27 +466,3 @@ def derive_batch_sizes(
             f"not global_batch_size={global_batch_size}; give only one of them"
         )
     return derived, global_batch_size
-
-
-def _check_figures(figures: FiguresConfig) -> None:
-    """Refuse what cannot be drawn.
-
-    Raises:
-        ConfigError: names the key.
-    """
-    if figures.format not in _FORMATS:
-        raise ConfigError(
-            f"figures.format={figures.format} is not one of {', '.join(_FORMATS)}{nearest(figures.format, _FORMATS)}"
-        )
-    for key in ("width", "height"):
-        value = getattr(figures, key)
-        if value is not None and not _INCHES[0] <= value <= _INCHES[1]:
-            raise ConfigError(f"figures.{key}={value} must be from {_INCHES[0]} to {_INCHES[1]:g} inches, or null")
-    if not _DPI[0] <= figures.dpi <= _DPI[1]:
-        raise ConfigError(f"figures.dpi={figures.dpi} must be from {_DPI[0]} to {_DPI[1]} pixels per inch")
-
-
-def _torch_version() -> tuple[int, ...]:
-    """Major and minor of the installed torch, which is not imported; a build that does not say is taken to be new."""
-    found = re.match(r"(\d+)\.(\d+)", metadata.version("torch"))
-    return (99,) if found is None else tuple(map(int, found.groups()))

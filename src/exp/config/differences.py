@@ -7,30 +7,19 @@ What may change when a training goes on, and what would make another training of
 from __future__ import annotations
 
 import re
-from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
-from hydra.errors import HydraException
 from omegaconf import MISSING, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
+from exp.config.compose import structure_of
 from exp.config.schema import ExpConfig
-from exp.config.structures import structure_of
 
 __all__ = [
-    "Change",
-    "Changes",
-    "as_plain",
-    "changes",
-    "different",
-    "of_training",
-    "overruled",
-    "refusal",
-    "trains_on",
-]
+    "Change", "Changes", "as_plain", "changes", "different", "of_training", "refusal", "trains_on",
+]  # fmt: skip
 
 _LENGTH = 60  # characters of a value in a message
 _DATA = re.compile(r"data(?:\..*)?")
-_CHOICE = re.compile(r"(data|model|optim|schedule|wrapper)=([\w.-]+)")
 # What a run's numbers depend on; of that, what says how fast something is computed, and not what.
 _COMPUTED = re.compile(r"(?:model|data)(?:\..*)?|seed|precision")
 _NEUTRAL = re.compile(
@@ -166,37 +155,6 @@ def different(config: ExpConfig, other: ExpConfig, names: str, leave_out: Sequen
         if _COMPUTED.fullmatch(key) and not _NEUTRAL.fullmatch(key) and key not in silent and key not in leave_out
         if change.old != MISSING
     ]
-
-
-def overruled(
-    config: ExpConfig, overrides: Sequence[str], compose: Callable[[str], Any], experiment: str | None
-) -> list[str]:
-    """A line for each choice of the command line of which the experiment, which is composed later, changes something.
-
-    Args:
-        config: composed, with its types.
-        overrides: the user's; keys that they set are his own business.
-        compose: gives the configuration of a primary file, such as ``data/illness``.
-        experiment: its name; None: there is none.
-    """
-    lines = []
-    own = tuple(f"{each.lstrip('+~').partition('=')[0]}." for each in overrides)
-    for group, choice in (match.groups() for match in map(_CHOICE.fullmatch, overrides) if match and experiment):
-        try:
-            alone = OmegaConf.to_container(compose(f"{group}/{choice}")[group])
-        except (HydraException, OmegaConfBaseException, KeyError):
-            continue  # a file that cannot stand alone
-        changed = []
-        for key, value in _leaves({group: alone}):
-            mine = OmegaConf.select(config, key, default=value)  # type: ignore[arg-type]
-            given = any(f"{key}.".startswith(each) for each in own if each != f"{group}.")
-            # What follows another key, or is null, is not the choice's.
-            plain = isinstance(value, (int, float, str)) and not str(value).startswith(("${", MISSING))
-            if plain and mine != value and not given:
-                changed.append(f"{key}={text_of(mine)} ({group}={choice}: {text_of(value)})")
-        if changed:
-            lines.append(f"experiment={experiment} sets {', '.join(changed)}")
-    return lines
 
 
 def _compared(

@@ -1,18 +1,33 @@
-"""Turns Hydra's and OmegaConf's errors into one line that says what is wrong and what would be right."""
+"""What a user reads of the configuration: ``--help``, and errors of Hydra and OmegaConf as one line each."""
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import os
 import re
+import textwrap
+import warnings
+from pathlib import Path
 from typing import Any, Iterable, Sequence
 
-from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
+from hydra import compose, initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError
 
-__all__ = ["config_keys", "explain", "is_of_composition", "nearest", "no_key"]
+from exp.errors import ConfigError
 
+__all__ = ["default_keys", "explain", "help_text", "is_of_composition", "nearest", "searched"]
+
+_GROUPS = (
+    "experiment", "task", "backend", "launcher", "wrapper", "data", "model", "optim", "schedule", "logger", "debug",
+)  # fmt: skip
+_TASKS = ("train", "eval", "predict", "report", "doctor")  # of every day
+_WIDTH = 80
 _NO_CHOICE = "Config group override must be a string or a list"
 _WORDS = {
     "accelerator": "backend=..., of which --help lists all",
@@ -43,15 +58,6 @@ def nearest(wrong: str, known: Iterable[str]) -> str:
     return f"; did you mean '{matches[0]}'?" if matches else ""
 
 
-def config_keys(config: Any, prefix: str = "") -> list[str]:
-    """All keys of a configuration, dotted."""
-    content = OmegaConf.to_container(config, resolve=False) if OmegaConf.is_config(config) else config
-    keys: list[str] = []
-    for key, value in content.items() if isinstance(content, dict) else ():
-        keys += [f"{prefix}{key!s}", *config_keys(value, f"{prefix}{key!s}.")]
-    return keys
-
-
 def is_of_composition(error: Exception) -> bool:
     """Whether Hydra, OmegaConf or YAML raised it while a configuration was composed."""
     kinds = (HydraException, OmegaConfBaseException, MarkedYAMLError)
@@ -76,8 +82,7 @@ def explain(error: Exception, known_keys: Iterable[str]) -> str:
             f"cannot read the argument '{error.override}': expected KEY=VALUE, and quotes around special characters; "
             "around a dictionary twice: 'KEY={name: \"value\"}'"
         )
-    text = str(error)
-    cause = error.__cause__
+    text, cause = str(error), error.__cause__
     if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
         return f"{mark.name}, line {mark.line + 1}: {error.problem}; indent with spaces"
@@ -95,69 +100,131 @@ def explain(error: Exception, known_keys: Iterable[str]) -> str:
             f"experiment={experiment} sets {key}, which the data or model chosen beside it does not have; choose an "
             f"experiment that is made for them (--help lists all)\n  {complaint}"
         )
-    unknown = _unknown_key(text, cause)
+    unknown = _unknown_key(text, error if cause is None else cause)
     if unknown is not None:
-        return no_key(unknown, known_keys)
-    match = re.match(r"Error merging override (.*)", text)
+        return f"there is no key '{unknown}'{_hint(unknown, list(known_keys))}\n  --cfg job shows all keys"
+    match = re.match(r"Error merging override ([^=]*)(?:=(.*))?", text)
     if match and isinstance(cause, OmegaConfBaseException):
-        below_a_value = _below_a_value(match.group(1).partition("=")[0], cause, list(known_keys))
-        if below_a_value is not None:
-            return below_a_value
+        key, value = match.groups()
         complaint = str(cause.msg).splitlines()[0]
         if "is not a ListConfig, list or tuple" in complaint:
-            key, _, value = match.group(1).partition("=")
             complaint = f"a list is expected: '{key}=[{value}]'"
-        return f"{match.group(1)}: {complaint}"
-    if isinstance(error, (ConfigCompositionException, HydraException)):
-        lines = [line for line in text.splitlines() if line.strip()]
-        details = [str(cause).splitlines()[0]] if cause is not None and str(cause) else []
-        return "\n  ".join([*lines, *details])
+        return f"{key}={value}: {complaint}"
     if isinstance(error, OmegaConfBaseException):
         return f"{error.full_key or 'configuration'}: {str(error.msg or error).splitlines()[0]}"
-    return text
+    details = [str(cause).splitlines()[0]] if cause is not None and str(cause) else []
+    return "\n  ".join([*(line for line in text.splitlines() if line.strip()), *details])
 
 
-def no_key(unknown: str, known_keys: Iterable[str]) -> str:
-    """The message for a key that is in no schema.
+def _unknown_key(text: str, cause: BaseException) -> str | None:
+    """The key that is in no schema, where that is what the error is about."""
+    below = str(getattr(cause, "full_key", None) or "")
+    match = re.match(r"Could not override '([^'=]+)", text)
+    if match:
+        # Of a dictionary given for a key that there is, the member that there is not.
+        return below if below.startswith(f"{match.group(1)}.") else match.group(1)
+    match = re.match(r"Error merging override ([^=]+)\.[^.=]+=", text)
+    if match and below == match.group(1) and "Value '{}'" in str(cause):  # of a key that has a value, and none below it
+        return text[len("Error merging override ") :].partition("=")[0]
+    return (
+        below
+        if isinstance(cause, OmegaConfBaseException) and re.search(r"Key '\S+' (is )?not in", str(cause))
+        else None
+    )
+
+
+def _hint(unknown: str, known: Sequence[str]) -> str:
+    """The nearest key; or, where other choices have a key of this name, that the one chosen has not."""
+    group, _, last = unknown.partition(".")
+    if group in _WORDS and group not in known:
+        return f"; use {_WORDS[group]}"
+    if unknown in known:
+        return f": the {group} that is chosen has none of this name; leave it out, or choose another {group}"
+    elsewhere = [each for each in known if each.rpartition(".")[2] == last]
+    return nearest(unknown, known) or (f"; did you mean '{elsewhere[0]}'?" if elsewhere else "")
+
+
+def help_text(arguments: Sequence[str]) -> str:
+    """What ``--help`` prints: ``hydra.help.template``, with the choices of every folder in the search path.
+
+    Hydra would list all its groups beside, whether the template has them or not: seconds.
 
     Args:
-        unknown: the key, dotted.
-        known_keys: among which the nearest is looked for.
+        arguments: of the command line; those that add folders count.
+
+    Raises:
+        ConfigError: a folder is not there.
     """
-    return f"there is no key '{unknown}'{_hint(unknown, known_keys)}\n  --cfg job shows all keys"
+    GlobalHydra.instance().clear()
+    with initialize_config_module("exp.conf", version_base="1.3"), warnings.catch_warnings():
+        warnings.filterwarnings("error", "provider=")
+        OmegaConf.register_new_resolver("choices", lambda: _choices(_searchpath(arguments)), replace=True)
+        try:
+            config = compose("config", _searchpath(arguments), return_hydra_config=True)
+        except UserWarning as warning:
+            raise ConfigError(f"a folder of configurations is not there: {warning}") from warning
+        return str(config.hydra.help.template).replace("$$", "$")  # which is written for string.Template
 
 
-def _hint(unknown: str, known_keys: Iterable[str]) -> str:
-    """The nearest key; or, where other choices have a key of this name, that the one chosen has not."""
-    known = list(known_keys)
-    word = _WORDS.get(unknown.partition(".")[0])
-    if word is not None and unknown.partition(".")[0] not in known:
-        return f"; use {word}"
-    if unknown not in known:
-        return nearest(unknown, known)
-    group = unknown.partition(".")[0]
-    return f": the {group} that is chosen has none of this name; leave it out, or choose another {group}"
+def _choices(searchpath: list[str]) -> str:
+    loader = GlobalHydra.instance().config_loader()
+    lines: list[str] = []
+    for group in _GROUPS:
+        choices = loader.get_group_options(group, ObjectType.CONFIG, "config", searchpath)
+        if group == "task":
+            shipped = loader.get_group_options(group, ObjectType.CONFIG, "config", [])
+            choices = [*_TASKS, *(each for each in choices if each not in shipped), "(task=list shows all)"]
+        lines += textwrap.wrap(
+            " ".join(choices),
+            _WIDTH,
+            initial_indent=f"  {group:<11}",
+            subsequent_indent=" " * 13,
+            break_on_hyphens=False,
+        )
+    return "\n".join(lines)
 
 
-def _below_a_value(key: str, cause: OmegaConfBaseException, known_keys: Sequence[str]) -> str | None:
-    """Of a key below one that has a value and no keys: where one of that name is."""
-    above, _, last = key.rpartition(".")
-    if not above or str(cause.full_key) != above or not str(cause.msg).startswith("Value '{}'"):
-        return None
-    elsewhere = next((known for known in known_keys if known.rpartition(".")[2] == last), None)
-    hint = nearest(key, known_keys) if elsewhere is None else f"; did you mean '{elsewhere}'?"
-    return f"there is no key '{key}', for '{above}' has none below it{hint}\n  --cfg job shows all keys"
+def default_keys(arguments: Sequence[str] = ()) -> list[str]:
+    """The dotted keys of a configuration, and its groups.
+
+    Args:
+        arguments: of the command line; choices such as ``launcher=submitit`` count, also those in the user's folders.
+    """
+
+    def dotted(content: Any, prefix: str = "") -> list[str]:
+        pairs = content.items() if isinstance(content, dict) else ()
+        return [key for name, value in pairs for key in (f"{prefix}{name}", *dotted(value, f"{prefix}{name}."))]
+
+    GlobalHydra.instance().clear()
+    with initialize_config_module("exp.conf", version_base="1.3"):
+        chosen = [each for each in arguments if re.fullmatch(rf"({'|'.join(_GROUPS)})=[\w./-]+", each)]
+        for kept in (chosen, [each for each in chosen if not each.startswith("experiment=")], []):
+            # What is to be explained may be in these very choices.
+            with contextlib.suppress(Exception):
+                composed = compose("config", [*kept, *_searchpath(arguments)])
+                return [*dotted(OmegaConf.to_container(composed, resolve=False)), *_GROUPS]
+    return list(_GROUPS)
 
 
-def _unknown_key(text: str, cause: BaseException | None) -> str | None:
-    """The key that is in no schema, where that is what the error is about."""
-    match = re.match(r"Could not override '([^']+)'", text)
-    if match:
-        if "No match in the defaults list" in text:
-            return match.group(1).split("=")[0]
-        # Of a dictionary given for a key that there is, the member that there is not.
-        below = str(getattr(cause, "full_key", None) or "")
-        return below if below.startswith(f"{match.group(1)}.") else match.group(1)
-    if isinstance(cause, OmegaConfBaseException) and re.search(r"Key '\S+' (is )?not in", str(cause)):
-        return str(cause.full_key)
-    return None
+def _searched(arguments: Sequence[str]) -> list[str]:
+    """The user's folders of configurations as ``hydra.searchpath`` has them, and ``--config-dir``, as a ``file://``."""
+    given = [each.partition("=")[2].strip("[]") for each in arguments if each.startswith("hydra.searchpath=")]
+    found = [part.strip(" '\"") for each in given for part in each.split(",")]
+    for number, word in enumerate(arguments):
+        option, _, folder = word.partition("=")
+        if option in ("--config-dir", "-cd"):
+            folder = folder or "".join(arguments[number + 1 : number + 2])
+            found.append(f"file://{os.path.abspath(folder)}")  # noqa: PTH100 - as the user wrote it
+    return found
+
+
+def _searchpath(arguments: Sequence[str]) -> list[str]:
+    """The user's folders, as an override."""
+    found = _searched(arguments)
+    return [f"hydra.searchpath=[{','.join(found)}]"] if found else []
+
+
+def searched(arguments: Sequence[str]) -> list[Path]:
+    """The user's folders of configurations on a command line; packages are left out."""
+    plain = [each[len("file://") :] if each.startswith("file://") else each for each in _searched(arguments)]
+    return [Path(os.path.abspath(each)) for each in plain if each and "://" not in each]  # noqa: PTH100 - as written

@@ -13,38 +13,21 @@ import importlib.machinery
 import inspect
 import re
 import sys
-import sysconfig
 from pathlib import Path
 from typing import Any, Iterator, Mapping, Sequence
 
-from omegaconf import OmegaConf
+from omegaconf import ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from exp.config.explain import nearest
-from exp.config.walk import nodes
 from exp.errors import ConfigError, UnavailableError
 from exp.plugins import entry_points
-from exp.user_code import is_own, made, page_of, shown
+from exp.user_code import is_own, made, owner_of, page_of, shown
 
 __all__ = [
-    "PATH",
-    "allow",
-    "check_name",
-    "check_names",
-    "check_path_part",
-    "check_target",
-    "check_type",
-    "create",
-    "distrust",
-    "find_module",
-    "find_own_module",
-    "is_standard",
-    "make",
-    "names_in",
-    "refusal",
-    "resolve",
-    "without_scope",
-]
+    "PATH", "allow", "check_name", "check_names", "check_path_part", "check_target", "check_type", "create", "distrust",
+    "find_module", "find_own_module", "make", "names_in", "nodes", "resolve", "without_scope",
+]  # fmt: skip
 
 _REGISTERING = ("mmengine.hooks", "mmengine.optim", "mmengine.model", "mmengine.visualization")
 _OPEN = ("exp", "torch.nn", "torch.optim", "mmengine", "mmcv")
@@ -54,6 +37,30 @@ _plugins: list[str] = []
 """What the user has named; of this process."""
 _of_others: set[str] = set()
 """Names that stand in another's run folder: a module of the current folder is no choice of the user's then."""
+
+
+def nodes(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any, Any]]:
+    """Every member below ``config``; what is below a member comes after it. Interpolations are not followed.
+
+    Args:
+        config: of OmegaConf; others have no members, and neither have null, ``???`` and an interpolation.
+        prefix: the key of ``config``; empty for the root.
+
+    Yields:
+        The dotted key, the container, the key or index in it, and the value as it is written: an interpolation is its
+        text, and what is missing ``???``.
+    """
+    if not OmegaConf.is_config(config):
+        return
+    in_list = isinstance(config, ListConfig)
+    for key in range(len(config)) if in_list else list(config):
+        place = f"{prefix}[{key}]" if in_list else f"{prefix}.{key}" if prefix else str(key)
+        if OmegaConf.is_missing(config, key) or OmegaConf.is_interpolation(config, key):
+            content: Any = OmegaConf.to_container(config, resolve=False)
+            yield place, config, key, content[key]
+        else:
+            yield place, config, key, config[key]
+            yield from nodes(config[key], place)
 
 
 def allow(plugins: Sequence[str]) -> None:
@@ -112,7 +119,7 @@ def check_name(key: str, name: str) -> None:
     if is_target and not chosen:  # an installed package of plugins is the user's choice, whichever file names it
         chosen = top in _with_plugins() or (name not in _of_others and _is_own(top))
     if not chosen or any(part.startswith("__") for part in name.split(".")):
-        raise refusal(key, name, top)
+        raise _refusal(key, name, top)
 
 
 def check_path_part(key: str, value: Any) -> None:
@@ -149,7 +156,7 @@ def names_in(config: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
         config: of OmegaConf; others have none.
         prefix: the key of ``config``; empty for the root.
     """
-    for place, parent, key in nodes(config, prefix):
+    for place, parent, key, _ in nodes(config, prefix):
         name, leads_on = str(key), OmegaConf.is_interpolation(parent, key)
         wanted = name in ("_target_", "_scope_", "type") or name.endswith("_type")
         if not (wanted or leads_on):
@@ -172,28 +179,13 @@ def _within(name: str, places: Sequence[str]) -> bool:
 def _is_own(top: str) -> bool:
     """Whether a module or package is the user's: not installed."""
     spec = find_own_module(top)
-    if spec is None:
-        return True  # there is no such module: check_target reports it
+    return spec is None or _owner(spec) == "user"  # there is no such module: check_target reports it
+
+
+def _owner(spec: importlib.machinery.ModuleSpec) -> str | None:
+    """As :func:`exp.user_code.owner_of`, of a module."""
     place = spec.origin or next(iter(spec.submodule_search_locations or ()), None)
-    if top == "exp" or is_standard(top) or place is None:
-        return False
-    return not {"site-packages", "dist-packages"} & set(Path(place).parts)
-
-
-def is_standard(top: str) -> bool:
-    """Whether a module is Python's own.
-
-    Args:
-        top: its name, without a dot.
-    """
-    if top in sys.builtin_module_names or top in getattr(sys, "stdlib_module_names", ()):
-        return True
-    spec = find_module(top)
-    if spec is None or spec.origin is None:
-        return False
-    paths = sysconfig.get_paths()
-    standard = any(spec.origin.startswith(f"{paths[place]}/") for place in ("stdlib", "platstdlib"))
-    return spec.origin == "frozen" or (standard and "-packages/" not in spec.origin)
+    return None if place in (None, "built-in", "frozen") else owner_of(str(place))
 
 
 def _with_plugins() -> set[str]:
@@ -202,7 +194,7 @@ def _with_plugins() -> set[str]:
     return {value.partition(":")[0].partition(".")[0] for value in found}
 
 
-def refusal(key: str, name: str, top: str) -> ConfigError:
+def _refusal(key: str, name: str, top: str) -> ConfigError:
     """The error for a name that the user has not chosen.
 
     Args:
@@ -247,11 +239,8 @@ def resolve(key: str, path: str, base: type | str | tuple[type, ...]) -> Any:
         ConfigError: there is no such module, or no such class in it, or the user has not chosen its code.
         UnavailableError: the module is there, and does not import.
     """
+    _check_path(key, path)
     module, _, name = path.rpartition(".")
-    if not PATH.fullmatch(path) or not module:
-        raise ConfigError(f"{key}={path} is no path of a class, such as package.module.Class")
-    check_name(key, path)
-    find_own_module(path.partition(".")[0])
     found = _import(key, path, module)
     if not hasattr(found, name):
         raise ConfigError(f"{key}={path}: {module} has no {name}{nearest(name, dir(found))}")
@@ -260,6 +249,13 @@ def resolve(key: str, path: str, base: type | str | tuple[type, ...]) -> Any:
     if not (inspect.isclass(found) and {shown(each) for each in found.__mro__} & {*wanted}):
         raise ConfigError(f"{key}={path} is no subclass of {' or '.join(wanted)}; see {page_of(key)}")
     return found
+
+
+def _check_path(key: str, path: str) -> None:
+    if not PATH.fullmatch(path) or "." not in path:
+        raise ConfigError(f"{key}={path} is no path of a class, such as package.module.Class")
+    check_name(key, path)
+    find_own_module(path.partition(".")[0])
 
 
 def _import(key: str, target: str, name: str) -> Any:
@@ -285,11 +281,8 @@ def check_target(key: str, target: str) -> None:
     Raises:
         ConfigError: there is no such module, or the user has not chosen its code.
     """
+    _check_path(key, target)
     parts = target.split(".")
-    if not PATH.fullmatch(target) or len(parts) < 2:
-        raise ConfigError(f"{key}={target} is no path of a class, such as package.module.Class")
-    check_name(key, target)
-    find_own_module(parts[0])
     for number in range(1, len(parts)):
         module = ".".join(parts[:number])
         if find_module(module) is None:
@@ -405,8 +398,10 @@ def check_type(key: str, name: str) -> None:
         return
     elif "." in name:
         resolve(key, name, (nn.Module, BaseTransform, Hook, Optimizer))
-    elif find_module(name) is not None and not is_standard(name):  # a module of Python's own does nothing
-        raise refusal(key, name, name)
+    else:
+        spec = find_module(name)
+        if spec is not None and _owner(spec) is not None:  # a module of Python's own does nothing
+            raise _refusal(key, name, name)
 
 
 def without_scope(name: str) -> str:

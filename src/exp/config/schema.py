@@ -1,6 +1,6 @@
 """The typed schema of the configuration: every key, its type, its default and its unit.
 
-The YAML files in ``conf/`` choose values; this file says which values there can be (:mod:`exp.config.structures` sees
+The YAML files in ``conf/`` choose values; this file says which values there can be (:mod:`exp.config.compose` sees
 to that). Keys of tasks stand with them, those of models and data with their families.
 """
 
@@ -12,22 +12,10 @@ from typing import Any, Dict, List, Optional
 from omegaconf import MISSING
 
 __all__ = [
-    "FLOAT32",
-    "PRECISIONS",
-    "BackendConfig",
-    "CheckpointConfig",
-    "DebugConfig",
-    "ExpConfig",
-    "FiguresConfig",
-    "LauncherConfig",
-    "LoggerConfig",
-    "OptimConfig",
-    "RecordConfig",
-    "ScheduleConfig",
-    "SubmititConfig",
-    "SweepConfig",
+    "FLOAT32", "PRECISIONS", "BackendConfig", "CheckpointConfig", "DebugConfig", "ExpConfig", "FiguresConfig",
+    "LauncherConfig", "LoggerConfig", "OptimConfig", "RecordConfig", "ScheduleConfig", "SubmititConfig", "SweepConfig",
     "WrapperConfig",
-]
+]  # fmt: skip
 
 PRECISIONS = ("fp32", "bf16", "fp16", "tf32", "efp")
 FLOAT32 = ("fp32", "tf32", "efp")
@@ -264,8 +252,6 @@ class RecordConfig:
     """What is not as in that run."""
     published_differs: List[str] = field(default_factory=list)
     """What is not as in the experiment that published figures are of."""
-    overruled: List[str] = field(default_factory=list)
-    """What the experiment has changed of choices that the command line names."""
     weights: Dict[str, Any] = field(default_factory=dict)
     """Of weights by name: repository, commit, digests of the files, licence (:mod:`exp.hub`)."""
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from exp import hub
-from exp.config.paths import is_of_hub
+from exp.config.compose import is_of_hub
 from exp.engine import checkpoint
 from exp.engine.finiteness import not_finite
 from exp.errors import ConfigError

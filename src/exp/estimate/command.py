@@ -13,7 +13,7 @@ from exp import console
 from exp.console import flops, size
 from exp.engine.registries import import_plugins
 from exp.estimate.trace import KINDS, Tracer, as_batch, fitting_batch, largest_batch, trace_flops
-from exp.freezing import freeze
+from exp.frozen import freeze
 from exp.hardware.registry import create_backend
 from exp.models.base import parameter_counts
 from exp.runs.files import write_json
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from exp.config.schema import ExpConfig
     from exp.hardware.backend import Backend
-    from exp.tasks.estimate import Estimate
+    from exp.tasks.train import Estimate
 
 __all__ = ["estimate", "write_estimate"]
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Sequence
 from omegaconf import ListConfig
 
 from exp import console, summary
-from exp.config.structures import load
+from exp.config.compose import load
 from exp.errors import EXIT_FAILED, EXIT_OK, ConfigError
 from exp.frozen import FrozenRun
 from exp.launcher.job import log_file, outcome_file

@@ -61,7 +61,7 @@ def start_fork_server(folder: RunFolder, nproc: int, single_node: bool) -> bool:
     targets = [str(config[part].get("_target_", "")).rpartition(".")[0] for part in ("model", "data")]
     # Modules of the user's are left to the workers: what they do while they load is not known to survive a fork.
     modules = [module for module in targets if module.startswith("exp.")]
-    os.environ[PRELOAD_VARIABLE] = ",".join([*modules, *task.modules])
+    os.environ[PRELOAD_VARIABLE] = ",".join([*modules, *filter(None, [task.work.rpartition(".")[0]])])
     multiprocessing.get_context(START_METHOD).set_forkserver_preload(["exp.launcher.preload"])
     here = Path.cwd()
     # A new interpreter looks for modules in its current folder first; the workers go back to this one.

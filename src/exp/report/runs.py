@@ -12,7 +12,7 @@ from typing import Any, Callable, Sequence
 
 import yaml
 
-from exp.config.structures import task_named
+from exp.config.compose import task_named
 from exp.errors import ConfigError, RunError
 from exp.runs.files import read_json
 from exp.runs.folder import RunFolder

@@ -15,14 +15,12 @@ from omegaconf import ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from exp import console, launcher
-from exp.config import choices, explain
+from exp.config import explain
+from exp.config.compose import load, refuse_empty, task_type
 from exp.config.differences import as_plain
-from exp.config.paths import refuse_empty
 from exp.config.schema import ExpConfig
-from exp.config.structures import load, task_type
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, REFUSED, ConfigError, ExpError, RunError
-from exp.freezing import complete
-from exp.frozen import FrozenRun
+from exp.frozen import FrozenRun, complete
 from exp.hub import bring
 from exp.launcher.base import Launcher, launcher_class
 from exp.launcher.outcome import Outcome
@@ -181,7 +179,7 @@ class Sweep:
             except ExpError as error:
                 job.outcome = Outcome(error.exit_code, detail=str(error))
             except (HydraException, OmegaConfBaseException) as error:
-                job.outcome = Outcome(EXIT_CONFIG, detail=explain.explain(error, choices.default_keys()))
+                job.outcome = Outcome(EXIT_CONFIG, detail=explain.explain(error, explain.default_keys()))
         return batch
 
     def _place(self, job: Job, run: FrozenRun) -> None:
@@ -388,7 +386,8 @@ def begin(config: Any) -> Sweep:
         ConfigError: its folder is empty or holds another one, or jobs are to lie elsewhere.
     """
     if not _current:
-        refuse_empty({"output_dir": config.get("output_dir"), "hydra.sweep.dir": config.hydra.sweep.dir})
+        refuse_empty("output_dir", config.get("output_dir"))
+        refuse_empty("hydra.sweep.dir", config.hydra.sweep.dir)
         written: Any = OmegaConf.to_container(config.hydra.sweep)
         if written["subdir"] != "${hydra.job.num}":
             raise ConfigError(

@@ -18,7 +18,7 @@ from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from exp.freezing import prepare
+from exp.frozen import prepare
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -61,7 +61,7 @@ class Composer:
         return master_config
 
     def prepared(self, master_config: DictConfig, overrides: Sequence[str], number: int) -> Any:
-        """What :func:`exp.freezing.prepare` makes of a job's configuration.
+        """What :func:`exp.frozen.prepare` makes of a job's configuration.
 
         Args:
             master_config: of the whole sweep.
@@ -70,7 +70,7 @@ class Composer:
 
         Raises:
             HydraException: as Hydra composes it.
-            ExpError: as :func:`exp.freezing.prepare`.
+            ExpError: as :func:`exp.frozen.prepare`.
         """
         kind = self._kind(overrides)
         shared = self._shared.get(kind)

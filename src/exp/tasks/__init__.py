@@ -1,34 +1,19 @@
-"""exp's own tasks, one module each; those that check the hardware share one. They come in as any plugin's do."""
+"""exp's own tasks. They come in as any plugin's do."""
 
 from __future__ import annotations
 
 from exp.plugins import Plugin
 from exp.task import Task
 from exp.tasks.checks import Collectives, Doctor, Env, Operators, Parity, Qualify, Speed
-from exp.tasks.estimate import Estimate
-from exp.tasks.eval import Eval
-from exp.tasks.predict import Predict
+from exp.tasks.eval import Eval, Predict
 from exp.tasks.runs import Attach, Report, Track
-from exp.tasks.train import Train
+from exp.tasks.train import Estimate, Train
 
 __all__ = ["plugin"]
 
 _TASKS: tuple[type[Task], ...] = (
-    Attach,
-    Collectives,
-    Doctor,
-    Env,
-    Estimate,
-    Eval,
-    Operators,
-    Parity,
-    Predict,
-    Qualify,
-    Report,
-    Speed,
-    Track,
-    Train,
-)
+    Attach, Collectives, Doctor, Env, Estimate, Eval, Operators, Parity, Predict, Qualify, Report, Speed, Track, Train,
+)  # fmt: skip
 _BY_PLACE = {f"task/{task.name}": task for task in _TASKS}
 plugin = Plugin(structures=_BY_PLACE, choices={k: task for k, task in _BY_PLACE.items() if k != "task/doctor"})
 """The doctor's file in ``conf/task`` also sets a key of the launcher."""

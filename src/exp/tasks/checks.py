@@ -6,7 +6,7 @@ task=operators, collectives and speed are rows of the last; each can be run alon
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, List, Optional, Sequence
+from typing import TYPE_CHECKING, ClassVar, List, Optional, Sequence
 
 from exp.errors import EXIT_OK, ConfigError
 from exp.task import ParentTask, Task
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from exp.launcher.outcome import Outcome
     from exp.launcher.rank import RankInfo
     from exp.runs.folder import RunFolder
-    from exp.session import Session
     from exp.summary import Finished
 
 __all__ = ["Collectives", "Doctor", "Env", "Operators", "Parity", "Qualify", "Speed"]
@@ -104,7 +103,7 @@ class Parity(ParentTask):
 
     _target_: str = "exp.tasks.checks.Parity"
     name: str = "parity"
-    reference: Optional[str] = "cpu"
+    reference: str = "cpu"
     """The backend to compare with."""
     steps: int = 20
     """Optimizer steps to compare."""
@@ -119,10 +118,6 @@ class Parity(ParentTask):
 
     def check(self, config: ExpConfig) -> None:
         """Two runs on one node, one after the other, whose tensors are whole."""
-        if self.reference is None:
-            raise ConfigError("task=parity compares with another backend; set reference=cpu, or another one")
-        if self.steps < 1:
-            raise ConfigError(f"steps={self.steps} must be at least 1")
         if config.wrapper.kind == "fsdp" and config.nproc > 1:
             raise ConfigError("task=parity compares whole tensors, and wrapper=fsdp leaves none; use wrapper=ddp")
         _refuse_several_machines(config)
@@ -143,13 +138,7 @@ class Trace(Task):
     steps: int = 20
 
     trains: ClassVar[bool] = True
-    modules = ("exp.checks.training",)
-
-    def run(self, session: Session) -> dict[str, Any]:
-        """See :func:`exp.checks.training.train_traced`."""
-        from exp.checks.training import train_traced
-
-        return train_traced(session)
+    work: ClassVar[str] = "exp.checks.training.train_traced"
 
 
 @dataclass
@@ -211,18 +200,12 @@ class Operators(_Journaled):
 
     trains: ClassVar[bool] = True
     counts_fallbacks: ClassVar[bool] = True
-    modules = ("exp.checks.operators",)
+    work: ClassVar[str] = "exp.checks.operators.check_operators"
 
     def check(self, config: ExpConfig) -> None:
         """Refuse more than one process: what they exchange is task=collectives' to check."""
         if config.nproc > 1:
             raise ConfigError(f"task=operators looks at one card; leave out nproc={config.nproc}")
-
-    def run(self, session: Session) -> dict[str, Any]:
-        """See :func:`exp.checks.operators.check_operators`."""
-        from exp.checks.operators import check_operators
-
-        return check_operators(session)
 
 
 @dataclass
@@ -236,18 +219,12 @@ class Collectives(_Journaled):
     skip: List[str] = field(default_factory=list)
     """What is left out, because it hangs: ``all_reduce bf16``."""
 
-    modules = ("exp.checks.collectives",)
+    work: ClassVar[str] = "exp.checks.collectives.measure_collectives"
 
     def check(self, config: ExpConfig) -> None:
         """Refuse a single process."""
         if config.nproc < 2:
             raise ConfigError("task=collectives needs nproc=2 or more: one process has nothing to exchange")
-
-    def run(self, session: Session) -> dict[str, Any]:
-        """See :func:`exp.checks.collectives.measure_collectives`."""
-        from exp.checks.collectives import measure_collectives
-
-        return measure_collectives(session)
 
 
 @dataclass
@@ -262,15 +239,9 @@ class Speed(Task):
     trains: ClassVar[bool] = True
     isolated: ClassVar[bool] = True
     compared: ClassVar[bool] = False
-    modules = ("exp.checks.training",)
+    work: ClassVar[str] = "exp.checks.training.measure_speed"
 
     def check(self, config: ExpConfig) -> None:
         """Refuse a warm-up that leaves nothing."""
         if config.max_steps is not None and config.max_steps <= self.warm_up:
             raise ConfigError(f"max_steps={config.max_steps} must be more than task.warm_up={self.warm_up}")
-
-    def run(self, session: Session) -> dict[str, Any]:
-        """See :func:`exp.checks.training.measure_speed`."""
-        from exp.checks.training import measure_speed
-
-        return measure_speed(session)

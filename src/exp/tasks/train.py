@@ -1,16 +1,18 @@
-"""task=train: train with validation, then test the best weights."""
+"""task=train: train with validation, then test the best weights; and task=estimate: what that takes, beforehand."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Optional, Sequence
 
-from exp.task import Task
+from exp.task import ParentTask, Task
 
 if TYPE_CHECKING:
+    from exp.config.schema import ExpConfig
     from exp.session import Session
+    from exp.summary import Finished
 
-__all__ = ["Train"]
+__all__ = ["Estimate", "Train"]
 
 
 @dataclass
@@ -22,7 +24,7 @@ class Train(Task):
 
     trains: ClassVar[bool] = True
     saves_state: ClassVar[bool] = True
-    modules = ("exp.engine.training",)
+    work: ClassVar[str] = "exp.engine.training.train"
 
     def run(self, session: Session) -> dict[str, Any]:
         """Train, once more from the checkpoint after ``debug.restart_after`` (:func:`exp.engine.training.train`)."""
@@ -50,3 +52,23 @@ def _what_fits(*arguments: Any) -> Any:
     from exp.estimate.trace import what_fits  # only if memory is exhausted
 
     return what_fits(*arguments)
+
+
+@dataclass
+class Estimate(ParentTask):
+    """Parameters, operations, memory by kind, bytes on the wire, and the batch that fits; needs no hardware."""
+
+    _target_: str = "exp.tasks.train.Estimate"
+    name: str = "estimate"
+    memory_gib: Optional[float] = None
+    """Memory of a card, in GiB; null: that of the cards here, as the vendor's monitor tells it."""
+    headroom: float = 0.1
+    """Share of the memory that is left to what is not counted: the driver, collectives' buffers, fragments."""
+
+    trains: ClassVar[bool] = True
+
+    def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> Finished:
+        """See :func:`exp.estimate.command.write_estimate`."""
+        from exp.estimate.command import write_estimate
+
+        return write_estimate(config, list(overrides), self)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 import numpy as np
 import torch
 
-from exp.config.trained import run_folder_of
+from exp.config.compose import run_folder_of
 from exp.data.base import Data, ExampleBatch, Extras, Prediction
 from exp.data.fingerprint import of_samples
 from exp.data.places import shortened

@@ -1,0 +1,394 @@
+"""From a command line to a configuration: typed keys for Hydra, paths, and the run that weights come from. No torch.
+
+The schema and those of plug-ins are registered in Hydra's ConfigStore, so that a wrong key or type is refused while the
+configuration is composed. Keys that are dictionaries (``data.palette={road: "6EC1E4"}``) take any member. Of data and
+model, one that is given on the command line replaces what was there, as a list does: a palette for other data is not to
+keep the classes of the experiment's. ``data.palette.road=...`` sets one member.
+
+A run is used as it was trained: eval, predict and features begin with the configuration of the run in ``init_from``.
+Its model and data are offered as choices of their config groups, and a primary configuration takes them, so that what
+the command line says comes on top, with types, and sweeps work.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import re
+import secrets
+import warnings
+from pathlib import Path
+from typing import Any, Mapping, Sequence, cast
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Transformer
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from exp.config.explain import nearest, searched
+from exp.config.resolve import distrust, nodes, resolve
+from exp.config.schema import ExpConfig, LauncherConfig, RecordConfig, SubmititConfig
+from exp.console import shown
+from exp.errors import ConfigError
+from exp.plugins import installed
+from exp.runs.folder import RunFolder
+from exp.user_code import TASK_PAGE
+
+__all__ = [
+    "OF_RUN", "TRAINED", "begin", "check_weights_there", "compose", "expand", "expand_arguments", "follows",
+    "is_of_hub", "load", "offer", "refuse_empty", "register", "replace_given", "run_folder_of", "structure_of",
+    "task_named", "task_type", "typed",
+]  # fmt: skip
+
+TRAINED = ("experiment", "data", "model")
+"""Config groups whose choices are those of the run in ``init_from``."""
+OF_RUN = "of_run"
+"""Name of the primary configuration that begins with a run's own, and of the choices that it takes."""
+
+_LAUNCHER = "exp.launcher.base.Launcher"
+_TASK = "exp.task.Task"  # interfaces by name: what implements them lies above this package
+_PATHS = ("data.root", "init_from", "resume", "task.input")
+_SHORT = ("reference", "run", "steps")  # keys of tasks that are written without ``task.``
+_WITH_THEM = ("name", "seed", "precision", "metric", "metrics", "published", "published_source", "published_for")
+_REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)*)\}")  # an interpolation that is another key and nothing else
+_own_files: list[Path] = []
+"""Folders of configurations on the command line: what they name is the user's choice, in the run's file, too."""
+
+
+def register() -> None:
+    """Put the schema into Hydra's ConfigStore, and that of each plugin; calling it again changes nothing.
+
+    A choice that sets no key needs no file: ``task=eval``, ``data=weather``. ``${run_id:}`` is a short id, the same
+    wherever one configuration uses it.
+    """
+    OmegaConf.register_new_resolver("run_id", lambda: secrets.token_hex(3), use_cache=True, replace=True)
+    OmegaConf.register_new_resolver("choices", str, replace=True)  # only --help fills it in
+    # A file of the user's with the name of such a choice replaces it; Hydra warns that it also checks its keys.
+    warnings.filterwarnings("ignore", message=r"(?s).*is validated against ConfigStore schema with the same name")
+    # What launchers of others begin with: the same keys, beside which theirs may stand. They are typed when composed.
+    common: Any = OmegaConf.to_container(OmegaConf.structured(LauncherConfig))
+    structures = _structures()
+    found = {"exp_schema": ExpConfig, **{f"schema/{place}": each for place, each in structures.items()}}
+    for plugin in installed().values():
+        found.update({place: structures.get(place, choice) for place, choice in plugin.choices.items()})
+    for place, node in [*((place, _opened(each)) for place, each in found.items()), ("schema/launcher/base", common)]:
+        group, _, name = place.rpartition("/")
+        ConfigStore.instance().store(group=group or None, name=name, node=node)
+
+
+@functools.lru_cache(maxsize=None)
+def _structures() -> Mapping[str, type]:
+    """The typed keys of launchers, and of plugins, of which exp's own tasks are one, by ``<group>/<name>``."""
+    found: dict[str, type] = {"launcher/common": LauncherConfig, "launcher/submitit": SubmititConfig}
+    for plugin in installed().values():
+        found.update(plugin.structures)
+    for place, keys in (pair for plugin in installed().values() for pair in plugin.keys.items()):
+        found[place] = dataclasses.make_dataclass(found[place].__name__, [], bases=(found[place], keys))
+    return found
+
+
+def structure_of(target: str | None) -> type | None:
+    """The typed schema of what a ``_target_`` names; None: it has none."""
+    named = (each for each in _structures().values() if getattr(each, "_target_", MISSING) == target)
+    return None if target in (None, MISSING) else next(named, None)
+
+
+def task_named(name: str) -> type | None:
+    """The class of ``task=<name>``, where it is exp's own or a plugin's; None: it is in a file alone."""
+    return _structures().get(f"task/{name}")
+
+
+def task_type(target: str | None) -> Any:
+    """The class that ``task._target_`` names.
+
+    Raises:
+        ConfigError: there is none, or it is no task.
+        UnavailableError: its module does not import.
+    """
+    if not target or target == MISSING:
+        raise ConfigError(f"task._target_ must be set: the path of a subclass of {_TASK}; see {TASK_PAGE}")
+    cls = resolve("task._target_", target, _TASK)
+    own = [name for name, kind in vars(cls).get("__annotations__", {}).items() if "ClassVar" not in str(kind)]
+    if own and "__dataclass_fields__" not in vars(cls):  # one without fields of its own may inherit all
+        raise ConfigError(f"task._target_={target} is no dataclass that inherits {_TASK}; see {TASK_PAGE}")
+    return cls
+
+
+def _opened(structure: Any) -> DictConfig:
+    """The node of a dataclass, or of an object of one, whose fields of type ``Dict`` take members on the command line.
+
+    Such a field has to be a dictionary by default, not null: OmegaConf cannot merge into a typed one that is null.
+    """
+    node: DictConfig = OmegaConf.structured(structure)
+    for _, _, _, value in nodes(node):
+        if isinstance(value, DictConfig) and OmegaConf.get_type(value) is dict:
+            OmegaConf.set_struct(value, False)
+    return node
+
+
+def typed(config: Any, of_others: bool = False) -> ExpConfig:
+    """A configuration with its types, and a record.
+
+    Args:
+        config: composed, or read from a file.
+        of_others: it may be a stranger's: no module but exp's own is imported for its types.
+
+    Raises:
+        OmegaConfBaseException: a key or a type is wrong.
+        ConfigError: the launcher or the task is none.
+    """
+    content: Any = OmegaConf.to_container(config, resolve=False)
+    root = OmegaConf.structured(ExpConfig)
+    root.record = RecordConfig()
+    known = {each.name for each in dataclasses.fields(RecordConfig)}  # another version's may have others
+    content["record"] = {key: value for key, value in (content.get("record") or {}).items() if key in known}
+    target = {group: str((content.get(group) or {}).get("_target_", MISSING)) for group in ("launcher", "task")}
+    if target["launcher"] not in ("auto", MISSING) and (target["launcher"].startswith("exp.") or not of_others):
+        root.launcher = resolve("launcher._target_", target["launcher"], _LAUNCHER).keys
+    of_task = structure_of(target["task"])
+    if target["task"] != MISSING and (of_task or target["task"].startswith("exp.") or not of_others):
+        root.task = of_task or task_type(target["task"])
+    for group in ("data", "model"):
+        structure = structure_of((content.get(group) or {}).get("_target_"))
+        if structure is not None:
+            root[group] = structure
+    return cast(ExpConfig, OmegaConf.merge(root, content))  # whose types it has
+
+
+def load(path: Path) -> ExpConfig:
+    """The typed configuration in a ``config.yaml``.
+
+    Raises:
+        ConfigError: it is not what a run leaves.
+        OmegaConfBaseException: it has keys that are no more.
+    """
+    try:
+        content = OmegaConf.load(path)
+    except (OSError, ValueError, YAMLError) as error:
+        said = (str(error) or type(error).__name__).splitlines()[0]
+        raise ConfigError(f"{path} is not the configuration of a run: {said}; use another run folder") from error
+    if not isinstance(content, DictConfig) or "launcher" not in content:
+        raise ConfigError(f"{path} is not the configuration of a run; use another run folder")
+    return typed(content, of_others=True)
+
+
+def compose(overrides: list[str], primary: str | None = None) -> ExpConfig:
+    """The configuration for these overrides, without Hydra's own part.
+
+    Args:
+        overrides: as on the command line.
+        primary: the primary configuration; None: that of this command line.
+    """
+    loader = GlobalHydra.instance().config_loader()
+    # A backend's file may lie in a folder that only this adds.
+    found = [override for override in HydraConfig.get().overrides.hydra if override.startswith("hydra.searchpath=")]
+    primary = primary or HydraConfig.get().job.config_name
+    composed = loader.load_configuration(primary, [*overrides, *found], run_mode=RunMode.RUN)
+    with open_dict(composed):
+        del composed["hydra"]
+    return cast(ExpConfig, composed)  # not typed yet, but of its form
+
+
+def replace_given(config: Any, overrides: Sequence[str]) -> None:
+    """Give each dictionary of data and model that the command line sets the value that it has there, and nothing else.
+
+    Args:
+        config: composed and typed; changed in place.
+        overrides: the user's.
+    """
+    for override in OverridesParser.create().parse_overrides(list(overrides)):
+        key = override.key_or_group
+        if override.is_add() or override.is_force_add() or override.is_delete() or "." not in key:
+            continue
+        value = override.value()
+        whole = key.startswith(("data.", "model.")) and isinstance(value, dict)
+        if whole and isinstance(OmegaConf.select(config, key), DictConfig):
+            OmegaConf.update(config, key, value, merge=False)
+
+
+def follows(config: ExpConfig) -> dict[str, str]:
+    """The keys of model and data that refer to another key: ``{"model.channels": "data.channels"}``.
+
+    A frozen configuration has values in their place; a change of the other key is to reach them all the same.
+
+    Args:
+        config: composed, not resolved.
+    """
+    found = [(key, value) for group in ("data", "model") for key, _, _, value in nodes(config[group], group)]  # type: ignore[index]
+    matches = [(key, _REFERENCE.fullmatch(value)) for key, value in found if isinstance(value, str)]
+    return {key: match.group(1) for key, match in matches if match is not None}
+
+
+def is_of_hub(weights: str | None) -> bool:
+    """Whether ``init_from`` names weights of a hub, and no file."""
+    return weights is not None and weights.startswith(("hf:", "timm:"))
+
+
+def expand_arguments(arguments: Sequence[str]) -> list[str]:
+    """``KEY=~/path`` with the home folder in the tilde's place: a shell expands it at the beginning of words only.
+
+    ``task=parity reference=cpu`` is short for ``task.reference=cpu``, where the task has such a key.
+    """
+    task = next((task_named(each[5:]) for each in reversed(arguments) if each.startswith("task=")), None)
+    short = {field.name for field in dataclasses.fields(task) if field.name in _SHORT} if task is not None else set()
+    found = [re.sub(r"=~(?=/|$)", lambda _: f"={Path.home()}", argument, count=1) for argument in arguments]
+    return [f"task.{each}" if each.partition("=")[0] in short else each for each in found]
+
+
+def expand(config: Any) -> None:
+    """Make the paths in a configuration absolute, in place: a run may be used again from any folder.
+
+    A string that begins with ``~/`` is taken for a path wherever it stands; of the others, the keys that are known to
+    be paths: relative ones begin where exp was started.
+
+    Args:
+        config: typed.
+
+    Raises:
+        ConfigError: one of these is empty.
+    """
+    for _, parent, key, value in nodes(config):
+        if isinstance(value, str) and (value == "~" or value.startswith("~/")) and "${" not in value:
+            parent[key] = str(Path(value).expanduser())
+    task: Any = OmegaConf.get_type(config.task)
+    for key in (*_PATHS, *(f"task.{name}" for name in task.paths)):
+        value = OmegaConf.select(config, key)
+        refuse_empty(key, value)
+        if isinstance(value, str) and value != "auto" and not (key == "init_from" and is_of_hub(value)):
+            OmegaConf.update(config, key, os.path.abspath(value))  # noqa: PTH100 - pathlib leaves `..` in it
+
+
+def refuse_empty(key: str, value: Any) -> None:
+    """Refuse a path that is empty, as of a shell's variable that is not set: it would stand for the current folder.
+
+    Args:
+        key: of the configuration.
+        value: a path, a list of them, or None.
+
+    Raises:
+        ConfigError: it is empty.
+    """
+    each = value if isinstance(value, (list, ListConfig)) else [value]
+    if not each or any(isinstance(path, str) and not path.strip() for path in each):
+        raise ConfigError(f"{key} is empty, where a path is expected ('.' is the current folder)")
+
+
+def run_folder_of(weights: str | None) -> Path | None:
+    """The run folder that weights belong to: itself, or the one in whose ``checkpoints`` they lie; None: no run's."""
+    if not weights:
+        return None
+    path = Path(os.path.abspath(Path(weights).expanduser()))  # noqa: PTH100 - pathlib leaves `..` in it
+    for folder in (path, path.parent, path.parent.parent):
+        if RunFolder(folder).config.is_file() and (folder == path or "checkpoints" in path.parts):
+            return folder
+    return None
+
+
+def check_weights_there(value: str, key: str = "init_from") -> None:
+    """Refuse a path that leads to nothing that a run leaves.
+
+    Raises:
+        ConfigError: it is empty, or leads to nothing, or to a folder that has neither a configuration nor weights.
+    """
+    refuse_empty(key, value)
+    path = Path(value).expanduser()
+    if not path.exists():
+        if key == "resume" and path.name.lower() == "true":
+            raise ConfigError("resume=true: use resume=auto, or the path of a checkpoint or run folder")
+        there = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise ConfigError(f"{key}={shown(path)}: there is no such file or folder{nearest(path.name, there)}")
+    if path.is_dir() and run_folder_of(value) is None:
+        kinds = ("*.pth", "*.safetensors", "*.safetensors.index.json", "checkpoints/*.pth")
+        if not any(True for kind in kinds for _ in path.glob(kind)):
+            raise ConfigError(f"{key}={shown(path)} is no run folder: it has neither config.yaml nor weights")
+
+
+def begin(arguments: Sequence[str], needs_weights: bool | None = None) -> tuple[str, list[str]]:
+    """What Hydra is to compose for a command line.
+
+    Args:
+        arguments: of the command line.
+        needs_weights: whether the task does; None: as the tasks say that are known before anything is composed.
+
+    Returns:
+        The name of the primary configuration, and the arguments without choices that repeat those of the run: they
+        would put a file's values in place of the run's.
+
+    Raises:
+        ConfigError: the run's configuration cannot be read.
+    """
+    _own_files[:] = searched(arguments)
+    given = {key: values for key, values in map(_parsed, arguments) if key is not None}
+    if needs_weights is None:
+        needs_weights = any(getattr(task_named(task), "needs_weights", False) for task in given.get("task", []))
+    weights = [str(path) for path in given.get("init_from", []) if path is not None]
+    folder = next((folder for folder in map(run_folder_of, weights) if folder is not None), None)
+    for path in weights if needs_weights and folder is None else ():
+        if not is_of_hub(path) and "${" not in path:
+            check_weights_there(path)  # before what is composed without the run's configuration is found wanting
+    if folder is None or not needs_weights:
+        return "config", list(arguments)
+    chosen = offer(folder)
+    if given.get("experiment", [chosen.get("experiment")]) != [chosen.get("experiment")]:
+        return "config", list(arguments)
+    repeated = [f"{group}={chosen.get(group)}" for group in TRAINED]
+    return OF_RUN, [argument for argument in arguments if argument not in repeated]
+
+
+def _parsed(argument: str) -> tuple[str | None, list[Any]]:
+    """The key of an override and its values, of a sweep all of them."""
+    if not re.match(r"^\+{0,2}(task|init_from|experiment)=", argument):
+        return None, []
+    try:
+        override = OverridesParser.create().parse_override(argument)
+        sweep = override.is_sweep_override()
+        values = list(override.sweep_iterator(Transformer.identity)) if sweep else [override.value()]
+    except HydraException:  # which Hydra will say itself
+        return None, []
+    return override.key_or_group, values
+
+
+def offer(folder: Path) -> dict[str, Any]:
+    """Make a run's model and data choices of their groups, and :data:`OF_RUN` a primary configuration that takes them.
+
+    Returns:
+        The choice that the run made in each config group.
+
+    Raises:
+        ConfigError: the run's configuration cannot be read, or is of a version of exp that knew other keys.
+    """
+    path, parts = RunFolder(folder).config, ("data", "model")
+    try:
+        config = OmegaConf.load(path)
+    except Exception as error:  # whatever is wrong with the file
+        raise ConfigError(f"{path} is not the configuration of a run: {str(error).splitlines()[0]}") from error
+    if not isinstance(config, DictConfig) or any(not isinstance(config.get(part), DictConfig) for part in parts):
+        raise ConfigError(f"{path} is not the configuration of a run: it has no model and data")
+    distrust(config, "\n".join(file.read_text() for own in _own_files for file in own.rglob("*.yaml")))
+    for key, target in (OmegaConf.select(config, "record.follows") or {}).items():
+        OmegaConf.update(config, key, f"${{{target}}}")
+    store = ConfigStore.instance()
+    for part in parts:
+        node: Any = OmegaConf.to_container(config[part], resolve=False)
+        structure = structure_of(node.get("_target_"))
+        try:
+            of_run = node if structure is None else OmegaConf.merge(_opened(structure), node)
+        except OmegaConfBaseException as error:
+            said = str(error.msg).splitlines()[0]
+            raise ConfigError(f"{path}: {part}.{error.key}: {said}; the run is of another version of exp") from error
+        store.store(group=part, name=OF_RUN, node=of_run)
+    # The run's choices are kept in the record, where those of this composition would only say OF_RUN.
+    chosen = {"experiment": config.get("name"), **(OmegaConf.select(config, "record.chosen") or {})}
+    rest = {key: config[key] for key in _WITH_THEM if key in config}
+    rest["record"] = {"trained_in": str(folder), "chosen": chosen}
+    store.store(group="experiment", name=OF_RUN, node=rest, package="_global_")
+    overrides = [{f"override {group}": OF_RUN} for group in (*parts, "experiment")]
+    store.store(name=OF_RUN, node={"defaults": ["config", *overrides, "_self_"]})
+    return chosen
