@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,7 +20,7 @@ from exp.runs.lock import RunLock
 from exp.vision.data.layouts import NAMED_FILES
 from exp.vision.draw.pictures import resized_labels
 from exp.vision.features import build, narrowed
-from exp.vision.probe.store import BLOCK, ArraySpec, Store
+from exp.vision.store import DONE, TO_DO, UNUSABLE, Store
 
 if TYPE_CHECKING:
     from exp.session import Session
@@ -30,7 +29,7 @@ __all__ = ["keep_features"]
 
 
 def keep_features(session: Session) -> dict[str, Any]:
-    """Compute what the folder does not have yet, each rank its share of the blocks.
+    """Compute what the folder does not have yet, each rank its share of the batches.
 
     Every split is seen through the evaluation pipeline; features are of the model's ``blocks``.
 
@@ -39,25 +38,30 @@ def keep_features(session: Session) -> dict[str, Any]:
             where patches are kept.
         RunError: a feature is not finite.
     """
-    task, distributed = session.config.task, session.distributed
+    distributed, folder = session.distributed, Path(session.config.task.store)
     data, model = build(session)
     splits = data.plain_parts()
-    kinds, folder = ["cls", "mean", *(["patches"] if task.patches else [])], Path(task.store)
     trouble, skipped, lock = None, {}, RunLock(folder, key="task.store")
     try:
         if distributed.is_main:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                lock.acquire()  # another run would begin it anew, or compute the same blocks
-                _open_or_make(session, data, model, splits, kinds)
+                lock.acquire()  # another run would begin it anew, or compute the same batches
+                _open_or_make(session, data, model, splits)
             except ConfigError as error:
                 trouble = error
         trouble = distributed.gather(trouble)[0]  # every rank has to hear of it
         if trouble is not None:
             raise trouble
         total, seconds = _compute(session, data, model, splits)
-        if distributed.is_main:
-            skipped = _report_skipped(session, splits)
+        store = Store(folder)
+        unusable = store.images(UNUSABLE)
+        if unusable:
+            files = [splits[split].reason(number) for split, number in unusable[:NAMED_FILES]]
+            session.say(f"{len(unusable)} images could not be used, and are left out: {files[0]}")
+            skipped = {"skipped": {"count": len(unusable), "files": files}}
+        if unusable and distributed.is_main:
+            write_json(folder / "about.json", {**store.about, **skipped})
     finally:
         lock.release()
     return make_result(
@@ -67,64 +71,47 @@ def keep_features(session: Session) -> dict[str, Any]:
         files=[],
         store=str(folder),
         data={**{name: len(dataset) for name, dataset in splits.items()}, **skipped},
-        fingerprint=Store(folder).used(),
+        fingerprint=store.used(),
         samples_per_second=total / seconds if total else None,
         measured_on="features",
         published=None,
     )
 
 
-def _report_skipped(session: Session, splits: dict[str, Any]) -> dict[str, Any]:
-    """Log the images that could not be used, now or when the store was begun, and keep them in ``about.json``.
-
-    Returns:
-        ``{"skipped": {"count", "files"}}`` as the result of a training has it; empty where there is none.
-    """
-    store = Store(session.config.task.store)
-    numbers = [(name, int(each)) for name in splits for each in np.flatnonzero(np.array(store.array(name, "skipped")))]
-    if not numbers:
-        return {}
-    files = [splits[name].reason(number) for name, number in numbers[:NAMED_FILES]]
-    session.say(f"{len(numbers)} images could not be used, and are left out: {files[0]}")
-    found = {"skipped": {"count": len(numbers), "files": files}}
-    write_json(store.folder / "about.json", {**store.about, **found})
-    return found
-
-
 def _compute(session: Session, data: Any, model: Any, splits: dict[str, Any]) -> tuple[int, float]:
-    """Compute the blocks that the store lacks, each rank its share: how many images, and in how many seconds."""
-    distributed, store = session.distributed, Store(session.config.task.store)
-    missing = distributed.gather([(name, number) for name in splits for number in store.missing(name)])[0]
-    mine = missing[distributed.rank :: distributed.world_size]
-    blocks = sum(-(-len(dataset) // BLOCK) for dataset in splits.values())
+    """Compute the batches that the store lacks, each rank its share: how many images, and in how many seconds."""
+    distributed, store, size = session.distributed, Store(session.config.task.store), data.eval_batch_size
+    lacking = distributed.gather(store.images(TO_DO))[0]
+    batches = sorted({(split, number // size * size) for split, number in lacking})
+    mine = batches[distributed.rank :: distributed.world_size]
     session.say(
-        f"{console.shown(store.folder)} has {blocks - len(missing)} of {blocks} blocks of features"
-        + ("; nothing is left to compute" if not missing else "")
+        f"{console.shown(store.folder)} lacks the features of {len(lacking)} of {sum(map(len, splits.values()))} images"
+        + ("" if lacking else "; nothing is left to compute")
     )
     session.begin()
     began, computed = time.perf_counter(), 0
-    for name, dataset in splits.items():
-        numbers = [number for split, number in mine if split == name]
-        for number, values in _blocks(session, data, dataset, model, numbers, store.about["kinds"]):
-            skipped = dataset.skipped[number * BLOCK : (number + 1) * BLOCK].numpy().astype(np.uint8)
-            store.write_block(name, number, {**values, "skipped": skipped})
+    for split, dataset in splits.items():
+        firsts = [first for name, first in mine if name == split]
+        indices = [torch.arange(first, min(first + size, len(dataset))) for first in firsts]
+        for first, batch in zip(firsts, device_loader(dataset, indices, data.num_workers, session)):
+            values = _of_batch(session, model, batch)
+            skipped = dataset.skipped[first : first + len(values["labels"])].numpy()
+            store.write(split, first, {**values, "state": np.where(skipped, UNUSABLE, DONE)})
             computed += len(skipped)
     return sum(distributed.gather(computed)), time.perf_counter() - began
 
 
-def _open_or_make(session: Session, data: Any, model: Any, splits: dict[str, Any], kinds: list[str]) -> None:
+def _open_or_make(session: Session, data: Any, model: Any, splits: dict[str, Any]) -> None:
     """Check the store that is there, or make an empty one."""
-    config, folder = session.config, session.config.task.store
+    config, folder = session.config, Path(session.config.task.store)
     fingerprint = _fingerprint(session, data, model, splits)
-    if (Path(folder) / "about.json").exists():
+    if (folder / "about.json").exists():
         store = Store(folder)
-        if store.begun():
-            store.check(fingerprint, kinds)
+        if any(store.array(split, "state").any() for split in splits):  # else a refused run has left it
+            store.check(fingerprint, _kinds(session))
             return
     first = next(iter(splits.values()))
     batch = next(iter(device_loader(first, [torch.arange(min(2, len(first)))], 0, session)))
-    made = _of_batch(session, model, batch, kinds)
-    arrays = {name: ArraySpec(value.shape[1:], str(value.dtype)) for name, value in made.items()}
     about = {
         "experiment": config.name,
         "classes": list(data.classes),
@@ -132,7 +119,12 @@ def _open_or_make(session: Session, data: Any, model: Any, splits: dict[str, Any
         "weights": OmegaConf.to_container(config.record.weights) or {"source": config.init_from},
         "fingerprint": fingerprint,
     }
-    Store.prepare(folder, about, arrays, {name: len(dataset) for name, dataset in splits.items()})
+    counts = {name: len(dataset) for name, dataset in splits.items()}
+    Store.prepare(folder, about, _of_batch(session, model, batch), counts)
+
+
+def _kinds(session: Session) -> list[str]:
+    return ["cls", "mean", *(["patches"] if session.config.task.patches else [])]
 
 
 def _fingerprint(session: Session, data: Any, model: Any, splits: dict[str, Any]) -> dict[str, Any]:
@@ -165,32 +157,15 @@ def _in_order(samples: Any) -> list[Any]:
     return [len(samples), 0, digest.hexdigest()]
 
 
-def _blocks(
-    session: Session, data: Any, dataset: Any, model: Any, numbers: list[int], kinds: list[str]
-) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
-    """The given blocks of a split; no more than one of them is in memory."""
-    count, size = len(dataset), data.eval_batch_size
-    batches = [
-        (number, torch.arange(begin, min(begin + size, (number + 1) * BLOCK, count)))
-        for number in numbers
-        for begin in range(number * BLOCK, min((number + 1) * BLOCK, count), size)
-    ]
-    loader = device_loader(dataset, [indices for _, indices in batches], data.num_workers, session)
-    for number, several in itertools.groupby(zip(batches, loader), key=lambda each: each[0][0]):
-        held = [_of_batch(session, model, batch, kinds) for _, batch in several]
-        yield number, {name: np.concatenate([values[name] for values in held]) for name in held[0]}
-
-
-def _of_batch(session: Session, model: Any, batch: Any, kinds: list[str]) -> dict[str, np.ndarray]:
+def _of_batch(session: Session, model: Any, batch: Any) -> dict[str, np.ndarray]:
     """Features and labels of a batch, on the CPU."""
-    image = batch["image"].to(session.device)
-    shape = tuple(image.shape[-2:])
+    kinds, shape = _kinds(session), tuple(batch["image"].shape[-2:])
     if "patches" in kinds and any(tuple(size) != shape for size in batch.get("sizes", ())):
         raise ConfigError(
             "task.patches=true needs images of one size; give data.eval_pipeline a Resize(keep_ratio=false) or a crop"
         )
     with torch.no_grad(), session.backend.autocast(session.config.precision):
-        found = model.features(image, model.blocks)
+        found = model.features(batch["image"].to(session.device), model.blocks)
     values = {
         "cls": [features.cls.float() for features in found],
         "mean": [features.patches.float().mean(dim=(1, 2)) for features in found],
@@ -205,5 +180,4 @@ def _of_batch(session: Session, model: Any, batch: Any, kinds: list[str]) -> dic
     elif "label_sizes" in batch:  # of the files' pixels: those of the patches are the image's
         each = zip(labels, batch["label_sizes"])
         labels = np.stack([resized_labels(label[:height, :width], *shape) for label, (height, width) in each])
-    arrays["labels"] = labels
-    return arrays
+    return {**arrays, "labels": labels}
