@@ -29,8 +29,6 @@ class PredictKeys:
     named."""
     max_images: int = 16
     """How many images are pictured: tiles of the contact sheet."""
-    probabilities: bool = False
-    """Segmentation: also write the probability of each class as a (Geo)TIFF of float32, with a band for each class."""
 
 
 _SMALL = ("model.size=tiny", "data.size=64", "global_batch_size=8", "schedule.warmup_steps=1", "data.num_workers=0")

@@ -15,21 +15,30 @@ from exp.engine.plots import PictureWriter
 from exp.engine.wrapper import check_placement
 from exp.errors import ConfigError, RunError
 from exp.runs.files import csv_content, to_json, write_atomically
-from exp.vision.draw.components import Components, Moments
-from exp.vision.draw.figures import Tile, panels, sheet, spread
-from exp.vision.draw.pictures import enlarged, shrunk, to_rgb
-from exp.vision.predict.images import check, chosen
-from exp.vision.predict.inputs import each_of_mine, report_failures, tell_inputs
+from exp.vision.figures import Tile, panels, sheet, spread
+from exp.vision.pictures import enlarged, shrunk, to_rgb
+from exp.vision.predict.inputs import chosen, each_of_mine, report_failures, tell_inputs
 from exp.vision.predict.raster import check_pixels
 from exp.vision.tiling import cells
 
 if TYPE_CHECKING:
+    from exp.engine.distributed import Distributed
     from exp.session import Session
     from exp.vision.predict.inputs import Input
 
-__all__ = ["FeatureFile", "FeatureWriter", "build", "image_features", "narrowed", "write_features"]
+__all__ = [
+    "Components",
+    "FeatureFile",
+    "FeatureWriter",
+    "Moments",
+    "build",
+    "image_features",
+    "narrowed",
+    "write_features",
+]
 
 _WINDOW = 1024
+_DEVIATIONS = 2.0  # of a component, from the mean to the darkest and the brightest color
 _LONGEST = 1024  # pixels of an image beside its map
 
 
@@ -85,7 +94,6 @@ def write_features(session: Session) -> dict[str, Any]:
         RunError: images could not be read; the others are done.
     """
     task = session.config.task
-    check(task)
     data, model = build(session)
     inputs, _ = chosen(task, data)
     session.begin()
@@ -230,3 +238,91 @@ def _draw(session: Session, model: Any, files: list[FeatureFile], read: Any, com
     shares = ", ".join(f"{100 * share:.0f} %" for share in components.explained)
     title = f"Principal components of the patch features in red, green, blue: {shares} of the variance"
     return drawn + pictures.write("plots/features.png", sheet(tiles, side=440, title=title))
+
+
+class Moments:
+    """Count, mean and covariance of features, gathered piece by piece on the CPU, so that none of them is kept.
+
+    The sums are float64: some features of a vision transformer are a hundred times larger than the rest, and float32
+    would lose the small ones when the mean is taken off.
+
+    Args:
+        dim: elements of a feature (D).
+    """
+
+    def __init__(self, dim: int) -> None:
+        self._sums = torch.zeros((dim + 1, dim + 1), dtype=torch.float64)  # of [x, 1] [x, 1]^T
+
+    def add(self, features: torch.Tensor) -> None:
+        """Take in features (..., D), any floating dtype and device."""
+        flat = features.reshape(-1, features.shape[-1]).float().cpu().double()
+        flat = torch.cat([flat, flat.new_ones((len(flat), 1))], dim=1)
+        self._sums += flat.t() @ flat
+
+    def components(self, distributed: Distributed, count: int = 3) -> Components:
+        """The leading principal components over all ranks: the eigenvectors of the covariance.
+
+        Their signs, which no theory fixes, are such that the largest element of each is positive.
+
+        Args:
+            distributed: to add up the ranks' sums; every rank must call.
+            count: how many.
+        """
+        sums = distributed.sum(self._sums.clone())
+        number = sums[-1, -1].clamp(min=1.0)
+        mean = sums[-1, :-1] / number
+        covariance = sums[:-1, :-1] / number - torch.outer(mean, mean)
+        values, vectors = torch.linalg.eigh(covariance)  # ascending
+        axes = vectors[:, -count:].flip(-1).t()
+        strongest = axes.gather(1, axes.abs().argmax(dim=1, keepdim=True))
+        axes = axes * torch.where(strongest < 0, -1.0, 1.0)
+        variance = values[-count:].flip(-1).clamp(min=0.0)
+        explained = variance / values.clamp(min=0.0).sum().clamp(min=1e-30)
+        return Components(
+            mean.float().numpy(), axes.float().numpy(), variance.sqrt().float().numpy(), explained.tolist()
+        )
+
+
+class Components(NamedTuple):
+    """Principal axes; of :meth:`Moments.components`.
+
+    Attributes:
+        mean: float32 (D,).
+        axes: float32 (3, D), of length 1.
+        deviation: standard deviation along each axis, float32 (3,).
+        explained: share of the variance along each axis.
+    """
+
+    mean: np.ndarray
+    axes: np.ndarray
+    deviation: np.ndarray
+    explained: list[float]
+
+    def rgb(self, patches: np.ndarray) -> np.ndarray:
+        """Features as colors, the same for the same feature in every image.
+
+        Args:
+            patches: (h, w, D), any floating dtype.
+
+        Returns:
+            (h, w, 3), float32, 0..1: the mean feature is gray, two standard deviations from it are black or full.
+        """
+        along = (patches.astype(np.float32) - self.mean) @ self.axes.T
+        colors = 0.5 + along / np.maximum(2.0 * _DEVIATIONS * self.deviation, 1e-12)
+        return np.clip(colors, 0.0, 1.0).astype(np.float32)
+
+    def picture(self, patches: np.ndarray, height: int, width: int, patch_size: float) -> np.ndarray:
+        """A map of the features of an image, up-sampled to its pixels.
+
+        Args:
+            patches: (h, w, D).
+            height: of the image in pixels.
+            width: of the image in pixels.
+            patch_size: pixels along a patch; the last patches may reach beyond the image.
+
+        Returns:
+            RGB (height, width, 3), uint8.
+        """
+        colors = (self.rgb(patches) * 255.0).round().astype(np.uint8)
+        size = (round(patches.shape[1] * patch_size), round(patches.shape[0] * patch_size))
+        return cv2.resize(colors, size, interpolation=cv2.INTER_CUBIC)[:height, :width]

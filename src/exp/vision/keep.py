@@ -18,8 +18,8 @@ from exp.errors import ConfigError
 from exp.runs.files import write_json
 from exp.runs.lock import RunLock
 from exp.vision.data.layouts import NAMED_FILES
-from exp.vision.draw.pictures import resized_labels
 from exp.vision.features import build, narrowed
+from exp.vision.pictures import resized_labels
 from exp.vision.store import DONE, TO_DO, UNUSABLE, Store
 
 if TYPE_CHECKING:

@@ -10,11 +10,9 @@ import torch
 
 from exp.engine.outputs import batch_outputs
 from exp.engine.wrapper import unwrapped
-from exp.vision.draw.confusion import confusion_figure
-from exp.vision.draw.figures import Scene, Tile, panels, scene_tile, sheet, spread
-from exp.vision.draw.overlay import colored
-from exp.vision.draw.pictures import enlarged, resized_labels, shrunk, to_rgb
+from exp.vision.figures import Scene, Tile, confusion_figure, panels, scene_tile, sheet, spread
 from exp.vision.metrics import as_in_file
+from exp.vision.pictures import colored, enlarged, resized_labels, shrunk, to_rgb
 from exp.vision.predict.raster import metres_of, open_image
 
 if TYPE_CHECKING:
@@ -84,8 +82,8 @@ def draw_samples(data: Any, worst: Sequence[RankedSample], best: Sequence[Ranked
         for place, sample in enumerate(samples, start=1):
             name = Path(data.test.samples[sample.number][0]).name
             if sample.outputs.dim() == 2:
-                head = f"{kind} {place}: {name}"
-                picture = _segmentation_picture(data, data.test, sample.number, sample.outputs, head)
+                title = f"{kind} {place}: {name}"
+                picture = _segmentation_picture(data, data.test, sample.number, sample.outputs, title)
                 pictures[f"{kind}_{place}.png"] = picture
                 continue
             tile = _scene(data, data.test[torch.tensor([sample.number])], sample.outputs)
@@ -103,7 +101,9 @@ def _scene(data: Any, batch: Any, logits: torch.Tensor, row: int = 0) -> Tile:
     return scene_tile(to_rgb(shrunk(batch["image"][row].permute(1, 2, 0).numpy(), 512)), scene)
 
 
-def _segmentation_picture(data: Any, split: Any, index: int, predicted: torch.Tensor, head: str = "") -> np.ndarray:
+def _segmentation_picture(
+    data: Any, split: Any, index: int, predicted: torch.Tensor, title: str = "image"
+) -> np.ndarray:
     """Image, truth and prediction side by side, with a legend, and a scale bar where the scale is known."""
     batch = split[torch.tensor([index])]
     height, width = batch["sizes"][0] if "sizes" in batch else batch["label"].shape[-2:]
@@ -116,8 +116,7 @@ def _segmentation_picture(data: Any, split: Any, index: int, predicted: torch.Te
     right = f", {100 * (labels == truth)[known].mean():.1f} % of the pixels right" if known.any() else ""
     return panels(
         [picture, *(colored(resized_labels(each, *picture.shape[:2]), data.palette) for each in (truth, labels))],
-        ["image", "truth (black: does not count)", f"prediction{right}"],
-        head,
+        [title, "truth (black: does not count)", f"prediction{right}"],
         list(zip(data.classes, data.palette)),
         None if gsd is None else gsd * width / picture.shape[1],
     )

@@ -8,9 +8,10 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from exp.engine.distributed import Distributed
 from exp.errors import RunError
 from exp.vision.dinov3 import SceneClassifier
-from exp.vision.features import FeatureWriter, image_features
+from exp.vision.features import FeatureWriter, Moments, image_features
 from exp.vision.predict.inputs import named
 
 
@@ -61,3 +62,33 @@ def test_features_that_no_file_should_hold_are_refused(make_session, model, scal
     writer = FeatureWriter(make_session(named="features"), model, lambda path: noise(32, 32))
     with pytest.raises(RunError, match=r"a.png.* are not finite in float16"):
         writer.add(0, named([Path("a.png")])[0])
+
+
+def components_of(*parts):
+    moments = Moments(12)
+    for each in parts:
+        moments.add(each)
+    return moments.components(Distributed())
+
+
+def test_components_are_those_of_the_singular_value_decomposition_and_give_each_feature_one_color():
+    generator = torch.Generator().manual_seed(0)
+    mix, _ = torch.linalg.qr(torch.randn(12, 12, generator=generator))
+    features = torch.randn(500, 12, generator=generator) * torch.tensor([8.0, 4.0, 2.0] + [0.5] * 9) @ mix + 100.0
+    components = components_of(*features.split(37))
+    _, values, axes = torch.linalg.svd((features - features.mean(dim=0)).double(), full_matrices=False)
+    cosines = (torch.from_numpy(components.axes).double() * axes[:3]).sum(dim=1)
+    np.testing.assert_allclose(cosines.abs(), 1.0, atol=1e-5)
+    np.testing.assert_allclose(components.deviation, values[:3] / len(features) ** 0.5, rtol=1e-4)
+    np.testing.assert_allclose(components.explained, (values.square() / values.square().sum())[:3], rtol=1e-4)
+    np.testing.assert_allclose(components_of(*reversed(features.split(50))).axes, components.axes, atol=1e-5)
+    assert (components.axes[np.arange(3), np.abs(components.axes).argmax(axis=1)] > 0).all()
+    along = components.mean + 2 * components.deviation[1] * components.axes[1]
+    colors = components.rgb(np.stack([components.mean, along]).reshape(1, 2, 12))
+    np.testing.assert_allclose(colors, [[[0.5, 0.5, 0.5], [0.5, 1.0, 0.5]]], atol=1e-3)
+    patches = np.zeros((3, 4, 12), np.float32) + components.mean
+    patches[0, 2] += 5 * components.deviation[0] * components.axes[0]
+    picture = components.picture(patches, 41, 50, 16)
+    assert picture.shape == (41, 50, 3)
+    row, column = np.unravel_index(picture[..., 0].argmax(), picture.shape[:2])
+    assert (row // 16, column // 16) == (0, 2)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Failure",
     "Input",
+    "chosen",
     "each_of_mine",
     "find_images",
     "model_scores",
@@ -55,6 +56,23 @@ class Failure(NamedTuple):
 
     path: str
     reason: str
+
+
+def chosen(task: Any, data: Any) -> tuple[list[Input], list[str] | None]:
+    """The images to work on: those of ``task.input``, or else the test split.
+
+    Returns:
+        The files, and for scenes of the test split the class of each.
+
+    Raises:
+        ConfigError: ``task.input`` names no image, or ``task.on_error`` is none.
+    """
+    if task.on_error not in ("raise", "skip"):
+        raise ConfigError(f"task.on_error={task.on_error} is not one of raise, skip")
+    if task.input is not None:
+        return named(find_images(task.input)), None
+    inputs = named([Path(sample[0]) for sample in data.test.samples])
+    return inputs, None if data.per_pixel else [data.classes[sample[1]] for sample in data.test.samples]
 
 
 def find_images(wanted: str) -> list[Path]:

@@ -8,10 +8,8 @@ from PIL import Image
 
 from exp.draw.curves import training_curves
 from exp.draw.figure import figure_file
-from exp.vision.draw.confusion import confusion_figure
-from exp.vision.draw.figures import Tile, panels, round_length, sheet, spread
-from exp.vision.draw.overlay import overlay, overlay_with_legend
-from exp.vision.draw.pictures import enlarged, resized_labels, shrunk, to_rgb
+from exp.vision.figures import Tile, confusion_figure, overlay_with_legend, panels, round_length, sheet, spread
+from exp.vision.pictures import enlarged, overlay, resized_labels, shrunk, to_rgb
 
 PALETTE = [(60, 16, 152), (132, 41, 246), (110, 193, 228)]
 
@@ -65,7 +63,7 @@ def test_every_entry_of_a_legend_and_every_tile_of_a_sheet_is_there(number, widt
 
 def test_panels_of_one_size_stand_side_by_side_under_their_titles():
     red, blue = (np.broadcast_to(np.array(color, np.uint8), (40, 300, 3)) for color in ((250, 0, 0), (0, 0, 250)))
-    picture = panels([red, blue], ["one", "道路 $x$"], head="above both")
+    picture = panels([red, blue], ["one", "道路 $x$"])
     assert (picture[-40:, :300] == red).all()
     assert (picture[-40:, -300:] == blue).all()
     assert (picture[:-40] < 100).any(axis=2).sum() > 50
@@ -84,6 +82,19 @@ def test_sizes():
     labels = np.kron(np.array([[1, 2], [3, 4]], np.uint8), np.ones((30, 30), np.uint8))
     assert resized_labels(labels, 2, 2).tolist() == [[1, 2], [3, 4]]
     assert [spread(10, 4), spread(3, 4), spread(3, 1)] == [[0, 3, 6, 9], [0, 1, 2], [0]]
+
+
+RECORDS = [{"split": "train", "step": step, "loss": 3.0 / step, "lr": 1e-3} for step in range(1, 100)]
+SCORES = [{"split": "val", "step": step, "mIoU": step / 100} for step in (33, 66, 99)]
+
+
+def test_curves_of_any_training():
+    empty = drawn(training_curves([], "mIoU", True, "run"))
+    unknown = {"split": "val", "step": 5, "mIoU": float("nan")}
+    for records in (RECORDS + SCORES, SCORES, [*RECORDS[:5], unknown]):
+        assert (drawn(training_curves(records, "mIoU", True, "run")) != empty).any()
+    largest, smallest = (training_curves(RECORDS + SCORES, "mIoU", best, "run") for best in (True, False))
+    assert (drawn(largest) != drawn(smallest)).any()
 
 
 RECORDS = [{"split": "train", "step": step, "loss": 3.0 / step, "lr": 1e-3} for step in range(1, 100)]
