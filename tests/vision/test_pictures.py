@@ -97,19 +97,6 @@ def test_curves_of_any_training():
     assert (drawn(largest) != drawn(smallest)).any()
 
 
-RECORDS = [{"split": "train", "step": step, "loss": 3.0 / step, "lr": 1e-3} for step in range(1, 100)]
-SCORES = [{"split": "val", "step": step, "mIoU": step / 100} for step in (33, 66, 99)]
-
-
-def test_curves_of_any_training():
-    empty = drawn(training_curves([], "mIoU", True, "run"))
-    unknown = {"split": "val", "step": 5, "mIoU": float("nan")}
-    for records in (RECORDS + SCORES, SCORES, [*RECORDS[:5], unknown]):
-        assert (drawn(training_curves(records, "mIoU", True, "run")) != empty).any()
-    largest, smallest = (training_curves(RECORDS + SCORES, "mIoU", best, "run") for best in (True, False))
-    assert (drawn(largest) != drawn(smallest)).any()
-
-
 def test_the_diagonal_of_a_confusion_matrix_is_dark():
     counts, names = np.eye(10, dtype=np.int64) * 12345, [f"class {number}" for number in range(10)]
     good, bad = (drawn(confusion_figure(table, names, "title")) for table in (counts, np.ones_like(counts)))
