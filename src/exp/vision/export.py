@@ -18,8 +18,14 @@ from exp.hardware.compat import supports_export
 from exp.runs.files import write_atomically, write_json
 from exp.vision.data.statistics import limits_of
 from exp.vision.dinov3.backbone import VisionTransformer
-from exp.vision.dinov3.huggingface import beside, model_config, processor_config
-from exp.vision.dinov3.weights import adapt_published, model_tensors, with_periods
+from exp.vision.dinov3.weights import (
+    adapt_published,
+    beside,
+    model_config,
+    model_tensors,
+    processor_config,
+    with_periods,
+)
 
 if TYPE_CHECKING:
     from exp.session import Session

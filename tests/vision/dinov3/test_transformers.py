@@ -15,9 +15,15 @@ from exp.engine.fit import read_weights
 from exp.errors import ConfigError
 from exp.vision.dinov3 import SceneClassifier
 from exp.vision.dinov3.backbone import VisionTransformer
-from exp.vision.dinov3.huggingface import Beside, model_config, processor_config
 from exp.vision.dinov3.sizes import SIZES, Size
-from exp.vision.dinov3.weights import adapt_published, model_tensors, with_periods
+from exp.vision.dinov3.weights import (
+    Beside,
+    adapt_published,
+    model_config,
+    model_tensors,
+    processor_config,
+    with_periods,
+)
 
 # `make test` installs transformers there, apart from the environment: MMEngine imports it wherever it finds it, and
 # every worker process would start a second later.
