@@ -10,10 +10,7 @@ from exp.vision.data.config import DistillationDataConfig, SceneDataConfig, Segm
 from exp.vision.model_config import DistillerConfig, SceneClassifierConfig, SegmenterConfig
 from exp.vision.tasks import Export, Features, Probe, Stats
 
-__all__ = [
-    "PredictKeys",
-    "plugin",
-]
+__all__ = ["PredictKeys", "plugin"]
 
 # OmegaConf reads these annotations at run time, on Python 3.8 too: hence typing's generics, not the builtin ones.
 

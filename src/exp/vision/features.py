@@ -26,16 +26,7 @@ if TYPE_CHECKING:
     from exp.session import Session
     from exp.vision.predict.inputs import Input
 
-__all__ = [
-    "Components",
-    "FeatureFile",
-    "FeatureWriter",
-    "Moments",
-    "build",
-    "image_features",
-    "narrowed",
-    "write_features",
-]
+__all__ = ["FeatureWriter", "Moments", "build", "image_features", "narrowed", "write_features"]
 
 _WINDOW = 1024
 _DEVIATIONS = 2.0  # of a component, from the mean to the darkest and the brightest color

@@ -15,16 +15,8 @@ from exp.vision.pictures import resized_labels
 if TYPE_CHECKING:
     from exp.engine.distributed import Distributed
 
-__all__ = [
-    "ConfusionMatrix",
-    "FeatureAgreement",
-    "PixelsRight",
-    "SceneMetrics",
-    "SegmentationMetrics",
-    "TrueClassProbability",
-    "as_in_file",
-    "mean_of_known",
-]
+__all__ = ["ConfusionMatrix", "FeatureAgreement", "PixelsRight", "SceneMetrics", "SegmentationMetrics",
+           "TrueClassProbability", "as_in_file", "mean_of_known"]  # fmt: skip
 
 
 class ConfusionMatrix:

@@ -18,18 +18,7 @@ from exp.vision.dinov3.lora import updates
 from exp.vision.dinov3.sizes import Size
 from exp.vision.model_config import LoraConfig
 
-__all__ = [
-    "NORM_EPS",
-    "ROPE_BASE",
-    "Attention",
-    "Block",
-    "LayerScale",
-    "Mlp",
-    "PatchEmbedding",
-    "RotaryEmbedding",
-    "SwiGlu",
-    "rope_periods",
-]
+__all__ = ["NORM_EPS", "ROPE_BASE", "Block", "PatchEmbedding", "RotaryEmbedding", "rope_periods"]
 
 NORM_EPS = 1e-5
 """Of all layer norms."""

@@ -20,8 +20,8 @@ from exp.models.names import best_prefix
 from exp.vision.dinov3.blocks import NORM_EPS, ROPE_BASE, rope_periods
 from exp.vision.dinov3.sizes import SIZES
 
-__all__ = ["Beside", "adapt_published", "beside", "check_backbone", "is_of_head", "model_config", "model_tensors",
-           "pretraining_of", "processor_config", "published_prefix", "with_periods"]  # fmt: skip
+__all__ = ["Beside", "adapt_published", "beside", "check_backbone", "is_of_head", "model_config",
+           "model_tensors", "pretraining_of", "processor_config", "published_prefix", "with_periods"]  # fmt: skip
 
 _State = Mapping[str, torch.Tensor]
 _MODEL_TYPE = "dinov3_vit"

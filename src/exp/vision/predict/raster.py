@@ -19,18 +19,8 @@ if TYPE_CHECKING:
 
     from exp.vision.data.values import ImageReader
 
-__all__ = [
-    "MOST_PATCHES",
-    "DecodedImage",
-    "RasterImage",
-    "check_patches",
-    "check_pixels",
-    "is_georeferenced",
-    "metres_of",
-    "open_image",
-    "patches_in",
-    "row_areas",
-]
+__all__ = ["MOST_PATCHES", "DecodedImage", "RasterImage", "check_patches", "check_pixels",
+           "is_georeferenced", "metres_of", "open_image", "patches_in", "row_areas"]  # fmt: skip
 
 MOST_PIXELS = 2**27
 """Of an image that is decoded whole."""
