@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import cv2
 import numpy as np
@@ -26,31 +26,12 @@ if TYPE_CHECKING:
     from exp.session import Session
     from exp.vision.predict.inputs import Input
 
-__all__ = ["FeatureWriter", "Moments", "build", "image_features", "narrowed", "write_features"]
+__all__ = ["Components", "build", "image_features", "narrowed", "write_features", "write_image"]
 
+_COLUMNS = ["file", "features", "height", "width", "rows", "columns"]
 _WINDOW = 1024
 _DEVIATIONS = 2.0  # of a component, from the mean to the darkest and the brightest color
 _LONGEST = 1024  # pixels of an image beside its map
-
-
-class FeatureFile(NamedTuple):
-    """A row of ``features.csv``.
-
-    Attributes:
-        file: the image.
-        features: the file of its features, below the run folder.
-        height: pixels of the image as the model saw it.
-        width: likewise.
-        rows: of patches.
-        columns: of patches.
-    """
-
-    file: str
-    features: str
-    height: int
-    width: int
-    rows: int
-    columns: int
 
 
 def build(session: Session) -> tuple[Any, Any]:
@@ -88,18 +69,24 @@ def write_features(session: Session) -> dict[str, Any]:
     data, model = build(session)
     inputs, _ = chosen(task, data)
     session.begin()
-    writer = FeatureWriter(session, model, getattr(data, "read_as_seen", data.read))
-    failures = each_of_mine(session, inputs, writer.add)
-    gathered = session.distributed.gather((writer.written, failures))
-    files = [file for _, file in sorted(pair for part, _ in gathered for pair in part.items())]
+    read, components = getattr(data, "read_as_seen", data.read), Components(int(model.backbone.embed_dim))
+    written: dict[int, list[Any]] = {}
+
+    def write(number: int, entry: Input) -> None:
+        written[number], patches = write_image(session, model, read, entry)
+        components.add(patches)
+
+    failures = each_of_mine(session, inputs, write)
+    gathered = session.distributed.gather((written, failures))
+    files = [row for _, row in sorted(pair for part, _ in gathered for pair in part.items())]
     failed = [failure for _, part in gathered for failure in part]
     report = []
-    if session.distributed.is_main and files:
-        write_atomically(session.folder.path / "features.csv", csv_content([FeatureFile._fields, *files]))
-        report = ["features.csv", *(file.features for file in files)]
     if files and task.max_images:
-        components = writer.moments.components(session.distributed)  # every rank takes part
-        if session.distributed.is_main:
+        components.fit(session.distributed)  # every rank takes part
+    if session.distributed.is_main and files:
+        write_atomically(session.folder.path / "features.csv", csv_content([_COLUMNS, *files]))
+        report = ["features.csv", *(file[1] for file in files)]
+        if task.max_images:
             report += _draw(session, model, files, data.read, components)
     report_failures(failed, len(inputs), task.on_error)
     return make_result(
@@ -113,47 +100,35 @@ def write_features(session: Session) -> dict[str, Any]:
     )
 
 
-class FeatureWriter:
-    """Computes and writes the features of one image after the other.
-
-    Attributes:
-        written: by the number of the image.
-        moments: of the patches.
+def write_image(session: Session, model: Any, read: Any, entry: Input) -> tuple[list[Any], torch.Tensor]:
+    """Write ``features/<name>.safetensors``: ``cls`` (D,), ``patches`` (h, w, D); metadata say what of.
 
     Args:
         session: the session.
         model: has ``features`` (:class:`exp.vision.dinov3.base.ImageModel`).
         read: an image file as (H, W, C), 0..255.
+        entry: the image.
+
+    Returns:
+        Its row of ``features.csv``, and the features of its patches.
+
+    Raises:
+        DataError: the image cannot be read.
+        RunError: features are not finite, or too large for ``task.feature_dtype``.
     """
-
-    def __init__(self, session: Session, model: Any, read: Any) -> None:
-        self.session, self.model, self.read = session, model, read
-        self.moments = Moments(int(model.backbone.embed_dim))
-        self.written: dict[int, FeatureFile] = {}
-
-    def add(self, number: int, entry: Input) -> None:
-        """Write ``features/<name>.safetensors``: ``cls`` (D,), ``patches`` (h, w, D); metadata say what of.
-
-        Raises:
-            DataError: the image cannot be read.
-            RunError: features are not finite, or too large for ``task.feature_dtype``.
-        """
-        task = self.session.config.task
-        check_pixels(entry.path)
-        pixels = resized(self.read(entry.path), task.resize)
-        cls, patches = image_features(self.session, self.model, pixels, _WINDOW)
-        tensors = {
-            name: narrowed(f"{name} of {entry.path}", value.numpy(), task.feature_dtype)
-            for name, value in (("cls", cls), ("patches", patches))
-        }
-        self.moments.add(patches)
-        height, width = pixels.shape[:2]
-        about = {"file": str(entry.path), "height": height, "width": width,
-                 "patch_size": int(self.model.backbone.patch_size)}  # fmt: skip
-        name = f"features/{entry.name}.safetensors"
-        content = save(tensors, {key: to_json(value) for key, value in about.items()})
-        write_atomically(self.session.folder.path / name, content)
-        self.written[number] = FeatureFile(str(entry.path), name, height, width, *patches.shape[:2])
+    check_pixels(entry.path)
+    pixels = resized(read(entry.path), session.config.task.resize)
+    cls, patches = image_features(session, model, pixels, _WINDOW)
+    tensors = {
+        name: narrowed(f"{name} of {entry.path}", value.numpy(), session.config.task.feature_dtype)
+        for name, value in (("cls", cls), ("patches", patches))
+    }
+    (height, width), patch = pixels.shape[:2], int(model.backbone.patch_size)
+    about = {"file": str(entry.path), "height": height, "width": width, "patch_size": patch}
+    name = f"features/{entry.name}.safetensors"
+    content = save(tensors, {key: to_json(value) for key, value in about.items()})
+    write_atomically(session.folder.path / name, content)
+    return [str(entry.path), name, height, width, *patches.shape[:2]], patches
 
 
 def narrowed(name: str, value: np.ndarray, dtype: str) -> np.ndarray:
@@ -214,16 +189,15 @@ def image_features(session: Session, model: Any, pixels: np.ndarray, window: int
     return cls, patches
 
 
-def _draw(session: Session, model: Any, files: list[FeatureFile], read: Any, components: Components) -> list[str]:
+def _draw(session: Session, model: Any, files: list[Any], read: Any, components: Components) -> list[str]:
     """Maps of some images, and a sheet of them."""
     pictures, patch, tiles, drawn = PictureWriter(session), int(model.backbone.patch_size), [], []
     for number in spread(len(files), session.config.task.max_images):
-        entry = files[number]
-        pixels = resized(read(Path(entry.file)), session.config.task.resize)
-        picture = enlarged(to_rgb(shrunk(pixels, _LONGEST)), 256)
-        patches = load_file(str(session.folder.path / entry.features))["patches"]
-        shown = components.picture(patches, picture.shape[0], picture.shape[1], patch * picture.shape[1] / entry.width)
-        pair, name = panels([picture, shown]), Path(entry.features).stem
+        file, features, _, width, *_ = files[number]
+        picture = enlarged(to_rgb(shrunk(resized(read(Path(file)), session.config.task.resize), _LONGEST)), 256)
+        patches = load_file(str(session.folder.path / features))["patches"]
+        shown = components.picture(patches, picture.shape[0], picture.shape[1], patch * picture.shape[1] / width)
+        pair, name = panels([picture, shown]), Path(features).stem
         drawn += pictures.write(f"plots/features/{name}.png", pair)
         tiles.append(Tile(pair, [name]))
     shares = ", ".join(f"{100 * share:.0f} %" for share in components.explained)
@@ -231,11 +205,18 @@ def _draw(session: Session, model: Any, files: list[FeatureFile], read: Any, com
     return drawn + pictures.write("plots/features.png", sheet(tiles, side=440, title=title))
 
 
-class Moments:
-    """Count, mean and covariance of features, gathered piece by piece on the CPU, so that none of them is kept.
+class Components:
+    """The three leading principal components of features, as colors.
 
-    The sums are float64: some features of a vision transformer are a hundred times larger than the rest, and float32
-    would lose the small ones when the mean is taken off.
+    Count, mean and covariance are gathered piece by piece on the CPU, so that no feature is kept. The sums are float64:
+    some features of a vision transformer are a hundred times larger than the rest, and float32 would lose the small
+    ones when the mean is taken off.
+
+    Attributes:
+        mean: float32 (D,); this and the others after :meth:`fit`.
+        axes: float32 (3, D), of length 1.
+        deviation: standard deviation along each axis, float32 (3,).
+        explained: share of the variance along each axis.
 
     Args:
         dim: elements of a feature (D).
@@ -250,60 +231,25 @@ class Moments:
         flat = torch.cat([flat, flat.new_ones((len(flat), 1))], dim=1)
         self._sums += flat.t() @ flat
 
-    def components(self, distributed: Distributed, count: int = 3) -> Components:
-        """The leading principal components over all ranks: the eigenvectors of the covariance.
+    def fit(self, distributed: Distributed) -> Components:
+        """The eigenvectors of the covariance over all ranks; every rank must call.
 
         Their signs, which no theory fixes, are such that the largest element of each is positive.
-
-        Args:
-            distributed: to add up the ranks' sums; every rank must call.
-            count: how many.
         """
-        sums = distributed.sum(self._sums.clone())
-        number = sums[-1, -1].clamp(min=1.0)
-        mean = sums[-1, :-1] / number
-        covariance = sums[:-1, :-1] / number - torch.outer(mean, mean)
-        values, vectors = torch.linalg.eigh(covariance)  # ascending
-        axes = vectors[:, -count:].flip(-1).t()
+        sums = distributed.sum(self._sums)
+        mean = sums[-1, :-1] / sums[-1, -1]
+        values, vectors = torch.linalg.eigh(sums[:-1, :-1] / sums[-1, -1] - torch.outer(mean, mean))  # ascending
+        axes, variance = vectors[:, -3:].flip(-1).t(), values[-3:].flip(-1).clamp(min=0.0)
         strongest = axes.gather(1, axes.abs().argmax(dim=1, keepdim=True))
-        axes = axes * torch.where(strongest < 0, -1.0, 1.0)
-        variance = values[-count:].flip(-1).clamp(min=0.0)
-        explained = variance / values.clamp(min=0.0).sum().clamp(min=1e-30)
-        return Components(
-            mean.float().numpy(), axes.float().numpy(), variance.sqrt().float().numpy(), explained.tolist()
-        )
-
-
-class Components(NamedTuple):
-    """Principal axes; of :meth:`Moments.components`.
-
-    Attributes:
-        mean: float32 (D,).
-        axes: float32 (3, D), of length 1.
-        deviation: standard deviation along each axis, float32 (3,).
-        explained: share of the variance along each axis.
-    """
-
-    mean: np.ndarray
-    axes: np.ndarray
-    deviation: np.ndarray
-    explained: list[float]
-
-    def rgb(self, patches: np.ndarray) -> np.ndarray:
-        """Features as colors, the same for the same feature in every image.
-
-        Args:
-            patches: (h, w, D), any floating dtype.
-
-        Returns:
-            (h, w, 3), float32, 0..1: the mean feature is gray, two standard deviations from it are black or full.
-        """
-        along = (patches.astype(np.float32) - self.mean) @ self.axes.T
-        colors = 0.5 + along / np.maximum(2.0 * _DEVIATIONS * self.deviation, 1e-12)
-        return np.clip(colors, 0.0, 1.0).astype(np.float32)
+        self.mean, self.axes = mean.float().numpy(), (axes * torch.where(strongest < 0, -1.0, 1.0)).float().numpy()
+        self.deviation = variance.sqrt().float().numpy()
+        self.explained = (variance / values.clamp(min=0.0).sum().clamp(min=1e-30)).tolist()
+        return self
 
     def picture(self, patches: np.ndarray, height: int, width: int, patch_size: float) -> np.ndarray:
-        """A map of the features of an image, up-sampled to its pixels.
+        """A map of the features of an image, up-sampled to its pixels: the same color for the same feature everywhere.
+
+        The mean feature is gray, two standard deviations from it are black or full.
 
         Args:
             patches: (h, w, D).
@@ -314,6 +260,8 @@ class Components(NamedTuple):
         Returns:
             RGB (height, width, 3), uint8.
         """
-        colors = (self.rgb(patches) * 255.0).round().astype(np.uint8)
+        along = (patches.astype(np.float32) - self.mean) @ self.axes.T
+        colors = np.clip(0.5 + along / np.maximum(2.0 * _DEVIATIONS * self.deviation, 1e-12), 0.0, 1.0)
         size = (round(patches.shape[1] * patch_size), round(patches.shape[0] * patch_size))
+        colors = (colors * 255.0).round().astype(np.uint8)
         return cv2.resize(colors, size, interpolation=cv2.INTER_CUBIC)[:height, :width]
