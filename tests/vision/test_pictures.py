@@ -8,7 +8,7 @@ from PIL import Image
 
 from exp.draw.curves import training_curves
 from exp.draw.figure import figure_file
-from exp.vision.figures import Tile, confusion_figure, overlay_with_legend, panels, round_length, sheet, spread
+from exp.vision.figures import Tile, confusion_figure, overlay_with_legend, panels, sheet, spread
 from exp.vision.pictures import enlarged, overlay, resized_labels, shrunk, to_rgb
 
 PALETTE = [(60, 16, 152), (132, 41, 246), (110, 193, 228)]
@@ -36,16 +36,6 @@ def test_a_tiny_image_is_enlarged_until_its_legend_can_be_read():
     picture = overlay_with_legend(np.zeros((8, 12, 3), np.uint8), labels, ["a", "b", "c"], PALETTE)
     assert picture.shape[1] >= 640
     assert all(count(picture[-60:], color) for color in PALETTE)
-
-
-@pytest.mark.parametrize(("gsd", "length", "pixels"), [(0.3, 100.0, 333), (10.0, 2000.0, 200), (0.003, 1.0, 333)])
-def test_a_scale_bar_has_the_length_that_it_says(gsd, length, pixels):
-    assert round_length(0.25 * 1400 * gsd) == pytest.approx(length)
-    picture = np.full((300, 1400, 3), 200, np.uint8)
-    black = (panels([picture], gsd=gsd) < 60).all(axis=-1)
-    assert black.sum(axis=1).max() == pytest.approx(pixels, abs=2)
-    tiny = np.zeros((20, 30, 3), np.uint8)
-    assert (panels([tiny], gsd=gsd) == 0).all()
 
 
 @pytest.mark.parametrize(("number", "width"), [(1, 300), (45, 1000), (5, 4096)])

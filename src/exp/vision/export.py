@@ -162,9 +162,8 @@ def _hugging_face(session: Session, model: Any, folder: Path, image: torch.Tenso
 
     about = weights.beside(path)
     read = VisionTransformer(backbone.size, image.shape[1], model.config).eval()
-    read.load_state_dict(
-        weights.with_periods(weights.adapt_published(load_file(str(path))), about), strict=False
-    )  # no updates
+    state = weights.with_periods(weights.adapt_published(load_file(str(path))), about)
+    read.load_state_dict(state, strict=False)  # without updates
     assert about.statistics is not None
     mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in about.statistics)
     pixels = (image.float() - mean) / std

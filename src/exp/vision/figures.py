@@ -1,12 +1,11 @@
-"""Figures of images: side by side with titles, a legend and a scale bar; contact sheets; confusion matrices."""
+"""Figures of images: side by side with titles and a legend; contact sheets; confusion matrices."""
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Sequence
 
 import numpy as np
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter
 
 from exp.draw.figure import as_it_is, figure_pixels, label, new_figure
@@ -15,7 +14,7 @@ from exp.vision.pictures import Color, enlarged, overlay
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Scene", "Tile", "confusion_figure", "overlay_with_legend", "panels", "round_length", "scene_tile", "sheet",
+__all__ = ["Scene", "Tile", "confusion_figure", "overlay_with_legend", "panels", "scene_tile", "sheet",
            "spread"]  # fmt: skip
 
 _DPI = 128  # a power of two: sizes in pixels are exact
@@ -29,7 +28,6 @@ def panels(
     pictures: Sequence[np.ndarray],
     titles: Sequence[str] = (),
     legend: Sequence[tuple[str, Color]] = (),
-    gsd: float | None = None,
 ) -> np.ndarray:
     """Pictures side by side, each pixel of them a pixel of the result.
 
@@ -37,7 +35,6 @@ def panels(
         pictures: RGB (H, W, 3), uint8, of one size.
         titles: one above each.
         legend: names and their colors, below.
-        gsd: meters of a pixel on the ground, for a scale bar in the first picture; None: not known.
 
     Returns:
         RGB on white, uint8.
@@ -57,8 +54,6 @@ def panels(
         axes.imshow(picture, interpolation="none", aspect="auto")
         if titles:
             as_it_is(axes.set_title(_shortened(titles[number], width, letters), fontsize=size, pad=0.4 * size))
-        if gsd is not None and number == 0:
-            _draw_scale(axes, height, width, gsd)
     if names:
         colors = ["#{:02x}{:02x}{:02x}".format(*color) for _, color in legend]
         patches = [Patch(color=color, label=name) for name, color in zip(names, colors)]
@@ -83,43 +78,21 @@ def _shortened(text: str, width: int, letters: int) -> str:
 
 
 def overlay_with_legend(
-    picture: np.ndarray, labels: np.ndarray, names: Sequence[str], palette: Sequence[Color], gsd: float | None = None
+    picture: np.ndarray, labels: np.ndarray, names: Sequence[str], palette: Sequence[Color]
 ) -> np.ndarray:
-    """:func:`overlay` with a legend below, and a scale bar where the resolution is known; small images are enlarged.
+    """:func:`overlay` with a legend below; small images are enlarged.
 
     Args:
         picture: RGB (H, W, 3), uint8.
         labels: (H, W), uint8.
         names: of the classes, as the legend shows them.
         palette: their colors.
-        gsd: meters of a pixel of the picture; None: not known.
 
     Returns:
         RGB, uint8.
     """
     mixed = overlay(enlarged(picture, _LEAST), enlarged(labels, _LEAST), palette)
-    gsd = None if gsd is None else gsd * picture.shape[1] / mixed.shape[1]
-    return panels([mixed], legend=list(zip(names, palette)), gsd=gsd)
-
-
-def round_length(longest: float) -> float:
-    """The largest of 1, 2 and 5 times a power of ten that is not above ``longest``."""
-    power = 10.0 ** math.floor(math.log10(longest))
-    return max(step * power for step in (1.0, 2.0, 5.0) if step * power <= longest * (1 + 1e-9))
-
-
-def _draw_scale(axes: Any, height: int, width: int, gsd: float) -> None:
-    """A bar of a round length at the lower left, on a field of its own; none in a picture that is too small."""
-    meters = round_length(0.25 * width * gsd)
-    length, size = meters / gsd, min(max(width // 45, 13), 48)
-    if length + 2 * size > width or 4 * size > height:
-        return
-    text = f"{meters / 1000:g} km" if meters >= 1000 else f"{meters:g} m"
-    left, low = 1.5 * size, height - size
-    field = (0.5 * size, height - 3 * size), max(length, 5 * size) + 2 * size, 2.5 * size
-    axes.add_patch(Rectangle(*field, color="white", linewidth=0))
-    axes.add_patch(Rectangle((left, low), length, -max(size // 4, 3), color="black", linewidth=0))
-    axes.text(left, low - 0.5 * size, text, fontsize=size * 72 / _DPI)
+    return panels([mixed], legend=list(zip(names, palette)))
 
 
 class Tile(NamedTuple):

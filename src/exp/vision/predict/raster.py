@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from exp.vision.data.values import ImageReader
 
 __all__ = ["MOST_PATCHES", "DecodedImage", "RasterImage", "check_patches", "check_pixels",
-           "is_georeferenced", "metres_of", "open_image", "patches_in", "row_areas"]  # fmt: skip
+           "is_georeferenced", "open_image", "patches_in", "row_areas"]  # fmt: skip
 
 MOST_PIXELS = 2**27
 """Of an image that is decoded whole."""
@@ -272,8 +272,3 @@ def check_patches(path: Path, model: Any, height: int, width: int) -> None:
 def is_georeferenced(image: DecodedImage | RasterImage) -> bool:
     """Whether the file says where on Earth it is."""
     return image.dataset is not None and image.dataset.crs is not None
-
-
-def metres_of(image: DecodedImage | RasterImage) -> float | None:
-    """Side of a pixel in meters, for a scale bar: in the middle row; None: not known."""
-    return None if image.row_areas is None else float(image.row_areas[image.height // 2] ** 0.5)

@@ -16,7 +16,7 @@ from exp.runs.files import csv_content, write_atomically
 from exp.vision.figures import overlay_with_legend
 from exp.vision.pictures import middles, palette_table, resized_labels
 from exp.vision.predict.inputs import Failure, Input, each_of_mine, model_scores
-from exp.vision.predict.raster import check_patches, is_georeferenced, metres_of, open_image
+from exp.vision.predict.raster import check_patches, is_georeferenced, open_image
 from exp.vision.tiling import Tiling
 
 if TYPE_CHECKING:
@@ -134,16 +134,15 @@ def _predict(session: Session, data: Any, model: Any, entry: Input) -> tuple[Are
         if is_georeferenced(image):
             written.append(folder / "geo" / f"{entry.name}.tif")
             write_tiff(written[1], labels, image.dataset, data.palette)
-        given, gsd, row_areas = session.config.task.gsd, metres_of(image), image.row_areas
-        if given is not None or gsd is None:
-            gsd = data.gsd if given is None else given
+        gsd, row_areas = session.config.task.gsd, image.row_areas
+        if gsd is not None or row_areas is None:
+            gsd = data.gsd if gsd is None else gsd
             row_areas = None if gsd is None else np.full(image.height, gsd**2)
         counts, meters = counted(labels, row_areas)
         small = resized_labels(labels, *picture.shape[:2])
     area = Area(str(entry.path), counts[:classes].tolist(), None if meters is None else meters[:classes].tolist())
     names = [f"{row[0]}  {100 * float(str(row[2])):.1f} %" for row in area.rows(data.classes)]
-    gsd = None if gsd is None else gsd * size[1] / picture.shape[1]
-    page = overlay_with_legend(picture, small, names, data.palette, gsd)
+    page = overlay_with_legend(picture, small, names, data.palette)
     files = PictureWriter(session).write(f"predictions/overlays/{entry.name}.png", page)
     files += [each.relative_to(session.folder.path).as_posix() for each in written]
     logger.info("%s: %d x %d pixels in %.1f s", entry.path, size[1], size[0], time.perf_counter() - began)
