@@ -234,24 +234,15 @@ def of_pixels(store: Store, rows: Rows, change: Any, weights: np.ndarray) -> dic
     return {"mIoU": mean_of_known(matrix.per_class()["iou"]), "pixel_accuracy": matrix.accuracy()}
 
 
-class _Job(NamedTuple):
-    """What one rank does at a time."""
-
-    probe: str
-    shots: int
-    seed: int
-    strength: float | None = None
-
-
-def _jobs(task: Any) -> list[_Job]:
-    """In the order of the results; independent of one another."""
+def _jobs(task: Any) -> list[dict[str, Any]]:
+    """What one rank does at a time, in the order of the results; 0 shots mean all."""
     found = []
     for shots in sorted(task.shots) or [0]:
         for probe in task.probes:
             # Without a draw, only SGD has anything random.
             for seed in task.seeds if shots or probe == "sgd" else task.seeds[:1]:
-                strengths = task.strengths if probe == "logistic" else [None]
-                found += [_Job(probe, shots, seed, strength) for strength in strengths]
+                job = {"probe": probe, "shots": shots, "seed": seed}
+                found += [{**job, "strength": each} for each in task.strengths] if probe == "logistic" else [job]
     return found
 
 
@@ -260,8 +251,9 @@ class _Bench:
 
     def __init__(self, task: Any) -> None:
         self.task, self.store = task, Store(task.store)
-        self.classes, parts = self.store.about["classes"], self.store.about["parts"]
-        self.pixels = self.store.array("train", "labels").ndim == 3
+        parts, self.pixels = self.store.about["parts"], self.store.array("train", "labels").ndim == 3
+        self.classes = len(self.store.about["classes"])
+        self.metric = "mIoU" if self.pixels else "accuracy"
         self.kind = kind = task.features or ("patches" if self.pixels else "cls+mean")
         if self.pixels != (kind == "patches"):
             labels = "a label for each pixel" if self.pixels else "a label for each image"
@@ -270,25 +262,44 @@ class _Bench:
             task.probes = [probe for probe in task.probes if probe != "knn"]  # neighbors are of images
             if not task.probes:
                 raise ConfigError("task.probes=[knn] is for images, not for patches; take [logistic,sgd]")
-        tested_on, images = "test" if "test" in parts else "val", np.arange(parts["train"])
+        images = np.arange(parts["train"])
         if "test" in parts and "val" in parts:
             self.val = rows_of(self.store, "val", kind)
         else:
             held = np.sort(np.random.default_rng(0).permutation(images)[::_HELD_OUT])
             images, self.val = np.setdiff1d(images, held), rows_of(self.store, "train", kind, held)
-        self.train, self.test = rows_of(self.store, "train", kind, images), rows_of(self.store, tested_on, kind)
-        self.metric = "mIoU" if self.pixels else "accuracy"
-        self.notes = _check_sizes(task, self.train)
+        self.train = rows_of(self.store, "train", kind, images)
+        self.test = rows_of(self.store, "test" if "test" in parts else "val", kind)
 
-    def run(self, job: _Job) -> list[dict[str, Any]]:
-        """All settings of a job, in the order of the user's: rows of ``probes.csv``; 0 shots mean all."""
-        train = per_class(self.train, job.shots, job.seed) if job.shots else self.train
-        made = self._neighbors(train) if job.probe == "knn" else self._linear(train, job)
+    def notes(self) -> list[str]:
+        """Where the training rows are fewer than ``task.k`` and ``task.shots``, a line each.
+
+        Raises:
+            ConfigError: each k is more.
+        """
+        task, counts = self.task, np.unique(self.train.labels, return_counts=True)[1]
+        notes = [
+            f"task.shots={shots}: {(counts < shots).sum()} of {len(counts)} classes have fewer rows"
+            for shots in task.shots
+            if shots > counts.min()
+        ]
+        fewest = int(np.minimum(counts, min(task.shots, default=counts.max())).sum())
+        beyond = [k for k in task.k if k > fewest] if "knn" in task.probes else []
+        if beyond and min(task.k) > fewest:
+            raise ConfigError(f"task.k={list(task.k)}: there are only {fewest} training rows; take fewer neighbors")
+        if beyond:
+            notes.append(f"task.k={beyond}: left out where there are fewer training rows; the least are {fewest}")
+        return notes
+
+    def run(self, probe: str, shots: int, seed: int, strength: float = 0.0) -> list[dict[str, Any]]:
+        """All settings of a job, in the order of the user's: rows of ``probes.csv``."""
+        train = per_class(self.train, shots, seed) if shots else self.train
+        made = self._neighbors(train) if probe == "knn" else self._linear(train, probe, seed, strength)
         return [
             {
-                "probe": job.probe,
-                "shots": job.shots,
-                "seed": job.seed,
+                "probe": probe,
+                "shots": shots,
+                "seed": seed,
                 "setting": setting,
                 **{f"val_{name}": value for name, value in val.items()},
                 **{f"test_{name}": value for name, value in test.items()},
@@ -304,60 +315,34 @@ class _Bench:
         made = []
         for k, warmth in [(k, warmth) for k in wanted for warmth in task.temperature]:
             values = [
-                of_images(votes(alike[:, :k], train.labels[places[:, :k]], len(self.classes), warmth), rows.labels)
+                of_images(votes(alike[:, :k], train.labels[places[:, :k]], self.classes, warmth), rows.labels)
                 for rows, alike, places in found
             ]
             made.append((f"k={k} temperature={warmth:g}", *values, True))
         return made
 
-    def _linear(self, train: Rows, job: _Job) -> list[Any]:
-        task, count = self.task, len(self.classes)
+    def _linear(self, train: Rows, probe: str, seed: int, strength: float) -> list[Any]:
+        task = self.task
         # Columns less their mean, over their standard deviation; constant columns stay on their scale.
         change = StandardScaler().fit(train.table).transform if task.standardize else np.asarray
         table, labels = change(train.table), train.labels
-        if job.strength is None:
-            heads = fit_sgd(table, labels, count, task.epochs, job.seed)
+        if probe == "sgd":
+            heads = fit_sgd(table, labels, self.classes, task.epochs, seed)
             return [
                 (f"lr={rate:g}", *(self._measured(rows, change, head) for rows in (self.val, self.test)), True)
                 for rate, head in zip(_RATES, heads)
             ]
-        head, converged = fit_logistic(table, labels, count, job.strength, task.iterations)
+        head, converged = fit_logistic(table, labels, self.classes, strength, task.iterations)
         val = self._measured(self.val, change, head)
         if task.refit:
             table, labels = np.concatenate([table, change(self.val.table)]), np.concatenate([labels, self.val.labels])
-            head, _ = fit_logistic(table, labels, count, job.strength, task.iterations)
-        return [(f"C={job.strength:g}", val, self._measured(self.test, change, head), converged)]
+            head, _ = fit_logistic(table, labels, self.classes, strength, task.iterations)
+        return [(f"C={strength:g}", val, self._measured(self.test, change, head), converged)]
 
     def _measured(self, rows: Rows, change: Any, head: np.ndarray) -> dict[str, float]:
         if self.pixels:
             return of_pixels(self.store, rows, change, head)
         return of_images(change(rows.table) @ head[:-1] + head[-1], rows.labels)
-
-
-def _check_sizes(task: Any, train: Rows) -> list[str]:
-    """Compare ``task.k`` and ``task.shots`` with the number of training rows.
-
-    Returns:
-        What is done otherwise than asked, a line each.
-
-    Raises:
-        ConfigError: nothing would be done as asked.
-    """
-    notes, counts = [], np.unique(train.labels, return_counts=True)[1]
-    if task.shots and max(task.shots) > counts.max():
-        raise ConfigError(
-            f"task.shots={max(task.shots)} is more than any class has: the largest has {counts.max()} training rows"
-        )
-    for shots in task.shots:
-        if shots > counts.min():
-            notes.append(f"task.shots={shots}: {(counts < shots).sum()} of {len(counts)} classes have fewer rows")
-    fewest = int(np.minimum(counts, min(task.shots, default=counts.max())).sum())
-    beyond = [k for k in task.k if k > fewest] if "knn" in task.probes else []
-    if beyond and min(task.k) > fewest:
-        raise ConfigError(f"task.k={list(task.k)}: there are only {fewest} training rows; take fewer neighbors")
-    if beyond:
-        notes.append(f"task.k={beyond}: left out where there are fewer training rows; the least are {fewest}")
-    return notes
 
 
 def run_probes(session: Session) -> dict[str, Any]:
@@ -371,21 +356,24 @@ def run_probes(session: Session) -> dict[str, Any]:
     task, distributed = session.config.task, session.distributed
     record_environment(session)
     bench = _Bench(task)
+    notes = bench.notes()
     session.begin()
     chosen_on, tested_on, about = bench.val.split, bench.test.split, bench.store.about
     session.say(
-        f"{len(bench.train.labels)} rows of {bench.train.table.shape[1]} ({bench.kind}), {len(bench.classes)} classes; "
+        f"{len(bench.train.labels)} rows of {bench.train.table.shape[1]} ({bench.kind}), {bench.classes} classes; "
         f"settings are chosen on {chosen_on}, results are of {tested_on}"
     )
     jobs = _jobs(task)
-    mine = [(number, bench.run(jobs[number])) for number in range(distributed.rank, len(jobs), distributed.world_size)]
+    mine = [
+        (number, bench.run(**jobs[number])) for number in range(distributed.rank, len(jobs), distributed.world_size)
+    ]
     in_order = sorted((each for part in distributed.gather(mine) for each in part), key=lambda pair: pair[0])
     table = pd.DataFrame([row for _, rows in in_order for row in rows])
     metrics, best, by_validation, probe = _chosen(table, bench.metric)
     short = table["setting"][table["note"] != ""].unique()
     if len(short):
-        bench.notes.append(f"logistic: not converged after task.iterations={task.iterations}: {', '.join(short)}")
-    for each in bench.notes:
+        notes.append(f"logistic: not converged after task.iterations={task.iterations}: {', '.join(short)}")
+    for each in notes:
         session.say(each)
     for row in best.to_dict("records"):
         shots = f", {row['shots']} of each class, seed {row['seed']}" if row["shots"] else ""
@@ -409,7 +397,7 @@ def run_probes(session: Session) -> dict[str, Any]:
         store=str(task.store),
         fingerprint=bench.store.used(),
         weights=about["weights"],
-        notes=bench.notes,
+        notes=notes,
         data={**about["parts"], **{key: about[key] for key in ("skipped",) if key in about}},
         measured_on=tested_on,
         published=None,
