@@ -94,14 +94,10 @@ class Features(Task):
             )
 
     def run(self, session: Session) -> dict[str, Any]:
-        """See :func:`exp.vision.features.write_features` and :mod:`exp.vision.keep`."""
-        if self.store is not None:
-            from exp.vision.keep import keep_features
+        """See :mod:`exp.vision.features`."""
+        from exp.vision.features import keep_features, write_features
 
-            return keep_features(session)
-        from exp.vision.features import write_features
-
-        return write_features(session)
+        return write_features(session) if self.store is None else keep_features(session)
 
 
 @dataclass

@@ -15,8 +15,7 @@ from exp.models.base import Model
 from exp.models.names import under_own_names
 from exp.vision.data.bands import colors_in
 from exp.vision.dinov3 import weights
-from exp.vision.dinov3.backbone import Features, VisionTransformer
-from exp.vision.dinov3.blocks import rope_periods
+from exp.vision.dinov3.backbone import Features, VisionTransformer, rope_periods
 from exp.vision.dinov3.lora import is_of_lora, merged
 from exp.vision.dinov3.sizes import SIZES, Size
 from exp.vision.model_config import BackboneConfig, ImageModelConfig, LoraConfig

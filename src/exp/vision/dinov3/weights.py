@@ -17,7 +17,7 @@ import torch
 
 from exp.errors import ConfigError
 from exp.models.names import best_prefix
-from exp.vision.dinov3.blocks import NORM_EPS, ROPE_BASE, rope_periods
+from exp.vision.dinov3.backbone import NORM_EPS, ROPE_BASE, rope_periods
 from exp.vision.dinov3.sizes import SIZES
 
 __all__ = ["Beside", "adapt_published", "beside", "check_backbone", "is_of_head", "model_config",
