@@ -354,7 +354,7 @@ def _open_or_make(session: Session, data: Any, model: Any, splits: dict[str, Any
     fingerprint = _fingerprint(session, data, model, splits)
     if (folder / "about.json").exists():
         store = Store(folder)
-        if any(store.array(split, "state").any() for split in splits):  # else a refused run has left it
+        if any(store.array(split, "state").any() for split in store.about["parts"]):  # else a refused run has left it
             store.check(fingerprint, _kinds(session))
             return
     first = next(iter(splits.values()))
