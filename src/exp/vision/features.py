@@ -125,7 +125,7 @@ def write_image(session: Session, model: Any, read: Any, entry: Input) -> tuple[
         RunError: features are not finite, or too large for ``task.feature_dtype``.
     """
     check_pixels(entry.path)
-    pixels = _resized(read(entry.path), session.config.task.resize)
+    pixels = read(entry.path)
     cls, patches = image_features(session, model, pixels, _WINDOW)
     tensors = {
         name: _narrowed(f"{name} of {entry.path}", value.numpy(), session.config.task.feature_dtype)
@@ -153,15 +153,6 @@ def _narrowed(name: str, value: np.ndarray, dtype: str) -> np.ndarray:
             "weights that are not finite"
         )
     return narrow
-
-
-def _resized(pixels: np.ndarray, longer: int | None) -> np.ndarray:
-    """The image with its longer side brought to ``longer`` pixels; None: as it is. The same dtype."""
-    height, width = pixels.shape[:2]
-    if longer is None or longer <= max(height, width):
-        return shrunk(pixels, longer or max(height, width))
-    size = [round(extent * longer / max(height, width)) for extent in (width, height)]
-    return cv2.resize(pixels, size, interpolation=cv2.INTER_LINEAR).reshape(size[1], size[0], -1)
 
 
 def image_features(session: Session, model: Any, pixels: np.ndarray, window: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -202,7 +193,7 @@ def _draw(session: Session, model: Any, files: list[Any], read: Any, components:
     pictures, patch, tiles, drawn = PictureWriter(session), int(model.backbone.patch_size), [], []
     for number in spread(len(files), session.config.task.max_images):
         file, features, _, width, *_ = files[number]
-        picture = enlarged(to_rgb(shrunk(_resized(read(Path(file)), session.config.task.resize), _LONGEST)), 256)
+        picture = enlarged(to_rgb(shrunk(read(Path(file)), _LONGEST)), 256)
         patches = load_file(str(session.folder.path / features))["patches"]
         shown = components.picture(patches, picture.shape[0], picture.shape[1], patch * picture.shape[1] / width)
         pair, name = panels([picture, shown]), Path(features).stem

@@ -73,9 +73,6 @@ class Features(Task):
     """How many images are pictured: maps, and tiles of the contact sheet."""
     feature_dtype: str = "float16"
     """``float16`` or ``float32``."""
-    resize: Optional[int] = None
-    """Images are scaled so that their longer side has so many pixels; null: not."""
-
     store: Optional[str] = None
     """A folder that keeps the features of all images of the data, for task=probe, instead of files for each image; what
     it has and fits is not computed again."""
@@ -88,10 +85,8 @@ class Features(Task):
     def check(self, config: ExpConfig) -> None:
         """Refuse keys that would do nothing, and dtypes that features are not kept in."""
         refuse_unknown("task.feature_dtype", [self.feature_dtype], ("float16", "float32"))
-        if self.store is not None and (self.input or self.resize):
-            raise ConfigError(
-                "task.input and task.resize do not go with task.store, which takes the data; leave them out"
-            )
+        if self.store is not None and self.input:
+            raise ConfigError("task.input does not go with task.store, which takes the data; leave it out")
 
     def run(self, session: Session) -> dict[str, Any]:
         """See :mod:`exp.vision.features`."""

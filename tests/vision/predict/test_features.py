@@ -43,14 +43,14 @@ def test_an_image_that_fits_is_seen_whole_and_a_large_one_by_windows(make_sessio
 
 def test_files_hold_the_features_and_say_of_what(make_session, model):
     images = {"a.png": noise(64, 48), "b.png": noise(32, 32)}
-    session = make_session(named="features", feature_dtype="float32", resize=96)
+    session = make_session(named="features", feature_dtype="float32")
     for entry in named([Path(name) for name in images]):
         row, patches = write_image(session, model, lambda path: images[path.name], entry)
         if entry.name == "a":
-            assert row == ["a.png", "features/a.safetensors", 96, 72, 6, 5]
-            assert patches.shape == (6, 5, 32)
+            assert row == ["a.png", "features/a.safetensors", 64, 48, 4, 3]
+            assert patches.shape == (4, 3, 32)
     with safe_open(session.folder.path / "features" / "a.safetensors", framework="np") as file:
-        assert (file.get_tensor("patches").shape, file.get_tensor("cls").shape) == ((6, 5, 32), (32,))
+        assert (file.get_tensor("patches").shape, file.get_tensor("cls").shape) == ((4, 3, 32), (32,))
         assert file.get_tensor("patches").dtype == np.float32
         assert json.loads(file.metadata()["file"]) == "a.png"
 
