@@ -295,16 +295,9 @@ class _Bench:
         """All settings of a job, in the order of the user's: rows of ``probes.csv``."""
         train = per_class(self.train, shots, seed) if shots else self.train
         made = self._neighbors(train) if probe == "knn" else self._linear(train, probe, seed, strength)
+        job = {"probe": probe, "shots": shots, "seed": seed}
         return [
-            {
-                "probe": probe,
-                "shots": shots,
-                "seed": seed,
-                "setting": setting,
-                **{f"val_{name}": value for name, value in val.items()},
-                **{f"test_{name}": value for name, value in test.items()},
-                "note": "" if converged else "not converged",
-            }
+            {**job, "setting": setting, "note": "" if converged else "not converged", "val": val, "test": test}
             for setting, val, test, converged in made
         ]
 
@@ -368,7 +361,8 @@ def run_probes(session: Session) -> dict[str, Any]:
         (number, bench.run(**jobs[number])) for number in range(distributed.rank, len(jobs), distributed.world_size)
     ]
     in_order = sorted((each for part in distributed.gather(mine) for each in part), key=lambda pair: pair[0])
-    table = pd.DataFrame([row for _, rows in in_order for row in rows])
+    rows = [row for _, several in in_order for row in several]
+    table = pd.json_normalize(rows, sep="_")  # val_accuracy, test_accuracy, ...
     metrics, best, by_validation, probe = _chosen(table, bench.metric)
     short = table["setting"][table["note"] != ""].unique()
     if len(short):
@@ -393,7 +387,7 @@ def run_probes(session: Session) -> dict[str, Any]:
         metric=metrics[bench.metric],
         greater_is_better=True,
         probe=probe,
-        chosen=[_in_parts(row) for row in best.to_dict("records")],
+        chosen=[rows[number] for number in best.index],
         store=str(task.store),
         fingerprint=bench.store.used(),
         weights=about["weights"],
@@ -426,10 +420,3 @@ def _chosen(table: pd.DataFrame, metric: str) -> tuple[dict[str, float], pd.Data
 
 def _title(probe: str, shots: int) -> str:
     return f"{probe}_{shots}_shots" if shots else probe
-
-
-def _in_parts(row: dict[str, Any]) -> dict[str, Any]:
-    """A row for ``result.json``: metrics of ``val`` and ``test`` apart."""
-    parts = {part: {name[len(part) + 1 :]: value for name, value in row.items() if name.startswith(f"{part}_")}
-             for part in ("val", "test")}  # fmt: skip
-    return {**{name: row[name] for name in ("probe", "shots", "seed", "setting", "note")}, **parts}
