@@ -8,7 +8,7 @@ from PIL import Image
 
 from exp.draw.curves import training_curves
 from exp.draw.figure import figure_file
-from exp.vision.figures import Tile, confusion_figure, overlay_with_legend, panels, sheet, spread
+from exp.vision.figures import Tile, confusion_figure, panels, sheet, spread
 from exp.vision.pictures import enlarged, overlay, resized_labels, shrunk, to_rgb
 
 PALETTE = [(60, 16, 152), (132, 41, 246), (110, 193, 228)]
@@ -29,13 +29,6 @@ def test_an_overlay_tints_classes_and_leaves_the_rest():
     assert (mixed[5] == 200).all()  # no class
     assert mixed[20, 5].tolist() == [100 + part // 2 for part in PALETTE[0]]
     assert (mixed[20, 20] < mixed[20, 25]).all(), "a line where classes meet"
-
-
-def test_a_tiny_image_is_enlarged_until_its_legend_can_be_read():
-    labels = np.zeros((8, 12), np.uint8)
-    picture = overlay_with_legend(np.zeros((8, 12, 3), np.uint8), labels, ["a", "b", "c"], PALETTE)
-    assert picture.shape[1] >= 640
-    assert all(count(picture[-60:], color) for color in PALETTE)
 
 
 @pytest.mark.parametrize(("number", "width"), [(1, 300), (45, 1000), (5, 4096)])
