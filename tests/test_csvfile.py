@@ -6,8 +6,8 @@ import csv
 import io
 
 from exp.runs.files import csv_content
-from exp.vision.draw.figures import Scene
-from exp.vision.predict.scenes import predictions_csv
+from exp.vision.figures import Scene
+from exp.vision.predict.images import predictions_csv
 
 
 def test_cells_that_a_spreadsheet_would_compute_are_text():

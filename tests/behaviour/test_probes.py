@@ -106,7 +106,7 @@ def test_images_that_are_left_out_are_said_by_all_who_use_the_store(exp, trained
 
 
 @pytest.mark.extended
-def test_another_run_is_kept_out_and_a_killed_one_continued_at_a_block(exp, trained):
+def test_another_run_is_kept_out_and_a_killed_one_continued(exp, trained):
     scenes = trained("scenes")
     assert exp(*keep(scenes, "task.store=whole")).returncode == 0
     slow = keep(scenes, "data.eval_batch_size=1", "output_dir=killed")
@@ -138,7 +138,7 @@ def test_another_run_is_kept_out_and_a_killed_one_continued_at_a_block(exp, trai
 def test_probes_on_any_number_of_processes_and_on_cards_that_lack_operators(exp, trained):
     assert exp(*keep(trained("scenes"))).returncode == 0
     card = {"SIM_GCU_PROFILE": "s60", "SIM_GCU_STRICT": "1"}
-    for name, how, extra in (("one", [], {}), ("three", ["nproc=3", "task.resident_mib=0"], {}),
+    for name, how, extra in (("one", [], {}), ("three", ["nproc=3"], {}),
                              ("card", ["backend=gcu_simulated", "nproc=2"], card)):  # fmt: skip
         done = exp(*probe(*FEW, *how, f"output_dir={name}"), **extra)
         assert done.returncode == 0, done.stderr

@@ -10,10 +10,7 @@ from exp.vision.data.config import DistillationDataConfig, SceneDataConfig, Segm
 from exp.vision.model_config import DistillerConfig, SceneClassifierConfig, SegmenterConfig
 from exp.vision.tasks import Export, Features, Probe, Stats
 
-__all__ = [
-    "PredictKeys",
-    "plugin",
-]
+__all__ = ["PredictKeys", "plugin"]
 
 # OmegaConf reads these annotations at run time, on Python 3.8 too: hence typing's generics, not the builtin ones.
 
@@ -29,8 +26,6 @@ class PredictKeys:
     named."""
     max_images: int = 16
     """How many images are pictured: tiles of the contact sheet."""
-    probabilities: bool = False
-    """Segmentation: also write the probability of each class as a (Geo)TIFF of float32, with a band for each class."""
 
 
 _SMALL = ("model.size=tiny", "data.size=64", "global_batch_size=8", "schedule.warmup_steps=1", "data.num_workers=0")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Iterator
+from typing import TYPE_CHECKING, Any, Callable
 
 import torch
 from safetensors.torch import load_file, save
@@ -17,9 +15,8 @@ from exp.errors import ConfigError, RunError
 from exp.hardware.compat import supports_export
 from exp.runs.files import write_atomically, write_json
 from exp.vision.data.statistics import limits_of
+from exp.vision.dinov3 import weights
 from exp.vision.dinov3.backbone import VisionTransformer
-from exp.vision.dinov3.huggingface import beside, model_config, processor_config
-from exp.vision.dinov3.weights import adapt_published, model_tensors, with_periods
 
 if TYPE_CHECKING:
     from exp.session import Session
@@ -158,14 +155,15 @@ def _hugging_face(session: Session, model: Any, folder: Path, image: torch.Tenso
     backbone, side, folder = model.backbone, image.shape[-1], folder / "huggingface"
     folder.mkdir(exist_ok=True)
     path = folder / "model.safetensors"
-    write_atomically(path, save(model_tensors(backbone.state_dict(), backbone.size.gated), {"format": "pt"}))
-    write_json(folder / "config.json", model_config(backbone, model.band_names, side))
+    write_atomically(path, save(weights.model_tensors(backbone.state_dict(), backbone.size.gated), {"format": "pt"}))
+    write_json(folder / "config.json", weights.model_config(backbone, model.band_names, side))
     mean, std = (values.flatten().tolist() for values in (model.pixel_mean, model.pixel_std))
-    write_json(folder / "preprocessor_config.json", processor_config(mean, std, side))
+    write_json(folder / "preprocessor_config.json", weights.processor_config(mean, std, side))
 
-    about = beside(path)
+    about = weights.beside(path)
     read = VisionTransformer(backbone.size, image.shape[1], model.config).eval()
-    read.load_state_dict(with_periods(adapt_published(load_file(str(path))), about), strict=False)  # no updates
+    state = weights.with_periods(weights.adapt_published(load_file(str(path))), about)
+    read.load_state_dict(state, strict=False)  # without updates
     assert about.statistics is not None
     mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in about.statistics)
     pixels = (image.float() - mean) / std
@@ -187,7 +185,8 @@ def _tokens(backbone: VisionTransformer, pixels: torch.Tensor) -> torch.Tensor:
 
 def _torch_script(_: Session, model: nn.Module, folder: Path, image: torch.Tensor) -> float:
     scores, path = _Scores(model).eval(), str(folder / "model.torchscript.pt")
-    with _quietly():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # sizes become constants, as they are meant to
         traced: Any = torch.jit.trace(scores, image, check_trace=False)
         torch.jit.script(_Sized(traced, image)).save(path)
         loaded: Any = torch.jit.load(path)
@@ -196,7 +195,8 @@ def _torch_script(_: Session, model: nn.Module, folder: Path, image: torch.Tenso
 
 def _torch_export(_: Session, model: nn.Module, folder: Path, image: torch.Tensor) -> float:
     scores, path = _Scores(model).eval(), str(folder / "model.pt2")
-    with _quietly():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # sizes become constants, as they are meant to
         program = torch.export.export(scores, (image,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
         torch.export.save(program, path)
         loaded: Any = torch.export.load(path).module()
@@ -212,17 +212,3 @@ def _compared(loaded: Callable[[torch.Tensor], torch.Tensor], scores: nn.Module,
     """The largest difference over batches of one, of that which was recorded, and of one more."""
     more = torch.cat([image, image[:1].flip(-1)])
     return max(_difference(loaded(batch), scores(batch)) for batch in (image, more, more[-1:]))
-
-
-@contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    """What torch warns of while it records a program: sizes become constants, as they are meant to."""
-    log = logging.getLogger("torch.export")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        log.setLevel(level)

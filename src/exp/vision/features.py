@@ -1,59 +1,48 @@
-"""task=features: features of images as a backbone gives them, as files, and maps of their principal components."""
+"""task=features: features of images, as files with maps of their principal components, or in a store for probes."""
 
 from __future__ import annotations
 
+import hashlib
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import cv2
 import numpy as np
 import torch
+from omegaconf import OmegaConf
 from safetensors.numpy import load_file, save
 
+from exp import console
+from exp.data.loader import device_loader
 from exp.engine.building import build_data, build_model, make_result, record_environment
 from exp.engine.plots import PictureWriter
 from exp.engine.wrapper import check_placement
 from exp.errors import ConfigError, RunError
-from exp.runs.files import csv_content, to_json, write_atomically
-from exp.vision.draw.components import Components, Moments
-from exp.vision.draw.figures import Tile, panels, sheet, spread
-from exp.vision.draw.pictures import enlarged, shrunk, to_rgb
-from exp.vision.predict.images import check, chosen
-from exp.vision.predict.inputs import each_of_mine, report_failures, tell_inputs
+from exp.runs.files import csv_content, to_json, write_atomically, write_json
+from exp.runs.lock import RunLock
+from exp.vision.data.layouts import NAMED_FILES
+from exp.vision.figures import Tile, panels, sheet, spread
+from exp.vision.pictures import enlarged, resized_labels, shrunk, to_rgb
+from exp.vision.predict.inputs import chosen, each_of_mine, report_failures, tell_inputs
 from exp.vision.predict.raster import check_pixels
+from exp.vision.store import DONE, TO_DO, UNUSABLE, Store
 from exp.vision.tiling import cells
 
 if TYPE_CHECKING:
+    from exp.engine.distributed import Distributed
     from exp.session import Session
     from exp.vision.predict.inputs import Input
 
-__all__ = ["FeatureFile", "FeatureWriter", "build", "image_features", "narrowed", "write_features"]
+__all__ = ["Components", "image_features", "keep_features", "write_features", "write_image"]
 
+_COLUMNS = ["file", "features", "height", "width", "rows", "columns"]
 _WINDOW = 1024
+_DEVIATIONS = 2.0  # of a component, from the mean to the darkest and the brightest color
 _LONGEST = 1024  # pixels of an image beside its map
 
 
-class FeatureFile(NamedTuple):
-    """A row of ``features.csv``.
-
-    Attributes:
-        file: the image.
-        features: the file of its features, below the run folder.
-        height: pixels of the image as the model saw it.
-        width: likewise.
-        rows: of patches.
-        columns: of patches.
-    """
-
-    file: str
-    features: str
-    height: int
-    width: int
-    rows: int
-    columns: int
-
-
-def build(session: Session) -> tuple[Any, Any]:
+def _build(session: Session) -> tuple[Any, Any]:
     """The data, and the model on the device.
 
     Raises:
@@ -85,22 +74,27 @@ def write_features(session: Session) -> dict[str, Any]:
         RunError: images could not be read; the others are done.
     """
     task = session.config.task
-    check(task)
-    data, model = build(session)
+    data, model = _build(session)
     inputs, _ = chosen(task, data)
     session.begin()
-    writer = FeatureWriter(session, model, getattr(data, "read_as_seen", data.read))
-    failures = each_of_mine(session, inputs, writer.add)
-    gathered = session.distributed.gather((writer.written, failures))
-    files = [file for _, file in sorted(pair for part, _ in gathered for pair in part.items())]
+    read, components = getattr(data, "read_as_seen", data.read), Components(int(model.backbone.embed_dim))
+    written: dict[int, list[Any]] = {}
+
+    def write(number: int, entry: Input) -> None:
+        written[number], patches = write_image(session, model, read, entry)
+        components.add(patches)
+
+    failures = each_of_mine(session, inputs, write)
+    gathered = session.distributed.gather((written, failures))
+    files = [row for _, row in sorted(pair for part, _ in gathered for pair in part.items())]
     failed = [failure for _, part in gathered for failure in part]
     report = []
-    if session.distributed.is_main and files:
-        write_atomically(session.folder.path / "features.csv", csv_content([FeatureFile._fields, *files]))
-        report = ["features.csv", *(file.features for file in files)]
     if files and task.max_images:
-        components = writer.moments.components(session.distributed)  # every rank takes part
-        if session.distributed.is_main:
+        components.fit(session.distributed)  # every rank takes part
+    if session.distributed.is_main and files:
+        write_atomically(session.folder.path / "features.csv", csv_content([_COLUMNS, *files]))
+        report = ["features.csv", *(file[1] for file in files)]
+        if task.max_images:
             report += _draw(session, model, files, data.read, components)
     report_failures(failed, len(inputs), task.on_error)
     return make_result(
@@ -114,50 +108,38 @@ def write_features(session: Session) -> dict[str, Any]:
     )
 
 
-class FeatureWriter:
-    """Computes and writes the features of one image after the other.
-
-    Attributes:
-        written: by the number of the image.
-        moments: of the patches.
+def write_image(session: Session, model: Any, read: Any, entry: Input) -> tuple[list[Any], torch.Tensor]:
+    """Write ``features/<name>.safetensors``: ``cls`` (D,), ``patches`` (h, w, D); metadata say what of.
 
     Args:
         session: the session.
         model: has ``features`` (:class:`exp.vision.dinov3.base.ImageModel`).
         read: an image file as (H, W, C), 0..255.
+        entry: the image.
+
+    Returns:
+        Its row of ``features.csv``, and the features of its patches.
+
+    Raises:
+        DataError: the image cannot be read.
+        RunError: features are not finite, or too large for ``task.feature_dtype``.
     """
-
-    def __init__(self, session: Session, model: Any, read: Any) -> None:
-        self.session, self.model, self.read = session, model, read
-        self.moments = Moments(int(model.backbone.embed_dim))
-        self.written: dict[int, FeatureFile] = {}
-
-    def add(self, number: int, entry: Input) -> None:
-        """Write ``features/<name>.safetensors``: ``cls`` (D,), ``patches`` (h, w, D); metadata say what of.
-
-        Raises:
-            DataError: the image cannot be read.
-            RunError: features are not finite, or too large for ``task.feature_dtype``.
-        """
-        task = self.session.config.task
-        check_pixels(entry.path)
-        pixels = resized(self.read(entry.path), task.resize)
-        cls, patches = image_features(self.session, self.model, pixels, _WINDOW)
-        tensors = {
-            name: narrowed(f"{name} of {entry.path}", value.numpy(), task.feature_dtype)
-            for name, value in (("cls", cls), ("patches", patches))
-        }
-        self.moments.add(patches)
-        height, width = pixels.shape[:2]
-        about = {"file": str(entry.path), "height": height, "width": width,
-                 "patch_size": int(self.model.backbone.patch_size)}  # fmt: skip
-        name = f"features/{entry.name}.safetensors"
-        content = save(tensors, {key: to_json(value) for key, value in about.items()})
-        write_atomically(self.session.folder.path / name, content)
-        self.written[number] = FeatureFile(str(entry.path), name, height, width, *patches.shape[:2])
+    check_pixels(entry.path)
+    pixels = read(entry.path)
+    cls, patches = image_features(session, model, pixels, _WINDOW)
+    tensors = {
+        name: _narrowed(f"{name} of {entry.path}", value.numpy(), session.config.task.feature_dtype)
+        for name, value in (("cls", cls), ("patches", patches))
+    }
+    (height, width), patch = pixels.shape[:2], int(model.backbone.patch_size)
+    about = {"file": str(entry.path), "height": height, "width": width, "patch_size": patch}
+    name = f"features/{entry.name}.safetensors"
+    content = save(tensors, {key: to_json(value) for key, value in about.items()})
+    write_atomically(session.folder.path / name, content)
+    return [str(entry.path), name, height, width, *patches.shape[:2]], patches
 
 
-def narrowed(name: str, value: np.ndarray, dtype: str) -> np.ndarray:
+def _narrowed(name: str, value: np.ndarray, dtype: str) -> np.ndarray:
     """Features, float32, in ``dtype``; ``name`` is for the error.
 
     Raises:
@@ -171,15 +153,6 @@ def narrowed(name: str, value: np.ndarray, dtype: str) -> np.ndarray:
             "weights that are not finite"
         )
     return narrow
-
-
-def resized(pixels: np.ndarray, longer: int | None) -> np.ndarray:
-    """The image with its longer side brought to ``longer`` pixels; None: as it is. The same dtype."""
-    height, width = pixels.shape[:2]
-    if longer is None or longer <= max(height, width):
-        return shrunk(pixels, longer or max(height, width))
-    size = [round(extent * longer / max(height, width)) for extent in (width, height)]
-    return cv2.resize(pixels, size, interpolation=cv2.INTER_LINEAR).reshape(size[1], size[0], -1)
 
 
 def image_features(session: Session, model: Any, pixels: np.ndarray, window: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -215,18 +188,234 @@ def image_features(session: Session, model: Any, pixels: np.ndarray, window: int
     return cls, patches
 
 
-def _draw(session: Session, model: Any, files: list[FeatureFile], read: Any, components: Components) -> list[str]:
+def _draw(session: Session, model: Any, files: list[Any], read: Any, components: Components) -> list[str]:
     """Maps of some images, and a sheet of them."""
     pictures, patch, tiles, drawn = PictureWriter(session), int(model.backbone.patch_size), [], []
     for number in spread(len(files), session.config.task.max_images):
-        entry = files[number]
-        pixels = resized(read(Path(entry.file)), session.config.task.resize)
-        picture = enlarged(to_rgb(shrunk(pixels, _LONGEST)), 256)
-        patches = load_file(str(session.folder.path / entry.features))["patches"]
-        shown = components.picture(patches, picture.shape[0], picture.shape[1], patch * picture.shape[1] / entry.width)
-        pair, name = panels([picture, shown]), Path(entry.features).stem
+        file, features, _, width, *_ = files[number]
+        picture = enlarged(to_rgb(shrunk(read(Path(file)), _LONGEST)), 256)
+        patches = load_file(str(session.folder.path / features))["patches"]
+        shown = components.picture(patches, picture.shape[0], picture.shape[1], patch * picture.shape[1] / width)
+        pair, name = panels([picture, shown]), Path(features).stem
         drawn += pictures.write(f"plots/features/{name}.png", pair)
         tiles.append(Tile(pair, [name]))
     shares = ", ".join(f"{100 * share:.0f} %" for share in components.explained)
     title = f"Principal components of the patch features in red, green, blue: {shares} of the variance"
     return drawn + pictures.write("plots/features.png", sheet(tiles, side=440, title=title))
+
+
+class Components:
+    """The three leading principal components of features, as colors.
+
+    Count, mean and covariance are gathered piece by piece on the CPU, so that no feature is kept. The sums are float64:
+    some features of a vision transformer are a hundred times larger than the rest, and float32 would lose the small
+    ones when the mean is taken off.
+
+    Attributes:
+        mean: float32 (D,); this and the others after :meth:`fit`.
+        axes: float32 (3, D), of length 1.
+        deviation: standard deviation along each axis, float32 (3,).
+        explained: share of the variance along each axis.
+
+    Args:
+        dim: elements of a feature (D).
+    """
+
+    def __init__(self, dim: int) -> None:
+        self._sums = torch.zeros((dim + 1, dim + 1), dtype=torch.float64)  # of [x, 1] [x, 1]^T
+
+    def add(self, features: torch.Tensor) -> None:
+        """Take in features (..., D), any floating dtype and device."""
+        flat = features.reshape(-1, features.shape[-1]).float().cpu().double()
+        flat = torch.cat([flat, flat.new_ones((len(flat), 1))], dim=1)
+        self._sums += flat.t() @ flat
+
+    def fit(self, distributed: Distributed) -> Components:
+        """The eigenvectors of the covariance over all ranks; every rank must call.
+
+        Their signs, which no theory fixes, are such that the largest element of each is positive.
+        """
+        sums = distributed.sum(self._sums)
+        mean = sums[-1, :-1] / sums[-1, -1]
+        values, vectors = torch.linalg.eigh(sums[:-1, :-1] / sums[-1, -1] - torch.outer(mean, mean))  # ascending
+        axes, variance = vectors[:, -3:].flip(-1).t(), values[-3:].flip(-1).clamp(min=0.0)
+        strongest = axes.gather(1, axes.abs().argmax(dim=1, keepdim=True))
+        self.mean, self.axes = mean.float().numpy(), (axes * torch.where(strongest < 0, -1.0, 1.0)).float().numpy()
+        self.deviation = variance.sqrt().float().numpy()
+        self.explained = (variance / values.clamp(min=0.0).sum().clamp(min=1e-30)).tolist()
+        return self
+
+    def picture(self, patches: np.ndarray, height: int, width: int, patch_size: float) -> np.ndarray:
+        """A map of the features of an image, up-sampled to its pixels: the same color for the same feature everywhere.
+
+        The mean feature is gray, two standard deviations from it are black or full.
+
+        Args:
+            patches: (h, w, D).
+            height: of the image in pixels.
+            width: of the image in pixels.
+            patch_size: pixels along a patch; the last patches may reach beyond the image.
+
+        Returns:
+            RGB (height, width, 3), uint8.
+        """
+        along = (patches.astype(np.float32) - self.mean) @ self.axes.T
+        colors = np.clip(0.5 + along / np.maximum(2.0 * _DEVIATIONS * self.deviation, 1e-12), 0.0, 1.0)
+        size = (round(patches.shape[1] * patch_size), round(patches.shape[0] * patch_size))
+        colors = (colors * 255.0).round().astype(np.uint8)
+        return cv2.resize(colors, size, interpolation=cv2.INTER_CUBIC)[:height, :width]
+
+
+def keep_features(session: Session) -> dict[str, Any]:
+    """Compute what the folder does not have yet, each rank its share of the batches.
+
+    Every split is seen through the evaluation pipeline; features are of the model's ``blocks``.
+
+    Raises:
+        ConfigError: the folder holds other features, another run is writing to it, or the images are of different sizes
+            where patches are kept.
+        RunError: a feature is not finite.
+    """
+    distributed, folder = session.distributed, Path(session.config.task.store)
+    data, model = _build(session)
+    splits = data.plain_parts()
+    trouble, skipped, lock = None, {}, RunLock(folder, key="task.store")
+    try:
+        if distributed.is_main:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                lock.acquire()  # another run would begin it anew, or compute the same batches
+                _open_or_make(session, data, model, splits)
+            except ConfigError as error:
+                trouble = error
+        trouble = distributed.gather(trouble)[0]  # every rank has to hear of it
+        if trouble is not None:
+            raise trouble
+        total, seconds = _compute(session, data, model, splits)
+        store = Store(folder)
+        unusable = store.images(UNUSABLE)
+        if unusable:
+            files = [splits[split].reason(number) for split, number in unusable[:NAMED_FILES]]
+            session.say(f"{len(unusable)} images could not be used, and are left out: {files[0]}")
+            skipped = {"skipped": {"count": len(unusable), "files": files}}
+        if unusable and distributed.is_main:
+            write_json(folder / "about.json", {**store.about, **skipped})
+    finally:
+        lock.release()
+    return make_result(
+        session,
+        {"images": sum(map(len, splits.values())), "computed": total},
+        None,
+        files=[],
+        store=str(folder),
+        data={**{name: len(dataset) for name, dataset in splits.items()}, **skipped},
+        fingerprint=store.used(),
+        samples_per_second=total / seconds if total else None,
+        measured_on="features",
+        published=None,
+    )
+
+
+def _compute(session: Session, data: Any, model: Any, splits: dict[str, Any]) -> tuple[int, float]:
+    """Compute the batches that the store lacks, each rank its share: how many images, and in how many seconds."""
+    distributed, store, size = session.distributed, Store(session.config.task.store), data.eval_batch_size
+    lacking = distributed.gather(store.images(TO_DO))[0]
+    batches = sorted({(split, number // size * size) for split, number in lacking})
+    mine = batches[distributed.rank :: distributed.world_size]
+    session.say(
+        f"{console.shown(store.folder)} lacks the features of {len(lacking)} of {sum(map(len, splits.values()))} images"
+        + ("" if lacking else "; nothing is left to compute")
+    )
+    session.begin()
+    began, computed = time.perf_counter(), 0
+    for split, dataset in splits.items():
+        firsts = [first for name, first in mine if name == split]
+        indices = [torch.arange(first, min(first + size, len(dataset))) for first in firsts]
+        for first, batch in zip(firsts, device_loader(dataset, indices, data.num_workers, session)):
+            values = _of_batch(session, model, batch)
+            skipped = dataset.skipped[first : first + len(values["labels"])].numpy()
+            store.write(split, first, {**values, "state": np.where(skipped, UNUSABLE, DONE)})
+            computed += len(skipped)
+    return sum(distributed.gather(computed)), time.perf_counter() - began
+
+
+def _open_or_make(session: Session, data: Any, model: Any, splits: dict[str, Any]) -> None:
+    """Check the store that is there, or make an empty one."""
+    config, folder = session.config, Path(session.config.task.store)
+    fingerprint = _fingerprint(session, data, model, splits)
+    if (folder / "about.json").exists():
+        store = Store(folder)
+        if any(store.array(split, "state").any() for split in store.about["parts"]):  # else a refused run has left it
+            store.check(fingerprint, _kinds(session))
+            return
+    first = next(iter(splits.values()))
+    batch = next(iter(device_loader(first, [torch.arange(min(2, len(first)))], 0, session)))
+    about = {
+        "experiment": config.name,
+        "classes": list(data.classes),
+        "patch_size": int(model.backbone.patch_size),
+        "weights": OmegaConf.to_container(config.record.weights) or {"source": config.init_from},
+        "fingerprint": fingerprint,
+    }
+    counts = {name: len(dataset) for name, dataset in splits.items()}
+    Store.prepare(folder, about, _of_batch(session, model, batch), counts)
+
+
+def _kinds(session: Session) -> list[str]:
+    return ["cls", "mean", *(["patches"] if session.config.task.patches else [])]
+
+
+def _fingerprint(session: Session, data: Any, model: Any, splits: dict[str, Any]) -> dict[str, Any]:
+    """What features depend on: ``weights``, ``preprocessing`` and ``data``."""
+    config = session.config
+    digest = hashlib.sha256()
+    for name, value in sorted(model.backbone.state_dict().items()):
+        digest.update(f"{name} {tuple(value.shape)}".encode() + value.detach().float().cpu().numpy().tobytes())
+    preprocessing = {
+        **{key: value for key, value in data.state_dict().items() if key != "classes"},
+        "stretch": None if config.data.stretch is None else list(config.data.stretch),
+        "eval_pipeline": OmegaConf.to_container(config.data.eval_pipeline, resolve=True),
+        "mean": [round(value, 3) for value in model.pixel_mean.flatten().tolist()],
+        "std": [round(value, 3) for value in model.pixel_std.flatten().tolist()],
+        "blocks": list(model.blocks),
+        "precision": config.precision,
+        "dtype": config.task.feature_dtype,
+    }
+    files = {name: list(entry) for name, entry in (data.fingerprint() or {}).items()}
+    files.update({f"the list of {name}": _in_order(dataset.samples) for name, dataset in splits.items()})
+    return {"weights": {"sha256": digest.hexdigest()}, "preprocessing": preprocessing, "data": files}
+
+
+def _in_order(samples: Any) -> list[Any]:
+    """Which image is at which place of the arrays, as an entry of a fingerprint; where the files lie plays no part."""
+    digest = hashlib.sha256()
+    for path, label in samples:
+        shown = "" if isinstance(label, str) else label
+        digest.update(f"{Path(path).parent.name}/{Path(path).name}\0{shown}\n".encode("utf-8", "surrogateescape"))
+    return [len(samples), 0, digest.hexdigest()]
+
+
+def _of_batch(session: Session, model: Any, batch: Any) -> dict[str, np.ndarray]:
+    """Features and labels of a batch, on the CPU."""
+    kinds, shape = _kinds(session), tuple(batch["image"].shape[-2:])
+    if "patches" in kinds and any(tuple(size) != shape for size in batch.get("sizes", ())):
+        raise ConfigError(
+            "task.patches=true needs images of one size; give data.eval_pipeline a Resize(keep_ratio=false) or a crop"
+        )
+    with torch.no_grad(), session.backend.autocast(session.config.precision):
+        found = model.features(batch["image"].to(session.device), model.blocks)
+    values = {
+        "cls": [features.cls.float() for features in found],
+        "mean": [features.patches.float().mean(dim=(1, 2)) for features in found],
+        "patches": [features.patches.float() for features in found],
+    }
+    held = {name: torch.cat(values[name], dim=-1).cpu().numpy() for name in kinds}
+    session.backend.end_batch()
+    arrays = {name: _narrowed(name, value, session.config.task.feature_dtype) for name, value in held.items()}
+    labels = batch["label"].cpu().numpy()
+    if labels.ndim == 3 and "patches" not in kinds:
+        labels = np.full(len(labels), -1, np.int64)
+    elif "label_sizes" in batch:  # of the files' pixels: those of the patches are the image's
+        each = zip(labels, batch["label_sizes"])
+        labels = np.stack([resized_labels(label[:height, :width], *shape) for label, (height, width) in each])
+    return {**arrays, "labels": labels}

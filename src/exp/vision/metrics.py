@@ -10,21 +10,13 @@ import torch
 from exp.errors import DataError
 from exp.metrics import Metric, SampleMetric, Table
 from exp.vision.data.labels import IGNORED
-from exp.vision.draw.pictures import resized_labels
+from exp.vision.pictures import resized_labels
 
 if TYPE_CHECKING:
     from exp.engine.distributed import Distributed
 
-__all__ = [
-    "ConfusionMatrix",
-    "FeatureAgreement",
-    "PixelsRight",
-    "SceneMetrics",
-    "SegmentationMetrics",
-    "TrueClassProbability",
-    "as_in_file",
-    "mean_of_known",
-]
+__all__ = ["ConfusionMatrix", "FeatureAgreement", "PixelsRight", "SceneMetrics", "SegmentationMetrics",
+           "TrueClassProbability", "as_in_file", "mean_of_known"]  # fmt: skip
 
 
 class ConfusionMatrix:

@@ -8,16 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, List, Optional
 
-__all__ = [
-    "BackboneConfig",
-    "DistillerConfig",
-    "ImageModelConfig",
-    "LoraConfig",
-    "LossConfig",
-    "SceneClassifierConfig",
-    "SegmenterConfig",
-    "TeacherConfig",
-]
+__all__ = ["BackboneConfig", "DistillerConfig", "ImageModelConfig", "LoraConfig", "LossConfig",
+           "SceneClassifierConfig", "SegmenterConfig", "TeacherConfig"]  # fmt: skip
 
 
 @dataclass

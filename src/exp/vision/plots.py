@@ -10,12 +10,9 @@ import torch
 
 from exp.engine.outputs import batch_outputs
 from exp.engine.wrapper import unwrapped
-from exp.vision.draw.confusion import confusion_figure
-from exp.vision.draw.figures import Scene, Tile, panels, scene_tile, sheet, spread
-from exp.vision.draw.overlay import colored
-from exp.vision.draw.pictures import enlarged, resized_labels, shrunk, to_rgb
+from exp.vision.figures import Scene, Tile, confusion_figure, panels, scene_tile, sheet, spread
 from exp.vision.metrics import as_in_file
-from exp.vision.predict.raster import metres_of, open_image
+from exp.vision.pictures import colored, enlarged, resized_labels, shrunk, to_rgb
 
 if TYPE_CHECKING:
     from exp.draw.figure import Picture
@@ -84,8 +81,8 @@ def draw_samples(data: Any, worst: Sequence[RankedSample], best: Sequence[Ranked
         for place, sample in enumerate(samples, start=1):
             name = Path(data.test.samples[sample.number][0]).name
             if sample.outputs.dim() == 2:
-                head = f"{kind} {place}: {name}"
-                picture = _segmentation_picture(data, data.test, sample.number, sample.outputs, head)
+                title = f"{kind} {place}: {name}"
+                picture = _segmentation_picture(data, data.test, sample.number, sample.outputs, title)
                 pictures[f"{kind}_{place}.png"] = picture
                 continue
             tile = _scene(data, data.test[torch.tensor([sample.number])], sample.outputs)
@@ -103,31 +100,20 @@ def _scene(data: Any, batch: Any, logits: torch.Tensor, row: int = 0) -> Tile:
     return scene_tile(to_rgb(shrunk(batch["image"][row].permute(1, 2, 0).numpy(), 512)), scene)
 
 
-def _segmentation_picture(data: Any, split: Any, index: int, predicted: torch.Tensor, head: str = "") -> np.ndarray:
-    """Image, truth and prediction side by side, with a legend, and a scale bar where the scale is known."""
+def _segmentation_picture(
+    data: Any, split: Any, index: int, predicted: torch.Tensor, title: str = "image"
+) -> np.ndarray:
+    """Image, truth and prediction side by side, with a legend."""
     batch = split[torch.tensor([index])]
     height, width = batch["sizes"][0] if "sizes" in batch else batch["label"].shape[-2:]
     rows, columns = batch["label_sizes"][0] if "label_sizes" in batch else (height, width)
     labels = as_in_file(predicted[None], batch)[0].numpy()[:rows, :columns]
     truth = batch["label"][0, :rows, :columns].numpy()
     picture = enlarged(shrunk(to_rgb(batch["image"][0, :, :height, :width].permute(1, 2, 0).numpy()), _PANEL), 384)
-    gsd = _gsd(data, Path(split.samples[index][0]), (height, width))
     known = truth != data.ignore_index
     right = f", {100 * (labels == truth)[known].mean():.1f} % of the pixels right" if known.any() else ""
     return panels(
         [picture, *(colored(resized_labels(each, *picture.shape[:2]), data.palette) for each in (truth, labels))],
-        ["image", "truth (black: does not count)", f"prediction{right}"],
-        head,
+        [title, "truth (black: does not count)", f"prediction{right}"],
         list(zip(data.classes, data.palette)),
-        None if gsd is None else gsd * width / picture.shape[1],
     )
-
-
-def _gsd(data: Any, path: Path, size: tuple[int, int]) -> float | None:
-    """Meters of a pixel as the model saw it; None: not known, or the pipeline has changed the image's size."""
-    with open_image(path, data.read, whole=0) as image:
-        if (image.height, image.width) != tuple(size):
-            return None
-        of_file = metres_of(image)
-        gsd: float | None = data.gsd if of_file is None else of_file
-        return gsd

@@ -73,9 +73,6 @@ class Features(Task):
     """How many images are pictured: maps, and tiles of the contact sheet."""
     feature_dtype: str = "float16"
     """``float16`` or ``float32``."""
-    resize: Optional[int] = None
-    """Images are scaled so that their longer side has so many pixels; null: not."""
-
     store: Optional[str] = None
     """A folder that keeps the features of all images of the data, for task=probe, instead of files for each image; what
     it has and fits is not computed again."""
@@ -88,20 +85,14 @@ class Features(Task):
     def check(self, config: ExpConfig) -> None:
         """Refuse keys that would do nothing, and dtypes that features are not kept in."""
         refuse_unknown("task.feature_dtype", [self.feature_dtype], ("float16", "float32"))
-        if self.store is not None and (self.input or self.resize):
-            raise ConfigError(
-                "task.input and task.resize do not go with task.store, which takes the data; leave them out"
-            )
+        if self.store is not None and self.input:
+            raise ConfigError("task.input does not go with task.store, which takes the data; leave it out")
 
     def run(self, session: Session) -> dict[str, Any]:
-        """See :func:`exp.vision.features.write_features` and :mod:`exp.vision.probe.keep`."""
-        if self.store is not None:
-            from exp.vision.probe.keep import keep_features
+        """See :mod:`exp.vision.features`."""
+        from exp.vision.features import keep_features, write_features
 
-            return keep_features(session)
-        from exp.vision.features import write_features
-
-        return write_features(session)
+        return write_features(session) if self.store is None else keep_features(session)
 
 
 @dataclass
@@ -129,7 +120,8 @@ class Probe(Task):
     store: Optional[str] = None
     """The folder that task=features has kept features in."""
     probes: List[str] = field(default_factory=lambda: ["knn", "logistic", "sgd"])
-    """``knn`` (nearest neighbours), ``logistic`` (regression by L-BFGS), ``sgd`` (heads of many learning rates)."""
+    """``knn`` (nearest neighbours), ``logistic`` (regression by L-BFGS), ``sgd`` (linear heads of 13 learning
+    rates, the authors' grid)."""
     features: Optional[str] = None
     """``cls``, ``mean`` (of the patches), ``cls+mean`` (side by side) or ``patches``; null: ``patches`` where
     pixels have labels, else ``cls+mean``."""
@@ -141,23 +133,14 @@ class Probe(Task):
     """logistic: inverse strengths of the regularisation (C of scikit-learn), of the sum of the losses."""
     iterations: int = 1000
     """logistic: of L-BFGS, at most."""
-    learning_rates: List[float] = field(
-        default_factory=lambda: [1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1]
-    )
-    """sgd: trained at once; each is multiplied by ``batch_size`` / 256."""
     epochs: int = 10
-    """sgd: over all rows."""
-    batch_size: int = 128
-    """sgd: rows of a step."""
+    """sgd: over all rows, in batches of 128."""
     standardize: bool = True
     """logistic, sgd: columns less their mean, over their standard deviation, of the training rows."""
     shots: List[int] = field(default_factory=list)
     """Train on so many images of each class; empty: on all."""
     seeds: List[int] = field(default_factory=lambda: [0])
     """Of the draws of ``shots`` and of sgd; results are means over them."""
-    resident_mib: int = 2048
-    """Tables of features that take more memory are kept in a temporary file."""
-
     metric: str = "cosine"
     """knn: how alike features are: ``cosine``, or ``l2``, the distance between them."""
     refit: bool = False
@@ -168,7 +151,7 @@ class Probe(Task):
 
     def check(self, config: ExpConfig) -> None:
         """Refuse unknown probes, and a store that is not there or not done; the experiment is that of the features."""
-        from exp.vision.probe.store import Store  # loads numpy
+        from exp.vision.store import Store  # loads numpy
 
         if self.store is None:
             raise ConfigError(
@@ -177,7 +160,7 @@ class Probe(Task):
         refuse_unknown("task.probes", self.probes, ("knn", "logistic", "sgd"))
         refuse_unknown("task.features", [self.features or "cls"], ("cls", "mean", "cls+mean", "patches"))
         refuse_unknown("task.metric", [self.metric], ("cosine", "l2"))
-        for key in ("k", "temperature", "strengths", "learning_rates", "seeds"):
+        for key in ("k", "temperature", "strengths", "seeds"):
             if not getattr(self, key):
                 raise ConfigError(f"task.{key}=[] must have at least one value")
         if importlib.util.find_spec("sklearn") is None:
@@ -193,7 +176,7 @@ class Probe(Task):
         config.name = store.about["experiment"]
 
     def run(self, session: Session) -> dict[str, Any]:
-        """See :func:`exp.vision.probe.run.run_probes`."""
-        from exp.vision.probe.run import run_probes
+        """See :func:`exp.vision.probe.run_probes`."""
+        from exp.vision.probe import run_probes
 
         return run_probes(session)

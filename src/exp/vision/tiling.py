@@ -14,15 +14,12 @@ import torch.nn.functional as F
 
 from exp.errors import ConfigError
 
-__all__ = ["Image", "InMemory", "Scores", "TakeScores", "Tiling", "augmented", "cells", "window_origins"]
+__all__ = ["Image", "InMemory", "Scores", "Tiling", "augmented", "cells", "window_origins"]
 
 _WINDOWS_AT_ONCE = 8
 
 Scores = Callable[[torch.Tensor], torch.Tensor]
 """(B, C, h, w), 0..255 -> logits (B, K, h, w), on the model's device."""
-
-TakeScores = Callable[[int, int, torch.Tensor], None]
-"""Called with top, left and mean scores (K, h, w), float32, of pixels that no later window covers: each pixel once."""
 
 
 class Image(Protocol):
@@ -76,15 +73,6 @@ class Tiling:
         self.scales = list(scales)
         self.flip = flip
 
-    def probabilities(self, scores: torch.Tensor) -> torch.Tensor:
-        """(K, h, w) of the scores that :meth:`rows` hands to ``take``.
-
-        These are logits, or with test-time augmentation sums of the probabilities of several copies.
-        """
-        if self.scales == [1.0] and not self.flip:
-            return scores.softmax(dim=0)
-        return scores / scores.sum(dim=0, keepdim=True)
-
     def window_of(self, height: int, width: int) -> tuple[int, int]:
         """The size of the windows in which an image of this size is seen."""
         return (height, width) if self.kind == "whole" else (min(height, self.window), min(width, self.window))
@@ -115,16 +103,13 @@ class Tiling:
                 labels[row, top : top + len(part), :width] = part
         return labels
 
-    def rows(
-        self, scores: Scores, num_classes: int, image: Image, take: TakeScores | None = None
-    ) -> Iterator[tuple[int, torch.Tensor]]:
+    def rows(self, scores: Scores, num_classes: int, image: Image) -> Iterator[tuple[int, torch.Tensor]]:
         """The likeliest class of every pixel of one image, from top to bottom.
 
         Args:
             scores: the network.
             num_classes: see :meth:`labels`.
             image: is read window by window.
-            take: gets the scores behind the labels, before these are yielded.
 
         Yields:
             The number of the first of some rows, and their labels, uint8 (rows, width); each row once.
@@ -136,7 +121,6 @@ class Tiling:
         at_once = max(min(_WINDOWS_AT_ONCE, self.band_bytes // (4 * num_classes * height * width)), 1)
         strips = [(begin, min(begin + columns, image.width)) for begin in range(0, image.width, columns)]
         kept: list[torch.Tensor | None] = [None] * len(strips)  # sums in the rows that the next windows cover, too
-        down, across = _covered(image.height, height, upper), _covered(image.width, width, lefts)
         for top, following in zip(upper, [*upper[1:], image.height]):
             final, labels = following - top, []
             for number, (begin, end) in enumerate(strips):
@@ -157,9 +141,6 @@ class Tiling:
                         here, there = max(left, begin), min(left + width, end)
                         total[:, :, here - begin : there - begin] += found[row, :, :, here - left : there - left]
                 assert total is not None
-                if take is not None:
-                    count = down[top:following, None] * across[None, begin:end]
-                    take(top, begin, total[:, :final] / count.to(total.device))
                 # All classes of a pixel have been added up equally often: that cannot change which is the likeliest.
                 labels.append(total[:, :final].argmax(dim=0).to(torch.uint8))
                 kept[number] = total[:, final:].clone()
@@ -176,14 +157,6 @@ class InMemory:
     def crop(self, top: int, left: int, height: int, width: int) -> torch.Tensor:
         """See :class:`Image`."""
         return self.pixels[:, top : top + height, left : left + width]
-
-
-def _covered(extent: int, window: int, begins: Sequence[int]) -> torch.Tensor:
-    """How many windows cover each place along one axis: float32 (extent,)."""
-    count = torch.zeros(extent)
-    for begin in begins:
-        count[begin : begin + window] += 1.0
-    return count
 
 
 def augmented(scores: Scores, image: torch.Tensor, scales: Sequence[float], flip: bool) -> torch.Tensor:

@@ -14,10 +14,9 @@ from safetensors.torch import save_file
 from exp.engine.fit import read_weights
 from exp.errors import ConfigError
 from exp.vision.dinov3 import SceneClassifier
+from exp.vision.dinov3 import weights as published
 from exp.vision.dinov3.backbone import VisionTransformer
-from exp.vision.dinov3.huggingface import Beside, model_config, processor_config
 from exp.vision.dinov3.sizes import SIZES, Size
-from exp.vision.dinov3.weights import adapt_published, model_tensors, with_periods
 
 # `make test` installs transformers there, apart from the environment: MMEngine imports it wherever it finds it, and
 # every worker process would start a second later.
@@ -64,7 +63,9 @@ def same_features(features, reference, pixels, tolerance=1e-5):
 def test_every_size(transformers, name):
     size = Size(**{**SIZES[name].__dict__, "depth": DEPTHS.get(name, SIZES[name].depth)})
     reference, ours = make_reference(transformers, size, 0.02), VisionTransformer(size).eval()
-    ours.load_state_dict(with_periods(adapt_published(reference.state_dict()), Beside(size.num_heads)))
+    ours.load_state_dict(
+        published.with_periods(published.adapt_published(reference.state_dict()), published.Beside(size.num_heads))
+    )
     image = torch.randn(2, 3, 64, 96)
     with torch.no_grad():
         (features,) = ours(image)
@@ -103,9 +104,9 @@ def test_transformers_reads_what_is_exported(transformers, tmp_path, size):
     torch.manual_seed(0)
     model = SceneClassifier(3, size=size, embed_dim=32, depth=2, num_heads=2, layer_scale=1.0).eval()
     backbone, image = model.backbone, torch.randint(0, 256, (2, 3, 64, 32))
-    save_file(model_tensors(backbone.state_dict(), backbone.size.gated), str(tmp_path / "model.safetensors"))
-    processor = processor_config(model.pixel_mean.flatten().tolist(), model.pixel_std.flatten().tolist(), 64)
-    config = model_config(backbone, [], 64)
+    save_file(published.model_tensors(backbone.state_dict(), backbone.size.gated), str(tmp_path / "model.safetensors"))
+    processor = published.processor_config(model.pixel_mean.flatten().tolist(), model.pixel_std.flatten().tolist(), 64)
+    config = published.model_config(backbone, [], 64)
     (tmp_path / "config.json").write_text(json.dumps(config))
     theirs, told = transformers.DINOv3ViTModel.from_pretrained(tmp_path, output_loading_info=True)
     assert [told["missing_keys"], told["unexpected_keys"]] == [set(), set()]

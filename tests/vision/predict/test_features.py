@@ -8,9 +8,10 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from exp.engine.distributed import Distributed
 from exp.errors import RunError
 from exp.vision.dinov3 import SceneClassifier
-from exp.vision.features import FeatureWriter, image_features
+from exp.vision.features import Components, image_features, write_image
 from exp.vision.predict.inputs import named
 
 
@@ -42,22 +43,50 @@ def test_an_image_that_fits_is_seen_whole_and_a_large_one_by_windows(make_sessio
 
 def test_files_hold_the_features_and_say_of_what(make_session, model):
     images = {"a.png": noise(64, 48), "b.png": noise(32, 32)}
-    session = make_session(named="features", feature_dtype="float32", resize=96)
-    writer = FeatureWriter(session, model, lambda path: images[path.name])
-    for number, entry in enumerate(named([Path(name) for name in images])):
-        writer.add(number, entry)
-    entry = writer.written[0]
-    assert (entry.height, entry.width, entry.rows, entry.columns) == (96, 72, 6, 5)
-    with safe_open(session.folder.path / entry.features, framework="np") as file:
-        assert (file.get_tensor("patches").shape, file.get_tensor("cls").shape) == ((6, 5, 32), (32,))
+    session = make_session(named="features", feature_dtype="float32")
+    for entry in named([Path(name) for name in images]):
+        row, patches = write_image(session, model, lambda path: images[path.name], entry)
+        if entry.name == "a":
+            assert row == ["a.png", "features/a.safetensors", 64, 48, 4, 3]
+            assert patches.shape == (4, 3, 32)
+    with safe_open(session.folder.path / "features" / "a.safetensors", framework="np") as file:
+        assert (file.get_tensor("patches").shape, file.get_tensor("cls").shape) == ((4, 3, 32), (32,))
         assert file.get_tensor("patches").dtype == np.float32
         assert json.loads(file.metadata()["file"]) == "a.png"
-    assert writer.moments.components(session.distributed).axes.shape == (3, 32)
 
 
 @pytest.mark.parametrize("scale", [1e6, float("nan")])
 def test_features_that_no_file_should_hold_are_refused(make_session, model, scale):
     model.backbone.norm.weight.data *= scale
-    writer = FeatureWriter(make_session(named="features"), model, lambda path: noise(32, 32))
     with pytest.raises(RunError, match=r"a.png.* are not finite in float16"):
-        writer.add(0, named([Path("a.png")])[0])
+        write_image(make_session(named="features"), model, lambda path: noise(32, 32), named([Path("a.png")])[0])
+
+
+def components_of(*parts):
+    components = Components(12)
+    for each in parts:
+        components.add(each)
+    return components.fit(Distributed())
+
+
+def test_components_are_those_of_the_singular_value_decomposition_and_give_each_feature_one_color():
+    generator = torch.Generator().manual_seed(0)
+    mix, _ = torch.linalg.qr(torch.randn(12, 12, generator=generator))
+    features = torch.randn(500, 12, generator=generator) * torch.tensor([8.0, 4.0, 2.0] + [0.5] * 9) @ mix + 100.0
+    components = components_of(*features.split(37))
+    _, values, axes = torch.linalg.svd((features - features.mean(dim=0)).double(), full_matrices=False)
+    cosines = (torch.from_numpy(components.axes).double() * axes[:3]).sum(dim=1)
+    np.testing.assert_allclose(cosines.abs(), 1.0, atol=1e-5)
+    np.testing.assert_allclose(components.deviation, values[:3] / len(features) ** 0.5, rtol=1e-4)
+    np.testing.assert_allclose(components.explained, (values.square() / values.square().sum())[:3], rtol=1e-4)
+    np.testing.assert_allclose(components_of(*reversed(features.split(50))).axes, components.axes, atol=1e-5)
+    assert (components.axes[np.arange(3), np.abs(components.axes).argmax(axis=1)] > 0).all()
+    along = components.mean + 2 * components.deviation[1] * components.axes[1]
+    colors = components.picture(np.stack([components.mean, along]).reshape(1, 2, 12), 1, 2, 1)
+    np.testing.assert_allclose(colors, [[[128, 128, 128], [128, 255, 128]]], atol=1)
+    patches = np.zeros((3, 4, 12), np.float32) + components.mean
+    patches[0, 2] += 5 * components.deviation[0] * components.axes[0]
+    picture = components.picture(patches, 41, 50, 16)
+    assert picture.shape == (41, 50, 3)
+    row, column = np.unravel_index(picture[..., 0].argmax(), picture.shape[:2])
+    assert (row // 16, column // 16) == (0, 2)

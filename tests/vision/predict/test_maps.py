@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from exp.vision.predict.maps import label_map, probability_tiff, write_png, write_tiff
 from exp.vision.predict.raster import DecodedImage, RasterImage, open_image
+from exp.vision.predict.segmentation import label_map, write_png, write_tiff
 from tests.conftest import clean_environment
 from tests.vision.data.conftest import part, reads
 
@@ -27,7 +27,7 @@ def test_class_maps_hold_the_numbers_show_the_colours_and_lie_where_their_image_
     rasterio = pytest.importorskip("rasterio")
     labels, png = blocks(), tmp_path / "deep" / "x.png"
     path = tiff(tmp_path / "x.tif", np.zeros((3, 300, 70), np.uint8))
-    with open_image(path, reads(), whole=0) as image, label_map(png, labels.shape) as held:
+    with open_image(path, reads(), whole=0) as image, label_map(png, image) as held:
         held[:] = labels
         write_png(png, held, PALETTE)
         write_tiff(tmp_path / "y.tif", held, image.dataset, PALETTE)
@@ -43,22 +43,6 @@ def test_class_maps_hold_the_numbers_show_the_colours_and_lie_where_their_image_
         assert file.colormap(1)[1] == (*PALETTE[1], 255)
 
 
-def test_a_probability_tiff_has_a_band_for_each_class(tmp_path):
-    """Of parts from left to right, whose rows meet no tile; where there are no data it is nan."""
-    rasterio = pytest.importorskip("rasterio")
-    shares = np.random.default_rng(0).dirichlet((1, 1, 1), (300, 70)).astype(np.float32).transpose(2, 0, 1)
-    missing = np.zeros((300, 70), bool)
-    missing[:9] = True
-    image = DecodedImage(np.zeros((300, 70, 3), np.uint8), missing)
-    with probability_tiff(tmp_path / "p.tif", image, ["a", "b", "道路"]) as take:
-        for top in range(0, 300, 77):
-            for left, right in ((0, 40), (40, 70)):
-                take(top, left, shares[:, top : top + 77, left:right])
-    with rasterio.open(tmp_path / "p.tif") as file:
-        assert file.descriptions == ("a", "b", "道路")
-        np.testing.assert_array_equal(file.read(), np.where(missing, np.nan, shares))
-
-
 def test_memory_grows_with_the_width_and_not_with_the_height(tmp_path, tiff):
     """2000 x 16000 pixels, 8 classes: 96 MB of pixels, 1 GB of scores."""
     for height in (2000, 16000):
@@ -67,7 +51,7 @@ def test_memory_grows_with_the_width_and_not_with_the_height(tmp_path, tiff):
         import resource
         from pathlib import Path
         from exp.vision.data.values import ImageReader
-        from exp.vision.predict.maps import label_map, write_png, write_tiff
+        from exp.vision.predict.segmentation import label_map, write_png, write_tiff
         from exp.vision.predict.raster import open_image
         from exp.vision.tiling import Tiling
 
@@ -76,7 +60,7 @@ def test_memory_grows_with_the_width_and_not_with_the_height(tmp_path, tiff):
         def peak(height):
             scores = lambda windows: windows[:, :1].float().expand(-1, 8, -1, -1)
             with open_image(Path(f"{height}.tif"), ImageReader(), whole=0) as image, \
-                    label_map(Path("x.png"), (height, 2000)) as held:
+                    label_map(Path("x.png"), image) as held:
                 for top, labels in Tiling("slide", 512, 0.25).rows(scores, 8, image):
                     assert image.without_data(top, len(labels)) is None
                     held[top : top + len(labels)] = labels.numpy()

@@ -15,9 +15,7 @@ from exp.models.base import Model
 from exp.models.names import under_own_names
 from exp.vision.data.bands import colors_in
 from exp.vision.dinov3 import weights
-from exp.vision.dinov3.backbone import Features, VisionTransformer
-from exp.vision.dinov3.blocks import rope_periods
-from exp.vision.dinov3.huggingface import beside
+from exp.vision.dinov3.backbone import Features, VisionTransformer, rope_periods
 from exp.vision.dinov3.lora import is_of_lora, merged
 from exp.vision.dinov3.sizes import SIZES, Size
 from exp.vision.model_config import BackboneConfig, ImageModelConfig, LoraConfig
@@ -198,7 +196,6 @@ class ImageModel(Model):
             ConfigError: they are of another family, size or patch size.
         """
         prefix = weights.published_prefix(state)
-        weights.refuse_other_families(state, prefix, source)
         if prefix is None or (prefix.endswith(_PREFIX) and f"{prefix[: -len(_PREFIX)]}pixel_mean" in state):  # ours
             own = under_own_names(state, self.state_dict())
         else:
@@ -207,8 +204,7 @@ class ImageModel(Model):
             own.update(pixel_mean=self.pixel_mean, pixel_std=self.pixel_std)
         backbone = {key[len(_PREFIX) :]: value for key, value in own.items() if key.startswith(_PREFIX)}
         mine = self.backbone.state_dict()
-        weights.check_backbone(backbone, mine, source)
-        weights.refuse_unclaimed([key for key in backbone if not is_of_lora(key)], mine, source)
+        weights.check_backbone({key: value for key, value in backbone.items() if not is_of_lora(key)}, mine, source)
         theirs, ours = ({key: each[key] for key in each if is_of_lora(key)} for each in (backbone, mine))
         same = theirs.keys() == ours.keys() and all(
             value.shape == ours[key].shape and (value.dim() > 0 or float(value) == float(ours[key]))
@@ -218,7 +214,7 @@ class ImageModel(Model):
 
     def _of_published(self, state: Mapping[str, torch.Tensor], prefix: str, source: Path) -> dict[str, torch.Tensor]:
         """Published weights by this model's names, with the architecture and the statistics that stand beside them."""
-        names, about = self.state_dict(), beside(source)
+        names, about = self.state_dict(), weights.beside(source)
         inner = {key[len(prefix) :]: value for key, value in state.items()
                  if key.startswith(prefix) and (prefix or not weights.is_of_head(key))}  # fmt: skip
         rest = {key: value for key, value in state.items()

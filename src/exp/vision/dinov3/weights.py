@@ -2,36 +2,29 @@
 
 All hold the same numbers; only names and the packing of query, key and value differ. The periods of the rotary
 embedding are in the authors' files alone: transformers and timm compute them in float32, and so do we for theirs.
+Tensors do not tell all: JSON files beside those of transformers (DINOv3ViTModel) and timm have the rest.
 Every tensor of a backbone is used, known not to count, or refused.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
-from typing import Any, Container, Iterable, Mapping
+from typing import Any, Mapping, NamedTuple, Sequence
 
 import torch
 
 from exp.errors import ConfigError
 from exp.models.names import best_prefix
-from exp.vision.dinov3.blocks import rope_periods
-from exp.vision.dinov3.huggingface import Beside
+from exp.vision.dinov3.backbone import NORM_EPS, ROPE_BASE, rope_periods
 from exp.vision.dinov3.sizes import SIZES
 
-__all__ = [
-    "adapt_published",
-    "check_backbone",
-    "is_of_head",
-    "model_tensors",
-    "pretraining_of",
-    "published_prefix",
-    "refuse_other_families",
-    "refuse_unclaimed",
-    "with_periods",
-]
+__all__ = ["Beside", "adapt_published", "beside", "check_backbone", "is_of_head", "model_config",
+           "model_tensors", "pretraining_of", "processor_config", "published_prefix", "with_periods"]  # fmt: skip
 
 _State = Mapping[str, torch.Tensor]
+_MODEL_TYPE = "dinov3_vit"
 
 _NAMES = {
     ".blocks.": (".layer.",), ".patch_embed.proj.": (".embeddings.patch_embeddings.",),
@@ -51,9 +44,6 @@ _SEPARATE = re.compile(r"^(blocks\.\d+\.)(?:attn|attention)\.([qkv])_(?:proj\.)?
 # Only pretraining uses these; the mask of the biases and the inverse of the periods are known.
 _UNUSED = re.compile(r"mask_token$|bias_mask$|^local_cls_norm|(?:^|\.)inv_freq$")
 _LANDMARK = re.compile(r"^(|.*\.)(?:storage_tokens|reg_token|embeddings\.register_tokens)$")
-# Of the authors, of timm and of Hugging Face.
-_CONVNEXT = re.compile(r"(?:^|\.)stages\.\d+\.(?:blocks\.|layers\.)?\d+\.(?:dwconv|conv_dw|depthwise_conv)\.")
-_LEARNED = re.compile(r"(?:.*\.)?(?:pos_embed|position_embeddings|positional_embedding)$")
 _HEAD = re.compile(r"(?:\w*head\w*|classifier|fc|fc_norm|neck|decoder)\.")
 
 
@@ -127,54 +117,9 @@ def published_prefix(state: _State) -> str | None:
     return best_prefix(found) if found else None
 
 
-def refuse_other_families(state: _State, prefix: str | None, source: Path) -> None:
-    """Refuse other backbones by their name, as far as they are known.
-
-    Args:
-        state: as it was read.
-        prefix: of :func:`published_prefix`; what lies deeper, or elsewhere, belongs to another part.
-        source: where they were read.
-
-    Raises:
-        ConfigError: these are the weights of a ConvNeXt, or of a ViT with learned positions, such as DINOv2's.
-    """
-    learned = [key for key in state if _LEARNED.match(key)]
-    if prefix is not None:
-        learned = [key for key in learned if key in (f"{prefix}pos_embed", f"{prefix}embeddings.position_embeddings")]
-    if any(map(_CONVNEXT.search, state)):
-        found = "a ConvNeXt"
-    elif learned:
-        found = f"a ViT with learned positions ({learned[0]}), such as DINOv2's"
-    else:
-        return
-    raise ConfigError(
-        f"init_from: {source} holds {found}, but the backbones here are DINOv3's ViTs, whose positions are rotary; "
-        "take weights such as dinov3_vitl16_pretrain_sat493m-eadcf0ff.pth"
-    )
-
-
 def is_of_head(name: str) -> bool:
     """Whether a tensor that lies beside those of a bare backbone belongs to a head, by its published name."""
     return _HEAD.match(name) is not None
-
-
-def refuse_unclaimed(names: Iterable[str], own: Container[str], source: Path) -> None:
-    """Refuse a backbone with tensors that this one has not: it would compute something else.
-
-    Args:
-        names: of adapted weights.
-        own: those of the backbone.
-        source: where they were read.
-
-    Raises:
-        ConfigError: there are some.
-    """
-    left = [name for name in names if name not in own]
-    if left:
-        raise ConfigError(
-            f"init_from: {source} holds a backbone of another kind than DINOv3's, which has no {', '.join(left[:4])}"
-            f"{' and others' if len(left) > 4 else ''}; take weights of DINOv3"
-        )
 
 
 def with_periods(state: _State, about: Beside) -> dict[str, torch.Tensor]:
@@ -219,15 +164,15 @@ def _keys_of(state: _State) -> tuple[dict[str, Any], int]:
 
 
 def check_backbone(state: _State, own: _State, source: Path) -> None:
-    """Refuse weights of another size or patch size than the model's.
+    """Refuse weights of another size, patch size or kind than the model's: it would compute something else.
 
     Args:
-        state: adapted weights.
+        state: adapted weights, without low-rank updates.
         own: the backbone's.
         source: where they were read.
 
     Raises:
-        ConfigError: they are of another size; names the keys that mend it.
+        ConfigError: they are of another size (names the keys that mend it), or have tensors that this one has not.
     """
     (there, _), (here, _) = _keys_of(state), _keys_of(own)
     wrong = [key for key, value in there.items() if here.get(key) != value]
@@ -239,6 +184,12 @@ def check_backbone(state: _State, own: _State, source: Path) -> None:
         raise ConfigError(
             f"init_from: {source} holds weights of another backbone, and the model has {mine}; set {mend}"
         )
+    left = [name for name in state if name not in own]
+    if left:
+        raise ConfigError(
+            f"init_from: {source} holds a backbone of another kind than DINOv3's, such as DINOv2's: DINOv3's has no "
+            f"{', '.join(left[:4])}{' and others' if len(left) > 4 else ''}; take weights of DINOv3"
+        )
 
 
 def pretraining_of(source: Path) -> str | None:
@@ -247,3 +198,98 @@ def pretraining_of(source: Path) -> str | None:
     named = source.parent.parent.parent if source.parent.parent.name == "snapshots" else source.parent
     text = f"{named.name}/{source.name}".lower()
     return next((images for name, images in (("sat493m", "satellite"), ("lvd1689m", "web")) if name in text), None)
+
+
+class Beside(NamedTuple):
+    """What ``config.json`` and ``preprocessor_config.json`` say of the weights that they stand beside.
+
+    Attributes:
+        num_heads: attention heads; 0: they do not say.
+        rope_base: the base of the rotary embedding's periods.
+        statistics: mean and standard deviation of each channel, of values in 0..255; None: they do not say.
+        ours: whether ``task=export`` has written them: their channels are bands of the data, in their order.
+    """
+
+    num_heads: int = 0
+    rope_base: float = ROPE_BASE
+    statistics: tuple[list[float], list[float]] | None = None
+    ours: bool = False
+
+
+def beside(source: Path) -> Beside:
+    """What stands beside a ``.safetensors``, as transformers and timm write it; nothing beside other files.
+
+    Raises:
+        ConfigError: it is of another model, or cannot be read.
+    """
+    if ".safetensors" not in source.name:
+        return Beside()
+    files = [source.parent / name for name in ("config.json", "preprocessor_config.json")]
+    try:
+        config, processor = (json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {} for file in files)
+        activation = "silu" if config.get("use_gated_mlp") else "gelu"
+        wanted = {"model_type": _MODEL_TYPE, "layer_norm_eps": NORM_EPS, "hidden_act": activation}
+        other = [f"{key}={config[key]}" for key, value in wanted.items() if config.get(key, value) != value]
+        of_timm = {f"image_{key}": value for key, value in config.get("pretrained_cfg", {}).items()}
+        statistics = _statistics(processor) or _statistics(of_timm)
+        rope = config.get("rope_parameters") or config
+        heads, base = int(config.get("num_attention_heads", 0)), float(rope.get("rope_theta", ROPE_BASE))
+    except (AttributeError, TypeError, ValueError, OSError) as error:
+        raise ConfigError(
+            f"init_from: {' or '.join(file.name for file in files)} beside {source} cannot be read ({error}); put the "
+            "weights where they have their own"
+        ) from error
+    if other:
+        raise ConfigError(
+            f"init_from: {source} holds another model, as {files[0].name} beside it says ({', '.join(other)}); the "
+            f"backbones here are DINOv3's ViTs ({_MODEL_TYPE})"
+        )
+    return Beside(heads, base, statistics, ours="band_names" in config)
+
+
+def _statistics(processor: Mapping[str, Any]) -> tuple[list[float], list[float]] | None:
+    """Of a processor that multiplies values of 0..255 by a factor, takes off a mean, and divides by a deviation."""
+    if "image_mean" not in processor or "image_std" not in processor:
+        return None
+    factor = float(processor.get("rescale_factor", 1 / 255))
+    mean, std = ([float(value) / factor for value in processor[key]] for key in ("image_mean", "image_std"))
+    return mean, std
+
+
+def model_config(backbone: Any, band_names: Sequence[str], image_size: int) -> dict[str, Any]:
+    """``config.json``.
+
+    Args:
+        backbone: an :class:`exp.vision.dinov3.backbone.VisionTransformer`; rounded periods of its rotary embedding
+            count as what they were rounded from.
+        band_names: of the image's channels, as far as they are known: transformers does not read them.
+        image_size: that it was trained at; others go in, too.
+    """
+    size, periods = backbone.size, backbone.rope.periods
+    usual = rope_periods(4 * len(periods)).to(periods)
+    base = ROPE_BASE if torch.allclose(periods, usual, rtol=1e-2) else float(periods[1]) ** len(periods)
+    return {
+        "architectures": ["DINOv3ViTModel"], "model_type": _MODEL_TYPE, "torch_dtype": "float32",
+        "hidden_size": size.embed_dim, "intermediate_size": size.hidden_dim, "num_hidden_layers": size.depth,
+        "num_attention_heads": size.num_heads, "num_register_tokens": size.storage_tokens, "use_gated_mlp": size.gated,
+        "hidden_act": "silu" if size.gated else "gelu", "patch_size": backbone.patch_size,
+        "num_channels": backbone.patch_embed.proj.in_channels, "band_names": list(band_names), "image_size": image_size,
+        "layer_norm_eps": NORM_EPS, "rope_theta": base,
+        "query_bias": True, "key_bias": False, "value_bias": True, "proj_bias": True, "mlp_bias": True,
+    }  # fmt: skip
+
+
+def processor_config(mean: Sequence[float], std: Sequence[float], image_size: int) -> dict[str, Any]:
+    """``preprocessor_config.json``.
+
+    Args:
+        mean: of each channel, of values in 0..255.
+        std: likewise.
+        image_size: images are scaled to, height and width.
+    """
+    return {
+        "image_processor_type": "DINOv3ViTImageProcessor", "do_resize": True,
+        "size": {"height": image_size, "width": image_size}, "do_rescale": True, "rescale_factor": 1 / 255,
+        "do_normalize": True, "image_mean": [value / 255 for value in mean],
+        "image_std": [value / 255 for value in std],
+    }  # fmt: skip

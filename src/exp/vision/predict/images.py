@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+import time
+from typing import TYPE_CHECKING, Any, Sequence
+
+import numpy as np
+import torch
 
 from exp.data.base import Prediction
-from exp.errors import ConfigError, UnavailableError
-from exp.vision.predict.inputs import Input, find_images, named, report_failures, tell_inputs
-from exp.vision.predict.scenes import predict_scenes
+from exp.engine.plots import PictureWriter
+from exp.runs.files import csv_content, write_atomically
+from exp.vision.figures import Scene, scene_tile, sheet, spread
+from exp.vision.pictures import shrunk, to_rgb
+from exp.vision.predict.inputs import Failure, Input, chosen, each_of_mine, model_scores, report_failures, tell_inputs
+from exp.vision.predict.raster import MOST_PATCHES, check_patches, check_pixels, patches_in
 from exp.vision.predict.segmentation import predict_segmentation
 
 if TYPE_CHECKING:
     from exp.session import Session
 
-__all__ = ["check", "chosen", "predict"]
+__all__ = ["predict", "predict_scenes", "predictions_csv"]
+
+_TOP = 3
 
 
 def predict(session: Session, data: Any, model: Any) -> Prediction:
     """Predict every image, spread over the ranks file by file.
 
-    Segmentation writes ``predictions/{classes,overlays,geo,probabilities}/<name>`` and ``predictions/areas.csv``;
+    Segmentation writes ``predictions/{classes,overlays,geo}/<name>`` and ``predictions/areas.csv``;
     scenes write ``predictions.csv`` and ``plots/predictions.png``.
 
     An image that cannot be read does not stop the others, which may be hours of work; but the run must not look like a
@@ -40,7 +47,6 @@ def predict(session: Session, data: Any, model: Any) -> Prediction:
         RunError: images could not be used; the others have been predicted.
     """
     task = session.config.task
-    check(task)
     inputs, truths = chosen(task, data)
     if data.per_pixel:
         metrics, files, failures = predict_segmentation(session, data, model, inputs)
@@ -51,32 +57,80 @@ def predict(session: Session, data: Any, model: Any) -> Prediction:
     return Prediction(metrics, files, "predictions")
 
 
-def chosen(task: Any, data: Any) -> tuple[list[Input], list[str] | None]:
-    """The images to work on: those of ``task.input``, or else the test split.
+def predict_scenes(
+    session: Session, data: Any, model: Any, inputs: Sequence[Input], truths: Sequence[str] | None
+) -> tuple[dict[str, float], list[str], list[Failure]]:
+    """Predict this rank's share of the images; rank 0 writes the table and the sheet.
+
+    Args:
+        session: the session.
+        data: has ``classes``, ``read`` for a file, and ``prepare`` for an image.
+        model: gives logits of images.
+        inputs: all images, the same on every rank.
+        truths: the class of each, where they are known.
 
     Returns:
-        The files, and for scenes of the test split the class of each.
-
-    Raises:
-        ConfigError: ``task.input`` names no image.
+        Metrics; on rank 0 the files, below the run folder; the images of all ranks that could not be used.
     """
-    if task.input is not None:
-        return named(find_images(task.input)), None
-    inputs = named([Path(sample[0]) for sample in data.test.samples])
-    return inputs, None if data.per_pixel else [data.classes[sample[1]] for sample in data.test.samples]
+    scenes: dict[int, Scene] = {}
+    waiting: list[tuple[int, Input, np.ndarray]] = []
+
+    def add(number: int, entry: Input) -> None:
+        check_pixels(entry.path)
+        read, missing = data.read.with_missing(entry.path)
+        pixels = data.prepare(read, entry.path, missing)
+        check_patches(entry.path, model, *pixels.shape[:2])
+        patches = (len(waiting) + 1) * patches_in(model, *pixels.shape[:2])
+        if waiting and (
+            (waiting[0][2].shape, waiting[0][2].dtype) != (pixels.shape, pixels.dtype) or patches > MOST_PATCHES
+        ):
+            flush()
+        waiting.append((number, entry, pixels))
+        if len(waiting) == data.eval_batch_size:
+            flush()
+
+    def flush() -> None:
+        if not waiting:
+            return
+        batch = torch.from_numpy(np.stack([pixels.transpose(2, 0, 1) for *_, pixels in waiting]))
+        shares = torch.softmax(model_scores(session, model, batch), dim=-1).cpu()
+        values, indices = shares.topk(min(_TOP, len(data.classes)), dim=1)
+        for (number, entry, _), several, best in zip(waiting, values.tolist(), indices.tolist()):
+            named = [(data.classes[index], share) for index, share in zip(best, several)]
+            scenes[number] = Scene(str(entry.path), named, None if truths is None else truths[number])
+        waiting.clear()
+
+    began = time.perf_counter()
+    failures = each_of_mine(session, inputs, add)
+    flush()
+    seconds = max(session.distributed.gather(time.perf_counter() - began))
+    gathered = session.distributed.gather((scenes, failures))
+    everything = [scene for _, scene in sorted(pair for part, _ in gathered for pair in part.items())]
+    failed = [failure for _, part in gathered for failure in part]
+    metrics: dict[str, float] = {"images": len(everything), "failed": len(failed)}
+    metrics["images_per_second"] = len(everything) / seconds
+    if truths is not None and everything:
+        metrics["accuracy"] = sum(scene.best[0][0] == scene.truth for scene in everything) / len(everything)
+    files: list[str] = []
+    if session.distributed.is_main and everything:
+        write_atomically(session.folder.path / "predictions.csv", predictions_csv(everything))
+        files.append("predictions.csv")
+        shown = [everything[number] for number in spread(len(everything), session.config.task.max_images)]
+        if shown:
+            tiles = [scene_tile(to_rgb(shrunk(data.read(scene.file), 512)), scene) for scene in shown]
+            page = sheet(tiles, title=f"{len(shown)} of {len(everything)} predictions")
+            files += PictureWriter(session).write("plots/predictions.png", page)
+    return metrics, files, failed
 
 
-def check(task: Any) -> None:
-    """Refuse values of ``task`` that mean nothing.
-
-    Raises:
-        ConfigError: names the key.
-        UnavailableError: a package that it needs is not installed.
-    """
-    if task.on_error not in ("raise", "skip"):
-        raise ConfigError(f"task.on_error={task.on_error} is not one of raise, skip")
-    if task.get("probabilities") and importlib.util.find_spec("rasterio") is None:
-        raise UnavailableError(
-            "task.probabilities=true needs the package rasterio, which is not installed: "
-            "pip install 'exp-accelerators[geo]', or leave it out"
-        )
+def predictions_csv(scenes: Sequence[Scene]) -> bytes:
+    """``file,class,probability,class_2,probability_2,class_3,probability_3``, and ``truth`` where it is known."""
+    ends = ["", *(f"_{rank}" for rank in range(2, len(scenes[0].best) + 1))]
+    known = scenes[0].truth is not None
+    rows: list[list[object]] = [
+        ["file", *(name + end for end in ends for name in ("class", "probability")), *(["truth"] if known else [])]
+    ]
+    for scene in scenes:
+        cells = [cell for name, share in scene.best for cell in (name, f"{share:.4f}")]
+        rows.append([scene.file, *cells, *([scene.truth] if known else [])])
+    return csv_content(rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import logging
+import os
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence
@@ -17,16 +18,8 @@ from exp.vision.data.layouts import NAMED_FILES, SUFFIXES, files_below, other_fi
 if TYPE_CHECKING:
     from exp.session import Session
 
-__all__ = [
-    "Failure",
-    "Input",
-    "each_of_mine",
-    "find_images",
-    "model_scores",
-    "named",
-    "report_failures",
-    "tell_inputs",
-]
+__all__ = ["Failure", "Input", "chosen", "each_of_mine", "find_images", "model_scores", "named",
+           "report_failures", "tell_inputs"]  # fmt: skip
 
 _SAID = 3  # failures on the terminal
 
@@ -57,6 +50,23 @@ class Failure(NamedTuple):
     reason: str
 
 
+def chosen(task: Any, data: Any) -> tuple[list[Input], list[str] | None]:
+    """The images to work on: those of ``task.input``, or else the test split.
+
+    Returns:
+        The files, and for scenes of the test split the class of each.
+
+    Raises:
+        ConfigError: ``task.input`` names no image, or ``task.on_error`` is none.
+    """
+    if task.on_error not in ("raise", "skip"):
+        raise ConfigError(f"task.on_error={task.on_error} is not one of raise, skip")
+    if task.input is not None:
+        return named(find_images(task.input)), None
+    inputs = named([Path(sample[0]) for sample in data.test.samples])
+    return inputs, None if data.per_pixel else [data.classes[sample[1]] for sample in data.test.samples]
+
+
 def find_images(wanted: str) -> list[Path]:
     """The image files that ``task.input`` means, sorted.
 
@@ -83,28 +93,22 @@ def find_images(wanted: str) -> list[Path]:
 def named(paths: Sequence[Path]) -> list[Input]:
     """A name for each file, by which no two results meet, on file systems that ignore case either.
 
-    A stem that occurs once is the name. Of those that repeat, the folders that the files do not share are put before
-    the stem, with ``_`` between them; where they still repeat (``a.jpg`` beside ``a.tif``), the suffix follows; and
-    then a number.
+    A stem that occurs once is the name. One that repeats becomes the path from the folder that all share, with ``_``
+    between its parts and before the suffix; where these still meet, a number follows.
     """
-    names = [path.stem for path in paths]
-    folders = [path.absolute().parent.parts for path in paths]
-    shared = 0
-    while all(len(parts) > shared for parts in folders) and len({parts[shared] for parts in folders}) == 1:
-        shared += 1
-    longer = ["_".join([*parts[shared:], path.stem]) for parts, path in zip(folders, paths)]
-    with_suffix = [f"{name}_{path.suffix[1:].lower()}" for name, path in zip(longer, paths)]
-    for other in (longer, with_suffix):
-        count = Counter(name.lower() for name in names)
-        names = [new if count[name.lower()] > 1 else name for name, new in zip(names, other)]
-    taken: set[str] = set()
-    for index, name in enumerate(names):
+    count = Counter(path.stem.lower() for path in paths)
+    shared = os.path.commonpath([path.absolute().parent for path in paths])
+    taken, found = set(), []
+    for path in paths:
+        name = path.stem
+        if count[name.lower()] > 1:
+            name = "_".join(path.absolute().relative_to(shared).with_suffix("").parts) + path.suffix.replace(".", "_")
         unique, number = name, 2
         while unique.lower() in taken:
             unique, number = f"{name}_{number}", number + 1
         taken.add(unique.lower())
-        names[index] = unique
-    return [Input(path, name) for path, name in zip(paths, names)]
+        found.append(Input(path, unique))
+    return found
 
 
 def model_scores(session: Session, model: Any, image: torch.Tensor) -> torch.Tensor:

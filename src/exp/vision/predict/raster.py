@@ -11,8 +11,7 @@ import torch
 from exp.errors import DataError
 from exp.vision.data.bands import is_measured_band
 from exp.vision.data.decode import by_rasterio, has_rasterio, image_size, mask_of, naming, opened, reading
-from exp.vision.draw.pictures import shrunk, to_rgb
-from exp.vision.predict.ground import row_areas
+from exp.vision.pictures import shrunk, to_rgb
 from exp.vision.tiling import InMemory
 
 if TYPE_CHECKING:
@@ -20,24 +19,45 @@ if TYPE_CHECKING:
 
     from exp.vision.data.values import ImageReader
 
-__all__ = [
-    "MOST_PATCHES",
-    "DecodedImage",
-    "RasterImage",
-    "check_patches",
-    "check_pixels",
-    "is_georeferenced",
-    "metres_of",
-    "open_image",
-    "patches_in",
-]
+__all__ = ["MOST_PATCHES", "DecodedImage", "RasterImage", "check_patches", "check_pixels",
+           "is_georeferenced", "open_image", "patches_in", "row_areas"]  # fmt: skip
 
 MOST_PIXELS = 2**27
 """Of an image that is decoded whole."""
 MOST_PATCHES = 2**16
 """That a model sees at once: 4096 x 4096 pixels of 16 x 16."""
 _WHOLE = 2**26  # pixels of three bands; larger images are read by rows where they can be
+_EQUATOR, _ECCENTRICITY = 6378137.0, 0.00669437999014  # WGS 84: meters; the first eccentricity squared
 _EXAMPLE = 1024  # pixels of a side that tell whether a band is transparency
+
+
+def row_areas(dataset: Any) -> np.ndarray | None:
+    """Square meters of a pixel in each row; None: the file does not tell where on Earth it is.
+
+    In degrees, and in Mercator's projection (EPSG:3857), pixels shrink with the latitude, and theirs are areas on the
+    ellipsoid. Other projections have those of their own plane, as is usual.
+
+    Args:
+        dataset: of ``rasterio.open``.
+
+    Returns:
+        float64 (H,).
+    """
+    crs, place = dataset.crs, dataset.transform
+    if crs is None or not (crs.is_projected or crs.is_geographic):
+        return None
+    area = np.full(dataset.height, abs(place.determinant))
+    north = place.d * dataset.width / 2 + place.e * (np.arange(dataset.height) + 0.5) + place.f
+    if crs.is_geographic:
+        latitude, area = np.radians(north), area * np.radians(1.0) ** 2
+    elif crs.to_epsg() == 3857:
+        latitude = np.arctan(np.sinh(north / _EQUATOR))
+        area = area * np.cos(latitude) / _EQUATOR**2
+    else:
+        return area * crs.linear_units_factor[1] ** 2
+    # In radians; times the radii of curvature along the meridian and the parallel.
+    curvature = _EQUATOR**2 * (1.0 - _ECCENTRICITY) / (1.0 - _ECCENTRICITY * np.sin(latitude) ** 2) ** 2
+    return area * np.abs(np.cos(latitude)) * curvature
 
 
 class DecodedImage:
@@ -252,8 +272,3 @@ def check_patches(path: Path, model: Any, height: int, width: int) -> None:
 def is_georeferenced(image: DecodedImage | RasterImage) -> bool:
     """Whether the file says where on Earth it is."""
     return image.dataset is not None and image.dataset.crs is not None
-
-
-def metres_of(image: DecodedImage | RasterImage) -> float | None:
-    """Side of a pixel in meters, for a scale bar: in the middle row; None: not known."""
-    return None if image.row_areas is None else float(image.row_areas[image.height // 2] ** 0.5)

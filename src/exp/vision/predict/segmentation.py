@@ -5,32 +5,32 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Iterator, NamedTuple, Sequence
 
 import numpy as np
+from PIL import Image
 
 from exp.engine.plots import PictureWriter
 from exp.runs.files import csv_content, write_atomically
-from exp.vision.draw.overlay import overlay_with_legend
-from exp.vision.draw.pictures import resized_labels
+from exp.vision.figures import overlay_with_legend
+from exp.vision.pictures import middles, palette_table, resized_labels
 from exp.vision.predict.inputs import Failure, Input, each_of_mine, model_scores
-from exp.vision.predict.maps import NO_DATA, at_size, counted, label_map, probability_tiff, write_png, write_tiff
-from exp.vision.predict.raster import check_patches, is_georeferenced, metres_of, open_image
+from exp.vision.predict.raster import check_patches, is_georeferenced, open_image
 from exp.vision.tiling import Tiling
 
 if TYPE_CHECKING:
-    import torch
+    from pathlib import Path
 
     from exp.session import Session
-    from exp.vision.predict.raster import DecodedImage, RasterImage
 
-__all__ = ["OVERLAY_PIXELS", "Area", "SegmentationWriter", "areas_csv", "predict_segmentation", "total_csv"]
+__all__ = ["NO_DATA", "Area", "areas_csv", "counted", "label_map", "predict_segmentation", "total_csv", "write_png",
+           "write_tiff"]  # fmt: skip
 
-OVERLAY_PIXELS = 4096
-"""The longer side of an overlay, at most."""
+NO_DATA = 255
+_OVERLAY = 4096  # pixels of the longer side of an overlay, at most
 _WINDOW, _OVERLAP = 2048, 0.25  # of a model without a tiling: it is evaluated on whole images
-_SAME = 0.001  # of a scale that is given, and that of the file
+_ROWS = 256  # at a time; also pixels along each side of a tile of a TIFF
 
 logger = logging.getLogger(__name__)
 
@@ -88,102 +88,167 @@ def predict_segmentation(
     Returns:
         Metrics; on rank 0 all files, below the run folder; the images of all ranks that could not be used.
     """
-    writer = SegmentationWriter(session, data, model)
+    done: dict[int, tuple[Area, list[str]]] = {}
     began = time.perf_counter()
-    failures = each_of_mine(session, inputs, writer.predict)
-    seconds = max(session.distributed.gather(time.perf_counter() - began))
-    gathered = session.distributed.gather((writer.areas, writer.files, failures, writer.overruled))
-    areas = [area for _, area in sorted(pair for part, *_ in gathered for pair in part.items())]
-    files = sorted(file for _, part, *_ in gathered for file in part)
-    failed = [failure for _, _, part, _ in gathered for failure in part]
-    overruled = sum(count for *_, count in gathered)
-    pixels = sum(sum(area.counts) for area in areas)
+
+    def predict(number: int, entry: Input) -> None:
+        done[number] = _predict(session, data, model, entry)
+
+    failures = each_of_mine(session, inputs, predict)
+    gathered = session.distributed.gather((done, failures, time.perf_counter() - began))
+    in_order = [pair for _, pair in sorted(item for part, *_ in gathered for item in part.items())]
+    areas, files = [area for area, _ in in_order], sorted(file for _, part in in_order for file in part)
+    pixels, seconds = sum(sum(area.counts) for area in areas), max(each for *_, each in gathered)
+    failed = [failure for _, part, _ in gathered for failure in part]
     metrics = {"images": len(areas), "failed": len(failed), "megapixels_per_second": pixels / 1e6 / seconds}
-    if overruled:
-        given = session.config.task.gsd
-        metrics.update(gsd=given, images_of_another_scale=overruled)
-        session.say(
-            f"areas are those of task.gsd={given:g}, also of {overruled} images whose files have another "
-            "scale; leave it out to use theirs"
-        )
     if session.distributed.is_main and areas:
         for name, content in (("areas.csv", areas_csv), ("areas_total.csv", total_csv)):
-            write_atomically(writer.folder / name, content(areas, data.classes))
+            write_atomically(session.folder.path / "predictions" / name, content(areas, data.classes))
             files.append(f"predictions/{name}")
     return metrics, files, failed
 
 
-class SegmentationWriter:
-    """Predicts one image after the other.
+def _predict(session: Session, data: Any, model: Any, entry: Input) -> tuple[Area, list[str]]:
+    """Predict an image, and write its maps.
 
-    Attributes:
-        folder: ``predictions`` in the run folder.
-        areas: of the classes of each image, by its number.
-        files: written so far, below the run folder.
-        overruled: images whose own scale is not used, as ``task.gsd`` is given.
+    Returns:
+        The areas of its classes, and the files below the run folder.
+
+    Raises:
+        DataError: it cannot be read.
     """
+    began, classes, folder = time.perf_counter(), len(data.classes), session.folder.path / "predictions"
+    scores = functools.partial(model_scores, session, model)
+    tiling: Tiling = getattr(model, "tiling", None) or Tiling("slide", _WINDOW, _OVERLAP)
+    prepare = functools.partial(data.prepare, for_map=True) if data.prepares else None
+    written = [folder / "classes" / f"{entry.name}.png"]
+    with open_image(entry.path, data.read, prepare) as image, label_map(written[0], image) as labels:
+        size, seen = (image.height, image.width), (image.seen.height, image.seen.width)
+        check_patches(entry.path, model, *(round(side * max(tiling.scales)) for side in tiling.window_of(*seen)))
+        picture = image.thumbnail(_OVERLAY)
+        for top, part in tiling.rows(scores, classes, image.seen):
+            for begin, rows in _at_size(part.cpu().numpy(), top, seen, size):
+                missing = image.without_data(begin, len(rows))
+                labels[begin : begin + len(rows)] = rows if missing is None else np.where(missing, NO_DATA, rows)
+        write_png(written[0], labels, data.palette)
+        if is_georeferenced(image):
+            written.append(folder / "geo" / f"{entry.name}.tif")
+            write_tiff(written[1], labels, image.dataset, data.palette)
+        gsd, row_areas = session.config.task.gsd, image.row_areas
+        if gsd is not None or row_areas is None:
+            gsd = data.gsd if gsd is None else gsd
+            row_areas = None if gsd is None else np.full(image.height, gsd**2)
+        counts, meters = counted(labels, row_areas)
+        small = resized_labels(labels, *picture.shape[:2])
+    area = Area(str(entry.path), counts[:classes].tolist(), None if meters is None else meters[:classes].tolist())
+    names = [f"{row[0]}  {100 * float(str(row[2])):.1f} %" for row in area.rows(data.classes)]
+    page = overlay_with_legend(picture, small, names, data.palette)
+    files = PictureWriter(session).write(f"predictions/overlays/{entry.name}.png", page)
+    files += [each.relative_to(session.folder.path).as_posix() for each in written]
+    logger.info("%s: %d x %d pixels in %.1f s", entry.path, size[1], size[0], time.perf_counter() - began)
+    return area, files
 
-    def __init__(self, session: Session, data: Any, model: Any) -> None:
-        self.session, self.data, self.model = session, data, model
-        self.folder = session.folder.path / "predictions"
-        self.pictures = PictureWriter(session)
-        self.areas: dict[int, Area] = {}
-        self.files: list[str] = []
-        self.overruled = 0
-        self.tiling: Tiling = getattr(model, "tiling", None) or Tiling("slide", _WINDOW, _OVERLAP)
-        self.prepare = functools.partial(data.prepare, for_map=True) if data.prepares else None
 
-    def predict(self, number: int, entry: Input) -> None:
-        """Predict an image, and write its maps.
+def _at_size(
+    rows: np.ndarray, top: int, seen: tuple[int, int], size: tuple[int, int]
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Rows of a map at another size: each pixel gets the value at its middle, as in an evaluation.
 
-        Raises:
-            DataError: it cannot be read.
-        """
-        began = time.perf_counter()
-        data, classes, path = self.data, len(self.data.classes), self.folder / "classes" / f"{entry.name}.png"
-        scores, written = functools.partial(model_scores, self.session, self.model), [path]
-        with open_image(entry.path, data.read, self.prepare) as image, ExitStack() as files:
-            size, seen = (image.height, image.width), (image.seen.height, image.seen.width)
-            largest = [round(side * max(self.tiling.scales)) for side in self.tiling.window_of(*seen)]
-            check_patches(entry.path, self.model, *largest)
-            picture = image.thumbnail(OVERLAY_PIXELS)
-            gsd, row_areas = self._scale(image)
-            labels, take = files.enter_context(label_map(path, size)), None
-            if self.session.config.task.probabilities:
-                written.append(self.folder / "probabilities" / f"{entry.name}.tif")
-                write = files.enter_context(probability_tiff(written[-1], image, data.classes))
+    Args:
+        rows: (rows, w), those from ``top`` on of a map of the size ``seen``, (h, w).
+        top: see there.
+        seen: see there.
+        size: wanted, (H, W).
 
-                def take(top: int, left: int, found: torch.Tensor) -> None:
-                    write(top, left, self.tiling.probabilities(found).cpu().numpy())
+    Yields:
+        The number of the first of some rows, and these (rows, W).
+    """
+    if seen == size:
+        yield top, rows
+        return
+    down, across = middles(seen[0], size[0]), middles(seen[1], size[1])
+    first, last = np.searchsorted(down, (top, top + len(rows))).tolist()
+    for begin in range(first, last, _ROWS):
+        yield begin, rows[down[begin : min(begin + _ROWS, last)] - top][:, across]
 
-            for top, part in self.tiling.rows(scores, classes, image.seen, take):
-                for begin, rows in at_size(part.cpu().numpy(), top, seen, size):
-                    missing = image.without_data(begin, len(rows))
-                    if missing is not None:
-                        rows[missing] = NO_DATA
-                    labels[begin : begin + len(rows)] = rows
-            write_png(path, labels, data.palette)
-            if is_georeferenced(image):
-                written.append(self.folder / "geo" / f"{entry.name}.tif")
-                write_tiff(written[-1], labels, image.dataset, data.palette)
-            counts, meters = counted(labels, row_areas)
-            small = resized_labels(labels, *picture.shape[:2])
-        area = Area(str(entry.path), counts[:classes].tolist(), None if meters is None else meters[:classes].tolist())
-        self.areas[number] = area
-        names = [f"{row[0]}  {100 * float(str(row[2])):.1f} %" for row in area.rows(data.classes)]
-        gsd = None if gsd is None else gsd * size[1] / picture.shape[1]
-        page = overlay_with_legend(picture, small, names, data.palette, gsd)
-        self.files += self.pictures.write(f"predictions/overlays/{entry.name}.png", page)
-        self.files += [each.relative_to(self.session.folder.path).as_posix() for each in written]
-        seconds = time.perf_counter() - began
-        logger.info("%s: %d x %d pixels in %.1f s", entry.path, size[1], size[0], seconds)
 
-    def _scale(self, image: DecodedImage | RasterImage) -> tuple[float | None, np.ndarray | None]:
-        """Meters of a pixel for a scale bar, and square meters of a pixel in each row (H,); None: not known."""
-        given, of_file = self.session.config.task.gsd, metres_of(image)
-        if given is not None and of_file is not None and abs(of_file / given - 1.0) > _SAME:
-            self.overruled += 1
-        if given is None and of_file is not None:
-            return of_file, image.row_areas
-        side = given if given is not None else self.data.gsd
-        return side, None if side is None else np.full(image.height, side**2)
+@contextmanager
+def label_map(path: Path, image: Any) -> Iterator[np.ndarray]:
+    """Labels of an image of any size, in a temporary file that is mapped: uint8 (H, W).
+
+    Args:
+        path: of the map that it becomes; the temporary file is beside it.
+        image: has ``height`` and ``width``.
+    """
+    with _temporary(path.with_suffix(".map")) as temporary:
+        yield np.memmap(temporary, np.uint8, "w+", shape=(image.height, image.width))
+
+
+def counted(labels: np.ndarray, areas: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
+    """Pixels of each label, int64 (256,), and square meters, float64 (256,); None: not known.
+
+    Args:
+        labels: uint8 (H, W).
+        areas: square meters of a pixel in each row, (H,); None: not known.
+    """
+    counts, meters = np.zeros(256, np.int64), np.zeros(256)
+    for top in range(0, len(labels), _ROWS):
+        part = labels[top : top + _ROWS]
+        row = np.arange(len(part))[:, None] * 256
+        by_row = np.bincount((part + row).ravel(), minlength=256 * len(part)).reshape(-1, 256)
+        counts += by_row.sum(axis=0)
+        if areas is not None:
+            meters += areas[top : top + _ROWS] @ by_row
+    return counts, None if areas is None else meters
+
+
+def write_png(path: Path, labels: np.ndarray, palette: Sequence[tuple[int, int, int]]) -> None:
+    """Write a palette PNG, 8 bits for each pixel: programs read class numbers, viewers show the classes' colors.
+
+    Args:
+        path: of the new file, which is there once it is complete.
+        labels: uint8 (H, W).
+        palette: RGB of each class.
+    """
+    image = Image.frombuffer("P", (labels.shape[1], labels.shape[0]), labels, "raw", "P", 0, 1)
+    image.putpalette(palette_table(palette).tobytes())
+    with _temporary(path) as temporary:
+        image.save(temporary, format="PNG")
+        temporary.replace(path)
+
+
+def write_tiff(path: Path, labels: np.ndarray, dataset: Any, palette: Sequence[tuple[int, int, int]]) -> None:
+    """Write a GeoTIFF: one band, uint8, 255 is no data, with the palette.
+
+    Args:
+        path: of the new file, which is there once it is complete; its folder is made.
+        labels: uint8 (H, W).
+        dataset: of ``rasterio.open``, whose georeference it gets.
+        palette: RGB of each class.
+    """
+    import rasterio
+    from rasterio.windows import Window
+
+    height, width = labels.shape
+    profile = {"driver": "GTiff", "compress": "deflate", "BIGTIFF": "IF_SAFER", "tiled": True, "blockxsize": _ROWS,
+               "blockysize": _ROWS, "height": height, "width": width, "count": 1, "dtype": "uint8",
+               "crs": dataset.crs, "transform": dataset.transform, "nodata": NO_DATA}  # fmt: skip
+    with _temporary(path) as temporary:
+        with rasterio.open(temporary, "w", **profile) as file:
+            file.write_colormap(1, {number: (*color, 255) for number, color in enumerate(palette)})
+            for top in range(0, height, _ROWS):
+                part = labels[top : top + _ROWS]
+                file.write(part, 1, window=Window(0, top, width, len(part)))
+        temporary.replace(path)
+
+
+@contextmanager
+def _temporary(path: Path) -> Iterator[Path]:
+    """A temporary name beside ``path``; in the end there is no file of that name."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        yield temporary
+    finally:
+        if temporary.exists():
+            temporary.unlink()

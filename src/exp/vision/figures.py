@@ -1,38 +1,40 @@
-"""Figures of images: side by side with titles, a legend and a scale bar, and contact sheets; drawn to RGB pixels."""
+"""Figures of images: side by side with titles and a legend; contact sheets; confusion matrices."""
 
 from __future__ import annotations
 
-import math
-from typing import Any, NamedTuple, Sequence, Tuple
+from typing import TYPE_CHECKING, NamedTuple, Sequence
 
 import numpy as np
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Patch
+from matplotlib.ticker import EngFormatter
 
 from exp.draw.figure import as_it_is, figure_pixels, label, new_figure
+from exp.vision.pictures import Color, enlarged, overlay
 
-__all__ = ["Color", "Scene", "Tile", "panels", "round_length", "scene_tile", "sheet", "shortened", "spread"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-Color = Tuple[int, int, int]
+__all__ = ["Scene", "Tile", "confusion_figure", "overlay_with_legend", "panels", "scene_tile", "sheet",
+           "spread"]  # fmt: skip
+
 _DPI = 128  # a power of two: sizes in pixels are exact
 _GAP = 8  # pixels between pictures side by side
+_LEAST = 640  # pixels of the longer side that a legend needs to be readable
+_NUMBERS_UP_TO = 25  # classes of a confusion matrix; more leave no room for numbers
 _RIGHT, _WRONG = "#2ea043", "#d62728"
 
 
 def panels(
     pictures: Sequence[np.ndarray],
     titles: Sequence[str] = (),
-    head: str = "",
     legend: Sequence[tuple[str, Color]] = (),
-    gsd: float | None = None,
 ) -> np.ndarray:
     """Pictures side by side, each pixel of them a pixel of the result.
 
     Args:
         pictures: RGB (H, W, 3), uint8, of one size.
         titles: one above each.
-        head: a line above all.
         legend: names and their colors, below.
-        gsd: meters of a pixel on the ground, for a scale bar in the first picture; None: not known.
 
     Returns:
         RGB on white, uint8.
@@ -41,22 +43,17 @@ def panels(
     across = len(pictures) * (width + _GAP) - _GAP
     letters = min(max(width // 28 if titles else across // 55, 13), 48)
     line = round(1.8 * letters)
-    names = [label(shortened(name, across, letters)) for name, _ in legend]
+    names = [label(_shortened(name, across, letters)) for name, _ in legend]
     columns = max(min(int(across / (0.65 * letters * max(map(len, names), default=1) + 3 * letters)), len(names)), 1)
-    above, below = line * (bool(titles) + bool(head)), line * -(-len(names) // columns)
-    total = height + above + below
+    below = line * -(-len(names) // columns)
+    total = height + line * bool(titles) + below
     figure, size = new_figure(across / _DPI, total / _DPI, _DPI), letters * 72 / _DPI
     for number, picture in enumerate(pictures):
         place = (number * (width + _GAP) / across, below / total, width / across, height / total)
         axes = figure.add_axes(place, frameon=False, xticks=[], yticks=[])
         axes.imshow(picture, interpolation="none", aspect="auto")
         if titles:
-            as_it_is(axes.set_title(shortened(titles[number], width, letters), fontsize=size, pad=0.4 * size))
-        if gsd is not None and number == 0:
-            _draw_scale(axes, height, width, gsd)
-    if head:
-        top = 1.0 - 0.5 * line / total
-        as_it_is(figure.text(0.0, top, f" {shortened(head, across, letters)}", fontsize=size, va="center"))
+            as_it_is(axes.set_title(_shortened(titles[number], width, letters), fontsize=size, pad=0.4 * size))
     if names:
         colors = ["#{:02x}{:02x}{:02x}".format(*color) for _, color in legend]
         patches = [Patch(color=color, label=name) for name, color in zip(names, colors)]
@@ -67,7 +64,7 @@ def panels(
     return figure_pixels(figure)
 
 
-def shortened(text: str, width: int, letters: int) -> str:
+def _shortened(text: str, width: int, letters: int) -> str:
     """As much of a text as fits, with an ellipsis in its middle: names of files differ at their ends.
 
     Args:
@@ -80,24 +77,22 @@ def shortened(text: str, width: int, letters: int) -> str:
     return text if len(text) <= room else f"{text[:head]}…{text[len(text) - (room - 1 - head) :]}"
 
 
-def round_length(longest: float) -> float:
-    """The largest of 1, 2 and 5 times a power of ten that is not above ``longest``."""
-    power = 10.0 ** math.floor(math.log10(longest))
-    return max(step * power for step in (1.0, 2.0, 5.0) if step * power <= longest * (1 + 1e-9))
+def overlay_with_legend(
+    picture: np.ndarray, labels: np.ndarray, names: Sequence[str], palette: Sequence[Color]
+) -> np.ndarray:
+    """:func:`overlay` with a legend below; small images are enlarged.
 
+    Args:
+        picture: RGB (H, W, 3), uint8.
+        labels: (H, W), uint8.
+        names: of the classes, as the legend shows them.
+        palette: their colors.
 
-def _draw_scale(axes: Any, height: int, width: int, gsd: float) -> None:
-    """A bar of a round length at the lower left, on a field of its own; none in a picture that is too small."""
-    meters = round_length(0.25 * width * gsd)
-    length, size = meters / gsd, min(max(width // 45, 13), 48)
-    if length + 2 * size > width or 4 * size > height:
-        return
-    text = f"{meters / 1000:g} km" if meters >= 1000 else f"{meters:g} m"
-    left, low = 1.5 * size, height - size
-    field = (0.5 * size, height - 3 * size), max(length, 5 * size) + 2 * size, 2.5 * size
-    axes.add_patch(Rectangle(*field, color="white", linewidth=0))
-    axes.add_patch(Rectangle((left, low), length, -max(size // 4, 3), color="black", linewidth=0))
-    axes.text(left, low - 0.5 * size, text, fontsize=size * 72 / _DPI)
+    Returns:
+        RGB, uint8.
+    """
+    mixed = overlay(enlarged(picture, _LEAST), enlarged(labels, _LEAST), palette)
+    return panels([mixed], legend=list(zip(names, palette)))
 
 
 class Tile(NamedTuple):
@@ -135,12 +130,12 @@ def sheet(tiles: Sequence[Tile], side: int = 224, title: str = "") -> np.ndarray
         axes.imshow(tile.picture, interpolation="none")
         for spine in axes.spines.values():
             spine.set(visible=tile.frame is not None, color=tile.frame, linewidth=3)
-        text = "\n".join(shortened(line, side, 12) for line in tile.captions)
+        text = "\n".join(_shortened(line, side, 12) for line in tile.captions)
         as_it_is(axes.set_xlabel(text, fontsize=12 * 72 / _DPI))
     for axes in figure.axes:
         axes.set(xticks=[], yticks=[], frame_on=axes.has_data())
     if title:
-        as_it_is(figure.suptitle(shortened(title, width, 14), fontsize=14 * 72 / _DPI))
+        as_it_is(figure.suptitle(_shortened(title, width, 14), fontsize=14 * 72 / _DPI))
     return figure_pixels(figure)
 
 
@@ -173,3 +168,32 @@ def scene_tile(picture: np.ndarray, scene: Scene) -> Tile:
         return Tile(picture, [*captions, scene.file.rsplit("/", 1)[-1]])
     right = scene.truth == name
     return Tile(picture, [*captions, "right" if right else f"is {scene.truth}"], _RIGHT if right else _WRONG)
+
+
+def confusion_figure(counts: np.ndarray, classes: Sequence[str], title: str) -> Figure:
+    """Rows are the truth, columns the prediction; colors are shares of the truth, numbers are counts.
+
+    Args:
+        counts: (K, K), whole numbers.
+        classes: their names.
+        title: above the figure.
+    """
+    count, numbers = len(classes), len(classes) <= _NUMBERS_UP_TO
+    letters = 9 if numbers else 6
+    side = max(count * (0.52 if numbers else 0.24), 2.5) + max(map(len, classes)) * letters * 0.6 / 72 + 1.0
+    figure = new_figure(side, side)
+    axes = figure.add_subplot()
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    axes.imshow(shares, cmap="Blues", vmin=0.0, vmax=1.0)
+    axes.set(xlabel="prediction", ylabel="truth", xticks=range(count), yticks=range(count))
+    axes.set_title(title, fontsize=11)
+    axes.set_xticklabels(classes, rotation=60, ha="right", rotation_mode="anchor", fontsize=letters)
+    axes.set_yticklabels(classes, fontsize=letters)
+    for tick in (*axes.get_xticklabels(), *axes.get_yticklabels()):
+        as_it_is(tick)
+    shortly = EngFormatter(places=0, sep="")  # 12345 as 12k
+    for row, column in zip(*np.nonzero(counts)) if numbers else ():
+        color = "white" if shares[row, column] > 0.55 else "0.15"
+        text = shortly(counts[row, column])
+        axes.text(column, row, text, ha="center", va="center", color=color, fontsize=9 if counts.max() < 1000 else 7)
+    return figure

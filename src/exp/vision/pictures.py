@@ -1,11 +1,15 @@
-"""From what a model sees to what a person can look at: RGB, in a sensible size."""
+"""From what a model sees, and labels, to what a person can look at: RGB, in a sensible size."""
 
 from __future__ import annotations
+
+from typing import Sequence, Tuple
 
 import cv2
 import numpy as np
 
-__all__ = ["enlarged", "middles", "resized_labels", "shrunk", "to_rgb"]
+__all__ = ["Color", "colored", "enlarged", "middles", "overlay", "palette_table", "resized_labels", "shrunk", "to_rgb"]
+
+Color = Tuple[int, int, int]
 
 
 def to_rgb(image: np.ndarray) -> np.ndarray:
@@ -49,3 +53,37 @@ def enlarged(image: np.ndarray, least: int) -> np.ndarray:
     """Whole pixels repeated until the longer side has at least ``least``: a tiny image is to be seen as it is."""
     factor = -(-least // max(image.shape[:2]))
     return image if factor <= 1 else image.repeat(factor, axis=0).repeat(factor, axis=1)
+
+
+def palette_table(palette: Sequence[Color]) -> np.ndarray:
+    """(256, 3), uint8: the classes' colors; black for other numbers."""
+    table = np.zeros((256, 3), np.uint8)
+    table[: len(palette)] = palette
+    return table
+
+
+def colored(labels: np.ndarray, palette: Sequence[Color]) -> np.ndarray:
+    """Labels (H, W), uint8, as RGB (H, W, 3), uint8; pixels without a class are black."""
+    return palette_table(palette)[labels]
+
+
+def overlay(picture: np.ndarray, labels: np.ndarray, palette: Sequence[Color]) -> np.ndarray:
+    """The classes' colors over an image, and lines where classes meet.
+
+    Args:
+        picture: RGB (H, W, 3), uint8.
+        labels: (H, W), uint8; pixels without a class keep the image.
+        palette: RGB of each class.
+
+    Returns:
+        RGB (H, W, 3), uint8.
+    """
+    # Half of each, in bytes: floats would take a gigabyte for a large picture.
+    mixed = picture // 2 + (palette_table(palette) // 2)[labels]
+    unknown = labels >= len(palette)
+    mixed[unknown] = picture[unknown]
+    border = np.zeros(labels.shape, bool)
+    border[:, 1:] |= labels[:, 1:] != labels[:, :-1]
+    border[1:] |= labels[1:] != labels[:-1]
+    mixed[border] //= 2
+    return mixed

@@ -8,10 +8,8 @@ from PIL import Image
 
 from exp.draw.curves import training_curves
 from exp.draw.figure import figure_file
-from exp.vision.draw.confusion import confusion_figure
-from exp.vision.draw.figures import Tile, panels, round_length, sheet, spread
-from exp.vision.draw.overlay import overlay, overlay_with_legend
-from exp.vision.draw.pictures import enlarged, resized_labels, shrunk, to_rgb
+from exp.vision.figures import Tile, confusion_figure, panels, sheet, spread
+from exp.vision.pictures import enlarged, overlay, resized_labels, shrunk, to_rgb
 
 PALETTE = [(60, 16, 152), (132, 41, 246), (110, 193, 228)]
 
@@ -33,23 +31,6 @@ def test_an_overlay_tints_classes_and_leaves_the_rest():
     assert (mixed[20, 20] < mixed[20, 25]).all(), "a line where classes meet"
 
 
-def test_a_tiny_image_is_enlarged_until_its_legend_can_be_read():
-    labels = np.zeros((8, 12), np.uint8)
-    picture = overlay_with_legend(np.zeros((8, 12, 3), np.uint8), labels, ["a", "b", "c"], PALETTE)
-    assert picture.shape[1] >= 640
-    assert all(count(picture[-60:], color) for color in PALETTE)
-
-
-@pytest.mark.parametrize(("gsd", "length", "pixels"), [(0.3, 100.0, 333), (10.0, 2000.0, 200), (0.003, 1.0, 333)])
-def test_a_scale_bar_has_the_length_that_it_says(gsd, length, pixels):
-    assert round_length(0.25 * 1400 * gsd) == pytest.approx(length)
-    picture = np.full((300, 1400, 3), 200, np.uint8)
-    black = (panels([picture], gsd=gsd) < 60).all(axis=-1)
-    assert black.sum(axis=1).max() == pytest.approx(pixels, abs=2)
-    tiny = np.zeros((20, 30, 3), np.uint8)
-    assert (panels([tiny], gsd=gsd) == 0).all()
-
-
 @pytest.mark.parametrize(("number", "width"), [(1, 300), (45, 1000), (5, 4096)])
 def test_every_entry_of_a_legend_and_every_tile_of_a_sheet_is_there(number, width):
     colors = [(5 * each, 250 - 5 * each, 77) for each in range(number)]
@@ -65,7 +46,7 @@ def test_every_entry_of_a_legend_and_every_tile_of_a_sheet_is_there(number, widt
 
 def test_panels_of_one_size_stand_side_by_side_under_their_titles():
     red, blue = (np.broadcast_to(np.array(color, np.uint8), (40, 300, 3)) for color in ((250, 0, 0), (0, 0, 250)))
-    picture = panels([red, blue], ["one", "道路 $x$"], head="above both")
+    picture = panels([red, blue], ["one", "道路 $x$"])
     assert (picture[-40:, :300] == red).all()
     assert (picture[-40:, -300:] == blue).all()
     assert (picture[:-40] < 100).any(axis=2).sum() > 50

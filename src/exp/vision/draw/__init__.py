@@ -1,1 +1,0 @@
-"""Pictures of images, labels and features."""

@@ -1,0 +1,422 @@
+"""task=probe: neighbors and linear probes of kept features, at every setting; the best on validation is tested."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
+
+import numpy as np
+import pandas as pd
+import torch
+import torch.nn.functional as F
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import accuracy_score, f1_score
+from sklearn.neighbors import NearestNeighbors
+from sklearn.preprocessing import StandardScaler, normalize
+
+from exp.engine.building import make_result, record_environment
+from exp.errors import ConfigError
+from exp.runs.files import write_atomically
+from exp.vision.metrics import ConfusionMatrix, mean_of_known
+from exp.vision.store import Store
+
+if TYPE_CHECKING:
+    from exp.session import Session
+
+__all__ = ["Rows", "fit_logistic", "fit_sgd", "nearest", "of_pixels", "patch_labels", "per_class", "rows_of",
+           "run_probes", "votes"]  # fmt: skip
+
+_HELD_OUT = 5  # a fifth of the training images, where there is no test split besides validation
+_DIGITS = 6  # of a share of votes: sums of the same votes differ in their last digits
+_NEVER = -1e9  # the bias of a class that no training row has
+# Of the heads that SGD trains at once: the grid of DINOv2's and DINOv3's authors, times batch / 256.
+_RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1)
+_BATCH = 128
+
+
+class Rows(NamedTuple):
+    """The rows of one split that have a label.
+
+    Attributes:
+        split: of the store.
+        table: float64 (n, D).
+        labels: int64 (n,).
+        images: numbers of the images that they are of, ascending.
+    """
+
+    split: str
+    table: np.ndarray
+    labels: np.ndarray
+    images: np.ndarray
+
+
+def rows_of(store: Store, split: str, kind: str, images: np.ndarray | None = None) -> Rows:
+    """Read rows; a patch has the label of most of its pixels.
+
+    Args:
+        store: of features.
+        split: ``train``, ``val`` or ``test``.
+        kind: ``cls``, ``mean``, ``cls+mean`` or ``patches``.
+        images: numbers of the images to use, ascending; None: all.
+
+    Raises:
+        ConfigError: the store has no such features, or no image has a label.
+    """
+    lacking = [name for name in kind.split("+") if name not in store.about["kinds"]]
+    if lacking:
+        raise ConfigError(
+            f"task.features={kind}: {store.folder} has no {', '.join(lacking)}; make one with task=features "
+            "task.patches=true"
+        )
+    arrays, labels = [store.array(split, name) for name in kind.split("+")], np.array(store.array(split, "labels"))
+    images = np.arange(len(labels)) if images is None else images
+    of_image = np.arange(len(labels))
+    if kind == "patches":
+        of_image, labels = of_image.repeat(np.prod(arrays[0].shape[1:3])), patch_labels(store, split)
+    numbers = np.flatnonzero((labels >= 0) & (labels < len(store.about["classes"])) & np.isin(of_image, images))
+    if not len(numbers):
+        raise ConfigError(f"{store.folder}: no image of {split} has a label; nothing can be probed")
+    chosen = [array.reshape(-1, array.shape[-1])[numbers] for array in arrays]
+    table = np.concatenate(chosen, axis=1).astype(np.float64)
+    return Rows(split, table, labels[numbers].astype(np.int64), images)
+
+
+def patch_labels(store: Store, split: str) -> np.ndarray:
+    """The class of most known pixels of each patch, -1 where none is known: int64 (N * h * w,)."""
+    masks, (count, tall, wide, _) = store.array(split, "labels"), store.array(split, "patches").shape
+    patch, found = int(store.about["patch_size"]), np.empty((count, tall * wide), np.int64)
+    for number in range(count):
+        mask = masks[number][: tall * patch, : wide * patch]
+        edges = ((0, tall * patch - mask.shape[0]), (0, wide * patch - mask.shape[1]))
+        cells = np.pad(mask, edges, constant_values=255).reshape(tall, patch, wide, patch)
+        classes = range(len(store.about["classes"]))
+        counts = np.stack([(cells == label).sum(axis=(1, 3)).ravel() for label in classes], axis=1)
+        found[number] = np.where(counts.any(axis=1), counts.argmax(axis=1), -1)
+    return found.reshape(-1)
+
+
+def per_class(rows: Rows, shots: int, seed: int) -> Rows:
+    """At most ``shots`` rows of each class, drawn by a seed."""
+    generator = np.random.default_rng([seed, shots])
+    chosen = [generator.permutation(np.flatnonzero(rows.labels == label))[:shots] for label in np.unique(rows.labels)]
+    places = np.sort(np.concatenate(chosen))
+    return rows._replace(table=rows.table[places], labels=rows.labels[places])
+
+
+def nearest(train: np.ndarray, queries: np.ndarray, most: int, metric: str) -> tuple[np.ndarray, np.ndarray]:
+    """The most similar training rows of each query.
+
+    Args:
+        train: what is searched, (N, D).
+        queries: (n, D).
+        most: neighbors of each (k), no more than there are training rows.
+        metric: ``cosine``, or ``l2``.
+
+    Returns:
+        Similarities (n, k), descending: cosines, or distances below 0; and places in ``train``, int64 (n, k).
+    """
+    if metric == "cosine":
+        train, queries = normalize(train), normalize(queries)
+    distances, places = NearestNeighbors(n_neighbors=most, algorithm="brute").fit(train).kneighbors(queries)
+    return (1.0 - 0.5 * distances**2 if metric == "cosine" else -distances), places
+
+
+def votes(similarities: np.ndarray, labels: np.ndarray, num_classes: int, temperature: float) -> np.ndarray:
+    """Shares of the votes: each neighbor has the weight exp(similarity / temperature) (Wu et al., arXiv 1805.01978).
+
+    Args:
+        similarities: (n, k).
+        labels: of the neighbors, (n, k).
+        num_classes: classes (K).
+        temperature: the paper's 0.07; inf: all votes are equal.
+
+    Returns:
+        (n, K), rounded to six digits: of two classes that have as many votes the first is the likelier.
+    """
+    # Relative to the nearest: the same shares, and no overflow.
+    weights = np.exp((similarities - similarities[:, :1]) / temperature)[..., None]
+    return np.round((weights * np.eye(num_classes)[labels]).sum(axis=1) / weights.sum(axis=1), _DIGITS)
+
+
+def fit_logistic(
+    table: np.ndarray, labels: np.ndarray, num_classes: int, strength: float, iterations: int
+) -> tuple[np.ndarray, bool]:
+    """scikit-learn's multinomial logistic regression.
+
+    Args:
+        table: rows of the training, float64 (n, D).
+        labels: int64 (n,).
+        num_classes: classes (K).
+        strength: C: the larger, the less regularized.
+        iterations: of L-BFGS, at most.
+
+    Returns:
+        Weights and, in the last row, biases: (D + 1, K); and whether the iterations were enough.
+    """
+    weights, known = np.zeros((table.shape[1] + 1, num_classes)), np.unique(labels)
+    weights[-1] = _NEVER
+    weights[-1, known] = 0.0
+    if len(known) == 1:
+        return weights, True
+    model = LogisticRegression(C=strength, max_iter=iterations, tol=1e-5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model.fit(table, labels)
+    made = np.concatenate([model.coef_.T, model.intercept_[None]])
+    # Of two classes scikit-learn has the weights of the second alone.
+    weights[:, known] = made if len(known) > 2 else made * [[-0.5, 0.5]]
+    return weights, bool(np.max(model.n_iter_) < iterations)
+
+
+def fit_sgd(
+    table: np.ndarray, labels: np.ndarray, num_classes: int, epochs: int, seed: int, rates: Sequence[float] = _RATES
+) -> np.ndarray:
+    """Heads of several learning rates, trained at once on the same batches, as the authors evaluate DINOv2 and DINOv3.
+
+    Momentum 0.9, no weight decay, rates times batch / 256 and then along half a cosine to 0. Theirs see augmented
+    images, these the features of the plain ones.
+
+    Args:
+        table: rows of the training, (n, D).
+        labels: int64 (n,).
+        num_classes: classes (K).
+        epochs: over all rows.
+        seed: of the first weights and of the order.
+        rates: of the heads (G), before they are scaled.
+
+    Returns:
+        float32 (G, D + 1, K), biases last.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    heads, dim = len(rates), table.shape[1]
+    weights = (torch.randn((dim, 1, num_classes), generator=generator) * 0.01).expand(-1, heads, -1).reshape(dim, -1)
+    weights = torch.cat([weights, torch.zeros(1, heads * num_classes)])
+    speed, truth = torch.zeros_like(weights), torch.eye(num_classes)[torch.from_numpy(labels)].unsqueeze(1)
+    scaled = torch.tensor(rates).mul(_BATCH / 256).repeat_interleave(num_classes)
+    inputs = F.pad(torch.from_numpy(table).float(), (0, 1), value=1.0)
+    step, steps = 0, epochs * -(-len(table) // _BATCH)
+    for _ in range(epochs):
+        for places in torch.randperm(len(table), generator=generator).split(_BATCH):
+            block = inputs[places]
+            found = torch.softmax((block @ weights).view(len(places), heads, num_classes), dim=-1)
+            wrong = (found - truth[places]).flatten(1) / len(places)
+            speed.mul_(0.9).add_(block.t() @ wrong)
+            weights -= scaled * (0.5 * (1.0 + math.cos(math.pi * step / steps))) * speed
+            step += 1
+    return weights.view(dim + 1, heads, num_classes).transpose(0, 1).numpy()
+
+
+def of_images(found: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """``accuracy`` and ``macro_f1`` of scores (n, K), by labels int64 (n,)."""
+    best = found.argmax(axis=1)
+    return {"accuracy": float(accuracy_score(labels, best)), "macro_f1": float(f1_score(labels, best, average="macro"))}
+
+
+def of_pixels(store: Store, rows: Rows, change: Any, weights: np.ndarray) -> dict[str, float]:
+    """Of a linear probe on patches: its logits are interpolated to the pixels of each image (bilinear).
+
+    Args:
+        store: has patches and masks.
+        rows: whose images count.
+        change: of the features.
+        weights: (D + 1, K).
+    """
+    features, masks = store.array(rows.split, "patches"), store.array(rows.split, "labels")
+    matrix, patch, (tall, wide, dim) = ConfusionMatrix(weights.shape[1]), store.about["patch_size"], features.shape[1:]
+    for number in rows.images:
+        block = change(np.array(features[number], np.float64).reshape(tall * wide, dim))
+        mask = torch.from_numpy(np.array(masks[number]))
+        logits = torch.from_numpy(block @ weights[:-1] + weights[-1]).float().t().reshape(1, -1, tall, wide)
+        pixels = F.interpolate(logits, size=(tall * patch, wide * patch), mode="bilinear", align_corners=False)
+        matrix.update(pixels[0, :, : mask.shape[0], : mask.shape[1]].argmax(dim=0), mask)
+    return {"mIoU": mean_of_known(matrix.per_class()["iou"]), "pixel_accuracy": matrix.accuracy()}
+
+
+def _jobs(task: Any) -> list[dict[str, Any]]:
+    """What one rank does at a time, in the order of the results; 0 shots mean all."""
+    found = []
+    for shots in sorted(task.shots) or [0]:
+        for probe in task.probes:
+            # Without a draw, only SGD has anything random.
+            for seed in task.seeds if shots or probe == "sgd" else task.seeds[:1]:
+                job = {"probe": probe, "shots": shots, "seed": seed}
+                found += [{**job, "strength": each} for each in task.strengths] if probe == "logistic" else [job]
+    return found
+
+
+class _Bench:
+    """The rows of all splits, and what is done with them."""
+
+    def __init__(self, task: Any) -> None:
+        self.task, self.store = task, Store(task.store)
+        parts, self.pixels = self.store.about["parts"], self.store.array("train", "labels").ndim == 3
+        self.classes = len(self.store.about["classes"])
+        self.metric = "mIoU" if self.pixels else "accuracy"
+        self.kind = kind = task.features or ("patches" if self.pixels else "cls+mean")
+        if self.pixels != (kind == "patches"):
+            labels = "a label for each pixel" if self.pixels else "a label for each image"
+            raise ConfigError(f"task.features={kind}: the images of {self.store.folder} have {labels}")
+        if self.pixels:
+            task.probes = [probe for probe in task.probes if probe != "knn"]  # neighbors are of images
+            if not task.probes:
+                raise ConfigError("task.probes=[knn] is for images, not for patches; take [logistic,sgd]")
+        images = np.arange(parts["train"])
+        if "test" in parts and "val" in parts:
+            self.val = rows_of(self.store, "val", kind)
+        else:
+            held = np.sort(np.random.default_rng(0).permutation(images)[::_HELD_OUT])
+            images, self.val = np.setdiff1d(images, held), rows_of(self.store, "train", kind, held)
+        self.train = rows_of(self.store, "train", kind, images)
+        self.test = rows_of(self.store, "test" if "test" in parts else "val", kind)
+
+    def notes(self) -> list[str]:
+        """Where the training rows are fewer than ``task.k`` and ``task.shots``, a line each.
+
+        Raises:
+            ConfigError: each k is more.
+        """
+        task, counts = self.task, np.unique(self.train.labels, return_counts=True)[1]
+        notes = [
+            f"task.shots={shots}: {(counts < shots).sum()} of {len(counts)} classes have fewer rows"
+            for shots in task.shots
+            if shots > counts.min()
+        ]
+        fewest = int(np.minimum(counts, min(task.shots, default=counts.max())).sum())
+        beyond = [k for k in task.k if k > fewest] if "knn" in task.probes else []
+        if beyond and min(task.k) > fewest:
+            raise ConfigError(f"task.k={list(task.k)}: there are only {fewest} training rows; take fewer neighbors")
+        if beyond:
+            notes.append(f"task.k={beyond}: left out where there are fewer training rows; the least are {fewest}")
+        return notes
+
+    def run(self, probe: str, shots: int, seed: int, strength: float = 0.0) -> list[dict[str, Any]]:
+        """All settings of a job, in the order of the user's: rows of ``probes.csv``."""
+        train = per_class(self.train, shots, seed) if shots else self.train
+        made = self._neighbors(train) if probe == "knn" else self._linear(train, probe, seed, strength)
+        job = {"probe": probe, "shots": shots, "seed": seed}
+        return [
+            {**job, "setting": setting, "note": "" if converged else "not converged", "val": val, "test": test}
+            for setting, val, test, converged in made
+        ]
+
+    def _neighbors(self, train: Rows) -> list[Any]:
+        task, wanted = self.task, [k for k in self.task.k if k <= len(train.labels)]
+        both = (self.val, self.test)
+        found = [(rows, *nearest(train.table, rows.table, max(wanted), task.metric)) for rows in both]
+        made = []
+        for k, warmth in [(k, warmth) for k in wanted for warmth in task.temperature]:
+            values = [
+                of_images(votes(alike[:, :k], train.labels[places[:, :k]], self.classes, warmth), rows.labels)
+                for rows, alike, places in found
+            ]
+            made.append((f"k={k} temperature={warmth:g}", *values, True))
+        return made
+
+    def _linear(self, train: Rows, probe: str, seed: int, strength: float) -> list[Any]:
+        task = self.task
+        # Columns less their mean, over their standard deviation; constant columns stay on their scale.
+        change = StandardScaler().fit(train.table).transform if task.standardize else np.asarray
+        table, labels = change(train.table), train.labels
+        if probe == "sgd":
+            heads = fit_sgd(table, labels, self.classes, task.epochs, seed)
+            return [
+                (f"lr={rate:g}", *(self._measured(rows, change, head) for rows in (self.val, self.test)), True)
+                for rate, head in zip(_RATES, heads)
+            ]
+        head, converged = fit_logistic(table, labels, self.classes, strength, task.iterations)
+        val = self._measured(self.val, change, head)
+        if task.refit:
+            table, labels = np.concatenate([table, change(self.val.table)]), np.concatenate([labels, self.val.labels])
+            head, _ = fit_logistic(table, labels, self.classes, strength, task.iterations)
+        return [(f"C={strength:g}", val, self._measured(self.test, change, head), converged)]
+
+    def _measured(self, rows: Rows, change: Any, head: np.ndarray) -> dict[str, float]:
+        if self.pixels:
+            return of_pixels(self.store, rows, change, head)
+        return of_images(change(rows.table) @ head[:-1] + head[-1], rows.labels)
+
+
+def run_probes(session: Session) -> dict[str, Any]:
+    """Each rank does its share of the jobs; no result depends on how many there are.
+
+    Writes ``probes.csv``, a row for each setting.
+
+    Raises:
+        ConfigError: the features do not go with the probes.
+    """
+    task, distributed = session.config.task, session.distributed
+    record_environment(session)
+    bench = _Bench(task)
+    notes = bench.notes()
+    session.begin()
+    chosen_on, tested_on, about = bench.val.split, bench.test.split, bench.store.about
+    session.say(
+        f"{len(bench.train.labels)} rows of {bench.train.table.shape[1]} ({bench.kind}), {bench.classes} classes; "
+        f"settings are chosen on {chosen_on}, results are of {tested_on}"
+    )
+    jobs = _jobs(task)
+    mine = [
+        (number, bench.run(**jobs[number])) for number in range(distributed.rank, len(jobs), distributed.world_size)
+    ]
+    in_order = sorted((each for part in distributed.gather(mine) for each in part), key=lambda pair: pair[0])
+    rows = [row for _, several in in_order for row in several]
+    table = pd.json_normalize(rows, sep="_")  # val_accuracy, test_accuracy, ...
+    metrics, best, by_validation, probe = _chosen(table, bench.metric)
+    short = table["setting"][table["note"] != ""].unique()
+    if len(short):
+        notes.append(f"logistic: not converged after task.iterations={task.iterations}: {', '.join(short)}")
+    for each in notes:
+        session.say(each)
+    for row in best.to_dict("records"):
+        shots = f", {row['shots']} of each class, seed {row['seed']}" if row["shots"] else ""
+        session.say(
+            f"{row['probe']}: {row['setting']}{shots}: {bench.metric} {100 * row[f'test_{bench.metric}']:.2f} %"
+        )
+    if distributed.is_main:
+        content = table.assign(shots=table["shots"].replace(0, "all")).to_csv(index=False)
+        write_atomically(session.folder.path / "probes.csv", content.encode())
+    return make_result(
+        session,
+        metrics,
+        None,
+        by_validation,
+        files=["probes.csv"],
+        metric_name=bench.metric,
+        metric=metrics[bench.metric],
+        greater_is_better=True,
+        probe=probe,
+        chosen=[rows[number] for number in best.index],
+        store=str(task.store),
+        fingerprint=bench.store.used(),
+        weights=about["weights"],
+        notes=notes,
+        data={**about["parts"], **{key: about[key] for key in ("skipped",) if key in about}},
+        measured_on=tested_on,
+        published=None,
+    )
+
+
+def _chosen(table: pd.DataFrame, metric: str) -> tuple[dict[str, float], pd.DataFrame, float, str]:
+    """The setting of each probe that is best on validation; of equal ones the first.
+
+    Returns:
+        Metrics for the record: those of the best probe by their own names, and of each probe, with means over seeds;
+        the rows that were chosen; the best probe's metric on validation, and its name.
+    """
+    best = table.loc[table.groupby(["probe", "shots", "seed"], sort=False)[f"val_{metric}"].idxmax()]
+    groups = best.groupby(["probe", "shots"], sort=False)
+    means, most = groups.mean(numeric_only=True), best["shots"].max()
+    probe = means.xs(most, level="shots")[f"val_{metric}"].idxmax()
+    test = means.filter(like="test_").rename(columns=lambda name: name[len("test_") :])
+    metrics = {name: float(value) for name, value in test.loc[(probe, most)].items()}
+    for key, row in test.iterrows():
+        metrics.update({f"{_title(*key)}_{name}": float(value) for name, value in row.items()})
+    for key, value in groups[f"test_{metric}"].std().dropna().items():
+        metrics[f"{_title(*key)}_{metric}_std"] = float(value)
+    return metrics, best, float(means.loc[(probe, most), f"val_{metric}"]), str(probe)
+
+
+def _title(probe: str, shots: int) -> str:
+    return f"{probe}_{shots}_shots" if shots else probe

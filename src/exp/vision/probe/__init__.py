@@ -1,1 +1,0 @@
-"""Frozen features, kept once, and what is read from them without training a backbone: neighbours and linear probes."""

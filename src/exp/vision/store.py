@@ -1,0 +1,155 @@
+"""Features in a folder: memory-mapped arrays, what they were made of, and which images are done.
+
+    about.json             experiment, classes, fingerprint, number of images of each split
+    <split>_cls.npy        (N, D), of the image
+    <split>_mean.npy       (N, D), the mean of its patches
+    <split>_patches.npy    (N, h, w, D), where they were asked for
+    <split>_labels.npy     (N,) int64, -1: does not count; (N, H, W) uint8 of pixels
+    <split>_state.npy      (N,) uint8: TO_DO, DONE or UNUSABLE (data.on_error=skip)
+
+Imports no torch: the parent process looks at ``about.json``, too.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Mapping, Sequence
+
+import numpy as np
+
+from exp.data.fingerprint import differences
+from exp.errors import ConfigError
+from exp.runs.files import write_json
+
+__all__ = ["DONE", "TO_DO", "UNUSABLE", "Store"]
+
+TO_DO, DONE, UNUSABLE = range(3)
+_VERSION = 2
+
+
+class Store:
+    """The arrays of one folder.
+
+    Attributes:
+        folder: where they are.
+        about: content of ``about.json``.
+
+    Raises:
+        ConfigError: the folder holds no features.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        try:
+            self.about: dict[str, Any] = json.loads((self.folder / "about.json").read_text(encoding="utf-8"))
+            known = self.about["version"] == _VERSION
+        except (OSError, ValueError, KeyError, TypeError):
+            known = False
+        if not known:
+            raise ConfigError(
+                f"task.store={folder} holds no features (about.json is missing, damaged or of another version); make "
+                f"some with task=features task.store={folder} init_from=<weights>"
+            )
+
+    @classmethod
+    def prepare(
+        cls, folder: Path, about: Mapping[str, Any], example: Mapping[str, np.ndarray], counts: Mapping[str, int]
+    ) -> Store:
+        """Make an empty store; one process does.
+
+        Args:
+            folder: of the store.
+            about: content of ``about.json`` beside what is derived.
+            example: arrays of a batch, by name (``cls``, ``mean``, ``patches``, ``labels``).
+            counts: images of each split.
+        """
+        for split, count in counts.items():
+            for name, value in {**example, "state": np.zeros(1, np.uint8)}.items():
+                # A sparse file: only its header is written, however large it is to become.
+                path, shape = str(folder / f"{split}_{name}.npy"), (count, *value.shape[1:])
+                np.lib.format.open_memmap(path, mode="w+", dtype=value.dtype, shape=shape)
+        kinds = [name for name in example if name != "labels"]
+        # Last: a folder without it is no store.
+        write_json(folder / "about.json", {"version": _VERSION, **about, "kinds": kinds, "parts": dict(counts)})
+        return cls(folder)
+
+    def array(self, split: str, name: str) -> Any:
+        """An array, mapped: only what is looked at takes memory.
+
+        Raises:
+            ConfigError: it is missing, or shorter than it should be.
+        """
+        path, count = self.folder / f"{split}_{name}.npy", self.about["parts"][split]
+        try:
+            found = np.load(str(path), mmap_mode="r")
+            if len(found) == count:
+                return found
+            trouble = f"{len(found)} rows"
+        except (OSError, ValueError, EOFError) as error:
+            trouble = str(error)
+        raise ConfigError(
+            f"task.store={self.folder} is damaged: {path.name} is missing or truncated ({trouble}); remove the "
+            "folder, and make it again with task=features"
+        )
+
+    def images(self, state: int) -> list[tuple[str, int]]:
+        """Split and number of the images in that state."""
+        return [
+            (split, int(number))
+            for split in self.about["parts"]
+            for number in np.flatnonzero(np.array(self.array(split, "state")) == state)
+        ]
+
+    def used(self) -> dict[str, Any]:
+        """What the features were made by, for the record of a run: weights and preprocessing."""
+        return {key: self.about["fingerprint"][key] for key in ("weights", "preprocessing")}
+
+    def write(self, split: str, first: int, values: Mapping[str, np.ndarray]) -> None:
+        """Write images from the number ``first`` on; the state must come last."""
+        for name, value in values.items():
+            array = self.array(split, name)
+            content = np.ascontiguousarray(value, array.dtype)
+            if content.shape[1:] != array.shape[1:]:
+                raise ValueError(f"{split}_{name}.npy holds {array.shape[1:]} of each image, not {content.shape[1:]}")
+            # A positioned write, no map: several machines may write to one file of a shared folder.
+            with (self.folder / f"{split}_{name}.npy").open("r+b") as file:
+                file.seek(array.offset + first * array.strides[0])
+                file.write(content.tobytes())
+
+    def check(self, fingerprint: Mapping[str, Any], kinds: Sequence[str]) -> None:
+        """Refuse to go on with other features than would be computed now.
+
+        Args:
+            fingerprint: of weights, preprocessing and data, as it would be made now.
+            kinds: what is wanted of each image.
+
+        Raises:
+            ConfigError: they are others; says what differs, and how.
+        """
+        kept, wrong = self.about["fingerprint"], [f"no {kind}" for kind in kinds if kind not in self.about["kinds"]]
+        for name in ("weights", "preprocessing"):
+            old, new = kept[name], fingerprint[name]
+            keys = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
+            wrong += [f"{name}: {key} {old.get(key)}, now {new.get(key)}" for key in keys]
+        wrong += [f"data: {each}" for each in differences(kept["data"], fingerprint["data"])[:2]]
+        if wrong:
+            raise ConfigError(
+                f"task.store={self.folder} holds other features ({'; '.join(wrong)}); take another folder, or remove it"
+            )
+
+    def check_complete(self) -> None:
+        """Refuse a store whose images are not all done.
+
+        Raises:
+            ConfigError: some are not, or an array is damaged.
+        """
+        for split in self.about["parts"]:
+            for name in (*self.about["kinds"], "labels"):
+                self.array(split, name)
+        lacking = len(self.images(TO_DO))
+        if lacking:
+            raise ConfigError(
+                f"task.store={self.folder} is not done ({lacking} images are missing); run task=features again with "
+                "the same settings: it goes on"
+            )
