@@ -165,15 +165,6 @@ class ImageDataset(Dataset):
                 image[missing] = np.rint(fill) if image.dtype == np.uint8 else fill
         return self.read.modalities.mapped(image, path)
 
-    def met(self) -> dict[str, Any]:
-        """What this rank and its workers have found so far.
-
-        Returns:
-            ``skipped``: numbers of the samples left out; ``unknown``: pixels of no known class, by sample.
-        """
-        skipped, unknown = (torch.nonzero(flags)[:, 0].tolist() for flags in (self.skipped, self.unknown))
-        return {"skipped": skipped, "unknown": {number: int(self.unknown[number]) for number in unknown}}
-
     def reason(self, number: int) -> str:
         """Why a sample is left out, in one line."""
         try:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import abc
 import colorsys
 import os
-from typing import Any, Mapping, NamedTuple, Sequence
+import re
+from typing import Mapping, NamedTuple, Sequence
 
 import cv2
 import numpy as np
@@ -22,7 +23,7 @@ IGNORED = 255
 NO_DATA = 254
 """In a pipeline: the label of pixels whose image holds no data; afterwards they do not count."""
 _UNKNOWN = 254
-_BITS, _PHOTOMETRIC = 258, 262  # tags of TIFF
+_FEW_BITS = re.compile("'(L|1);")  # of what Pillow changes as it decodes: brightness of 2 and 4 bits, 0 for white
 
 
 class Labels(NamedTuple):
@@ -88,11 +89,11 @@ class IndexMasks(Masks):
                 "what this file was made of"
             )
         with naming(path), Image.open(path) as file:
-            values = _as_stored(file, content)
-        if values.ndim != 2 or values.dtype.kind not in "iub":
+            tiles, values = str(file.tile), np.asarray(file)
+        if values.ndim != 2 or values.dtype.kind not in "iub" or _FEW_BITS.search(tiles):
             raise DataError(
-                f"{path} is no mask of class numbers: it holds {values.dtype} values of shape {values.shape}; "
-                "masks of colors need data.palette (class: RRGGBB)"
+                f"{path} is no mask of class numbers: it holds {values.dtype} values of shape {values.shape} "
+                f"({tiles}); masks of colors need data.palette (class: RRGGBB), numbers 8 or 16 bits"
             )
         if values.dtype in (bool, np.uint8, np.uint16):
             labels = np.take(self.table, values)
@@ -161,29 +162,6 @@ class ColorMasks(Masks):
             )
         labels[strange] = IGNORED
         return Labels(labels, unknown)
-
-
-def _as_stored(file: Image.Image, content: np.ndarray) -> np.ndarray:
-    """The values of a mask as they are in the file.
-
-    Pillow decodes gray values of 2 and 4 bits as brightness, spread over 0..255, and inverts those of a TIFF whose 0 is
-    white: class 3 of 2 bits would be 255.
-
-    Args:
-        file: open.
-        content: its bytes, uint8.
-    """
-    values = np.asarray(file)
-    if file.mode not in ("L", "1"):
-        return values
-    bits = 8
-    if file.format == "PNG":
-        bits = int(content[24])  # of the header, which is always first
-    elif file.format == "TIFF":
-        tags: Any = file.tag_v2  # type: ignore[attr-defined]
-        bits = int(tags.get(_BITS, (1,))[0])
-        values = ~values if tags.get(_PHOTOMETRIC) == 0 else values
-    return values // (255 // (2**bits - 1)) if bits in (2, 4) else values
 
 
 def distinct_colors(count: int) -> list[tuple[int, int, int]]:
