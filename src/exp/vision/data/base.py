@@ -21,7 +21,7 @@ from exp.data.places import shortened
 from exp.errors import DataError
 from exp.runs.files import write_json
 from exp.vision.data.dataset import ImageDataset, ModalityDraw
-from exp.vision.data.labels import NO_DATA
+from exp.vision.data.labels import NO_DATA, ColorMasks, IndexMasks, distinct_colors
 from exp.vision.data.layouts import NAMED_FILES, SUFFIXES, Listing, archive_notes, data_root, layout_of, other_files
 from exp.vision.data.statistics import STATISTICS, Normalization
 from exp.vision.data.transforms import Pipeline, is_resized
@@ -78,7 +78,7 @@ class ImageData(Data):
     def __init__(self, config: ImageDataConfig) -> None:
         root = data_root(config.root, config.sample_data, config.name)
         listing = layout_of(config).find(root)
-        self._make = self.interpret(listing, config)
+        self._masks = self.masks_of(listing, config)
         self.name = config.name
         self.tested_on = "test" if "test" in listing.splits else "val"
         self.eval_batch_size, self.num_workers = config.eval_batch_size, config.num_workers
@@ -97,16 +97,17 @@ class ImageData(Data):
         for split, samples in listing.splits.items():
             is_train = split == "train"
             pipeline = training if is_train else self._eval_pipeline
-            self._splits[split] = self._make(samples, self.read, pipeline, config, is_train)
+            self._splits[split] = ImageDataset(samples, self.read, pipeline, config, self._masks, is_train)
         self.train, self.val, self.test = (self._splits[split] for split in ("train", "val", self.tested_on))
         if config.modality_weights:
             groups = [self.read.modalities.of(path) for path in trained_on]
             draw = self.train.draw = ModalityDraw(groups, config.modality_weights, config.seed)
             self._record["modality_shares"] = draw.shares
 
-    def interpret(self, listing: Listing, config: Any) -> Callable[..., ImageDataset]:
-        """Set ``classes`` and ``palette``; returns what makes a dataset of samples."""
-        raise NotImplementedError
+    def masks_of(self, listing: Listing, config: Any) -> ColorMasks | IndexMasks | None:
+        """Set ``classes`` and ``palette``; returns what reads masks, where samples have some."""
+        self.classes, self.palette = listing.classes, distinct_colors(len(listing.classes))
+        return None
 
     def _others(self, listing: Listing) -> list[str]:
         """A line on files beside the images that are not read, which goes into the record, too."""
@@ -125,8 +126,10 @@ class ImageData(Data):
 
     def plain_parts(self) -> dict[str, ImageDataset]:
         """All splits as an evaluation sees them: the training images, too, through ``data.eval_pipeline``."""
-        make = functools.partial(self._make, read=self.read, pipeline=self._eval_pipeline, config=self._config)
-        return {split: make(data.samples) for split, data in self._splits.items()}
+        return {
+            split: ImageDataset(data.samples, self.read, self._eval_pipeline, self._config, self._masks)
+            for split, data in self._splits.items()
+        }
 
     @property
     def prepares(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import colorsys
 import os
 import re
@@ -16,7 +15,7 @@ from exp.data.places import shortened
 from exp.errors import DataError
 from exp.vision.data.decode import decoded, is_jpeg, naming, read_bytes
 
-__all__ = ["IGNORED", "NO_DATA", "ColorMasks", "IndexMasks", "Labels", "Masks", "distinct_colors"]
+__all__ = ["IGNORED", "NO_DATA", "ColorMasks", "IndexMasks", "Labels", "distinct_colors"]
 
 IGNORED = 255
 """The label of pixels that do not count."""
@@ -38,26 +37,11 @@ class Labels(NamedTuple):
     unknown: int
 
 
-class Masks(abc.ABC):
-    """Reads masks; picklable.
+class IndexMasks:
+    """Masks whose values are class numbers; a palette that such a file may have is for the eye only.
 
     Attributes:
         left_out: which pixels do not count, by which key, for messages.
-    """
-
-    left_out: str
-
-    @abc.abstractmethod
-    def read(self, path: str | os.PathLike[str]) -> Labels:
-        """Read a mask.
-
-        Raises:
-            DataError: it cannot be read, or what it holds cannot be meant.
-        """
-
-
-class IndexMasks(Masks):
-    """Masks whose values are class numbers; a palette that such a file may have is for the eye only.
 
     Args:
         num_classes: K.
@@ -81,7 +65,11 @@ class IndexMasks(Masks):
             )
 
     def read(self, path: str | os.PathLike[str]) -> Labels:
-        """See :meth:`Masks.read`."""
+        """Read a mask.
+
+        Raises:
+            DataError: it cannot be read, or what it holds cannot be meant.
+        """
         content = read_bytes(path)
         if is_jpeg(content):
             raise DataError(
@@ -110,7 +98,7 @@ class IndexMasks(Masks):
         return Labels(labels, 0)
 
 
-class ColorMasks(Masks):
+class ColorMasks:
     """Masks whose colors stand for classes; an RGB image, or one with a palette. Other colors are counted.
 
     Args:
@@ -131,7 +119,7 @@ class ColorMasks(Masks):
         self.left_out = f"pixels of data.ignore_colors={[*ignored]}, and of no color of data.palette, do not count"
 
     def read(self, path: str | os.PathLike[str]) -> Labels:
-        """See :meth:`Masks.read`."""
+        """See :meth:`IndexMasks.read`."""
         content, pixels = decoded(path)
         if pixels.ndim != 3 or pixels.dtype != np.uint8:
             raise DataError(
