@@ -22,7 +22,7 @@ from exp.errors import DataError
 from exp.runs.files import write_json
 from exp.vision.data.dataset import ImageDataset, ModalityDraw
 from exp.vision.data.labels import NO_DATA, ColorMasks, IndexMasks, distinct_colors
-from exp.vision.data.layouts import NAMED_FILES, SUFFIXES, Listing, archive_notes, data_root, layout_of, other_files
+from exp.vision.data.layouts import NAMED_FILES, Listing, archive_notes, data_root, layout_of, other_files
 from exp.vision.data.statistics import STATISTICS, Normalization
 from exp.vision.data.transforms import Pipeline, is_resized
 from exp.vision.data.values import ImageReader
@@ -89,7 +89,12 @@ class ImageData(Data):
         self._misfit: DataError | None = None  # of classes; features have none
         self._config = config
         self._record = dict(listing.notes)
-        self.notes = [*archive_notes(root), *listing.warnings, *self._others(listing)]
+        self.notes = [*archive_notes(root), *listing.warnings]
+        samples = [sample for members in listing.splits.values() for sample in members]
+        others = other_files({os.path.dirname(path) for sample in samples for path in sample if isinstance(path, str)})  # noqa: PTH120
+        if others:
+            self._record["other_files"] = others
+            self.notes.append(f"warning: files beside the images of {self.name} are not read, by suffix: {others}")
         self.input_record: dict[str, Any] = {}
         self._eval_pipeline = Pipeline("data.eval_pipeline", config.eval_pipeline)
         training = Pipeline("data.train_pipeline", config.train_pipeline)
@@ -108,19 +113,6 @@ class ImageData(Data):
         """Set ``classes`` and ``palette``; returns what reads masks, where samples have some."""
         self.classes, self.palette = listing.classes, distinct_colors(len(listing.classes))
         return None
-
-    def _others(self, listing: Listing) -> list[str]:
-        """A line on files beside the images that are not read, which goes into the record, too."""
-        samples = [sample for members in listing.splits.values() for sample in members]
-        others = other_files({os.path.dirname(path) for sample in samples for path in sample if isinstance(path, str)})  # noqa: PTH120
-        if not others:
-            return []
-        self._record["other_files"] = others
-        counts = ", ".join(f"{count} {suffix}" for suffix, count in others.items())
-        return [
-            f"warning: files beside the images of {self.name} are not read, as exp reads {' '.join(SUFFIXES)} "
-            f"only: {counts}; convert them, or move them elsewhere"
-        ]
 
     # -- samples -------------------------------------------------------------------------------------------------------
 
@@ -263,32 +255,23 @@ class ImageData(Data):
     def _settle_values(self, session: Any) -> None:
         self.normalization.look()
         if session.weights is not None:
-            state = session.weights.data or {}
-            self._refuse_another_order(list(state.get("band_names") or ()))
+            theirs = list((session.weights.data or {}).get("band_names") or ())
+            mine = self.normalization.names
+            if mine != theirs and sorted(mine) == sorted(theirs):
+                raise DataError(
+                    f"init_from: the weights were trained on the bands {', '.join(theirs)}, but data.bands gives "
+                    f"{', '.join(mine)}; give them in the same order"
+                )
             if self.learns_classes:
                 session.weights = fit_classes(session.weights, self.classes, session.say)
         if self.normalization.is_measured or self.normalization.lacks_range:
             session.wait_for("measuring the training images")
-        resume, earlier = session.config.resume, None
-        if resume is not None:
-            earlier = session.folder.path if resume == "auto" else run_folder_of(str(resume))
+        resume = session.config.resume
+        earlier = resume and (session.folder.path if resume == "auto" else run_folder_of(str(resume)))
         table = self.normalization.settle(session.distributed, earlier)
         if table is not None:
             path = session.folder.path / STATISTICS
             session.when_started(functools.partial(write_json, path, table))
-
-    def _refuse_another_order(self, theirs: list[str]) -> None:
-        """Refuse to train on the bands of the weights in another order: nothing else would tell.
-
-        Args:
-            theirs: names of the bands of the weights.
-        """
-        mine = self.normalization.names
-        if mine and mine != theirs and sorted(mine) == sorted(theirs):
-            raise DataError(
-                f"init_from: the weights were trained on the bands {', '.join(theirs)}, but data.bands gives "
-                f"{', '.join(mine)}; give them in the same order"
-            )
 
     def look_at_files(self, say: Callable[[str], None]) -> None:
         """Warn of images that are trained on and tested on, and of classes that are not there; rank 0 does so before a
