@@ -117,7 +117,7 @@ class ClassFolders(Layout):
         places = split_folders(root)
         found: dict[str, list[tuple[str, str]]] = {}
         for split, place in places.items():
-            found[split] = [(path, folder.name) for folder in folders_in(place) for path in files_below(folder)]
+            found[split] = by_folder(place)
             if not self.labeled:
                 found[split] += [(path, _LOOSE) for path in image_files(place)]
         filled = sorted({name for members in found.values() for _, name in members})
@@ -337,24 +337,19 @@ def deal(samples: Sequence[Sample], fractions: Sequence[float], root: Path, by_c
     groups: dict[Any, list[Sample]] = defaultdict(list)
     for sample in samples:
         groups[sample[1] if by_class else None].append(sample)
-    splits: Splits = {split: [] for split, share in zip(SPLITS, fractions) if share > 0}
+    splits: Splits = defaultdict(list)
     for group in groups.values():
         group.sort(key=lambda sample: hashlib.sha256(os.path.relpath(sample[0], root).encode()).digest())
-        begin, share = 0, 0.0
-        for split, fraction in zip(SPLITS, fractions):
-            share += fraction
-            end = round(share * len(group))
-            if split in splits:
-                splits[split] += group[begin:end]
-            begin = end
-    for split, members in splits.items():
-        if not members:
+        ends = [round(sum(fractions[: number + 1]) * len(group)) for number in range(len(fractions))]
+        for split, begin, end in zip(SPLITS, [0, *ends], ends):
+            splits[split] += group[begin:end]
+    for split, share in zip(SPLITS, fractions):
+        if share > 0 and not splits[split]:
             raise DataError(
                 f"data.split={list(fractions)} leaves nothing of the {len(samples)} samples in {root} for {split}; "
                 "give it a larger share"
             )
-        members.sort()
-    return splits
+    return {split: sorted(members) for split, members in splits.items() if members}
 
 
 def paired(folders: Iterable[tuple[Path, Path]], skip_errors: bool = False) -> tuple[list[Sample], list[str]]:
@@ -391,6 +386,11 @@ def _by_stem(folder: Path) -> dict[str, str]:
         if other != path:
             raise DataError(f"{other} and {path} have the same name, by which masks are found; remove one of them")
     return found
+
+
+def by_folder(place: Path) -> list[tuple[str, str]]:
+    """All images in the folders of a folder, each with the name of its folder."""
+    return [(path, folder.name) for folder in folders_in(place) for path in files_below(folder)]
 
 
 def folders_named(root: Path, name: str, depth: int = 3) -> list[Path]:

@@ -20,6 +20,7 @@ from exp.vision.data.layouts import (
     Layout,
     Listing,
     Splits,
+    by_folder,
     complete,
     files_below,
     folders_in,
@@ -153,12 +154,9 @@ class MMRS1MMasks(MMRS1M):
 
 def _in_folders(folder: Path) -> Splits:
     """Samples of ``{train,test}/<category>/*``; nothing where there are no such folders."""
-    splits: Splits = {}
-    for split, place in split_folders(folder).items():
-        if split:
-            splits[split] = [(path, category.name) for category in folders_in(place) for path in files_below(category)]
-            if not splits[split]:
-                raise DataError(f"{place} holds no images; expected: {place}/<category>/*.jpg")
+    splits = {split: by_folder(place) for split, place in split_folders(folder).items() if split}
+    if not all(splits.values()):
+        raise DataError(f"{folder} has a split without images; expected: {folder}/<split>/<category>/*.jpg")
     return splits
 
 
