@@ -295,15 +295,15 @@ class ImageData(Data):
             "train": ("classes_without_training_images", "cannot be learned"),
             self.tested_on: ("classes_not_measured", "no figure tells of it"),
         }
-        for split, (key, means) in meanings.items() if self.learns_classes else ():
-            samples = self._splits[split].samples
+        for split, data in self._splits.items() if self.learns_classes else ():
+            samples, (key, means) = data.samples, meanings.get(split, ("", ""))
             found, looked_at = self.labels_in(samples)
             lacking = [name for number, name in enumerate(self.classes) if number not in found]
             whole, where = looked_at == len(samples), f"{looked_at} of {len(samples)} {split} labels"
             if whole and len(lacking) == len(self.classes):
                 raise DataError(f"no class is in {where}{self.hint}")
             # Of a few of many only what is no chance is a warning.
-            if looked_at and lacking and (whole or len(lacking) >= len(self.classes) - 1):
+            if key and looked_at and lacking and (whole or len(lacking) >= len(self.classes) - 1):
                 say(f"warning: {', '.join(lacking)}: in none of {where}: {means}{self.hint}")
                 if whole:
                     self._record[key] = lacking
@@ -346,18 +346,14 @@ class ImageData(Data):
         found: dict[str, Any] = {split: len(data) for split, data in self._splits.items()}
         found.update(tested_on=self.tested_on, **self.normalization.record(), **self._record)
         # By sample: several ranks may have met the same one, in different epochs.
-        ranks = gather({split: (data.skipped.clone(), data.unknown.clone()) for split, data in self._splits.items()})
-        skipped, unknown = (
-            {split: torch.stack([rank[split][which].int() for rank in ranks]).amax(0) for split in self._splits}
-            for which in (0, 1)
-        )
-        lost = [(split, number) for split, flags in skipped.items() for number in flags.nonzero().flatten().tolist()]
+        ranks = gather({split: data.met() for split, data in self._splits.items()})
+        lost = sorted({(split, number) for rank in ranks for split in rank for number in rank[split][0]})
+        unknown = {split: {n: c for rank in ranks for n, c in rank[split][1].items()} for split in self._splits}
         if lost:
             files = [self._splits[split].reason(number) for split, number in lost[:NAMED_FILES]]
             found["skipped"] = {"count": len(lost), "files": files}
-        pixels = {split: int(counts.sum()) for split, counts in unknown.items() if counts.any()}
-        if pixels:
-            found["unknown_pixels"] = pixels
+        if any(unknown.values()):
+            found["unknown_pixels"] = {split: sum(pixels.values()) for split, pixels in unknown.items() if pixels}
         return {**found, **self.input_record}
 
 

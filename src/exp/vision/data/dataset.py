@@ -206,6 +206,11 @@ class ImageDataset(Dataset):
                 image[missing] = np.rint(fill) if image.dtype == np.uint8 else fill
         return self.read.modalities.mapped(image, path)
 
+    def met(self) -> tuple[list[int], dict[int, int]]:
+        """The samples that this rank and its workers left out so far, and pixels of no known class by sample."""
+        skipped, unknown = (torch.nonzero(flags)[:, 0].tolist() for flags in (self.skipped, self.unknown))
+        return skipped, {number: int(self.unknown[number]) for number in unknown}
+
     def reason(self, number: int) -> str:
         """Why a sample is left out, in one line."""
         try:

@@ -80,8 +80,9 @@ class IndexMasks:
             tiles, values = str(file.tile), np.asarray(file)
         if values.ndim != 2 or values.dtype.kind not in "iub" or _FEW_BITS.search(tiles):
             raise DataError(
-                f"{path} is no mask of class numbers: it holds {values.dtype} values of shape {values.shape} "
-                f"({tiles}); masks of colors need data.palette (class: RRGGBB), numbers 8 or 16 bits"
+                f"{path} is no mask of class numbers: it holds {values.dtype} values of shape {values.shape}, "
+                "or gray values of 2 or 4 bits or with 0 for white; masks of colors need data.palette (class: RRGGBB), "
+                "numbers 8 or 16 bits"
             )
         if values.dtype in (bool, np.uint8, np.uint16):
             labels = np.take(self.table, values)
