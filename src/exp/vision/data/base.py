@@ -249,8 +249,16 @@ class ImageData(Data):
             self._settle_values(session)
         elif self._misfit is not None and session.config.task.name != "features":
             raise self._misfit
-        if session.config.task.name == "train" and session.distributed.is_main:
-            self.look_at_files(session.say)
+        if session.config.task.name == "train":
+            trouble = None
+            try:
+                if session.distributed.is_main:
+                    self.look_at_files(session.say)
+            except DataError as error:
+                trouble = error
+            trouble = session.distributed.gather(trouble)[0]  # every rank has to hear of it
+            if trouble is not None:
+                raise trouble
 
     def _settle_values(self, session: Any) -> None:
         self.normalization.look()

@@ -59,7 +59,7 @@ class SegmentationData(ImageData):
         """See :meth:`ImageData.labels_in`; 16 masks are looked at, spread over all."""
         found: set[int] = set()
         looked_at = 0
-        for _, path in samples[:: -(-len(samples) // _MASKS)]:
+        for _, path in samples[:: -(-len(samples) // _MASKS) or 1]:
             with contextlib.suppress(DataError):  # reported when it is its turn, if it is not left out
                 found.update(np.unique(self.train.masks.read(path).values).tolist())
                 looked_at += 1
