@@ -54,5 +54,5 @@ def lines_of(table: Mapping[str, Any]) -> list[str]:
     lacking, there = np.array(table["without_data"]), np.array(table["values"])
     shown["no data"] = [f"{100 * share:.2f} %" for share in lacking / (lacking + there)]
     clipped = "" if table["value_range"] is None else f", clipped to {table['value_range']}"
-    head = f"{table['images']} training images, values {table['units']}{clipped}"
+    head = f"{table['images']} training images, values of the files{clipped}"
     return [head, *shown.to_string(index=False, float_format="{:.6g}".format).splitlines()]

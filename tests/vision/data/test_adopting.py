@@ -45,10 +45,3 @@ def test_rows_of_a_head_go_by_the_names_of_classes_and_others_begin_anew(head):
     assert "other classes (a, b, c) than the data have (a, b, road)" in said[0]
     assert model.state_dict().keys() - state.keys() == last
     assert all(model.may_start_anew(name) for name in last)
-
-
-@pytest.mark.parametrize("theirs", [["a", "b", "x"], ["a", "b"], None])
-def test_what_fits_or_cannot_be_told_stays_as_it_is(theirs):
-    model = model_of("scenes")
-    state, said = fitted(model, theirs, ["a", "b", "x"])
-    assert (state.keys(), said) == (model.state_dict().keys(), [])

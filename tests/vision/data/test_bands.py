@@ -58,7 +58,7 @@ def test_bands_are_those_asked_for_in_their_order_whole_and_by_rows(scene, wante
     ([14], SENTINEL, "has no band 14, .*; it has 13: B01, B02"),
     (["B13"], SENTINEL, "has no band B13, .*; it has 13: B01, B02"),
     (["B04"], None, "has no band B04, .*; it has 13: 1, 2"),
-    (["nir"], ["nir"] * 13, "has 13 bands named nir"),
+    (["nir"], ["nir"] * 13, "has 13 bands nir"),
 ])  # fmt: skip
 def test_a_band_that_is_not_there_is_an_error_in_one_line_that_names_the_file(scene, wanted, names, said):
     path, _ = scene(names=names)

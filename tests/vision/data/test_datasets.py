@@ -139,12 +139,6 @@ def test_a_range_is_given_or_measured_and_belongs_to_the_weights(scenes, tmp_pat
     refused("holds uint16 values", scenes(**given).val.__getitem__, torch.arange(2))
 
 
-def test_classes_of_the_weights_in_another_order_are_not_those_of_the_data(thirty):
-    data = thirty()
-    data.load_state_dict({"classes": ["b", "a", "c"]})
-    refused("b, a, c.* a, b, c; .*data.classes", settled, data)
-
-
 # -- classes without a pixel ------------------------------------------------------------------------------------------
 
 EIGHT_TWO = {"train": ["*/[0-7].png"], "val": ["*/[89].png"]}

@@ -24,19 +24,6 @@ def test_sixteen_bits_keep_their_depth():
     refused(rf"{path.name} .*uint16 values from {values.min()} to .*data.value_range=", read_image, path, channels=1)
 
 
-def test_values_are_clipped_to_their_range_and_those_that_are_no_number_become_0():
-    values = np.array([[-2.0, 0.0, 1.0, 9.0, np.nan]], np.float32)[..., None]
-    read = reads(channels=1, value_range=(0.0, 2.0)).finished(values, None, "x.tif")
-    assert read[..., 0].tolist() == [[0.0, 0.0, 127.5, 255.0, 0.0]]
-
-
-def test_a_thermal_frame_is_gray():
-    path = next((SAMPLES / "hituav" / "night").iterdir())
-    gray = read_image(path, channels=1)
-    assert gray.shape == (512, 640, 1)
-    np.testing.assert_array_equal(read_image(path, channels=3), gray[..., [0, 0, 0]])
-
-
 def test_channels_by_one_rule():
     pixels = np.random.default_rng(0).integers(0, 256, (4, 5, 5), dtype=np.uint8)
 

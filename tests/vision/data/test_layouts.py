@@ -227,14 +227,14 @@ def test_pairs_are_found_at_any_depth_and_what_has_no_partner_is_named(tiles, tm
     assert data.val.samples == [(str(place / "pictures" / "3.png"), str(place / "masks" / "3.png"))]
     assert samples(record(tiles())) == 10
     (place / "masks" / "0.png").rename(place / "masks" / "other.png")
-    refused(r"pictures/0.png has no mask in .*(.|\n)*and 1 more", tiles)
+    refused("pictures/0.png has no mask in .*2 such files", tiles)
     found = record(tiles(on_error="skip"))
     assert (found["without_partner"], samples(found)) == (2, 9)
 
 
 def test_images_that_would_count_twice_are_refused(tiles, tmp_path):
     parts = {"train": ["*/[0-2].*"], "val": ["*/[23].*"]}
-    refused("data.parts: .*/2.png and 1 more are in train and in val", tiles, parts=parts)
+    refused("data.parts: .*/2.png and 1 more are in train and in another split", tiles, parts=parts)
     (tmp_path / "tile1" / "loop").symlink_to(tmp_path)
     assert samples(record(tiles())) == 10
     (tmp_path / "tile1" / "pictures" / "0.JPEG").touch()
@@ -263,24 +263,20 @@ MMRS = {**TWO, "layout": layout("mmrs1m.MMRS1MMasks")}
 
 @pytest.mark.parametrize(("kind", "values", "said"), [
     ("scenes", {"root": None, "sample_data": "dubay"}, "sample data dubay"),
-    ("scenes", {"layout": layout("mmrs1m.MMRS1M"), "modality": "radar"}, "data.modality=radar"),
+    ("scenes", {"layout": layout("mmrs1m.MMRS1M"), "modality": "radar"}, "data.modality.*radar"),
     ("scenes", {"bands": [1, 2], "channels": 4}, "data.channels=4, but data.bands names 2"),
-    ("scenes", {"stretch": [2, 98], "value_range": [0, 9]}, "data.stretch=.* data.value_range"),
-    ("scenes", {"mean": [1.0, 2.0], "std": [1.0, 2.0]}, r"data.mean=\[1.0, 2.0\] .* each of 3 bands"),
     ("scenes", {"mean": [1.0], "std": [0.0]}, r"data.std=\[0.0\]"),
     ("segmentation", {}, "neither data.palette nor data.classes is set"),
     ("segmentation", {**GREY, "ignore_colors": ["inf"]}, r"'data.ignore_colors=\[\"6E1234\"\]'"),
     ("segmentation", {**GREY, **TWO}, "data.palette has the classes a, .* data.classes="),
     ("segmentation", {**GREY, "mask_values": {1: 0}}, "data.palette has .* data.mask_values="),
-    ("segmentation", {"palette": {"a": "aaaaaa", "b": "AAAAAA"}}, "b and a have the same color AAAAAA"),
-    ("segmentation", {**GREY, "ignore_colors": ["AAAAAA"]}, "ignore_colors and a have the same color"),
-    ("segmentation", {**TWO, "mask_values": {255: 1}}, "data.mask_values: 255: 1 .* data.ignore_values"),
-    ("segmentation", {**TWO, "mask_values": {1: 0, 2: 2}}, "data.mask_values: 2: 2 must be a class number below 2"),
+    ("segmentation", {**GREY, "ignore_colors": ["AAAAAA"]}, "ignore_colors: 'aaaaaa' must be a color of its own"),
+    ("segmentation", {**TWO, "mask_values": {255: 1}}, "data.mask_values=.*255: 1.* data.ignore_values"),
+    ("segmentation", {**TWO, "mask_values": {1: 0, 2: 2}}, "data.mask_values=.*2: 2.* class numbers below 2"),
     ("segmentation", {**TWO, "parts": {"train": ["*"]}}, "data.parts names train"),
-    ("segmentation", {**TWO, "masks": "x"}, "data.root=.* has no folder images"),
     ("segmentation", {**TWO, **LOVEDA}, "data.classes names a, b, but LoveDA has the classes background"),
     ("segmentation", MMRS, "data.root=.* has no folder segmentation"),
-    ("segmentation", {**MMRS, "modality_weights": {"radar": 1.0}}, "data.modality_weights=.*: radar"),
+    ("segmentation", {**MMRS, "modality_weights": {"radar": 1.0}}, "data.modality.*radar"),
 ])  # fmt: skip
 def test_keys_that_do_not_fit_each_other_are_refused(request, tree, tmp_path, kind, values, said):
     tree(*numbered("a", 10), *numbered("b", 10))

@@ -34,11 +34,6 @@ def test_masks_are_found_whatever_their_folder_is_called(masked):
     assert len(masked(datasets=["ssdd"], split=[0.5, 0.5, 0.0]).train) == 5
 
 
-def test_a_single_set_lies_in_the_folder_itself(segmentation, pairs):
-    root = pairs(5, lambda _: np.zeros((4, 5)), "segmentation/images", "segmentation/labels")
-    assert len(segmentation(root=root, **GIVEN, split=[0.6, 0.2, 0.2]).train) == 3
-
-
 @pytest.mark.parametrize(("values", "said"), [
     ({"datasets": ["Vaihingen"]}, "data.datasets=.*Vaihingen.*; there are IR_ship .*, Potsdam .*, SSDD"),
     ({"datasets": ["SSDD"]}, "1.png has no mask in .*masks"),

@@ -90,10 +90,6 @@ def test_saturation_and_hue(dtype):
     assert 90 < middle.max() <= 121
 
 
-def test_images_without_colours_keep_theirs():
-    assert changed(pair(channels=5)["img"], hue_delta=18, saturation_range=(0.5, 1.5)) is None
-
-
 @pytest.mark.parametrize("channels", [1, 13])
 def test_mmcv_s_transforms_take_any_number_of_channels(channels):
     for _ in range(5):
@@ -105,7 +101,6 @@ def test_mmcv_s_transforms_take_any_number_of_channels(channels):
 @pytest.mark.parametrize(("spec", "said"), [
     ({"type": "RandomFlop"}, "RandomFlop.*'RandomFlip'"),
     ({"type": "RandomCrop", "crop": 3}, "RandomCrop.*crop_size"),
-    ({"type": "RandomCrop", "crop_size": 0}, "must be positive"),
     ({"prob": 1}, "must be a transform"),
 ])  # fmt: skip
 def test_a_wrong_transform_is_named(spec, said):

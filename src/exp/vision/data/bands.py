@@ -22,7 +22,7 @@ __all__ = ["COLORS", "Bands", "Plan", "color_names", "colors_in", "is_measured_b
 COLORS = ("red", "green", "blue", "alpha")
 _CHANNELS = {1: ("gray",), 2: ("gray", "alpha"), 3: COLORS[:3], 4: COLORS}
 # By the bands of Sentinel-2, whose red is the fourth; of other sensors only the plain words are certain.
-_WORDS = ({"red", "r", "b4", "b04"}, {"green", "g", "b3", "b03"}, {"blue", "b", "b2", "b02"})
+_WORDS = ({"red", "r", "b4"}, {"green", "g", "b3"}, {"blue", "b", "b2"})
 
 
 class Plan(NamedTuple):
@@ -107,31 +107,24 @@ class Bands:
 
 def _index(band: int | str, names: Sequence[str], path: str | os.PathLike[str]) -> int:
     if isinstance(band, int):
-        if 1 <= band <= len(names):
-            return band - 1
+        found = [band - 1] if 1 <= band <= len(names) else []
     else:
-        for like in (str.casefold, _plain, _first_word):
-            found = [index for index, name in enumerate(names) if like(name) == like(band)]
-            if len(found) > 1:
-                raise DataError(f"{path} has {len(found)} bands named {band}; choose by number with data.bands")
-            if found:
-                return found[0]
-    raise DataError(
-        f"{path} has no band {band}, which data.bands asks for; it has {len(names)}: {shortened(names, 20)}; choose "
-        "one of these, or name all of its bands with data.band_names"
-    )
+        found = [index for index, name in enumerate(names) if _plain(name) == _plain(band)]
+    if len(found) != 1:
+        raise DataError(
+            f"{path} has {len(found) or 'no'} band{'s' * (len(found) > 1)} {band}, which data.bands asks for; it has "
+            f"{len(names)}: {shortened(names, 20)}; choose one by its number, or name all with data.band_names"
+        )
+    return found[0]
 
 
 def _plain(name: str) -> str:
-    """A band's name without case and leading zeros: ``B04``, ``b4`` and ``B4`` are one, ``B8A`` is another."""
-    text = name.strip().casefold()
-    match = re.fullmatch(r"(?:band[ _-]?|b)0*(\d+)(a?)", text)
-    return f"b{match.group(1)}{match.group(2)}" if match else text
+    """A band's name up to the first comma or bracket, without case and leading zeros.
 
-
-def _first_word(name: str) -> str:
-    """What stands before the first comma, space or bracket, as in ``B4, central wavelength 665 nm``."""
-    return _plain(re.split(r"[\s,;:(]", name.strip(), maxsplit=1)[0])
+    ``B04``, ``b4``, ``Band 4`` and ``B4, central wavelength 665 nm`` are one, ``B8A`` is another.
+    """
+    text = re.split(r"[,;:(]", name)[0].strip().casefold()
+    return re.sub(r"^(?:band[ _-]?|b)0*(\d+a?)$", r"b\1", text)
 
 
 def color_names(count: int) -> tuple[str, ...]:
@@ -156,6 +149,6 @@ def colors_in(names: Sequence[str]) -> list[int | None]:
     Args:
         names: of the bands: words, or ``B04``, ``B03``, ``B02`` as Sentinel-2 has them.
     """
-    plain = [name.strip().casefold().split(",")[0].split(" ")[0] for name in names]
+    plain = [_plain(name).split(" ")[0] for name in names]
     places = [[index for index, name in enumerate(plain) if name in words] for words in _WORDS]
     return [each[0] if len(each) == 1 else None for each in places]

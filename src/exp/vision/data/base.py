@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import filecmp
 import functools
+import hashlib
 import os
 import re
-from collections import defaultdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
 import numpy as np
@@ -20,10 +20,9 @@ from exp.data.fingerprint import of_samples
 from exp.data.places import shortened
 from exp.errors import DataError
 from exp.runs.files import write_json
-from exp.vision.data.bands import colors_in
 from exp.vision.data.dataset import ImageDataset, ModalityDraw
-from exp.vision.data.labels import NO_DATA
-from exp.vision.data.layouts import NAMED_FILES, SUFFIXES, Listing, archive_notes, data_root, layout_of, other_files
+from exp.vision.data.labels import NO_DATA, ColorMasks, IndexMasks, distinct_colors
+from exp.vision.data.layouts import NAMED_FILES, Listing, archive_notes, data_root, layout_of, other_files
 from exp.vision.data.statistics import STATISTICS, Normalization
 from exp.vision.data.transforms import Pipeline, is_resized
 from exp.vision.data.values import ImageReader
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["ImageData", "fit_classes"]
 
 _ASSUMED_CLASSES = 50
-_MOST_FILES, _END = 4096, 4096  # that are compared; bytes
+_MOST_FILES = 4096  # that are compared
 _CLASS_ROWS = re.compile(r"^(auxiliary_)?head\.(classify\.)?(weight|bias)$")
 """Tensors of a head (:mod:`exp.vision.dinov3`) whose rows are classes."""
 
@@ -79,7 +78,7 @@ class ImageData(Data):
     def __init__(self, config: ImageDataConfig) -> None:
         root = data_root(config.root, config.sample_data, config.name)
         listing = layout_of(config).find(root)
-        self._make = self.interpret(listing, config)
+        self._masks = self.masks_of(listing, config)
         self.name = config.name
         self.tested_on = "test" if "test" in listing.splits else "val"
         self.eval_batch_size, self.num_workers = config.eval_batch_size, config.num_workers
@@ -90,7 +89,12 @@ class ImageData(Data):
         self._misfit: DataError | None = None  # of classes; features have none
         self._config = config
         self._record = dict(listing.notes)
-        self.notes = [*archive_notes(root), *listing.warnings, *self._others(listing)]
+        self.notes = [*archive_notes(root), *listing.warnings]
+        samples = [sample for members in listing.splits.values() for sample in members]
+        others = other_files({os.path.dirname(path) for sample in samples for path in sample if isinstance(path, str)})  # noqa: PTH120
+        if others:
+            self._record["other_files"] = others
+            self.notes.append(f"warning: files beside the images of {self.name} are not read, by suffix: {others}")
         self.input_record: dict[str, Any] = {}
         self._eval_pipeline = Pipeline("data.eval_pipeline", config.eval_pipeline)
         training = Pipeline("data.train_pipeline", config.train_pipeline)
@@ -98,36 +102,26 @@ class ImageData(Data):
         for split, samples in listing.splits.items():
             is_train = split == "train"
             pipeline = training if is_train else self._eval_pipeline
-            self._splits[split] = self._make(samples, self.read, pipeline, config, is_train)
+            self._splits[split] = ImageDataset(samples, self.read, pipeline, config, self._masks, is_train)
         self.train, self.val, self.test = (self._splits[split] for split in ("train", "val", self.tested_on))
         if config.modality_weights:
             groups = [self.read.modalities.of(path) for path in trained_on]
             draw = self.train.draw = ModalityDraw(groups, config.modality_weights, config.seed)
             self._record["modality_shares"] = draw.shares
 
-    def interpret(self, listing: Listing, config: Any) -> Callable[..., ImageDataset]:
-        """Set ``classes`` and ``palette``; returns what makes a dataset of samples."""
-        raise NotImplementedError
-
-    def _others(self, listing: Listing) -> list[str]:
-        """A line on files beside the images that are not read, which goes into the record, too."""
-        samples = [sample for members in listing.splits.values() for sample in members]
-        others = other_files({os.path.dirname(path) for sample in samples for path in sample if isinstance(path, str)})  # noqa: PTH120
-        if not others:
-            return []
-        self._record["other_files"] = others
-        counts = ", ".join(f"{count} {suffix}" for suffix, count in others.items())
-        return [
-            f"warning: files beside the images of {self.name} are not read, as exp reads {' '.join(SUFFIXES)} "
-            f"only: {counts}; convert them, or move them elsewhere"
-        ]
+    def masks_of(self, listing: Listing, config: Any) -> ColorMasks | IndexMasks | None:
+        """Set ``classes`` and ``palette``; returns what reads masks, where samples have some."""
+        self.classes, self.palette = listing.classes, distinct_colors(len(listing.classes))
+        return None
 
     # -- samples -------------------------------------------------------------------------------------------------------
 
     def plain_parts(self) -> dict[str, ImageDataset]:
         """All splits as an evaluation sees them: the training images, too, through ``data.eval_pipeline``."""
-        make = functools.partial(self._make, read=self.read, pipeline=self._eval_pipeline, config=self._config)
-        return {split: make(data.samples) for split, data in self._splits.items()}
+        return {
+            split: ImageDataset(data.samples, self.read, self._eval_pipeline, self._config, self._masks)
+            for split, data in self._splits.items()
+        }
 
     @property
     def prepares(self) -> bool:
@@ -228,13 +222,12 @@ class ImageData(Data):
         Raises:
             DataError: they have other channels. :meth:`setup` refuses other classes where they matter.
         """
-        theirs, mine = state.get("classes"), self.classes
-        if self.learns_classes and theirs is not None and list(theirs) != list(mine):
-            have = "them in another order" if sorted(theirs) == sorted(mine) else f"{len(mine)}"
+        theirs = state.get("classes")
+        if self.learns_classes and theirs is not None and list(theirs) != list(self.classes):
             self._misfit = DataError(
-                f"the weights know the {len(theirs)} classes {shortened(theirs)}, but the data have {have}: "
-                f"{shortened(mine)}; use the data that the weights were trained on, or give the same classes in the "
-                f"same order ({self.classes_key})"
+                f"the weights know the {len(theirs)} classes {shortened(theirs)}, but the data have "
+                f"{len(self.classes)}: {shortened(self.classes)}; use the data that the weights were trained on, or "
+                f"give the same classes in the same order ({self.classes_key})"
             )
         self.normalization.load_state(state)
         self._adopted = True
@@ -256,54 +249,37 @@ class ImageData(Data):
             self._settle_values(session)
         elif self._misfit is not None and session.config.task.name != "features":
             raise self._misfit
-        if session.config.task.name != "train":
-            return
-        trouble = None
-        if session.distributed.is_main:
+        if session.config.task.name == "train":
+            trouble = None
             try:
-                self.look_at_files(session.say)
+                if session.distributed.is_main:
+                    self.look_at_files(session.say)
             except DataError as error:
                 trouble = error
-        trouble = session.distributed.gather(trouble)[0]
-        if trouble is not None:
-            raise trouble
+            trouble = session.distributed.gather(trouble)[0]  # every rank has to hear of it
+            if trouble is not None:
+                raise trouble
 
     def _settle_values(self, session: Any) -> None:
         self.normalization.look()
         if session.weights is not None:
-            state = session.weights.data or {}
-            self._refuse_another_order(list(state.get("band_names") or ()))
+            theirs = list((session.weights.data or {}).get("band_names") or ())
+            mine = self.normalization.names
+            if mine != theirs and sorted(mine) == sorted(theirs):
+                raise DataError(
+                    f"init_from: the weights were trained on the bands {', '.join(theirs)}, but data.bands gives "
+                    f"{', '.join(mine)}; give them in the same order"
+                )
             if self.learns_classes:
                 session.weights = fit_classes(session.weights, self.classes, session.say)
         if self.normalization.is_measured or self.normalization.lacks_range:
             session.wait_for("measuring the training images")
-        resume, earlier = session.config.resume, None
-        if resume is not None:
-            earlier = session.folder.path if resume == "auto" else run_folder_of(str(resume))
+        resume = session.config.resume
+        earlier = resume and (session.folder.path if resume == "auto" else run_folder_of(str(resume)))
         table = self.normalization.settle(session.distributed, earlier)
         if table is not None:
             path = session.folder.path / STATISTICS
             session.when_started(functools.partial(write_json, path, table))
-
-    def _refuse_another_order(self, theirs: list[str]) -> None:
-        """Refuse to train on the bands of the weights in another order: nothing else would tell.
-
-        Args:
-            theirs: names of the bands of the weights.
-        """
-        mine = self.normalization.names
-        if not theirs or not mine:
-            return
-        if mine != theirs and sorted(mine) == sorted(theirs):
-            raise DataError(
-                f"init_from: the weights were trained on the bands {', '.join(theirs)}, but data.bands gives "
-                f"{', '.join(mine)}; give them in the same order"
-            )
-        if len(mine) != len(theirs) == 3 and colors_in(theirs) != [0, 1, 2] and None not in colors_in(mine):
-            raise DataError(
-                f"init_from: the weights were trained on the bands {', '.join(theirs)}, whose kernels would be taken "
-                "for those of red, green and blue; give the bands of the data other names (data.band_names)"
-            )
 
     def look_at_files(self, say: Callable[[str], None]) -> None:
         """Warn of images that are trained on and tested on, and of classes that are not there; rank 0 does so before a
@@ -316,7 +292,7 @@ class ImageData(Data):
             DataError: no label of a split counts.
         """
         splits = {split: [path for path, _ in data.samples] for split, data in self._splits.items()}
-        copies = _copies(splits.pop("train"), {path for paths in splits.values() for path in paths})
+        copies = _copies(splits.pop("train"), [path for paths in splits.values() for path in paths])
         if copies:
             self._record["files_in_two_parts"] = len(copies)
             say(
@@ -328,19 +304,17 @@ class ImageData(Data):
             self.tested_on: ("classes_not_measured", "no figure tells of it"),
         }
         for split, data in self._splits.items() if self.learns_classes else ():
-            found, looked_at = self.labels_in(data.samples)
+            samples, (key, means) = data.samples, meanings.get(split, ("", ""))
+            found, looked_at = self.labels_in(samples)
             lacking = [name for number, name in enumerate(self.classes) if number not in found]
-            whole, where = looked_at == len(data), f"{looked_at} of {len(data)} {split} labels"
-            if looked_at and len(lacking) == len(self.classes):
-                if whole:
-                    raise DataError(f"no class is in {where}{self.hint}")
-                say(f"warning: no class is in {where}{self.hint}")
+            whole, where = looked_at == len(samples), f"{looked_at} of {len(samples)} {split} labels"
+            if whole and len(lacking) == len(self.classes):
+                raise DataError(f"no class is in {where}{self.hint}")
             # Of a few of many only what is no chance is a warning.
-            elif lacking and split in meanings and (whole or len(lacking) == len(self.classes) - 1):
-                key, means = meanings[split]
+            if key and looked_at and lacking and (whole or len(lacking) >= len(self.classes) - 1):
+                say(f"warning: {', '.join(lacking)}: in none of {where}: {means}{self.hint}")
                 if whole:
                     self._record[key] = lacking
-                say(f"warning: {', '.join(lacking)}: in none of {where}: {means}{self.hint}")
 
     def labels_in(self, samples: Sequence[tuple[str, Any]]) -> tuple[set[int], int]:
         """The class numbers among some samples, and how many of these were looked at."""
@@ -377,41 +351,35 @@ class ImageData(Data):
 
     def record(self, gather: Callable[[Any], list[Any]]) -> dict[str, Any]:
         """What ``result.json`` says of the data; all ranks call it, with ``gather`` of their ``Distributed``."""
-        counts = {split: len(data) for split, data in self._splits.items()}
-        gathered = gather({split: data.met() for split, data in self._splits.items()})
-        measured = self.normalization.record()
-        found: dict[str, Any] = {}
-        skipped = sorted({(split, number) for rank in gathered for split in rank for number in rank[split]["skipped"]})
-        if skipped:
-            files = [self._splits[split].reason(number) for split, number in skipped[:NAMED_FILES]]
-            found["skipped"] = {"count": len(skipped), "files": files}
+        found: dict[str, Any] = {split: len(data) for split, data in self._splits.items()}
+        found.update(tested_on=self.tested_on, **self.normalization.record(), **self._record)
         # By sample: several ranks may have met the same one, in different epochs.
-        unknown = {split: {n: c for rank in gathered for n, c in rank[split]["unknown"].items()} for split in counts}
+        ranks = gather({split: data.met() for split, data in self._splits.items()})
+        lost = sorted({(split, number) for rank in ranks for split in rank for number in rank[split][0]})
+        unknown = {split: {n: c for rank in ranks for n, c in rank[split][1].items()} for split in self._splits}
+        if lost:
+            files = [self._splits[split].reason(number) for split, number in lost[:NAMED_FILES]]
+            found["skipped"] = {"count": len(lost), "files": files}
         if any(unknown.values()):
             found["unknown_pixels"] = {split: sum(pixels.values()) for split, pixels in unknown.items() if pixels}
-        return {**counts, "tested_on": self.tested_on, **measured, **self._record, **found, **self.input_record}
+        return {**found, **self.input_record}
 
 
-def _copies(trained: Sequence[str], held: set[str]) -> list[str]:
+def _copies(trained: Sequence[str], held: Sequence[str]) -> list[str]:
     """Held-out images of which the training split has a file of the same content; of up to 4096 files."""
     if len(trained) + len(held) > _MOST_FILES:
         return []
-
-    def key(path: str) -> Any:
-        with open(path, "rb") as file:  # noqa: PTH123
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(size - _END, 0))
-            return size, file.read()
-
-    alike: dict[Any, list[str]] = defaultdict(list)
-    found = []
     with contextlib.suppress(OSError):  # it is reported when it is read
-        for path in trained:
-            alike[key(path)].append(path)
-        for path in sorted(held.difference(trained)):
-            if any(filecmp.cmp(path, other, shallow=False) for other in alike[key(path)]):
-                found.append(path)
-    return found
+        sizes = {path: os.stat(path).st_size for path in (*trained, *held)}  # noqa: PTH116
+        alike = {sizes[path] for path in trained} & {sizes[path] for path in held}
+        held, trained = ([path for path in paths if sizes[path] in alike] for paths in (held, trained))
+        known = {_content(path) for path in trained}
+        return sorted({path for path in held if _content(path) in known}.difference(trained))
+    return []
+
+
+def _content(path: str) -> bytes:
+    return hashlib.sha256(Path(path).read_bytes()).digest()
 
 
 def fit_classes(weights: Weights, classes: Sequence[str], say: Callable[[str], None]) -> Weights:
@@ -425,16 +393,17 @@ def fit_classes(weights: Weights, classes: Sequence[str], say: Callable[[str], N
         classes: of the data.
         say: shows a line.
     """
-    theirs = list((weights.data or {}).get("classes") or ())
-    rows = {key for key, value in weights.state.items() if _CLASS_ROWS.match(key) and value.shape[:1] == (len(theirs),)}
+    theirs, state = list((weights.data or {}).get("classes") or ()), dict(weights.state)
+    rows = [key for key, value in state.items() if _CLASS_ROWS.match(key) and value.shape[:1] == (len(theirs),)]
     if theirs == list(classes) or len(theirs) != len(classes) or not rows:
         return weights
-    state = {key: value for key, value in weights.state.items() if key not in rows}
     if sorted(theirs) == sorted(classes):
         order = [theirs.index(name) for name in classes]
-        state.update({key: weights.state[key][order] for key in sorted(rows)})
+        state.update({key: state[key][order] for key in rows})
         say(f"init_from: the weights know the same {len(theirs)} classes in another order; the head's rows go by name")
     else:
+        for key in rows:
+            del state[key]
         say(
             f"init_from: the weights know other classes ({shortened(theirs)}) than the data have "
             f"({shortened(classes)}); the head's last layer begins anew"

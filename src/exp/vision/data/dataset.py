@@ -1,10 +1,10 @@
-"""Samples of one split, indexed by a whole batch; what scenes and segmentation share."""
+"""Samples of one split, indexed by a whole batch: images with one label each, or with one for each pixel."""
 
 from __future__ import annotations
 
 import functools
 import logging
-from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -12,8 +12,8 @@ from torch.utils.data import Dataset
 
 from exp.data.seeding import preserved_generators, seed_sample
 from exp.errors import ConfigError, DataError
-from exp.vision.data.labels import NO_DATA
-from exp.vision.data.transforms import Pipeline
+from exp.vision.data.labels import IGNORED, NO_DATA, ColorMasks, IndexMasks
+from exp.vision.data.transforms import Pipeline, is_resized
 from exp.vision.data.values import ImageReader
 
 if TYPE_CHECKING:
@@ -25,8 +25,10 @@ _FRUITLESS = 32  # samples in a row from the first: then the files are not what 
 
 logger = logging.getLogger(__name__)
 
-Loaded = Any
-"""What a file holds: decoded, before the pipeline; arrays only."""
+NO_LABEL = -1
+"""The class number of images that do not count."""
+Loaded = Tuple[np.ndarray, Optional[np.ndarray]]
+"""An image, decoded, before the pipeline; and its labels, or where it holds no data (:data:`NO_DATA`), uint8 (H, W)."""
 
 
 class ImageDataset(Dataset):
@@ -34,6 +36,12 @@ class ImageDataset(Dataset):
 
     Augmentation is a function of (seed, epoch, sample): runs are the same for any number of ranks and loader workers,
     and after resuming.
+
+    Batches: ``image`` (B, C, H, W), uint8 or float32, 0..255; ``index``; ``label``. Of scenes that is int64 (B,), -1:
+    does not count. With masks it is uint8 (B, H, W), 255: does not count; in evaluation images of different sizes are
+    padded at the right and at the bottom, and ``sizes`` holds (height, width) of each. Where the pipeline resizes
+    images, labels keep the pixels of the file, by which predictions are measured, and ``label_sizes`` holds (H, W) of
+    each.
 
     Attributes:
         needs_epoch: whether batches of keys are (B, 2): sample and epoch.
@@ -43,10 +51,11 @@ class ImageDataset(Dataset):
         blank: (H, W, C) of the image that stands for one that is left out, in a batch without others.
 
     Args:
-        samples: (image path, label or mask path) each.
+        samples: (image path, class number or mask path) each.
         read: reads an image file.
         pipeline: of transforms.
         config: keys of ``data``.
+        masks: reads masks; None: samples have class numbers.
         augmented: whether the pipeline draws random numbers.
     """
 
@@ -58,11 +67,13 @@ class ImageDataset(Dataset):
         read: ImageReader,
         pipeline: Pipeline,
         config: ImageDataConfig,
+        masks: ColorMasks | IndexMasks | None = None,
         augmented: bool = False,
     ) -> None:
         self.samples = samples
         self.read = read
         self.pipeline = pipeline
+        self.masks = masks
         self.seed = config.seed
         self.skip_errors = config.on_error == "skip"
         self.blank = (config.size, config.size, read.channels)
@@ -138,15 +149,45 @@ class ImageDataset(Dataset):
         Raises:
             DataError: one cannot be used; names it.
         """
-        raise NotImplementedError
+        path, label = self.samples[number]
+        image, missing = self.read.with_missing(path)
+        if self.masks is None:
+            return image, None if missing is None else missing.astype(np.uint8) * np.uint8(NO_DATA)
+        labels = self.masks.read(label)
+        if labels.values.shape != image.shape[:2]:
+            here, there = (f"{shape[1]}x{shape[0]}" for shape in (labels.values.shape, image.shape))
+            raise DataError(f"{label} is {here} pixels, but its image {path} is {there}; make the mask anew")
+        self.unknown[number] = labels.unknown
+        return image, labels.values if missing is None else np.where(missing, np.uint8(NO_DATA), labels.values)
 
-    def transform(self, number: int, loaded: Loaded) -> Any:
-        """Send a sample through the pipeline; must not change ``loaded``."""
-        raise NotImplementedError
+    def transform(self, number: int, loaded: Loaded) -> tuple[np.ndarray, Any]:
+        """Send a sample through the pipeline; does not change ``loaded``."""
+        path, label = self.samples[number]
+        results = self.pipeline(loaded[0], path, loaded[1])
+        if self.masks is not None:
+            label = loaded[1] if not self.needs_epoch and is_resized(results) else results["gt_seg_map"]
+            label = np.where(label == NO_DATA, np.uint8(IGNORED), label)
+        return self.filled(results, path), label
 
-    def collate(self, items: Sequence[Any]) -> dict[str, Any]:
+    def collate(self, items: Sequence[tuple[np.ndarray, Any] | None]) -> dict[str, Any]:
         """A batch of samples, of which some are None: those get an image of zeros and a label that does not count."""
-        raise NotImplementedError
+        images = [None if item is None else item[0] for item in items]
+        image = stacked(images, self.blank, self.pipeline.key if self.needs_epoch or self.masks is None else None)
+        if self.masks is None:
+            labels = [NO_LABEL if item is None else item[1] for item in items]
+            return {"image": image, "label": torch.tensor(labels, dtype=torch.int64)}
+        blank = tuple(image.shape[-2:])
+        sizes = [blank if item is None else item[1].shape for item in items]
+        label = np.full((len(items), *(max(size[axis] for size in sizes) for axis in (0, 1))), IGNORED, np.uint8)
+        for row, item in zip(label, items):
+            if item is not None:
+                row[: item[1].shape[0], : item[1].shape[1]] = item[1]
+        batch: dict[str, Any] = {"image": image, "label": torch.from_numpy(label)}
+        if not self.needs_epoch:
+            batch["sizes"] = [blank if picture is None else picture.shape[:2] for picture in images]
+            if sizes != batch["sizes"]:
+                batch["label_sizes"] = sizes
+        return batch
 
     def filled(self, results: Mapping[str, Any], path: str) -> np.ndarray:
         """The image that a pipeline gives, with what stands for no data where its mask says :data:`NO_DATA`:
@@ -165,14 +206,10 @@ class ImageDataset(Dataset):
                 image[missing] = np.rint(fill) if image.dtype == np.uint8 else fill
         return self.read.modalities.mapped(image, path)
 
-    def met(self) -> dict[str, Any]:
-        """What this rank and its workers have found so far.
-
-        Returns:
-            ``skipped``: numbers of the samples left out; ``unknown``: pixels of no known class, by sample.
-        """
+    def met(self) -> tuple[list[int], dict[int, int]]:
+        """The samples that this rank and its workers left out so far, and pixels of no known class by sample."""
         skipped, unknown = (torch.nonzero(flags)[:, 0].tolist() for flags in (self.skipped, self.unknown))
-        return {"skipped": skipped, "unknown": {number: int(self.unknown[number]) for number in unknown}}
+        return skipped, {number: int(self.unknown[number]) for number in unknown}
 
     def reason(self, number: int) -> str:
         """Why a sample is left out, in one line."""

@@ -24,7 +24,7 @@ __all__ = ["Raw", "by_rasterio", "has_rasterio", "image_size", "opened", "read_r
 _BY_RASTERIO = (".tif", ".tiff", ".jp2")
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0")
 _SUBFILE, _COPY_OR_MASK = 254, 1 | 4  # a tag, and two of its bits: a smaller copy, a mask of transparency
-_END, _SCAN = b"\xff\xd9", b"\xff\xda"  # markers of JPEG
+_ENDS = {b"\xff\xd8": (b"\xff\xda", b"\xff\xd9"), b"\x89P": (b"IHDR", b"IEND")}  # of JPEG: of a scan, of the file
 _CACHE_BYTES = 16 * 2**20  # of GDAL, which would take a twentieth of the machine's memory
 
 Image.MAX_IMAGE_PIXELS = None  # the header of a large image is small; what is decoded whole has limits of its own
@@ -101,15 +101,13 @@ def read_bytes(path: str | os.PathLike[str]) -> np.ndarray:
     if content.size == 0:
         raise DataError(f"{path} is empty; copy it anew")
     head = content[:4].tobytes()
-    if is_jpeg(content):
-        data = content.tobytes() if content[-2:].tobytes() != _END else b""
+    begin, end = _ENDS.get(head[:2], (b"", b""))
+    if end not in content[-12:].tobytes():
+        data = content.tobytes()
         # Bytes may follow the end; but an embedded preview has an end of its own, too.
-        if data and data.rfind(_END) <= data.rfind(_SCAN):
-            raise DataError(f"{path} is truncated: the end of the JPEG is missing; copy it anew")
-    elif head == b"\x89PNG":
-        if b"IEND" not in content[-12:].tobytes() and b"IEND" not in content.tobytes():
-            raise DataError(f"{path} is truncated: the end of the PNG is missing; copy it anew")
-    elif head in _TIFF:
+        if data.rfind(end) <= data.rfind(begin):
+            raise DataError(f"{path} is truncated: its end is missing; copy it anew")
+    if head in _TIFF:
         try:
             with Image.open(path) as file:
                 frames: Any = ImageSequence.Iterator(file)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import abc
 import colorsys
 import os
-from typing import Any, Mapping, NamedTuple, Sequence
+import re
+from typing import Mapping, NamedTuple, Sequence
 
 import cv2
 import numpy as np
@@ -15,14 +15,14 @@ from exp.data.places import shortened
 from exp.errors import DataError
 from exp.vision.data.decode import decoded, is_jpeg, naming, read_bytes
 
-__all__ = ["IGNORED", "NO_DATA", "ColorMasks", "IndexMasks", "Labels", "Masks", "distinct_colors"]
+__all__ = ["IGNORED", "NO_DATA", "ColorMasks", "IndexMasks", "Labels", "distinct_colors"]
 
 IGNORED = 255
 """The label of pixels that do not count."""
 NO_DATA = 254
 """In a pipeline: the label of pixels whose image holds no data; afterwards they do not count."""
 _UNKNOWN = 254
-_BITS, _PHOTOMETRIC = 258, 262  # tags of TIFF
+_FEW_BITS = re.compile("'(L|1);")  # of what Pillow changes as it decodes: brightness of 2 and 4 bits, 0 for white
 
 
 class Labels(NamedTuple):
@@ -37,26 +37,11 @@ class Labels(NamedTuple):
     unknown: int
 
 
-class Masks(abc.ABC):
-    """Reads masks; picklable.
+class IndexMasks:
+    """Masks whose values are class numbers; a palette that such a file may have is for the eye only.
 
     Attributes:
         left_out: which pixels do not count, by which key, for messages.
-    """
-
-    left_out: str
-
-    @abc.abstractmethod
-    def read(self, path: str | os.PathLike[str]) -> Labels:
-        """Read a mask.
-
-        Raises:
-            DataError: it cannot be read, or what it holds cannot be meant.
-        """
-
-
-class IndexMasks(Masks):
-    """Masks whose values are class numbers; a palette that such a file may have is for the eye only.
 
     Args:
         num_classes: K.
@@ -80,7 +65,11 @@ class IndexMasks(Masks):
             )
 
     def read(self, path: str | os.PathLike[str]) -> Labels:
-        """See :meth:`Masks.read`."""
+        """Read a mask.
+
+        Raises:
+            DataError: it cannot be read, or what it holds cannot be meant.
+        """
         content = read_bytes(path)
         if is_jpeg(content):
             raise DataError(
@@ -88,11 +77,12 @@ class IndexMasks(Masks):
                 "what this file was made of"
             )
         with naming(path), Image.open(path) as file:
-            values = _as_stored(file, content)
-        if values.ndim != 2 or values.dtype.kind not in "iub":
+            tiles, values = str(file.tile), np.asarray(file)
+        if values.ndim != 2 or values.dtype.kind not in "iub" or _FEW_BITS.search(tiles):
             raise DataError(
-                f"{path} is no mask of class numbers: it holds {values.dtype} values of shape {values.shape}; "
-                "masks of colors need data.palette (class: RRGGBB)"
+                f"{path} is no mask of class numbers: it holds {values.dtype} values of shape {values.shape}, "
+                "or gray values of 2 or 4 bits or with 0 for white; masks of colors need data.palette (class: RRGGBB), "
+                "numbers 8 or 16 bits"
             )
         if values.dtype in (bool, np.uint8, np.uint16):
             labels = np.take(self.table, values)
@@ -109,7 +99,7 @@ class IndexMasks(Masks):
         return Labels(labels, 0)
 
 
-class ColorMasks(Masks):
+class ColorMasks:
     """Masks whose colors stand for classes; an RGB image, or one with a palette. Other colors are counted.
 
     Args:
@@ -130,7 +120,7 @@ class ColorMasks(Masks):
         self.left_out = f"pixels of data.ignore_colors={[*ignored]}, and of no color of data.palette, do not count"
 
     def read(self, path: str | os.PathLike[str]) -> Labels:
-        """See :meth:`Masks.read`."""
+        """See :meth:`IndexMasks.read`."""
         content, pixels = decoded(path)
         if pixels.ndim != 3 or pixels.dtype != np.uint8:
             raise DataError(
@@ -161,29 +151,6 @@ class ColorMasks(Masks):
             )
         labels[strange] = IGNORED
         return Labels(labels, unknown)
-
-
-def _as_stored(file: Image.Image, content: np.ndarray) -> np.ndarray:
-    """The values of a mask as they are in the file.
-
-    Pillow decodes gray values of 2 and 4 bits as brightness, spread over 0..255, and inverts those of a TIFF whose 0 is
-    white: class 3 of 2 bits would be 255.
-
-    Args:
-        file: open.
-        content: its bytes, uint8.
-    """
-    values = np.asarray(file)
-    if file.mode not in ("L", "1"):
-        return values
-    bits = 8
-    if file.format == "PNG":
-        bits = int(content[24])  # of the header, which is always first
-    elif file.format == "TIFF":
-        tags: Any = file.tag_v2  # type: ignore[attr-defined]
-        bits = int(tags.get(_BITS, (1,))[0])
-        values = ~values if tags.get(_PHOTOMETRIC) == 0 else values
-    return values // (255 // (2**bits - 1)) if bits in (2, 4) else values
 
 
 def distinct_colors(count: int) -> list[tuple[int, int, int]]:

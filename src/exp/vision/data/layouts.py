@@ -12,10 +12,10 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, Sequence, Tuple
 
 from exp.config.resolve import resolve
-from exp.data.places import content_of, sample_folder
+from exp.data.places import content_of, sample_folder, shortened
 from exp.errors import DataError
 
 __all__ = ["ClassFolders", "ImageFolders", "Layout", "Listing", "LoveDA", "MaskFolders", "deal", "image_files"]
@@ -29,7 +29,7 @@ HELD_OUT = (0.9, 0.1, 0.0)
 _ARCHIVE = "__MACOSX"  # a folder that archives of a Mac bring along; there are no images in it
 _OTHER = (".gif", ".npy", ".npz", ".mat", ".h5", ".hdf", ".nc", ".img", ".dat", ".bil", ".vrt", ".ppm", ".pgm", ".j2k",
           ".heic", ".avif", ".jxl", ".jfif")  # fmt: skip
-_FOLDERS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
+_FOLDERS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 _LOOSE = "images in no folder"
 
 Sample = Tuple[str, Any]
@@ -115,34 +115,28 @@ class ClassFolders(Layout):
         """See :meth:`Layout.find`."""
         self.check(root)
         places = split_folders(root)
-        found: dict[str, dict[str, list[str]]] = {}
+        found: dict[str, list[tuple[str, str]]] = {}
         for split, place in places.items():
-            found[split] = {folder.name: files_below(folder) for folder in folders_in(place)}
+            found[split] = by_folder(place)
             if not self.labeled:
-                found[split][_LOOSE] = image_files(place)
-        filled = {name for folders in found.values() for name, files in folders.items() if files}
-        listing = Listing(list((self.labeled and self.config.classes) or sorted(filled)), {})
-        strange = sorted(filled.difference(listing.classes))
-        if strange:
-            raise DataError(
-                f"{root}: the folder {strange[0]} is none of the classes {', '.join(listing.classes)}; correct "
-                "data.classes"
-            )
-        numbers = {name: number for number, name in enumerate(listing.classes)}
-        samples: Splits = {
-            split: [(path, numbers[name]) for name, files in folders.items() for path in files]
-            for split, folders in found.items()
-        }
-        beside = [] if "" in places else [each for each in folders_in(root) if each not in places.values()]
-        unused = [folder.name for folder in beside if image_files(folder)]
-        if unused:
+                found[split] += [(path, _LOOSE) for path in image_files(place)]
+        filled = sorted({name for members in found.values() for _, name in members})
+        listing = Listing(list((self.labeled and self.config.classes) or filled), {})
+        listing.splits = complete(numbered(found, listing.classes), self.config.split, root, by_class=True)
+        beside = [each.name for each in folders_in(root) if each not in places.values() and image_files(each)]
+        if beside and "" not in places:
             listing.warnings.append(
                 f"warning: {root}: folders were taken for splits: {', '.join(each.name for each in places.values())}; "
-                f"{', '.join(unused)} beside them is not used: if all of them are classes, rename those"
+                f"{', '.join(beside)} beside them is not used: if all of them are classes, rename those"
             )
-        listing.splits = complete(samples, self.config.split, root, by_class=True)
         if self.labeled:
-            listing.warnings += _warn_of_classes(listing.classes, root)
+            alike = [name for name in filled if [each.casefold() for each in filled].count(name.casefold()) > 1]
+            if alike:
+                listing.warnings.append(
+                    f"warning: classes {' and '.join(alike)} differ in case alone; join their folders"
+                )
+            if len(listing.classes) == 1:
+                listing.warnings.append(f"warning: {filled[0]} is the only class of {root}: every figure is perfect")
         return listing
 
 
@@ -187,17 +181,15 @@ class MaskFolders(Layout):
             ]
             if not listing.splits[split]:
                 raise DataError(
-                    f"data.parts.{split}={list(patterns)} matches none of the {len(pairs)} images in {root}, "
-                    f"which are like {_below(pairs[0][0], root) if pairs else 'none'}"
+                    f"data.parts.{split}={list(patterns)} matches none of the {len(pairs)} images in {root}"
                 )
-        for split in ("val", "test"):
-            both = sorted(set(listing.splits["train"]) & set(listing.splits.get(split, ())))
-            if both:
-                raise DataError(
-                    f"data.parts: {_below(both[0][0], root)} and {len(both) - 1} more are in train and in {split}; a "
-                    "model is not tested on what it was trained on"
-                )
-        unused = set(pairs) - {pair for members in listing.splits.values() for pair in members}
+        train, *others = (set(listing.splits.get(split, ())) for split in SPLITS)
+        both, unused = train & set().union(*others), set(pairs).difference(train, *others)
+        if both:
+            raise DataError(
+                f"data.parts: {min(both)[0]} and {len(both) - 1} more are in train and in another split; do not test "
+                "a model on what it was trained on"
+            )
         if unused:
             listing.notes["in_no_part"] = len(unused)
         return listing
@@ -217,24 +209,20 @@ class LoveDA(Layout):
 
     def check(self, root: Path) -> None:
         """See :meth:`Layout.check`; and refuse names of other classes."""
-        for key in ("classes", "palette"):
-            given = getattr(self.config, key)
-            if given and list(given) != list(self.classes):
-                raise DataError(
-                    f"data.{key} names {', '.join(given)}, but LoveDA has the classes {', '.join(self.classes)}; "
-                    f"leave data.{key} out, or use data=segmentation"
-                )
-        if not self._folders(root, "train"):
-            raise refusal(f"data.root={root} holds no LoveDA", self.expected, root)
+        given = list(self.config.classes or self.config.palette or self.classes)
+        if given != list(self.classes):
+            raise DataError(
+                f"data.classes names {', '.join(given)}, but LoveDA has the classes {', '.join(self.classes)}; "
+                "leave it out, or use data=segmentation"
+            )
+        for split in ("train", "val"):
+            if not self._folders(root, split):
+                raise refusal(f"data.root={root} holds no LoveDA: no images for {split}", self.expected, root)
 
     def find(self, root: Path) -> Listing:
         """See :meth:`Layout.find`."""
         self.check(root)
-        listing = Listing(list(self.classes), {})
-        for split in ("train", "val"):
-            listing.splits[split], _ = paired(self._folders(root, split))
-            if not listing.splits[split]:
-                raise refusal(f"LoveDA in {root} has no images for {split}", self.expected, root)
+        listing = Listing(list(self.classes), {split: paired(self._folders(root, split))[0] for split in SPLITS[:2]})
         if (root / "Train").is_dir():  # as published: 0 is no data, 1 to 7 are the classes
             listing.mask_values, listing.ignored = {value: value - 1 for value in range(1, 8)}, [0]
         else:
@@ -259,19 +247,24 @@ def refusal(what: str, expected: str, root: Path, folders: Iterable[Path] = ()) 
     return DataError("\n  ".join(lines))
 
 
-def _warn_of_classes(names: Sequence[str], root: Path) -> list[str]:
-    """Lines on classes that are hardly meant."""
-    by_case: dict[str, list[str]] = defaultdict(list)
-    for name in names:
-        by_case[name.casefold()].append(name)
-    lines = [
-        f"warning: classes {' and '.join(group)} differ in case alone; join their folders if they are one"
-        for group in by_case.values()
-        if len(group) > 1
-    ]
-    if len(names) == 1:
-        lines.append(f"warning: {names[0]} is the only class of {root}: every figure is perfect, whatever is learned")
-    return lines
+def numbered(splits: Mapping[str, Sequence[tuple[str, str]]], classes: Sequence[str], key: Any = str) -> Splits:
+    """Class numbers in the place of names.
+
+    Args:
+        splits: (path, name of the class) each.
+        classes: names in the order of their numbers.
+        key: names of which it gives the same are one class.
+
+    Raises:
+        DataError: a name is no class.
+    """
+    numbers = {key(name): number for number, name in enumerate(classes)}
+    for members in splits.values():
+        for path, name in members:
+            if key(name) not in numbers:
+                known = shortened(classes)
+                raise DataError(f"{path}: {name} is none of the classes {known}; correct data.classes")
+    return {split: [(path, numbers[key(name)]) for path, name in members] for split, members in splits.items()}
 
 
 def data_root(root: str | os.PathLike[str] | None, sample_data: str | None, name: str) -> Path:
@@ -304,9 +297,9 @@ def split_folders(root: Path) -> dict[str, Path]:
     """
     found: dict[str, Path] = {}
     for folder in folders_in(root):
-        for split, names in _FOLDERS.items():
-            if folder.name.lower() in names and found.setdefault(split, folder) != folder:
-                raise DataError(f"{found[split]} and {folder} are both the {split} split; rename or join them")
+        split = _FOLDERS.get(folder.name.lower())
+        if split and found.setdefault(split, folder) != folder:
+            raise DataError(f"{found[split]} and {folder} are both the {split} split; rename or join them")
     if found and "train" not in found:
         raise DataError(f"data.root={root} has no train folder\n  {content_of(root)}")
     return {split: found[split] for split in SPLITS if split in found} or {"": root}
@@ -344,24 +337,19 @@ def deal(samples: Sequence[Sample], fractions: Sequence[float], root: Path, by_c
     groups: dict[Any, list[Sample]] = defaultdict(list)
     for sample in samples:
         groups[sample[1] if by_class else None].append(sample)
-    splits: Splits = {split: [] for split, share in zip(SPLITS, fractions) if share > 0}
+    splits: Splits = defaultdict(list)
     for group in groups.values():
         group.sort(key=lambda sample: hashlib.sha256(os.path.relpath(sample[0], root).encode()).digest())
-        begin, share = 0, 0.0
-        for split, fraction in zip(SPLITS, fractions):
-            share += fraction
-            end = round(share * len(group))
-            if split in splits:
-                splits[split] += group[begin:end]
-            begin = end
-    for split, members in splits.items():
-        if not members:
+        ends = [round(sum(fractions[: number + 1]) * len(group)) for number in range(len(fractions))]
+        for split, begin, end in zip(SPLITS, [0, *ends], ends):
+            splits[split] += group[begin:end]
+    for split, share in zip(SPLITS, fractions):
+        if share > 0 and not splits[split]:
             raise DataError(
                 f"data.split={list(fractions)} leaves nothing of the {len(samples)} samples in {root} for {split}; "
                 "give it a larger share"
             )
-        members.sort()
-    return splits
+    return {split: sorted(members) for split, members in splits.items() if members}
 
 
 def paired(folders: Iterable[tuple[Path, Path]], skip_errors: bool = False) -> tuple[list[Sample], list[str]]:
@@ -385,18 +373,24 @@ def paired(folders: Iterable[tuple[Path, Path]], skip_errors: bool = False) -> t
         lone += [f"{path} has no mask in {masks}" for stem, path in of_images.items() if stem not in of_masks]
         lone += [f"{path} has no image in {images}" for stem, path in of_masks.items() if stem not in of_images]
     if lone and not skip_errors:
-        more = f"\n  and {len(lone) - 1} more" if len(lone) > 1 else ""
-        raise DataError(f"{lone[0]}; add it, or leave such files out with data.on_error=skip{more}")
+        raise DataError(
+            f"{lone[0]}, and {len(lone)} such files in all; add it, or leave them out with data.on_error=skip"
+        )
     return pairs, lone
 
 
 def _by_stem(folder: Path) -> dict[str, str]:
     found: dict[str, str] = {}
-    for path in files_below(folder):
+    for path in files_below(folder) if folder.is_dir() else ():
         other = found.setdefault(os.path.splitext(_below(path, folder))[0], path)  # noqa: PTH122 - one of a million
         if other != path:
             raise DataError(f"{other} and {path} have the same name, by which masks are found; remove one of them")
     return found
+
+
+def by_folder(place: Path) -> list[tuple[str, str]]:
+    """All images in the folders of a folder, each with the name of its folder."""
+    return [(path, folder.name) for folder in folders_in(place) for path in files_below(folder)]
 
 
 def folders_named(root: Path, name: str, depth: int = 3) -> list[Path]:
@@ -412,36 +406,22 @@ def folders_named(root: Path, name: str, depth: int = 3) -> list[Path]:
 
 def folders_in(folder: Path) -> list[Path]:
     """Its folders, sorted; without hidden ones, and links that lead back to it or above it."""
-    above = _at_or_above(folder)
+    above = {str(each) for each in (folder.resolve(), *folder.resolve().parents)}
     with os.scandir(folder) as entries:
         found = [entry for entry in entries if entry.is_dir() and not entry.name.startswith((".", _ARCHIVE))]
     return sorted(Path(entry.path) for entry in found if os.path.realpath(entry.path) not in above)
 
 
-def _at_or_above(folder: Path) -> set[str]:
-    return {str(each) for each in (folder.resolve(), *folder.resolve().parents)}
-
-
 def image_files(folder: Path) -> list[str]:
     """Paths of the images directly in it, sorted."""
     with os.scandir(folder) as entries:
-        return sorted(entry.path for entry in entries if _is_image(entry.name) and not entry.is_dir())
+        names = [entry for entry in entries if entry.name.lower().endswith(SUFFIXES) and entry.name[0] != "."]
+        return sorted(entry.path for entry in names if not entry.is_dir())
 
 
 def files_below(folder: Path) -> list[str]:
-    """Paths of all images in it and in its folders, sorted; links to folders are followed, each folder once."""
-    found: list[str] = []
-    seen = _at_or_above(folder)
-    for place, folders, names in os.walk(folder, followlinks=True):
-        kept = []
-        for path in (os.path.join(place, name) for name in sorted(folders)):  # noqa: PTH118 - a million of them
-            real = os.path.realpath(path)
-            if real not in seen and not os.path.basename(path).startswith((".", _ARCHIVE)):  # noqa: PTH119
-                seen.add(real)
-                kept.append(os.path.basename(path))  # noqa: PTH119
-        folders[:] = kept
-        found += [os.path.join(place, name) for name in names if _is_image(name)]  # noqa: PTH118
-    return sorted(found)
+    """Paths of all images in it and in its folders, sorted; links to folders are followed."""
+    return sorted([*image_files(folder), *(path for each in folders_in(folder) for path in files_below(each))])
 
 
 def other_files(folders: Iterable[str | os.PathLike[str]]) -> dict[str, int]:
@@ -459,10 +439,6 @@ def archive_notes(root: Path) -> list[str]:
     """A line where an archive of a Mac has left its folder."""
     place = root / _ARCHIVE
     return [f"note: {place} is not read: archives of a Mac bring it along, without images"] if place.is_dir() else []
-
-
-def _is_image(name: str) -> bool:
-    return name.lower().endswith(SUFFIXES) and not name.startswith(".")
 
 
 def _below(path: str, root: Path) -> str:

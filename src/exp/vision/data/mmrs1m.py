@@ -13,17 +13,19 @@ import os
 import re
 from collections import defaultdict
 from pathlib import Path
-from typing import Any, Iterator, Sequence
+from typing import Any
 
 from exp.errors import DataError
 from exp.vision.data.layouts import (
     Layout,
     Listing,
     Splits,
+    by_folder,
     complete,
     files_below,
     folders_in,
     folders_named,
+    numbered,
     paired,
     refusal,
     split_folders,
@@ -34,7 +36,6 @@ __all__ = ["MMRS1M", "MODALITIES", "MMRS1MMasks", "modality_in", "modality_of"]
 MODALITIES = ("optical", "sar", "infrared")
 _PUBLISHED = ("DCSR", "EuroSAT", "FGSCR", "NWPU-RESISC45", "RSSCN7", "UCMerced", "WHU-RS19")  # of scenes
 _SAR = ("hrsid", "sarv2", "ssdd")
-_SIC = {"dscr": "dcsr"}  # its file of answers is DSCR_cls.json
 
 
 def modality_of(name: str) -> str:
@@ -78,28 +79,21 @@ class MMRS1M(Layout):
         if self.config.datasets is None:
             there = {_plain(folder.name) for folder in folders}
             wanted = [name for name in _PUBLISHED if self.config.modality in (None, modality_of(name))]
-            missing = [name for name in wanted if _plain(name) not in there]
-            if missing:
-                notes["missing_datasets"] = missing
-        found = {folder: _in_folders(folder) for folder in folders}
-        bare = [folder for folder, splits in found.items() if not splits]
-        for folder, answers in _answers(root, bare).items():
-            found[folder], unlabeled = _answered(folder, answers, root)
-            if unlabeled:
-                notes.setdefault("without_label", {})[folder.name] = unlabeled
-        labels = {label for splits in found.values() for samples in splits.values() for _, label in samples}
+            notes["missing_datasets"] = [name for name in wanted if _plain(name) not in there]
+        answers: dict[str, dict[str, str]] | None = None
+        splits: dict[str, list[tuple[str, str]]] = defaultdict(list)
+        for folder in folders:
+            found = _in_folders(folder)
+            if not found:
+                answers = _answers(root) if answers is None else answers
+                found, unlabeled = _answered(folder, answers[_plain(folder.name)])
+                if unlabeled:
+                    notes.setdefault("without_label", {})[folder.name] = unlabeled
+            for split, samples in complete(found, self.config.split, root, by_class=True).items():
+                splits[split] += samples
+        labels = {label for samples in splits.values() for _, label in samples}
         classes = list(self.config.classes or sorted(_united(labels, own=len(folders) == 1)))
-        numbers = {_key(name): number for number, name in enumerate(classes)}
-        listing = Listing(classes, defaultdict(list), notes)
-        for splits in found.values():
-            for split, samples in complete(splits, self.config.split, root, by_class=True).items():
-                for path, label in samples:
-                    if _key(label) not in numbers:
-                        known = ", ".join(classes[:12])
-                        raise DataError(f"{path}: {label} is none of the classes {known}; correct data.classes")
-                    listing.splits[split].append((path, numbers[_key(label)]))
-        listing.splits = dict(listing.splits)
-        return listing
+        return Listing(classes, numbered(splits, classes, _key), {key: each for key, each in notes.items() if each})
 
     def _chosen(self, root: Path) -> list[Path]:
         """Folders of the data sets that the keys mean, sorted.
@@ -138,22 +132,20 @@ class MMRS1MMasks(MMRS1M):
     def find(self, root: Path) -> Listing:
         """See :meth:`Layout.find`."""
         folders = self._chosen(root)
-        listing = Listing([], defaultdict(list), {"datasets": [folder.name for folder in folders]})
-        images = self.config.images
-        masks = list(dict.fromkeys([self.config.masks, "labels", "masks", "annotations"]))
+        names = list(dict.fromkeys([self.config.masks, "labels", "masks", "annotations"]))
+        splits: Splits = defaultdict(list)
         for folder in folders:
-            splits: Splits = {}
+            found: Splits = {}
             for split, place in split_folders(folder).items():
-                found = [(each, [each.parent / name for name in masks]) for each in folders_named(place, images)]
-                beside = [(each, next(filter(Path.is_dir, names), names[0])) for each, names in found]
-                pairs, _ = paired(beside, self.config.on_error == "skip")
-                if not pairs:
-                    raise DataError(f"{place} has no folder {images} with images")
-                splits[split] = list(pairs)
-            for split, samples in complete(splits, self.config.split, root, by_class=False).items():
-                listing.splits[split] += samples
-        listing.splits = dict(listing.splits)
-        return listing
+                images = folders_named(place, self.config.images)
+                masks = [[each.parent / name for name in names] for each in images]
+                beside = [(each, next(filter(Path.is_dir, some), some[0])) for each, some in zip(images, masks)]
+                found[split], _ = paired(beside, self.config.on_error == "skip")
+                if not found[split]:
+                    raise DataError(f"{place} has no folder {self.config.images} with images")
+            for split, samples in complete(found, self.config.split, root, by_class=False).items():
+                splits[split] += samples
+        return Listing([], dict(splits), {"datasets": [folder.name for folder in folders]})
 
     def _sets(self, above: Path) -> list[Path]:
         is_single = (above / self.config.images).is_dir() or "" not in split_folders(above)
@@ -162,73 +154,55 @@ class MMRS1MMasks(MMRS1M):
 
 def _in_folders(folder: Path) -> Splits:
     """Samples of ``{train,test}/<category>/*``; nothing where there are no such folders."""
-    splits: Splits = {}
-    for split, place in split_folders(folder).items():
-        if split:
-            splits[split] = [(path, category.name) for category in folders_in(place) for path in files_below(category)]
-            if not splits[split]:
-                raise DataError(f"{place} holds no images; expected: {place}/<category>/*.jpg")
+    splits = {split: by_folder(place) for split, place in split_folders(folder).items() if split}
+    if not all(splits.values()):
+        raise DataError(f"{folder} has a split without images; expected: {folder}/<split>/<category>/*.jpg")
     return splits
 
 
-def _answered(folder: Path, answers: dict[str, str], root: Path) -> tuple[Splits, int]:
+def _answered(folder: Path, answers: dict[str, str]) -> tuple[Splits, int]:
     """Its images with their answers, and the number of those without one, which are left out."""
     files = {path[len(str(folder)) + 1 :]: path for path in files_below(folder)}
     lost = [name for name in answers if name not in files]
-    if not answers:
-        raise DataError(
-            f"{folder} has neither train and test folders nor answers in {root / 'json' / 'classification'}; "
-            "add its *_cls.json, or choose others with data.datasets"
-        )
-    if lost:
+    if lost or not answers:
         raise DataError(
             f"{folder / lost[0]} is missing, and {len(lost) - 1} more that its *_cls.json names; copy them anew"
+            if lost
+            else f"{folder} has neither train and test folders nor answers in json/classification; add its *_cls.json, "
+            "or choose others with data.datasets"
         )
     return {"": [(files[name], answer) for name, answer in sorted(answers.items())]}, len(files) - len(answers)
 
 
-def _answers(root: Path, folders: Sequence[Path]) -> dict[Path, dict[str, str]]:
-    """For each folder: path below it -> category. Files named after a data set are read first, others if need be."""
-    answers: dict[Path, dict[str, str]] = {folder: {} for folder in folders}
-    by_name = {_plain(folder.name): folder for folder in folders}
-    files = sorted((root / "json" / "classification").glob("*.json")) if folders else []
-    for file in sorted(files, key=lambda each: _plain(each.stem) not in by_name):
-        if _plain(file.stem) not in by_name and all(answers.values()):
-            break
-        for path, answer in _entries(file):
-            _, _, below = f"/{path}".replace("\\", "/").partition("/classification/")
-            name, _, rest = below.partition("/")
-            if _plain(name) in by_name:
-                answers[by_name[_plain(name)]][rest] = answer
+def _answers(root: Path) -> dict[str, dict[str, str]]:
+    """By the plain name of a data set: path of an image below its folder -> category.
+
+    Raises:
+        DataError: a file is no list of images and answers; names the entry.
+    """
+    answers: dict[str, dict[str, str]] = defaultdict(dict)
+    for file in sorted((root / "json" / "classification").glob("*.json")):
+        try:
+            entries = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise DataError(f"{file} cannot be read as JSON: {error}; copy it anew") from error
+        for number, entry in enumerate(entries):
+            try:
+                path = entry["image"] if "image" in entry else entry["image_path"]
+                answer = next(turn["value"] for turn in entry["conversations"] if turn["from"] == "gpt")
+            except (KeyError, TypeError, StopIteration) as error:
+                raise DataError(
+                    f"{file}, entry {number}: has no image and answer; expected: "
+                    '{"image": ..., "conversations": [{"from": "human", ...}, {"from": "gpt", "value": <category>}]}'
+                ) from error
+            name, _, below = f"/{path}".replace("\\", "/").partition("/classification/")[2].partition("/")
+            answers[_plain(name)][below] = answer.strip().rstrip(".")
     return answers
 
 
-def _entries(file: Path) -> Iterator[tuple[str, str]]:
-    """(path, answer) of a file of instructions.
-
-    Raises:
-        DataError: it is no such file; names the entry.
-    """
-    try:
-        entries = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{file} cannot be read as JSON: {error}; copy it anew") from error
-    for number, entry in enumerate(entries):
-        try:
-            path = entry["image"] if "image" in entry else entry["image_path"]
-            answer = next(turn["value"] for turn in entry["conversations"] if turn["from"] == "gpt")
-        except (KeyError, TypeError, StopIteration) as error:
-            raise DataError(
-                f"{file}, entry {number}: has no image and answer; expected: "
-                '{"image": ..., "conversations": [{"from": "human", ...}, {"from": "gpt", "value": <category>}]}'
-            ) from error
-        yield path, answer.strip().rstrip(".")
-
-
 def _plain(name: str) -> str:
-    """A data set's name without case, signs and ``_split``, and as its folder has it."""
-    bare = re.sub(r"[^a-z0-9]", "", re.sub(r"_(split|cls)$", "", name.lower()))
-    return _SIC.get(bare, bare)
+    """A data set's name without case, signs and ``_split``."""
+    return _key(re.sub(r"_split$", "", name.lower()))
 
 
 def _key(label: str) -> str:
@@ -244,6 +218,6 @@ def _united(labels: set[str], own: bool) -> set[str]:
     """
     by_key: dict[str, set[str]] = defaultdict(set)
     for label in labels:
-        words = re.split(r"[\s_\-]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", label).strip())
-        by_key[_key(label)].add(label if own else " ".join(words).lower())
+        words = re.sub(r"[\s_\-]+", " ", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", label)).strip().lower()
+        by_key[_key(label)].add(label if own else words)
     return {min(names, key=lambda name: (-name.count(" "), name)) for names in by_key.values()}

@@ -42,10 +42,9 @@ def preflight(config: Any) -> None:
         raise DataError(f"data.classes={classes} names a class twice; each class once")
     if config.on_error not in ("raise", "skip"):
         raise DataError(f"data.on_error={config.on_error} is not one of raise, skip")
-    for key in ("modality", "modality_weights", "modality_statistics"):
-        for name in [config[key]] if isinstance(config[key], str) else config[key] or ():
-            if name not in MODALITIES:
-                raise DataError(f"data.{key}={config[key]}: {name} is not one of {', '.join(MODALITIES)}")
+    given = {config.modality, *(config.modality_weights or ()), *(config.modality_statistics or ())} - {None}
+    if not given <= set(MODALITIES):
+        raise DataError(f"data.modality and data.modality_* name {given}; there are {', '.join(MODALITIES)}")
     if "palette" in config:
         _check_masks(config, layout.knows_classes)
     layout.check(data_root(config.root, config.sample_data, config.name))
@@ -111,22 +110,22 @@ def _check_masks(config: Any, layout_knows: bool) -> None:
             f"data.palette has the classes {', '.join(names)}, for masks of colors, but data.classes={classes} and "
             f"data.mask_values={values} are for masks of class numbers; set data.palette=null, or leave them out"
         )
-    seen: dict[str, str] = {}
-    for name, color in [*palette.items(), *(("ignore_colors", each) for each in config.ignore_colors)]:
-        if not re.fullmatch("[0-9A-Fa-f]{6}", str(color)):
+    colors = [*palette.values(), *config.ignore_colors]
+    for color in colors:
+        if (
+            not re.fullmatch("[0-9A-Fa-f]{6}", str(color))
+            or [str(each).upper() for each in colors].count(str(color).upper()) > 1
+        ):
             # Without quotes 000000 is the number 0, and 6E1234 infinity; the shell takes one pair of quotes away.
             raise DataError(
-                f"data.palette and data.ignore_colors: the color {color!r} of {name} must be RRGGBB in hexadecimal, "
+                f"data.palette and data.ignore_colors: {color!r} must be a color of its own, RRGGBB in hexadecimal, "
                 "quoted twice, or digits become a number: "
                 "'data.palette={road: \"6E1234\"}' 'data.ignore_colors=[\"6E1234\"]'"
             )
-        if seen.setdefault(color.upper(), name) != name:
-            raise DataError(f"data: {name} and {seen[color.upper()]} have the same color {color}")
-    for value, label in values.items():
-        if (names and label not in range(len(names))) or value in config.ignore_values:
-            raise DataError(
-                f"data.mask_values: {value}: {label} must be a class number below {len(names)}, of a value that is not "
-                f"in data.ignore_values={list(config.ignore_values)} ([]: every value counts)"
-            )
+    if (names and not set(values.values()) <= set(range(len(names)))) or set(values).intersection(config.ignore_values):
+        raise DataError(
+            f"data.mask_values={values} must give class numbers below {len(names)}, of values that are not in "
+            f"data.ignore_values={list(config.ignore_values)} ([]: every value counts)"
+        )
     if config.parts and not {"train", "val"} <= set(config.parts) <= set(SPLITS):
         raise DataError(f"data.parts names {', '.join(config.parts)}; it must have train and val, and may have test")

@@ -2,63 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Sequence
-
-import numpy as np
-import torch
+from typing import TYPE_CHECKING, Any
 
 from exp.errors import ConfigError
 from exp.vision.data.base import ImageData
 from exp.vision.data.config import DistillationDataConfig, SceneDataConfig
-from exp.vision.data.dataset import ImageDataset, stacked
-from exp.vision.data.labels import NO_DATA, distinct_colors
-from exp.vision.data.layouts import Listing
+from exp.vision.data.dataset import NO_LABEL
 
 if TYPE_CHECKING:
     from exp.data.base import ExampleBatch, Prediction
     from exp.vision.metrics import FeatureAgreement, SceneMetrics, TrueClassProbability
 
-__all__ = ["DistillationData", "SceneData", "SceneDataset"]
-
-_IGNORED = -1
-
-
-class SceneDataset(ImageDataset):
-    """Images and their class numbers; ``samples`` are (path, class number).
-
-    Batches: ``image`` (B, C, H, W), uint8 or float32, 0..255; ``label`` int64 (B,), -1: does not count; ``index``.
-    """
-
-    def load(self, number: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """The image, decoded, and a mask (H, W), uint8, where pixels hold no data."""
-        image, missing = self.read.with_missing(self.samples[number][0])
-        return image, None if missing is None else missing.astype(np.uint8) * np.uint8(NO_DATA)
-
-    def transform(self, number: int, loaded: tuple[np.ndarray, np.ndarray | None]) -> tuple[np.ndarray, int]:
-        """The image, transformed, and its label."""
-        path, label = self.samples[number]
-        return self.filled(self.pipeline(loaded[0], path, loaded[1], gt_label=label), path), label
-
-    def collate(self, items: Sequence[tuple[np.ndarray, int] | None]) -> dict[str, Any]:
-        """See the class."""
-        image = stacked([None if item is None else item[0] for item in items], self.blank, self.pipeline.key)
-        labels = [_IGNORED if item is None else item[1] for item in items]
-        return {"image": image, "label": torch.tensor(labels, dtype=torch.int64)}
+__all__ = ["DistillationData", "SceneData"]
 
 
 class SceneData(ImageData):
     """A scene classification data set; its keys are those of :class:`exp.vision.data.config.SceneDataConfig`."""
 
-    ignore_index = _IGNORED
+    ignore_index = NO_LABEL
     keys = SceneDataConfig
 
     def __init__(self, **keys: Any) -> None:
         super().__init__(self.keys(**keys))
-
-    def interpret(self, listing: Listing, config: Any) -> Callable[..., ImageDataset]:
-        """See :meth:`ImageData.interpret`."""
-        self.classes, self.palette = listing.classes, distinct_colors(len(listing.classes))
-        return SceneDataset
 
     def metrics(self, detailed: bool = False) -> SceneMetrics:
         """A new accumulator of this data set's metrics."""

@@ -1,40 +1,38 @@
 """Mean, standard deviation and percentiles of each band over many images, and what becomes of values by them.
 
-Exact, streaming, in bounded memory. Moments are float64 throughout. Those of blocks of an image are joined by the
-formulas of Chan, Golub and LeVeque (1979), images in their order, so that the result does not depend on how many
-processes and threads have worked on it. Percentiles come from counts: of every value where values are whole numbers of
-at most 16 bits, else of bins as wide as 1/512 of the value (the upper 18 bits of a float32), with a straight line
-inside.
+Streaming, in bounded memory. Moments are float64; those of blocks, of images and of chunks of images are joined in
+their order, so that the result does not depend on how many processes and threads have worked on it. Percentiles come
+from counts: of every value where values are whole numbers of at most 16 bits, else of bins as wide as 1/512 of the
+value (the upper 18 bits of a float32).
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 import numpy as np
 import torch
 
+from exp.engine.distributed import Distributed
 from exp.errors import DataError
 from exp.vision.data.decode import read_raw
 from exp.vision.data.preflight import STATISTICS, read_statistics
-from exp.vision.data.values import ImageReader
+from exp.vision.data.values import ImageReader, per_band
 
 if TYPE_CHECKING:
-    from exp.engine.distributed import Distributed
     from exp.vision.data.config import ImageDataConfig
 
-__all__ = ["STATISTICS", "Normalization", "Statistics", "limits_of", "spread_over"]
+__all__ = ["STATISTICS", "Normalization", "Statistics", "limits_of"]
 
 _CHUNK = 32  # images whose moments are joined before they are sent to others
 _BLOCK = 2**20  # values of a band at a time
-_LOWEST = -(2**15)
-_WHOLE = 2**16 - _LOWEST  # whole numbers from the least of int16 to the largest of uint16
-_SHIFT = 14
-_BINS = 2 ** (32 - _SHIFT)
+_LOWEST, _WHOLE = -(2**15), 2**15 + 2**16  # whole numbers from the least of int16 to the largest of uint16
+_SHIFT = 14  # bits of a float32 that do not count
 
 logger = logging.getLogger(__name__)
 
@@ -46,62 +44,51 @@ class Statistics:
         images: how many.
         moments: float64 (6, C): number of values with data, mean, sum of squared differences from it, values without
             data, least and largest value.
-        counts: how often each value occurs, int64 (C, whole numbers and then bins); None: no percentiles are wanted.
+        counts: how often each value of :func:`_values` occurs, int64 (C, values); None: no percentiles are wanted.
     """
 
     def __init__(self, channels: int, counted: bool = False) -> None:
         self.images = 0
         self.moments = np.zeros((6, channels))
-        self.moments[4], self.moments[5] = np.inf, -np.inf
-        self.counts = np.zeros((channels, _WHOLE + _BINS), np.int64) if counted else None
+        self.counts = np.zeros((channels, len(_values())), np.int64) if counted else None
         self._lock = threading.Lock()
 
-    def join(self, parts: Iterable[np.ndarray]) -> None:
-        """Add moments, in their order."""
-        total = self.moments
-        for part in parts:
-            count = total[0] + part[0]
-            share = part[0] / np.maximum(count, 1.0)
-            difference = part[1] - total[1]
-            total[2] += part[2] + np.square(difference) * total[0] * share
-            total[1] += difference * share
-            total[0] = count
-            total[3] += part[3]
-            total[4], total[5] = np.minimum(total[4], part[4]), np.maximum(total[5], part[5])
+    def of_image(self, values: np.ndarray, invalid: np.ndarray | None, limits: np.ndarray | None) -> np.ndarray:
+        """Count the values of one image (H, W, C), and give its moments; in any thread.
 
-    def of_image(self, values: np.ndarray, invalid: np.ndarray | None, clipped: Any) -> np.ndarray:
-        """Count the values of one image (H, W, C), and give its moments, which :meth:`join` takes; in any thread."""
-        channels = values.shape[2]
-        limits = None if clipped is None else [np.broadcast_to(limit, (channels,)) for limit in clipped]
+        Args:
+            values: of the image.
+            invalid: which of them hold no data; None: all do.
+            limits: (2, C), to which the moments' values are clipped; None: they are not.
+        """
         rows = max(_BLOCK // max(values.shape[1], 1), 1)
-        image = Statistics(channels)
-        for top in range(0, values.shape[0], rows):
-            block = Statistics(channels).moments
-            for band in range(channels):
-                part = values[top : top + rows, :, band]
-                known = part.reshape(-1) if invalid is None else part[~invalid[top : top + rows, :, band]]
-                block[3, band] = part.size - known.size
-                if not known.size:
-                    continue
+        blocks = [slice(top, top + rows) for top in range(0, values.shape[0], rows)]
+        return joined(
+            [self._of_block(values[each], None if invalid is None else invalid[each], limits) for each in blocks]
+        )
+
+    def _of_block(self, values: np.ndarray, invalid: np.ndarray | None, limits: np.ndarray | None) -> np.ndarray:
+        moments = np.zeros((6, values.shape[2]))
+        moments[4], moments[5] = np.inf, -np.inf
+        for band, moment in enumerate(moments.T):
+            part = values[..., band]
+            known = part.reshape(-1) if invalid is None else part[~invalid[..., band]]
+            moment[3] = part.size - known.size
+            if known.size:
                 self._count(band, known)
                 real = known.astype(np.float64)
                 if limits is not None:
-                    np.clip(real, limits[0][band], limits[1][band], out=real)
-                mean = real.mean()
-                block[:3, band] = known.size, mean, np.square(real - mean).sum()
-                block[4:, band] = real.min(), real.max()
-            image.join([block])
-        return image.moments
+                    np.clip(real, *limits[:, band], out=real)
+                moment[[0, 1, 2, 4, 5]] = real.size, real.mean(), real.var() * real.size, real.min(), real.max()
+        return moments
 
     def _count(self, band: int, values: np.ndarray) -> None:
         if self.counts is None:
             return
         if values.dtype.kind in "iu" and values.dtype.itemsize <= 2:
             keys = values.astype(np.int64) - _LOWEST
-        else:  # numbers of bins that are in the order of the values
-            bits = values.astype(np.float32).view(np.uint32)
-            ordered = np.where(bits >> 31, ~bits, bits | np.uint32(2**31))
-            keys = (ordered >> _SHIFT).astype(np.int64) + _WHOLE
+        else:
+            keys = (values.astype(np.float32).view(np.uint32) >> _SHIFT).astype(np.int64) + _WHOLE
         lowest = int(keys.min())
         found = np.bincount(keys - lowest)
         with self._lock:
@@ -116,29 +103,28 @@ class Statistics:
     def percentile(self, percent: float) -> list[float]:
         """The value of each band that so many percent of the values do not exceed."""
         assert self.counts is not None
-        return [_percentile(counts, percent) for counts in self.counts]
+        order = np.argsort(_values(), kind="stable")
+        below = np.cumsum(self.counts[:, order], axis=1)
+        ranks = percent / 100.0 * (below[:, -1] - 1)  # from 0, as numpy.percentile counts
+        return [float(_values()[order[np.searchsorted(row, rank, "right")]]) for row, rank in zip(below, ranks)]
 
 
-def _percentile(counts: np.ndarray, percent: float) -> float:
-    keys = np.flatnonzero(counts)
-    whole, bins = keys[keys < _WHOLE], keys[keys >= _WHOLE] - _WHOLE
-    edges = _value_of_bin(np.stack([bins, bins + 1]))
-    numbers = (whole + _LOWEST).astype(np.float64)
-    low, high = np.concatenate([numbers, edges[0]]), np.concatenate([numbers, edges[1]])
-    order = np.argsort(low, kind="stable")
-    low, high, found = low[order], high[order], counts[keys][order]
-    below = np.cumsum(found)
-    rank = percent / 100.0 * (below[-1] - 1)  # from 0, as numpy.percentile counts
-    index = int(np.searchsorted(below, rank, side="right"))
-    inside = (rank - (below[index] - found[index]) + 0.5) / found[index]
-    return float(low[index] + (high[index] - low[index]) * min(max(inside, 0.0), 1.0))
+def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Moments (6, C) of all parts together, whose order counts only for the last digits."""
+    each = np.stack(parts)
+    total = each.sum(axis=0)
+    total[1] = (each[:, 0] * each[:, 1]).sum(axis=0) / np.maximum(total[0], 1.0)
+    total[2] += (each[:, 0] * np.square(each[:, 1] - total[1])).sum(axis=0)
+    total[4], total[5] = each[:, 4].min(axis=0), each[:, 5].max(axis=0)
+    return total
 
 
-def _value_of_bin(bins: np.ndarray) -> np.ndarray:
-    """The least value of each bin, float64."""
-    ordered = (bins.astype(np.uint64) << np.uint64(_SHIFT)).clip(0, 2**32 - 1).astype(np.uint32)
-    bits = np.where(ordered >> 31, ordered & np.uint32(2**31 - 1), ~ordered)
-    return bits.astype(np.uint32).view(np.float32).astype(np.float64)
+@functools.lru_cache(maxsize=1)
+def _values() -> np.ndarray:
+    """The values that are counted: whole numbers, and then the middle of each bin; float64."""
+    bins = (np.arange(2 ** (32 - _SHIFT), dtype=np.uint32) << _SHIFT) + np.uint32(2 ** (_SHIFT - 1))
+    with np.errstate(invalid="ignore"):  # the last bins are those of NaN
+        return np.concatenate([np.arange(_LOWEST, _LOWEST + _WHOLE), bins.view(np.float32).astype(np.float64)])
 
 
 class Normalization:
@@ -167,18 +153,13 @@ class Normalization:
         self._looked = False
         self.mean: list[float] | None = None
         self.std: list[float] | None = None
-        mean, std = config.mean, config.std
-        self.is_measured = mean == std == "train"
-        if not self.is_measured and (mean is not None or std is not None):
-            try:
-                self.mean, self.std = (np.broadcast_to(each, reader.channels).tolist() for each in (mean, std))
-                is_scale = bool(np.isfinite(self.mean).all() and np.less(0.0, self.std).all())
-            except (TypeError, ValueError):
-                is_scale = False
-            if not is_scale:
+        self.is_measured = config.mean == config.std == "train"
+        if not self.is_measured and (config.mean, config.std) != (None, None):
+            self.mean, self.std = (per_band(each, reader.channels) for each in (config.mean, config.std))
+            if self.mean is None or self.std is None or min(self.std) <= 0.0:
                 raise DataError(
-                    f"data.mean={mean} and data.std={std}: both must have a number for each of {reader.channels} "
-                    f"bands, deviations above 0, or be train, or the path of a {STATISTICS}"
+                    f"data.mean={config.mean} and data.std={config.std}: both must have a number for each of "
+                    f"{reader.channels} bands, deviations above 0, or be train, or the path of a {STATISTICS}"
                 )
 
     def measure(self, counted: bool, clipped: Any = None, distributed: Distributed | None = None) -> Statistics:
@@ -186,52 +167,50 @@ class Normalization:
 
         Args:
             counted: whether percentiles are wanted.
-            clipped: (low, high), see :data:`exp.vision.data.values.ValueRange`, to which values are clipped before;
-                None: they are not.
+            clipped: (low, high), a number each or one for each band, to which values are clipped before; None: they
+                are not.
             distributed: the ranks, of which each looks at its share; None: there is one.
 
         Raises:
             DataError: an image cannot be used, or a band holds no data.
         """
+        distributed = distributed or Distributed()
         found = Statistics(self.reader.channels, counted)
-        rank, ranks = (0, 1) if distributed is None else (distributed.rank, distributed.world_size)
+        limits = None if clipped is None else np.array([per_band(each, self.reader.channels) for each in clipped])
 
-        def one(path: str) -> np.ndarray | None:
+        def one(path: str) -> np.ndarray | DataError:
             try:
                 values, invalid, _ = self.reader.measured(read_raw(path), path)
-            except DataError:
-                if self.config.on_error == "skip":
-                    return None
-                raise
-            return found.of_image(values, invalid, clipped)
+            except DataError as error:
+                return error
+            return found.of_image(values, invalid, limits)
 
         chunks: dict[int, tuple[np.ndarray, int]] = {}
         error: DataError | None = None
-        try:
-            with ThreadPoolExecutor(max(self.config.num_workers, 1)) as pool:
-                for start in range(rank * _CHUNK, len(self.paths), ranks * _CHUNK):
-                    images = [each for each in pool.map(one, self.paths[start : start + _CHUNK]) if each is not None]
-                    chunk = Statistics(self.reader.channels)
-                    chunk.join(images)
-                    chunks[start] = chunk.moments, len(images)
-        except DataError as wrong:
-            error = wrong
-        if distributed is not None:
-            # All ranks hear of an error at once: one that waits for another's share would wait for ever.
-            gathered = distributed.gather((error, chunks))
-            error = next((each for each, _ in gathered if each is not None), None)
-            chunks = {start: chunk for _, part in gathered for start, chunk in part.items()}
-            if error is None and found.counts is not None:
-                found.counts = distributed.sum(torch.from_numpy(found.counts)).numpy()
-        if error is not None:
-            raise error
-        found.join(chunks[start][0] for start in sorted(chunks))
+        with ThreadPoolExecutor(max(self.config.num_workers, 1)) as pool:
+            for start in range(distributed.rank * _CHUNK, len(self.paths), distributed.world_size * _CHUNK):
+                made = list(pool.map(one, self.paths[start : start + _CHUNK]))
+                images = [each for each in made if isinstance(each, np.ndarray)]
+                if len(images) < len(made) and self.config.on_error != "skip":
+                    error = next(each for each in made if isinstance(each, DataError))
+                    break
+                if images:
+                    chunks[start] = joined(images), len(images)
+        # All ranks hear of an error at once: one that waits for another's share would wait for ever.
+        gathered = distributed.gather((error, chunks))
+        for wrong, part in gathered:
+            if wrong is not None:
+                raise wrong
+            chunks.update(part)
+        if found.counts is not None:
+            found.counts = distributed.sum(torch.from_numpy(found.counts)).numpy()
+        if chunks:
+            found.moments = joined([chunks[start][0] for start in sorted(chunks)])
         found.images = sum(number for _, number in chunks.values())
-        empty = [str(band) for band, count in enumerate(found.moments[0], 1) if count == 0]
-        if empty:
+        if not found.moments[0].all():
             raise DataError(
-                f"band {', '.join(empty)} of the {found.images} training images holds no data anywhere; see "
-                "data.bands, and the value that the files say stands for no data"
+                f"the {found.images} training images have {found.moments[0].tolist()} values, by band; see data.bands, "
+                "and the value that the files say stands for no data"
             )
         return found
 
@@ -256,25 +235,6 @@ class Normalization:
         """Whether the percentiles of ``data.stretch`` are still to be measured."""
         return self.reader.stretch is not None and self.reader.value_range is None
 
-    def find_range(self, distributed: Distributed | None = None) -> None:
-        """Measure what becomes 0 and 255, where that is to be measured and has not been.
-
-        Raises:
-            DataError: an image cannot be used, or values are the same nearly everywhere.
-        """
-        stretch = self.reader.stretch
-        if stretch is None or not self.lacks_range:
-            return
-        found = self.measure(counted=True, distributed=distributed)
-        low, high = (found.percentile(percent) for percent in stretch)
-        for band, (least, largest) in enumerate(zip(low, high), 1):
-            if not least < largest:
-                raise DataError(
-                    f"data.stretch={list(stretch)}: band {band} of the training images holds {least:g} nearly "
-                    "everywhere; take percentiles further apart, or leave the band out of data.bands"
-                )
-        self.reader.value_range = low, high
-
     def settle(self, distributed: Distributed | None = None, earlier: Path | None = None) -> dict[str, Any] | None:
         """Measure what is to be measured and has not been; a collective.
 
@@ -286,48 +246,56 @@ class Normalization:
             What was measured now (:meth:`table`); None: nothing was.
 
         Raises:
-            DataError: an image cannot be used.
+            DataError: an image cannot be used, or values are the same (nearly) everywhere.
         """
         if not self.is_measured and not self.lacks_range:
             return None
         if earlier is not None and (earlier / STATISTICS).is_file():
             self._take(read_statistics("resume", earlier))
             return None
-        self.find_range(distributed)
         if not self.is_measured:
-            return {"value_range": limits_of(self.reader.value_range)}
+            return {"value_range": self._range(distributed)}
         table = self.table((), distributed)
-        constant = [name for name, std in zip(table["bands"], table["std"]) if std <= 0.0]
-        if constant:
+        if min(table["std"]) <= 0.0:
             raise DataError(
-                f"data.std=train: band {', '.join(constant)} of the training images holds one value everywhere, which "
-                "nothing can be divided by; leave it out of data.bands"
+                f"data.std=train: the deviations of the bands {table['bands']} of the training images are "
+                f"{table['std']}, and nothing can be divided by 0; leave that band out of data.bands"
             )
         self._take(table)
-        logger.info("data.mean=%s, data.std=%s: of the training split", self.mean, self.std)
         return table
 
     def table(self, percentiles: Sequence[float], distributed: Distributed | None = None) -> dict[str, Any]:
         """Statistics of the training images as plain values: a list with a number for each band under each name."""
-        reader = self.reader
-        self.find_range(distributed)
-        limits = reader.value_range if self.scaled else None
-        found = self.measure(bool(percentiles), limits, distributed)
+        value_range = self._range(distributed)
+        found = self.measure(bool(percentiles), value_range if self.scaled else None, distributed)
         table: dict[str, Any] = {
             "images": found.images,
-            "bands": self.names or [str(band) for band in range(1, reader.channels + 1)],
+            "bands": self.names or [str(band) for band in range(1, self.reader.channels + 1)],
             "mean": found.moments[1].tolist(),
             "std": found.std.tolist(),
             "min": found.moments[4].tolist(),
             "max": found.moments[5].tolist(),
             "values": [int(count) for count in found.moments[0]],
             "without_data": [int(count) for count in found.moments[3]],
-            "value_range": limits_of(reader.value_range),
-            "units": "of the files",
+            "value_range": value_range,
         }
         if percentiles:
             table["percentiles"] = {f"{percent:g}": found.percentile(percent) for percent in percentiles}
         return table
+
+    def _range(self, distributed: Distributed | None) -> list[Any] | None:
+        """What becomes 0 and 255: measured first, where it is to be measured and has not been."""
+        stretch = self.reader.stretch
+        if stretch is not None and self.reader.value_range is None:
+            found = self.measure(True, None, distributed)
+            low, high = (found.percentile(percent) for percent in stretch)
+            if not np.less(low, high).all():
+                raise DataError(
+                    f"data.stretch={list(stretch)}: these percentiles of the training images are {low} and {high}, by "
+                    "band; take percentiles further apart, or leave a band of one value out of data.bands"
+                )
+            self.reader.value_range = low, high
+        return limits_of(self.reader.value_range)
 
     def _take(self, known: Mapping[str, Any]) -> None:
         """Be as a run had it: ``mean``, ``std`` and ``value_range``, as far as there are some."""
@@ -335,18 +303,15 @@ class Normalization:
             self.reader.value_range = known["value_range"]
         self.is_measured = False
         if known.get("mean") is not None:
-            self.mean, self.std = (
-                np.broadcast_to(known[key], self.reader.channels).tolist() for key in ("mean", "std")
-            )
+            self.mean, self.std = (per_band(known[key], self.reader.channels) for key in ("mean", "std"))
 
     def in_bytes(self) -> tuple[list[float], list[float]] | None:
         """Mean and standard deviation of values as the model gets them, 0..255; None: as the model has it."""
         if self.mean is None or self.std is None:
             return None
         mean, std = np.asarray(self.mean, np.float64), np.asarray(self.std, np.float64)
-        limits = self.reader.value_range
-        if self.scaled and limits is not None:
-            low, high = (np.asarray(limit, np.float64) for limit in limits)
+        if self.scaled and self.reader.value_range is not None:
+            low, high = (np.asarray(limit, np.float64) for limit in self.reader.value_range)
             mean, std = (mean - low) * 255.0 / (high - low), std * 255.0 / (high - low)
         return mean.tolist(), std.tolist()
 
@@ -404,11 +369,6 @@ class Normalization:
             reader.modalities.load(state.get("modality_statistics") or {})
         if given["value_range"] is None:
             reader.value_range = limits_of(state.get("value_range"))
-
-
-def spread_over(paths: Sequence[str], most: int) -> Sequence[str]:
-    """At most so many of the paths, from the first to the last."""
-    return [paths[number * len(paths) // most] for number in range(most)] if len(paths) > most else paths
 
 
 def limits_of(value_range: Any) -> list[Any] | None:

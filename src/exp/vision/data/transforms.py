@@ -104,18 +104,14 @@ class RandomCrop(BaseTransform):
     def __init__(self, crop_size: int | Sequence[int], cat_max_ratio: float = 1.0) -> None:
         self.height, self.width = (crop_size, crop_size) if isinstance(crop_size, int) else crop_size
         self.cat_max_ratio = cat_max_ratio
-        if min(self.height, self.width) < 1 or not 0.0 < cat_max_ratio <= 1.0:
-            raise ValueError(f"crop_size={crop_size} must be positive, cat_max_ratio={cat_max_ratio} in (0, 1]")
 
     def transform(self, results: dict[str, Any]) -> dict[str, Any]:
         """Crop."""
         image, mask = results["img"], results.get("gt_seg_map")
-        part = self._part(image)
-        if mask is not None and self.cat_max_ratio < 1.0:
-            for _ in range(10):
-                if self._is_mixed(mask[part]):
-                    break
-                part = self._part(image)
+        for _ in range(11 if mask is not None and self.cat_max_ratio < 1.0 else 1):
+            part = self._part(image)
+            if mask is None or self._is_mixed(mask[part]):
+                break
         results["img"] = image[part]
         results["img_shape"] = results["img"].shape[:2]
         if mask is not None:
@@ -141,18 +137,16 @@ class PadTo(BaseTransform):
     """
 
     def __init__(self, size: int | Sequence[int]) -> None:
-        self.height, self.width = (size, size) if isinstance(size, int) else size
+        self.size = (size, size) if isinstance(size, int) else tuple(size)
 
     def transform(self, results: dict[str, Any]) -> dict[str, Any]:
         """Pad."""
         for key, value in (("img", 0), ("gt_seg_map", IGNORED)):
             pixels = results.get(key)
-            if pixels is None or (pixels.shape[0] >= self.height and pixels.shape[1] >= self.width):
-                continue
-            size = (max(pixels.shape[0], self.height), max(pixels.shape[1], self.width))
-            padded = np.full((*size, *pixels.shape[2:]), value, pixels.dtype)
-            padded[: pixels.shape[0], : pixels.shape[1]] = pixels
-            results[key] = padded
+            shape = self.size if pixels is None else pixels.shape
+            more = [(0, max(side - there, 0)) for side, there in zip(self.size, shape)]
+            if any(after for _, after in more):
+                results[key] = np.pad(pixels, [*more, (0, 0)][: pixels.ndim], constant_values=value)
         results["img_shape"] = results["img"].shape[:2]
         return results
 
@@ -166,8 +160,6 @@ class RandomRotate90(BaseTransform):
     """
 
     def __init__(self, prob: float = 0.75) -> None:
-        if not 0.0 <= prob <= 1.0:
-            raise ValueError(f"prob={prob} must be in [0, 1]")
         self.prob = prob
 
     def transform(self, results: dict[str, Any]) -> dict[str, Any]:

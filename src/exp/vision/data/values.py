@@ -17,7 +17,7 @@ from exp.vision.data.config import ImageDataConfig
 from exp.vision.data.decode import Raw, read_raw
 from exp.vision.data.mmrs1m import modality_in
 
-__all__ = ["ImageReader", "Modalities", "ValueRange"]
+__all__ = ["ImageReader", "Modalities", "ValueRange", "per_band"]
 
 ValueRange = Sequence[Any]
 """(low, high): a number each, or one for each channel."""
@@ -44,14 +44,14 @@ class Modalities:
 
     def load(self, statistics: Mapping[str, Any]) -> None:
         """Use these statistics."""
-        self._values: dict[str, tuple[np.ndarray, np.ndarray]] = {
-            name: (np.asarray(each["mean"], np.float32), np.asarray(each["std"], np.float32))
+        self._values = {
+            name: {key: np.asarray(values, np.float32) for key, values in each.items()}
             for name, each in statistics.items()
         }
 
     def state(self) -> dict[str, Any]:
         """The statistics as plain values."""
-        return {name: {"mean": mean.tolist(), "std": std.tolist()} for name, (mean, std) in self._values.items()}
+        return {name: {key: values.tolist() for key, values in each.items()} for name, each in self._values.items()}
 
     def on_model(self, mean: np.ndarray, std: np.ndarray) -> None:
         """Know the model's mean and standard deviation, float (C,)."""
@@ -64,7 +64,7 @@ class Modalities:
     def fill_for(self, path: Path, fill: np.ndarray | None) -> np.ndarray | None:
         """What values without data become before :meth:`mapped`: the mean of the image's modality."""
         values = self._values.get(self.of(path)) if self._values else None
-        return fill if values is None or fill is None else np.broadcast_to(values[0], fill.shape)
+        return fill if values is None or fill is None else np.broadcast_to(values["mean"], fill.shape)
 
     def mapped(self, image: np.ndarray, path: Path) -> np.ndarray:
         """An image (H, W, C), 0..255, of which the model's normalization makes what its modality's would: float32.
@@ -74,8 +74,8 @@ class Modalities:
         values = self._values.get(self.of(path)) if self._values else None
         if values is None or self._model is None:
             return image
-        factor = self._model[1] / values[1]
-        return image.astype(np.float32) * factor + (self._model[0] - values[0] * factor)
+        factor = self._model[1] / values["std"]
+        return image.astype(np.float32) * factor + (self._model[0] - values["mean"] * factor)
 
 
 class ImageReader:
@@ -102,21 +102,17 @@ class ImageReader:
         self.modalities = Modalities(config)
         self.fill: np.ndarray | None = None
         self.value_range: Any = config.value_range
+        limits = [per_band(limit, self.channels) for limit in config.value_range or (0.0, 1.0)]
+        if len(limits) != 2 or None in limits or not np.less(*limits).all():
+            raise DataError(
+                f"data.value_range={config.value_range} must be [low, high], low below high, a number each or one for "
+                f"each of {self.channels} bands"
+            )
         self.stretch = None if config.stretch is None else (float(config.stretch[0]), float(config.stretch[-1]))
         if self.stretch and (self.value_range is not None or not 0 <= self.stretch[0] < self.stretch[1] <= 100):
             raise DataError(
                 f"data.stretch={list(self.stretch)} must be two percentiles, the lower one first, without a "
                 "data.value_range"
-            )
-        try:
-            low, high = (np.broadcast_to(limit, self.channels) for limit in config.value_range or (0.0, 1.0))
-            is_range = bool((low < high).all())
-        except (TypeError, ValueError):
-            is_range = False
-        if not is_range:
-            raise DataError(
-                f"data.value_range={config.value_range} must be [low, high], low below high, a number each or one for "
-                f"each of {self.channels} bands"
             )
 
     def __call__(self, path: Path) -> np.ndarray:
@@ -210,6 +206,15 @@ class ImageReader:
         return np.ascontiguousarray(values)
 
 
+def per_band(values: Any, channels: int) -> list[float] | None:
+    """A finite number for each band, of one for all or of one for each; None: these are none."""
+    try:
+        found = np.broadcast_to(np.asarray(values, np.float64), channels)
+    except (TypeError, ValueError):
+        return None
+    return found.tolist() if np.isfinite(found).all() else None
+
+
 def _invalid_values(pixels: np.ndarray, nodata: float | None) -> np.ndarray | None:
     """Which values hold no data, bool (H, W, C): those that are not finite, and those that stand for no data; None: all
     hold data. In images of 8 bits such a value is a common color: there it counts only where all channels have it.
@@ -228,11 +233,9 @@ def _invalid_values(pixels: np.ndarray, nodata: float | None) -> np.ndarray | No
 
 def _to_byte_range(pixels: np.ndarray, path: Path, value_range: ValueRange | None) -> np.ndarray:
     if value_range is None:
-        known = pixels[np.isfinite(pixels)] if pixels.dtype.kind == "f" else pixels
-        limits = f" from {known.min():g} to {known.max():g}" if known.size else ""
         raise DataError(
-            f"{path} holds {pixels.dtype} values{limits}; set data.value_range=[low,high] to what is to become 0 and "
-            "255, or data.stretch=[2,98] to measure it on the training images"
+            f"{path} holds {pixels.dtype} values from {np.nanmin(pixels):g} to {np.nanmax(pixels):g}; set "
+            "data.value_range=[low,high] to what is to become 0 and 255, or data.stretch=[2,98] to measure it"
         )
     low, high = (np.asarray(limit, np.float64) for limit in value_range)
     scaled = (pixels.astype(np.float32) - low.astype(np.float32)) * (255.0 / (high - low)).astype(np.float32)
