@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import gc
 import json
 import logging
@@ -56,7 +55,6 @@ _POLL_S = 0.1
 _NATIVE_PLACE = re.compile(r"^\[[^\]]*:\d+\] *")  # "[/pytorch/third_party/.../pair.cc:144] "
 _TRACEBACK = "the traceback is in the log of the rank; see the vendor's monitor, and between nodes ports and interfaces"
 _OUT_OF_SERVICE = "the card computes wrongly: take it out of service"
-_STDERR = 2  # the descriptor, which native code writes to, too: it leads to the log of the rank
 _LITTLE_SPACE = 2**30
 _LITTLE_SHM = 2**26  # what a container gets where nobody asks for more
 _FEW_FILES = 1024
@@ -104,18 +102,13 @@ class Bench:
         self.store: Store | None = None
         self.absent: list[int] = []
         self.usable: set[str] = set()
-        self.journal = Journal(journal_of(folder, info.rank))
+        self.journal = Journal(journal_of(folder, info.rank), self.timeout_s + _GRACE_S)
         self.journal.end(START, host=this_host())
 
     def make(self, name: str, check: Check) -> None:
-        """Make one check; an exception is an answer, not the end.
-
-        A check that takes longer than the timeout (and some seconds) ends the process, with its stack on stderr:
-        faulthandler's thread does that, and does not need the interpreter's lock, which a hanging driver may hold.
-        """
+        """Make one check; an exception is an answer, not the end."""
         started = time.monotonic()
         self.journal.begin(name)
-        faulthandler.dump_traceback_later(self.timeout_s + _GRACE_S, exit=True, file=_STDERR)
         try:
             answer = self._obstacle(name, check) or check.body(self)
         except ExpError as error:
@@ -125,8 +118,6 @@ class Bench:
             logger.error("check '%s' failed\n%s", name, traceback.format_exc())
             first = _NATIVE_PLACE.sub("", (str(error).splitlines() or ["no message"])[0])
             answer = fail(f"{type(error).__name__}: {first}", _TRACEBACK)
-        finally:
-            faulthandler.cancel_dump_traceback_later()
         logger.info("check '%s': %s: %s", name, answer.status, answer.finding)
         if answer.status in (OK, WARNING):
             self.usable.add(name)
