@@ -11,7 +11,7 @@ from exp import console
 from exp.checks import check as checks
 from exp.checks.check import FAILED, OK, SKIPPED, STYLES, WARNING, Answer, fail, read_journal, skip
 from exp.checks.doctor import CHECKS, END, START, journal_of
-from exp.console import flops, size
+from exp.console import flops
 from exp.errors import EXIT_FAILED, EXIT_OK
 from exp.runs.files import write_json
 
@@ -93,6 +93,7 @@ def judge(config: ExpConfig, folder: RunFolder, outcome: Outcome, started: float
     _lay_blame(ranks, limit_s)
     _compare(ranks)
     findings = _findings(ranks)
+    group = next((rank["checks"]["group"]["values"] for rank in ranks if rank["checks"]["group"]["values"]), {})
     if outcome.unkillable:
         stuck = f"still running, stuck in the kernel: {', '.join(map(str, outcome.unkillable))}"
         findings.append({"ranks": [], "check": "teardown", "status": FAILED, "finding": stuck,
@@ -103,7 +104,6 @@ def judge(config: ExpConfig, folder: RunFolder, outcome: Outcome, started: float
         rank["first"] = by_status.get(rank["verdict"]) if rank["verdict"] != OK else None
         rank["checks"] = [{"name": name, **rank["checks"][name]} for name in CHECKS]
     verdict = checks.worst([OK, *(finding["status"] for finding in findings)])
-    group = next((each for each in (_values(rank, "group") for rank in ranks) if each), {})
     return {
         "verdict": verdict,
         "exit_code": (outcome.exit_code or EXIT_FAILED) if verdict == FAILED else EXIT_OK,
@@ -211,27 +211,10 @@ def _findings(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def _values(rank: Mapping[str, Any], name: str) -> dict[str, Any]:
-    return next(check["values"] for check in rank["checks"] if check["name"] == name)
-
-
 def _line_of(rank: dict[str, Any]) -> dict[str, Any]:
     """A line of the doctor's table."""
-    device, group, burst = (_values(rank, name) for name in ("device", "group", "burst"))
-    reduced, used = _values(rank, "all_reduce").get("seconds"), _values(rank, "utilisation").get("utilisation_percent")
-    number = device.get("card")
-    which = f"#{number}" if number is not None else device.get("identity") or ""
-    ddp = next(check["status"] for check in rank["checks"] if check["name"] == "ddp")
+    shown = {CHECKS[check["name"]].column: check["values"].get("shown", "") for check in rank["checks"]}
+    del shown[""]
     verdict = "not all checked" if rank["verdict"] == SKIPPED else rank["verdict"]
-    return {
-        "rank": rank["rank"],
-        "host": (rank["host"] or "-").split(".")[0],
-        "card": f"{which} {device['name']}".strip() if device else "-",
-        "free": size(_values(rank, "memory")["free"]) if "free" in _values(rank, "memory") else "",
-        "group": f"{group['seconds']:.1f} s" if group else "",
-        "reduce": f"{reduced * 1e3:.3g} ms" if reduced else "",
-        "ddp": "-" if ddp == SKIPPED else ddp,
-        "FLOP/s": flops(burst["flops"]) if "flops" in burst else "",
-        "util": f"{used:.0f} %" if used is not None else "",
-        "verdict": f"{verdict}: {rank['first']}" if rank["verdict"] in (FAILED, WARNING) else verdict,
-    }
+    verdict = f"{verdict}: {rank['first']}" if rank["verdict"] in (FAILED, WARNING) else verdict
+    return {"rank": rank["rank"], "host": (rank["host"] or "-").split(".")[0], **shown, "verdict": verdict}

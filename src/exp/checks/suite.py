@@ -24,7 +24,6 @@ from hydra.errors import HydraException
 from exp import __version__, console
 from exp.checks.check import FAILED, OK, SKIPPED, STYLES, WARNING, Answer, cell, fail, ok, read_journal, skip, worst
 from exp.checks.child import Ended, run_exp
-from exp.checks.parity import read_losses
 from exp.config.check import check_hardware
 from exp.config.explain import explain
 from exp.console import size
@@ -35,7 +34,6 @@ from exp.launcher.processes import handle_signals, signal_name
 from exp.plugins import installed
 from exp.runs.environment import git_revision, package_versions, variables
 from exp.runs.files import read_json, without_credentials, write_atomically, write_json
-from exp.runs.folder import RunFolder
 from exp.runs.lock import RunLock
 from exp.runs.preemption import PREEMPT_SIGNAL
 from exp.summary import Finished
@@ -64,9 +62,7 @@ _STARTS = 2
 _TRIES = 4
 """So often a check begins anew without what has ended its process."""
 _LOG = "look at output.log and logs/ in the row's folder"
-_KILL_AT = 5
 _EFFICIENT = 0.8
-_SAME_LOSS, _OTHER_LOSS = 1e-5, 1e-2
 _SPEED = ("step_seconds", "samples_per_second", "batch_size", "memory_by_rank")
 
 
@@ -76,7 +72,7 @@ class Row:
 
     Attributes:
         name: what it is called, and its folder.
-        kind: ``doctor``, ``operators``, ``collectives``, ``parity``, ``speed`` or ``resume``.
+        kind: ``doctor``, ``operators``, ``collectives``, ``parity`` or ``speed``.
         overrides: of ``python -m exp``, without ``output_dir``.
         about: what it varies: ``experiment``, ``precision``, ``nproc``.
     """
@@ -156,9 +152,6 @@ def plan(config: ExpConfig, overrides: Sequence[str], task: Qualify, backend: Ba
         for number in [*(2**power for power in range(20) if 2**power < nproc), nproc]:
             steps = ("task=speed", f"max_steps={task.steps}", "val_every=10000000")
             yield trained("speed", name, form, 1, *steps, nproc=number)
-    for name, form in list(small.items())[:1]:
-        steps = ("task=train", "max_steps=8", "log_every=1", "checkpoint.every_steps=3", "launcher.max_restarts=0")
-        yield trained("resume", name, form, nproc, *steps, nproc=nproc)
 
 
 def qualify(config: ExpConfig, overrides: list[str]) -> Finished:
@@ -294,10 +287,10 @@ class Suite:
         folder.mkdir(parents=True)
         deadline = time.monotonic() + self.task.row_minutes * 60
         try:
-            if row.kind == "resume":
-                return self._resumed(row, folder, deadline)
             for _ in range(_TRIES):
-                ended = self._run(row, folder, deadline, f"output_dir={folder}", "overwrite=true")
+                arguments = [*_search(), *row.overrides, f"output_dir={folder}", "overwrite=true"]
+                left_s = deadline - time.monotonic()
+                ended = run_exp(arguments, folder / "output.log", left_s, lambda: self.signal is not None)
                 lines, _ = read_journal(folder / f"{row.kind}.jsonl")
                 if not (lines and "crash" in lines[-1]) or ended.late:
                     break
@@ -315,10 +308,6 @@ class Suite:
                     elif not _KEPT.fullmatch(path.name):
                         path.unlink()
 
-    def _run(self, row: Row, folder: Path, deadline: float, *more: str) -> Ended:
-        arguments, left_s = [*_search(), *row.overrides, *more], deadline - time.monotonic()
-        return run_exp(arguments, folder / "output.log", left_s, lambda: self.signal is not None)
-
     def _speed(self, row: Row, result: Mapping[str, Any]) -> Answer:
         """See :func:`exp.checks.training.measure_speed`; the efficiency of several cards."""
         values: dict[str, Any] = {key: result[key] for key in _SPEED}
@@ -333,27 +322,6 @@ class Suite:
             if efficiency < _EFFICIENT and self.backend.exclusive_devices and not self.backend.simulate:
                 advice = "compare the collectives' bandwidth, and that of the loaders (data.num_workers)"
         return ok(finding, advice, **values)
-
-    def _resumed(self, row: Row, folder: Path, deadline: float) -> Answer:
-        """A training to its end; the same with one rank killed on the way, and continued: equal losses?"""
-        straight, broken = folder / "straight", folder / "broken"
-        hook = f"hooks=[{{type: exp.checks.training.KillOnce, step: {_KILL_AT}, mark: '{folder / 'killed'}'}}]"
-        for what, place, more, expected in (
-            ("the training", straight, [], EXIT_OK),
-            ("the training that is killed", broken, [hook], EXIT_FAILED),
-            ("its continuation", broken, [hook, "resume=auto"], EXIT_OK),
-        ):
-            ended = self._run(row, folder, deadline, *more, f"output_dir={place}")
-            if ended.code != expected or ended.late:
-                return _broken_off(what, ended)
-        first, second = (read_losses(RunFolder(each)) for each in (straight, broken))
-        if set(first) != set(second):
-            return fail(f"steps {sorted(set(first) ^ set(second))} are not in both trainings", _LOG)
-        apart = max(abs(second[step] - loss) / max(abs(loss), 1e-12) for step, loss in first.items())
-        finding = f"one rank killed, its steps repeated: losses {'equal' if apart == 0 else f'within {apart:.1e}'}"
-        status = OK if apart <= _SAME_LOSS else WARNING if apart <= _OTHER_LOSS else FAILED
-        advice = "" if status == OK else "the card's sums depend on their order, or its random state is not restored"
-        return Answer(status, finding, advice, {"relative": apart, "steps": len(first)})
 
     def _keep(self, row: Row, answer: Answer, started: int = 0, seconds: int | None = None, tell: bool = True) -> None:
         command = " ".join(["python -m exp", *_search(), *row.overrides])
