@@ -74,7 +74,7 @@ def test_any_number_of_cards_has_a_batch_that_they_can_share(exp):
 
     shared = batches()
     assert {row["status"] for row in read(exp)["rows"].values()} == {"skipped"}
-    for row, number in (("parity-{}-1", 8), ("parity-{}-3", 3), ("resume-{}-3", 3), ("speed-{}-3", 8)):
+    for row, number in (("parity-{}-1", 8), ("parity-{}-3", 3), ("speed-{}-3", 8)):
         assert shared[row.format("dinov3_dubai")] == ["global_batch_size=null", f"batch_size={number}"], row
     own = batches("batch_size=2", "accumulate=2")
     assert {tuple(each) for each in own.values()} == {("batch_size=2",)}
