@@ -57,7 +57,9 @@ def end(config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int:
     work = f"{len(ranks)} ranks work together" if len(ranks) > 1 else "1 process works"
     summary = f"FAILED: {failed} of {len(ranks)} ranks" if verdict == FAILED else f"OK: {work}"
     summary += f" on {report['backend']}{', with warnings' * (verdict == WARNING)}, {report['wall_s']:.0f} s"
-    terminal.print(f"\n{summary}; all figures in {console.shown(file)}", style=STYLES[verdict], soft_wrap=True)
+    terminal.print(
+        f"\n{summary}; all figures in {console.shown(file)}", style=STYLES[verdict], soft_wrap=True, markup=False
+    )
     write_json(file, report)
     shown = [f"{each['check']}{_who(each, len(ranks))}: {each['finding']}" for each in findings[:3]]
     answer = Answer(verdict, "; ".join(shown) or work, findings[0]["advice"] if findings else "", {"table": table})

@@ -290,6 +290,7 @@ def _finish(config: ExpConfig, folder: RunFolder, tested: RunFolder, reference: 
         f"\n{names} {'agree' if first is None else 'DO NOT AGREE'} over {len(losses)} steps; all figures in "
         f"{console.shown(folder.path)}: parity.json, differences.csv",
         soft_wrap=True,
+        markup=False,
     )
     if first is None:
         for part in (tested, reference):

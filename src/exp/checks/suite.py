@@ -102,7 +102,7 @@ def plan(config: ExpConfig, overrides: Sequence[str], task: Qualify, backend: Ba
     plugins = installed().values()
     examples = {family.example: family.small for plugin in plugins for family in plugin.families.values()}
     small = {name: tuple(examples.get(name, ())) for name in task.experiments or examples}
-    usual = small if (made_up if task.small is None else task.small) else dict.fromkeys(small, ())
+    usual = small if (made_up if task.small is None else task.small) else {name: () for name in small}
     by_card = any(override.lstrip("+").startswith("batch_size=") for override in kept)
     precisions, nproc = backend.capabilities.precisions, config.nproc
 
@@ -383,6 +383,6 @@ def _page_of(about: Mapping[str, Any], verdict: str, rows: Mapping[str, Any]) ->
 
 def _table_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Rows of equal keys as lines of Markdown, with an empty one at the end."""
-    cells = [[cell(value).replace("|", "\\|").replace("\n", " ") for value in row.values()] for row in rows]
-    heads = [[*rows[0]], ["---"] * len(rows[0])] if rows else []
-    return [*(f"| {' | '.join(line)} |" for line in [*heads, *cells]), ""]
+    titles = [title for title in rows[0] if title != "not_finite"]  # which JSON adds to some of them
+    cells = [[cell(row[title]).replace("|", "\\|").replace("\n", " ") for title in titles] for row in rows]
+    return [*(f"| {' | '.join(line)} |" for line in (titles, ["---"] * len(titles), *cells)), ""]
