@@ -102,7 +102,8 @@ def plan(config: ExpConfig, overrides: Sequence[str], task: Qualify, backend: Ba
     plugins = installed().values()
     examples = {family.example: family.small for plugin in plugins for family in plugin.families.values()}
     small = {name: tuple(examples.get(name, ())) for name in task.experiments or examples}
-    usual = small if (made_up if task.small is None else task.small) else {name: () for name in small}
+    in_small = made_up if task.small is None else task.small
+    usual: Mapping[str, Sequence[str]] = small if in_small else dict.fromkeys(small, ())
     by_card = any(override.lstrip("+").startswith("batch_size=") for override in kept)
     precisions, nproc = backend.capabilities.precisions, config.nproc
 
