@@ -224,6 +224,7 @@ class Suite:
     ) -> None:  # fmt: skip
         self.task, self.plan, self.backend, self.place, self.machine = task, rows, backend, place, machine
         self.signal: int | None = None
+        self.version = f"{__version__}, {git_revision(Path(__file__).parent)}"
         self.terminal = console.make_console()
         self.rows: dict[str, dict[str, Any]] = {} if earlier is None else dict(earlier["rows"])
         before = machine if earlier is None else earlier["machine"]
@@ -338,10 +339,10 @@ class Suite:
         """The record and the page, in the order of the plan; rows of an earlier plan stay, and do not count."""
         rows = {row.name: self.rows[row.name] for row in self.plan if row.name in self.rows}
         verdict = worst(row["status"] for row in rows.values())
-        about = {"exp": f"{__version__}, {git_revision(Path(__file__).parent)}", "machine": self.machine}
-        record = {**about, "exit_code": code, "verdict": verdict, "rows": {**rows, **self.rows}}
+        about = {"exp": self.version, "machine": self.machine, "verdict": verdict}
+        record = {**about, "exit_code": code, "rows": {**rows, **self.rows}}
         write_json(self.place / "qualify.json", record)
-        write_atomically(self.place / "qualify.md", without_credentials(_page_of(about, verdict, rows)).encode())
+        write_atomically(self.place / "qualify.md", without_credentials(_page_of(about, rows)).encode())
 
 
 def _search() -> list[str]:
@@ -362,13 +363,13 @@ def _broken_off(what: str, ended: Ended) -> Answer:
     return fail(f"{what}: {how}", "install what is missing" if ended.code == EXIT_UNAVAILABLE else _LOG)
 
 
-def _page_of(about: Mapping[str, Any], verdict: str, rows: Mapping[str, Any]) -> str:
+def _page_of(about: Mapping[str, Any], rows: Mapping[str, Any]) -> str:
     """The machine, a line for each row, and the table of each that has one. Of operators, those that are not equal."""
     machine = about["machine"]
     made_up = " (simulated: speeds say nothing)" * (machine["simulated"] == "True")
     left = sum(row["status"] == SKIPPED for row in rows.values())
     missing = f", {left} of {len(rows)} rows skipped" * bool(left)
-    lines = [f"# {machine['nproc']} x {machine['backend']}{made_up}: {verdict}{missing}", ""]
+    lines = [f"# {machine['nproc']} x {machine['backend']}{made_up}: {about['verdict']}{missing}", ""]
     lines += [f"- {name}: {value}" for name, value in {"exp": about["exp"], **machine}.items()]
     lines += ["", *_table_of([
         {"row": name, "": _MARKS.get(row["status"], row["status"]), "s": row["seconds"], "found": row["finding"],

@@ -46,7 +46,7 @@ def end_journaled(config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int
         why = None if begun is None else why_ended(begun, first, LIMITS_S[kind], time.time())
         if begun is None or why is None or outcome.interrupted_by is not None:
             return None
-        lines = [*lines, {**begun, "crash": why}]
+        lines = [*lines, {**begun, "crash": why.replace(f" in '{begun['name']}'", "")}]
         Journal.note(path, **lines[-1])
     elif not lines:
         return None
