@@ -95,7 +95,9 @@ def judge(config: ExpConfig, folder: RunFolder, outcome: Outcome, started: float
     _lay_blame(ranks, limit_s)
     _compare(ranks)
     findings = _findings(ranks)
-    group = next((rank["checks"]["group"]["values"] for rank in ranks if rank["checks"]["group"]["values"]), {})
+    group: dict[str, Any] = next(
+        (rank["checks"]["group"]["values"] for rank in ranks if rank["checks"]["group"]["values"]), {}
+    )
     if outcome.unkillable:
         stuck = f"still running, stuck in the kernel: {', '.join(map(str, outcome.unkillable))}"
         findings.append({"ranks": [], "check": "teardown", "status": FAILED, "finding": stuck,
@@ -157,10 +159,10 @@ def _how_it_ended(
     if running is None:
         return next((each for each in CHECKS if each not in rank["checks"]), "limits"), skip(f"ended, as {_ANOTHER}")
     killed = failure.message if failure is not None and failure.exit_code < 0 else None
-    why = checks.why_ended(running, killed, limit_s, ended)
-    if why is None:
+    end = checks.why_ended(running, killed, limit_s, ended)
+    if end is None:
         return running["name"], skip(f"ended with the job, because {_ANOTHER}")
-    return running["name"], fail(why, f"{_LOG} for the stack; where it is only slow, raise task.timeout_s")
+    return running["name"], fail(end, f"{_LOG} for the stack; where it is only slow, raise task.timeout_s")
 
 
 def _lay_blame(ranks: list[dict[str, Any]], timeout_s: float) -> None:

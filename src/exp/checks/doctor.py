@@ -373,8 +373,8 @@ def _burst(bench: Bench) -> Answer:
     if not error <= 1e-3:  # nan, too
         return fail(f"products are wrong by {error:g}", _OUT_OF_SERVICE)
     least = _SLOW[bool(backend.visible_variables) and not backend.simulate]
-    rate = flops(rates[0])
-    return ok(f"{rate}FLOP/s in {precision}", shown=rate, flops=rates[0], least=least)
+    shown = flops(rates[0])
+    return ok(f"{shown}FLOP/s in {precision}", shown=shown, flops=rates[0], least=least)
 
 
 def _utilisation(bench: Bench) -> Answer:

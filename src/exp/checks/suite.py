@@ -130,8 +130,7 @@ def plan(config: ExpConfig, overrides: Sequence[str], task: Qualify, backend: Ba
         alone = batch_alone(experiment, bare if by_card else tuple(form))
         batch = () if by_card else ("global_batch_size=null", f"batch_size={-(-alone // cards)}")
         name = "-".join([kind, experiment, *map(str, varied.values())])
-        settings = (f"experiment={experiment}", *_SHORT, *settings, *bare, *batch)
-        return row(name, *settings, experiment=experiment, **varied)
+        return row(name, f"experiment={experiment}", *_SHORT, *settings, *bare, *batch, experiment=experiment, **varied)
 
     def operators(precisions: Sequence[str]) -> Iterator[Row]:
         for precision in precisions:

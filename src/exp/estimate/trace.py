@@ -639,7 +639,7 @@ def training_rate(session: Session, data: Data, samples_per_second: float, secon
     """
     if seconds < LEAST_SECONDS or not supports_estimates():
         return {}
-    config = session.config
+    config: Any = session.config
     try:
         batch = as_batch(largest_sample(data, "train", config.seed), config.batch_size)
         flops = trace_flops(model_on_meta(config.model, data.model_arguments()), batch) / float(config.batch_size)
