@@ -22,33 +22,14 @@ def test_golden_losses_on_the_cpu_and_where_there_is_one_on_a_simulated_card(exp
         assert golden.losses(exp.path("run") / run) == pytest.approx(golden.read(name), rel=golden.TOLERANCE), run
 
 
-NOISY = """
-import torch.nn.functional as F
-from torch import nn
-from exp.forecasting.timebridge import TimeBridge
-
-
-class Noisy(TimeBridge):
-    def __init__(self, **settings):
-        super().__init__(**settings)
-        self.embedding = nn.Sequential(self.embedding, Drops())
-
-
-class Drops(nn.Module):
-    def forward(self, x):
-        return F.dropout(x, 0.5, self.training)
-"""
-
-
-def test_two_that_agree_are_reported_with_figures_and_what_still_draws_random_numbers(exp):
-    (exp.folder / "noisy.py").write_text(NOISY)
-    done = exp(*SMALL, "model._target_=noisy.Noisy", "backend=cpu", "steps=3", PYTHONPATH=str(exp.folder))
+def test_two_that_agree_are_reported_with_figures(exp):
+    done = exp(*SMALL, "backend=cpu", "steps=3")
     assert done.returncode == 0, done.stderr
     report = json.loads((exp.path("run") / "parity.json").read_text())
-    found = {key: report[key] for key in ("agrees", "random_modules", "loss_differences")}
-    assert found == {"agrees": True, "random_modules": ["embedding.1"], "loss_differences": [0.0, 0.0, 0.0]}
+    assert (report["agrees"], report["loss_differences"]) == (True, [0.0, 0.0, 0.0])
     assert report["losses"]["tested"] == report["losses"]["reference"] == golden.losses(exp.path("run") / "tested")
     assert {found["absolute"] for found in report["largest"].values()} == {0.0}
+    assert exp.result("run")["answer"]["status"] == "ok"
     assert not list(exp.path("run").rglob("trace.npz"))
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from exp.data.base import Data
-from exp.estimate.rate import LEAST_SECONDS, training_rate
+from exp.estimate.trace import LEAST_SECONDS, training_rate
 from exp.hardware.compat import supports_estimates
 from exp.hardware.numerics import matrix_rate
 from exp.models.base import Model

@@ -1,22 +1,30 @@
-"""What a check answers, and the journal that holds it at any moment. Imports no torch."""
+"""What a check answers, the journal that holds its answers at any moment, and how answers are shown. No torch."""
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Iterable, Mapping, Sequence
 
-from exp.runs.files import to_json
+from exp import console
+from exp.errors import EXIT_FAILED, EXIT_OK, RunError
+from exp.runs.files import read_json, to_json
+from exp.runs.record import blank_result
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["FAILED", "OK", "SKIPPED", "STYLES", "WARNING", "Answer", "Journal", "fail", "ok", "read_journal", "skip",
-           "table_of", "worst"]  # fmt: skip
+    from exp.config.schema import ExpConfig
+    from exp.runs.folder import RunFolder
+
+__all__ = ["FAILED", "OK", "SKIPPED", "STYLES", "WARNING", "Answer", "Journal", "cell", "fail", "finish", "ok",
+           "read_journal", "show_answer", "show_table", "skip", "why_ended", "worst"]  # fmt: skip
 
 OK, WARNING, FAILED, SKIPPED = "ok", "warning", "failed", "skipped"
 STYLES = {OK: "green", WARNING: "yellow", FAILED: "bold red", SKIPPED: "dim"}
+_STDERR = 2  # the descriptor, which native code writes to, too: it leads to the log of the rank
 
 
 @dataclass
@@ -60,26 +68,42 @@ def worst(statuses: Iterable[str]) -> str:
 class Journal:
     """Lines of JSON, written before the next thing happens: after a crash, the last one names the culprit.
 
+    What takes longer than its limit ends the process, with its stack on stderr: faulthandler's thread does that, and
+    does not need the interpreter's lock, which a hanging driver may hold.
+
     Args:
         path: the file; begun anew. It is opened for each line, so that other nodes see it.
+        limit_s: longest time from :meth:`begin` to :meth:`end`, in seconds.
+
+    Attributes:
+        crashed: names of what has ended the process before, where the file ends with such a crash. The file keeps them.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, limit_s: float) -> None:
+        self.path, self._limit_s = path, limit_s
+        lines, _ = read_journal(path)
+        kept = [line for line in lines if "crash" in line] if lines and "crash" in lines[-1] else []
+        self.crashed = {line["name"] for line in kept}
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"")
+        for line in kept:
+            self.note(path, **line)
 
     def begin(self, name: str, **about: Any) -> None:
         """Something is about to be tried."""
-        self._write({"name": name, **about, "since": time.time(), "ended": False})
+        self.note(self.path, ended=False, name=name, **about, since=time.time())
+        faulthandler.dump_traceback_later(self._limit_s, exit=True, file=_STDERR)
 
     def end(self, name: str, **found: Any) -> None:
         """It has ended, well or not."""
-        self._write({"name": name, **found, "ended": True})
+        faulthandler.cancel_dump_traceback_later()
+        self.note(self.path, name=name, **found)
 
-    def _write(self, line: dict[str, Any]) -> None:
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(to_json(line) + "\n")
+    @staticmethod
+    def note(path: Path, ended: bool = True, **line: Any) -> None:
+        """Add a line to the journal of any process."""
+        with path.open("a", encoding="utf-8") as file:
+            file.write(to_json({**line, "ended": ended}) + "\n")
 
 
 def read_journal(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
@@ -98,13 +122,76 @@ def read_journal(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any] | Non
     return ended, begun
 
 
-def table_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Rows of equal keys as lines of Markdown, with an empty one at the end."""
-    cells = [[_cell(value) for value in row.values()] for row in rows]
-    heads = [[*rows[0]], ["---"] * len(rows[0])] if rows else []
-    return [*(f"| {' | '.join(line)} |" for line in [*heads, *cells]), ""]
+def why_ended(begun: Mapping[str, Any], message: str | None, limit_s: float, now: float) -> str | None:
+    """How a process ended in something that had only begun; None: nothing is known.
+
+    Args:
+        begun: of :func:`read_journal`.
+        message: of the rank's failure; None: it has none.
+        limit_s: of the journal.
+        now: seconds since the epoch when the job had ended.
+    """
+    if now - begun["since"] >= limit_s:
+        return f"hung in '{begun['name']}': no end within {limit_s:g} s"
+    return f"{message.splitlines()[0]} in '{begun['name']}'" if message else None
 
 
-def _cell(value: Any) -> str:
-    text = "" if value is None else f"{value:.1e}" if isinstance(value, float) else str(value)
-    return text.replace("|", "\\|").replace("\n", " ")
+def finish(config: ExpConfig, folder: RunFolder, answer: Answer, **known: Any) -> int:
+    """Record the answer of a task in ``result.json``.
+
+    Args:
+        config: of the run.
+        folder: of the run.
+        answer: goes into the key ``answer``.
+        **known: further keys.
+
+    Returns:
+        The exit code.
+    """
+    failed = answer.status == FAILED
+    result = {**(read_json(folder.result) or blank_result(config)), "status": "failed" if failed else "completed"}
+    message = f"{answer.finding}; {answer.advice}" if answer.advice else answer.finding
+    error = {"error": {"rank": None, "type": RunError.__name__, "message": message}} if failed else {}
+    folder.write_result({**result, **error, **known, "answer": answer.__dict__})
+    return EXIT_FAILED if failed else EXIT_OK
+
+
+def show_answer(folder: RunFolder, answer: Answer) -> None:
+    """Print an answer with its table, without what is equal in it."""
+    terminal = console.make_console()
+    show_table([row for row in answer.values.get("table", ()) if row.get("status") != "equal"])
+    terminal.print(f"{answer.status}: ", style=STYLES[answer.status], end="")
+    advice = f"\n  do: {answer.advice}" if answer.advice else ""
+    terminal.print(f"{answer.finding}{advice}\nrun folder: {console.shown(folder.path)}", soft_wrap=True, markup=False)
+
+
+def show_table(rows: Sequence[Mapping[str, Any]], styles: Sequence[str] = ()) -> None:
+    """Print rows of equal keys, without columns that are empty; figures stand to the right.
+
+    Args:
+        rows: of the table.
+        styles: of each row's last cell; empty: none.
+    """
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    cells = [{title: cell(value) for title, value in row.items()} for row in rows]
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    titles = [title for title in (cells[0] if cells else ()) if any(row[title] for row in cells)]
+    for title in titles:
+        figures = all(row[title][:1].isdigit() or row[title] in ("", "-") for row in cells)
+        table.add_column(title, justify="right" if figures else "left")
+    for number, row in enumerate(cells):
+        texts = [Text(row[title], no_wrap=True, overflow="ellipsis") for title in titles]
+        texts[-1].stylize(styles[number] if styles else "")
+        table.add_row(*texts)
+    terminal = console.make_console()
+    if titles:
+        terminal.print()
+        terminal.print(table)
+
+
+def cell(value: Any) -> str:
+    """A value of a table as text."""
+    return "" if value is None else f"{value:.1e}" if isinstance(value, float) else str(value)

@@ -31,13 +31,11 @@ class Ended:
     Attributes:
         code: exit code; negative: the signal that killed it.
         late: whether it was ended because its time was over.
-        stopped: whether it was ended because ``stop`` returned true.
         error: the last one that it printed, its first line; empty: none.
     """
 
     code: int
     late: bool = False
-    stopped: bool = False
     error: str = ""
 
 
@@ -53,16 +51,16 @@ def run_exp(arguments: Sequence[str], output: Path, limit_s: float, stop: Callab
     mark = secrets.token_hex(8)
     environment = {**os.environ, JOB_VARIABLE: mark}
     environment.pop("HYDRA_FULL_ERROR", None)  # which the command line sets while Hydra runs this task
-    begun = time.monotonic()
+    deadline = time.monotonic() + limit_s
     with output.open("ab") as log:
         place = log.tell()
         process = start_module(
             "exp.checks.child", str(os.getpid()), *arguments, environment=environment, stdout=log, stderr=log
         )
-    late = stopped = False
+    late = False
     try:
-        while process.poll() is None and not (late or stopped):
-            stopped, late = stop(), time.monotonic() - begun > limit_s
+        while process.poll() is None and not (late or stop()):
+            late = time.monotonic() > deadline
             time.sleep(_POLL_S)
     finally:
         if process.poll() is None:  # in order, if it can
@@ -73,7 +71,7 @@ def run_exp(arguments: Sequence[str], output: Path, limit_s: float, stop: Callab
         process.wait()
     lines = output.read_bytes()[place:].decode(errors="replace").splitlines()
     errors = [line[7:] for line in lines if line.startswith("error: ")]
-    return Ended(process.returncode, late, stopped, errors[-1] if errors else "")
+    return Ended(process.returncode, late, errors[-1] if errors else "")
 
 
 if __name__ == "__main__":  # ``-m exp.checks.child PARENT ARGUMENTS...`` is ``-m exp ARGUMENTS...``

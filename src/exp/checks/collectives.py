@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from exp.checks.check import Journal
+from exp.checks.verdict import LIMITS_S
 from exp.engine.building import make_result, record_environment
 
 if TYPE_CHECKING:
@@ -23,25 +24,27 @@ _REPEATS = 5
 
 
 def measure_collectives(session: Session) -> dict[str, Any]:
-    """Every collective that data-parallel training uses, in every precision and size; rank 0 writes them down."""
+    """Every collective that data-parallel training uses, in every precision and size; rank 0 writes them down.
+
+    What has ended the process before is left out.
+    """
     record_environment(session)
     session.begin()
     task, backend = session.config.task, session.backend
     place = session.folder.path / "collectives.jsonl" if session.distributed.is_main else Path(os.devnull)
-    journal = Journal(place)
-    found = []
+    journal = Journal(place, LIMITS_S["collectives"])
+    crashed = {name for names in session.distributed.gather(journal.crashed) for name in names}
     # A vendor's own collectives, and staged ones below torch 2.0, only add up.
     for operation in ["all_reduce"] if backend.collectives.only_sums else ["all_reduce", "broadcast"]:
         for precision in filter(backend.supports, _DTYPES):
             name = f"{operation} {precision}"
-            for kib in [] if name in task.skip else task.sizes_kib:
-                journal.begin(name, detail=f"{kib} KiB")
-                line = {"kib": kib, **_measure(session, operation, _DTYPES[precision], kib)}
-                found.append({"name": name, **line})
-                journal.end(name, **line)
-                if "error" in line:
+            for kib in [] if name in crashed else task.sizes_kib:
+                journal.begin(name, kib=kib)
+                found = _measure(session, operation, _DTYPES[precision], kib)
+                journal.end(name, kib=kib, **found)
+                if "error" in found:
                     break
-    return make_result(session, {}, None, collectives=found)
+    return make_result(session, {}, None)
 
 
 def addends(rank: int, world_size: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:

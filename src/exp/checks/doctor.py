@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import gc
 import json
 import logging
@@ -16,7 +15,6 @@ import shutil
 import threading
 import time
 import traceback
-from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence
 
@@ -56,7 +54,6 @@ _POLL_S = 0.1
 _NATIVE_PLACE = re.compile(r"^\[[^\]]*:\d+\] *")  # "[/pytorch/third_party/.../pair.cc:144] "
 _TRACEBACK = "the traceback is in the log of the rank; see the vendor's monitor, and between nodes ports and interfaces"
 _OUT_OF_SERVICE = "the card computes wrongly: take it out of service"
-_STDERR = 2  # the descriptor, which native code writes to, too: it leads to the log of the rank
 _LITTLE_SPACE = 2**30
 _LITTLE_SHM = 2**26  # what a container gets where nobody asks for more
 _FEW_FILES = 1024
@@ -73,11 +70,13 @@ class Check(NamedTuple):
         body: makes it; may raise whatever the device's libraries raise.
         needs: checks without which it makes no sense.
         joint: all ranks make it, or none; they wait for each other before it.
+        column: of the table; it shows the figure ``shown``.
     """
 
     body: Callable[[Bench], Answer]
     needs: Sequence[str] = ()
     joint: bool = False
+    column: str = ""
 
 
 class Bench:
@@ -104,18 +103,13 @@ class Bench:
         self.store: Store | None = None
         self.absent: list[int] = []
         self.usable: set[str] = set()
-        self.journal = Journal(journal_of(folder, info.rank))
+        self.journal = Journal(journal_of(folder, info.rank), self.timeout_s + _GRACE_S)
         self.journal.end(START, host=this_host())
 
     def make(self, name: str, check: Check) -> None:
-        """Make one check; an exception is an answer, not the end.
-
-        A check that takes longer than the timeout (and some seconds) ends the process, with its stack on stderr:
-        faulthandler's thread does that, and does not need the interpreter's lock, which a hanging driver may hold.
-        """
+        """Make one check; an exception is an answer, not the end."""
         started = time.monotonic()
         self.journal.begin(name)
-        faulthandler.dump_traceback_later(self.timeout_s + _GRACE_S, exit=True, file=_STDERR)
         try:
             answer = self._obstacle(name, check) or check.body(self)
         except ExpError as error:
@@ -125,12 +119,10 @@ class Bench:
             logger.error("check '%s' failed\n%s", name, traceback.format_exc())
             first = _NATIVE_PLACE.sub("", (str(error).splitlines() or ["no message"])[0])
             answer = fail(f"{type(error).__name__}: {first}", _TRACEBACK)
-        finally:
-            faulthandler.cancel_dump_traceback_later()
         logger.info("check '%s': %s: %s", name, answer.status, answer.finding)
         if answer.status in (OK, WARNING):
             self.usable.add(name)
-        self.journal.end(name, **asdict(answer), seconds=round(time.monotonic() - started, 3))
+        self.journal.end(name, **answer.__dict__, seconds=round(time.monotonic() - started, 3))
 
     def _obstacle(self, name: str, check: Check) -> Answer | None:
         """Why a check is not made, here or on any rank; None: nothing is in its way."""
@@ -219,15 +211,16 @@ def _device(bench: Bench) -> Answer:
     if answer != 12.0:
         return fail(f"{device} gives {answer} for 12", _OUT_OF_SERVICE)
     bench.device, bench.described = device, described
-    which = (str(device), described["name"], described["identity"])
-    return ok(", ".join(part for part in which if part), **described)
+    number, name = described.get("card"), described["name"]
+    which = f"#{number}" if number is not None else described["identity"] or ""
+    finding = ", ".join(part for part in (str(device), name, described["identity"]) if part)
+    return ok(finding, shown=f"{which} {name}".strip(), **described)
 
 
 def _variables(bench: Bench) -> Answer:
     """No environment variable does harm, or nothing, where the user expects something of it."""
-    parts = [caution.partition("; ") for caution in bench.backend.cautions()]
-    finding = "; ".join(part[0] for part in parts) or "none that does harm"
-    return ok(finding, "; ".join(part[2] or part[0] for part in parts))
+    cautions = "; ".join(bench.backend.cautions())
+    return ok(cautions.partition("; ")[0] or "none that does harm", cautions)
 
 
 def _ranks(bench: Bench) -> Answer:
@@ -268,10 +261,9 @@ def _memory(bench: Bench) -> Answer:
         return ok("this device does not tell")
     finding = f"{size(free)} free of {size(total)}"
     holder = "another process holds the rest; find it with the vendor's monitor, and end it"
-    if free < total * 0.05:
-        return fail(finding, holder, free=free, total=total)
     held = free < total * 0.5 and bench.backend.exclusive_devices
-    return ok(finding, holder if held else "", free=free, total=total)
+    answer = ok(finding, holder if held else "", shown=size(free), free=free, total=total)
+    return fail(finding, holder, **answer.values) if free < total * 0.05 else answer
 
 
 def _group(bench: Bench) -> Answer:
@@ -286,7 +278,7 @@ def _group(bench: Bench) -> Answer:
     seconds = time.monotonic() - started
     fallback = bench.distributed.fallback
     name = bench.distributed.process_group
-    values: dict[str, Any] = {"process_group": name, "fallback": fallback, "seconds": round(seconds, 3)}
+    values: dict[str, Any] = {"process_group": name, "fallback": fallback, "shown": f"{seconds:.1f} s"}
     if fallback is None:
         return ok(f"{name} in {seconds:.1f} s", **values)
     bench.usable.add("group")  # a fallback is a failure, and yet a group
@@ -320,7 +312,8 @@ def _all_reduce(bench: Bench) -> Answer:
     if wrong:  # reported only now: the other ranks would have waited for this one
         finding = f"the sum of 1 to {world_size} is {right:g}, but {' and '.join(wrong)}"
         return fail(finding, "the collectives are broken: try another version of the vendor's library")
-    return ok(f"right on device and CPU; 4 MiB in {seconds * 1e3:.1f} ms", seconds=round(seconds, 6))
+    took = f"{seconds * 1e3:.3g} ms"
+    return ok(f"right on device and CPU; 4 MiB in {took}", shown=took, seconds=seconds)
 
 
 def _ddp(bench: Bench) -> Answer:
@@ -339,11 +332,9 @@ def _ddp(bench: Bench) -> Answer:
     del wrapped, optimizer
     gc.collect()  # the reducer must not outlive the group
     if stepped != [1.0 - mean]:
-        return fail(
-            f"weights after a step: {stepped[:4]} instead of {1.0 - mean:g}",
-            "the wrapper does not keep the ranks equal: compare torch's and the vendor's versions",
-        )
-    return ok(f"gradients are the mean over {bench.info.world_size} ranks")
+        finding = f"weights after a step: {stepped[:4]} instead of {1.0 - mean:g}"
+        return fail(finding, "the wrapper does not keep the ranks equal: compare torch's and the vendor's versions")
+    return ok(f"gradients are the mean over {bench.info.world_size} ranks", shown="ok")
 
 
 def _autocast(bench: Bench) -> Answer:
@@ -382,7 +373,8 @@ def _burst(bench: Bench) -> Answer:
     if not error <= 1e-3:  # nan, too
         return fail(f"products are wrong by {error:g}", _OUT_OF_SERVICE)
     least = _SLOW[bool(backend.visible_variables) and not backend.simulate]
-    return ok(f"{flops(rates[0])}FLOP/s in {precision}", flops=rates[0], least=least)
+    shown = flops(rates[0])
+    return ok(f"{shown}FLOP/s in {precision}", shown=shown, flops=rates[0], least=least)
 
 
 def _utilisation(bench: Bench) -> Answer:
@@ -391,16 +383,14 @@ def _utilisation(bench: Bench) -> Answer:
     if row is None or row["utilisation_percent"] is None:
         why = "the monitor does not show this card's" if bench.readings else "no monitor here"
         return ok(f"{why}; the rate alone is judged")
-    values = {key: row[key] for key in ("utilisation_percent", "temperature_c", "power_w", "state")}
-    shown = f"{row['utilisation_percent']:.0f} %"
+    keys = ("utilisation_percent", "temperature_c", "power_w", "state")
+    shown, state = f"{row['utilisation_percent']:.0f} %", f" ({row['state']})" if row["state"] else ""
+    answer = ok(shown, shown=shown, **{key: row[key] for key in keys})
     if row["utilisation_percent"] >= _IDLE_PERCENT:
-        return ok(shown, **values)
-    state = f" ({row['state']})" if row["state"] else ""
-    return fail(
-        f"card idle while it should work: {shown}{state} on the monitor during the burst",
-        "the work lands elsewhere: check the visible-devices variable; operators may fall back to the CPU",
-        **values,
-    )
+        return answer
+    finding = f"card idle while it should work: {shown}{state} on the monitor during the burst"
+    advice = "the work lands elsewhere: check the visible-devices variable; operators may fall back to the CPU"
+    return fail(finding, advice, **answer.values)
 
 
 def _teardown(bench: Bench) -> Answer:
@@ -431,30 +421,25 @@ def _limits(_: Bench) -> Answer:
     values = process_limits()
     shm, files = values["shm_total"], values["open_files"]
     finding = f"{SHM} {size(shm) if shm else 'missing'}, {'no limit of' if files is None else files} open files"
-    advice = []
     if shm is None or shm <= _LITTLE_SHM or (values["shm_free"] or 0) <= _LITTLE_SHM // 4:
-        advice.append(
-            f"loader workers, and some cards' collectives, need more {SHM}: docker run --shm-size=8g; in "
-            f"Kubernetes an emptyDir of medium Memory at {SHM}"
-        )
-    if files is not None and files < _FEW_FILES:
-        advice.append("ulimit -n 65536")
-    return ok(finding, "; ".join(advice), **values)
+        needed = f"loader workers, and some cards' collectives, need more {SHM}"
+        return ok(finding, f"{needed}: docker run --shm-size=8g; in Kubernetes an emptyDir of medium Memory", **values)
+    return ok(finding, "ulimit -n 65536" if files is not None and files < _FEW_FILES else "", **values)
 
 
 CHECKS: dict[str, Check] = {
     "packages": Check(_packages),
-    "device": Check(_device, needs=("packages",)),
+    "device": Check(_device, needs=("packages",), column="card"),
     "variables": Check(_variables, needs=("device",)),
     "ranks": Check(_ranks, needs=("packages",)),
     "cards": Check(_cards, needs=("device",)),
-    "memory": Check(_memory, needs=("device",)),
-    "group": Check(_group, needs=("device", "cards", "ranks"), joint=True),
-    "all_reduce": Check(_all_reduce, needs=("group",), joint=True),
-    "ddp": Check(_ddp, needs=("all_reduce",), joint=True),
+    "memory": Check(_memory, needs=("device",), column="free"),
+    "group": Check(_group, needs=("device", "cards", "ranks"), joint=True, column="group"),
+    "all_reduce": Check(_all_reduce, needs=("group",), joint=True, column="reduce"),
+    "ddp": Check(_ddp, needs=("all_reduce",), joint=True, column="ddp"),
     "autocast": Check(_autocast, needs=("device",)),
-    "burst": Check(_burst, needs=("device",)),
-    "utilisation": Check(_utilisation, needs=("burst",)),
+    "burst": Check(_burst, needs=("device",), column="FLOP/s"),
+    "utilisation": Check(_utilisation, needs=("burst",), column="util"),
     "teardown": Check(_teardown, needs=("ddp",), joint=True),
     "data": Check(_data),
     "output": Check(_output),

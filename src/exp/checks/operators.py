@@ -19,6 +19,7 @@ from mmengine.hooks import Hook
 from exp.checks.check import Journal
 from exp.checks.parity import apart, largest
 from exp.checks.training import train_with
+from exp.checks.verdict import LIMITS_S
 from exp.data.transfer import tensors_of
 from exp.engine.building import build_data, build_model, make_result, record_environment
 from exp.hardware.compat import every_operator
@@ -43,10 +44,8 @@ def check_operators(session: Session) -> dict[str, Any]:
     """Train ``max_steps`` steps with every operator compared; ``operators.jsonl`` has what was found."""
     record_environment(session)
     data = build_data(session)
-    journal = Journal(session.folder.path / "operators.jsonl")
-    check = OperatorCheck(
-        session.backend, session.device, journal, session.config.task.skip, session.portable_operators
-    )
+    journal = Journal(session.folder.path / "operators.jsonl", LIMITS_S["operators"])
+    check = OperatorCheck(session.backend, session.device, journal, session.portable_operators)
     with contextlib.ExitStack() as window:
         steps = train_with(session, data, build_model(session, data), _Window(check, window))
     return make_result(session, {}, None, steps=steps, operators=len(check.seen))
@@ -80,8 +79,8 @@ class OperatorCheck:
     Args:
         backend: of the device.
         device: whose operators are compared; calls that touch none of its tensors just run.
-        journal: where findings go: of each operator and signature one line.
-        skip: operators that are run on the CPU alone, because the device is known to end the process.
+        journal: where findings go: of each operator and signature one line. Operators that have ended the process
+            before are run on the CPU alone.
         portable: ATen names of those whose kernels are not the device's own.
     """
 
@@ -90,14 +89,13 @@ class OperatorCheck:
         backend: Backend,
         device: torch.device,
         journal: Journal,
-        skip: Sequence[str] = (),
         portable: Container[str] = (),
     ) -> None:
         self.backend = backend
         self.device = device
         self.journal = journal
         self.seen: dict[str, set[Any]] = {}
-        self._broken = set(skip)
+        self._broken = set(journal.crashed)
         self._portable = portable
 
     def __call__(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -17,16 +17,16 @@ from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
 from exp import console, hub, launcher, summary
+from exp.checks.check import fail, finish, ok, show_table
 from exp.config.compose import compose
 from exp.config.explain import explain
-from exp.errors import EXIT_FAILED, EXIT_OK, REFUSED, ConfigError, ExpError, RunError
-from exp.frozen import FrozenRun, complete, freeze, prepare
+from exp.errors import EXIT_FAILED, EXIT_OK, REFUSED, ConfigError, ExpError
+from exp.frozen import complete, freeze, prepare
 from exp.hardware.backend import FLOAT32
 from exp.hardware.registry import create_backend
 from exp.launcher.rank_environment import drop_stale_variables
 from exp.runs.files import csv_content, read_json, write_atomically, write_json
 from exp.runs.folder import RunFolder, read_records
-from exp.runs.record import blank_result
 from exp.summary import Finished
 
 if TYPE_CHECKING:
@@ -265,7 +265,6 @@ def _finish(config: ExpConfig, folder: RunFolder, tested: RunFolder, reference: 
     worst = {kind: max(each, key=lambda d: d.relative) for kind, each in of_kind.items() if each}
     first = next((d for d in found if d.relative > allowed[d.kind]), None)
     losses = [difference.relative for kind in ("loss", "late_loss") for difference in of_kind[kind]]
-    done = read_json(tested.result)
     report = {
         "backend": config.backend.name,
         "simulated": config.backend.simulate,
@@ -279,58 +278,35 @@ def _finish(config: ExpConfig, folder: RunFolder, tested: RunFolder, reference: 
         "largest": {kind: difference._asdict() for kind, difference in worst.items()},
         "loss_differences": losses,
         "losses": {"tested": list(read_losses(tested).values()), "reference": list(read_losses(reference).values())},
-        "random_modules": done["random_modules"],
     }
     write_json(folder.path / "parity.json", report)
     titles = ("kind", "step", "name", "absolute", "relative", "allowed")
     write_atomically(folder.path / "differences.csv", csv_content([titles, *((*d, allowed[d.kind]) for d in found)]))
-    result = {**blank_result(config), "status": "completed", "steps": len(losses)}
-    result.update({key: done[key] for key in ("device_type", "devices", "process_group", "fallback", "wall_s")})
-    _print(report, worst, allowed, console.shown(folder.path))
+    table = [{"largest difference": _KINDS[kind][0], "relative": d.relative, "absolute": d.absolute,
+              "allowed": allowed[kind], "step": d.step, "at": d.name} for kind, d in worst.items()]  # fmt: skip
+    show_table(table, ["" if d.relative <= allowed[kind] else "bold red" for kind, d in worst.items()])
+    names = f"{config.backend.name} and {config.task.reference}"
+    console.make_console().print(
+        f"\n{names} {'agree' if first is None else 'DO NOT AGREE'} over {len(losses)} steps; all figures in "
+        f"{console.shown(folder.path)}: parity.json, differences.csv",
+        soft_wrap=True,
+        markup=False,
+    )
     if first is None:
         for part in (tested, reference):
             (part.path / "trace.npz").unlink()
+        answer = ok(f"{names} agree: losses within {max(losses):.1e}", table=table)
     else:
-        message = _message(config, first, allowed[first.kind], report["random_modules"])
-        result.update(status="failed", error={"rank": None, "type": RunError.__name__, "message": message})
-        console.error(message)
-    folder.write_result(result)
-    return Finished(EXIT_OK if first is None else EXIT_FAILED)
-
-
-def _message(config: ExpConfig, first: Difference, allowed: float, random_modules: Sequence[str]) -> str:
-    how_far = f"{first.relative:.1e} relative difference, {allowed:.0e} allowed"
-    if first.absolute == math.inf:
-        how_far = "missing, of another shape or not finite on one of the two"
-    advice = "compare this layer on both, or set task.tolerance"
-    if random_modules:
-        drawn = ", ".join(random_modules[:3])
-        advice = f"turn off the random numbers that {drawn} still draws, which differ between devices"
-    return (
-        f"{config.backend.name} departs from {config.task.reference} first in {_KINDS[first.kind][1]} of step "
-        f"{first.step}, at {first.name}: {how_far}; {advice}"
-    )
-
-
-def _print(report: dict[str, Any], worst: dict[str, Difference], allowed: dict[str, float], where: str) -> None:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for title in ("largest difference", "relative", "absolute", "allowed", "step", "at"):
-        table.add_column(title, justify="left" if title in ("largest difference", "at") else "right")
-    for kind, d in worst.items():
-        figures = f"{d.relative:.1e}", f"{d.absolute:.1e}", f"{allowed[kind]:.0e}", str(d.step)
-        table.add_row(_KINDS[kind][0], *figures, d.name, style="" if d.relative <= allowed[kind] else "bold red")
-    terminal = console.make_console()
-    terminal.print()
-    terminal.print(table)
-    if report["random_modules"]:
-        random = f"\n{', '.join(report['random_modules'][:3])} still drew random numbers, although dropout is off; "
-        terminal.print(f"{random}two devices draw different ones", style="yellow", soft_wrap=True)
-    verdict = "agree" if report["agrees"] else "DO NOT AGREE"
-    terminal.print(
-        f"\n{report['backend']} and {report['reference']} {verdict} over {report['steps']} steps; all figures in "
-        f"{where}: parity.json, differences.csv",
-        soft_wrap=True,
-    )
+        how_far = f"{first.relative:.1e} relative difference, {allowed[first.kind]:.0e} allowed"
+        if first.absolute == math.inf:
+            how_far = "missing, of another shape or not finite on one of the two"
+        finding = (
+            f"{config.backend.name} departs from {config.task.reference} first in {_KINDS[first.kind][1]} of step "
+        )
+        finding += f"{first.step}, at {first.name}: {how_far}"
+        advice = "compare this layer on both (does it draw random numbers of its own?), or set task.tolerance"
+        answer = fail(finding, advice, table=table)
+        console.error(f"{finding}; {advice}")
+    done = read_json(tested.result)
+    known = {key: done[key] for key in ("device_type", "devices", "process_group", "fallback", "wall_s")}
+    return Finished(finish(config, folder, answer, steps=len(losses), **known))

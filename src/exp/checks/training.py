@@ -1,4 +1,4 @@
-"""Trainings of a few steps that are looked at: task=parity's two (traced), task=speed (timed), and one that is killed.
+"""Trainings of a few steps that are looked at: task=parity's two (traced), and task=speed (timed).
 
 A trace is one NumPy file per run: outputs, gradients and parameters of the first step, in the order of execution. Of a
 tensor of more than ``_KEPT`` values an evenly spaced part is kept, the same on every backend.
@@ -6,8 +6,6 @@ tensor of more than ``_KEPT`` values an evenly spaced part is kept, the same on 
 
 from __future__ import annotations
 
-import os
-import signal
 import statistics
 import time
 import zipfile
@@ -24,15 +22,13 @@ from exp.data.base import split_of
 from exp.data.transfer import tensors_of
 from exp.engine.building import build_data, build_model, make_result, record_environment
 from exp.engine.hooks import truncate_metrics
-from exp.engine.rng import device_state
 from exp.engine.training import Training
 from exp.engine.wrapper import unwrapped
 
 if TYPE_CHECKING:
-    from exp.hardware.backend import Backend
     from exp.session import Session
 
-__all__ = ["KillOnce", "Repeated", "StepTimer", "TraceHook", "measure_speed", "train_traced", "train_with"]
+__all__ = ["Repeated", "StepTimer", "TraceHook", "measure_speed", "train_traced", "train_with"]
 
 _KEPT = 2**20
 
@@ -59,7 +55,7 @@ def train_traced(session: Session) -> dict[str, Any]:
     _without_dropout(model)
     trace = TraceHook(session.folder.path / "trace.npz", session.config.task.steps)
     steps = train_with(session, data, model, trace)
-    return make_result(session, {}, None, steps=steps, random_modules=trace.random_modules)
+    return make_result(session, {}, None, steps=steps)
 
 
 class TraceHook(Hook):
@@ -76,13 +72,9 @@ class TraceHook(Hook):
         self.path = path
         self.steps = steps
         self._file: zipfile.ZipFile | None = None
-        self.random_modules: list[str] = []
-        """Modules that drew random numbers in the first step's forward pass."""
         self._handles: list[Any] = []
-        self._running: list[str] = []
         self._order: dict[str, None] = {}  # modules, as they began
         self._seen: set[str] = set()
-        self._random_state: tuple[torch.Tensor | None, ...] = ()
         self._step = 1
 
     def before_train(self, runner: Any) -> None:
@@ -92,7 +84,7 @@ class TraceHook(Hook):
             self._file = zipfile.ZipFile(self.path, "w")
             if not runner.session.config.compile:  # there are no modules in what torch has compiled
                 for name, module in unwrapped(runner.model).named_modules():
-                    self._listen(module, name or "model", runner.backend)
+                    self._listen(module, name or "model")
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         """Take the parameters after the first step."""
@@ -119,31 +111,15 @@ class TraceHook(Hook):
             if values is not None:
                 self._keep(kind, name, values)
 
-    def _listen(self, module: nn.Module, name: str, backend: Backend) -> None:
-        def before(_module: nn.Module, _inputs: Any) -> None:
-            self._note_random(backend)
-            self._running.append(name)
-            self._order.setdefault(name)
-
+    def _listen(self, module: nn.Module, name: str) -> None:
         def after(_module: nn.Module, _inputs: Any, output: Any) -> None:
-            self._note_random(backend)
-            self._running.pop()
             if name not in self._seen:  # the first of several calls
                 self._seen.add(name)
                 for index, tensor in enumerate(each for each in tensors_of(output) if each.is_floating_point()):
                     self._keep("output", f"{name}[{index}]" if index else name, tensor)
 
-        self._handles += [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
-
-    def _note_random(self, backend: Backend) -> None:
-        """Blame the module that is running for random numbers drawn since the last call."""
-        state = (torch.get_rng_state(), device_state(backend))
-        if self._running and self._running[-1] not in self.random_modules:
-            for now, before in zip(state, self._random_state):
-                if now is not None and before is not None and not torch.equal(now, before):
-                    self.random_modules.append(self._running[-1])
-                    break
-        self._random_state = state
+        before = module.register_forward_pre_hook(lambda *_: self._order.setdefault(name))
+        self._handles += [before, module.register_forward_hook(after)]
 
     def _keep(self, kind: str, name: str, tensor: torch.Tensor) -> None:
         """Write a tensor at once: all of a large model's would not fit into memory."""
@@ -163,8 +139,7 @@ _DROPOUTS = tuple(kind for name, kind in vars(nn).items() if "Dropout" in name)
 def _without_dropout(model: nn.Module) -> None:
     """Turn torch's dropout off: masks come from each device's own generator, so they would differ by design.
 
-    A model that calls a dropout function by itself is changed by its configuration (:mod:`exp.checks.parity`); what is
-    left is found by :attr:`TraceHook.random_modules`.
+    A model that calls a dropout function by itself is changed by its configuration (:mod:`exp.checks.parity`).
     """
     for module in model.modules():
         if isinstance(module, _DROPOUTS):
@@ -222,16 +197,10 @@ class Repeated(Dataset[Any]):
 
 
 class _LongData:
-    """A data set with another training split.
-
-    Args:
-        data: of :func:`exp.engine.building.build_data`.
-        train: takes the place of its own.
-    """
+    """A data set with another training split; that of a data set may be a property."""
 
     def __init__(self, data: Any, train: Any) -> None:
-        self._data = data
-        self.train = train
+        self._data, self.train = data, train
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._data, name)
@@ -269,21 +238,3 @@ class StepTimer(Hook):
         else:
             self.seconds.append(now - self._mark)
         self._mark = now
-
-
-class KillOnce(Hook):
-    """SIGKILL for the last rank, as the kernel does where memory runs out, once it has taken ``step`` steps.
-
-    Args:
-        step: after this optimizer step.
-        mark: a file that is made before, so that it happens once.
-    """
-
-    def __init__(self, step: int, mark: str) -> None:
-        self.step, self.mark = step, Path(mark)
-
-    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        """Die, where it is time."""
-        if runner.iter + 1 == self.step and runner.rank == runner.world_size - 1 and not self.mark.exists():
-            self.mark.touch()
-            os.kill(os.getpid(), signal.SIGKILL)

@@ -52,7 +52,7 @@ def train(session: Session, rate: Callable[..., dict[str, float]], what_fits: Ca
 
     Args:
         session: the session.
-        rate: gives the keys of the result on the speed of a training; see :func:`exp.estimate.rate.training_rate`.
+        rate: gives the keys of the result on the speed of a training; see :func:`exp.estimate.trace.training_rate`.
         what_fits: gives a batch size for a device whose memory is exhausted; see :func:`exp.estimate.trace.what_fits`.
 
     Raises:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Mapping
 
 import torch
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["estimate", "write_estimate"]
 
+_SAME = ("experiment", "backend", "world_size", "precision", "batch_size", "accumulate", "global_batch_size")
+"""Keys that are those of ``result.json``."""
 _LABELS = {
     "optimizer": "optimizer's state",
     "wrapper": "wrapper's buffers",
@@ -74,10 +77,7 @@ def write_estimate(config: ExpConfig, overrides: list[str], task: Estimate) -> F
 
 def _card_memory(backend: Backend) -> int | None:
     """Bytes of the smallest card here, by the vendor's monitor; None: no card, or none that says so."""
-    try:
-        return min((int(row["memory_total"]) for row in backend.monitor() if row.get("memory_total")), default=None)
-    except Exception:  # noqa: BLE001 - of a vendor's tool
-        return None
+    return min((int(row["memory_total"]) for row in backend.monitor() if row.get("memory_total")), default=None)
 
 
 def estimate(config: Any, backend: Backend, memory: int | None, headroom: float) -> dict[str, Any]:
@@ -101,16 +101,14 @@ def estimate(config: Any, backend: Backend, memory: int | None, headroom: float)
     model, sharing = tracer.model, tracer.sharing
     passes = {"training": tracer.peak, "validation": tracer.validate()}
     peak = max(each["total"] for each in passes.values() if each is not None)
-    ranks = config.nproc * config.launcher.nnodes
+    blank = blank_result(config)
+    ranks = blank["world_size"]
     per_sample = trace_flops(model, as_batch(tracer.example.train, config.batch_size)) / config.batch_size
     weights = sum(value.numel() * value.element_size() for value in model.state_dict().values())
     budget = None if memory is None else int(memory * (1 - headroom))
     return {
-        "experiment": config.name,
-        "backend": config.backend.name,
+        **{key: blank[key] for key in _SAME},
         "wrapper": config.wrapper.kind if ranks > 1 else "none",
-        "world_size": ranks,
-        **{key: config[key] for key in ("precision", "batch_size", "accumulate", "global_batch_size")},
         "eval_batch_size": tracer.example.eval_batch_size,
         **parameter_counts(model),
         "flops_per_sample": per_sample,
@@ -134,15 +132,9 @@ def estimate(config: Any, backend: Backend, memory: int | None, headroom: float)
 
 def _show(terminal: Console, content: Mapping[str, Any]) -> None:
     """Print an estimate, on 80 columns."""
-    ranks, batch = content["world_size"], content["batch_size"]
-    terminal.print(
-        f"{content['experiment']} on {ranks} {content['backend']}, wrapper={content['wrapper']}, "
-        f"{content['precision']}: "
-        f"global batch {content['global_batch_size']} = {batch} x {ranks} x {content['accumulate']}",
-        soft_wrap=True,
-    )
-    batches = {"training": batch, "validation": content["eval_batch_size"]}
-    passes = {name: each for name, each in content["memory"].items() if each is not None}
+    found = SimpleNamespace(**content)
+    passes = {name: each for name, each in found.memory.items() if each is not None}
+    batches = {"training": found.batch_size, "validation": found.eval_batch_size}
     table = Table(box=None, pad_edge=False)
     table.add_column("memory of each rank")
     for name in passes:
@@ -150,33 +142,35 @@ def _show(terminal: Console, content: Mapping[str, Any]) -> None:
     for kind in (*KINDS, "total"):
         if any(each[kind] for each in passes.values()):
             table.add_row(_LABELS.get(kind, kind), *(size(each[kind]) for each in passes.values()))
-    terminal.print(table)
+    gathered = found.gathered_bytes_per_step
     lines = [
-        f"parameters: {content['parameters']:,}, {content['trained_parameters']:,} of them trained",
-        f"operations: {flops(content['flops_per_sample'])}FLOP per sample, "
-        f"{flops(content['flops_per_step'])}FLOP per step",
-        f"checkpoint: {size(content['checkpoint_bytes'])}; weights alone {size(content['weights_bytes'])}",
+        f"parameters: {found.parameters:,}, {found.trained_parameters:,} of them trained",
+        f"operations: {flops(found.flops_per_sample)}FLOP per sample, {flops(found.flops_per_step)}FLOP per step",
+        f"checkpoint: {size(found.checkpoint_bytes)}; weights alone {size(found.weights_bytes)}",
+        f"each step: {size(found.reduced_bytes_per_step)} of gradients summed"
+        + f", {size(gathered)} of parameters gathered" * bool(gathered)
+        + f"; each rank sends {size(found.sent_bytes_per_rank_and_step)}",
     ]
-    if ranks > 1:
-        gathered = content["gathered_bytes_per_step"]
-        lines.append(
-            f"each step: {size(content['reduced_bytes_per_step'])} of gradients summed"
-            + (f", {size(gathered)} of parameters gathered" if gathered else "")
-            + f"; each rank sends {size(content['sent_bytes_per_rank_and_step'])}"
-        )
-    if content["card_memory"] is not None:
-        lines.append(f"card: {size(content['card_memory'])}, less {content['headroom']:.0%}: {_fit(content)}")
-    lines += [f"[yellow]note: {escape(note)}[/]" for note in content["notes"]]
-    terminal.print("\n".join(lines), soft_wrap=True)
+    if found.card_memory is not None:
+        lines.append(f"card: {size(found.card_memory)}, less {found.headroom:.0%}: {_fit(found)}")
+    ranks, batch = found.world_size, found.batch_size
+    terminal.print(
+        f"{found.experiment} on {ranks} {found.backend}, wrapper={found.wrapper}, {found.precision}: "
+        f"global batch {found.global_batch_size} = {batch} x {ranks} x {found.accumulate}",
+        soft_wrap=True,
+    )
+    terminal.print(table)
+    lines += [f"[yellow]note: {escape(note)}[/]" for note in found.notes]
+    terminal.print("\n".join(line for line in lines if ranks > 1 or "each step" not in line), soft_wrap=True)
 
 
-def _fit(content: Mapping[str, Any]) -> str:
-    advice, largest = content["advice"], content["largest_batch_size"]
+def _fit(found: SimpleNamespace) -> str:
+    advice, largest = found.advice, found.largest_batch_size
     if largest == 0 or advice is None:
         return "[bold red]not even a batch of 1 fits[/]; try wrapper=fsdp, precision=bf16 or a smaller model"
-    text = "it fits" if content["fits"] else "[bold red]it does not fit[/]"
+    text = "it fits" if found.fits else "[bold red]it does not fit[/]"
     text += f"; at most batch_size={largest} per device"
-    if (advice["batch_size"], advice["accumulate"]) != (content["batch_size"], content["accumulate"]):
+    if (advice["batch_size"], advice["accumulate"]) != (found.batch_size, found.accumulate):
         kept = f"batch_size={advice['batch_size']} accumulate={advice['accumulate']} keeps the global batch"
         text += f"; {kept} ({size(advice['memory'])})"
     return text

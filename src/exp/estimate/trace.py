@@ -26,14 +26,17 @@ from exp.engine.wrapper import predictions
 from exp.errors import ConfigError, DataError, ExpError, UnavailableError
 from exp.hardware.collectives import Collectives
 from exp.hardware.compat import TORCH_VERSION, backward_below_modes, every_operator, supports_estimates
+from exp.hardware.numerics import matrix_rate
 from exp.user_code import asked, told
 
 if TYPE_CHECKING:
     from exp.hardware.backend import Backend
+    from exp.session import Session
 
 __all__ = [
     "HEADROOM",
     "KINDS",
+    "LEAST_SECONDS",
     "Tracer",
     "as_batch",
     "fitting_batch",
@@ -41,6 +44,7 @@ __all__ = [
     "largest_sample",
     "model_on_meta",
     "trace_flops",
+    "training_rate",
     "what_fits",
 ]
 
@@ -50,6 +54,8 @@ KINDS = ("parameters", "gradients", "optimizer", "wrapper", "buffers", "data", "
 """Kinds of memory. ``activations`` is whatever a pass makes: what is saved for backward, and temporary tensors."""
 HEADROOM = 0.1
 """Share of a card that is left to what is not counted, where nobody has set another."""
+LEAST_SECONDS = 5.0
+"""Of training; a shorter one is mostly its own beginning, and not worth the tenths of a second that counting takes."""
 _LARGEST = 2**16
 """Samples; a larger batch is not looked for."""
 META = torch.device("meta")
@@ -92,6 +98,10 @@ class MemoryTracker:
         self.now[kind] += size
         if sum(self.now.values()) > sum(self.at_peak.values()):
             self.at_peak = dict(self.now)
+
+    def peak(self) -> dict[str, int]:
+        """The worst moment: ``total``, and by kind."""
+        return {"total": sum(self.at_peak.values()), **self.at_peak}
 
     def count(self, values: Any, kind: str, share: float = 1.0, known: bool = True) -> None:
         """Count storages as ``kind``.
@@ -441,7 +451,7 @@ class Tracer:
         self.optimizer_bytes = _bytes(tensors_of(optimizer.state))
         exchanged = sharing.exchanged - tracker.at_peak["activations"] // sharing.units
         tracker.at_peak["wrapper"] += max(0, exchanged)
-        return _with_total(tracker.at_peak)
+        return tracker.peak()
 
     def validate(self) -> dict[str, int] | None:
         """The worst moment of a validation batch, while the optimizer keeps its state; None: it cannot be run.
@@ -459,7 +469,7 @@ class Tracer:
         except Exception as error:  # noqa: BLE001 - a model may raise anything, and may read values
             self.notes.append(f"validation is not estimated: {_line(error)[:120]}")
             return None
-        return _with_total(tracker.at_peak)
+        return tracker.peak()
 
     def _begin(self) -> tuple[MemoryTracker, AsOnCard]:
         """What is on the card before a pass."""
@@ -483,10 +493,6 @@ class Tracer:
 
 def _line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]
-
-
-def _with_total(by_kind: Mapping[str, int]) -> dict[str, int]:
-    return {"total": sum(by_kind.values()), **by_kind}
 
 
 def _optimizer_of(model: nn.Module, config: Any, on_card: bool) -> torch.optim.Optimizer:
@@ -529,11 +535,10 @@ def largest_sample(data: Data, split: str, seed: int) -> Mapping[str, Any]:
         seed: of the augmentation.
     """
     dataset = split_of(data, split, seed)
-    found: list[Mapping[str, Any]] = []
-    for number in sorted({number * len(dataset) // _SAMPLES for number in range(_SAMPLES)}):
-        key = [number, 0] if getattr(dataset, "needs_epoch", False) else number
-        with asked("data", data, f".{split}[...]"):
-            found.append(dataset[torch.tensor([key], dtype=torch.int64)])
+    numbers = sorted({number * len(dataset) // _SAMPLES for number in range(_SAMPLES)})
+    keys = [[number, 0] if getattr(dataset, "needs_epoch", False) else number for number in numbers]
+    with asked("data", data, f".{split}[...]"):
+        found: list[Mapping[str, Any]] = [dataset[torch.tensor([key], dtype=torch.int64)] for key in keys]
     return max(found, key=lambda batch: _bytes(tensors_of(batch)))
 
 
@@ -613,3 +618,34 @@ def what_fits(config: Any, backend: Backend, memory: int | None) -> dict[str, in
     except Exception as error:  # noqa: BLE001 - the run has failed already, of something else; this is an extra
         logger.info("no estimate of what fits: %s: %s", type(error).__name__, error)
         return None
+
+
+def training_rate(session: Session, data: Data, samples_per_second: float, seconds: float) -> dict[str, float]:
+    """Keys of ``result.json`` about the speed of a training.
+
+    Operations are counted once, as :func:`trace_flops` does; what is computed anew in backward counts. The device's
+    rate in plain matrix products is measured by this rank alone.
+
+    Args:
+        session: of the training, over.
+        data: its data set.
+        samples_per_second: over all ranks.
+        seconds: that it took.
+
+    Returns:
+        ``flops_per_second`` over all ranks, and ``flops_share`` of the device's rate in the precision of the training
+        times the ranks. Empty: too short, a torch that does not count, a model that does not run without
+        values, or a device without memory for the products.
+    """
+    if seconds < LEAST_SECONDS or not supports_estimates():
+        return {}
+    config: Any = session.config
+    try:
+        batch = as_batch(largest_sample(data, "train", config.seed), config.batch_size)
+        flops = trace_flops(model_on_meta(config.model, data.model_arguments()), batch) / float(config.batch_size)
+        rate = matrix_rate(session.backend, session.device, config.precision) * session.info.world_size
+    except Exception as error:  # noqa: BLE001
+        # A user's model that reads values, or a card that is full; a figure is not worth a run.
+        logger.info("the rate is not measured: %s: %s", type(error).__name__, error)
+        return {}
+    return {"flops_per_second": flops * samples_per_second, "flops_share": flops * samples_per_second / rate}

@@ -55,16 +55,16 @@ class Doctor(Task):
 
     def announce(self, config: ExpConfig, folder: RunFolder) -> bool:
         """What is examined."""
-        from exp.checks import verdict
+        from exp.checks import diagnosis
 
-        verdict.begin(config, folder)
+        diagnosis.begin(config, folder)
         return True
 
     def tell_end(self, config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int | None:
         """The table of findings."""
-        from exp.checks import verdict
+        from exp.checks import diagnosis
 
-        return None if outcome.interrupted_by is not None else verdict.end(config, folder, outcome)
+        return None if outcome.interrupted_by is not None else diagnosis.end(config, folder, outcome)
 
 
 @dataclass
@@ -143,7 +143,7 @@ class Trace(Task):
 
 @dataclass
 class Qualify(ParentTask):
-    """Makes all rows, each in a process of its own, and one page of them (:mod:`exp.checks.qualify`)."""
+    """Makes all rows, each in a process of its own, and one page of them (:mod:`exp.checks.suite`)."""
 
     _target_: str = "exp.tasks.checks.Qualify"
     name: str = "qualify"
@@ -169,8 +169,8 @@ class Qualify(ParentTask):
         _refuse_several_machines(config)
 
     def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> Finished:
-        """See :func:`exp.checks.qualify.qualify`."""
-        from exp.checks.qualify import qualify
+        """See :func:`exp.checks.suite.qualify`."""
+        from exp.checks.suite import qualify
 
         return qualify(config, list(overrides))
 
@@ -183,10 +183,10 @@ class _Journaled(Task):
     compared: ClassVar[bool] = False
 
     def tell_end(self, config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int | None:
-        """See :func:`exp.checks.rows.end_alone`."""
-        from exp.checks.rows import end_alone
+        """See :func:`exp.checks.verdict.end_journaled`."""
+        from exp.checks.verdict import end_journaled
 
-        return end_alone(config, folder, outcome)
+        return end_journaled(config, folder, outcome)
 
 
 @dataclass
@@ -195,9 +195,6 @@ class Operators(_Journaled):
 
     _target_: str = "exp.tasks.checks.Operators"
     name: str = "operators"
-    skip: List[str] = field(default_factory=list)
-    """Operators that are left to the CPU, because the device ends the process: ``aten.gelu.default``."""
-
     trains: ClassVar[bool] = True
     counts_fallbacks: ClassVar[bool] = True
     work: ClassVar[str] = "exp.checks.operators.check_operators"
@@ -216,8 +213,6 @@ class Collectives(_Journaled):
     name: str = "collectives"
     sizes_kib: List[int] = field(default_factory=lambda: [4, 64, 1024, 16384, 65536])
     """Sizes of the tensors, in KiB."""
-    skip: List[str] = field(default_factory=list)
-    """What is left out, because it hangs: ``all_reduce bf16``."""
 
     work: ClassVar[str] = "exp.checks.collectives.measure_collectives"
 

@@ -43,7 +43,7 @@ class Train(Task):
 
 
 def _rate(*arguments: Any) -> dict[str, float]:
-    from exp.estimate.rate import training_rate  # only once the training is over
+    from exp.estimate.trace import training_rate  # only once the training is over
 
     return training_rate(*arguments)
 
