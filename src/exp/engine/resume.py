@@ -13,7 +13,7 @@ from exp.config.differences import Change, as_plain, changes, refusal, trains_on
 from exp.config.schema import OptimConfig
 from exp.data.fingerprint import differences
 from exp.engine import checkpoint, rng
-from exp.engine.finiteness import not_finite
+from exp.engine.finiteness import named, not_finite
 from exp.engine.optim import parameter_groups
 from exp.engine.wrapper import unwrapped
 from exp.errors import CheckpointError, ConfigError, DataError
@@ -44,10 +44,7 @@ def trouble_with(content: Any, parameters: Container[str]) -> str | None:
     if lacking:
         return f"is no training checkpoint of exp: it has no {', '.join(lacking)}"
     names = not_finite(content["state_dict"], parameters)
-    if names:
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        return f"has weights that are not finite: {names[0]}{more}"
-    return None
+    return f"has weights that are not finite: {named(names)}" if names else None
 
 
 def find_checkpoint(session: Session, wanted: str, parameters: Container[str]) -> tuple[Path | None, Any]:
