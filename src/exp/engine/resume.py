@@ -33,18 +33,19 @@ _LENGTH = frozenset({"max_epochs", "max_steps"})
 _PARTS = ("meta", "state_dict", "config", "optimizer", "param_schedulers", "rng", "best")
 
 
-def trouble_with(content: Any, parameters: Container[str]) -> str | None:
-    """Why no training can go on from what a file holds, to follow its name; None: it can.
+def trouble_with(path: Path, content: Any, parameters: Container[str]) -> str | None:
+    """Why no training can go on from what a file holds; None: it can.
 
     Args:
+        path: of the file.
         content: of the file.
         parameters: names of the model's parameters.
     """
     lacking = [key for key in _PARTS if not isinstance(content, Mapping) or key not in content]
     if lacking:
-        return f"is no training checkpoint of exp: it has no {', '.join(lacking)}"
+        return f"{path} is no training checkpoint of exp: it has no {', '.join(lacking)}"
     names = not_finite(content["state_dict"], parameters)
-    return f"has weights that are not finite: {named(names)}" if names else None
+    return f"{path} has weights that are not finite: {named(names)}" if names else None
 
 
 def find_checkpoint(session: Session, wanted: str, parameters: Container[str]) -> tuple[Path | None, Any]:
@@ -70,15 +71,14 @@ def find_checkpoint(session: Session, wanted: str, parameters: Container[str]) -
     for each in candidates if session.distributed.is_main else ():
         try:
             content = checkpoint.read(each, whole=False)
-            lacking = trouble_with(content, parameters)
-            trouble = None if lacking is None else f"{each} {lacking}"
+            trouble = trouble_with(each, content, parameters)
         except CheckpointError as error:
-            trouble = str(error) if named else str(error).splitlines()[0]
+            trouble = str(error)
         if trouble is None:
             path = each
             break
         if not named:
-            session.say(f"resume: skipped: {trouble}")
+            session.say(f"resume: skipped: {trouble.splitlines()[0]}")
     path, trouble = session.distributed.gather((path, trouble))[0]
     if named and trouble is not None:
         raise ConfigError(f"resume: {trouble}; take an older one, or resume=auto; init_from={wanted} takes its weights")
