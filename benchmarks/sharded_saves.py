@@ -1,8 +1,8 @@
 """How long a checkpoint of a sharded model stops training, against torch's ``dcp.save`` of the same state.
 
 A model whose state (weights and Adam's two moments) takes ``--gib`` on all ranks together is sharded over ``--ranks``
-processes on the CPU. Blocked is the time of the calls that prepare and start a save, and what the optimizer's next
-step waits for the copy. ``dcp.save`` of the same tensors in the same run, in turns; the slowest rank counts.
+processes on the CPU. Blocked is the time of the calls that prepare and start a save. ``dcp.save`` of the same tensors
+in the same run, in turns; the slowest rank counts.
 
     python benchmarks/sharded_saves.py [--gib 1] [--ranks 2] [--saves 5] [--folder /where/checkpoints/go]
 """
@@ -23,14 +23,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from checkpoint_blocking import TimedWriter
 from exp.backends.cpu import CpuBackend
 
-from exp.engine import checkpoint
 from exp.engine.distributed import Distributed
 from exp.engine.fsdp import FullyShard
 from exp.engine.optim import BackendOptimWrapper
-from exp.engine.shards import ShardedSaver
+from exp.engine.saving import CheckpointWriter, ShardedSaver
 
 LAYERS, BATCH = 8, 64
 
@@ -61,8 +59,7 @@ def measure(rank: int, arguments: argparse.Namespace) -> None:
     model: Any = FullyShard().place(Stack(width), backend, device)
     optimizer = torch.optim.Adam(model.parameters())
     optim: Any = BackendOptimWrapper(optimizer, backend, "fp32", model=model)
-    writer = TimedWriter(backend)
-    saver = ShardedSaver(group, checkpoint.write)
+    writer, saver = CheckpointWriter(backend), ShardedSaver(group)
     batch = torch.randn(BATCH, width)
     blocked, plain = [], []
 
@@ -85,12 +82,10 @@ def measure(rank: int, arguments: argparse.Namespace) -> None:
             shutil.rmtree(folder)
         group.barrier()
         path = arguments.folder / f"step_{number:08d}.pth"
-        begun, writer.waited = time.perf_counter(), 0.0
-        writer.wait()
-        writer.start({path: saver.prepare(content())}, optim, True)
-        started = time.perf_counter() - begun
+        begun = time.perf_counter()
+        writer.start({path: saver.prepare(content())})
+        blocked.append(everyones(time.perf_counter() - begun))
         optim.update_params(model(batch))
-        blocked.append(everyones(started + writer.waited))
         writer.wait()
         group.barrier()
         if rank == 0:

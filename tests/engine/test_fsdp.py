@@ -6,7 +6,6 @@ They are written beside the training, by threads that need no collective.
 from __future__ import annotations
 
 import json
-import pickle
 
 import pytest
 import torch
@@ -92,25 +91,15 @@ def test_options_that_do_not_go_together_are_refused(options):
         FullyShard(**options)
 
 
-@needs_sharding
-def test_the_index_of_shards_may_name_nothing_that_runs(tmp_path):
-    from exp.engine.unpickle import load_index
-
-    (tmp_path / ".metadata").write_bytes(pickle.dumps(exec))
-    with pytest.raises(pickle.UnpicklingError, match="exec"):
-        load_index(tmp_path / ".metadata")
-
-
 # A sharded model with layers of odd sizes, a frozen bias and buffers; ``save`` is what the checkpoint hook does.
 SAVE = """
 import threading
 from pathlib import Path
 from torch.distributed.checkpoint import FileSystemWriter
 from exp.engine import checkpoint
-from exp.engine.saving import CheckpointWriter
+from exp.engine.saving import CheckpointWriter, ShardedSaver
 from exp.engine.fsdp import FullyShard
 from exp.engine.optim import BackendOptimWrapper
-from exp.engine.shards import ShardedSaver
 from exp.errors import RunError
 
 group = join()
@@ -121,7 +110,7 @@ model = FullyShard().place(nn.Sequential(*layers), backend, device)
 optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.1, foreach=False)
 optim = BackendOptimWrapper(optimizer, backend, "fp32", model=model)
 writer = CheckpointWriter(backend)
-saver = ShardedSaver(group, checkpoint.write)
+saver = ShardedSaver(group)
 folder = Path(os.path.realpath(folder)) / "checkpoints"
 files = ["step_00000001.pth", "best.pth"]
 
@@ -133,7 +122,7 @@ def content(file):
     return {"meta": {"step": 1}, "state_dict": model.state_dict(), **trained}
 
 def save(file):
-    writer.start({folder / file: saver.prepare(content(file))}, optim, True)
+    writer.start({folder / file: saver.prepare(content(file))})
 
 def whole(value):
     if isinstance(value, dict):

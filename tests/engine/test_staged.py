@@ -1,9 +1,8 @@
-"""Collectives through the CPU: the process group on a simulated card, the wrapper of older torch on the CPU."""
+"""Gradients through the CPU, here of tensors that are there; trainings on cards: tests/behaviour/test_simulated.py."""
 
 from __future__ import annotations
 
 from tests.engine.conftest import ON_DEVICES
-from tests.simulators import needs_current_card
 
 TRAIN = """
 import contextlib
@@ -45,44 +44,3 @@ end(True)
 
 def test_the_wrapper_trains_as_torch_ddp_does(ranks):
     assert ranks(ON_DEVICES + TRAIN, world_size=2) == [True, True]
-
-
-JOIN = """
-from exp.engine.staged import StagedCollectives, staged_bytes
-store = dist.FileStore(folder + "/store", world_size)
-backend.collectives = StagedCollectives()
-how = {"store": store, "rank": rank, "world_size": world_size, "timeout": timedelta(seconds=240)}
-backend.collectives.init("staged", backend.device_type, **how)
-"""
-CARRY = """
-def here(*values):
-    return torch.tensor(values, device=device)
-
-mine, found = rank + 1.0, {}
-for name, x in (("card", here(mine)), ("cpu", torch.tensor([mine])), ("bfloat16", here(mine).bfloat16())):
-    dist.all_reduce(x)
-    found[name] = x.tolist()
-average, sent, whole, parts = here(mine), here(mine), here(0.0, 0.0), [here(0.0), here(0.0)]
-dist.all_reduce(average, op=dist.ReduceOp.AVG)
-dist.broadcast(sent, 1)
-dist.all_gather_into_tensor(whole, here(mine))
-dist.all_gather(parts, here(mine))
-found.update(average=average.tolist(), broadcast=sent.tolist(), whole=whole.tolist(), parts=torch.cat(parts).tolist())
-gathered = [None, None]
-dist.all_gather_object(gathered, {"rank": rank})
-dist.barrier()
-before = staged_bytes()
-dist.all_reduce(torch.ones(1000, device=device))
-end({**found, "objects": gathered, "bytes": staged_bytes() - before})
-"""
-
-
-@needs_current_card
-def test_the_group_carries_tensors_of_a_card_and_of_the_cpu(ranks):
-    """Trainings over it: tests/behaviour/test_simulated.py."""
-    there_and_back = 2 * 4 * 1000
-    expected = {
-        "card": [3.0], "cpu": [3.0], "bfloat16": [3.0], "average": [1.5], "broadcast": [2.0], "whole": [1.0, 2.0],
-        "parts": [1.0, 2.0], "objects": [{"rank": 0}, {"rank": 1}], "bytes": there_and_back,
-    }  # fmt: skip
-    assert ranks(ON_DEVICES + JOIN + CARRY, world_size=2, backend="gcu") == [expected] * 2

@@ -34,7 +34,7 @@ def measure_collectives(session: Session) -> dict[str, Any]:
     place = session.folder.path / "collectives.jsonl" if session.distributed.is_main else Path(os.devnull)
     journal = Journal(place, LIMITS_S["collectives"])
     crashed = {name for names in session.distributed.gather(journal.crashed) for name in names}
-    # A vendor's own collectives, and staged ones below torch 2.0, only add up.
+    # A vendor's own collectives, and staged ones, only add up.
     for operation in ["all_reduce"] if backend.collectives.only_sums else ["all_reduce", "broadcast"]:
         for precision in filter(backend.supports, _DTYPES):
             name = f"{operation} {precision}"

@@ -327,6 +327,7 @@ def _ddp(bench: Bench) -> Answer:
     wrapped = backend.collectives.ddp_class(model, **ddp_arguments(bench.device))
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=1.0)
     wrapped(torch.full((1, 8), own, device=bench.device)).sum().backward()
+    getattr(wrapped, "exchange_gradients", lambda: None)()
     backend.end_step(optimizer)
     stepped = model.weight.detach().cpu().unique().tolist()
     del wrapped, optimizer

@@ -21,7 +21,7 @@ from exp.checks.check import fail, finish, ok, show_table
 from exp.config.compose import compose
 from exp.config.explain import explain
 from exp.errors import EXIT_FAILED, EXIT_OK, REFUSED, ConfigError, ExpError
-from exp.frozen import complete, freeze, prepare
+from exp.frozen import FrozenRun, complete, freeze, prepare
 from exp.hardware.backend import FLOAT32
 from exp.hardware.registry import create_backend
 from exp.launcher.rank_environment import drop_stale_variables

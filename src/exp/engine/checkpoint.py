@@ -1,45 +1,70 @@
 """Checkpoint files: written so that none is ever half there, read so that none can run code.
 
-A checkpoint is plain data (dicts, lists, numbers, strings, CPU tensors), so it opens under torch's restricted
-unpickler, and so do those of other tools (:mod:`exp.engine.unpickle`). A file that needs more is refused; nothing is
-ever retried without the guard.
+A checkpoint is plain data (dicts, lists, numbers, strings, CPU tensors). The sharded tensors of a model that no rank
+has whole lie beside the file, in a folder ``<name>.shards<k>`` of torch's distributed checkpoint: the file names the
+folder and the digests of what is in it, and is written last. Whoever reads gets tensors as wanted: parts of them for a
+sharded model, on any number of ranks, or whole ones.
+
+One restricted unpickler reads all pickles, those of other tools, too. The tools of the field pickle histories, settings
+and NumPy scalars beside the weights: names of these companions are read as inert stand-ins, and a file that names
+anything else is refused. Torch's own can be told no more names before 2.5, and be got around before 2.6
+(CVE-2025-32434).
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import pickle
 import re
 import shutil
+import tarfile
+import types
+import warnings
+import zipfile
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, BinaryIO, Callable, Container, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, BinaryIO, Callable, Mapping, Sequence
 
 import numpy as np
 import torch
 
-from exp.engine import shards
-from exp.engine.unpickle import load_plain
+from exp.engine.fsdp import is_sharded, part_like, sharded_like, sharded_parameters
 from exp.errors import CheckpointError
+from exp.hardware.compat import TORCH_VERSION
 from exp.hub import shards_of
 from exp.runs.files import digest_of, write_atomically
 from exp.runs.folder import CHECKPOINT_NAME
+from exp.user_code import message_of
+
+if TYPE_CHECKING:
+    from torch import nn
 
 __all__ = [
+    "BESIDE",
     "NO_DIGEST",
     "SET_ASIDE",
+    "complete",
     "digest_in",
+    "digests",
+    "free_folder",
     "list_checkpoints",
+    "load_pickle",
     "plain",
     "prune",
     "read",
-    "remove_stale_temporaries",
+    "reason",
+    "remove_leftovers",
     "set_aside",
+    "sharded_holders",
     "step_of",
     "weights_of",
     "write",
 ]
 
+BESIDE = "beside"
+"""Key of a checkpoint that tells what lies beside it: ``{"name", "digests"}``, and ``folder`` where it was read."""
 NO_DIGEST = "it has no digest: whether it is as it was written is not known"
 SET_ASIDE = "set_aside"
 """Folder below ``checkpoints/`` of what no run goes on from: damaged, foreign, or of steps that one went back from."""
@@ -50,6 +75,10 @@ _SEAL = len(_NO_COMMENT) + len(_COMMENT) + 64  # bytes at the end of a file that
 _HOLDERS = ("state_dict", "model", "teacher", "student")
 # torch.compile, FSDP and activation checkpointing wrap any module of a model, not only the whole.
 _WRAPPER = re.compile(r"(?:(?<=\.)|^)(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+_READERS = 8  # threads
+
+
+# -- one file ----------------------------------------------------------------------------------------------------------
 
 
 def plain(
@@ -105,17 +134,17 @@ def write(path: Path, checkpoint: Mapping[str, Any]) -> None:
         file.seek(-len(_NO_COMMENT), os.SEEK_CUR)
         file.write(len(comment).to_bytes(2, "little") + comment)
 
-    former = shards.companions(path)
+    former = _companions(path)
     write_atomically(path, save)
     for each in former:
-        if each.name != content.get(shards.BESIDE, {}).get("name"):
+        if each.name != content.get(BESIDE, {}).get("name"):
             shutil.rmtree(each)
 
 
 class _Stream:
     """A file as ``torch.save`` needs it, which digests and writes what it is given piece by piece.
 
-    torch would turn an error of the file system into one of its own, which does not say which it was.
+    An error of the file system waits here: torch would replace it by one of its own, and old torch ends the process.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -138,16 +167,8 @@ def digest_in(path: Path) -> str | None:
     """The digest at the end of a file of :func:`write`; None: others, and older versions, leave none."""
     with path.open("rb") as file:
         file.seek(-min(_SEAL, path.stat().st_size), os.SEEK_END)
-        end = file.read()
-    comment = end[len(_NO_COMMENT) :]
+        comment = file.read()[len(_NO_COMMENT) :]
     return comment[len(_COMMENT) :].decode("ascii", "replace") if comment.startswith(_COMMENT) else None
-
-
-def _check_digest(path: Path) -> None:
-    """Raise a CheckpointError where a file is not as :func:`write` has left it."""
-    written = digest_in(path)
-    if written is not None and digest_of(path, _SEAL, _NO_COMMENT) != written:
-        raise CheckpointError(f"{path} is damaged: its digest is not that of what it holds; remove it, or use another")
 
 
 def read(path: Path, mapped: bool = False, whole: bool = True, check: bool = True) -> Any:
@@ -157,8 +178,7 @@ def read(path: Path, mapped: bool = False, whole: bool = True, check: bool = Tru
         path: the file.
         mapped: read each tensor when it is used, where torch can (>= 2.5): for who needs the weights of a file alone,
             and does not need them for long. Processes of one machine share the memory.
-        whole: with the tensors of a sharded training, which lie beside the file; else
-            :func:`exp.engine.shards.complete` brings them.
+        whole: with the tensors of a sharded training, which lie beside the file; else :func:`complete` brings them.
         check: compare digests, also of what lies beside the file; not needed where another rank has done it.
 
     Raises:
@@ -167,38 +187,231 @@ def read(path: Path, mapped: bool = False, whole: bool = True, check: bool = Tru
     if not path.is_file():
         raise CheckpointError(f"no checkpoint at {path}; check resume and init_from")
     try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return load_file(str(path))
-        if path.name.endswith(".safetensors.index.json"):
-            return _of_shards(path)
-        if check:
-            _check_digest(path)
-        content = shards.opened(path, load_plain(path, mapped), check)
-        return shards.complete(content, state=not mapped) if whole and shards.BESIDE in content else content
+        if path.name.endswith((".safetensors", ".safetensors.index.json")):
+            return _safetensors(path)
+        written = digest_in(path) if check else None
+        if written is not None and digest_of(path, _SEAL, _NO_COMMENT) != written:
+            raise CheckpointError(
+                f"{path} is damaged: its digest is not that of what it holds; remove it, or use another"
+            )
+        content = _load_torch(path, mapped)
+        if not isinstance(content, Mapping) or not isinstance(content.get(BESIDE), Mapping):
+            return content
+        beside = {**content[BESIDE], "folder": str(path.parent)}
+        place = path.parent / str(beside["name"])
+        if place not in _companions(path) or (check and digests(place) != beside.get("digests")):
+            raise CheckpointError(f"{path}: {beside['name']} beside it is missing or not as it was written")
+        content = {**content, BESIDE: beside}
+        return complete(content, state=not mapped) if whole else content
     except CheckpointError:
         raise
     except Exception as error:  # what a damaged file raises depends on where it is damaged
-        lines = str(error).strip().splitlines()
-        said = lines[0][:200] if lines else type(error).__name__
         raise CheckpointError(
-            f"cannot read the checkpoint {path}: {said}\n"
+            f"cannot read the checkpoint {path}: {reason(error)}\n"
             "Only plain tensors and containers are loaded; a file that needs more could run code. "
             "Save foreign weights as model.state_dict() or as .safetensors."
         ) from error
 
 
-def _of_shards(index: Path) -> dict[str, torch.Tensor]:
-    """The tensors of all files that an index lists, which lie beside it."""
+def reason(error: BaseException) -> str:
+    """The first line of what an error says."""
+    return (message_of(error).strip() or type(error).__name__).splitlines()[0][:200]
+
+
+def _safetensors(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a file, or of all files that an index lists, which lie beside it."""
     from safetensors.torch import load_file
 
     state: dict[str, torch.Tensor] = {}
-    for name in shards_of(index):
-        if not (index.parent / name).is_file():
-            raise CheckpointError(f"{index} lists {name}, which is not beside it; fetch all files of the weights")
-        state.update(load_file(str(index.parent / name)))
+    for name in [path.name] if path.suffix == ".safetensors" else shards_of(path):
+        if not (path.parent / name).is_file():
+            raise CheckpointError(f"{path} lists {name}, which is not beside it; fetch all files of the weights")
+        state.update(load_file(str(path.parent / name)))
     return state
+
+
+# -- pickles -----------------------------------------------------------------------------------------------------------
+
+_ADMITTED = re.compile(
+    r"collections\.OrderedDict|torch\._utils\._rebuild_(?:tensor_v2|tensor_v3|parameter)|torch\.(?:Size|device|\w*Storage)"
+    # What the index of a distributed checkpoint of tensors is made of.
+    r"|torch\.distributed\.checkpoint\.metadata\.(?:Metadata|TensorStorageMetadata|TensorProperties|ChunkStorageMetadata"
+    r"|MetadataIndex|StorageMeta|_MEM_FORMAT_ENCODING)|torch\.distributed\.checkpoint\.filesystem\._StorageInfo"
+    r"|torch\.serialization\._get_layout"
+)
+# What MMEngine, OpenMMLab's libraries, Lightning and the ViTs' training scripts leave beside the weights.
+_COMPANIONS = re.compile(
+    r"(?:mmengine|mmcv|mmseg|mmdet|mmcls|mmpretrain|mmaction|mmselfsup|numpy|omegaconf|yacs|fvcore|addict"
+    r"|lightning|lightning_fabric|pytorch_lightning|pathlib|datetime)\..+"
+    r"|_codecs\.encode|argparse\.Namespace|collections\.(?:defaultdict|deque)"
+    r"|(?:builtins|__builtin__)\.(?:getattr|bool|int|float|complex|str|bytes|bytearray|list|tuple|dict|set|frozenset|slice|range)"
+    r"|typing\.Any|torch\.torch_version\.TorchVersion"
+)
+
+
+class _Inert:
+    """Stands where a file has an object that is not needed; takes whatever unpickling hands it, and keeps nothing."""
+
+    def __new__(cls, *_: Any, **__: Any) -> _Inert:
+        return object.__new__(cls)
+
+    def _forget(self, *_: Any, **__: Any) -> None:
+        pass
+
+    __init__ = __setstate__ = __setitem__ = append = extend = _forget
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Admits tensors, their storages and containers, and stand-ins; anything else in the file is refused by name."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Look up what the pickle asks for, if it is harmless."""
+        if _ADMITTED.fullmatch(f"{module}.{name}"):
+            return super().find_class(module, name)
+        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            return getattr(torch, name)
+        if _COMPANIONS.fullmatch(f"{module}.{name}"):
+            return type(name, (_Inert,), {"__module__": module})
+        raise pickle.UnpicklingError(f"it names {module}.{name}, which is not plain data")
+
+
+def load_pickle(file: Any, **options: Any) -> Any:
+    """The object in a pickle.
+
+    Raises:
+        pickle.UnpicklingError: it names what is neither plain data nor a known companion of weights.
+    """
+    return _PlainUnpickler(file, **options).load()
+
+
+def _load_torch(path: Path, mapped: bool) -> Any:
+    """The content of a file of ``torch.save``, on the CPU; files older than zip are not mapped."""
+    if tarfile.is_tarfile(str(path)):  # torch would unpack it, wherever the names in it lead
+        raise pickle.UnpicklingError("it is a tar archive, as torch wrote them before 0.1.10")
+    guard = types.SimpleNamespace(Unpickler=_PlainUnpickler, load=load_pickle, __name__="exp.plain_pickle")
+    maps = mapped and TORCH_VERSION >= (2, 5) and zipfile.is_zipfile(path)
+    options: dict[str, Any] = {"mmap": True} if maps else {}
+    with warnings.catch_warnings():
+        # Of TorchScript, which is a program: torch warns before it hands the file on.
+        warnings.filterwarnings("error", message=".*TorchScript archive")
+        return torch.load(str(path), map_location="cpu", pickle_module=guard, **options)
+
+
+# -- shards beside the file: keys are state_dict/<name> and optimizer/<index>/<name> -----------------------------------
+
+
+def sharded_holders(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """A checkpoint with new dicts where it may have sharded tensors, and these dicts by the prefix of their keys.
+
+    Args:
+        content: it stays as it is.
+    """
+    copied = {**content, "state_dict": dict(content["state_dict"])}
+    holders = {"state_dict": copied["state_dict"]}
+    if "optimizer" in content:
+        state = {index: dict(each) for index, each in content["optimizer"]["state"].items()}
+        copied["optimizer"] = {**content["optimizer"], "state": state}
+        holders.update((f"optimizer/{index}", each) for index, each in state.items())
+    return copied, holders
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """SHA-256 of the files in a folder of shards, by name."""
+    files = sorted(folder.iterdir())
+    with ThreadPoolExecutor(_READERS) as pool:  # hashing lets go of the interpreter's lock
+        return dict(zip((each.name for each in files), pool.map(digest_of, files)))
+
+
+def free_folder(path: Path) -> Path:
+    """A folder for the shards of a checkpoint that there is not yet: the former ones are still good."""
+    taken = _companions(path)
+    free = (path.with_name(f"{path.stem}.shards{number}") for number in range(len(taken) + 1))
+    return next(folder for folder in free if folder not in taken)
+
+
+def complete(
+    content: Mapping[str, Any],
+    model: nn.Module | None = None,
+    trained: Sequence[nn.Parameter] = (),
+    state: bool = True,
+) -> dict[str, Any]:
+    """A checkpoint with all its tensors: for a sharded model this rank's part of each, else whole ones on the CPU.
+
+    Args:
+        content: as :func:`read` gives it, from whatever number of ranks, sharded or not.
+        model: without a wrapper, to be given the weights; None: not sharded.
+        trained: parameters in the order in which the optimizer's state counts them; empty: a model wants none of it.
+        state: whether the optimizer's state, two thirds of the bytes, is wanted where there is no model.
+
+    Raises:
+        CheckpointError: what lies beside the file does not open, or does not fit the model.
+    """
+    parameters: dict[str, Any] = {}
+    if model is not None and is_sharded(model):
+        parameters = {f"state_dict/{name}": parameter for name, parameter in sharded_parameters(model).items()}
+        parameters.update((f"optimizer/{index}", parameter) for index, parameter in enumerate(trained))
+    if BESIDE not in content and not parameters:
+        return dict(content)
+
+    def like(key: str) -> Any:
+        return parameters.get(key, parameters.get(key.rpartition("/")[0]))
+
+    done, holders = sharded_holders(content)
+    for prefix, holder in holders.items():
+        for name, value in holder.items():
+            whole = like(f"{prefix}/{name}")
+            if whole is not None and isinstance(value, torch.Tensor) and value.dim():
+                _check_shape(value.shape, whole)
+                holder[name] = part_like(value, whole)
+    if BESIDE in content:
+        beside = done.pop(BESIDE)
+        folder = Path(beside["folder"], beside["name"])
+        try:
+            found = _load_shards(folder, like, "" if trained or (model is None and state) else "state_dict/")
+        except CheckpointError:
+            raise
+        except Exception as error:  # what a damaged file raises depends on where it is damaged
+            raise CheckpointError(f"cannot read {folder}: {reason(error)}") from error
+        for key, value in found.items():
+            prefix = "state_dict" if key.startswith("state_dict/") else key.rpartition("/")[0]
+            holders[prefix][key[len(prefix) + 1 :]] = value
+    return done
+
+
+def _load_shards(folder: Path, like: Callable[[str], Any], prefix: str) -> dict[str, Any]:
+    """The tensors whose keys begin with ``prefix``, each rank for itself; no collective."""
+    import torch.distributed.checkpoint as dcp
+
+    class Reader(dcp.FileSystemReader):
+        def read_metadata(self, *_: Any, **__: Any) -> Any:
+            with (folder / ".metadata").open("rb") as file:
+                return load_pickle(file)
+
+    def empty(entry: Any, whole: Any) -> Any:
+        if whole is None:
+            return torch.empty(entry.size, dtype=entry.properties.dtype)
+        _check_shape(entry.size, whole)
+        return sharded_like(torch.empty_like(whole.to_local(), dtype=entry.properties.dtype), whole)
+
+    reader = Reader(str(folder))
+    index = reader.read_metadata().state_dict_metadata
+    wanted = {key: empty(entry, like(key)) for key, entry in index.items() if key.startswith(prefix)}
+    try:
+        dcp.load(wanted, storage_reader=reader, no_dist=True)
+    except dcp.CheckpointException as error:
+        raise min(error.failures.items())[1][0] from error
+    return wanted
+
+
+def _check_shape(shape: Sequence[int], like: Any) -> None:
+    if tuple(shape) != tuple(like.shape):
+        raise CheckpointError(
+            f"a tensor of shape {tuple(shape)} where the model has {tuple(like.shape)}: of another model, or state "
+            "that its optimizer does not keep like the weights, which cannot be sharded anew"
+        )
+
+
+# -- the folder --------------------------------------------------------------------------------------------------------
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -216,17 +429,17 @@ def step_of(path: Path) -> int:
     return int(found.group(1))
 
 
-def prune(folder: Path, keep: int, known: Container[str]) -> None:
-    """Remove all but ``keep`` of the ``step_*.pth``: the newest of those that are known to open, then the newest.
+def _companions(path: Path) -> list[Path]:
+    """The folders of shards beside a checkpoint: its own, and those of a save that was cut short."""
+    return list(path.parent.glob(f"{path.stem}.shards*"))
 
-    Args:
-        folder: ``checkpoints/``.
-        keep: at least one stays.
-        known: names of those that this attempt has written or read.
-    """
-    ranked = sorted(list_checkpoints(folder), key=lambda path: path.name in known, reverse=True)  # newest first in each
-    for path in ranked[max(keep, 1) :]:
-        shards.remove(path)
+
+def prune(folder: Path, keep: int) -> None:
+    """Remove all but the newest ``keep`` of the ``step_*.pth``, and what lies beside them; at least one stays."""
+    for path in list_checkpoints(folder)[max(keep, 1) :]:
+        path.unlink()
+        for each in _companions(path):
+            shutil.rmtree(each)
 
 
 def set_aside(paths: Sequence[Path]) -> None:
@@ -234,18 +447,22 @@ def set_aside(paths: Sequence[Path]) -> None:
     for path in paths:
         place = path.parent / SET_ASIDE
         place.mkdir(exist_ok=True)
-        for each in [*shards.companions(path), path]:  # without the file what lies beside it counts for nothing
+        for each in [*_companions(path), path]:  # without the file what lies beside it counts for nothing
             if (place / each.name).is_dir():
                 shutil.rmtree(place / each.name)  # set aside before, of the same step
             each.replace(place / each.name)
 
 
-def remove_stale_temporaries(folder: Path) -> None:
+def remove_leftovers(folder: Path) -> None:
     """Remove what a killed writer left behind. Only call it while no rank writes."""
-    if folder.is_dir():
-        for path in folder.glob(".*.tmp"):
-            path.unlink()
-        shards.remove_orphans(folder)
+    for path in folder.glob(".*.tmp"):
+        path.unlink()
+    for path in folder.glob("*.shards*"):
+        if not path.with_suffix(".pth").is_file():
+            shutil.rmtree(path)
+
+
+# -- weights of any tool -----------------------------------------------------------------------------------------------
 
 
 def weights_of(content: Any, source: Path | None = None) -> OrderedDict[str, torch.Tensor]:
@@ -261,21 +478,19 @@ def weights_of(content: Any, source: Path | None = None) -> OrderedDict[str, tor
     """
     state = content
     for _ in range(4):  # such as {"model": {"teacher": {...}}}
-        if isinstance(state, Mapping) and state and all(isinstance(value, torch.Tensor) for value in state.values()):
-            return _without_wrappers(state)
-        holders = [key for key in _HOLDERS if isinstance(state, Mapping) and isinstance(state.get(key), Mapping)]
-        if not holders:
+        if not isinstance(state, Mapping):
             break
-        state = state[holders[0]]
-    names = f"; it has the keys {', '.join(map(str, list(state)[:8]))}" if isinstance(state, Mapping) else ""
+        if state and all(isinstance(value, torch.Tensor) for value in state.values()):
+            names = OrderedDict((_WRAPPER.sub("", key), value) for key, value in state.items())
+            while all(key.startswith("module.") for key in names):  # of DDP and DataParallel, round the whole model
+                names = OrderedDict((key[len("module.") :], value) for key, value in names.items())
+            return names
+        inner = next((state[key] for key in _HOLDERS if isinstance(state.get(key), Mapping)), None)
+        if inner is None:
+            break
+        state = inner
+    keys = f"; it has the keys {', '.join(map(str, list(state)[:8]))}" if isinstance(state, Mapping) else ""
     raise CheckpointError(
         f"{source or 'the checkpoint'} holds no state dict: expected tensors by name, or under one of "
-        f"{', '.join(_HOLDERS)}{names}"
+        f"{', '.join(_HOLDERS)}{keys}"
     )
-
-
-def _without_wrappers(state: Mapping[str, torch.Tensor]) -> OrderedDict[str, torch.Tensor]:
-    plain_names = OrderedDict((_WRAPPER.sub("", key), value) for key, value in state.items())
-    while all(key.startswith("module.") for key in plain_names):  # of DDP and DataParallel, round the whole model
-        plain_names = OrderedDict((key[len("module.") :], value) for key, value in plain_names.items())
-    return plain_names

@@ -19,7 +19,7 @@ from exp.summary import to_continue
 if TYPE_CHECKING:
     from exp.session import Session
 
-__all__ = ["check_finite", "nan_in", "not_finite", "refuse_nan", "what_to_do"]
+__all__ = ["check_finite", "named", "nan_in", "not_finite", "refuse_nan", "what_to_do"]
 
 logger = logging.getLogger(__name__)
 _Key = TypeVar("_Key")
@@ -53,14 +53,16 @@ def not_finite(state: Mapping[_Key, Any], parameters: Container[_Key]) -> list[_
 
 
 def _read(values: Mapping[_Key, torch.Tensor]) -> dict[_Key, float]:
-    """Values of one element each, by name; each device is waited for once."""
-    by_device: dict[torch.device, list[_Key]] = {}
-    for name, value in values.items():
-        by_device.setdefault(value.device, []).append(name)
-    read: dict[_Key, float] = {}
-    for names in by_device.values():
-        read.update(zip(names, torch.stack([values[name].float() for name in names]).cpu().tolist()))
-    return {name: read[name] for name in values}
+    """Values of one element each, by name; the device is waited for once."""
+    if not values:
+        return {}
+    device = next(iter(values.values())).device  # of all, but for a state that was copied before a validation
+    return dict(zip(values, torch.stack([value.float().to(device) for value in values.values()]).cpu().tolist()))
+
+
+def named(names: Sequence[str]) -> str:
+    """The first of some names, and how many more there are."""
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
 def check_finite(runner: Any, state: Mapping[str, Any] | None, step: int) -> None:
@@ -83,11 +85,9 @@ def check_finite(runner: Any, state: Mapping[str, Any] | None, step: int) -> Non
     by_rank = runner.distributed_group.gather(found)
     ranks = [rank for rank, names in enumerate(by_rank) if names]
     if ranks:
-        names = by_rank[ranks[0]]
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         where = ", ".join(map(str, ranks))
         raise RunError(
-            f"not finite after step {step}: {names[0]}{more}, on rank {where}; the weights are not saved; "
+            f"not finite after step {step}: {named(by_rank[ranks[0]])}, on rank {where}; the weights are not saved; "
             f"{what_to_do(runner)}"
         )
 

@@ -26,7 +26,9 @@ __all__ = [
     "clip_grad_norm",
     "is_sharded",
     "local_part",
+    "part_like",
     "refuse_hooks",
+    "sharded_like",
     "sharded_parameters",
     "units_of",
 ]
@@ -208,6 +210,22 @@ def sharded_parameters(model: nn.Module) -> dict[str, Any]:
 def local_part(value: Any) -> Any:
     """Of a sharded tensor what this rank has of it; anything else as it is."""
     return value.to_local() if hasattr(value, "to_local") else value
+
+
+def sharded_like(local: torch.Tensor, like: Any, mesh: Any = None) -> Any:
+    """This rank's part of a tensor that is sharded as ``like``, on that one's mesh or another."""
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(
+        local, mesh or like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
+
+
+def part_like(whole: torch.Tensor, like: Any) -> Any:
+    """This rank's rows of a tensor: those of rank r of n begin at row ``r * ceil(rows / n)``."""
+    rows, mesh = len(whole), like.device_mesh
+    first = min(mesh.get_local_rank() * -(-rows // mesh.size()), rows)
+    return sharded_like(whole.narrow(0, first, len(like.to_local())).to(like.device, copy=True), like)
 
 
 @torch.no_grad()

@@ -92,8 +92,6 @@ class BackendOptimWrapper(OptimWrapper):
         """Averages the gradients of a step over the ranks, where the backward pass has not done so."""
         self.before_step: Callable[[], None] | None = None
         """Called with all gradients in place, unscaled, before they are clipped."""
-        self.before_update: Callable[[], None] | None = None
-        """Called once, before the optimizer's state changes next: what is reading it has to be done."""
         self._losses: list[torch.Tensor] = []
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
         rates = [group["lr"] for group in optimizer.param_groups]
@@ -145,9 +143,6 @@ class BackendOptimWrapper(OptimWrapper):
                 self.grad_norm = clip_grad_norm(self._parameters, self.clip_grad_norm, self.backend)
             else:
                 self.grad_norm = nn.utils.clip_grad_norm_(self._parameters, self.clip_grad_norm)
-        if self.before_update is not None:
-            self.before_update()
-            self.before_update = None
         outputs = self._losses if self.grad_norm is None else [*self._losses, self.grad_norm]
         self.backend.end_step(self._stepper, model=self.model, outputs=outputs, **kwargs)
         self._losses = []

@@ -13,9 +13,8 @@ from exp.config.differences import Change, as_plain, changes, refusal, trains_on
 from exp.config.schema import OptimConfig
 from exp.data.fingerprint import differences
 from exp.engine import checkpoint, rng
-from exp.engine.finiteness import not_finite
+from exp.engine.finiteness import named, not_finite
 from exp.engine.optim import parameter_groups
-from exp.engine.shards import complete
 from exp.engine.wrapper import unwrapped
 from exp.errors import CheckpointError, ConfigError, DataError
 
@@ -34,24 +33,19 @@ _LENGTH = frozenset({"max_epochs", "max_steps"})
 _PARTS = ("meta", "state_dict", "config", "optimizer", "param_schedulers", "rng", "best")
 
 
-def trouble_with(content: Any, parameters: Container[str], path: Path | None = None) -> str | None:
-    """Why no training can go on from what a file holds, to follow its name; None: it can.
+def trouble_with(path: Path, content: Any, parameters: Container[str]) -> str | None:
+    """Why no training can go on from what a file holds; None: it can.
 
     Args:
+        path: of the file.
         content: of the file.
         parameters: names of the model's parameters.
-        path: one of several, of which the name tells the newest; None: the file was asked for by name.
     """
     lacking = [key for key in _PARTS if not isinstance(content, Mapping) or key not in content]
     if lacking:
-        return f"is no training checkpoint of exp: it has no {', '.join(lacking)}"
-    if path is not None and checkpoint.step_of(path) != content["meta"]["step"]:
-        return f"is a copy of the checkpoint of step {content['meta']['step']}"
+        return f"{path} is no training checkpoint of exp: it has no {', '.join(lacking)}"
     names = not_finite(content["state_dict"], parameters)
-    if names:
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        return f"has weights that are not finite: {names[0]}{more}"
-    return None
+    return f"{path} has weights that are not finite: {named(names)}" if names else None
 
 
 def find_checkpoint(session: Session, wanted: str, parameters: Container[str]) -> tuple[Path | None, Any]:
@@ -77,15 +71,14 @@ def find_checkpoint(session: Session, wanted: str, parameters: Container[str]) -
     for each in candidates if session.distributed.is_main else ():
         try:
             content = checkpoint.read(each, whole=False)
-            lacking = trouble_with(content, parameters, None if named else each)
-            trouble = None if lacking is None else f"{each} {lacking}"
+            trouble = trouble_with(each, content, parameters)
         except CheckpointError as error:
-            trouble = str(error) if named else str(error).splitlines()[0]
+            trouble = str(error)
         if trouble is None:
             path = each
             break
         if not named:
-            session.say(f"resume: skipped: {trouble}")
+            session.say(f"resume: skipped: {trouble.splitlines()[0]}")
     path, trouble = session.distributed.gather((path, trouble))[0]
     if named and trouble is not None:
         raise ConfigError(f"resume: {trouble}; take an older one, or resume=auto; init_from={wanted} takes its weights")
@@ -154,7 +147,7 @@ def restore(runner: Any, content: Mapping[str, Any], source: Path) -> dict[str, 
     model, optimizer, schedulers = unwrapped(runner.model), runner.optim_wrapper, runner.param_schedulers or []
     changed = changes_course(session.changed, schedulers, meta["steps_per_epoch"] != loop.steps_per_epoch)
     order = saved_order(model, content) if changed else _trained(optimizer)
-    content = complete(content, model, order)
+    content = checkpoint.complete(content, model, order)
     runner.call_hook("after_load_checkpoint", checkpoint=content)
     for key, value in content.get("message_hub", {}).items():
         runner.message_hub.update_info(key, value)

@@ -1,11 +1,7 @@
 """When a training is saved, what is kept of it, and how its state gets to the disk while it goes on.
 
-The state is copied to host memory, and a thread writes the copy. What is copied when: tensors on a card at once, into
-page-locked memory where the backend has it, so that the card does it between two steps and nobody waits. On the CPU the
-optimizer's state is copied by the thread, while the next step computes its gradients: nothing but the optimizer changes
-it, and its step waits (:attr:`exp.engine.optim.BackendOptimWrapper.before_update`). Weights too, where the model
-promises the same of them (:attr:`exp.models.base.Model.changed_by_optimizer_alone`) and no hook of the user's can
-change them; other weights, and buffers, at once.
+The state is copied to host memory between two steps, page-locked where the backend has that, and a thread writes the
+copy.
 """
 
 from __future__ import annotations
@@ -18,18 +14,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Mapping
 
 import torch
+import torch.distributed as dist
 from mmengine.hooks import Hook
 
-from exp.engine import checkpoint, shards
+from exp.engine import checkpoint
 from exp.engine.finiteness import check_finite, what_to_do
-from exp.engine.fsdp import local_part
+from exp.engine.fsdp import sharded_like
 from exp.errors import RunError
 from exp.runs.status import Stage, beat
 
 if TYPE_CHECKING:
+    from exp.engine.distributed import Distributed
     from exp.hardware.backend import Backend
 
-__all__ = ["CheckpointHook", "CheckpointWriter"]
+__all__ = ["CheckpointHook", "CheckpointWriter", "ShardedSaver"]
 
 logger = logging.getLogger(__name__)
 
@@ -82,8 +80,7 @@ class CheckpointHook(Hook):
         self.last_step: int | None = None
         self.reference: float | None = None  # the last value that was better by min_delta
         self.bad_epochs = 0
-        self._source: Path | None = None  # what this attempt goes on from
-        self._known: set[str] = set()  # names of checkpoints in the folder that it has written or read
+        self._resumed_here = False  # whether this attempt goes on from a checkpoint of this folder
         self._due: dict[Path, tuple[Any, Write]] = {}  # what this rank is to write, and how, by file
         self._saved = (-1, False, False)  # step, whether a validation is due, whether the training was stopped
 
@@ -101,7 +98,7 @@ class CheckpointHook(Hook):
         """Remove what a killed writer left; once the run has started, set aside what it does not go on from."""
         runner.prepare_saving()
         if runner.distributed_group.is_main:
-            checkpoint.remove_stale_temporaries(self.folder)
+            checkpoint.remove_leftovers(self.folder)
         begins_at = runner.iter
         runner.session.when_started(lambda: self._set_aside(runner, begins_at))
 
@@ -189,18 +186,11 @@ class CheckpointHook(Hook):
             self._due[path] = content, checkpoint.write
 
     def _write(self, runner: Any) -> None:
-        """Have what is due written; files of one call share the copy of the weights."""
+        """Have what is due written, and then older ones removed; files of one call share the copy of the weights."""
         due, self._due = self._due, {}
         if due:
-            names = [path.name for path in due if path != self.best_path]
-            then = functools.partial(self._written, names) if runner.distributed_group.is_main else None
-            runner.checkpoint_writer.start(due, runner.optim_wrapper, runner.weights_wait_for_update, then)
-
-    def _written(self, names: list[str]) -> None:
-        """Called in the background once files are on the disk: only now may older ones go."""
-        if names:
-            self._known.update(names)
-            checkpoint.prune(self.folder, self.keep_last, self._known)
+            prune = functools.partial(checkpoint.prune, self.folder, self.keep_last)
+            runner.checkpoint_writer.start(due, prune if runner.distributed_group.is_main else None)
 
     # -- what was there before, and what is tested -----------------------------------------------------------------
 
@@ -209,12 +199,8 @@ class CheckpointHook(Hook):
 
         Left where they are, they would be taken for the newest.
         """
-        own = self._source is not None and self._source.resolve().parent == self.folder.resolve()
-        paths = [
-            path
-            for path in checkpoint.list_checkpoints(self.folder)
-            if path.name not in self._known and (not own or checkpoint.step_of(path) > begins_at)
-        ]
+        steps = checkpoint.list_checkpoints(self.folder)
+        paths = [path for path in steps if not self._resumed_here or checkpoint.step_of(path) > begins_at]
         if not (self.keep_best and self.best is not None) and self.best_path.is_file():
             paths.append(self.best_path)
         if paths:
@@ -232,16 +218,30 @@ class CheckpointHook(Hook):
         Args:
             runner: the runner.
             source: the checkpoint that the run goes on from; the best weights lie beside it.
+
+        Raises:
+            CheckpointError: the best weights are damaged: what was judged would be lost without a need.
         """
-        self._source = source
-        own = source.resolve().parent == self.folder.resolve()
-        if own:
-            self._known.add(source.name)
+        self._resumed_here = source.resolve().parent == self.folder.resolve()
         if self.keep_best and self.best is not None:
-            content = self._recalled(runner, source.parent / self.best_path.name)
-            if content is not None and not own:
-                path = self.best_path
-                runner.session.when_started(lambda: checkpoint.write(path, shards.adopt(content, path)))
+            content: Any = None
+            lacking: str | None = None
+            path = source.parent / self.best_path.name
+            if runner.distributed_group.is_main:
+                content = checkpoint.read(path) if path.is_file() else {}
+                meta = content.get("meta", {})
+                found = (meta.get("epoch"), meta.get("step"), meta.get("validation", {}).get(self.metric))
+                if found != (self.best_epoch, self.best_step, self.best):
+                    lacking = f"{path} has those of step {found[1]}" if content else f"no checkpoint at {path}"
+            lacking = runner.distributed_group.gather(lacking)[0]
+            if lacking is not None:
+                runner.session.say(
+                    f"warning: the best weights so far ({self.metric} {self.best:.6g} after epoch {self.best_epoch}) "
+                    f"are lost and no longer count: {lacking}"
+                )
+                self.best, self.best_epoch, self.best_step = None, 0, 0
+            elif content is not None and not self._resumed_here:
+                runner.session.when_started(functools.partial(checkpoint.write, self.best_path, content))
         judged = self.best is not None if self.keep_best else self.last_step == runner.iter
         if not judged and runner.train_loop.finished:
             runner.train_loop.validation_due = True  # no step will bring one
@@ -270,73 +270,29 @@ class CheckpointHook(Hook):
         record = {"tested_checkpoint": name, "tested_epoch": epoch, "tested_step": step, "best_epoch": epoch}
         return content, {**record, "validation": {self.metric: value}}
 
-    def _recalled(self, runner: Any, path: Path) -> dict[str, Any] | None:
-        """The best weights in ``path`` if they are those that are remembered, else they are forgotten. A collective.
-
-        Returns:
-            On rank 0 what the file holds, on others nothing; None: they are forgotten.
-
-        Raises:
-            CheckpointError: they are damaged: what was judged would be lost without a need.
-        """
-        content: dict[str, Any] = {}
-        trouble: str | None = None
-        if runner.distributed_group.is_main:
-            trouble = f"no checkpoint at {path}"
-            if path.is_file():
-                content = checkpoint.read(path, whole=False)
-                meta = content.get("meta", {})
-                found = (meta.get("epoch"), meta.get("step"), meta.get("validation", {}).get(self.metric))
-                trouble = f"{path} has those of step {found[1]} ({self.metric} {found[2]})"
-                if found == (self.best_epoch, self.best_step, self.best):
-                    trouble = None
-        trouble = runner.distributed_group.gather(trouble)[0]
-        if trouble is None:
-            return content
-        runner.session.say(
-            f"warning: the best weights so far ({self.metric} {self.best:.6g} after epoch {self.best_epoch}) are lost "
-            f"and no longer count: {trouble}"
-        )
-        self.best, self.best_epoch, self.best_step = None, 0, 0
-        return None
-
 
 class CheckpointWriter:
-    """Writes checkpoints one after another in the background, with one copy of the state in host memory.
+    """Writes checkpoints one after another in the background, from one copy of the state in host memory.
 
     Its methods are called by one thread, and are no collectives.
 
     Args:
-        backend: tells whether there is page-locked memory, and when the device has filled it.
+        backend: tells whether there is page-locked memory, and waits until the device has filled it.
     """
 
     def __init__(self, backend: Backend) -> None:
         self._backend, self._pinned = backend, backend.capabilities.pinned_memory
         # Kept from one checkpoint to the next, in the order of their use: new memory costs more than a copy.
         self._buffers: list[torch.Tensor] = []
-        self._spare: list[torch.Tensor] = []  # those of the checkpoint before, the next last
-        self._made: dict[Any, tuple[torch.Tensor, torch.Tensor]] = {}  # copies and their tensors, by where these lie
-        self._late: list[tuple[torch.Tensor, torch.Tensor]] = []  # of them, those that the thread makes
-        self._unchanging: set[int] = set()  # addresses of tensors that only the optimizer's step changes
         self._thread: threading.Thread | None = None
-        self._copied = threading.Event()
         self._error: BaseException | None = None
 
-    def start(
-        self,
-        files: Mapping[Path, tuple[Any, Write]],
-        optim_wrapper: Any = None,
-        with_weights: bool = False,
-        then: Callable[[], object] | None = None,
-    ) -> None:
+    def start(self, files: Mapping[Path, tuple[Any, Write]], then: Callable[[], object] | None = None) -> None:
         """Copy what is to be written, and return; waits for the checkpoint before, if that is still being written.
 
         Args:
             files: what they are to hold (see :func:`exp.engine.checkpoint.plain`), and what writes a copy of it, in the
                 background. Tensors that several of them share are copied once.
-            optim_wrapper: a :class:`exp.engine.optim.BackendOptimWrapper`, whose step can wait for the copy of its
-                state; None: everything is copied at once.
-            with_weights: whether its parameters, too, remain as they are until that step.
             then: called in the background when all of them are on the disk.
 
         Raises:
@@ -345,38 +301,39 @@ class CheckpointWriter:
         """
         beat(Stage.CHECKPOINT)
         self.wait()
-        self._spare, self._buffers = self._buffers[::-1], []
-        self._made, self._late, self._unchanging = {}, [], _unchanging(optim_wrapper, with_weights)
-        copied = {path: (checkpoint.plain(content, self._copy), write) for path, (content, write) in files.items()}
-        self._spare = []
-        delivered = self._mark()
-        self._copied.clear()
-        if self._late:
-            optim_wrapper.before_update = self.settle
+        spare, self._buffers = self._buffers[::-1], []
+        made: dict[Any, tuple[torch.Tensor, torch.Tensor]] = {}  # copies and their tensors, by where these lie
+
+        def copied(tensor: torch.Tensor) -> torch.Tensor:
+            tensor = tensor.detach()
+            if tensor.layout != torch.strided:
+                return tensor.cpu() if tensor.device.type != "cpu" else tensor.clone()
+            place = (tensor.device, _address(tensor), tensor.dtype, tensor.shape, tensor.stride())
+            if place not in made or not tensor.numel():
+                copy = self._memory_for(tensor, spare)
+                made[place] = (copy.copy_(tensor, non_blocking=self._pinned), tensor)
+            return made[place][0]
+
+        copies = {path: (checkpoint.plain(content, copied), write) for path, (content, write) in files.items()}
+        self._backend.synchronize()
         # A daemon: a disk that hangs must not keep a process from ending that was told to.
-        self._thread = threading.Thread(
-            target=self._run, args=(copied, delivered, then), name="checkpoint", daemon=True
-        )
+        self._thread = threading.Thread(target=self._run, args=(copies, then), name="checkpoint", daemon=True)
         self._thread.start()
 
-    def _mark(self) -> Callable[[], object]:
-        """What waits, on any thread, until the device has done what it was given so far."""
-        event = getattr(self._backend.module, "Event", None) if self._pinned else None
-        if event is None:
-            self._backend.synchronize()
-            return lambda: None
-        mark = event()
-        mark.record()
-        wait: Callable[[], object] = mark.synchronize
-        return wait
+    def _memory_for(self, tensor: torch.Tensor, spare: list[torch.Tensor]) -> torch.Tensor:
+        held = spare.pop() if spare else None
+        if held is None or (held.dtype, held.shape, held.is_pinned()) != (tensor.dtype, tensor.shape, self._pinned):
+            try:
+                held = torch.empty_like(tensor, device="cpu", pin_memory=self._pinned)
+            except RuntimeError as error:  # of the driver, which calls it out of memory, as if it were the card's
+                logger.warning("checkpoints are copied to memory that is not page-locked: %s", str(error).strip())
+                self._pinned = False
+                held = torch.empty_like(tensor, device="cpu")
+        self._buffers.append(held)
+        return held
 
-    def _run(self, files: dict[Path, tuple[Any, Write]], delivered: Any, then: Any) -> None:
+    def _run(self, files: dict[Path, tuple[Any, Write]], then: Any) -> None:
         try:
-            for copy, tensor in self._late:
-                copy.copy_(tensor)
-            self._copied.set()
-            delivered()
-            self._made, self._late = {}, []
             for path, (content, write) in files.items():
                 try:
                     write(path, content)
@@ -387,40 +344,6 @@ class CheckpointWriter:
                 then()
         except Exception as error:  # noqa: BLE001 - told by the thread that trains
             self._error = error
-        finally:
-            self._copied.set()
-
-    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy in host memory; of a CPU tensor that does not change yet, memory that the thread fills."""
-        tensor = tensor.detach()
-        if tensor.layout != torch.strided:
-            return tensor.cpu() if tensor.device.type != "cpu" else tensor.clone()
-        place = (tensor.device, _address(tensor), tensor.dtype, tensor.shape, tensor.stride())
-        if place not in self._made or not tensor.numel():
-            copy = self._memory_for(tensor)
-            if tensor.device.type == "cpu" and place[1] in self._unchanging:
-                self._late.append((copy, tensor))
-            else:
-                copy.copy_(tensor, non_blocking=self._pinned)
-            self._made[place] = (copy, tensor)  # the tensor, too: freed, its place could be another's
-        return self._made[place][0]
-
-    def _memory_for(self, tensor: torch.Tensor) -> torch.Tensor:
-        held = self._spare.pop() if self._spare else None
-        if held is None or (held.dtype, held.shape, held.is_pinned()) != (tensor.dtype, tensor.shape, self._pinned):
-            held = None
-        if held is None and self._pinned:
-            try:
-                held = torch.empty_like(tensor, device="cpu", pin_memory=True)
-            except RuntimeError as error:  # of the driver, which calls it out of memory, as if it were the card's
-                logger.warning("checkpoints are copied to memory that is not page-locked: %s", str(error).strip())
-                self._pinned = False
-        self._buffers.append(torch.empty_like(tensor, device="cpu") if held is None else held)
-        return self._buffers[-1]
-
-    def settle(self) -> None:
-        """Wait until the optimizer's state may change."""
-        self._copied.wait()
 
     def check(self) -> None:
         """Raise what went wrong in the background, if anything has; does not wait."""
@@ -450,20 +373,66 @@ class CheckpointWriter:
         self._buffers.clear()
 
 
-def _unchanging(optim_wrapper: Any, with_weights: bool) -> set[int]:
-    """Addresses of the tensors that only the optimizer's step changes."""
-    if optim_wrapper is None:
-        return set()
-    optimizer = optim_wrapper.optimizer
-    states = [state for state in optimizer.state.values() if isinstance(state, Mapping)]  # not all need be
-    tensors = [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
-    tensors += [p for group in optimizer.param_groups for p in group["params"]] if with_weights else []
-    return {_address(each) for each in map(local_part, tensors) if each.device.type == "cpu"}
-
-
 def _address(tensor: torch.Tensor) -> int:
     """Where its data lie; lazy devices have no such place, or say 0: there each tensor is its own."""
     try:
         return tensor.data_ptr() or -id(tensor)
     except RuntimeError:
         return -id(tensor)
+
+
+class ShardedSaver:
+    """Writes checkpoints of which each rank has a part, by torch's distributed checkpoint. To make it is a collective.
+
+    Ranks agree on who writes what over a group of their writing threads: in that of the training a collective could
+    meet one of a step.
+
+    Args:
+        group: of all ranks.
+    """
+
+    def __init__(self, group: Distributed) -> None:
+        from torch.distributed.device_mesh import DeviceMesh
+
+        self._is_main = group.is_main
+        self._group = dist.new_group(backend="gloo")
+        self._mesh = DeviceMesh.from_group(self._group, "cpu")
+
+    def prepare(self, content: Mapping[str, Any]) -> tuple[dict[str, Any], Write]:
+        """What this rank keeps of a checkpoint, and what writes a copy of that in the background of every rank.
+
+        No collective; the call that it gives is one, of the threads.
+        """
+        rest, holders = checkpoint.sharded_holders(content)
+        parts = {}
+        for prefix, holder in holders.items():
+            for name in [name for name, value in holder.items() if hasattr(value, "full_tensor")]:
+                parts[f"{prefix}/{name}"] = holder.pop(name)
+
+        def write(path: Path, copied: Mapping[str, Any]) -> None:
+            tensors = {key: sharded_like(copied["parts"][key], parts[key], self._mesh) for key in parts}
+            folder = self._write(path, tensors)
+            if self._is_main:
+                beside = {"name": folder.name, "digests": checkpoint.digests(folder)}
+                checkpoint.write(path, {**copied["rest"], checkpoint.BESIDE: beside})
+
+        local = {key: value.to_local() for key, value in parts.items()}
+        return {"parts": local, "rest": rest if self._is_main else {}}, write
+
+    def _write(self, path: Path, tensors: dict[str, Any]) -> Path:
+        """Write the shards of one checkpoint; gives their folder.
+
+        Raises:
+            RunError: a rank, which is named, could not write its part.
+        """
+        import torch.distributed.checkpoint as dcp
+
+        names = [checkpoint.free_folder(path).name if self._is_main else ""]
+        dist.broadcast_object_list(names, src=0, group=self._group)
+        folder = path.with_name(names[0])
+        try:
+            dcp.save(tensors, storage_writer=dcp.FileSystemWriter(str(folder)), process_group=self._group)
+        except dcp.CheckpointException as error:
+            rank, (cause, _) = min(error.failures.items())
+            raise RunError(f"rank {rank}: cannot write {folder}: {checkpoint.reason(cause)}") from error
+        return folder

@@ -7,7 +7,6 @@ MMEngine's Runner is not its base: hooks ask a runner for some twenty public nam
 from __future__ import annotations
 
 import copy
-import functools
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
@@ -23,12 +22,11 @@ from omegaconf import OmegaConf
 
 from exp.config.differences import of_training
 from exp.engine import checkpoint, rng
-from exp.engine.checkpoint import plain
+from exp.engine.checkpoint import complete, plain
 from exp.engine.fsdp import is_sharded
 from exp.engine.hooks import LossMeter
-from exp.engine.saving import CheckpointWriter
+from exp.engine.saving import CheckpointWriter, ShardedSaver
 from exp.engine.schedule import build_schedulers
-from exp.engine.shards import ShardedSaver, complete
 from exp.engine.stock_hooks import CountersHook
 from exp.engine.wrapper import average_buffers, unwrapped
 from exp.errors import ConfigError, RunError
@@ -238,7 +236,8 @@ class Trainer:
                 )
             model.init_weights()
             for value in model.state_dict().values() if self.distributed else ():
-                torch.distributed.broadcast(value, 0)
+                if value.is_floating_point():  # added up, which all collectives can
+                    self.backend.collectives.all_reduce(value.mul_(self.rank == 0))
 
     def close(self) -> None:
         """Finish the checkpoint that is being written, and let go of the data loaders, so that their processes end now.
@@ -261,7 +260,7 @@ class Trainer:
     def prepare_saving(self) -> None:
         """Called before training. A collective."""
         if is_sharded(unwrapped(self.model)):
-            self.sharded_saver = ShardedSaver(self.distributed_group, checkpoint.write)
+            self.sharded_saver = ShardedSaver(self.distributed_group)
 
     def _foreign_hooks(self, *stages: str) -> list[Hook]:
         """The hooks that are not the engine's own and do something at one of the stages."""
@@ -271,12 +270,6 @@ class Trainer:
     def hooks_that_save(self) -> list[str]:
         """The classes of the user's hooks that may change a checkpoint, its weights included."""
         return [type(hook).__name__ for hook in self._foreign_hooks("before_save_checkpoint")]
-
-    @functools.cached_property
-    def weights_wait_for_update(self) -> bool:
-        """Whether trained parameters remain as they are between two updates: neither model nor hooks change them."""
-        steady = getattr(unwrapped(self.model), "changed_by_optimizer_alone", False)
-        return steady and all(isinstance(hook, ParamSchedulerHook) for hook in self._foreign_hooks(*Hook.stages))
 
     def average_buffers(self) -> None:
         """Average running statistics over ranks: those of the model, and of copies that hooks keep. A collective."""

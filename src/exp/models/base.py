@@ -59,10 +59,6 @@ class Model(BaseModel):
     not find has ``sharded_units()`` (see :func:`exp.engine.fsdp.units_of`).
     """
 
-    changed_by_optimizer_alone: bool = False
-    """Whether nothing but the optimizer's step changes parameters that are trained: no :meth:`forward`, and no
-    :meth:`start_epoch`. On the CPU they are then copied for a checkpoint while the next step computes its gradients."""
-
     taken_on_trust: Sequence[str] = ()
     """Keys of ``model`` that matter and that neither names nor shapes of weights tell, such as the number of heads: for
     files without a configuration it is said which values are taken."""

@@ -48,7 +48,6 @@ class TimeBridge(Model):
     """
 
     config_class: ClassVar[Any] = TimeBridgeConfig
-    changed_by_optimizer_alone = True
 
     def __init__(self, **keys: Any) -> None:
         super().__init__()

@@ -53,7 +53,6 @@ class TimeBridgePrior(TimeBridge):
 
     config: TimeBridgePriorConfig
     config_class: ClassVar[Any] = TimeBridgePriorConfig
-    changed_by_optimizer_alone = False  # regimes are frozen between two steps
 
     def __init__(self, **keys: Any) -> None:
         super().__init__(**keys)

@@ -95,7 +95,6 @@ class ImageModel(Model):
         ConfigError: the settings do not go together.
     """
 
-    changed_by_optimizer_alone = True
     config_class: ClassVar[type] = ImageModelConfig
     config: Any
     pixel_mean: torch.Tensor
