@@ -14,9 +14,8 @@ from omegaconf import OmegaConf
 
 from exp.config.differences import changes
 from exp.config.schema import OptimConfig
-from exp.engine.optim import build_optimizer
+from exp.engine.optim import TorchOneCycle, build_optimizer, build_schedulers
 from exp.engine.resume import carry_over
-from exp.engine.schedule import TorchOneCycle, build_schedulers
 from exp.errors import ConfigError
 from tests.engine.conftest import Line, Mse, Spy
 

@@ -12,7 +12,7 @@ import torch
 from exp.data.base import Data, split_of
 from exp.data.loader import share_loader
 from exp.engine.building import build_data, build_evaluator, build_model
-from exp.engine.loops import EvalLoop
+from exp.engine.trainer import EvalLoop
 from exp.engine.training import _check_one_batch, _explained
 from exp.errors import ConfigError, RunError
 from tests.engine.conftest import Line, Mse, Samples

@@ -1,9 +1,14 @@
-"""What a training reports: losses and metrics in ``metrics.jsonl``, in MMEngine's visualizer, and on the terminal."""
+"""The engine's own hooks: what a training reports, and when it ends before its last step.
+
+Losses and metrics go into ``metrics.jsonl``, MMEngine's visualizer, and to the terminal. If the scheduler wants the
+machine back, all ranks agree where to save and end, so that none is a step ahead.
+"""
 
 from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any, Mapping, TextIO
 
 import mmengine.hooks
@@ -13,7 +18,7 @@ from mmengine.hooks import Hook
 from exp.console import waited
 from exp.engine.finiteness import nan_in, what_to_do
 from exp.engine.staged import staged_bytes
-from exp.errors import RunError
+from exp.errors import Preempted, RunError
 from exp.runs.files import to_json
 from exp.runs.folder import read_records
 from exp.runs.record import number_text
@@ -24,10 +29,24 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from exp.engine.distributed import Distributed
+    from exp.engine.saving import CheckpointHook
     from exp.hardware.backend import Backend
+    from exp.runs.preemption import PreemptionFlag
+    from exp.session import Session
 
-__all__ = ["LossMeter", "MetricsHook", "Progress", "truncate_metrics"]
+__all__ = [
+    "Agreement",
+    "Interrupted",
+    "LossMeter",
+    "MetricsHook",
+    "OverfitHook",
+    "PreemptionHook",
+    "Progress",
+    "truncate_metrics",
+]
 
+_ASK_EVERY_S = 1.0
+_NEAR_ZERO = 0.01  # of the first loss
 _REDRAW_SECONDS = 0.25
 _SHOWN = 4  # figures of a validation on the terminal; metrics.jsonl has all
 
@@ -92,7 +111,7 @@ class Progress:
         """Begin.
 
         Args:
-            loop: the :class:`exp.engine.loops.TrainLoop`.
+            loop: the :class:`exp.engine.trainer.TrainLoop`.
             first: what the first step waits for.
         """
         self._loop, self._step = loop, loop.iter
@@ -419,3 +438,160 @@ def truncate_metrics(path: Path, step: int) -> None:
         records = read_records(path.read_bytes().splitlines())
         kept = [f"{to_json(record)}\n" for record in records if record["step"] <= step]
         path.write_text("".join(kept), encoding="utf-8")
+
+
+class Interrupted(Preempted):
+    """``debug.restart_after`` has been reached, and the state is saved."""
+
+
+class Agreement:
+    """Tells all ranks at one and the same point that one of them is to end.
+
+    Asking costs a collective operation, so ranks ask about once a second, however short a step is. How many points
+    that is they work out from the time that all of them took together, which makes it the same number everywhere.
+
+    Args:
+        preemption_flag: of this node.
+        distributed: collectives.
+    """
+
+    def __init__(self, preemption_flag: PreemptionFlag, distributed: Distributed) -> None:
+        self.preemption_flag = preemption_flag
+        self.distributed = distributed
+        self._alone = distributed.world_size == 1
+        self.begin()
+
+    def begin(self) -> None:
+        """A phase with steps of another length begins: ask at its first point."""
+        self._interval = self._left = 1
+        self._asked = time.monotonic()
+
+    def reached(self) -> bool:
+        """Called by every rank at the same points; whether to end here."""
+        if self._alone:
+            return self.preemption_flag.is_set()
+        self._left -= 1
+        if self._left:
+            return False
+        now = time.monotonic()
+        # Whole milliseconds: their sum is the same on every rank to the last bit.
+        wanted, milliseconds = self.distributed.sum(
+            torch.tensor([int(self.preemption_flag.is_set()), int((now - self._asked) * 1000)])
+        ).tolist()
+        self._asked = now
+        mean_s = max(milliseconds, 1) / 1000 / self.distributed.world_size
+        fitting = int(self._interval * _ASK_EVERY_S / mean_s)
+        self._interval = self._left = max(1, min(fitting, 2 * self._interval))
+        return bool(wanted)
+
+
+class PreemptionHook(Hook):
+    """Ends training when it is preempted, with a checkpoint from which it continues exactly.
+
+    Between two steps, and between two batches of a validation: there the checkpoint says that the validation is still
+    to be made. With ``debug.restart_after`` also after that step.
+
+    Args:
+        session: has the flag, and the group whose ranks agree.
+        checkpoints: writes the checkpoint.
+    """
+
+    priority = "LOWEST"  # after everything that a checkpoint holds has its new state
+
+    def __init__(self, session: Session, checkpoints: CheckpointHook) -> None:
+        self.agreement = Agreement(session.info.preemption_flag, session.distributed)
+        self.checkpoints = checkpoints
+        self._restart_after = None if session.restarted_here else session.config.debug.restart_after
+        self._common_batches = 0
+
+    def before_train_epoch(self, runner: Any) -> None:
+        """Steps begin."""
+        self.agreement.begin()
+
+    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        """Between two steps; if a validation follows, its beginning is the place."""
+        step = runner.iter + 1
+        if runner.train_loop.validates_after(step, batch_idx):
+            return
+        if step == self._restart_after:
+            self._end(runner, Interrupted(step))
+        if self.agreement.reached():
+            self._end(runner, Preempted(step))
+
+    def before_validation(self, runner: Any) -> None:
+        """Before a validation, whose batches have another length; ranks may have different numbers of them."""
+        if runner.iter == self._restart_after:
+            self._end(runner, Interrupted(runner.iter), validation_due=True)
+        self._begin_evaluation(runner.val_loop)
+        if self.agreement.reached():
+            self._end(runner, Preempted(runner.iter), validation_due=True)
+        if runner.hooks_change_validation():
+            self._common_batches = 0  # until its end the weights are not those of the training
+
+    def before_val_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+        """Before a batch of the validation."""
+        if batch_idx < self._common_batches and self.agreement.reached():
+            self._end(runner, Preempted(runner.iter), validation_due=True)
+
+    def after_val_epoch(self, runner: Any, metrics: Any = None) -> None:
+        """Steps continue if the validation was within an epoch."""
+        self.agreement.begin()
+
+    def before_test_epoch(self, runner: Any) -> None:
+        """As for the validation."""
+        self._begin_evaluation(runner.test_loop)
+
+    def before_test_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+        """Before a batch of the test; the end of the training has been saved."""
+        if batch_idx < self._common_batches and self.agreement.reached():
+            raise Preempted(runner.iter)
+
+    def _begin_evaluation(self, loop: Any) -> None:
+        self.agreement.begin()
+        self._common_batches = loop.dataloader.sampler.common_batches
+
+    def _end(self, runner: Any, reason: Preempted, validation_due: bool = False) -> None:
+        self.checkpoints.save(runner, reason.step, validation_due=validation_due, waits=True)
+        if isinstance(reason, Interrupted):
+            runner.visualizer.close()
+        raise reason
+
+
+class OverfitHook(Hook):
+    """Stops when the loss of the last round over the batches is near zero, and reports the verdict.
+
+    Reads the loss at every step, which costs time that a few batches have.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.first: float | None = None
+        self.last: deque[float] = deque(maxlen=session.config.debug.train_batches)
+
+    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        """Take in the loss, as the mean over ranks."""
+        loss = outputs["loss"].detach().cpu().double().reshape(1)
+        self.last.append(float(self.session.distributed.sum(loss)) / self.session.distributed.world_size)
+        if len(self.last) == self.last.maxlen:
+            self.first = self._mean() if self.first is None else self.first
+            runner.train_loop.stop_training |= self._learned()
+
+    def after_train(self, runner: Any) -> None:
+        """The verdict."""
+        if self.first is not None:
+            verdict = (
+                "the model can learn"
+                if self._learned()
+                else "that is not near zero: give it more steps (max_steps) or another optim.lr, take out dropout, or "
+                "look at the loss, the targets and which parameters are trained"
+            )
+            self.session.say(
+                f"overfit: the loss on {self.last.maxlen} batches went from {self.first:.4g} to {self._mean():.4g} in "
+                f"{runner.iter} steps; {verdict}"
+            )
+
+    def _mean(self) -> float:
+        return sum(self.last) / len(self.last)
+
+    def _learned(self) -> bool:
+        return self.first is not None and self.first > 0 and self._mean() < _NEAR_ZERO * self.first

@@ -16,20 +16,25 @@ from exp.data.loader import device_loader, eval_loader, share_loader
 from exp.data.sampler import TrainBatchSampler
 from exp.data.transfer import move
 from exp.engine import checkpoint
-from exp.engine.building import about_data, build_data, build_evaluator, build_model, make_result, record_environment
-from exp.engine.debug import OverfitHook, split_in_use
+from exp.engine.building import (
+    about_data,
+    build_data,
+    build_evaluator,
+    build_model,
+    make_result,
+    record_environment,
+    split_in_use,
+)
 from exp.engine.fsdp import is_sharded, refuse_hooks
-from exp.engine.hooks import MetricsHook, Progress
+from exp.engine.hooks import MetricsHook, OverfitHook, PreemptionHook, Progress
 from exp.engine.logger import build_loggers
-from exp.engine.loops import EvalLoop, TrainLoop
 from exp.engine.optim import BackendOptimWrapper, build_optimizer
-from exp.engine.plots import draw_extras, training_pictures
-from exp.engine.preemption_hook import PreemptionHook
+from exp.engine.outputs import draw_extras, training_pictures
+from exp.engine.registries import build_hooks
 from exp.engine.resume import compare, find_checkpoint, restore
 from exp.engine.rng import rng_state, seed_everything, set_rng_state
 from exp.engine.saving import CheckpointHook
-from exp.engine.stock_hooks import build_hooks
-from exp.engine.trainer import Trainer
+from exp.engine.trainer import EvalLoop, Trainer, TrainLoop
 from exp.engine.wrapper import place_and_wrap, predictions, unwrapped
 from exp.errors import ConfigError, DataError, ExpError, RunError, SampleError
 from exp.models.base import parameter_counts

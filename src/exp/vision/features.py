@@ -11,7 +11,7 @@ import torch
 from safetensors.numpy import load_file, save
 
 from exp.engine.building import build_data, build_model, make_result, record_environment
-from exp.engine.plots import PictureWriter
+from exp.engine.outputs import PictureWriter
 from exp.engine.wrapper import check_placement
 from exp.errors import ConfigError, RunError
 from exp.runs.files import csv_content, to_json, write_atomically

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Sequence
 import numpy as np
 import torch
 
-from exp.engine.plots import PictureWriter
+from exp.engine.outputs import PictureWriter
 from exp.runs.files import csv_content, write_atomically
 from exp.vision.draw.figures import Scene, scene_tile, sheet, spread
 from exp.vision.draw.pictures import shrunk, to_rgb

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
 
 import numpy as np
 
-from exp.engine.plots import PictureWriter
+from exp.engine.outputs import PictureWriter
 from exp.runs.files import csv_content, write_atomically
 from exp.vision.draw.overlay import overlay_with_legend
 from exp.vision.draw.pictures import resized_labels
