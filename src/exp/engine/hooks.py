@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from typing import TYPE_CHECKING, Any, Mapping, TextIO
 
 import mmengine.hooks
@@ -224,8 +224,8 @@ class MetricsHook(Hook):
         self.train_seconds = 0.0
         self.samples = 0
         self.left_device: LeftDevice | None = None
-        self._mark = self._paused = self._epoch_seconds = 0.0
-        self._steps_since_mark = self._staged = self._epoch_samples = 0
+        self._mark = self._paused = 0.0
+        self._steps_since_mark = self._staged = 0
         self._every_step = False  # MMEngine's own hook updates the message hub, at every step
         self._loop: Any = None
         self._file: TextIO | None = None
@@ -246,7 +246,6 @@ class MetricsHook(Hook):
         self.left_device.begin()
         self._mark = time.perf_counter()
         self._steps_since_mark = 0
-        self._epoch_seconds, self._epoch_samples = 0.0, 0
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         """Count the step; read the losses when it is time."""
@@ -278,8 +277,6 @@ class MetricsHook(Hook):
         self._mark, self._steps_since_mark = now, 0
         self.train_seconds += seconds
         self.samples += samples
-        self._epoch_seconds += seconds
-        self._epoch_samples += samples
         for name, value in losses.items():
             if not math.isfinite(value):
                 ranks = ", ".join(str(rank) for rank, own in enumerate(by_rank) if not math.isfinite(own.get(name, 0)))
@@ -302,8 +299,7 @@ class MetricsHook(Hook):
         if runner.distributed_group.is_main:
             record.update(_card(runner.backend))
         self._write(runner, "train", step, record)
-        # The epoch's mean: the last interval of an epoch can be a single step.
-        self.progress.losses(losses, record["lr"], self._epoch_samples / self._epoch_seconds)
+        self.progress.losses(losses, record["lr"], record["samples_per_second"])
 
     def before_val_epoch(self, runner: Any) -> None:
         """A validation in mid-epoch is not training time."""
@@ -359,22 +355,26 @@ class LeftDevice:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._since: Mapping[str, tuple[int, int]] | None = None
-        self._interval: dict[str, tuple[int, int]] = {}
-        self._total: dict[str, tuple[int, int]] = {}
+        self._since: Counter[tuple[str, int]] | None = None  # calls and bytes, as 0 and 1, by operator
+        self._interval: Counter[tuple[str, int]] = Counter()
+        self._total: Counter[tuple[str, int]] = Counter()
         self._steps = 0
+
+    def _now(self) -> Counter[tuple[str, int]] | None:
+        found = self._backend.fallbacks()
+        if found is None:
+            return None
+        return Counter({(name, kind): count for name, counts in found.items() for kind, count in enumerate(counts)})
 
     def begin(self) -> None:
         """Training begins, or continues after something else."""
-        self._since = self._backend.fallbacks()
+        self._since = self._now()
 
     def pause(self) -> None:
         """Training is interrupted, by a validation."""
-        now = self._backend.fallbacks()
+        now = self._now()
         if now is not None and self._since is not None:
-            for name, counts in now.items():
-                before = self._since.get(name, (0, 0))
-                _add(self._interval, name, counts[0] - before[0], counts[1] - before[1])
+            self._interval += now - self._since
             self._since = now
 
     def read(self, steps: int) -> dict[str, float | None]:
@@ -386,11 +386,11 @@ class LeftDevice:
         self.pause()
         if self._since is None:
             return {}
-        interval, self._interval = self._interval, {}
-        for name, counts in interval.items():
-            _add(self._total, name, *counts)
+        figures = _per_step(self._interval, steps)
+        self._total += self._interval
+        self._interval = Counter()
         self._steps += steps
-        return {f"left_device_{key}": value for key, value in _per_step(interval, steps).items()}
+        return {f"left_device_{key}": value for key, value in figures.items()}
 
     def summary(self, distributed: Distributed) -> dict[str, Any] | None:
         """Figures for ``result.json``, of the rank that sends most: the others wait for it. A collective.
@@ -404,20 +404,20 @@ class LeftDevice:
             return None
         sums = [_per_step(total, self._steps) for total in totals]
         rank = max(range(len(sums)), key=lambda each: (sums[each]["bytes_per_step"] or 0, sums[each]["calls_per_step"]))
-        ordered = sorted(totals[rank].items(), key=lambda item: (-item[1][1], -item[1][0], item[0]))
-        operators = {name: _per_step({name: counts}, self._steps) for name, counts in ordered}
-        return {"rank": rank, **sums[rank], "operators": operators}
+        counts = totals[rank]
+        names = sorted({name for name, _ in counts}, key=lambda name: (-counts[name, 1], -counts[name, 0], name))
+        return {
+            "rank": rank,
+            **sums[rank],
+            "operators": {
+                name: _per_step({key: counts[key] for key in ((name, 0), (name, 1))}, self._steps) for name in names
+            },
+        }
 
 
-def _add(counts: dict[str, tuple[int, int]], name: str, calls: int, size: int) -> None:
-    if calls:
-        before = counts.get(name, (0, 0))
-        counts[name] = (before[0] + calls, before[1] + size)
-
-
-def _per_step(counts: Mapping[str, tuple[int, int]], steps: int) -> dict[str, Any]:
+def _per_step(counts: Mapping[tuple[str, int], int], steps: int) -> dict[str, Any]:
     """Calls and bytes; None for bytes if there are calls only."""
-    calls, size = sum(each[0] for each in counts.values()), sum(each[1] for each in counts.values())
+    calls, size = (sum(count for (_, kind), count in counts.items() if kind == each) for each in (0, 1))
     return {"calls_per_step": calls / steps, "bytes_per_step": None if calls and not size else size / steps}
 
 
