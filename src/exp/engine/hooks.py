@@ -31,11 +31,9 @@ if TYPE_CHECKING:
     from exp.engine.distributed import Distributed
     from exp.engine.saving import CheckpointHook
     from exp.hardware.backend import Backend
-    from exp.runs.preemption import PreemptionFlag
     from exp.session import Session
 
 __all__ = [
-    "Agreement",
     "Interrupted",
     "LossMeter",
     "MetricsHook",
@@ -444,31 +442,38 @@ class Interrupted(Preempted):
     """``debug.restart_after`` has been reached, and the state is saved."""
 
 
-class Agreement:
-    """Tells all ranks at one and the same point that one of them is to end.
+class PreemptionHook(Hook):
+    """Ends training when it is preempted, with a checkpoint from which it continues exactly.
 
-    Asking costs a collective operation, so ranks ask about once a second, however short a step is. How many points
-    that is they work out from the time that all of them took together, which makes it the same number everywhere.
+    Between two steps, and between two batches of a validation: there the checkpoint says that the validation is still
+    to be made. With ``debug.restart_after`` also after that step.
+
+    All ranks end at one and the same point. Asking costs a collective operation, so they ask about once a second,
+    however short a step is. How many points that is they work out from the time that all of them took together, which
+    makes it the same number everywhere.
 
     Args:
-        preemption_flag: of this node.
-        distributed: collectives.
+        session: has the flag, and the group whose ranks agree.
+        checkpoints: writes the checkpoint.
     """
 
-    def __init__(self, preemption_flag: PreemptionFlag, distributed: Distributed) -> None:
-        self.preemption_flag = preemption_flag
-        self.distributed = distributed
-        self._alone = distributed.world_size == 1
-        self.begin()
+    priority = "LOWEST"  # after everything that a checkpoint holds has its new state
 
-    def begin(self) -> None:
+    def __init__(self, session: Session, checkpoints: CheckpointHook) -> None:
+        self.preemption_flag, self.distributed = session.info.preemption_flag, session.distributed
+        self.checkpoints = checkpoints
+        self._restart_after = None if session.restarted_here else session.config.debug.restart_after
+        self._begin()
+
+    def _begin(self, common_batches: int = 0) -> None:
         """A phase with steps of another length begins: ask at its first point."""
+        self._common_batches = common_batches  # of an evaluation: those that every rank has
         self._interval = self._left = 1
         self._asked = time.monotonic()
 
-    def reached(self) -> bool:
+    def _wanted(self) -> bool:
         """Called by every rank at the same points; whether to end here."""
-        if self._alone:
+        if self.distributed.world_size == 1:
             return self.preemption_flag.is_set()
         self._left -= 1
         if self._left:
@@ -484,29 +489,9 @@ class Agreement:
         self._interval = self._left = max(1, min(fitting, 2 * self._interval))
         return bool(wanted)
 
-
-class PreemptionHook(Hook):
-    """Ends training when it is preempted, with a checkpoint from which it continues exactly.
-
-    Between two steps, and between two batches of a validation: there the checkpoint says that the validation is still
-    to be made. With ``debug.restart_after`` also after that step.
-
-    Args:
-        session: has the flag, and the group whose ranks agree.
-        checkpoints: writes the checkpoint.
-    """
-
-    priority = "LOWEST"  # after everything that a checkpoint holds has its new state
-
-    def __init__(self, session: Session, checkpoints: CheckpointHook) -> None:
-        self.agreement = Agreement(session.info.preemption_flag, session.distributed)
-        self.checkpoints = checkpoints
-        self._restart_after = None if session.restarted_here else session.config.debug.restart_after
-        self._common_batches = 0
-
     def before_train_epoch(self, runner: Any) -> None:
         """Steps begin."""
-        self.agreement.begin()
+        self._begin()
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         """Between two steps; if a validation follows, its beginning is the place."""
@@ -515,40 +500,35 @@ class PreemptionHook(Hook):
             return
         if step == self._restart_after:
             self._end(runner, Interrupted(step))
-        if self.agreement.reached():
+        if self._wanted():
             self._end(runner, Preempted(step))
 
     def before_validation(self, runner: Any) -> None:
-        """Before a validation, whose batches have another length; ranks may have different numbers of them."""
+        """Before a validation, and before hooks put other weights in place for it."""
         if runner.iter == self._restart_after:
             self._end(runner, Interrupted(runner.iter), validation_due=True)
-        self._begin_evaluation(runner.val_loop)
-        if self.agreement.reached():
+        # With other weights in place nothing can be saved until its end.
+        self._begin(0 if runner.hooks_change_validation() else runner.val_loop.dataloader.sampler.common_batches)
+        if self._wanted():
             self._end(runner, Preempted(runner.iter), validation_due=True)
-        if runner.hooks_change_validation():
-            self._common_batches = 0  # until its end the weights are not those of the training
 
     def before_val_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
-        """Before a batch of the validation."""
-        if batch_idx < self._common_batches and self.agreement.reached():
+        """Before a batch of the validation; ranks may have different numbers of them."""
+        if batch_idx < self._common_batches and self._wanted():
             self._end(runner, Preempted(runner.iter), validation_due=True)
 
     def after_val_epoch(self, runner: Any, metrics: Any = None) -> None:
         """Steps continue if the validation was within an epoch."""
-        self.agreement.begin()
+        self._begin()
 
     def before_test_epoch(self, runner: Any) -> None:
         """As for the validation."""
-        self._begin_evaluation(runner.test_loop)
+        self._begin(runner.test_loop.dataloader.sampler.common_batches)
 
     def before_test_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         """Before a batch of the test; the end of the training has been saved."""
-        if batch_idx < self._common_batches and self.agreement.reached():
+        if batch_idx < self._common_batches and self._wanted():
             raise Preempted(runner.iter)
-
-    def _begin_evaluation(self, loop: Any) -> None:
-        self.agreement.begin()
-        self._common_batches = loop.dataloader.sampler.common_batches
 
     def _end(self, runner: Any, reason: Preempted, validation_due: bool = False) -> None:
         self.checkpoints.save(runner, reason.step, validation_due=validation_due, waits=True)

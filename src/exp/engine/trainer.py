@@ -93,7 +93,9 @@ class Trainer:
         vis_backends: Sequence[Any] = (),
     ) -> None:
         self.session, self.device, self.backend = session, session.device, session.backend
-        self.distributed_group = session.distributed
+        self.distributed_group = group = session.distributed
+        self.rank, self.world_size, self.distributed = group.rank, group.world_size, group.world_size > 1
+        self.seed, self.deterministic = int(session.config.seed), torch.are_deterministic_algorithms_enabled()
         self.precision: str = session.config.precision
         self.model, self.model_name = model, type(unwrapped(model)).__name__
         self.train_loop, self.val_loop, self.test_loop = train_loop, val_loop, test_loop
@@ -123,31 +125,6 @@ class Trainer:
         self.sharded_saver: ShardedSaver | None = None  # writes this rank's part of a sharded model
 
     # -- what hooks ask of a runner ---------------------------------------------------------------------------------
-
-    @property
-    def rank(self) -> int:
-        """Rank of this process."""
-        return self.distributed_group.rank
-
-    @property
-    def world_size(self) -> int:
-        """Number of processes."""
-        return self.distributed_group.world_size
-
-    @property
-    def distributed(self) -> bool:
-        """Whether there are several."""
-        return self.world_size > 1
-
-    @property
-    def seed(self) -> int:
-        """``seed`` of the configuration; generators of rank n began with seed + n."""
-        return int(self.session.config.seed)
-
-    @property
-    def deterministic(self) -> bool:
-        """Whether torch is to use deterministic algorithms alone."""
-        return torch.are_deterministic_algorithms_enabled()
 
     @property
     def iter(self) -> int:
