@@ -28,10 +28,9 @@ from exp.config.schema import CheckpointConfig, ExpConfig
 from exp.engine import checkpoint
 from exp.engine.distributed import Distributed
 from exp.engine.finiteness import check_finite
-from exp.engine.loops import TrainLoop
 from exp.engine.optim import BackendOptimWrapper
 from exp.engine.saving import CheckpointHook
-from exp.engine.trainer import Trainer
+from exp.engine.trainer import Trainer, TrainLoop
 from exp.launcher.rank import RankInfo
 from exp.models.base import Model
 from exp.runs.folder import RunFolder

@@ -31,10 +31,9 @@ from exp.config.schema import CheckpointConfig, ExpConfig
 from exp.data.loader import train_loader
 from exp.engine.distributed import Distributed
 from exp.engine.hooks import MetricsHook, Progress
-from exp.engine.loops import TrainLoop
 from exp.engine.optim import BackendOptimWrapper
 from exp.engine.saving import CheckpointHook
-from exp.engine.trainer import Trainer
+from exp.engine.trainer import Trainer, TrainLoop
 from exp.launcher.rank import RankInfo
 from exp.models.base import Model
 from exp.runs.folder import RunFolder

@@ -44,14 +44,6 @@ def test_order_depends_on_epoch_and_seed_alone():
     assert steps(8, 8, 1, 1, seed=2023) == [[1, 7, 4, 6, 2, 0, 3, 5]]
 
 
-def test_the_position_is_that_of_iter():
-    sampler = TrainBatchSampler(20, 4, seed=1)
-    expected = list(sampler)
-    batches = iter(sampler)
-    sampler.advance()  # as the trainer does, while a worker has not asked for its first batch
-    assert torch.equal(next(batches), expected[0])
-
-
 def test_what_cannot_be_is_refused():
     for position in ((0, 3), (0, 12), (-1, 0), (0, -4)):
         with pytest.raises(ConfigError, match="global_batch_size=4"):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import OrderedDict, namedtuple
 from types import SimpleNamespace
 
 import torch
 from torch.nn.utils.rnn import pack_sequence
 
-from exp.data.transfer import DeviceLoader, move, tensors_of
+from exp.data.transfer import move, tensors_of
 
 Pair = namedtuple("Pair", ["left", "right"])
 META = torch.device("meta")
@@ -32,14 +31,3 @@ def test_tensors_are_moved_wherever_they_stand():
     assert move(batch, torch.device("cpu")) is batch
     packed = move({"x": pack_sequence([torch.ones(3), torch.ones(2)])}, META)["x"]
     assert (packed.data.device.type, packed.batch_sizes.device.type) == ("meta", "cpu")  # lengths stay
-
-
-def test_all_that_crosses_beside_the_computation_is_kept_until_that_is_through(monkeypatch):
-    kept = []
-    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: kept.append(tensor))
-    loader = DeviceLoader([nested()], None, META, pinned=False)
-    side = SimpleNamespace(wait_stream=lambda other: None)
-    streams = SimpleNamespace(current_stream=lambda device: side, stream=lambda stream: contextlib.nullcontext())
-    monkeypatch.setattr(loader, "_streams", streams)
-    (batch,) = loader
-    assert [id(tensor) for tensor in kept] == [id(tensor) for tensor in tensors_of(batch)]

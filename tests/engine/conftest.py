@@ -13,10 +13,9 @@ from exp.config.schema import CheckpointConfig, ExpConfig
 from exp.data.sampler import TrainBatchSampler
 from exp.engine.distributed import Distributed
 from exp.engine.hooks import MetricsHook, Progress
-from exp.engine.loops import EvalLoop, TrainLoop
 from exp.engine.optim import BackendOptimWrapper
 from exp.engine.saving import CheckpointHook
-from exp.engine.trainer import Trainer
+from exp.engine.trainer import EvalLoop, Trainer, TrainLoop
 from exp.hardware.compat import supports_full_sharding
 from exp.launcher.rank import RankInfo
 from exp.metrics import Evaluator, SampleMetric

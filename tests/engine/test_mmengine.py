@@ -18,7 +18,7 @@ from mmengine.visualization import Visualizer
 
 from exp.config.check import REFUSED, check_hooks
 from exp.engine import checkpoint
-from exp.engine.stock_hooks import build_hooks
+from exp.engine.registries import build_hooks
 from exp.errors import ConfigError
 from tests.engine.conftest import Line, Spy
 
@@ -151,27 +151,11 @@ def test_some_are_refused_by_either_name(name):
     check_hooks([{"type": f"mine.{name}"}])  # of the same name, and not MMEngine's
 
 
-class Cut(Hook):
-    """Saves within the first validation, as notice to end does."""
-
-    def before_val(self, runner):
-        self.raw = runner.model.w.item()
-
-    def before_val_iter(self, runner, batch_idx, data_batch=None):
-        if batch_idx == 1:
-            runner.saving.save(runner, runner.iter, validation_due=True, waits=True)
-            self.averaged = runner.model.w.item()
-            self.content = checkpoint.read(runner.saving.folder / "step_00000016.pth")
-
-
-def test_a_checkpoint_of_a_cut_validation_holds_the_weights_of_the_training(make_runner):
-    """Beside those that EMAHook has put in their place until the validation's end."""
-    cut = Cut()
-    make_runner(hooks=[*build_hooks([EMA], "mse", greater_is_better=False), cut]).train()
-    assert cut.content["meta"]["validation_due"]
-    assert cut.averaged != cut.raw
-    weights = [cut.content["state_dict"]["w"], cut.content["ema_state_dict"]["module.w"]]
-    assert weights == [cut.averaged, cut.raw]
+def test_no_validation_of_other_weights_is_cut_short(make_runner):
+    """Those that EMAHook has put in place until its end; the training's own can be saved between two batches."""
+    averaging = build_hooks([EMA], "mse", greater_is_better=False)
+    assert make_runner(hooks=averaging).hooks_change_validation()
+    assert not make_runner().hooks_change_validation()
 
 
 mmengine.registry.HOOKS.register_module(

@@ -14,9 +14,8 @@ from omegaconf import OmegaConf
 
 from exp.config.differences import changes
 from exp.config.schema import OptimConfig
-from exp.engine.optim import build_optimizer
+from exp.engine.optim import build_optimizer, build_schedulers
 from exp.engine.resume import carry_over
-from exp.engine.schedule import TorchOneCycle, build_schedulers
 from exp.errors import ConfigError
 from tests.engine.conftest import Line, Mse, Spy
 
@@ -25,10 +24,10 @@ SCALES = torch.tensor([1.0, 0.1, 0.01], dtype=torch.float64)
 LR = 2e-3
 
 
-def groups(make=torch.optim.Adam, scales=SCALES, **options):
+def groups(scales):
     """An optimizer whose groups learn at parts of one rate, as layer_decay and backbone_lr_scale leave them."""
     parts = [{"params": [torch.nn.Parameter(torch.ones(1))], "lr": LR * float(scale)} for scale in scales]
-    return make(parts, lr=LR, **options)
+    return torch.optim.Adam(parts, lr=LR)
 
 
 @pytest.fixture
@@ -36,7 +35,7 @@ def rates(make_runner):
     """The rate of the first group at each optimizer step; the other groups keep their part of it."""
 
     def run(schedulers, scales=SCALES, max_epochs=3, **options):
-        model, optimizer = Line(), groups(scales=scales)
+        model, optimizer = Line(), groups(scales)
         spy = Spy(lambda _: [group["lr"] for group in optimizer.param_groups])
         model.others = torch.nn.ParameterList([p for group in optimizer.param_groups for p in group["params"]])
         make_runner(model, hooks=[spy], schedulers=schedulers, optimizer=optimizer, max_epochs=max_epochs,
@@ -128,21 +127,6 @@ def test_what_follows_the_validations_follows_the_metric_that_decides(make_runne
     (found,) = runner.param_schedulers
     assert (found.monitor, found.rule) == ("acc", "greater")
     assert runner.optim_wrapper.optimizer.param_groups[0]["lr"] == pytest.approx(0.01)
-
-
-@pytest.mark.parametrize("options", [{"make": torch.optim.SGD, "momentum": 0.9}, {"make": torch.optim.Adam}])
-def test_one_cycle_of_several_groups_turns_all_momenta_against_the_rates(options):
-    """That it is continued exactly: tests/behaviour/test_resume.py."""
-    optimizer = groups(**options)
-    scheduler = TorchOneCycle(optimizer, eta_max=4e-3, total_steps=20, pct_start=0.2)
-    seen = []
-    for _ in range(3):
-        optimizer.step()
-        scheduler.step()
-        seen += [[(group["lr"], group.get("momentum") or group["betas"][0]) for group in optimizer.param_groups]]
-    # Its largest rate stands for that of optim.lr: the other groups keep their part of it, at its least momentum.
-    assert seen[2] == [pytest.approx((4e-3 * float(scale), 0.85)) for scale in SCALES]
-    assert seen[0][0][1] > 0.86
 
 
 PER_EPOCH = 4

@@ -12,9 +12,9 @@ import torch
 from exp.data.base import Data, split_of
 from exp.data.loader import share_loader
 from exp.engine.building import build_data, build_evaluator, build_model
-from exp.engine.loops import EvalLoop
+from exp.engine.trainer import EvalLoop
 from exp.engine.training import _check_one_batch, _explained
-from exp.errors import ConfigError, RunError
+from exp.errors import ConfigError
 from tests.engine.conftest import Line, Mse, Samples
 
 
@@ -72,7 +72,7 @@ def test_it_is_told_before_the_first_step(monkeypatch, make_session, base, membe
     def begin():
         data = build_data(session)
         model = build_model(session, data)
-        with _explained(session, model, None):
+        with _explained(session, None):
             check(session, data, model)
         model.parse_losses(model(**Samples()[torch.arange(4)], mode="loss"))
 
@@ -90,14 +90,3 @@ def test_random_states_stay(make_session):
     before = states()
     check(session, data, model)
     assert states() == before
-
-
-def test_parameters_without_a_gradient_are_named(make_session):
-    """As torch's DDP reports them, by number."""
-    text = (
-        "Expected to have finished reduction in the prior iteration before starting a new one. ...\n"
-        "Parameter indices which did not receive grad for rank 1: 1 2\n In addition, you can set ..."
-    )
-    named = r"norm\.weight, norm\.bias.*find_unused_parameters=true"
-    with pytest.raises(RunError, match=named), _explained(make_session(**OWN), Restless(), None):
-        raise RuntimeError(text)

@@ -6,10 +6,13 @@ import abc
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Sequence
 
-from exp.data.mapstyle import batched
-from exp.errors import ConfigError, DataError
-from exp.user_code import EXPERIMENT_PAGE as PAGE
-from exp.user_code import shown
+import torch
+from torch.utils.data import Dataset
+from torch.utils.data.dataloader import default_collate
+
+from exp.data.seeding import preserved_generators, seed_sample
+from exp.errors import ConfigError, DataError, SampleError
+from exp.user_code import EXPERIMENT_PAGE, is_of_user, message_of, place_of, shown
 
 if TYPE_CHECKING:
     from exp.data.fingerprint import Fingerprint
@@ -148,7 +151,7 @@ class Data(abc.ABC):
             DataError: these data do not go with them.
         """
         raise DataError(
-            f"data: {shown(self)} has state_dict(), and no load_state_dict(state) that takes it; see {PAGE}"
+            f"data: {shown(self)} has state_dict(), and no load_state_dict(state) that takes it; see {EXPERIMENT_PAGE}"
         )
 
     def setup(self, session: Session) -> None:
@@ -186,8 +189,66 @@ def split_of(data: Data, split: str, seed: int) -> Any:
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise ConfigError(
             f"data: {shown(data)}.{split} ({type(dataset).__qualname__}) must be a dataset with a length and [index]; "
-            f"see {PAGE}"
+            f"see {EXPERIMENT_PAGE}"
         )
     if not len(dataset):
-        raise DataError(f"data: {shown(data)}.{split} has no sample; give it some, or make another split; see {PAGE}")
-    return batched(dataset, data.collate, seed, f"{shown(data)}.{split}")
+        raise DataError(
+            f"data: {shown(data)}.{split} has no sample; give it some, or make another split; see {EXPERIMENT_PAGE}"
+        )
+    if getattr(dataset, "takes_batches", False):
+        return dataset
+    return _Batched(dataset, data.collate or default_collate, seed, f"{shown(data)}.{split}")
+
+
+class _Batched(Dataset[Any]):
+    """Random numbers that a sample draws, of Python's, NumPy's and torch's global generators, depend on seed, epoch and
+    sample alone: runs are the same for any number of ranks and loader processes, and after resuming.
+    """
+
+    takes_batches = True
+    needs_epoch = True
+
+    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any], seed: int, name: str) -> None:
+        self.dataset = dataset
+        self.collate = collate
+        self.seed = seed
+        self.name = name
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, keys: torch.Tensor) -> Any:
+        pairs = keys.tolist() if keys.dim() == 2 else [(number, 0) for number in keys.tolist()]
+        samples: list[Any] = []
+        try:
+            with preserved_generators(with_torch=True):
+                for number, epoch in pairs:
+                    seed_sample(self.seed, epoch, number, with_torch=True)
+                    samples.append(self.dataset[number])
+            batch = self.collate(samples)
+        except Exception as error:  # a dataset may raise anything
+            if not is_of_user(error):
+                raise
+            # Here, since a loader process hands on no more of it than its text.
+            numbers = [number for number, _ in pairs]
+            which = ", ".join(map(str, numbers[len(samples) :][:1] or numbers))
+            first = f"{type(error).__name__}: {message_of(error).strip()}".splitlines()[0]
+            hint = _difference(samples) if len(samples) == len(numbers) else ""
+            raise SampleError(f"data: {self.name}[{which}] raises {first}{place_of(error)}{hint}") from error
+        if not isinstance(batch, dict) or not all(isinstance(key, str) for key in batch):
+            found = f"with the keys {list(batch)}" if isinstance(batch, dict) else f"not a {type(batch).__name__}"
+            raise DataError(
+                f"data: a batch must be a dict by the names that the model's forward takes, {found}; give samples of "
+                f"{shown(self.dataset)} as such dicts, or set data.collate; see {EXPERIMENT_PAGE}"
+            )
+        return batch
+
+
+def _difference(samples: list[Any]) -> str:
+    """The first key whose values differ in shape or type, or are None: the error of torch may mislead."""
+    for key in samples[0] if isinstance(samples[0], dict) else ():
+        values = [each.get(key) for each in samples]
+        kinds = {str(tuple(each.shape)) if hasattr(each, "shape") else type(each).__name__ for each in values}
+        if len(kinds) > 1 or "NoneType" in kinds:
+            return f"; {key} is {' or '.join(sorted(kinds))}"
+    return ""

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from mmengine.model import BaseModel
 from omegaconf import OmegaConf
+from torch.utils.data import Dataset
 
 from exp.config.resolve import create
-from exp.data.base import Data, Extras
+from exp.data.base import Data, Extras, split_of
 from exp.engine.checkpoint import plain
-from exp.engine.debug import measured_part
 from exp.engine.fit import Weights, fit_weights, read_weights
 from exp.engine.wrapper import build_deferred, of_wrapper
 from exp.errors import ConfigError, RunError
@@ -26,11 +26,21 @@ from exp.task import task_class
 from exp.user_code import EXPERIMENT_PAGE, shown
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from exp.session import Session
 
-__all__ = ["about_data", "build_data", "build_evaluator", "build_model", "make_result", "record_environment"]
+__all__ = [
+    "about_data",
+    "build_data",
+    "build_evaluator",
+    "build_model",
+    "make_result",
+    "measured_part",
+    "record_environment",
+    "split_in_use",
+]
 
 
 def build_data(session: Session) -> Data:
@@ -207,3 +217,66 @@ def _published(config: Any) -> dict[str, Any] | None:
         return None
     figures: Any = OmegaConf.to_container(config.published[horizon])
     return {**figures, "source": config.published_source, "differs": list(config.record.published_differs)}
+
+
+def split_in_use(session: Session, data: Data, split: str) -> Any:
+    """A split, indexed by a whole batch, or as much of it as ``debug`` leaves.
+
+    Samples are spread evenly over the split, since files are often sorted by class or time.
+
+    Args:
+        session: the session.
+        data: the data set.
+        split: ``train``, ``val`` or ``test``.
+
+    Raises:
+        ConfigError: as :func:`exp.data.base.split_of`.
+    """
+    config, debug = session.config, session.config.debug
+    overfit = debug.overfit and config.global_batch_size is not None  # which only a training has
+    dataset = split_of(data, "train" if overfit else split, config.seed)
+    if overfit or split == "train":
+        batches, size = debug.train_batches, config.global_batch_size or 1
+    else:
+        batches = debug.val_batches if split == "val" else debug.test_batches
+        size = data.eval_batch_size * session.info.world_size
+    if batches is None or (batches * size >= len(dataset) and not overfit):
+        return dataset
+    return _Part(dataset, min(batches * size, len(dataset)), same=overfit)
+
+
+def measured_part(config: Any) -> str | None:
+    """What the figures of a run are of, if they are of no whole split."""
+    if config.debug.overfit and config.global_batch_size is not None:
+        return "training batches"
+    return None if config.debug.test_batches is None else f"{config.debug.test_batches} of its batches"
+
+
+class _Part(Dataset[Any]):
+    """``count`` samples of a dataset that is indexed by a whole batch.
+
+    Args:
+        dataset: the whole.
+        count: at most its length.
+        same: give the samples of epoch 0 in every epoch, as they are augmented there, also for evaluation.
+    """
+
+    takes_batches = True
+
+    def __init__(self, dataset: Any, count: int, same: bool) -> None:
+        self.dataset = dataset
+        self.count = count
+        self.whole_needs_epoch = getattr(dataset, "needs_epoch", False)
+        self.needs_epoch = self.whole_needs_epoch and not same
+        self.same = same
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, keys: torch.Tensor) -> Any:
+        numbers = (keys[:, 0] if keys.dim() == 2 else keys) * len(self.dataset) // self.count
+        if keys.dim() == 2:
+            return self.dataset[torch.stack([numbers, keys[:, 1]], dim=1)]
+        if self.same and self.whole_needs_epoch:
+            return self.dataset[torch.stack([numbers, torch.zeros_like(numbers)], dim=1)]
+        return self.dataset[numbers]

@@ -9,12 +9,17 @@ import torch
 from mmengine.hooks import Hook
 
 from exp.data.loader import share_loader
-from exp.engine.building import about_data, build_data, build_evaluator, build_model, make_result, record_environment
-from exp.engine.debug import split_in_use
-from exp.engine.loops import EvalLoop
-from exp.engine.outputs import batch_outputs
-from exp.engine.plots import draw_extras
-from exp.engine.trainer import Trainer
+from exp.engine.building import (
+    about_data,
+    build_data,
+    build_evaluator,
+    build_model,
+    make_result,
+    record_environment,
+    split_in_use,
+)
+from exp.engine.outputs import batch_outputs, draw_extras
+from exp.engine.trainer import EvalLoop, Trainer
 from exp.engine.wrapper import place_and_wrap
 from exp.runs.files import csv_content, write_atomically
 

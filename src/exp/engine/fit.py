@@ -16,6 +16,7 @@ from torch import nn
 
 from exp import hub
 from exp.config.compose import is_of_hub
+from exp.data.places import shortened
 from exp.engine import checkpoint
 from exp.engine.finiteness import not_finite
 from exp.errors import ConfigError
@@ -26,8 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Weights", "find_weights", "fit_weights", "read_weights"]
 
-_SHOWN = 10
-_UNKNOWN = "unknown to the model"
+_OTHER, _UNKNOWN = "other shape", "unknown to the model"
 
 
 @dataclass(frozen=True)
@@ -115,49 +115,39 @@ def fit_weights(model: nn.Module, weights: Weights, config: ExpConfig, as_it_is:
     fitting = {key: value for key, value in state.items() if key in own and value.shape == own[key].shape}
     wrong = {
         "missing in the file": [key for key in own if key not in state],
-        "other shape": [key for key in state if key in own and key not in fitting],
+        _OTHER: [key for key in state if key in own and key not in fitting],
         _UNKNOWN: [key for key in state if key not in own],
     }
     count = f"{len(fitting)} of {len(own)} tensors"
     # A training may begin a head anew; and features are what the backbone says: a head plays no part in them.
     lacking = {title: [key for key in keys if not may_be_new(key)] for title, keys in wrong.items()}
 
+    shapes = {
+        key: f": {tuple(state[key].shape)} in the file, {tuple(own[key].shape)} in the model" for key in wrong[_OTHER]
+    }
+
     def shown(names: Mapping[str, list[str]]) -> str:
-        shapes = {key: f": {tuple(state[key].shape)} in the file, {tuple(own[key].shape)} in the model" for key in
-                  names["other shape"]}  # fmt: skip
-        lines = []
-        for title, keys in names.items():
-            more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
-            lines += [f"\n  {title}: {', '.join(key + shapes.get(key, '') for key in keys[:_SHOWN])}{more}"] * bool(
-                keys
-            )
-        return "".join(lines)
+        listed = {title: shortened([key + shapes.get(key, "") for key in keys]) for title, keys in names.items()}
+        return "".join(f"\n  {title}: {text}" for title, text in listed.items() if text)
 
     if as_it_is:
-        relevant = lacking if task == "features" else wrong
-        if any(relevant.values()):
-            raise ConfigError(
-                f"task={task} needs all weights of the model, and {path} does not fit it: {count}"
-                f"{_mend(model, state, own, config)}{shown(relevant)}"
-            )
+        refused = lacking if task == "features" else wrong
+        reason, cure = f"task={task} needs all weights of the model, and {path} does not fit it", ""
     elif not fitting:
         raise ConfigError(
             f"init_from: nothing in {path} fits the model: its keys are like {', '.join(list(state)[:3])}; the model's "
             f"like {', '.join(list(own)[:3])}"
         )
-    elif not config.init_partial:
-        lacking[_UNKNOWN] = []
-        if any(lacking.values()):
-            raise ConfigError(
-                f"init_from: {path} fits the model in part only, and not just its head is new: {count}"
-                f"{_mend(model, state, own, config)}; init_partial=true starts the rest from random weights"
-                f"{shown(lacking)}"
-            )
+    else:
+        refused = {} if config.init_partial else {**lacking, _UNKNOWN: []}
+        reason = f"init_from: {path} fits the model in part only, and not just its head is new"
+        cure = "; init_partial=true starts the rest from random weights"
+    if any(refused.values()):
+        raise ConfigError(f"{reason}: {count}{_mend(model, state, own, config)}{cure}{shown(refused)}")
     odd = not_finite(fitting, {name for name, _ in model.named_parameters()})
     if odd:
-        more = f" and {len(odd) - 1} more" if len(odd) > 1 else ""
         raise ConfigError(
-            f"init_from: {path} has weights that are not finite: {odd[0]}{more}; the training that left them has "
+            f"init_from: {path} has weights that are not finite: {shortened(odd, 1)}; the training that left them has "
             "diverged, use other weights"
         )
     model.load_state_dict(fitting, strict=False)

@@ -1,9 +1,14 @@
-"""What a training reports: losses and metrics in ``metrics.jsonl``, in MMEngine's visualizer, and on the terminal."""
+"""The engine's own hooks: what a training reports, and when it ends before its last step.
+
+Losses and metrics go into ``metrics.jsonl``, MMEngine's visualizer, and to the terminal. If the scheduler wants the
+machine back, all ranks agree where to save and end, so that none is a step ahead.
+"""
 
 from __future__ import annotations
 
 import math
 import time
+from collections import Counter, deque
 from typing import TYPE_CHECKING, Any, Mapping, TextIO
 
 import mmengine.hooks
@@ -13,7 +18,7 @@ from mmengine.hooks import Hook
 from exp.console import waited
 from exp.engine.finiteness import nan_in, what_to_do
 from exp.engine.staged import staged_bytes
-from exp.errors import RunError
+from exp.errors import Preempted, RunError
 from exp.runs.files import to_json
 from exp.runs.folder import read_records
 from exp.runs.record import number_text
@@ -24,10 +29,22 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from exp.engine.distributed import Distributed
+    from exp.engine.saving import CheckpointHook
     from exp.hardware.backend import Backend
+    from exp.session import Session
 
-__all__ = ["LossMeter", "MetricsHook", "Progress", "truncate_metrics"]
+__all__ = [
+    "Interrupted",
+    "LossMeter",
+    "MetricsHook",
+    "OverfitHook",
+    "PreemptionHook",
+    "Progress",
+    "truncate_metrics",
+]
 
+_ASK_EVERY_S = 1.0
+_NEAR_ZERO = 0.01  # of the first loss
 _REDRAW_SECONDS = 0.25
 _SHOWN = 4  # figures of a validation on the terminal; metrics.jsonl has all
 
@@ -92,7 +109,7 @@ class Progress:
         """Begin.
 
         Args:
-            loop: the :class:`exp.engine.loops.TrainLoop`.
+            loop: the :class:`exp.engine.trainer.TrainLoop`.
             first: what the first step waits for.
         """
         self._loop, self._step = loop, loop.iter
@@ -205,8 +222,8 @@ class MetricsHook(Hook):
         self.train_seconds = 0.0
         self.samples = 0
         self.left_device: LeftDevice | None = None
-        self._mark = self._paused = self._epoch_seconds = 0.0
-        self._steps_since_mark = self._staged = self._epoch_samples = 0
+        self._mark = self._paused = 0.0
+        self._steps_since_mark = self._staged = 0
         self._every_step = False  # MMEngine's own hook updates the message hub, at every step
         self._loop: Any = None
         self._file: TextIO | None = None
@@ -227,7 +244,6 @@ class MetricsHook(Hook):
         self.left_device.begin()
         self._mark = time.perf_counter()
         self._steps_since_mark = 0
-        self._epoch_seconds, self._epoch_samples = 0.0, 0
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         """Count the step; read the losses when it is time."""
@@ -259,8 +275,6 @@ class MetricsHook(Hook):
         self._mark, self._steps_since_mark = now, 0
         self.train_seconds += seconds
         self.samples += samples
-        self._epoch_seconds += seconds
-        self._epoch_samples += samples
         for name, value in losses.items():
             if not math.isfinite(value):
                 ranks = ", ".join(str(rank) for rank, own in enumerate(by_rank) if not math.isfinite(own.get(name, 0)))
@@ -283,8 +297,7 @@ class MetricsHook(Hook):
         if runner.distributed_group.is_main:
             record.update(_card(runner.backend))
         self._write(runner, "train", step, record)
-        # The epoch's mean: the last interval of an epoch can be a single step.
-        self.progress.losses(losses, record["lr"], self._epoch_samples / self._epoch_seconds)
+        self.progress.losses(losses, record["lr"], record["samples_per_second"])
 
     def before_val_epoch(self, runner: Any) -> None:
         """A validation in mid-epoch is not training time."""
@@ -340,22 +353,26 @@ class LeftDevice:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._since: Mapping[str, tuple[int, int]] | None = None
-        self._interval: dict[str, tuple[int, int]] = {}
-        self._total: dict[str, tuple[int, int]] = {}
+        self._since: Counter[tuple[str, int]] | None = None  # calls and bytes, as 0 and 1, by operator
+        self._interval: Counter[tuple[str, int]] = Counter()
+        self._total: Counter[tuple[str, int]] = Counter()
         self._steps = 0
+
+    def _now(self) -> Counter[tuple[str, int]] | None:
+        found = self._backend.fallbacks()
+        if found is None:
+            return None
+        return Counter({(name, kind): count for name, counts in found.items() for kind, count in enumerate(counts)})
 
     def begin(self) -> None:
         """Training begins, or continues after something else."""
-        self._since = self._backend.fallbacks()
+        self._since = self._now()
 
     def pause(self) -> None:
         """Training is interrupted, by a validation."""
-        now = self._backend.fallbacks()
+        now = self._now()
         if now is not None and self._since is not None:
-            for name, counts in now.items():
-                before = self._since.get(name, (0, 0))
-                _add(self._interval, name, counts[0] - before[0], counts[1] - before[1])
+            self._interval += now - self._since
             self._since = now
 
     def read(self, steps: int) -> dict[str, float | None]:
@@ -367,11 +384,11 @@ class LeftDevice:
         self.pause()
         if self._since is None:
             return {}
-        interval, self._interval = self._interval, {}
-        for name, counts in interval.items():
-            _add(self._total, name, *counts)
+        figures = _per_step(self._interval, steps)
+        self._total += self._interval
+        self._interval = Counter()
         self._steps += steps
-        return {f"left_device_{key}": value for key, value in _per_step(interval, steps).items()}
+        return {f"left_device_{key}": value for key, value in figures.items()}
 
     def summary(self, distributed: Distributed) -> dict[str, Any] | None:
         """Figures for ``result.json``, of the rank that sends most: the others wait for it. A collective.
@@ -385,20 +402,20 @@ class LeftDevice:
             return None
         sums = [_per_step(total, self._steps) for total in totals]
         rank = max(range(len(sums)), key=lambda each: (sums[each]["bytes_per_step"] or 0, sums[each]["calls_per_step"]))
-        ordered = sorted(totals[rank].items(), key=lambda item: (-item[1][1], -item[1][0], item[0]))
-        operators = {name: _per_step({name: counts}, self._steps) for name, counts in ordered}
-        return {"rank": rank, **sums[rank], "operators": operators}
+        counts = totals[rank]
+        names = sorted({name for name, _ in counts}, key=lambda name: (-counts[name, 1], -counts[name, 0], name))
+        return {
+            "rank": rank,
+            **sums[rank],
+            "operators": {
+                name: _per_step({key: counts[key] for key in ((name, 0), (name, 1))}, self._steps) for name in names
+            },
+        }
 
 
-def _add(counts: dict[str, tuple[int, int]], name: str, calls: int, size: int) -> None:
-    if calls:
-        before = counts.get(name, (0, 0))
-        counts[name] = (before[0] + calls, before[1] + size)
-
-
-def _per_step(counts: Mapping[str, tuple[int, int]], steps: int) -> dict[str, Any]:
+def _per_step(counts: Mapping[tuple[str, int], int], steps: int) -> dict[str, Any]:
     """Calls and bytes; None for bytes if there are calls only."""
-    calls, size = sum(each[0] for each in counts.values()), sum(each[1] for each in counts.values())
+    calls, size = (sum(count for (_, kind), count in counts.items() if kind == each) for each in (0, 1))
     return {"calls_per_step": calls / steps, "bytes_per_step": None if calls and not size else size / steps}
 
 
@@ -419,3 +436,142 @@ def truncate_metrics(path: Path, step: int) -> None:
         records = read_records(path.read_bytes().splitlines())
         kept = [f"{to_json(record)}\n" for record in records if record["step"] <= step]
         path.write_text("".join(kept), encoding="utf-8")
+
+
+class Interrupted(Preempted):
+    """``debug.restart_after`` has been reached, and the state is saved."""
+
+
+class PreemptionHook(Hook):
+    """Ends training when it is preempted, with a checkpoint from which it continues exactly.
+
+    Between two steps, and between two batches of a validation: there the checkpoint says that the validation is still
+    to be made. With ``debug.restart_after`` also after that step.
+
+    All ranks end at one and the same point. Asking costs a collective operation, so they ask about once a second,
+    however short a step is. How many points that is they work out from the time that all of them took together, which
+    makes it the same number everywhere.
+
+    Args:
+        session: has the flag, and the group whose ranks agree.
+        checkpoints: writes the checkpoint.
+    """
+
+    priority = "LOWEST"  # after everything that a checkpoint holds has its new state
+
+    def __init__(self, session: Session, checkpoints: CheckpointHook) -> None:
+        self.preemption_flag, self.distributed = session.info.preemption_flag, session.distributed
+        self.checkpoints = checkpoints
+        self._restart_after = None if session.restarted_here else session.config.debug.restart_after
+        self._begin()
+
+    def _begin(self, common_batches: int = 0) -> None:
+        """A phase with steps of another length begins: ask at its first point."""
+        self._common_batches = common_batches  # of an evaluation: those that every rank has
+        self._interval = self._left = 1
+        self._asked = time.monotonic()
+
+    def _wanted(self) -> bool:
+        """Called by every rank at the same points; whether to end here."""
+        if self.distributed.world_size == 1:
+            return self.preemption_flag.is_set()
+        self._left -= 1
+        if self._left:
+            return False
+        now = time.monotonic()
+        # Whole milliseconds: their sum is the same on every rank to the last bit.
+        wanted, milliseconds = self.distributed.sum(
+            torch.tensor([int(self.preemption_flag.is_set()), int((now - self._asked) * 1000)])
+        ).tolist()
+        self._asked = now
+        mean_s = max(milliseconds, 1) / 1000 / self.distributed.world_size
+        fitting = int(self._interval * _ASK_EVERY_S / mean_s)
+        self._interval = self._left = max(1, min(fitting, 2 * self._interval))
+        return bool(wanted)
+
+    def before_train_epoch(self, runner: Any) -> None:
+        """Steps begin."""
+        self._begin()
+
+    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        """Between two steps; if a validation follows, its beginning is the place."""
+        step = runner.iter + 1
+        if runner.train_loop.validates_after(step, batch_idx):
+            return
+        if step == self._restart_after:
+            self._end(runner, Interrupted(step))
+        if self._wanted():
+            self._end(runner, Preempted(step))
+
+    def before_validation(self, runner: Any) -> None:
+        """Before a validation, and before hooks put other weights in place for it."""
+        if runner.iter == self._restart_after:
+            self._end(runner, Interrupted(runner.iter), validation_due=True)
+        # With other weights in place nothing can be saved until its end.
+        self._begin(0 if runner.hooks_change_validation() else runner.val_loop.dataloader.sampler.common_batches)
+        if self._wanted():
+            self._end(runner, Preempted(runner.iter), validation_due=True)
+
+    def before_val_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+        """Before a batch of the validation; ranks may have different numbers of them."""
+        if batch_idx < self._common_batches and self._wanted():
+            self._end(runner, Preempted(runner.iter), validation_due=True)
+
+    def after_val_epoch(self, runner: Any, metrics: Any = None) -> None:
+        """Steps continue if the validation was within an epoch."""
+        self._begin()
+
+    def before_test_epoch(self, runner: Any) -> None:
+        """As for the validation."""
+        self._begin(runner.test_loop.dataloader.sampler.common_batches)
+
+    def before_test_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+        """Before a batch of the test; the end of the training has been saved."""
+        if batch_idx < self._common_batches and self._wanted():
+            raise Preempted(runner.iter)
+
+    def _end(self, runner: Any, reason: Preempted, validation_due: bool = False) -> None:
+        self.checkpoints.save(runner, reason.step, validation_due=validation_due, waits=True)
+        if isinstance(reason, Interrupted):
+            runner.visualizer.close()
+        raise reason
+
+
+class OverfitHook(Hook):
+    """Stops when the loss of the last round over the batches is near zero, and reports the verdict.
+
+    Reads the loss at every step, which costs time that a few batches have.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.first: float | None = None
+        self.last: deque[float] = deque(maxlen=session.config.debug.train_batches)
+
+    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        """Take in the loss, as the mean over ranks."""
+        loss = outputs["loss"].detach().cpu().double().reshape(1)
+        self.last.append(float(self.session.distributed.sum(loss)) / self.session.distributed.world_size)
+        if len(self.last) == self.last.maxlen:
+            self.first = self._mean() if self.first is None else self.first
+            runner.train_loop.stop_training |= self._learned()
+
+    def after_train(self, runner: Any) -> None:
+        """The verdict."""
+        if self.first is not None:
+            verdict = (
+                "the model can learn"
+                if self._learned()
+                else "that is not near zero: give it more steps (max_steps) or another optim.lr, take out dropout, or "
+                "look at the loss, the targets and which parameters are trained"
+            )
+            self.session.say(
+                f"overfit: the loss on {self.last.maxlen} batches went from {self.first:.4g} to {self._mean():.4g} in "
+                f"{runner.iter} steps; {verdict}"
+            )
+
+    def _mean(self) -> float:
+        return sum(self.last) / len(self.last)
+
+    def _learned(self) -> bool:
+        return self.first is not None and self.first > 0 and self._mean() < _NEAR_ZERO * self.first

@@ -1,21 +1,30 @@
 """The user's packages, and what the names of a configuration lead to where MMEngine's registries look them up.
 
 MMEngine's registries import any dotted path, and for a plain name that is not registered any module of that name. So
-a name is checked here before MMEngine sees it.
+a name is checked here before MMEngine sees it. Most of MMEngine's hooks run as they are. Those below stand in for the
+class of the same name, if that one knows one vendor's devices only, loses its state on resuming, or writes beside the
+run folder. docs/extend/hooks.md has the whole table.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import Any, Sequence
+from pathlib import Path
+from typing import Any, Mapping, Sequence
 
-from mmengine.registry import Registry
+import mmengine.hooks
+import torch
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS, Registry
+from mmengine.runner import Priority, get_priority
+from omegaconf import OmegaConf
 
+from exp.config.check import REFUSED, refusal
 from exp.config.explain import nearest
-from exp.config.resolve import allow, find_own_module, resolve, without_scope
+from exp.config.resolve import allow, find_own_module, make, resolve, without_scope
 from exp.errors import ConfigError, UnavailableError
 
-__all__ = ["import_plugins", "registered"]
+__all__ = ["CountersHook", "build_hooks", "check_monitor", "import_plugins", "registered"]
 
 
 def import_plugins(plugins: Sequence[str]) -> None:
@@ -59,3 +68,175 @@ def registered(key: str, name: str, registry: Registry, base: type | tuple[type,
         public = sorted(each for each in known if not each.startswith("_"))
         raise ConfigError(f"{key}={name} is not known{nearest(name, public)}; known are {', '.join(public)}")
     return resolve(key, name, base)
+
+
+def check_monitor(place: str, monitor: str, names: Sequence[str]) -> None:
+    """Refuse to look at a metric that is not measured.
+
+    Raises:
+        ConfigError: names those that are.
+    """
+    if monitor not in names:
+        raise ConfigError(
+            f"{place} has monitor={monitor}{nearest(monitor, list(names))}, but what is measured is {', '.join(names)}"
+        )
+
+
+class CountersHook(mmengine.hooks.RuntimeInfoHook):
+    """Keeps ``runner.message_hub`` up to date: counters at each step, metrics after each evaluation.
+
+    MMEngine's own, which takes its place if the user names it, reads the losses from the device at every step; they are
+    there every ``log_every`` steps, from :class:`exp.engine.hooks.MetricsHook`.
+    """
+
+    def before_run(self, runner: Any) -> None:
+        """Seed, name and configuration of the run."""
+        self.last_loop_stage = None
+        runner.message_hub.update_info_dict(
+            {
+                "cfg": OmegaConf.to_yaml(runner.session.config),
+                "seed": runner.seed,
+                "experiment_name": runner.experiment_name,
+                "mmengine_version": mmengine.__version__,
+            }
+        )
+
+    def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+        """Count the step."""
+        runner.message_hub.update_info("iter", runner.iter)
+
+    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        """Read nothing."""
+
+
+class EmptyCacheHook(Hook):
+    """Empties the device's cache, whatever the device; MMEngine's asks two vendors' libraries.
+
+    Args:
+        before_epoch: before each epoch of training, validation and test.
+        after_epoch: after each.
+        after_iter: after each batch.
+    """
+
+    def __init__(self, before_epoch: bool = False, after_epoch: bool = True, after_iter: bool = False) -> None:
+        self.before_epoch, self.after_epoch, self.after_iter = before_epoch, after_epoch, after_iter
+
+    def before_train_epoch(self, runner: Any) -> None:
+        """Empty it."""
+        self._empty(runner, self.before_epoch)
+
+    def after_train_epoch(self, runner: Any, metrics: Mapping[str, float] | None = None) -> None:
+        """Empty it; ``metrics`` are those of validation and test."""
+        self._empty(runner, self.after_epoch)
+
+    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        """Empty it."""
+        self._empty(runner, self.after_iter)
+
+    before_val_epoch = before_test_epoch = before_train_epoch
+    after_val_epoch = after_test_epoch = after_train_epoch
+    after_val_iter = after_test_iter = after_train_iter
+
+    def _empty(self, runner: Any, wanted: bool) -> None:
+        empty = getattr(getattr(torch, runner.device.type, None), "empty_cache", None)
+        if wanted and empty is not None:
+            empty()
+
+
+class SyncBuffersHook(Hook):
+    """Averages buffers over ranks after each epoch, too; the engine does so before validations and checkpoints.
+
+    The original uses a process group that some devices' collectives do not give, and runs at each validation again.
+    """
+
+    def after_train_epoch(self, runner: Any) -> None:
+        """Average them."""
+        runner.average_buffers()
+
+
+class EarlyStoppingHook(mmengine.hooks.EarlyStoppingHook):
+    """Continues to count when a run is resumed."""
+
+    priority = "LOW"  # before the checkpoint of this validation is written
+
+    def before_save_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
+        """Keep the count."""
+        states = checkpoint.setdefault("early_stopping", {})
+        states[self.monitor] = {"wait_count": self.wait_count, "best_score": float(self.best_score)}
+
+    def after_load_checkpoint(self, runner: Any, checkpoint: Mapping[str, Any]) -> None:
+        """Take the count up again."""
+        state = checkpoint.get("early_stopping", {}).get(self.monitor) if runner._resume else None
+        if state is not None:
+            self.wait_count, self.best_score = state["wait_count"], state["best_score"]
+
+
+class ProfilerHook(mmengine.hooks.ProfilerHook):
+    """Writes into the run folder, one file per rank, also if training ends before an epoch does."""
+
+    def before_run(self, runner: Any) -> None:
+        """Begin, once: the test of the same run is not profiled."""
+        if hasattr(self, "profiler"):
+            return
+        name: Any = self.json_trace_path
+        if name is None and self.on_trace_ready is None:
+            name = "profile.json"
+        if name is not None:
+            path = Path(runner.work_dir, name)
+            if runner.world_size > 1:
+                path = path.with_name(f"{path.stem}.rank{runner.rank}{path.suffix}")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self.json_trace_path: str | None = str(path)
+        super().before_run(runner)
+
+    def after_train(self, runner: Any) -> None:
+        """Write what there is, if no whole epoch has been trained."""
+        self.after_train_epoch(runner)
+
+
+_OURS = (EmptyCacheHook, SyncBuffersHook, EarlyStoppingHook, ProfilerHook)
+
+
+def build_hooks(
+    configs: Sequence[Mapping[str, Any]], metric: str, greater_is_better: bool, names: Sequence[str] = ()
+) -> list[Hook]:
+    """The hooks of a configuration.
+
+    Args:
+        configs: each has ``type`` (a registered name or a dotted path), perhaps ``priority``, and arguments.
+        metric: the validation metric of the data.
+        greater_is_better: its rule, for an EarlyStoppingHook that monitors it and gives none.
+        names: of all metrics that are measured; empty: not known.
+
+    Raises:
+        ConfigError: a hook is unknown, refused, or does not take its arguments.
+        UnavailableError: it needs a package that is not installed.
+    """
+    hooks: list[Hook] = []
+    for number, each in enumerate(configs):
+        key, config = f"hooks[{number}]", dict(each)
+        name, priority = config.pop("type"), config.pop("priority", None)
+        cls = registered(f"{key}.type", name, HOOKS, Hook)
+        for base in cls.__mro__:
+            if base is not Hook and base.__module__.startswith("mmengine.") and base.__name__ in REFUSED:
+                raise ConfigError(refusal(base.__name__))
+        if cls is mmengine.hooks.EarlyStoppingHook and config.setdefault("monitor", metric) == metric:
+            config.setdefault("rule", "greater" if greater_is_better else "less")
+        ours = (own for own in _OURS if cls.__module__.startswith("mmengine.") and own.__name__ == cls.__name__)
+        try:
+            hook: Hook = make(next(ours, cls), key, config)
+            hook.priority = hook.priority if priority is None else priority
+            get_priority(hook.priority)
+        except ImportError as error:
+            raise UnavailableError(f"hooks: {name} needs a package that is not installed: {error}") from error
+        except KeyError as error:
+            known = ", ".join(Priority.__members__)
+            raise ConfigError(
+                f"hooks: {name} has priority {priority}, but it is one of {known}, or 0 to 100"
+            ) from error
+        except (AssertionError, TypeError, ValueError) as error:
+            raise ConfigError(f"hooks: {name} does not take these settings: {error}") from error
+        if isinstance(hook, mmengine.hooks.EarlyStoppingHook) and names:
+            check_monitor(f"hooks: {type(hook).__name__}", hook.monitor, names)
+        hooks.append(hook)
+    return hooks

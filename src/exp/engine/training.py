@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Iterator
 
@@ -16,20 +15,25 @@ from exp.data.loader import device_loader, eval_loader, share_loader
 from exp.data.sampler import TrainBatchSampler
 from exp.data.transfer import move
 from exp.engine import checkpoint
-from exp.engine.building import about_data, build_data, build_evaluator, build_model, make_result, record_environment
-from exp.engine.debug import OverfitHook, split_in_use
+from exp.engine.building import (
+    about_data,
+    build_data,
+    build_evaluator,
+    build_model,
+    make_result,
+    record_environment,
+    split_in_use,
+)
 from exp.engine.fsdp import is_sharded, refuse_hooks
-from exp.engine.hooks import MetricsHook, Progress
+from exp.engine.hooks import MetricsHook, OverfitHook, PreemptionHook, Progress
 from exp.engine.logger import build_loggers
-from exp.engine.loops import EvalLoop, TrainLoop
 from exp.engine.optim import BackendOptimWrapper, build_optimizer
-from exp.engine.plots import draw_extras, training_pictures
-from exp.engine.preemption_hook import PreemptionHook
+from exp.engine.outputs import draw_extras, training_pictures
+from exp.engine.registries import build_hooks
 from exp.engine.resume import compare, find_checkpoint, restore
 from exp.engine.rng import rng_state, seed_everything, set_rng_state
 from exp.engine.saving import CheckpointHook
-from exp.engine.stock_hooks import build_hooks
-from exp.engine.trainer import Trainer
+from exp.engine.trainer import EvalLoop, Trainer, TrainLoop
 from exp.engine.wrapper import place_and_wrap, predictions, unwrapped
 from exp.errors import ConfigError, DataError, ExpError, RunError, SampleError
 from exp.models.base import parameter_counts
@@ -63,7 +67,7 @@ def train(session: Session, rate: Callable[..., dict[str, float]], what_fits: Ca
     if session.distributed.is_main and session.extras.fingerprint is not None:
         session.data_files = session.extras.fingerprint()
     model = build_model(session, data, to_place=True)
-    with _explained(session, model, what_fits):
+    with _explained(session, what_fits):
         training = Training(session, data, model)
         if session.config.rehearsal:
             _check_one_batch(session, data, training.trainer)
@@ -256,7 +260,7 @@ def _resume(session: Session, training: Training) -> tuple[str | None, Any]:
 
 
 @contextlib.contextmanager
-def _explained(session: Session, model: Any, what_fits: Callable[..., Any]) -> Iterator[None]:
+def _explained(session: Session, what_fits: Callable[..., Any]) -> Iterator[None]:
     """Errors of torch's and of the user's data, with what to do."""
     try:
         yield
@@ -267,18 +271,8 @@ def _explained(session: Session, model: Any, what_fits: Callable[..., Any]) -> I
     except ExpError:
         raise
     except Exception as error:  # a model may raise anything
-        text = str(error)
-        if "out of memory" in text:
+        if "out of memory" in str(error):
             raise RunError(_out_of_memory(session, what_fits)) from error
-        if "Expected to have finished reduction in the prior iteration" in text:
-            trained = [name for name, value in unwrapped(model).named_parameters() if value.requires_grad]
-            numbers = re.search(r"did not receive grad for rank \d+:([ \d]+)", text)
-            unused = [trained[int(each)] for each in numbers[1].split()] if numbers else []
-            raise RunError(
-                f"model: no loss depends on {', '.join(unused[:3]) or 'some parameters'}{' ...' * (len(unused) > 3)}, "
-                "and the ranks wait for their gradients; remove or freeze them, or set "
-                "wrapper.find_unused_parameters=true"
-            ) from error
         raise
 
 

@@ -19,9 +19,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from exp.config.resolve import create, resolve
-from exp.errors import ConfigError, PlacementError, RunError
+from exp.errors import ConfigError, PlacementError
 from exp.hardware.collectives import ddp_arguments
-from exp.hardware.compat import is_transformed
 from exp.user_code import TASK_PAGE, shown
 
 if TYPE_CHECKING:
@@ -102,20 +101,6 @@ class Wrapper(abc.ABC):
         """
 
 
-class _NoTransform:
-    """Refuses a torch.func transform around the wrapper, which would leave its averaging of gradients out."""
-
-    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """The wrapper's own."""
-        for value in (*inputs, *kwargs.values()):
-            if is_transformed(value):
-                raise RunError(
-                    "a torch.func transform (jacfwd, vmap, grad, ...) is around the data-parallel wrapper, which could "
-                    "not average gradients then; use it inside the model's forward pass"
-                )
-        return super().forward(*inputs, **kwargs)  # type: ignore[misc]
-
-
 class TrainStep:
     """Gives a class with a ``module`` the ``train_step`` that the loop calls; validation runs on the bare module."""
 
@@ -130,10 +115,6 @@ class TrainStep:
         loss, log_vars = self.module.parse_losses(losses)
         optim_wrapper.update_params(loss)
         return log_vars
-
-
-class _GuardedMMDDP(_NoTransform, MMDistributedDataParallel):
-    """MMEngine's class."""
 
 
 def place_and_wrap(model: nn.Module, session: Session, trains: bool = True) -> nn.Module:
@@ -356,9 +337,9 @@ def wrap(model: nn.Module, kind: str, options: dict[str, Any], backend: Backend,
     # Only what departs from the class's own defaults: older and vendors' classes do not know every option.
     options = {key: value for key, value in options.items() if value != _DEFAULTS.get(key)}
     if kind == "mmddp" and base is DistributedDataParallel:
-        return _GuardedMMDDP(model, **options, **ddp_arguments(device))
+        return MMDistributedDataParallel(model, **options, **ddp_arguments(device))
     # The class that torch or the vendor gives, with the one method that the loop needs.
-    ddp: type[torch.nn.Module] = type(base.__name__, (_NoTransform, TrainStep, base), {})
+    ddp: type[torch.nn.Module] = type(base.__name__, (TrainStep, base), {})
     # MMEngine looks inside what it knows for a wrapper.
     MODEL_WRAPPERS.register_module(name=f"{base.__module__}.{base.__name__}", module=ddp, force=True)
     return ddp(model, **options, **ddp_arguments(device))

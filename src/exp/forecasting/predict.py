@@ -9,8 +9,7 @@ import torch
 
 from exp.data.base import Prediction
 from exp.engine.distributed import Distributed
-from exp.engine.outputs import batch_outputs
-from exp.engine.plots import PictureWriter
+from exp.engine.outputs import PictureWriter, batch_outputs
 from exp.forecasting.intervals.intervals import Band, percent
 from exp.forecasting.pictures import Forecast, draw_forecast, pages
 from exp.metrics import Evaluator

@@ -11,7 +11,7 @@ import torch
 
 __all__ = [
     "TORCH_VERSION", "autocast_disabled", "backward_below_modes", "every_operator", "forbid_fused_attention",
-    "has_fused_attention", "is_transformed", "pinned_by", "recompute_in_backward", "serving_store",
+    "has_fused_attention", "pinned_by", "recompute_in_backward", "serving_store",
     "supports_compilation", "supports_estimates", "supports_export", "supports_full_sharding",
     "supports_portable_operators", "supports_python_process_groups",
 ]  # fmt: skip
@@ -170,11 +170,3 @@ def pinned_by(device_type: str) -> dict[str, Any]:
     # Before 1.12 there is one vendor to lock memory for; from 2.9 on it is the current accelerator's.
     named = (1, 12) <= TORCH_VERSION < (2, 9)
     return {"pin_memory": True, **({"pin_memory_device": device_type} if named else {})}
-
-
-def is_transformed(value: Any) -> bool:
-    """Whether a torch.func transform (torch >= 2.0) is at work on a tensor."""
-    functorch = getattr(torch._C, "_functorch", None)
-    if functorch is None or not isinstance(value, torch.Tensor):
-        return False
-    return bool(functorch.is_functorch_wrapped_tensor(value))

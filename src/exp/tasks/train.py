@@ -28,7 +28,7 @@ class Train(Task):
 
     def run(self, session: Session) -> dict[str, Any]:
         """Train, once more from the checkpoint after ``debug.restart_after`` (:func:`exp.engine.training.train`)."""
-        from exp.engine.preemption_hook import Interrupted
+        from exp.engine.hooks import Interrupted
         from exp.engine.training import train
 
         try:

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save
 from exp import console
 from exp.data.loader import device_loader
 from exp.engine.building import build_data, build_model, make_result, record_environment
-from exp.engine.plots import PictureWriter
+from exp.engine.outputs import PictureWriter
 from exp.engine.wrapper import check_placement
 from exp.errors import ConfigError, RunError
 from exp.runs.files import csv_content, to_json, write_atomically, write_json

@@ -25,7 +25,7 @@ from omegaconf import OmegaConf
 from exp.config.resolve import create
 from exp.data.base import Data
 from exp.engine import checkpoint
-from exp.engine.debug import split_in_use
+from exp.engine.building import split_in_use
 from exp.engine.outputs import batch_outputs
 from exp.engine.wrapper import unwrapped
 from exp.errors import ConfigError, DataError

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from exp.data.base import Prediction
-from exp.engine.plots import PictureWriter
+from exp.engine.outputs import PictureWriter
 from exp.runs.files import csv_content, write_atomically
 from exp.vision.figures import Scene, scene_tile, sheet, spread
 from exp.vision.pictures import shrunk, to_rgb

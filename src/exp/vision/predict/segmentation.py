@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Iterator, NamedTuple, Sequence
 import numpy as np
 from PIL import Image
 
-from exp.engine.plots import PictureWriter
+from exp.engine.outputs import PictureWriter
 from exp.runs.files import csv_content, write_atomically
 from exp.vision.figures import overlay_with_legend
 from exp.vision.pictures import middles, palette_table, resized_labels
