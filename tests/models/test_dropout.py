@@ -7,7 +7,7 @@ import torch
 
 from exp.data.sampler import TrainBatchSampler
 from exp.errors import ConfigError
-from exp.models.dropout import Dropout, Dropout2d, DropoutStream, backward_begins, sample_mask
+from exp.models.dropout import Dropout, Dropout2d, DropoutStream, sample_mask
 from tests.conftest import TINY
 
 
@@ -67,13 +67,12 @@ def test_a_module_that_is_used_twice_has_two_masks_and_the_same_ones_when_comput
         stream.begin(0, 0)
         first, second, third = net.a(ones), net.a(ones), net.b(ones)
         assert not torch.equal(first, second)
-        backward_begins()
+        stream.begin_backward()
         for _ in range(2):
             assert torch.equal(net.b(ones), third)  # as activation checkpointing does
         with pytest.raises(ConfigError, match=r"slot="):
             net.a(ones)
         stream.end()
-    backward_begins()  # without a stream, nothing
 
 
 def test_one_and_two_processes_train_alike_with_dropout_and_resume_at_the_other_number(exp):

@@ -24,7 +24,6 @@ from exp.engine.registries import check_monitor, registered
 from exp.errors import ConfigError
 from exp.hardware.backend import FLOAT32
 from exp.hardware.numerics import grad_scaler
-from exp.models.dropout import backward_begins
 from exp.runs.status import Stage, beat
 from exp.user_code import first_line
 
@@ -106,6 +105,8 @@ class BackendOptimWrapper(OptimWrapper):
         self.grad_norm: torch.Tensor | None = None
         self.exchange_gradients: Callable[[], None] | None = None
         """Averages the gradients of a step over the ranks, where the backward pass has not done so."""
+        self.before_backward: Callable[[], None] | None = None
+        """Called after the forward pass of each micro-batch."""
         self.before_step: Callable[[], None] | None = None
         """Called with all gradients in place, unscaled, before they are clipped."""
         self._losses: list[torch.Tensor] = []
@@ -140,7 +141,8 @@ class BackendOptimWrapper(OptimWrapper):
             loss = loss / self.accumulate
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
-        backward_begins()
+        if self.before_backward is not None:
+            self.before_backward()
         self.backward(loss)
         if self.should_update():
             self.step(**(step_kwargs or {}))

@@ -436,6 +436,8 @@ class TrainLoop:
         """
         runner = self.runner
         runner.call_hook("before_train")
+        if self.dropouts is not None:
+            runner.optim_wrapper.before_backward = self.dropouts.begin_backward
         if self.validation_due:
             self._validate()
         start_epoch: Any = getattr(unwrapped(runner.model), "start_epoch", None)  # MMEngine's models have none

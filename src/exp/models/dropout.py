@@ -26,7 +26,7 @@ from exp.errors import ConfigError
 if TYPE_CHECKING:
     from exp.data.sampler import TrainBatchSampler
 
-__all__ = ["Dropout", "Dropout2d", "DropoutStream", "backward_begins", "draws_by_sample", "sample_mask"]
+__all__ = ["Dropout", "Dropout2d", "DropoutStream", "draws_by_sample", "sample_mask"]
 
 _active: DropoutStream | None = None
 
@@ -68,7 +68,7 @@ class DropoutStream:
         _active = self
 
     def begin_backward(self) -> None:
-        """What is drawn from here on was drawn before, in the forward pass."""
+        """The forward pass is over: what is drawn from here on was drawn in it."""
         self._backward = True
 
     def use_of(self, module: nn.Module, slot: int) -> int:
@@ -108,12 +108,6 @@ def _draws_by_itself(module: nn.Module) -> bool:
 def draws_by_sample() -> bool:
     """Whether masks are to come from :func:`sample_mask` now."""
     return _active is not None
-
-
-def backward_begins() -> None:
-    """For the engine: the forward pass of a micro-batch is over."""
-    if _active is not None:
-        _active.begin_backward()
 
 
 def sample_mask(
