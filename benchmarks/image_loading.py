@@ -16,8 +16,8 @@ import cv2
 import torch
 from hydra import compose, initialize_config_module
 
-from exp.config.resolve import create
 from exp.config.compose import register
+from exp.config.resolve import create
 from exp.data.base import Data
 
 BATCH = 8

@@ -19,8 +19,8 @@ import torch
 from hydra import compose, initialize_config_module
 from torch import nn
 
-from exp.config.resolve import create
 from exp.config.compose import register
+from exp.config.resolve import create
 
 
 def configuration(*overrides: str) -> Any:
