@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 from omegaconf import MISSING, OmegaConf
 
+from exp import console
 from exp.config.compose import check_weights_there, is_of_hub, structure_of
 from exp.config.explain import nearest
 from exp.config.resolve import check_target, find_module, find_own_module, nodes
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from exp.task import Task
 
 __all__ = [
-    "REFUSED", "check_data", "check_folder", "check_hardware", "check_hooks", "check_ranges",
+    "REFUSED", "check_data", "check_folder", "check_hardware", "check_hooks", "check_ranges", "check_weights",
     "derive_batch_sizes", "has_weights", "preflight_of", "refusal", "validate",
 ]  # fmt: skip
 
@@ -315,6 +316,26 @@ def _check_family(config: ExpConfig) -> None:
         )
     if of_data is not None:
         _check_keys(config, of_data)
+
+
+def check_weights(config: ExpConfig, trained: ExpConfig, folder: Path) -> None:
+    """Whether weights are for a model of this family at all.
+
+    Args:
+        config: in which they are to be used.
+        trained: of the run that trained them.
+        folder: its run folder.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    wanted, found = _family_of(config, "model"), _family_of(trained, "model")
+    together = (set(plugin.families) for plugin in installed().values())  # their models may share a backbone
+    if wanted and found and not any({wanted, found} <= families for families in together):
+        raise ConfigError(
+            f"init_from={console.shown(folder)} has trained a model for {found} ({trained.name}), this one is for "
+            f"{wanted}; leave the experiment out, which takes that of the weights, or use other weights"
+        )
 
 
 def _families() -> Mapping[str, Family]:
