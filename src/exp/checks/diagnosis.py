@@ -159,10 +159,10 @@ def _how_it_ended(
     if running is None:
         return next((each for each in CHECKS if each not in rank["checks"]), "limits"), skip(f"ended, as {_ANOTHER}")
     killed = failure.message if failure is not None and failure.exit_code < 0 else None
-    end = checks.why_ended(running, killed, limit_s, ended)
-    if end is None:
+    how = checks.why_ended(running, killed, limit_s, ended)
+    if how is None:
         return running["name"], skip(f"ended with the job, because {_ANOTHER}")
-    return running["name"], fail(end, f"{_LOG} for the stack; where it is only slow, raise task.timeout_s")
+    return running["name"], fail(how, f"{_LOG} for the stack; where it is only slow, raise task.timeout_s")
 
 
 def _lay_blame(ranks: list[dict[str, Any]], timeout_s: float) -> None:
