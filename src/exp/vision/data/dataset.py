@@ -165,8 +165,8 @@ class ImageDataset(Dataset):
         path, label = self.samples[number]
         results = self.pipeline(loaded[0], path, loaded[1])
         if self.masks is not None:
-            label = loaded[1] if not self.needs_epoch and is_resized(results) else results["gt_seg_map"]
-            label = np.where(label == NO_DATA, np.uint8(IGNORED), label)
+            known: Any = loaded[1] if not self.needs_epoch and is_resized(results) else results["gt_seg_map"]
+            label = np.where(known == NO_DATA, np.uint8(IGNORED), known)
         return self.filled(results, path), label
 
     def collate(self, items: Sequence[tuple[np.ndarray, Any] | None]) -> dict[str, Any]:

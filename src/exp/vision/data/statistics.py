@@ -78,7 +78,7 @@ class Statistics:
                 self._count(band, known)
                 real = known.astype(np.float64)
                 if limits is not None:
-                    np.clip(real, *limits[:, band], out=real)
+                    np.clip(real, limits[0, band], limits[1, band], out=real)
                 moment[[0, 1, 2, 4, 5]] = real.size, real.mean(), real.var() * real.size, real.min(), real.max()
         return moments
 

@@ -142,7 +142,7 @@ class PadTo(BaseTransform):
     def transform(self, results: dict[str, Any]) -> dict[str, Any]:
         """Pad."""
         for key, value in (("img", 0), ("gt_seg_map", IGNORED)):
-            pixels = results.get(key)
+            pixels: Any = results.get(key)
             shape = self.size if pixels is None else pixels.shape
             more = [(0, max(side - there, 0)) for side, there in zip(self.size, shape)]
             if any(after for _, after in more):

@@ -102,7 +102,7 @@ class ImageReader:
         self.modalities = Modalities(config)
         self.fill: np.ndarray | None = None
         self.value_range: Any = config.value_range
-        limits = [per_band(limit, self.channels) for limit in config.value_range or (0.0, 1.0)]
+        limits: list[Any] = [per_band(limit, self.channels) for limit in config.value_range or (0.0, 1.0)]
         if len(limits) != 2 or None in limits or not np.less(*limits).all():
             raise DataError(
                 f"data.value_range={config.value_range} must be [low, high], low below high, a number each or one for "
