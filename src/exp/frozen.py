@@ -106,6 +106,7 @@ class FrozenRun:
             return True
         alone = self.config.launcher.nnodes == 1 or launcher_class(self.config).submits
         done = alone and not task_class(self.config).diagnoses and self.snapshot.take_back()
+        self.folder.drop_earlier()
         self.release()
         if done:
             remove_empty(self.snapshot.missing)

@@ -24,6 +24,7 @@ from exp.engine import checkpoint, shards
 from exp.engine.finiteness import check_finite, what_to_do
 from exp.engine.fsdp import local_part
 from exp.errors import RunError
+from exp.runs.folder import RunFolder
 from exp.runs.status import Stage, beat
 
 if TYPE_CHECKING:
@@ -200,6 +201,7 @@ class CheckpointHook(Hook):
         """Called in the background once files are on the disk: only now may older ones go."""
         if names:
             self._known.update(names)
+            RunFolder(self.folder.parent).drop_earlier()  # what this run replaces has no more use for its space
             checkpoint.prune(self.folder, self.keep_last, self._known)
 
     # -- what was there before, and what is tested -----------------------------------------------------------------
