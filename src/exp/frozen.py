@@ -76,6 +76,7 @@ class FrozenRun:
             folder.stage(contents)
         if task_class(self.config).diagnoses:  # what it leaves is no record of a run that could be lost
             folder.begin(self.config.overwrite)
+            folder.drop_earlier()
 
     def _check_resumed(self) -> None:
         """Whether the run that is to be continued is this one, by its record.
