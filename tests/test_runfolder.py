@@ -6,10 +6,11 @@ import json
 import math
 
 import numpy as np
+import pytest
 import torch
 
 from exp.runs.files import to_json, write_json
-from exp.runs.folder import RunFolder, last_known
+from exp.runs.folder import RunFolder, Snapshot, last_known
 from tests.conftest import TINY, read_strictly
 
 INF, NAN = math.inf, math.nan
@@ -60,6 +61,54 @@ def test_a_run_whose_test_metric_is_not_finite_has_failed(exp):
     for name, measured_on in (("sweep/1", "test"), ("predict", "plotted windows")):
         assert exp.result(name)["status"] == "failed"
         assert f"{measured_on} mse is inf" in exp.result(name)["error"]["message"]
+
+
+def contents(folder) -> dict:
+    return {path.relative_to(folder): path.is_file() and path.read_bytes() for path in folder.rglob("*")}
+
+
+def earlier_run(path) -> RunFolder:
+    folder = RunFolder(path)
+    folder.create()
+    folder.stage({"config.yaml": b"seed: 0", "overrides.yaml": b"[]"})
+    folder.checkpoints.mkdir()
+    (folder.checkpoints / "step_00000002.pth").write_bytes(b"two")
+    folder.metrics.write_text('{"split": "train", "step": 2}\n{"split": "train", "step": 3}\n')
+    folder.log_file(0).write_text("of the earlier run\n")
+    folder.write_result({"status": "completed"})
+    return folder
+
+
+@pytest.mark.parametrize("overwrite", [True, False])
+@pytest.mark.parametrize("until", ["staged", "half", "begun", "failed", "saved"])
+def test_a_start_that_is_refused_leaves_the_folder_as_it_was(tmp_path, overwrite, until):
+    """However far it has come, as long as it has computed nothing."""
+    folder = earlier_run(tmp_path)
+    before, snapshot = contents(tmp_path), Snapshot(folder, [])
+    folder.stage({"config.yaml": b"seed: 1", "overrides.yaml": b"[seed=1]"})
+    folder.log_file(0).open("a").write("of the later one\n")
+    if until == "half":  # killed while it began
+        folder.earlier.mkdir()
+        folder.result.replace(folder.earlier / "result.json")
+        folder.config.replace(folder.earlier / "config.yaml")
+        (folder.start / "config.yaml").replace(folder.config)
+        folder.drop_start()
+    elif until != "staged":
+        folder.begin(overwrite)
+        assert folder.config.read_bytes() == b"seed: 1"
+        assert folder.has_checkpoint() is not overwrite
+        folder.metrics.write_text("" if overwrite else '{"split": "train", "step": 2}\n')
+    if until == "failed":
+        folder.write_result({"status": "failed"})
+    if until == "saved":
+        folder.checkpoints.mkdir(exist_ok=True)
+        (folder.checkpoints / "step_00000004.pth").write_bytes(b"four")
+    assert snapshot.take_back() is (until != "saved")
+    if until != "saved":
+        assert contents(tmp_path) == before
+    else:
+        assert folder.config.read_bytes() == b"seed: 1"
+        assert not folder.earlier.exists()
 
 
 def test_how_far_a_training_came_that_was_killed(tmp_path):

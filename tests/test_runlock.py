@@ -77,6 +77,15 @@ def test_a_holder_that_only_its_lock_tells_of_is_waited_for(tmp_path, what):
     beat.join()
 
 
+def test_a_lock_that_is_being_written_is_not_taken(tmp_path):
+    (tmp_path / LOCK).touch()
+    writer = threading.Timer(1.5, lambda: (tmp_path / LOCK).write_bytes(Holder.me("theirs").encoded()))
+    writer.start()
+    with pytest.raises(ConfigError, match=f"in use by another run: host .*, pid {os.getpid()}"):
+        RunLock(tmp_path).acquire()
+    writer.join()
+
+
 def test_of_many_that_find_a_dead_holder_one_takes_the_folder(tmp_path):
     held_by(tmp_path, 0, pid=ended_process())
     context = multiprocessing.get_context("fork")

@@ -250,6 +250,7 @@ class FrozenRun:
             folder.stage(contents)
         if task_class(self.config).diagnoses:  # what it leaves is no record of a run that could be lost
             folder.begin(self.config.overwrite)
+            folder.drop_earlier()
 
     def _check_resumed(self) -> None:
         """Whether the run that is to be continued is this one, by its record.
@@ -280,6 +281,7 @@ class FrozenRun:
             return True
         alone = self.config.launcher.nnodes == 1 or launcher_class(self.config).submits
         done = alone and not task_class(self.config).diagnoses and self.snapshot.take_back()
+        self.folder.drop_earlier()
         self.release()
         if done:
             remove_empty(self.snapshot.missing)

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from exp import console
 from exp.console import flops, size
-from exp.errors import EXIT_OK, EXIT_PREEMPTED
+from exp.errors import EXIT_OK, EXIT_PREEMPTED, REFUSED
 from exp.launcher import describe_failure
 from exp.runs.files import read_json
 from exp.runs.folder import last_known
@@ -130,6 +130,8 @@ def _record(folder: RunFolder, result: dict[str, Any], outcome: Outcome) -> str:
             folder.drop_start()
         else:
             folder.write_result(result)
+            if outcome.exit_code not in REFUSED:
+                folder.drop_earlier()
     except OSError as error:
         return f"\n  {folder.result} could not be written: {error.strerror}"
     return ""

@@ -192,6 +192,7 @@ def compare_backends(config: ExpConfig, overrides: list[str], trace: Task) -> Fi
     finally:
         if code in REFUSED:
             run.take_back()
+        run.folder.drop_earlier()
         run.release()
 
 

@@ -21,6 +21,7 @@ from exp.engine import checkpoint
 from exp.engine.finiteness import check_finite, what_to_do
 from exp.engine.fsdp import sharded_like
 from exp.errors import RunError
+from exp.runs.folder import RunFolder
 from exp.runs.status import Stage, beat
 
 if TYPE_CHECKING:
@@ -189,8 +190,12 @@ class CheckpointHook(Hook):
         """Have what is due written, and then older ones removed; files of one call share the copy of the weights."""
         due, self._due = self._due, {}
         if due:
-            prune = functools.partial(checkpoint.prune, self.folder, self.keep_last)
-            runner.checkpoint_writer.start(due, prune if runner.distributed_group.is_main else None)
+            runner.checkpoint_writer.start(due, self._written if runner.distributed_group.is_main else None)
+
+    def _written(self) -> None:
+        """Called in the background once files are on the disk: only now may older ones go."""
+        RunFolder(self.folder.parent).drop_earlier()  # what this run replaces has no more use for its space
+        checkpoint.prune(self.folder, self.keep_last)
 
     # -- what was there before, and what is tested -----------------------------------------------------------------
 

@@ -31,7 +31,7 @@ CHECKPOINT_NAME = re.compile(r"^step_(\d+)\.pth$")
 """What a checkpoint is called that a training goes on from: by the optimizer steps behind it."""
 _LEAST_BYTES = 2**16  # what the records of the shortest run may need
 _TAIL_BYTES = 2**16  # of metrics.jsonl: many of its lines
-_RECORDS = ("config.yaml", "overrides.yaml", "env.json", "result.json", "metrics.jsonl")
+_RECORDS = ("result.json", "config.yaml", "overrides.yaml", "env.json", "metrics.jsonl")
 _LOGS = {"logs", "slurm", "tensorboard", "trackers", "vis_data"}
 _OUTPUTS = (  # of all tasks; logs stay, and are added to
     "checkpoints", "differences.csv", "doctor", "doctor.json", "env.json", "features", "features.csv", "forecasts",
@@ -44,8 +44,8 @@ class RunFolder:
     """Paths of one run; every rank shares one.
 
     A start in a folder that holds a record writes its own ``config.yaml`` and what goes with it to ``.start`` (see
-    :meth:`stage`). They take the place of those of the earlier run once it has started (:meth:`begin`); a start that
-    comes to nothing leaves the record as it was, however it ends.
+    :meth:`stage`). They take the place of those of the earlier run once it has started (:meth:`begin`), which lie in
+    ``.earlier`` until the run has something to show; a start that comes to nothing leaves the record as it was.
 
     Args:
         path: the folder; made by :meth:`create`.
@@ -63,6 +63,7 @@ class RunFolder:
         self.plots = self.path / "plots"
         self.forecasts = self.path / "forecasts"
         self.start = self.path / ".start"
+        self.earlier = self.path / ".earlier"
 
     def create(self) -> None:
         """Make the folder and its ``logs``.
@@ -96,6 +97,7 @@ class RunFolder:
             files: contents by name; ``config.yaml`` among them.
         """
         self.drop_start()
+        self.drop_earlier()  # a run that was killed has left it
         place = self.start if self.config.is_file() else self.path
         # The configuration last: with it the others count.
         for name in sorted(files, key=lambda name: name == self.config.name):
@@ -114,24 +116,42 @@ class RunFolder:
     def begin(self, overwrite: bool) -> None:
         """Put the files of a start in the place of the record; called by one process of the run.
 
-        The old result goes first, and the rest is moved file by file: killed in between, the start is still pending,
-        and what has moved is found where it is.
+        The earlier ones are set aside first, and all is moved file by file: killed in between, the start is still
+        pending, and what has moved is found where it is.
 
         Args:
-            overwrite: remove what the earlier run has computed.
+            overwrite: set aside what the earlier run has computed, too.
         """
         if not self.pending:
             return
-        self.result.unlink() if self.result.is_file() else None
-        for pattern in _OUTPUTS if overwrite else ():
+        self.earlier.mkdir(mode=0o750, exist_ok=True)
+        if self.metrics.is_file() and not overwrite:  # a run that goes on adds to it
+            shutil.copy2(str(self.metrics), str(self.earlier))
+        for pattern in (*_OUTPUTS, *_RECORDS) if overwrite else _RECORDS:
             for old in self.path.glob(pattern):
-                shutil.rmtree(str(old)) if old.is_dir() and not old.is_symlink() else old.unlink()
+                if not (self.earlier / old.name).exists():
+                    old.replace(self.earlier / old.name)
         for file in sorted(self.start.iterdir()):
             file.replace(self.path / file.name)
         self.start.rmdir()
 
+    def put_back(self) -> None:
+        """Undo :meth:`begin`; what the run has written since under the same names goes."""
+        for old in self.earlier.iterdir() if self.earlier.is_dir() else ():
+            place = self.path / old.name
+            if place.is_dir() and not place.is_symlink():
+                shutil.rmtree(str(place))
+            old.replace(place)
+        self.drop_earlier()
+
+    def drop_earlier(self) -> None:
+        """Forget what :meth:`begin` has set aside: the run has not been refused."""
+        shutil.rmtree(str(self.earlier), ignore_errors=True)
+
     def drop_start(self) -> None:
         """Forget a start that has come to nothing."""
+        if self.pending:
+            self.put_back()  # killed while it began
         shutil.rmtree(str(self.start), ignore_errors=True)
 
     def write_result(self, result: Mapping[str, Any]) -> None:
@@ -140,6 +160,8 @@ class RunFolder:
         content = json.loads(to_json({**result, "digests": beside}))
         content["digests"][self.result.name] = digest_without_own(content, self.result.name)
         write_json(self.result, content)
+        if result.get("status") != "failed":  # one that has failed may be refused, and be taken back
+            self.drop_earlier()
 
     @property
     def _recorded(self) -> tuple[Path, ...]:
@@ -183,33 +205,29 @@ class Snapshot:
     def __init__(self, folder: RunFolder, missing: list[Path]) -> None:
         self.missing = missing
         self._folder = folder
-        self._record = self._find_record()
         self._before = set(folder.path.rglob("*"))
         self._logs = {path: path.stat().st_size for path in self._before if self._is_log(path) and path.is_file()}
 
     def take_back(self) -> bool:
-        """Remove what the start has added; logs are cut back to their length.
+        """Remove what the start has added, and put back what it has set aside; logs are cut back to their length.
 
         Returns:
-            False, and nothing is removed, where the start has taken the place of an earlier record
-            (:meth:`RunFolder.begin`), or where there are results: what was computed is worth more than order.
+            False, and nothing is removed, where there are results: what was computed is worth more than order.
         """
-        new = [path for path in self._folder.path.rglob("*") if path not in self._before]
-        replaced = self._record is not None and self._find_record() != self._record
-        if replaced or any(map(self._is_result, new)):
+        folder, earlier = self._folder, set(self._folder.earlier.rglob("*"))
+        before = self._before - {folder.path / path.relative_to(folder.earlier) for path in earlier}
+        new = [path for path in folder.path.rglob("*") if path not in {*before, *earlier, folder.earlier}]
+        if any(map(self._is_result, new)):
+            folder.drop_earlier()
             return False
         for path in sorted(new, reverse=True):  # what lies in a folder before the folder
             with contextlib.suppress(FileNotFoundError):
                 path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+        folder.put_back()
         for path, size in self._logs.items():
             if path.is_file() and path.stat().st_size > size:
                 os.truncate(str(path), size)
         return True
-
-    def _find_record(self) -> int | None:
-        """The inode of the configuration: :meth:`RunFolder.begin` puts another file in its place."""
-        config = self._folder.config
-        return config.stat().st_ino if config.is_file() else None
 
     def _is_log(self, path: Path) -> bool:
         return bool(_LOGS.intersection(path.relative_to(self._folder.path).parts))
@@ -217,7 +235,10 @@ class Snapshot:
     def _is_result(self, path: Path) -> bool:
         if path.is_dir() or self._is_log(path):
             return False
-        return path.stat().st_size > 0 if path.name == "metrics.jsonl" else path.name not in _RECORDS
+        if path.name != self._folder.metrics.name:
+            return path.name not in _RECORDS
+        old = self._folder.earlier / path.relative_to(self._folder.path)
+        return not (old.read_bytes() if old.is_file() else b"").startswith(path.read_bytes())
 
 
 def missing_folders(path: Path) -> list[Path]:

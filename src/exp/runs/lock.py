@@ -82,6 +82,8 @@ class Holder:
         return (json.dumps(asdict(self)) + "\n").encode()  # noqa: TID251 - plain
 
     def __str__(self) -> str:
+        if not self.token:
+            return "one whose lock cannot be read"
         since = datetime.fromtimestamp(self.since).strftime("%Y-%m-%d %H:%M:%S")
         job = f"Slurm job {self.job}, submitted from " if self.cluster == "slurm" else ""
         return f"{job}host {self.host}, pid {self.pid}, since {since}"
@@ -199,7 +201,7 @@ class RunLock:
                 if not self._is_there():
                     self.lost = f"the run folder {self._shown} was deleted or moved while the run was going on"
                 elif holder is None:
-                    self.path.write_bytes(self._content)  # somebody tidied up
+                    _created(self.path, self._content)  # somebody tidied up
                 elif holder.token == self.token:
                     os.utime(str(self.path))
                 else:
@@ -267,7 +269,8 @@ class RunLock:
             if read_holder(self.path) != dead:
                 return False
             write_atomically(self.path, me.encoded())
-            return True
+            time.sleep(_MOMENT_S)
+            return read_holder(self.path) == me  # two may have found that a third one died in this very place
         finally:
             with contextlib.suppress(OSError):
                 taking.unlink()
@@ -296,13 +299,17 @@ def _keep_all() -> None:
 
 
 def _created(path: Path, content: bytes) -> bool:
-    """Whether this process has made the file, which nobody had."""
+    """Whether this process has made the file, which nobody had, and it is still the one at this path."""
     try:
         with open(str(path), "xb", opener=lambda name, flags: os.open(name, flags, 0o640)) as file:
             file.write(content)
+            file.flush()
+            # Somebody who slept for minutes before he wrote is taken for dead by then.
+            with contextlib.suppress(FileNotFoundError):
+                return path.stat().st_ino == os.fstat(file.fileno()).st_ino
     except FileExistsError:
-        return False
-    return True
+        pass
+    return False
 
 
 def _is_live(holder: Holder, seen: float, now: float) -> bool:

@@ -230,7 +230,8 @@ class Sweep:
                 except ExpError as error:  # somebody else is at work in its folder
                     job.outcome = Outcome(error.exit_code, detail=str(error))
         runs = [job.run for job in to_run if job.run is not None]
-        with SweepDisplay(self, to_run) as display:
+        display = SweepDisplay(self, to_run)
+        with display:
             if first:
                 done = sum(job.skipped for job in batch)
                 display.say(f"{done} of {len(batch)} jobs are done already") if done else None
