@@ -40,7 +40,7 @@ def execute(run: FrozenRun) -> Finished:
     backend = create_backend(config.backend)
     hub.bring(config)
     if not chosen.leads:
-        return Finished(chosen.take_part(run))
+        return Finished(chosen.launch(run).exit_code)
     run.write(chosen.job_token())
     summary.begin(config, folder, backend)
     early.begin()
@@ -52,7 +52,7 @@ def _launched(run: FrozenRun, chosen: launcher.Launcher) -> Finished:
         processes = run.config.nproc
         console.wait_for("starting the worker" if processes == 1 else f"starting {processes} workers")
     try:
-        outcome = chosen.launch_run(run)
+        outcome = chosen.launch(run)
     finally:
         console.waited()
     if not isinstance(outcome, Outcome):

@@ -22,8 +22,10 @@ from exp.runs.files import to_json
 from exp.runs.lock import LOCK, read_holder
 from exp.runs.preemption import PREEMPT_SIGNAL
 from exp.sockets import folder_for_sockets
+from exp.task import task_class
 
 if TYPE_CHECKING:
+    from exp.frozen import FrozenRun
     from exp.runs.folder import RunFolder
 
 __all__ = ["TorchrunLauncher"]
@@ -58,8 +60,9 @@ class TorchrunLauncher(Launcher):
         """Nodes that are started by hand share their meeting point, and the run folder."""
         return None if self.config.nnodes == 1 else f"{self.config.rdzv_endpoint}/{self.config.rdzv_id}"
 
-    def launch(self, folder: RunFolder, nproc: int, saves: bool = True) -> Outcome:
+    def launch(self, run: FrozenRun) -> Outcome:
         """Run the workers; whatever ends the run, no process of it is left behind."""
+        folder, nproc, saves = run.folder, run.config.nproc, task_class(run.config).saves_state
         if self.forgets:
             forget_failures(folder)
         log = folder.logs / ("agent.log" if self.config.nnodes == 1 else f"agent-{this_host()}-{os.getpid()}.log")

@@ -21,7 +21,7 @@ from exp.frozen import FrozenRun
 from exp.hub import bring
 from exp.launcher.base import Launcher, launcher_class
 from exp.launcher.outcome import Outcome
-from exp.launcher.rank_environment import drop_stale_variables
+from exp.launcher.rank import drop_stale_variables
 from exp.runs.files import read_json, to_json
 from exp.runs.folder import RunFolder
 from exp.runs.lock import RunLock
