@@ -30,7 +30,7 @@ from exp.launcher.outcome import (
     write_error,
 )
 from exp.launcher.ports import check_host, taken_by
-from exp.launcher.processes import AGENT_VARIABLE
+from exp.launcher.processes import AGENT_VARIABLE, folder_for_sockets
 from exp.launcher.rank import JOINED, RankInfo, place_of, this_host
 from exp.launcher.supervisor import Supervisor
 from exp.runs import heartbeat
@@ -38,7 +38,6 @@ from exp.runs.files import read_json, to_json
 from exp.runs.folder import RunFolder
 from exp.runs.heartbeat import Stage
 from exp.runs.preemption import PREEMPT_SIGNAL
-from exp.sockets import folder_for_sockets
 from exp.task import task_class
 
 if TYPE_CHECKING:

@@ -35,7 +35,6 @@ _NAMES = {
     Stage.TEST_METRICS: "metrics",
 }  # fmt: skip
 _STOPPED = {"T": "; it is stopped (SIGSTOP)", "D": "; it is stuck in the kernel"}
-_DEBUGGED = "t"
 
 
 @dataclass
@@ -88,9 +87,6 @@ class HangDetector:
             return self._judge(going, only_busy=True)
         if self.step_timeout_s == 0 or not going or any(still <= self._limit(beat) for beat, still in going):
             self.close()
-            return None
-        if any(_state(beat.pid) == _DEBUGGED for beat, _ in going):
-            self._still = []
             return None
         return self._judge(going)
 
@@ -191,5 +187,5 @@ def _stacks(scratch: str, beats: list[Beat]) -> dict[int, tuple[int, str]]:
 
 
 def _state(pid: int) -> str:
-    """``R``, ``S``, ``D``, ``T`` (stopped), ``t`` (held by a debugger), ...; empty: gone."""
+    """``R``, ``S``, ``D``, ``T`` (stopped), ...; empty: gone."""
     return "".join(stat_of(pid)[:1])

@@ -14,14 +14,13 @@ from exp.launcher.base import Launcher
 from exp.launcher.hang_detector import unfinished
 from exp.launcher.outcome import Outcome, RankFailure, collect_failures, forget_failures, tail_of, write_error
 from exp.launcher.ports import check_endpoint, check_loopback
-from exp.launcher.processes import signal_name
+from exp.launcher.processes import folder_for_sockets, signal_name
 from exp.launcher.rank import this_host
 from exp.launcher.supervisor import Supervisor
 from exp.runs import heartbeat
 from exp.runs.files import to_json
 from exp.runs.lock import LOCK, read_holder
 from exp.runs.preemption import PREEMPT_SIGNAL
-from exp.sockets import folder_for_sockets
 from exp.task import task_class
 
 if TYPE_CHECKING:
