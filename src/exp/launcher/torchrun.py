@@ -11,8 +11,15 @@ from typing import TYPE_CHECKING
 
 from exp.errors import ConfigError
 from exp.launcher.base import Launcher
-from exp.launcher.hang_detector import unfinished
-from exp.launcher.outcome import Outcome, RankFailure, collect_failures, forget_failures, tail_of, write_error
+from exp.launcher.outcome import (
+    Outcome,
+    RankFailure,
+    collect_failures,
+    forget_failures,
+    tail_of,
+    unfinished,
+    write_error,
+)
 from exp.launcher.ports import check_endpoint, check_loopback
 from exp.launcher.processes import folder_for_sockets, signal_name
 from exp.launcher.rank import this_host

@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, ExpError, Preempted, as_ours
-from exp.launcher.hang_detector import unfinished
-from exp.launcher.outcome import RankFailure, is_of_peer, write_error
+from exp.launcher.outcome import RankFailure, is_of_peer, unfinished, write_error
 from exp.launcher.processes import (
     AGENT_VARIABLE,
     die_with_parent,

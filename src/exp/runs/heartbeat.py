@@ -2,7 +2,7 @@
 
 A worker that hangs says nothing, and those that wait for it look the same from outside. Each beat writes how often it
 has beaten, where it is and at which step: no system call, nothing that lasts. The launcher looks from time to time
-(:mod:`exp.launcher.hang_detector`), and can ask for the worker's stack by a signal.
+(:mod:`exp.launcher.supervisor`), and can ask for the worker's stack by a signal.
 """
 
 from __future__ import annotations
