@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -88,17 +85,3 @@ def test_groups_that_live_are_told_from_leftovers(given, lives):
     group = find_group(given)
     assert (None if group is None else group[1]) is lives
     assert find_group(given, 2) is None, "one agent on each of two nodes is as it should be"
-
-
-def test_a_process_of_another_rank_makes_a_group_a_living_one():
-    program = """
-import os, sys, time
-from exp.launcher import rank
-rank._STAYS_S = 1
-time.sleep(0.5)
-found = rank.find_group(os.environ)
-print(found is not None and found[1])
-"""
-    command, places = [sys.executable, "-c", program], [{**os.environ, **TWO, "RANK": rank} for rank in "01"]
-    two = [subprocess.Popen(command, env=place, stdout=subprocess.PIPE) for place in places]
-    assert [process.communicate()[0] for process in two] == [b"True\n"] * 2

@@ -47,9 +47,7 @@ class Watch:
 def no_waiting(monkeypatch):
     monkeypatch.setattr("exp.launcher.supervisor._STACKS_WITHIN_S", 0)
     monkeypatch.setattr("exp.launcher.supervisor.is_alive", lambda pid: True)
-    monkeypatch.setattr(
-        "exp.launcher.supervisor._state", lambda pid: "S"
-    )  # those of the tests that only write beats
+    monkeypatch.setattr("exp.launcher.supervisor._state", lambda pid: "S")  # those of the tests that only write beats
 
 
 @pytest.mark.parametrize(
