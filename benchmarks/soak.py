@@ -23,6 +23,7 @@ from typing import Iterable
 
 from omegaconf import OmegaConf
 
+from exp.frozen import FrozenRun
 from exp.launcher.torchrun import TorchrunLauncher
 from exp.runs.folder import RunFolder
 
@@ -90,7 +91,7 @@ def run(kind: str, place: Path, number: int, mark: str, shared: set[Path]) -> in
         return subprocess.run(command, check=False, capture_output=True).returncode
     folder.create()
     shutil.copy(place / ("short.yaml" if kind == "normal" else "long.yaml"), folder.config)
-    return TorchrunLauncher().launch(folder, 2, saves=False).exit_code
+    return TorchrunLauncher().launch(FrozenRun(OmegaConf.load(folder.config), [], folder)).exit_code
 
 
 def entries(folder: str) -> set[str]:

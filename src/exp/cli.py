@@ -26,7 +26,7 @@ from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, REFUSED, ConfigError, 
 from exp.execute import execute
 from exp.frozen import freeze
 from exp.launcher.base import launcher_class
-from exp.launcher.rank_environment import be_quiet, drop_stale_variables
+from exp.launcher.rank import be_quiet, drop_stale_variables
 from exp.runs.files import UMASK
 from exp.runs.folder import RunFolder, remove_empty
 from exp.summary import Finished, remember

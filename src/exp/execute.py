@@ -37,14 +37,14 @@ def execute(run: FrozenRun) -> Finished:
     backend = create_backend(config.backend)
     hub.bring(config)
     if not chosen.leads:
-        return Finished(chosen.take_part(run))
+        return Finished(chosen.launch(run).exit_code)
     run.write(chosen.job_token())
     summary.begin(config, folder, backend)
     early.begin()
     if not chosen.submits:
         console.wait_for("starting the worker" if config.nproc == 1 else f"starting {config.nproc} workers")
     try:
-        outcome = chosen.launch_run(run)
+        outcome = chosen.launch(run)
     finally:
         console.waited()
     run.check_folder()

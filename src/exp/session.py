@@ -121,10 +121,6 @@ class Session:
 
         info, config, backend = self.info, self.config, self.backend
         self.device = backend.set_device(info.local_rank)
-        if getattr(self.device, "type", None) != backend.device_type:
-            raise ConfigError(
-                f"backend={backend.name}: set_device gives {self.device!r}, no {backend.device_type} device"
-            )
         if not backend.supports(config.precision):
             raise ConfigError(
                 f"precision={config.precision} is not supported by {backend.name} ({self.device}); "

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 
 from exp.errors import ConfigError
-from exp.launcher.rank_environment import RankEnvironment, find_group
+from exp.launcher.rank import RankInfo, find_group, place_of
 
 FAMILIES = {
     "torchrun": "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE",
@@ -26,15 +23,14 @@ def variables(family: str, *values: str) -> dict[str, str]:
 
 TORCH = variables("torchrun", "3", "4", "1", "2")
 MASTER = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-WANTED = RankEnvironment(3, 4, 1, 2, "127.0.0.1", 29500)
+WANTED = {**TORCH, **MASTER}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_launchers_variables_give_the_place(family):
     on_each_node = "2(x2)" if family == "srun" else "2"
-    assert RankEnvironment.of({**variables(family, "3", "4", "1", on_each_node), **MASTER}) == WANTED
-    assert WANTED.nodes == 2
-    assert RankEnvironment.of(WANTED.environment()) == WANTED
+    assert place_of({**variables(family, "3", "4", "1", on_each_node), **MASTER}) == WANTED
+    assert RankInfo.of(WANTED) == RankInfo(3, 4, 1, 2)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +50,7 @@ def test_each_launchers_variables_give_the_place(family):
 def test_variables_that_do_not_go_together_are_refused(change, text):
     given = {**TORCH, **MASTER, **change}
     with pytest.raises(ConfigError, match=re.escape(text)):
-        RankEnvironment.of({name: value for name, value in given.items() if value is not None})
+        place_of({name: value for name, value in given.items() if value is not None})
 
 
 TWO = {**variables("torchrun", "1", "2", "1", "2"), **MASTER}
@@ -89,17 +85,3 @@ def test_groups_that_live_are_told_from_leftovers(given, lives):
     group = find_group(given)
     assert (None if group is None else group[1]) is lives
     assert find_group(given, 2) is None, "one agent on each of two nodes is as it should be"
-
-
-def test_a_process_of_another_rank_makes_a_group_a_living_one():
-    program = """
-import os, sys, time
-from exp.launcher import rank_environment
-rank_environment._STAYS_S = 1
-time.sleep(0.5)
-found = rank_environment.find_group(os.environ)
-print(found is not None and found[1])
-"""
-    command, places = [sys.executable, "-c", program], [{**os.environ, **TWO, "RANK": rank} for rank in "01"]
-    two = [subprocess.Popen(command, env=place, stdout=subprocess.PIPE) for place in places]
-    assert [process.communicate()[0] for process in two] == [b"True\n"] * 2

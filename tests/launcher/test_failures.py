@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from exp.launcher.outcome import (
@@ -73,21 +71,3 @@ def test_the_error_of_a_collective_is_another_ranks_fault():
     assert is_of_peer(RuntimeError("[pair.cc:553] Connection closed by peer [127.0.0.1]:4711"))
     assert not is_of_peer(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
     assert not is_of_peer(ValueError("broken pipe"))
-
-
-@pytest.mark.parametrize(("words", "ranks"), [([2], [2, 0, 1]), ([2, 3], [2, 3, 0, 1])])
-def test_the_cause_is_the_same_on_whatever_node_it_was(folder, words, ranks):
-    """The agent of the other node was killed: its launcher leaves a word for each of its ranks, as far as it knows."""
-    collected(folder, [(0, 1.0, True, 1), (1, 1.1, True, 1)])
-    for rank in words:
-        beat = Beat(5, rank, 9, Stage.HOOKS, 3, 1)
-        write_error(folder, replace(failure_of(beat, rank - 2, 0), type="AgentLost"), None)
-    assert [failure.rank for failure in collect_failures(folder, None, 4, 2)] == ranks
-
-
-def test_ranks_that_all_others_have_lost_come_first(folder, monkeypatch):
-    monkeypatch.setattr("exp.launcher.outcome._OTHER_NODES_S", 0)
-    collected(folder, [(0, 1.0, True, 1), (1, 1.1, True, 1)])
-    failures = collect_failures(folder, None, 4, 2)
-    assert [failure.rank for failure in failures] == [2, 3, 0, 1]
-    assert (failures[0].type, failures[0].host) == ("RankLost", "node 1")

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from exp.launcher.hang_detector import HangDetector
+from exp.launcher.supervisor import HangDetector
 from exp.runs import status
 from exp.runs.files import read_json
 from exp.runs.folder import RunFolder
@@ -45,11 +45,9 @@ class Watch:
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch):
-    monkeypatch.setattr("exp.launcher.hang_detector._STACKS_WITHIN_S", 0)
-    monkeypatch.setattr("exp.launcher.hang_detector.is_alive", lambda pid: True)
-    monkeypatch.setattr(
-        "exp.launcher.hang_detector._state", lambda pid: "S"
-    )  # those of the tests that only write beats
+    monkeypatch.setattr("exp.launcher.supervisor._STACKS_WITHIN_S", 0)
+    monkeypatch.setattr("exp.launcher.supervisor.is_alive", lambda pid: True)
+    monkeypatch.setattr("exp.launcher.supervisor._state", lambda pid: "S")  # those of the tests that only write beats
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def test_the_agent_leaves_a_word_for_those_that_could_not(tmp_path, monkeypatch,
     folder = RunFolder(tmp_path)
     folder.create()
     status.make_file(str(tmp_path), 2)
-    monkeypatch.setattr("exp.launcher.hang_detector.is_alive", lambda pid: False)
+    monkeypatch.setattr("exp.launcher.outcome.is_alive", lambda pid: False)
     beats = [status._FORMAT.pack(10 + rank, rank, 9, stage, 7, 1) for rank, stage in enumerate(stages)]
     (tmp_path / "beats").write_bytes(b"".join(beats))
     assert _came_to_end(folder, str(tmp_path), {end.local_rank: end for end in ends}) is well

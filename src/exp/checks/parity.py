@@ -24,7 +24,7 @@ from exp.errors import EXIT_FAILED, EXIT_OK, REFUSED, ConfigError, ExpError
 from exp.frozen import FrozenRun, complete, freeze, prepare
 from exp.hardware.backend import FLOAT32
 from exp.hardware.registry import create_backend
-from exp.launcher.rank_environment import drop_stale_variables
+from exp.launcher.rank import drop_stale_variables
 from exp.runs.files import csv_content, read_json, write_atomically, write_json
 from exp.runs.folder import RunFolder, read_records
 from exp.summary import Finished

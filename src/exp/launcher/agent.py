@@ -18,8 +18,7 @@ from dataclasses import replace
 from typing import Any, Mapping
 
 from exp.launcher.fork_server import START_METHOD, start_fork_server, work
-from exp.launcher.hang_detector import unfinished
-from exp.launcher.outcome import failure_of, write_error
+from exp.launcher.outcome import failure_of, unfinished, write_error
 from exp.launcher.ports import address_towards
 from exp.launcher.processes import AGENT_VARIABLE, JOB_VARIABLE, kill_job, name_process
 from exp.launcher.rank import SCRATCH_VARIABLE

@@ -10,7 +10,6 @@ from omegaconf import OmegaConf
 from exp.config.resolve import create
 from exp.config.resolve import resolve as resolve_name
 from exp.config.schema import ExpConfig, LauncherConfig
-from exp.task import task_class
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from exp.frozen import FrozenRun
     from exp.launcher.follow import Watcher
     from exp.launcher.outcome import Outcome
-    from exp.runs.folder import RunFolder
 
 __all__ = ["Launcher", "launcher_class", "resolve"]
 
@@ -65,10 +63,6 @@ class Launcher(abc.ABC):
         """Whether this process writes the run folder and reports the outcome."""
         return True
 
-    def take_part(self, run: FrozenRun) -> int:
-        """Run this process's share of a run that another process leads; returns the exit code."""
-        return self.launch_run(run).exit_code
-
     def check(self, nproc: int) -> None:
         """Refuse what this launcher cannot do, before anything is written.
 
@@ -90,10 +84,6 @@ class Launcher(abc.ABC):
         """What all processes of a job that start it together in one run folder know it by; None: there is one."""
         return None
 
-    def launch_run(self, run: FrozenRun) -> Outcome:
-        """:meth:`launch` what has been written."""
-        return self.launch(run.folder, run.config.nproc, saves=task_class(run.config).saves_state)
-
     def launch_all(self, runs: Sequence[FrozenRun], watcher: Watcher, logs: Path) -> list[Outcome]:
         """Where it ``submits``: runs that have been written, as one batch, to their ends.
 
@@ -105,14 +95,8 @@ class Launcher(abc.ABC):
         raise NotImplementedError
 
     @abc.abstractmethod
-    def launch(self, folder: RunFolder, nproc: int, saves: bool = True) -> Outcome:
-        """Run ``config.yaml`` of ``folder`` in ``nproc`` workers on this node, to the end.
-
-        Args:
-            folder: the run folder.
-            nproc: workers.
-            saves: whether the task can save its state when it has to end.
-        """
+    def launch(self, run: FrozenRun) -> Outcome:
+        """Run what has been written, in ``run.config.nproc`` workers on this node, to the end."""
 
 
 def launcher_class(config: ExpConfig) -> type[Launcher]:

@@ -17,7 +17,6 @@ from omegaconf import OmegaConf
 
 from exp import console
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, ConfigError
-from exp.frozen import FrozenRun
 from exp.hardware.cores import cores_of_task
 from exp.hardware.registry import create_backend
 from exp.launcher.base import Launcher
@@ -31,19 +30,18 @@ from exp.launcher.outcome import (
     write_error,
 )
 from exp.launcher.ports import check_host, taken_by
-from exp.launcher.processes import AGENT_VARIABLE
-from exp.launcher.rank import JOINED, this_host
-from exp.launcher.rank_environment import RankEnvironment
+from exp.launcher.processes import AGENT_VARIABLE, folder_for_sockets
+from exp.launcher.rank import JOINED, RankInfo, place_of, this_host
 from exp.launcher.supervisor import Supervisor
 from exp.runs import status
 from exp.runs.files import read_json, to_json
 from exp.runs.folder import RunFolder
 from exp.runs.status import PREEMPT_SIGNAL, Stage
-from exp.sockets import folder_for_sockets
 from exp.task import task_class
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
+    from exp.frozen import FrozenRun
 
 __all__ = ["ExternalLauncher"]
 
@@ -60,7 +58,7 @@ class ExternalLauncher(Launcher):
         Raises:
             ConfigError: this process has no rank, or the user has asked for another number of processes.
         """
-        place = RankEnvironment.of(os.environ, config.nproc)
+        place = RankInfo.of(place_of(os.environ, config.nproc))
         found = {"nproc": place.local_world_size, "launcher.nnodes": place.nodes}
         for key, value in found.items():
             if any(each.startswith(f"{key}=") and each != f"{key}={value}" for each in overrides):
@@ -73,22 +71,19 @@ class ExternalLauncher(Launcher):
         Raises:
             ConfigError: restarts; or the host to meet at is not known.
         """
-        self.place = RankEnvironment.of(os.environ, nproc)
+        self.variables = place_of(os.environ, nproc)
+        self.place = RankInfo.of(self.variables)
         if self.config.max_restarts:
             raise ConfigError("launcher.max_restarts needs launcher=torchrun; outside, torchrun --max-restarts does it")
         if self.place.world_size > 1:
-            check_host("MASTER_ADDR", self.place.master_addr)
+            check_host("MASTER_ADDR", self.variables["MASTER_ADDR"])
 
     @property
     def leads(self) -> bool:
         """Rank 0's process writes the folder and reports the outcome."""
         return self.place.rank == 0
 
-    def launch(self, folder: RunFolder, nproc: int, saves: bool = True) -> Outcome:
-        """Run rank 0's worker, and report what became of all."""
-        return self.launch_run(FrozenRun.load(folder))
-
-    def launch_run(self, run: FrozenRun) -> Outcome:
+    def launch(self, run: FrozenRun) -> Outcome:
         """Run this rank's worker; rank 0's process reports what became of all.
 
         Raises:
@@ -100,11 +95,11 @@ class ExternalLauncher(Launcher):
         cores = cores_of_task()
         environment = {
             **create_backend(run.config.backend).worker_env(
-                place.local_rank, place.local_world_size, single_node=place.nodes == 1
+                place.local_rank, place.local_world_size, single_node=place.single_node
             ),
             **({} if cores is None else {"OMP_NUM_THREADS": str(cores), "MKL_NUM_THREADS": str(cores)}),
             **os.environ,
-            **place.environment(),
+            **self.variables,
             AGENT_VARIABLE: str(os.getpid()),
         }
         given = {
@@ -149,8 +144,8 @@ class ExternalLauncher(Launcher):
     def _not_met(self, log: Path) -> Outcome:
         """Why the worker has not come to work with the others."""
         place = self.place
-        where = f"MASTER_ADDR={place.master_addr} MASTER_PORT={place.master_port}"
-        taken = taken_by(place.master_port) if self.leads else None
+        where = " ".join(f"{name}={self.variables[name]}" for name in ("MASTER_ADDR", "MASTER_PORT"))
+        taken = taken_by(int(self.variables["MASTER_PORT"])) if self.leads else None
         if taken is not None:
             detail = f"{where}: the port is taken by {taken}; choose another one, the same for every process"
         else:

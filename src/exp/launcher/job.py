@@ -26,15 +26,13 @@ from exp.frozen import FrozenRun
 from exp.hardware.cards import only
 from exp.hardware.registry import create_backend
 from exp.launcher.outcome import Outcome, RankFailure, forget_failures, write_error
-from exp.launcher.rank import REQUEUES_VARIABLE, this_host
-from exp.launcher.rank_environment import take_stale_variables
+from exp.launcher.rank import REQUEUES_VARIABLE, take_stale_variables, this_host
 from exp.launcher.torchrun import TorchrunLauncher
 from exp.runs import slurm
 from exp.runs.files import UMASK, read_json, write_json
 from exp.runs.folder import RunFolder
 from exp.runs.lock import RunLock
 from exp.runs.status import PREEMPT_SIGNAL
-from exp.task import task_class
 
 if TYPE_CHECKING:
     from exp.hardware.backend import Backend
@@ -151,7 +149,7 @@ def _run_workers(run: FrozenRun, attempt: str, node: int) -> Outcome:
             summary.begin(config, folder, backend)
         common = {key: config.launcher[key] for key in keys}
         launcher = _NodeLauncher(nnodes=nodes, rdzv_endpoint=endpoint, rdzv_id=attempt, **common)
-        return launcher.launch(folder, config.nproc, saves=task_class(config).saves_state)
+        return launcher.launch(run)
 
 
 def _await(meeting: Path, timeout_s: float) -> str:

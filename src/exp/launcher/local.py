@@ -11,9 +11,10 @@ from exp.launcher.outcome import Outcome, collect_failures, forget_failures
 from exp.launcher.processes import handle_signals, signal_name
 from exp.launcher.rank import RankInfo
 from exp.runs.status import PREEMPT_SIGNAL
+from exp.task import task_class
 
 if TYPE_CHECKING:
-    from exp.runs.folder import RunFolder
+    from exp.frozen import FrozenRun
 
 __all__ = ["LocalLauncher"]
 
@@ -33,10 +34,11 @@ class LocalLauncher(Launcher):
                 name = key if key == "nproc" else f"launcher.{key}"
                 raise ConfigError(f"{name}={value} needs launcher=torchrun; launcher=local runs one process, this one")
 
-    def launch(self, folder: RunFolder, nproc: int, saves: bool = True) -> Outcome:
+    def launch(self, run: FrozenRun) -> Outcome:
         """Run the worker; an error of it becomes the outcome, as with any other launcher."""
         from exp.launcher.worker import describe_error, run_worker
 
+        folder, saves = run.folder, task_class(run.config).saves_state
         forget_failures(folder)
         info, process, received = RankInfo(), os.getpid(), 0
 

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterable, Mapping
 
 from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_UNAVAILABLE, REFUSED
-from exp.launcher.processes import signal_name
+from exp.launcher.processes import is_alive, signal_name
 from exp.launcher.rank import this_host
 from exp.runs.files import read_json, write_json
+from exp.runs.status import Stage
 
 if TYPE_CHECKING:
     from exp.runs.folder import RunFolder
@@ -29,6 +30,7 @@ __all__ = [
     "forget_failures",
     "is_of_peer",
     "tail_of",
+    "unfinished",
     "waited_in_vain",
     "write_error",
 ]
@@ -170,6 +172,20 @@ def write_error(folder: RunFolder, failure: RankFailure, scratch: str | None) ->
             if place.parent.is_dir():
                 write_json(place, asdict(failure))
                 return
+
+
+def unfinished(scratch: str, alive: bool = True) -> list[tuple[int, Beat]]:
+    """The workers of this node that have begun and have not come to their end, by local rank.
+
+    Args:
+        scratch: the private folder of the job on this node.
+        alive: those that run; otherwise those that are gone.
+    """
+    return [
+        (local_rank, beat)
+        for local_rank, beat in enumerate(status.read(scratch))
+        if beat.pid and beat.stage != Stage.DONE and is_alive(beat.pid) is alive
+    ]
 
 
 def forget_failures(folder: RunFolder) -> None:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Sequence
 from exp.config.explain import nearest
 from exp.config.schema import SubmititConfig
 from exp.errors import ConfigError, UnavailableError
-from exp.frozen import FrozenRun
 from exp.launcher.base import Launcher
 from exp.launcher.follow import Followed, Watcher, follow, remember
 from exp.launcher.job import log_file, run_job
@@ -24,7 +23,7 @@ from exp.runs.lock import Holder
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from exp.runs.folder import RunFolder
+    from exp.frozen import FrozenRun
 
 __all__ = ["SubmititLauncher"]
 
@@ -70,14 +69,10 @@ class SubmititLauncher(Launcher):
                 "launcher.cluster=local"
             )
 
-    def launch_run(self, run: FrozenRun) -> Outcome:
+    def launch(self, run: FrozenRun) -> Outcome:
         """Submit the run and follow it; see :meth:`launch_all`."""
         with Watcher() as watcher:
             return self.launch_all([run], watcher, run.folder.path / "slurm")[0]
-
-    def launch(self, folder: RunFolder, nproc: int, saves: bool = True) -> Outcome:
-        """Submit the run in ``folder`` and follow it; see :meth:`launch_all`."""
-        return self.launch_run(FrozenRun.load(folder))
 
     def preflight(self, runs: Sequence[FrozenRun], logs: Path) -> str | None:
         """Show the batch script, with ``launcher.dry_run=true``; otherwise ask Slurm whether it would take it.

@@ -11,19 +11,27 @@ from typing import TYPE_CHECKING
 
 from exp.errors import ConfigError
 from exp.launcher.base import Launcher
-from exp.launcher.hang_detector import unfinished
-from exp.launcher.outcome import Outcome, RankFailure, collect_failures, forget_failures, tail_of, write_error
+from exp.launcher.outcome import (
+    Outcome,
+    RankFailure,
+    collect_failures,
+    forget_failures,
+    tail_of,
+    unfinished,
+    write_error,
+)
 from exp.launcher.ports import check_endpoint, check_loopback
-from exp.launcher.processes import signal_name
+from exp.launcher.processes import folder_for_sockets, signal_name
 from exp.launcher.rank import this_host
 from exp.launcher.supervisor import Supervisor
 from exp.runs import status
 from exp.runs.files import to_json
 from exp.runs.lock import LOCK, read_holder
 from exp.runs.status import PREEMPT_SIGNAL
-from exp.sockets import folder_for_sockets
+from exp.task import task_class
 
 if TYPE_CHECKING:
+    from exp.frozen import FrozenRun
     from exp.runs.folder import RunFolder
 
 __all__ = ["TorchrunLauncher"]
@@ -58,8 +66,9 @@ class TorchrunLauncher(Launcher):
         """Nodes that are started by hand share their meeting point, and the run folder."""
         return None if self.config.nnodes == 1 else f"{self.config.rdzv_endpoint}/{self.config.rdzv_id}"
 
-    def launch(self, folder: RunFolder, nproc: int, saves: bool = True) -> Outcome:
+    def launch(self, run: FrozenRun) -> Outcome:
         """Run the workers; whatever ends the run, no process of it is left behind."""
+        folder, nproc, saves = run.folder, run.config.nproc, task_class(run.config).saves_state
         if self.forgets:
             forget_failures(folder)
         log = folder.logs / ("agent.log" if self.config.nnodes == 1 else f"agent-{this_host()}-{os.getpid()}.log")

@@ -23,16 +23,21 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, ExpError, Preempted, as_ours
-from exp.launcher.hang_detector import unfinished
-from exp.launcher.outcome import RankFailure, is_of_peer, write_error
-from exp.launcher.processes import AGENT_VARIABLE, die_with_parent, is_alive, name_process, start_resource_tracker
+from exp.launcher.outcome import RankFailure, is_of_peer, unfinished, write_error
+from exp.launcher.processes import (
+    AGENT_VARIABLE,
+    die_with_parent,
+    is_alive,
+    keep_sockets_in,
+    name_process,
+    start_resource_tracker,
+)
 from exp.launcher.rank import JOINED, SCRATCH_VARIABLE, RankInfo, make_store, this_host
 from exp.runs import status
 from exp.runs.files import write_json
 from exp.runs.folder import RunFolder
 from exp.runs.lock import LOCK, read_holder
 from exp.runs.status import Stage, record_preempted
-from exp.sockets import keep_sockets_in
 from exp.user_code import message_of, told
 
 __all__ = ["describe_error", "main", "run_worker", "work_to_end"]

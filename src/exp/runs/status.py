@@ -2,7 +2,7 @@
 
 A worker that hangs reports nothing, and those that wait for it look the same from outside. So each writes how often it
 has beaten, where it is and at which step, into a file that both have mapped: no system call, nothing that lasts. The
-launcher looks from time to time (:mod:`exp.launcher.hang_detector`), and can ask for the worker's stack by a signal.
+launcher looks from time to time (:mod:`exp.launcher.supervisor`), and can ask for the worker's stack by a signal.
 
 The notice that a run has to save its state and end is a signal to the launcher, and a file for its workers. These never
 see the signal: they, and everything under them, are started with it blocked, because Slurm sends it to every process of

@@ -24,7 +24,7 @@ from exp.frozen import FrozenRun, complete
 from exp.hub import bring
 from exp.launcher.base import Launcher, launcher_class
 from exp.launcher.outcome import Outcome
-from exp.launcher.rank_environment import drop_stale_variables
+from exp.launcher.rank import drop_stale_variables
 from exp.runs.files import read_json, to_json
 from exp.runs.folder import RunFolder, missing_folders, read_result, remove_empty
 from exp.runs.lock import RunLock
