@@ -235,7 +235,7 @@ def _launch(parts: Sequence[FrozenRun], trace: Task, steps: int, chosen: launche
         terminal.print(f"{part.folder.path.name}: {part.config.backend.name}")
         part.folder.create()
         write_atomically(part.folder.config, OmegaConf.to_yaml(part.config, resolve=True).encode())
-        outcome = chosen.launch(part.folder, part.config.nproc, saves=False)
+        outcome = chosen.launch(part)
         if outcome.exit_code != EXIT_OK:
             break
     return outcome

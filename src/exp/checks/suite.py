@@ -149,10 +149,10 @@ def plan(config: ExpConfig, overrides: Sequence[str], task: Qualify, backend: Ba
             steps = ("task=parity", "task.steps=5", "max_steps=5")
             yield trained("parity", name, form, number, *steps, nproc=number)
     yield from operators(precisions[1:])
-    for name, form in usual.items():
+    for name, settings in usual.items():
         for number in [*(2**power for power in range(20) if 2**power < nproc), nproc]:
             steps = ("task=speed", f"max_steps={task.steps}", "val_every=10000000")
-            yield trained("speed", name, form, 1, *steps, nproc=number)
+            yield trained("speed", name, settings, 1, *steps, nproc=number)
 
 
 def qualify(config: ExpConfig, overrides: list[str]) -> Finished:

@@ -337,7 +337,8 @@ def wrap(model: nn.Module, kind: str, options: dict[str, Any], backend: Backend,
     # Only what departs from the class's own defaults: older and vendors' classes do not know every option.
     options = {key: value for key, value in options.items() if value != _DEFAULTS.get(key)}
     if kind == "mmddp" and base is DistributedDataParallel:
-        return MMDistributedDataParallel(model, **options, **ddp_arguments(device))
+        wrapped: torch.nn.Module = MMDistributedDataParallel(model, **options, **ddp_arguments(device))
+        return wrapped
     # The class that torch or the vendor gives, with the one method that the loop needs.
     ddp: type[torch.nn.Module] = type(base.__name__, (TrainStep, base), {})
     # MMEngine looks inside what it knows for a wrapper.

@@ -11,7 +11,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Mapping, MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Mapping, MutableMapping, Sequence
 
 from exp import console
 from exp.errors import ConfigError
@@ -103,7 +103,8 @@ class RankInfo:
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> RankInfo:
         """The place that torch's variables give."""
-        return cls(*(int(environ[name]) for name in _TORCH))
+        values: Any = [int(environ[name]) for name in _TORCH]
+        return cls(*values)
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str], external: bool = False) -> RankInfo:
