@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Iterable, Mapping
 from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_UNAVAILABLE, REFUSED
 from exp.launcher.processes import is_alive, signal_name
 from exp.launcher.rank import this_host
-from exp.runs.files import read_json, write_json
 from exp.runs import status
+from exp.runs.files import read_json, write_json
 from exp.runs.status import Stage
 
 if TYPE_CHECKING:
