@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 __all__ = ["Left", "left", "main"]
 
 _OVERRIDE = re.compile(r"~|[^-].*=")
+_MODES = ("--multirun", "-m", "--run", "-r", "--cfg", "-c", "--info", "-i")
+"""Hydra's options of which it takes one."""
 
 
 @dataclass
@@ -90,6 +92,9 @@ def _parse(arguments: list[str]) -> list[str] | None:
         return None
     # Options first: argparse, and so Hydra, refuses overrides on both sides of one (``seed=1,2 -m max_steps=5``).
     arguments = sorted(arguments, key=lambda each: _OVERRIDE.match(each) is not None)
+    given = [each for each in arguments if each.partition("=")[0] in _MODES]
+    if len(given) > 1:
+        raise ConfigError(f"{given[0]} and {given[1]} exclude each other; leave one out")
     be_quiet(arguments)
     remember(arguments)
     compose.register()

@@ -72,6 +72,8 @@ def find_checkpoint(session: Session, wanted: str, parameters: Container[str]) -
         try:
             content = checkpoint.read(each, whole=False)
             trouble = trouble_with(each, content, parameters)
+            if trouble is None and not named and checkpoint.step_of(each) != content["meta"]["step"]:
+                trouble = f"{each} is a copy of the checkpoint of step {content['meta']['step']}"
         except CheckpointError as error:
             trouble = str(error)
         if trouble is None:
