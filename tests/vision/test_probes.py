@@ -23,7 +23,9 @@ def keep(folder, parts, classes=CLASSES, patch_size=8):
     for part, values in parts.items():
         for first in range(0, counts[part], 100):
             some = {name: each[first : first + 100] for name, each in values.items()}
-            store.write(part, first, {**some, "state": np.full(len(some["labels"]), DONE)})
+            store.write(
+                part, range(first, first + len(some["labels"])), {**some, "state": np.full(len(some["labels"]), DONE)}
+            )
     return store
 
 

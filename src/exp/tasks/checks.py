@@ -118,6 +118,8 @@ class Parity(ParentTask):
 
     def check(self, config: ExpConfig) -> None:
         """Two runs on one node, one after the other, whose tensors are whole."""
+        if self.steps < 1:
+            raise ConfigError(f"steps={self.steps} must be at least 1")
         if config.wrapper.kind == "fsdp" and config.nproc > 1:
             raise ConfigError("task=parity compares whole tensors, and wrapper=fsdp leaves none; use wrapper=ddp")
         _refuse_several_machines(config)

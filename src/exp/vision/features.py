@@ -320,7 +320,12 @@ def _compute(session: Session, data: Any, model: Any, splits: dict[str, Any]) ->
     """Compute the batches that the store lacks, each rank its share: how many images, and in how many seconds."""
     distributed, store, size = session.distributed, Store(session.config.task.store), data.eval_batch_size
     lacking = distributed.gather(store.images(TO_DO))[0]
-    batches = sorted({(split, number // size * size) for split, number in lacking})
+    batches = [
+        (split, numbers[first : first + size])
+        for split in splits
+        for numbers in [[number for name, number in lacking if name == split]]
+        for first in range(0, len(numbers), size)
+    ]
     mine = batches[distributed.rank :: distributed.world_size]
     session.say(
         f"{console.shown(store.folder)} lacks the features of {len(lacking)} of {sum(map(len, splits.values()))} images"
@@ -329,12 +334,11 @@ def _compute(session: Session, data: Any, model: Any, splits: dict[str, Any]) ->
     session.begin()
     began, computed = time.perf_counter(), 0
     for split, dataset in splits.items():
-        firsts = [first for name, first in mine if name == split]
-        indices = [torch.arange(first, min(first + size, len(dataset))) for first in firsts]
-        for first, batch in zip(firsts, device_loader(dataset, indices, data.num_workers, session)):
+        indices = [torch.tensor(numbers) for name, numbers in mine if name == split]
+        for numbers, batch in zip(indices, device_loader(dataset, indices, data.num_workers, session)):
             values = _of_batch(session, model, batch)
-            skipped = dataset.skipped[first : first + len(values["labels"])].numpy()
-            store.write(split, first, {**values, "state": np.where(skipped, UNUSABLE, DONE)})
+            skipped = dataset.skipped[numbers].numpy()
+            store.write(split, numbers.tolist(), {**values, "state": np.where(skipped, UNUSABLE, DONE)})
             computed += len(skipped)
     return sum(distributed.gather(computed)), time.perf_counter() - began
 

@@ -105,8 +105,8 @@ class Store:
         """What the features were made by, for the record of a run: weights and preprocessing."""
         return {key: self.about["fingerprint"][key] for key in ("weights", "preprocessing")}
 
-    def write(self, split: str, first: int, values: Mapping[str, np.ndarray]) -> None:
-        """Write images from the number ``first`` on; the state must come last."""
+    def write(self, split: str, numbers: Sequence[int], values: Mapping[str, np.ndarray]) -> None:
+        """Write images by their numbers; the state must come last."""
         for name, value in values.items():
             array = self.array(split, name)
             content = np.ascontiguousarray(value, array.dtype)
@@ -114,8 +114,9 @@ class Store:
                 raise ValueError(f"{split}_{name}.npy holds {array.shape[1:]} of each image, not {content.shape[1:]}")
             # A positioned write, no map: several machines may write to one file of a shared folder.
             with (self.folder / f"{split}_{name}.npy").open("r+b") as file:
-                file.seek(array.offset + first * array.strides[0])
-                file.write(content.tobytes())
+                for number, row in zip(numbers, content):
+                    file.seek(array.offset + number * array.strides[0])
+                    file.write(row.tobytes())
 
     def check(self, fingerprint: Mapping[str, Any], kinds: Sequence[str]) -> None:
         """Refuse to go on with other features than would be computed now.
