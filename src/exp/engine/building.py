@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from mmengine.model import BaseModel
 from omegaconf import OmegaConf
 from torch.utils.data import Dataset
@@ -26,7 +27,6 @@ from exp.task import task_class
 from exp.user_code import EXPERIMENT_PAGE, shown
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
     from exp.session import Session
