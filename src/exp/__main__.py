@@ -10,7 +10,7 @@ __all__ = ["main"]
 
 
 def main() -> int:
-    """Run the command line in ``sys.argv``; returns the exit code (docs/concepts/exit-codes.md)."""
+    """Run the command line in ``sys.argv``; returns the exit code (docs/concepts/run.md)."""
     with early.listening():
         try:
             from exp.cli import main as run  # takes most of a second

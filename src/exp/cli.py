@@ -59,7 +59,7 @@ left = Left()
 
 
 def main() -> int:
-    """Run the command line in ``sys.argv``; returns the exit code (docs/concepts/exit-codes.md)."""
+    """Run the command line in ``sys.argv``; returns the exit code (docs/concepts/run.md)."""
     os.umask(UMASK)
     finished: list[Finished] = []
     wanted = os.environ.get("HYDRA_FULL_ERROR", "")  # tracebacks

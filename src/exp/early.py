@@ -67,7 +67,7 @@ def has_begun() -> bool:
 
 
 def tell(interrupt: KeyboardInterrupt, by: str | None = None) -> int:
-    """Say in one line that a signal has ended the command; returns the exit code (docs/concepts/exit-codes.md).
+    """Say in one line that a signal has ended the command; returns the exit code (docs/concepts/run.md).
 
     Args:
         interrupt: how it was heard.

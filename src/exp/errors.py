@@ -1,7 +1,7 @@
 """The exceptions of ``exp``: few types, told apart by what the caller can do about them.
 
 Every message starts with one line that says what is wrong, where, and what to do; details may follow on later lines.
-The exit codes are those of the command line (see docs/concepts/exit-codes.md).
+The exit codes are those of the command line (see docs/concepts/run.md).
 """
 
 from __future__ import annotations
