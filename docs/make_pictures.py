@@ -105,14 +105,14 @@ ROWS = (
     ("the way in", ("cli", "api")),
     ("families", ("forecasting", "vision")),
     ("what a task does", ("tasks", "checks", "estimate", "sweep")),
-    ("starting a run", ("execute", "frozen")),
-    ("processes", ("launcher",)),
+    ("starting a run", ("execute",)),
+    ("processes", ("launcher", "frozen")),
     ("a rank", ("session",)),
     ("training", ("engine",)),
     ("", ("data",)),
     ("what a run uses", ("hardware", "task", "trackers", "report", "hub")),
     ("what a run is", ("config", "models", "metrics")),
-    ("what a run leaves", ("runs", "user_code", "plugins")),
+    ("what a run leaves", ("runs", "user_code", "plugins", "sockets")),
     ("words", ("errors", "console")),
 )
 """Packages and modules of ``src/exp``, from those that import to those that are imported."""

@@ -30,13 +30,14 @@ from exp.launcher.outcome import (
     write_error,
 )
 from exp.launcher.ports import check_host, taken_by
-from exp.launcher.processes import AGENT_VARIABLE, folder_for_sockets
+from exp.launcher.processes import AGENT_VARIABLE
 from exp.launcher.rank import JOINED, RankInfo, place_of, this_host
 from exp.launcher.supervisor import Supervisor
 from exp.runs import status
 from exp.runs.files import read_json, to_json
 from exp.runs.folder import RunFolder
 from exp.runs.status import PREEMPT_SIGNAL, Stage
+from exp.sockets import folder_for_sockets
 from exp.task import task_class
 
 if TYPE_CHECKING:

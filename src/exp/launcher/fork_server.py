@@ -17,9 +17,10 @@ from omegaconf import OmegaConf
 
 from exp.config.resolve import allow
 from exp.hardware.registry import create_backend
-from exp.launcher.processes import keep_sockets_in, start_resource_tracker
+from exp.launcher.processes import start_resource_tracker
 from exp.launcher.rank import SCRATCH_VARIABLE
 from exp.runs.folder import RunFolder
+from exp.sockets import keep_sockets_in
 from exp.task import task_class
 
 __all__ = ["PRELOAD_VARIABLE", "START_METHOD", "start_fork_server", "work"]

@@ -1,27 +1,18 @@
-"""Starting processes, ending those of one job only, and a private folder with a short name for their sockets.
-
-A tensor comes from a loader process as an open file, handed over by a socket; so is a fork server reached. Linux takes
-107 bytes for a socket's whole path (unix(7)). Below a longer temporary folder none can be made; the thread of the
-loader process that would hand over the first batch dies of that, and the training waits for it for ever.
-"""
+"""Starting processes, and ending those of one job only."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import multiprocessing
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from multiprocessing import resource_tracker, util
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import IO, Callable, Iterator, Mapping
 
-from exp.errors import ConfigError, RunError
 from exp.runs.lock import stat_of
 from exp.runs.status import ENDING_SIGNALS, PREEMPT_SIGNAL
 
@@ -29,12 +20,9 @@ __all__ = [
     "AGENT_VARIABLE",
     "JOB_VARIABLE",
     "die_with_parent",
-    "folder_for_sockets",
     "handle_signals",
     "is_alive",
-    "keep_sockets_in",
     "kill_job",
-    "make_sockets_possible",
     "name_process",
     "signal_name",
     "start_module",
@@ -49,10 +37,6 @@ AGENT_VARIABLE = "EXP_AGENT_PID"
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
-_LONGEST = 107
-_SOCKET = "/listener-12345678"
-_PRIVATE = "/pymp-12345678"  # multiprocessing's own folder; ours has a shorter name
-_SHORT = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - what is made there is private
 
 
 def start_module(
@@ -172,71 +156,3 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def folder_for_sockets() -> str | None:
-    """The folder to make private ones in: the temporary one (TMPDIR), or where that is too long a short one.
-
-    Returns:
-        None where none is short and can be written.
-    """
-    folders = [folder for folder in (tempfile.gettempdir(), *_SHORT) if _fits(folder + _PRIVATE)]
-    return next((folder for folder in folders if os.access(folder, os.W_OK)), None)
-
-
-def keep_sockets_in(scratch: str) -> bool:
-    """Have multiprocessing put its sockets into the private folder of the job, which is removed with the job.
-
-    Its own folder below the temporary one is left behind by every process that is killed, or ends without clean-up.
-
-    Returns:
-        Whether the folder's name is short enough for sockets.
-    """
-    multiprocessing.current_process()._config["tempdir"] = scratch  # type: ignore[attr-defined]
-    return _fits(scratch)
-
-
-def make_sockets_possible() -> None:
-    """Before loader processes start: have a folder for their sockets, until this process ends, however it does.
-
-    Raises:
-        ConfigError: there is none with a short name.
-        RunError: the machine gives no semaphores.
-    """
-    try:
-        multiprocessing.Lock()
-    except OSError as error:
-        raise RunError(
-            f"loader processes need semaphores in /dev/shm: {error.strerror}; mount it writable, or set "
-            "data.num_workers=0"
-        ) from error
-    chosen = multiprocessing.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
-    if chosen is not None and _fits(chosen):
-        return
-    base = folder_for_sockets()
-    if base is None:
-        raise ConfigError(
-            f"TMPDIR={tempfile.gettempdir()} is too long for the sockets of loader processes, and none of "
-            f"{', '.join(_SHORT)} can be written; set TMPDIR to a folder of at most "
-            f"{_LONGEST - len(_PRIVATE + _SOCKET)} bytes, or data.num_workers=0"
-        )
-    folder = tempfile.mkdtemp(prefix="exp-", dir=base)
-    keep_sockets_in(folder)
-    util.Finalize(None, shutil.rmtree, (folder, True), exitpriority=-100)  # after what the sockets in it need to end
-    # multiprocessing keeps a weak reference to what it hands on: a function of this module lives as long as it.
-    util.register_after_fork(_remove_if_left, lambda remove_if_left: remove_if_left(folder))
-
-
-def _remove_if_left(folder: str) -> None:
-    """In a loader process: where its parent is killed, it outlives that by some seconds, and removes the folder."""
-    parent = os.getppid()
-
-    def end() -> None:
-        if os.getppid() != parent:
-            shutil.rmtree(folder, ignore_errors=True)
-
-    util.Finalize(None, end, exitpriority=0)
-
-
-def _fits(private: str) -> bool:
-    return len(os.fsencode(private + _SOCKET)) <= _LONGEST

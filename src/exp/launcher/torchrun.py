@@ -21,13 +21,14 @@ from exp.launcher.outcome import (
     write_error,
 )
 from exp.launcher.ports import check_endpoint, check_loopback
-from exp.launcher.processes import folder_for_sockets, signal_name
+from exp.launcher.processes import signal_name
 from exp.launcher.rank import this_host
 from exp.launcher.supervisor import Supervisor
 from exp.runs import status
 from exp.runs.files import to_json
 from exp.runs.lock import LOCK, read_holder
 from exp.runs.status import PREEMPT_SIGNAL
+from exp.sockets import folder_for_sockets
 from exp.task import task_class
 
 if TYPE_CHECKING:

@@ -28,7 +28,6 @@ from exp.launcher.processes import (
     AGENT_VARIABLE,
     die_with_parent,
     is_alive,
-    keep_sockets_in,
     name_process,
     start_resource_tracker,
 )
@@ -38,6 +37,7 @@ from exp.runs.files import write_json
 from exp.runs.folder import RunFolder
 from exp.runs.lock import LOCK, read_holder
 from exp.runs.status import Stage, record_preempted
+from exp.sockets import keep_sockets_in
 from exp.user_code import message_of, told
 
 __all__ = ["describe_error", "main", "run_worker", "work_to_end"]
