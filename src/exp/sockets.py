@@ -12,12 +12,14 @@ import os
 import shutil
 import tempfile
 from multiprocessing import util
+from pathlib import Path
 
 from exp.errors import ConfigError, RunError
 
 __all__ = ["folder_for_sockets", "keep_sockets_in", "make_sockets_possible"]
 
 _LONGEST = 107
+_PF_EXITING = 4  # of the flags in proc(5)
 _SOCKET = "/listener-12345678"
 _PRIVATE = "/pymp-12345678"  # multiprocessing's own folder; ours has a shorter name
 _SHORT = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - what is made there is private
@@ -81,10 +83,19 @@ def _remove_if_left(folder: str) -> None:
     parent = os.getppid()
 
     def end() -> None:
-        if os.getppid() != parent:
+        if os.getppid() != parent or _is_ending(parent):
             shutil.rmtree(folder, ignore_errors=True)
 
     util.Finalize(None, end, exitpriority=0)
+
+
+def _is_ending(pid: int) -> bool:
+    """Whether a process has begun to end: its sockets are closed, which ends its loaders, and it is still a parent."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return False
+    return bool(int(fields[6]) & _PF_EXITING)
 
 
 def _fits(private: str) -> bool:
