@@ -220,8 +220,8 @@ class Trainer:
                 )
             model.init_weights()
             for value in model.state_dict().values() if self.distributed else ():
-                if value.is_floating_point():  # added up, which all collectives can
-                    self.backend.collectives.all_reduce(value.mul_(self.rank == 0))
+                if value.is_floating_point():  # added up, which all collectives can; infinity times 0 would be NaN
+                    self.backend.collectives.all_reduce(value if self.rank == 0 else value.zero_())
 
     def close(self) -> None:
         """Finish the checkpoint that is being written, and let go of the data loaders, so that their processes end now.
