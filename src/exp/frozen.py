@@ -232,9 +232,8 @@ class FrozenRun:
             joined = lock.acquire()
             self.lock = lock
             if not joined:
-                checks.check_folder(
-                    self.config, task_class(self.config).saves_state
-                )  # another run may have left it meanwhile
+                # Another run may have left it meanwhile.
+                checks.check_folder(self.config, task_class(self.config).saves_state)
             self._check_resumed()
         except ConfigError:
             self.release()  # its lock is a file of the folder

@@ -12,9 +12,9 @@ import os
 import shutil
 import tempfile
 from multiprocessing import util
-from pathlib import Path
 
 from exp.errors import ConfigError, RunError
+from exp.runs.lock import stat_of
 
 __all__ = ["folder_for_sockets", "keep_sockets_in", "make_sockets_possible"]
 
@@ -91,11 +91,8 @@ def _remove_if_left(folder: str) -> None:
 
 def _is_ending(pid: int) -> bool:
     """Whether a process has begun to end: its sockets are closed, which ends its loaders, and it is still a parent."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return False
-    return bool(int(fields[6]) & _PF_EXITING)
+    fields = stat_of(pid)
+    return bool(fields and int(fields[6]) & _PF_EXITING)
 
 
 def _fits(private: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import statistics
 import time
@@ -30,7 +31,8 @@ _LOG = "look at logs/rank<n>.log"
 def begin(config: ExpConfig, folder: RunFolder) -> None:
     """Say what is examined; nothing of an earlier examination may be taken for this one's."""
     shutil.rmtree(folder.path / "doctor", ignore_errors=True)
-    (folder.path / "doctor.json").unlink() if (folder.path / "doctor.json").exists() else None
+    with contextlib.suppress(FileNotFoundError):
+        (folder.path / "doctor.json").unlink()
     processes = config.nproc * config.launcher.nnodes
     console.make_console().print(
         f"doctor: {processes} process{'es' if processes > 1 else ''} on {config.backend.name}, {config.precision}; "
@@ -44,9 +46,8 @@ def end(config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int:
     report = judge(config, folder, outcome, started=folder.config.stat().st_mtime)
     file, findings, ranks = folder.path / "doctor.json", report["findings"], report["ranks"]
     table = [_line_of(rank) for rank in ranks]
-    checks.show_table(
-        table, [STYLES[rank["verdict"]] for rank in ranks]
-    )  # first: the disk may be what is complained of
+    # First: the disk may be what is complained of.
+    checks.show_table(table, [STYLES[rank["verdict"]] for rank in ranks])
     terminal = console.make_console()
     for finding in findings:
         terminal.print(f"\n{finding['status']}: {finding['check']}", style=STYLES[finding["status"]], end="")

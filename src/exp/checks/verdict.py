@@ -95,12 +95,14 @@ def judge_operators(lines: Sequence[Mapping[str, Any]], precision: str) -> Answe
         finding += ": " + "; ".join(map(_described, named[:_SHOWN])) + "; ..." * (len(named) > _SHOWN)
     values = {"table": table, "counts": counts}
     if counts["crashed"] or counts["failed"] or counts["wrong"]:
-        advice = "report these operators to the vendor, portable ones to exp; docs/hardware.md says what stands in"
+        advice = (
+            "report these operators to the vendor, portable ones to exp; docs/hardware/hardware.md says what stands in"
+        )
         return fail(finding, advice, **values)
     if all(row["relative"] is None for row in table):
         return fail(f"nothing was compared: {finding}", "look at output.log in the row's folder", **values)
     advice = "more than rounding: see whether the card multiplies in a lower precision" if counts["off"] else ""
-    advice = "these operators run on the CPU, slowly: docs/hardware.md" if counts["left the card"] else advice
+    advice = "these operators run on the CPU, slowly: docs/hardware/hardware.md" if counts["left the card"] else advice
     return ok(finding, advice, **values)
 
 

@@ -2,8 +2,8 @@
 
 A checkpoint is plain data (dicts, lists, numbers, strings, CPU tensors). The sharded tensors of a model that no rank
 has whole lie beside the file, in a folder ``<name>.shards<k>`` of torch's distributed checkpoint: the file names the
-folder and the digests of what is in it, and is written last. Whoever reads gets tensors as wanted: parts of them for a
-sharded model, on any number of ranks, or whole ones.
+folder and the digests of what is in it, and is written last. A sharded model reads its parts of them, on any number of
+ranks; others read whole tensors.
 
 One restricted unpickler reads all pickles, those of other tools, too. The tools of the field pickle histories, settings
 and NumPy scalars beside the weights: names of these companions are read as inert stand-ins, and a file that names

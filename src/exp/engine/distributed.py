@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Callable
 
 import torch
 import torch.distributed as dist
 
 from exp.engine.staged import StagedCollectives
-from exp.errors import UnavailableError
+from exp.errors import ExpError, UnavailableError
 from exp.hardware.collectives import device_part_of
 
 if TYPE_CHECKING:
@@ -92,6 +92,22 @@ class Distributed:
         gathered: list[Any] = [None] * self.world_size
         dist.all_gather_object(gathered, value, group=self.cpu_group)
         return gathered
+
+    def on_main(self, function: Callable[[], object]) -> None:
+        """Call a function on rank 0. What it refuses, every rank raises: none goes on and waits for the others.
+
+        Raises:
+            ExpError: as the function raised it.
+        """
+        trouble = None
+        try:
+            if self.is_main:
+                function()
+        except ExpError as error:
+            trouble = error
+        trouble = self.gather(trouble)[0]
+        if trouble is not None:
+            raise trouble
 
     def barrier(self) -> None:
         """Wait for all ranks: an all-reduce, because torch's own guesses a device and may pick the wrong one."""

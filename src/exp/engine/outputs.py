@@ -13,9 +13,17 @@ import torch
 from exp.data.base import Prediction
 from exp.data.loader import share_loader
 from exp.data.transfer import move
-from exp.engine.building import split_in_use
+from exp.engine.building import (
+    about_data,
+    build_data,
+    build_evaluator,
+    build_model,
+    make_result,
+    record_environment,
+    split_in_use,
+)
 from exp.engine.fsdp import is_sharded
-from exp.engine.wrapper import predictions, unwrapped
+from exp.engine.wrapper import check_placement, predictions, unwrapped
 from exp.errors import ConfigError
 from exp.runs.files import write_atomically
 from exp.user_code import EXPERIMENT_PAGE, shown
@@ -26,10 +34,37 @@ if TYPE_CHECKING:
     from exp.metrics import Evaluator
     from exp.session import Session
 
-__all__ = ["PictureWriter", "batch_outputs", "draw_extras", "measure", "predict_split", "training_pictures"]
+__all__ = [
+    "PictureWriter", "batch_outputs", "draw_extras", "measure", "predict", "predict_split", "training_pictures",
+]  # fmt: skip
 
 logger = logging.getLogger(__name__)
 _NAMED = 20  # characters
+
+
+def predict(session: Session) -> dict[str, Any]:
+    """Predict with the weights of ``init_from``, as the data do it (:meth:`exp.data.base.Data.predict`).
+
+    Raises:
+        ExpError: as the data raise it.
+    """
+    record_environment(session)
+    data = build_data(session)
+    model = build_model(session, data).to(session.device)
+    check_placement(model, session.device, session.info.rank)
+    model.eval()
+    session.begin()
+    predicted = data.predict(session, model) or predict_split(session, data, model)
+    session.distributed.barrier()
+    return make_result(
+        session,
+        predicted.metrics,
+        build_evaluator(session, data),
+        files=predicted.files,
+        measured_on=predicted.measured_on,
+        data=about_data(session, data),
+        published=None,  # of the whole test split; not to be compared with a few samples
+    )
 
 
 def batch_outputs(session: Session, model: Any, batch: dict[str, Any]) -> torch.Tensor:
@@ -144,10 +179,8 @@ class PictureWriter:
         Returns:
             The files, below the run folder; none with ``plots=false``.
         """
-        from exp.draw.figure import (
-            encoded,  # matplotlib's
-            undrawable,
-        )
+        # Imports matplotlib.
+        from exp.draw.figure import encoded, undrawable
 
         files: list[str] = []
         if not self.session.config.plots:

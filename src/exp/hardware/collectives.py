@@ -54,9 +54,9 @@ class Collectives:
         """
         import torch.distributed as dist
 
-        from exp.hardware.compat import supports_python_process_groups
+        from exp.hardware.compat import supports_composite_groups
 
-        if not supports_python_process_groups():
+        if not supports_composite_groups():
             process_group = device_part_of(process_group, device_type)
         dist.init_process_group(process_group, store=store, rank=rank, world_size=world_size, timeout=timeout)
 

@@ -11,9 +11,9 @@ import torch
 
 __all__ = [
     "TORCH_VERSION", "autocast_disabled", "backward_below_modes", "every_operator", "forbid_fused_attention",
-    "has_fused_attention", "pinned_by", "recompute_in_backward", "serving_store",
-    "supports_compilation", "supports_estimates", "supports_export", "supports_full_sharding",
-    "supports_portable_operators", "supports_python_process_groups",
+    "has_fused_attention", "pinned_by", "recompute_in_backward", "serving_store", "supports_compilation",
+    "supports_composite_groups", "supports_estimates", "supports_export", "supports_full_sharding",
+    "supports_portable_operators",
 ]  # fmt: skip
 
 TORCH_VERSION: tuple[int, int] = tuple(  # type: ignore[assignment]
@@ -44,8 +44,8 @@ def supports_compilation() -> bool:
     return TORCH_VERSION >= (2, 3)
 
 
-def supports_python_process_groups() -> bool:
-    """Whether a process group may be written in Python, or composed: ``"cpu:gloo,x:y"`` (torch >= 2.0)."""
+def supports_composite_groups() -> bool:
+    """Whether a process group may be composed, as ``"cpu:gloo,x:y"`` (torch >= 2.0)."""
     return TORCH_VERSION >= (2, 0)
 
 

@@ -1,4 +1,4 @@
-"""A rank's place in the job, whoever gives it: our agent, or another launcher; and the store where the ranks meet."""
+"""A rank's place in the job, which our agent or another launcher gives it, and the store where the ranks meet."""
 
 from __future__ import annotations
 

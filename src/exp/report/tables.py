@@ -75,8 +75,8 @@ def write_rows(runs: Sequence[Run], folder: Path) -> None:
     stands in ``result.json``; a key of the configuration is ``config.<key>`` then.
 
     Where runs differ in nothing but the seed, ``sweep_seeds.csv`` has a row for each group of them
-    (:func:`seed_rows`). It is a file of its own: among the rows of runs, means would be counted as further runs by
-    whoever reads the file.
+    (:func:`seed_rows`). It is a file of its own: among the rows of runs, a program would count
+    means as further runs.
 
     Raises:
         OSError: the folder cannot be written.

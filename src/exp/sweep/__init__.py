@@ -49,7 +49,7 @@ _current: list[Sweep] = []
 
 
 class NoMetric(float):
-    """The metric of a job that has none: nan in any calculation, and no number to whoever asks ``float(...)``.
+    """The metric of a job that has none: nan in any calculation; ``float(...)`` of it raises.
 
     Nevergrad and Ax take a nan for a failed job. Optuna's sweeper has a trial fail whose value is no number, and
     raises, for the whole search, at one that is nan.

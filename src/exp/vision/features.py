@@ -279,18 +279,15 @@ def keep_features(session: Session) -> dict[str, Any]:
     distributed, folder = session.distributed, Path(session.config.task.store)
     data, model = _build(session)
     splits = data.plain_parts()
-    trouble, skipped, lock = None, {}, RunLock(folder, key="task.store")
+    skipped, lock = {}, RunLock(folder, key="task.store")
+
+    def open_store() -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()  # another run would begin it anew, or compute the same batches
+        _open_or_make(session, data, model, splits)
+
     try:
-        if distributed.is_main:
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-                lock.acquire()  # another run would begin it anew, or compute the same batches
-                _open_or_make(session, data, model, splits)
-            except ConfigError as error:
-                trouble = error
-        trouble = distributed.gather(trouble)[0]  # every rank has to hear of it
-        if trouble is not None:
-            raise trouble
+        distributed.on_main(open_store)
         total, seconds = _compute(session, data, model, splits)
         store = Store(folder)
         unusable = store.images(UNUSABLE)

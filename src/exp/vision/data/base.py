@@ -250,15 +250,7 @@ class ImageData(Data):
         elif self._misfit is not None and session.config.task.name != "features":
             raise self._misfit
         if session.config.task.name == "train":
-            trouble = None
-            try:
-                if session.distributed.is_main:
-                    self.look_at_files(session.say)
-            except DataError as error:
-                trouble = error
-            trouble = session.distributed.gather(trouble)[0]  # every rank has to hear of it
-            if trouble is not None:
-                raise trouble
+            session.distributed.on_main(functools.partial(self.look_at_files, session.say))
 
     def _settle_values(self, session: Any) -> None:
         self.normalization.look()

@@ -110,12 +110,10 @@ def _check_masks(config: Any, layout_knows: bool) -> None:
             f"data.palette has the classes {', '.join(names)}, for masks of colors, but data.classes={classes} and "
             f"data.mask_values={values} are for masks of class numbers; set data.palette=null, or leave them out"
         )
-    colors = [*palette.values(), *config.ignore_colors]
-    for color in colors:
-        if (
-            not re.fullmatch("[0-9A-Fa-f]{6}", str(color))
-            or [str(each).upper() for each in colors].count(str(color).upper()) > 1
-        ):
+    written = [*palette.values(), *config.ignore_colors]
+    colors = [str(color).upper() for color in written]
+    for color, plain in zip(written, colors):
+        if not re.fullmatch("[0-9A-F]{6}", plain) or colors.count(plain) > 1:
             # Without quotes 000000 is the number 0, and 6E1234 infinity; the shell takes one pair of quotes away.
             raise DataError(
                 f"data.palette and data.ignore_colors: {color!r} must be a color of its own, RRGGBB in hexadecimal, "
