@@ -24,6 +24,9 @@ export KEPT
 WORKERS := $(shell $(PYTHON) -c 'import os; print(min(8, len(os.sched_getaffinity(0)) + 1))' 2>/dev/null || echo 3)
 PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q -p tests.progress -o console_output_style=classic -r fE --disable-warnings -n $(WORKERS)
 
+# Files in the order of tests/conftest.py; xdist's own would begin those of the longest tests, which are few, last.
+BY_FILE = --dist loadfile $(if $(filter 8,$(MINOR)),,--no-loadscope-reorder)
+
 .PHONY: demo test test-all test-rest test-legacy lint site setup wheel-check clean
 
 demo: setup
@@ -35,11 +38,11 @@ test: setup
 
 # And the rest: simulated cards, Slurm, trackers, notebooks, the pages' commands, variants.
 test-all: setup $(REFERENCE)
-	@$(PYTEST) --dist loadfile $(ARGS)
+	@$(PYTEST) $(BY_FILE) $(ARGS)
 
 # Of .ci/run: what `make test` has left; what the oldest Python and torch are tested with.
 test-rest: setup $(REFERENCE)
-	@$(PYTEST) --dist loadfile -m extended $(ARGS)
+	@$(PYTEST) $(BY_FILE) -m extended $(ARGS)
 
 test-legacy: setup
 	@$(PYTEST) --dist worksteal -m "legacy or not extended" $(ARGS)

@@ -62,7 +62,7 @@ IMAGES = [
 ]  # fmt: skip
 SHRINK = {
     r"-m exp -m": ["sweep.plots=false"],
-    r"optuna": ["hydra.sweeper.n_trials=2", "hydra.sweeper.n_jobs=2"],
+    r"optuna": ["hydra.sweeper.n_trials=1", "hydra.sweeper.n_jobs=1"],
     r"experiment=dinov3_(mmrs1m_segmentation|loveda_finetune)": ["model.auxiliary_block=3"],
     r"traffic": ["global_batch_size=2", "data.eval_batch_size=8", "model.cointegrated_layers=0"],
     r"experiment=dinov3_(dubai|loveda)": ["model.window=256"],
@@ -178,7 +178,7 @@ def said(done: subprocess.CompletedProcess[str]) -> str | None:
 
 
 def fewer_jobs(arguments: list[str]) -> list[str]:
-    """A sweep over lists as one of two jobs: the first two values of the first list, the first one of the others.
+    """A sweep over lists as one of a single job: the first value of each list.
 
     Where a sweep goes on, the last value of the first list stays, too: it is the job that is not done yet.
     """
@@ -187,7 +187,7 @@ def fewer_jobs(arguments: list[str]) -> list[str]:
         key, _, values = word.partition("=")
         if "-m" in arguments and re.fullmatch(r"[\w./-]+(,[\w./-]+)+", values):
             each = values.split(",")
-            kept = each[:1] if swept else [*each[:2], *(each[-1:] if "sweep.resume=true" in arguments else [])]
+            kept = [each[0], *(each[-1:] if "sweep.resume=true" in arguments and not swept else [])]
             word, swept = f"{key}={','.join(kept)}", True
         words.append(word)
     return words
