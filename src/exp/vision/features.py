@@ -374,7 +374,6 @@ def _fingerprint(session: Session, data: Any, model: Any, splits: dict[str, Any]
         digest.update(f"{name} {tuple(value.shape)}".encode() + value.detach().float().cpu().numpy().tobytes())
     preprocessing = {
         **{key: value for key, value in data.state_dict().items() if key != "classes"},
-        "stretch": None if config.data.stretch is None else list(config.data.stretch),
         "eval_pipeline": OmegaConf.to_container(config.data.eval_pipeline, resolve=True),
         "mean": [round(value, 3) for value in model.pixel_mean.flatten().tolist()],
         "std": [round(value, 3) for value in model.pixel_std.flatten().tolist()],

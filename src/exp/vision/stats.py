@@ -1,4 +1,4 @@
-"""task=stats: what the training images hold, band by band, as a table and as a file that ``data.mean`` takes."""
+"""task=stats: what the training images hold, band by band, as a table and as a file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["lines_of", "write_statistics"]
 def write_statistics(session: Session) -> dict[str, Any]:
     """Measure the training split, each rank its share of the images; rank 0 prints and writes ``statistics.json``.
 
-    Values are those of the files, clipped to ``data.value_range`` or ``data.stretch`` where one of them is set.
+    Values are those of the files, clipped to ``data.value_range`` where it is set.
 
     Raises:
         ConfigError: the data are no images.

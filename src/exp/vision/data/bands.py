@@ -1,13 +1,14 @@
 """Which channels of a file a model gets, in which order: by number, by the names that files give them, or all.
 
-A last channel may be transparency, which is no band, but tells where there is no data.
+A last channel that the file marks as transparency is no band: it tells where there is no data. ``data.bands``
+may name it all the same.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
 
 import numpy as np
 
@@ -49,15 +50,12 @@ class Bands:
             Numbers would mean other bands in a file that has more or fewer.
 
     Args:
-        config: keys of ``data``: ``bands`` (None: all, as they come, to be ``channels``), ``band_names`` and ``alpha``.
+        config: keys of ``data``: ``bands``; without them all, as they come, to be ``channels``.
     """
 
     def __init__(self, config: ImageDataConfig) -> None:
-        wanted = config.band_names if config.bands is None else config.bands
-        self.wanted = None if wanted is None else list(wanted)
+        self.wanted = list(config.bands) if config.bands else None
         self.channels = config.channels if self.wanted is None else len(self.wanted)
-        self.given_names = config.band_names
-        self.alpha = config.alpha
         self.expected: int | None = None
 
     def plan(self, count: int, names: Sequence[str], marked: bool, path: str | os.PathLike[str]) -> Plan:
@@ -70,50 +68,30 @@ class Bands:
             path: for messages.
 
         Raises:
-            DataError: it has no such band, another number of bands than the files that numbers were meant for, or
-                another number than ``given_names``; or it cannot be told whether the last one is transparency.
+            DataError: it has no such band, or another number of bands than the files that numbers were meant for.
         """
-        is_alpha = count > 1 and (marked if self.alpha is None else self.alpha)
+        measured = count - (marked and count > 1)
         if self.wanted is None:
-            if self.alpha is None and marked and count == self.channels:
-                raise DataError(
-                    f"{path} marks channel {count} as alpha, but data.channels={count}; set data.alpha=false if it is "
-                    f"a band such as near infrared, or data.channels={count - 1} if it is transparency"
-                )
-            if self.alpha:
-                is_alpha = count in {2, 4, self.channels + 1} - {self.channels}
-            indexes = list(range(count - is_alpha))
-            if self.channels in (1, 3) and len(indexes) == 3 and names[:3] != COLORS[:3]:
-                colors = [index for index in colors_in(names[:3]) if index is not None]
-                indexes = colors if len(colors) == 3 else indexes  # in whichever order a file has them
-            return Plan(indexes, count - 1 if is_alpha else None, [], len(indexes))
-        measured = count - is_alpha
-        if self.given_names is not None:
-            if len(self.given_names) not in (measured, count):
-                raise DataError(
-                    f"{path} has {measured} bands, but data.band_names names {len(self.given_names)}; name each of them"
-                )
-            names = [*self.given_names, *["alpha"] * (count - len(self.given_names))]
-        elif self.expected not in (None, measured) and any(isinstance(band, int) for band in self.wanted):
+            return Plan(list(range(measured)), measured if measured < count else None, [], measured)
+        if self.expected not in (None, measured) and any(isinstance(band, int) for band in self.wanted):
             raise DataError(
                 f"{path} has {measured} bands, but the training images {self.expected}: the numbers in data.bands="
                 f"{self.wanted} would mean others here; keep such files apart, or choose bands by name"
             )
         names = [name or str(number) for number, name in enumerate(names or [""] * count, 1)]
         indexes = [_index(band, names, path) for band in self.wanted]
-        alpha = count - 1 if is_alpha and count - 1 not in indexes else None
+        alpha = measured if measured < count and measured not in indexes else None
         return Plan(indexes, alpha, [names[index] for index in indexes], measured)
 
 
 def _index(band: int | str, names: Sequence[str], path: str | os.PathLike[str]) -> int:
-    if isinstance(band, int):
-        found = [band - 1] if 1 <= band <= len(names) else []
-    else:
-        found = [index for index, name in enumerate(names) if _plain(name) == _plain(band)]
+    known: list[Any] = [*range(1, len(names) + 1)] if isinstance(band, int) else [_plain(name) for name in names]
+    wanted = band if isinstance(band, int) else _plain(str(band))
+    found = [index for index, each in enumerate(known) if each == wanted]
     if len(found) != 1:
         raise DataError(
             f"{path} has {len(found) or 'no'} band{'s' * (len(found) > 1)} {band}, which data.bands asks for; it has "
-            f"{len(names)}: {shortened(names, 20)}; choose one by its number, or name all with data.band_names"
+            f"{len(names)}: {shortened(names, 20)}; choose one by its number"
         )
     return found[0]
 

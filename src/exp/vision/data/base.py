@@ -169,8 +169,7 @@ class ImageData(Data):
     @classmethod
     def example_batch(cls, **keys: Any) -> ExampleBatch:
         """Images of ``data.size``; the classes of ``data.palette`` or ``data.classes``."""
-        wanted = keys.get("bands") or keys.get("band_names")
-        size, channels = int(keys["size"]), len(wanted) if wanted else int(keys["channels"])
+        size, channels = int(keys["size"]), len(keys.get("bands") or ()) or int(keys["channels"])
         classes = len(keys.get("palette") or keys.get("classes") or ())
         notes = [f"validation images are taken to be {size} x {size}"]
         if not classes:
@@ -264,7 +263,7 @@ class ImageData(Data):
                 )
             if self.learns_classes:
                 session.weights = fit_classes(session.weights, self.classes, session.say)
-        if self.normalization.is_measured or self.normalization.lacks_range:
+        if self.normalization.is_measured:
             session.wait_for("measuring the training images")
         resume = session.config.resume
         earlier = resume and (session.folder.path if resume == "auto" else run_folder_of(str(resume)))

@@ -123,12 +123,6 @@ class ClassFolders(Layout):
         filled = sorted({name for members in found.values() for _, name in members})
         listing = Listing(list((self.labeled and self.config.classes) or filled), {})
         listing.splits = complete(numbered(found, listing.classes), self.config.split, root, by_class=True)
-        beside = [each.name for each in folders_in(root) if each not in places.values() and image_files(each)]
-        if beside and "" not in places:
-            listing.warnings.append(
-                f"warning: {root}: folders were taken for splits: {', '.join(each.name for each in places.values())}; "
-                f"{', '.join(beside)} beside them is not used: if all of them are classes, rename those"
-            )
         if self.labeled:
             alike = [name for name in filled if [each.casefold() for each in filled].count(name.casefold()) > 1]
             if alike:

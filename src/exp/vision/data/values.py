@@ -7,7 +7,7 @@ outside clipped.
 from __future__ import annotations
 
 import os
-from typing import Any, Mapping, Sequence, Union
+from typing import Any, Mapping, Union
 
 import numpy as np
 
@@ -17,10 +17,8 @@ from exp.vision.data.config import ImageDataConfig
 from exp.vision.data.decode import Raw, read_raw
 from exp.vision.data.mmrs1m import modality_in
 
-__all__ = ["ImageReader", "Modalities", "ValueRange", "per_band"]
+__all__ = ["ImageReader", "Modalities", "per_band"]
 
-ValueRange = Sequence[Any]
-"""(low, high): a number each, or one for each channel."""
 Path = Union[str, "os.PathLike[str]"]
 
 _GRAY = np.array([0.299, 0.587, 0.114], np.float32)  # ITU-R BT.601 luma
@@ -87,12 +85,11 @@ class ImageReader:
 
     Args:
         config: keys of ``data``: those of :class:`exp.vision.data.bands.Bands` and of :class:`Modalities`;
-            ``value_range``: what becomes 0 and 255 of values that are not of 8 bits (None: such values are an error);
-            ``stretch``: percentiles of each band that become 0 and 255, of 8-bit values, too: they are measured and
-            become the range (:class:`exp.vision.data.statistics.Normalization`).
+            ``value_range``: what becomes 0 and 255 of values that are not of 8 bits, a number each or one for each
+            channel (None: such values are an error).
 
     Raises:
-        DataError: there is no such range, or there are no such percentiles.
+        DataError: there is no such range.
     """
 
     def __init__(self, config: ImageDataConfig | None = None) -> None:
@@ -107,12 +104,6 @@ class ImageReader:
             raise DataError(
                 f"data.value_range={config.value_range} must be [low, high], low below high, a number each or one for "
                 f"each of {self.channels} bands"
-            )
-        self.stretch = None if config.stretch is None else (float(config.stretch[0]), float(config.stretch[-1]))
-        if self.stretch and (self.value_range is not None or not 0 <= self.stretch[0] < self.stretch[1] <= 100):
-            raise DataError(
-                f"data.stretch={list(self.stretch)} must be two percentiles, the lower one first, without a "
-                "data.value_range"
             )
 
     def __call__(self, path: Path) -> np.ndarray:
@@ -133,7 +124,7 @@ class ImageReader:
         pixels = raw.pixels
         plan = self.bands.plan(pixels.shape[2], raw.names, raw.alpha, path)
         transparency = None if plan.alpha is None else pixels[..., plan.alpha]
-        if transparency is not None and self.bands.alpha is None and is_measured_band(transparency):
+        if transparency is not None and is_measured_band(transparency):
             transparency = None
         as_they_come = plan.indexes == list(range(len(plan.indexes)))  # then nothing is copied
         chosen = pixels[..., : len(plan.indexes)] if as_they_come else pixels[..., plan.indexes]
@@ -187,8 +178,8 @@ class ImageReader:
             gray = pixels.astype(np.float32) @ _GRAY
             return (np.rint(gray) if pixels.dtype.kind in "iu" else gray).astype(pixels.dtype)[..., None]
         raise DataError(
-            f"{path} has {found} channels, but data.channels={channels}; give images of {channels}, train a model for "
-            f"{found} with data.channels={found}, or set data.alpha=true if the last is transparency"
+            f"{path} has {found} channels, transparency aside, but data.channels={channels}; give images of "
+            f"{channels}, train a model for {found} with data.channels={found}, or choose bands with data.bands"
         )
 
     def finished(self, values: np.ndarray, invalid: np.ndarray | None, path: Path) -> np.ndarray:
@@ -197,7 +188,7 @@ class ImageReader:
         Raises:
             DataError: values of this dtype need a range.
         """
-        if values.dtype != np.uint8 or self.stretch is not None:
+        if values.dtype != np.uint8:
             values = _to_byte_range(values, path, self.value_range)
         fill = self.modalities.fill_for(path, self.fill)
         if fill is not None and invalid is not None:
@@ -231,11 +222,11 @@ def _invalid_values(pixels: np.ndarray, nodata: float | None) -> np.ndarray | No
     return invalid if invalid is not None and invalid.any() else None
 
 
-def _to_byte_range(pixels: np.ndarray, path: Path, value_range: ValueRange | None) -> np.ndarray:
+def _to_byte_range(pixels: np.ndarray, path: Path, value_range: Any) -> np.ndarray:
     if value_range is None:
         raise DataError(
             f"{path} holds {pixels.dtype} values from {np.nanmin(pixels):g} to {np.nanmax(pixels):g}; set "
-            "data.value_range=[low,high] to what is to become 0 and 255, or data.stretch=[2,98] to measure it"
+            "data.value_range=[low,high] to what is to become 0 and 255 (task=stats tells percentiles)"
         )
     low, high = (np.asarray(limit, np.float64) for limit in value_range)
     scaled = (pixels.astype(np.float32) - low.astype(np.float32)) * (255.0 / (high - low)).astype(np.float32)

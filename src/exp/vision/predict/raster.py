@@ -131,7 +131,7 @@ class RasterImage:
         self._alpha: list[int] = []
         if plan.alpha is not None:
             example = self._read([plan.alpha + 1], out_shape=[1, *(min(side, _EXAMPLE) for side in dataset.shape)])
-            if reader.bands.alpha is not None or not is_measured_band(example):
+            if not is_measured_band(example):
                 self._alpha = [plan.alpha + 1]
         self._top = 0
         self._rows = np.empty((len(self._bands + self._alpha), 0, self.width), dataset.dtypes[0])
