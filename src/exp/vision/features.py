@@ -24,7 +24,7 @@ from exp.runs.lock import RunLock
 from exp.vision.data.layouts import NAMED_FILES
 from exp.vision.figures import Tile, panels, sheet, spread
 from exp.vision.pictures import enlarged, resized_labels, shrunk, to_rgb
-from exp.vision.predict.inputs import chosen, each_of_mine, report_failures, tell_inputs
+from exp.vision.predict.inputs import chosen, each_of_mine, report_failures
 from exp.vision.predict.raster import check_pixels
 from exp.vision.store import DONE, TO_DO, UNUSABLE, Store
 from exp.vision.tiling import cells
@@ -96,13 +96,13 @@ def write_features(session: Session) -> dict[str, Any]:
         report = ["features.csv", *(file[1] for file in files)]
         if task.max_images:
             report += _draw(session, model, files, data.read, components)
-    report_failures(failed, len(inputs), task.on_error)
+    report_failures(failed, len(inputs))
     return make_result(
         session,
         {"images": len(files), "failed": len(failed)},
         None,
         files=report,
-        data=tell_inputs(session, inputs, failed),
+        data={},
         measured_on="features",
         published=None,
     )

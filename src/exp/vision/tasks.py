@@ -66,9 +66,6 @@ class Features(Task):
     name: str = "features"
     input: Optional[str] = None
     """An image file, a folder of them (with those below it) or a glob; null: the test split."""
-    on_error: str = "raise"
-    """What an image that cannot be read means: ``raise``: the run fails once the others are done; ``skip``: it is only
-    named."""
     max_images: int = 16
     """How many images are pictured: maps, and tiles of the contact sheet."""
     feature_dtype: str = "float16"

@@ -56,7 +56,6 @@ class ImageData(Data):
         ignore_index: the label that does not count.
         per_pixel: whether each pixel has a label.
         hint: what may be meant where a class has no label.
-        input_record: what ``task=predict`` has found of the files of ``task.input``, for the record.
 
     Args:
         config: the keys of ``data``.
@@ -95,7 +94,6 @@ class ImageData(Data):
         if others:
             self._record["other_files"] = others
             self.notes.append(f"warning: files beside the images of {self.name} are not read, by suffix: {others}")
-        self.input_record: dict[str, Any] = {}
         self._eval_pipeline = Pipeline("data.eval_pipeline", config.eval_pipeline)
         training = Pipeline("data.train_pipeline", config.train_pipeline)
         self._splits: dict[str, Any] = {}
@@ -353,7 +351,7 @@ class ImageData(Data):
             found["skipped"] = {"count": len(lost), "files": files}
         if any(unknown.values()):
             found["unknown_pixels"] = {split: sum(pixels.values()) for split, pixels in unknown.items() if pixels}
-        return {**found, **self.input_record}
+        return found
 
 
 def _copies(trained: Sequence[str], held: Sequence[str]) -> list[str]:

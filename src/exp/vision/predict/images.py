@@ -13,8 +13,8 @@ from exp.engine.outputs import PictureWriter
 from exp.runs.files import csv_content, write_atomically
 from exp.vision.figures import Scene, scene_tile, sheet, spread
 from exp.vision.pictures import shrunk, to_rgb
-from exp.vision.predict.inputs import Failure, Input, chosen, each_of_mine, model_scores, report_failures, tell_inputs
-from exp.vision.predict.raster import MOST_PATCHES, check_patches, check_pixels, patches_in
+from exp.vision.predict.inputs import Failure, Input, chosen, each_of_mine, model_scores, report_failures
+from exp.vision.predict.raster import check_patches, check_pixels
 from exp.vision.predict.segmentation import predict_segmentation
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def predict(session: Session, data: Any, model: Any) -> Prediction:
     scenes write ``predictions.csv`` and ``plots/predictions.png``.
 
     An image that cannot be read does not stop the others, which may be hours of work; but the run must not look like a
-    success to the script that called it: it fails at its end, unless ``task.on_error=skip``.
+    success to the script that called it: it fails at its end.
 
     Args:
         session: the session.
@@ -46,14 +46,12 @@ def predict(session: Session, data: Any, model: Any) -> Prediction:
         ConfigError: a key of ``task`` is wrong, or there are no images.
         RunError: images could not be used; the others have been predicted.
     """
-    task = session.config.task
-    inputs, truths = chosen(task, data)
+    inputs, truths = chosen(session.config.task, data)
     if data.per_pixel:
         metrics, files, failures = predict_segmentation(session, data, model, inputs)
     else:
         metrics, files, failures = predict_scenes(session, data, model, inputs, truths)
-    report_failures(failures, len(inputs), task.on_error)
-    data.input_record = tell_inputs(session, inputs, failures)
+    report_failures(failures, len(inputs))
     return Prediction(metrics, files, "predictions")
 
 
@@ -80,10 +78,7 @@ def predict_scenes(
         read, missing = data.read.with_missing(entry.path)
         pixels = data.prepare(read, entry.path, missing)
         check_patches(entry.path, model, *pixels.shape[:2])
-        patches = (len(waiting) + 1) * patches_in(model, *pixels.shape[:2])
-        if waiting and (
-            (waiting[0][2].shape, waiting[0][2].dtype) != (pixels.shape, pixels.dtype) or patches > MOST_PATCHES
-        ):
+        if waiting and (waiting[0][2].shape, waiting[0][2].dtype) != (pixels.shape, pixels.dtype):
             flush()
         waiting.append((number, entry, pixels))
         if len(waiting) == data.eval_batch_size:

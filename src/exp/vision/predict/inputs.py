@@ -13,15 +13,12 @@ import torch
 
 from exp.engine.wrapper import forward, preprocessed
 from exp.errors import ConfigError, DataError, RunError
-from exp.vision.data.layouts import NAMED_FILES, SUFFIXES, files_below, other_files
+from exp.vision.data.layouts import NAMED_FILES, SUFFIXES, files_below
 
 if TYPE_CHECKING:
     from exp.session import Session
 
-__all__ = ["Failure", "Input", "chosen", "each_of_mine", "find_images", "model_scores", "named",
-           "report_failures", "tell_inputs"]  # fmt: skip
-
-_SAID = 3  # failures on the terminal
+__all__ = ["Failure", "Input", "chosen", "each_of_mine", "find_images", "model_scores", "named", "report_failures"]
 
 logger = logging.getLogger(__name__)
 
@@ -57,10 +54,8 @@ def chosen(task: Any, data: Any) -> tuple[list[Input], list[str] | None]:
         The files, and for scenes of the test split the class of each.
 
     Raises:
-        ConfigError: ``task.input`` names no image, or ``task.on_error`` is none.
+        ConfigError: ``task.input`` names no image.
     """
-    if task.on_error not in ("raise", "skip"):
-        raise ConfigError(f"task.on_error={task.on_error} is not one of raise, skip")
     if task.input is not None:
         return named(find_images(task.input)), None
     inputs = named([Path(sample[0]) for sample in data.test.samples])
@@ -153,51 +148,18 @@ def each_of_mine(session: Session, inputs: Sequence[Input], work: Callable[[int,
     return failures
 
 
-def tell_inputs(session: Session, inputs: Sequence[Input], failures: Sequence[Failure]) -> dict[str, Any]:
-    """Say what of ``task.input`` could not be used, or was left out for its suffix.
-
-    Args:
-        session: has the task.
-        inputs: all files.
-        failures: of all ranks.
-
-    Returns:
-        For the record: ``skipped`` (``count``, and the first of the ``files`` with their reasons) and ``other_files``
-        (count by suffix), as far as there are such.
-    """
-    found: dict[str, Any] = {}
-    wanted = session.config.task.input
-    others = (
-        other_files({entry.path.parent for entry in inputs}) if wanted and Path(wanted).expanduser().is_dir() else {}
-    )
-    if others:
-        found["other_files"] = others
-        told = ", ".join(f"{count} {suffix}" for suffix, count in others.items())
-        session.say(f"warning: files in task.input={wanted} are not read, as exp reads {' '.join(SUFFIXES)}: {told}")
-    if failures:
-        lines = [each.reason if each.path in each.reason else f"{each.path}: {each.reason}" for each in failures]
-        found["skipped"] = {"count": len(failures), "files": lines[:NAMED_FILES]}
-        more = [f"and {len(lines) - _SAID} more, see result.json (data.skipped) and the logs"][: len(lines) > _SAID]
-        session.say(f"warning: {len(failures)} of {len(inputs)} images could not be used, and are left out")
-        for line in (*lines[:_SAID], *more):
-            session.say(f"  {line}")
-    return found
-
-
-def report_failures(failures: Sequence[Failure], total: int, on_error: str) -> None:
+def report_failures(failures: Sequence[Failure], total: int) -> None:
     """Refuse to call a run successful in which images failed.
 
     Args:
         failures: of all ranks.
         total: images in all.
-        on_error: ``raise``, or ``skip``: no image at all is then still an error.
 
     Raises:
         RunError: there are failures; says which.
     """
-    if not failures or (on_error == "skip" and len(failures) < total):
-        return
-    hint = "" if len(failures) == total else "; the others are done. Repair or remove these, or set task.on_error=skip"
-    lines = [f"{failure.path}: {failure.reason}" for failure in failures[:NAMED_FILES]]
-    more = [f"and {len(failures) - NAMED_FILES} more; all are in the logs"][: len(failures) > NAMED_FILES]
-    raise RunError("\n  ".join([f"{len(failures)} of {total} images could not be used{hint}", *lines, *more]))
+    if failures:
+        lines = [f"{failure.path}: {failure.reason}" for failure in failures[:NAMED_FILES]]
+        more = [f"and {len(failures) - NAMED_FILES} more; all are in the logs"][: len(failures) > NAMED_FILES]
+        hint = "; the others are done. Repair or remove these" if len(failures) < total else ""
+        raise RunError("\n  ".join([f"{len(failures)} of {total} images could not be used{hint}", *lines, *more]))

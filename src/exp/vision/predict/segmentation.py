@@ -6,7 +6,7 @@ import functools
 import logging
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Iterator, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Iterator, Sequence
 
 import numpy as np
 from PIL import Image
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
     from exp.session import Session
 
-__all__ = ["NO_DATA", "Area", "areas_csv", "counted", "label_map", "predict_segmentation", "total_csv", "write_png",
-           "write_tiff"]  # fmt: skip
+__all__ = ["NO_DATA", "counted", "label_map", "predict_segmentation", "write_png", "write_tiff"]
 
 NO_DATA = 255
 _OVERLAY = 4096  # pixels of the longer side of an overlay, at most
@@ -35,49 +34,25 @@ _ROWS = 256  # at a time; also pixels along each side of a tile of a TIFF
 logger = logging.getLogger(__name__)
 
 
-class Area(NamedTuple):
-    """The classes of one image.
+def area_rows(counts: Sequence[int], area: float | None, classes: Sequence[str]) -> list[list[Any]]:
+    """``class, pixels, share, square_metres`` of each class; shares are of the pixels that have a class.
 
-    Attributes:
-        file: its path.
-        counts: pixels of each class (K whole numbers).
-        meters: square meters of each class (K); None: not known.
+    Args:
+        counts: pixels of each class.
+        area: square meters of a pixel; None: not known.
+        classes: names.
     """
-
-    file: str
-    counts: Sequence[int]
-    meters: Sequence[float] | None
-
-    def rows(self, classes: Sequence[str]) -> list[list[object]]:
-        """``class, pixels, share, square_metres``: shares are of the pixels that have a class."""
-        known = max(sum(self.counts), 1)
-        meters: Sequence[float | None] = self.meters or [None] * len(classes)
-        return [
-            [name, count, f"{count / known:.6f}", "" if area is None else f"{area:.2f}"]
-            for name, count, area in zip(classes, self.counts, meters)
-        ]
-
-
-_HEAD = ["class", "pixels", "share", "square_metres"]
-
-
-def areas_csv(areas: Sequence[Area], classes: Sequence[str]) -> bytes:
-    """A row for each class of each image."""
-    return csv_content([["file", *_HEAD], *([area.file, *row] for area in areas for row in area.rows(classes))])
-
-
-def total_csv(areas: Sequence[Area], classes: Sequence[str]) -> bytes:
-    """A row for each class, over all images; square meters only where all images tell theirs."""
-    counts = [sum(each) for each in zip(*(area.counts for area in areas))]
-    known = [area.meters for area in areas if area.meters is not None]
-    meters = None if len(known) < len(areas) else [sum(each) for each in zip(*known)]
-    return csv_content([_HEAD, *Area("", counts, meters).rows(classes)])
+    known = max(sum(counts), 1)
+    return [
+        [name, count, f"{count / known:.6f}", "" if area is None else f"{count * area:.2f}"]
+        for name, count in zip(classes, counts)
+    ]
 
 
 def predict_segmentation(
     session: Session, data: Any, model: Any, inputs: Sequence[Input]
 ) -> tuple[dict[str, float], list[str], list[Failure]]:
-    """Predict this rank's share of the images; rank 0 adds the tables over all of them.
+    """Predict this rank's share of the images; rank 0 adds the table over all of them.
 
     Args:
         session: the session.
@@ -88,7 +63,7 @@ def predict_segmentation(
     Returns:
         Metrics; on rank 0 all files, below the run folder; the images of all ranks that could not be used.
     """
-    done: dict[int, tuple[Area, list[str]]] = {}
+    done: dict[int, tuple[list[list[Any]], list[str]]] = {}
     began = time.perf_counter()
 
     def predict(number: int, entry: Input) -> None:
@@ -97,22 +72,22 @@ def predict_segmentation(
     failures = each_of_mine(session, inputs, predict)
     gathered = session.distributed.gather((done, failures, time.perf_counter() - began))
     in_order = [pair for _, pair in sorted(item for part, *_ in gathered for item in part.items())]
-    areas, files = [area for area, _ in in_order], sorted(file for _, part in in_order for file in part)
-    pixels, seconds = sum(sum(area.counts) for area in areas), max(each for *_, each in gathered)
+    rows, files = [row for part, _ in in_order for row in part], sorted(file for _, part in in_order for file in part)
+    pixels, seconds = sum(row[2] for row in rows), max(each for *_, each in gathered)
     failed = [failure for _, part, _ in gathered for failure in part]
-    metrics = {"images": len(areas), "failed": len(failed), "megapixels_per_second": pixels / 1e6 / seconds}
-    if session.distributed.is_main and areas:
-        for name, content in (("areas.csv", areas_csv), ("areas_total.csv", total_csv)):
-            write_atomically(session.folder.path / "predictions" / name, content(areas, data.classes))
-            files.append(f"predictions/{name}")
+    metrics = {"images": len(in_order), "failed": len(failed), "megapixels_per_second": pixels / 1e6 / seconds}
+    if session.distributed.is_main and rows:
+        head = ["file", "class", "pixels", "share", "square_metres"]
+        write_atomically(session.folder.path / "predictions" / "areas.csv", csv_content([head, *rows]))
+        files.append("predictions/areas.csv")
     return metrics, files, failed
 
 
-def _predict(session: Session, data: Any, model: Any, entry: Input) -> tuple[Area, list[str]]:
+def _predict(session: Session, data: Any, model: Any, entry: Input) -> tuple[list[list[Any]], list[str]]:
     """Predict an image, and write its maps.
 
     Returns:
-        The areas of its classes, and the files below the run folder.
+        Its rows of ``areas.csv``, and the files below the run folder.
 
     Raises:
         DataError: it cannot be read.
@@ -127,26 +102,25 @@ def _predict(session: Session, data: Any, model: Any, entry: Input) -> tuple[Are
         check_patches(entry.path, model, *(round(side * max(tiling.scales)) for side in tiling.window_of(*seen)))
         picture = image.thumbnail(_OVERLAY)
         for top, part in tiling.rows(scores, classes, image.seen):
-            for begin, rows in _at_size(part.cpu().numpy(), top, seen, size):
-                missing = image.without_data(begin, len(rows))
-                labels[begin : begin + len(rows)] = rows if missing is None else np.where(missing, NO_DATA, rows)
+            for begin, found in _at_size(part.cpu().numpy(), top, seen, size):
+                missing = image.without_data(begin, len(found))
+                labels[begin : begin + len(found)] = found if missing is None else np.where(missing, NO_DATA, found)
         write_png(written[0], labels, data.palette)
         if is_georeferenced(image):
             written.append(folder / "geo" / f"{entry.name}.tif")
             write_tiff(written[1], labels, image.dataset, data.palette)
-        gsd, row_areas = session.config.task.gsd, image.row_areas
-        if gsd is not None or row_areas is None:
+        gsd, area = session.config.task.gsd, image.pixel_area
+        if gsd is not None or area is None:
             gsd = data.gsd if gsd is None else gsd
-            row_areas = None if gsd is None else np.full(image.height, gsd**2)
-        counts, meters = counted(labels, row_areas)
+            area = None if gsd is None else gsd**2
+        rows = area_rows(counted(labels)[:classes].tolist(), area, data.classes)
         small = resized_labels(labels, *picture.shape[:2])
-    area = Area(str(entry.path), counts[:classes].tolist(), None if meters is None else meters[:classes].tolist())
-    names = [f"{row[0]}  {100 * float(str(row[2])):.1f} %" for row in area.rows(data.classes)]
+    names = [f"{name}  {100 * float(share):.1f} %" for name, _, share, _ in rows]
     page = overlay_with_legend(picture, small, names, data.palette)
     files = PictureWriter(session).write(f"predictions/overlays/{entry.name}.png", page)
     files += [each.relative_to(session.folder.path).as_posix() for each in written]
     logger.info("%s: %d x %d pixels in %.1f s", entry.path, size[1], size[0], time.perf_counter() - began)
-    return area, files
+    return [[str(entry.path), *row] for row in rows], files
 
 
 def _at_size(
@@ -184,22 +158,10 @@ def label_map(path: Path, image: Any) -> Iterator[np.ndarray]:
         yield np.memmap(temporary, np.uint8, "w+", shape=(image.height, image.width))
 
 
-def counted(labels: np.ndarray, areas: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
-    """Pixels of each label, int64 (256,), and square meters, float64 (256,); None: not known.
-
-    Args:
-        labels: uint8 (H, W).
-        areas: square meters of a pixel in each row, (H,); None: not known.
-    """
-    counts, meters = np.zeros(256, np.int64), np.zeros(256)
-    for top in range(0, len(labels), _ROWS):
-        part = labels[top : top + _ROWS]
-        row = np.arange(len(part))[:, None] * 256
-        by_row = np.bincount((part + row).ravel(), minlength=256 * len(part)).reshape(-1, 256)
-        counts += by_row.sum(axis=0)
-        if areas is not None:
-            meters += areas[top : top + _ROWS] @ by_row
-    return counts, None if areas is None else meters
+def counted(labels: np.ndarray) -> np.ndarray:
+    """Pixels of each label in (H, W), uint8, of any size: int64 (256,)."""
+    parts = (labels[top : top + _ROWS].ravel() for top in range(0, len(labels), _ROWS))
+    return sum((np.bincount(part, minlength=256) for part in parts), np.zeros(256, np.int64))
 
 
 def write_png(path: Path, labels: np.ndarray, palette: Sequence[tuple[int, int, int]]) -> None:
