@@ -7,7 +7,6 @@ import pytest
 import torch
 from sklearn.neighbors import KNeighborsClassifier
 
-from exp.errors import ConfigError
 from exp.vision.probe import fit_logistic, fit_sgd, nearest, of_pixels, patch_labels, per_class, rows_of, votes
 from exp.vision.store import DONE, Store
 
@@ -144,20 +143,3 @@ def test_patches_and_pixels(tmp_path):
     val = rows_of(store, "val", "patches")
     assert of_pixels(store, val, np.asarray, weights)["mIoU"] > 0.75
     assert of_pixels(store, val, np.asarray, -weights)["mIoU"] < 0.25
-
-
-def test_a_damaged_store_is_named_and_refused(tmp_path):
-    train, val = classes_that_overlap(10, 4)
-    keep(tmp_path, {"train": train, "val": val})
-    path = tmp_path / "val_mean.npy"
-    whole = path.read_bytes()
-    shorter = np.zeros((3, 12), np.float32)
-    for spoil in (lambda: path.write_bytes(whole[:-5]), path.unlink, lambda: np.save(str(path), shorter)):
-        Store(tmp_path).check_complete()
-        spoil()
-        with pytest.raises(ConfigError, match=r"val_mean\.npy"):
-            Store(tmp_path).check_complete()
-        path.write_bytes(whole)
-    (tmp_path / "about.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"about\.json"):
-        Store(tmp_path)

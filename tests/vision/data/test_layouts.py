@@ -109,20 +109,11 @@ def test_what_is_no_class_becomes_none(tree, tmp_path, scenes):
     (["a/1.png", "a/2.png"], "", r"data.split=\[0.7, 0.1, 0.2\] leaves nothing of the 2 samples"),
     (["scenes/a/1.png", "scenes/b/1.png"], "", "has no folders of images by class.*: scenes/$"),
     (["scenes/a/1.png", "scenes/b/1.png"], "scenes/a", "has no folders of images by class.*: 1.png$"),
-    (["b/x.gif", "b/y.gif", "c/z.npy"], "", "does not read: 2 .gif, 1 .npy"),
+    (["b/x.gif", "b/y.gif", "c/z.npy"], "", "files that are read: .png .*: b/, c/$"),
 ])  # fmt: skip
 def test_a_root_that_cannot_be_meant_is_refused_with_what_may_be(tree, tmp_path, scenes, names, root, said):
     tree(*names)
     refused(f"(?ms){said.replace('ROOT', str(tmp_path))}", scenes, root=str(tmp_path / root))
-
-
-def test_files_and_folders_that_are_not_read_are_said(tree, scenes, segmentation, pairs):
-    root = tree(*numbered("train/a", 3), "val/a/3.png", "val/a/x.gif", "val/a/y.GIF", "val/a/z.npy",
-                *(f"val/a/{name}" for name in ("about.txt", "0.png.aux.xml", ".hidden.gif", "LICENSE")))  # fmt: skip
-    assert record(scenes(root=root))["other_files"] == {".gif": 2, ".npy": 1}
-    pairs(10, lambda _: np.zeros((4, 4)))
-    tree("masks/17.gif", "images/17.gif")
-    assert record(segmentation(root=root, classes=["a", "b"]))["other_files"] == {".gif": 2}
 
 
 # -- MMRS-1M ----------------------------------------------------------------------------------------------------------
@@ -252,7 +243,6 @@ def test_a_key_that_means_nothing_is_refused_by_its_name(scenes, tree, tmp_path,
 
 
 GREY, TWO = {"palette": {"a": "aaaaaa"}}, {"classes": ["a", "b"]}
-LOVEDA = {"layout": layout("layouts.LoveDA")}
 MMRS = {**TWO, "layout": layout("mmrs1m.MMRS1MMasks")}
 
 
@@ -264,7 +254,6 @@ MMRS = {**TWO, "layout": layout("mmrs1m.MMRS1MMasks")}
     ("segmentation", {**GREY, "ignore_colors": ["inf"]}, r"'data.ignore_colors=\[\"6E1234\"\]'"),
     ("segmentation", {**GREY, "ignore_colors": ["AAAAAA"]}, "ignore_colors: 'aaaaaa' must be a color of its own"),
     ("segmentation", {**TWO, "parts": {"train": ["*"]}}, "data.parts names train"),
-    ("segmentation", {**TWO, **LOVEDA}, "data.classes names a, b, but LoveDA has the classes background"),
     ("segmentation", MMRS, "data.root=.* has no folder segmentation"),
     ("segmentation", {**MMRS, "modality_weights": {"radar": 1.0}}, "data.modality.*radar"),
 ])  # fmt: skip

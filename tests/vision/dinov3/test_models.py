@@ -99,7 +99,6 @@ REFUSED = [
     (SceneClassifier, {"size": "vits61"}, "vits16"),  # the nearest
     (SceneClassifier, {"embed_dim": 32, "num_heads": 3}, "embed_dim=36"),
     (SceneClassifier, {"freeze": "half"}, "freeze"),
-    (SceneClassifier, {"drop_path": 1.0}, "drop_path"),
     (SceneClassifier, {"normalization": "web", "pixel_mean": [1.0] * 3, "pixel_std": [1.0] * 3}, "normalization"),
     (SceneClassifier, {"blocks": [5]}, "blocks"),
     (SceneClassifier, {"lora": {"rank": 4, "targets": ["w1"]}}, "targets"),

@@ -67,25 +67,25 @@ class ImageDataConfig:
 
 @dataclass
 class SceneDataConfig(ImageDataConfig):
-    """Images with one label each (:class:`exp.vision.data.scenes.SceneData`)."""
+    """Images with one label each (:class:`exp.vision.data.base.SceneData`)."""
 
-    _target_: str = "exp.vision.data.scenes.SceneData"
+    _target_: str = "exp.vision.data.base.SceneData"
     layout: Dict[str, Any] = field(default_factory=lambda: {"_target_": "exp.vision.data.layouts.ClassFolders"})
 
 
 @dataclass
 class DistillationDataConfig(SceneDataConfig):
-    """Images without regard to their labels (:class:`exp.vision.data.scenes.DistillationData`)."""
+    """Images without regard to their labels (:class:`exp.vision.data.base.DistillationData`)."""
 
-    _target_: str = "exp.vision.data.scenes.DistillationData"
+    _target_: str = "exp.vision.data.base.DistillationData"
     layout: Dict[str, Any] = field(default_factory=lambda: {"_target_": "exp.vision.data.layouts.ImageFolders"})
 
 
 @dataclass
 class SegmentationDataConfig(ImageDataConfig):
-    """Images with a mask each (:class:`exp.vision.data.segmentation.SegmentationData`)."""
+    """Images with a mask each (:class:`exp.vision.data.base.SegmentationData`)."""
 
-    _target_: str = "exp.vision.data.segmentation.SegmentationData"
+    _target_: str = "exp.vision.data.base.SegmentationData"
     layout: Dict[str, Any] = field(default_factory=lambda: {"_target_": "exp.vision.data.layouts.MaskFolders"})
     images: str = "images"
     """Name of the folders of images."""

@@ -65,8 +65,6 @@ def read_raw(path: str | os.PathLike[str]) -> Raw:
         count = 1 if pixels.ndim == 2 else pixels.shape[2]
         if count == 1:
             return Raw(pixels.reshape(*pixels.shape[:2], 1), names=color_names(1))
-        if count == 4 and _tiff_hint(path):
-            raise DataError(f"{path} has 4 channels{_tiff_hint(path)}")
         order = cv2.COLOR_BGR2RGB if count == 3 else cv2.COLOR_BGRA2RGBA
         # The fourth channel of PNG and WebP is transparency by their definition.
         return Raw(cv2.cvtColor(pixels, order), alpha=count == 4, names=color_names(count))

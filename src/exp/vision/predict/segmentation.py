@@ -14,7 +14,7 @@ from PIL import Image
 from exp.engine.outputs import PictureWriter
 from exp.runs.files import csv_content, write_atomically
 from exp.vision.figures import overlay_with_legend
-from exp.vision.pictures import middles, palette_table, resized_labels
+from exp.vision.pictures import palette_table, resized_labels
 from exp.vision.predict.inputs import Failure, Input, each_of_mine, model_scores
 from exp.vision.predict.raster import check_patches, is_georeferenced, open_image
 from exp.vision.tiling import Tiling
@@ -101,10 +101,12 @@ def _predict(session: Session, data: Any, model: Any, entry: Input) -> tuple[lis
         size, seen = (image.height, image.width), (image.seen.height, image.seen.width)
         check_patches(entry.path, model, *(round(side * max(tiling.scales)) for side in tiling.window_of(*seen)))
         picture = image.thumbnail(_OVERLAY)
-        for top, part in tiling.rows(scores, classes, image.seen):
-            for begin, found in _at_size(part.cpu().numpy(), top, seen, size):
-                missing = image.without_data(begin, len(found))
-                labels[begin : begin + len(found)] = found if missing is None else np.where(missing, NO_DATA, found)
+        parts = ((top, part.cpu().numpy()) for top, part in tiling.rows(scores, classes, image.seen))
+        if seen != size:  # by data.eval_pipeline, in memory: each pixel gets the label at its middle, as in evaluation
+            parts = iter([(0, resized_labels(np.concatenate([part for _, part in parts]), *size))])
+        for top, part in parts:
+            missing = image.without_data(top, len(part))
+            labels[top : top + len(part)] = part if missing is None else np.where(missing, NO_DATA, part)
         write_png(written[0], labels, data.palette)
         if is_georeferenced(image):
             written.append(folder / "geo" / f"{entry.name}.tif")
@@ -121,29 +123,6 @@ def _predict(session: Session, data: Any, model: Any, entry: Input) -> tuple[lis
     files += [each.relative_to(session.folder.path).as_posix() for each in written]
     logger.info("%s: %d x %d pixels in %.1f s", entry.path, size[1], size[0], time.perf_counter() - began)
     return [[str(entry.path), *row] for row in rows], files
-
-
-def _at_size(
-    rows: np.ndarray, top: int, seen: tuple[int, int], size: tuple[int, int]
-) -> Iterator[tuple[int, np.ndarray]]:
-    """Rows of a map at another size: each pixel gets the value at its middle, as in an evaluation.
-
-    Args:
-        rows: (rows, w), those from ``top`` on of a map of the size ``seen``, (h, w).
-        top: see there.
-        seen: see there.
-        size: wanted, (H, W).
-
-    Yields:
-        The number of the first of some rows, and these (rows, W).
-    """
-    if seen == size:
-        yield top, rows
-        return
-    down, across = middles(seen[0], size[0]), middles(seen[1], size[1])
-    first, last = np.searchsorted(down, (top, top + len(rows))).tolist()
-    for begin in range(first, last, _ROWS):
-        yield begin, rows[down[begin : min(begin + _ROWS, last)] - top][:, across]
 
 
 @contextmanager
