@@ -24,15 +24,15 @@ from exp.runs.lock import RunLock
 from exp.vision.data.layouts import NAMED_FILES
 from exp.vision.figures import Tile, panels, sheet, spread
 from exp.vision.pictures import enlarged, resized_labels, shrunk, to_rgb
-from exp.vision.predict.inputs import chosen, each_of_mine, report_failures
-from exp.vision.predict.raster import check_pixels
+from exp.vision.predict import chosen, each_of_mine, report_failures
+from exp.vision.raster import check_pixels
 from exp.vision.store import DONE, TO_DO, UNUSABLE, Store
 from exp.vision.tiling import cells
 
 if TYPE_CHECKING:
     from exp.engine.distributed import Distributed
     from exp.session import Session
-    from exp.vision.predict.inputs import Input
+    from exp.vision.predict import Input
 
 __all__ = ["Components", "image_features", "keep_features", "write_features", "write_image"]
 

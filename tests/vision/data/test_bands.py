@@ -13,7 +13,7 @@ from exp.vision.data.config import SceneDataConfig
 from exp.vision.data.statistics import Normalization
 from exp.vision.dinov3 import SceneClassifier
 from exp.vision.export import input_of
-from exp.vision.predict.raster import open_image
+from exp.vision.raster import open_image
 from tests.vision.data.conftest import by_rows, part, reads, refused
 
 rasterio = pytest.importorskip("rasterio")

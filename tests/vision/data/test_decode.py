@@ -7,7 +7,7 @@ from PIL import Image
 
 from exp.vision.data.decode import Raw, read_raw
 from exp.vision.data.labels import ColorMasks, IndexMasks
-from exp.vision.predict.raster import open_image
+from exp.vision.raster import open_image
 from tests.vision.data.conftest import SAMPLES, by_rows, cut, part, reads, refused
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from exp.errors import ConfigError, DataError, RunError
-from exp.vision.predict.inputs import Failure, each_of_mine, find_images, named, report_failures
+from exp.vision.predict import Failure, each_of_mine, find_images, named, report_failures
 
 
 def test_a_folder_a_glob_and_a_file_mean_what_they_say_and_no_images_are_an_error(tmp_path):

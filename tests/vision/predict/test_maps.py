@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from exp.vision.predict.raster import DecodedImage, RasterImage, open_image, pixel_area
-from exp.vision.predict.segmentation import label_map, write_png, write_tiff
+from exp.vision.predict import label_map, write_png, write_tiff
+from exp.vision.raster import DecodedImage, RasterImage, open_image, pixel_area
 from tests.conftest import clean_environment
 from tests.vision.data.conftest import part, reads
 
@@ -52,8 +52,8 @@ def test_memory_grows_with_the_width_and_not_with_the_height(tmp_path, tiff):
         import resource
         from pathlib import Path
         from exp.vision.data.values import ImageReader
-        from exp.vision.predict.segmentation import label_map, write_png, write_tiff
-        from exp.vision.predict.raster import open_image
+        from exp.vision.predict import label_map, write_png, write_tiff
+        from exp.vision.raster import open_image
         from exp.vision.tiling import Tiling
 
         colours = [(number, 0, 0) for number in range(8)]

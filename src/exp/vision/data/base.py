@@ -301,8 +301,8 @@ class ImageData(Data):
     # -- figures and pictures ------------------------------------------------------------------------------------------
 
     def predict(self, session: Any, model: Any) -> Prediction:
-        """Images as files and pictures (:func:`exp.vision.predict.images.predict`)."""
-        from exp.vision.predict.images import predict
+        """Images as files and pictures (:func:`exp.vision.predict.predict`)."""
+        from exp.vision.predict import predict
 
         return predict(session, self, model)
 
@@ -311,15 +311,15 @@ class ImageData(Data):
         return None
 
     def pictures(self, session: Any, model: Any, evaluator: Any = None) -> dict[str, Any]:
-        """Pictures by name, of what a training has come to (:func:`exp.vision.plots.draw_images`)."""
-        from exp.vision.plots import draw_images  # which takes its time to load, and only one rank draws
+        """Pictures by name, of what a training has come to (:func:`exp.vision.figures.draw_images`)."""
+        from exp.vision.figures import draw_images  # which takes its time to load, and only one rank draws
 
         counted = next((each for each in evaluator.metrics if hasattr(each, "confusion")), None) if evaluator else None
         return draw_images(session, self, model, counted)
 
     def draw_samples(self, worst: Sequence[Any], best: Sequence[Any]) -> dict[str, Any]:
-        """Truth beside prediction, of images of the test split (:func:`exp.vision.plots.draw_samples`)."""
-        from exp.vision.plots import draw_samples
+        """Truth beside prediction, of images of the test split (:func:`exp.vision.figures.draw_samples`)."""
+        from exp.vision.figures import draw_samples
 
         return draw_samples(self, worst, best)
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from exp.errors import DataError
-from exp.vision.data.bands import is_measured_band
 from exp.vision.data.decode import by_rasterio, has_rasterio, image_size, mask_of, naming, opened, reading
+from exp.vision.data.values import is_measured_band
 from exp.vision.pictures import shrunk, to_rgb
 from exp.vision.tiling import InMemory
 
