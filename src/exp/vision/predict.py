@@ -24,7 +24,7 @@ from exp.runs.files import csv_content, write_atomically
 from exp.vision.data.layouts import NAMED_FILES, SUFFIXES, files_below
 from exp.vision.figures import Scene, overlay_with_legend, scene_tile, sheet, spread
 from exp.vision.pictures import palette_table, resized_labels, shrunk, to_rgb
-from exp.vision.raster import check_patches, check_pixels, is_georeferenced, open_image
+from exp.vision.raster import check_pixels, open_image
 from exp.vision.tiling import Tiling
 
 if TYPE_CHECKING:
@@ -236,7 +236,6 @@ def predict_scenes(
         check_pixels(entry.path)
         read, missing = data.read.with_missing(entry.path)
         pixels = data.prepare(read, entry.path, missing)
-        check_patches(entry.path, model, *pixels.shape[:2])
         if waiting and (waiting[0][2].shape, waiting[0][2].dtype) != (pixels.shape, pixels.dtype):
             flush()
         waiting.append((number, entry, pixels))
@@ -355,7 +354,6 @@ def _predict(session: Session, data: Any, model: Any, entry: Input) -> tuple[lis
     written = [folder / "classes" / f"{entry.name}.png"]
     with open_image(entry.path, data.read, prepare) as image, label_map(written[0], image) as labels:
         size, seen = (image.height, image.width), (image.seen.height, image.seen.width)
-        check_patches(entry.path, model, *(round(side * max(tiling.scales)) for side in tiling.window_of(*seen)))
         picture = image.thumbnail(_OVERLAY)
         parts = ((top, part.cpu().numpy()) for top, part in tiling.rows(scores, classes, image.seen))
         if seen != size:  # by data.eval_pipeline, in memory: each pixel gets the label at its middle, as in evaluation
@@ -364,7 +362,7 @@ def _predict(session: Session, data: Any, model: Any, entry: Input) -> tuple[lis
             missing = image.without_data(top, len(part))
             labels[top : top + len(part)] = part if missing is None else np.where(missing, NO_DATA, part)
         write_png(written[0], labels, data.palette)
-        if is_georeferenced(image):
+        if image.dataset is not None and image.dataset.crs is not None:
             written.append(folder / "geo" / f"{entry.name}.tif")
             write_tiff(written[1], labels, image.dataset, data.palette)
         gsd, area = session.config.task.gsd, image.pixel_area

@@ -19,20 +19,10 @@ if TYPE_CHECKING:
 
     from exp.vision.data.values import ImageReader
 
-__all__ = [
-    "DecodedImage",
-    "RasterImage",
-    "check_patches",
-    "check_pixels",
-    "is_georeferenced",
-    "open_image",
-    "pixel_area",
-]
+__all__ = ["DecodedImage", "RasterImage", "check_pixels", "open_image", "pixel_area"]
 
 MOST_PIXELS = 2**27
 """Of an image that is decoded whole."""
-MOST_PATCHES = 2**16
-"""That a model sees at once: 4096 x 4096 pixels of 16 x 16."""
 _WHOLE = 2**26  # pixels of three bands; larger images are read by rows where they can be
 _EXAMPLE = 1024  # pixels of a side that tell whether a band is transparency
 
@@ -238,23 +228,3 @@ def check_pixels(path: Path) -> None:
             f"{path} has {size[1]} x {size[0]} pixels, and at most {MOST_PIXELS / 1e6:.0f} million are decoded "
             "at once; cut it into tiles"
         )
-
-
-def check_patches(path: Path, model: Any, height: int, width: int) -> None:
-    """Refuse to show a model more at once than memory and time allow.
-
-    Raises:
-        DataError: names the image.
-    """
-    side = getattr(getattr(model, "backbone", None), "patch_size", 16)
-    count = -(-height // side) * -(-width // side)
-    if count > MOST_PATCHES:
-        raise DataError(
-            f"{path}: {width} x {height} pixels at once are {count} patches, more than {MOST_PATCHES}; make "
-            "images smaller (data.eval_pipeline), cut them, or, for class maps, set model.inference=slide"
-        )
-
-
-def is_georeferenced(image: DecodedImage | RasterImage) -> bool:
-    """Whether the file says where on Earth it is."""
-    return image.dataset is not None and image.dataset.crs is not None

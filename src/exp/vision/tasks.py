@@ -164,10 +164,6 @@ class Probe(Task):
             raise UnavailableError(
                 "task=probe needs scikit-learn, which is not installed: pip install 'exp-accelerators[probe]'"
             )
-        if config.init_from is not None:
-            raise ConfigError(
-                "task=probe takes features, not weights; give init_from to task=features, and leave it out here"
-            )
         store = Store(self.store)
         store.check_complete()
         config.name = store.about["experiment"]

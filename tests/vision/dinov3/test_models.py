@@ -103,7 +103,6 @@ REFUSED = [
     (SceneClassifier, {"blocks": [5]}, "blocks"),
     (SceneClassifier, {"lora": {"rank": 4, "targets": ["w1"]}}, "targets"),
     (SceneClassifier, {"lora": {"rank": 4}, "freeze": "all"}, "freeze"),
-    (SceneClassifier, {"class_weights": [1.0, 2.0]}, "class_weights"),
     (SceneClassifier, {"cross_entropy_weight": 0.0}, "cross_entropy_weight"),
     (Segmenter, {"head": "uper"}, "upernet"),
     (Segmenter, {"head_norm": "layer"}, "head_norm"),
