@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Mapping
 
-import numpy as np
 import pandas as pd
 
 from exp.engine.building import build_data, make_result, record_environment
@@ -51,8 +50,8 @@ def lines_of(table: Mapping[str, Any]) -> list[str]:
     shown = pd.DataFrame({"band": table["bands"], **{key: table[key] for key in ("mean", "std", "min", "max")}})
     for name, values in table["percentiles"].items():
         shown[f"{name} %"] = values
-    lacking, there = np.array(table["without_data"]), np.array(table["values"])
-    shown["no data"] = [f"{100 * share:.2f} %" for share in lacking / (lacking + there)]
+    both = zip(table["without_data"], table["values"])
+    shown["no data"] = [f"{100 * lacking / (lacking + there):.2f} %" for lacking, there in both]
     clipped = "" if table["value_range"] is None else f", clipped to {table['value_range']}"
     head = f"{table['images']} training images, values of the files{clipped}"
     return [head, *shown.to_string(index=False, float_format="{:.6g}".format).splitlines()]

@@ -102,7 +102,8 @@ class Statistics:
     def percentile(self, percent: float) -> list[float]:
         """The value of each band that so many percent of the values do not exceed."""
         assert self.counts is not None
-        order, values = _ascending()
+        order = np.argsort(_values(), kind="stable")
+        values = _values()[order]
         below = np.cumsum(self.counts[:, order], axis=1)
         ranks = percent / 100.0 * (below[:, -1] - 1)  # from 0, as numpy.percentile counts
         return [float(values[np.searchsorted(row, rank, "right")]) for row, rank in zip(below, ranks)]
@@ -124,13 +125,6 @@ def _values() -> np.ndarray:
     bins = (np.arange(2 ** (32 - _SHIFT), dtype=np.uint32) << _SHIFT) + np.uint32(2 ** (_SHIFT - 1))
     with np.errstate(invalid="ignore"):  # the last bins are those of NaN
         return np.concatenate([np.arange(_LOWEST, _LOWEST + _WHOLE), bins.view(np.float32).astype(np.float64)])
-
-
-@functools.lru_cache(maxsize=1)
-def _ascending() -> tuple[np.ndarray, np.ndarray]:
-    """The places of :func:`_values` from the least to the greatest, and these values."""
-    order = np.argsort(_values(), kind="stable")
-    return order, _values()[order]
 
 
 class Normalization:
