@@ -355,9 +355,9 @@ def _predict(session: Session, data: Any, model: Any, entry: Input) -> tuple[lis
     with open_image(entry.path, data.read, prepare) as image, label_map(written[0], image) as labels:
         size, seen = (image.height, image.width), (image.seen.height, image.seen.width)
         picture = image.thumbnail(_OVERLAY)
-        parts = ((top, part.cpu().numpy()) for top, part in tiling.rows(scores, classes, image.seen))
+        parts: Any = ((top, part.cpu().numpy()) for top, part in tiling.rows(scores, classes, image.seen))
         if seen != size:  # by data.eval_pipeline, in memory: each pixel gets the label at its middle, as in evaluation
-            parts = iter([(0, resized_labels(np.concatenate([part for _, part in parts]), *size))])
+            parts = [(0, resized_labels(np.concatenate([part for _, part in parts]), *size))]
         for top, part in parts:
             missing = image.without_data(top, len(part))
             labels[top : top + len(part)] = part if missing is None else np.where(missing, NO_DATA, part)

@@ -102,8 +102,8 @@ class Stats(Task):
     """Of the values of each band, from 0 to 100."""
 
     def run(self, session: Session) -> dict[str, Any]:
-        """See :func:`exp.vision.stats.write_statistics`."""
-        from exp.vision.stats import write_statistics
+        """See :func:`exp.vision.data.statistics.write_statistics`."""
+        from exp.vision.data.statistics import write_statistics
 
         return write_statistics(session)
 
