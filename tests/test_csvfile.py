@@ -7,7 +7,7 @@ import io
 
 from exp.runs.files import csv_content
 from exp.vision.figures import Scene
-from exp.vision.predict.images import predictions_csv
+from exp.vision.predict import predictions_csv
 
 
 def test_cells_that_a_spreadsheet_would_compute_are_text():

@@ -57,10 +57,10 @@ def fields(folder):
 
 def train(folder, name, *more):
     settings = [
-        *fields(folder), "data.bands=[B04,B03,B02,B08]", "data.stretch=[1,99]", "data.mean=train", "data.size=64",
-        "data.num_workers=0", "model.embed_dim=32", "model.depth=1", "model.num_heads=2", "model.patch_size=8",
-        "model.head=linear", "model.window=64", "global_batch_size=8", "max_steps=40", "val_every=40", "optim.lr=3e-3",
-        "schedule.warmup_steps=2", "checkpoint.every_steps=20", "plots=false",
+        *fields(folder), "data.bands=[B04,B03,B02,B08]", "data.value_range=[700,2600]", "data.mean=train",
+        "data.size=64", "data.num_workers=0", "model.embed_dim=32", "model.depth=1", "model.num_heads=2",
+        "model.patch_size=8", "model.head=linear", "model.window=64", "global_batch_size=8", "max_steps=40",
+        "val_every=40", "optim.lr=3e-3", "schedule.warmup_steps=2", "checkpoint.every_steps=20", "plots=false",
     ]  # fmt: skip
     return run_exp(folder, *settings, "backend=cpu", f"output_dir={name}", *more)
 
@@ -93,13 +93,10 @@ def test_a_large_scene_is_predicted_from_the_same_bands(trained, tmp_path):
     assert (labels[:, 20:] == truth[:, 20:]).mean() > 0.9
 
 
-def test_statistics_are_printed_and_are_a_file_that_mean_takes(trained):
+def test_statistics_are_printed_and_a_file(trained):
     done = run_exp(trained, "task=stats", *fields(trained), "data.bands=[B08,B02]", "backend=cpu", "nproc=2",
                    "output_dir=stats")  # fmt: skip
     assert done.returncode == 0, done.stderr
     (row,) = [line for line in done.stdout.splitlines() if line.split()[:1] == ["B02"]]
     assert float(row.split()[1]) == pytest.approx(of(trained, "stats", "statistics.json")["mean"][1], abs=0.01)
     assert row.endswith("12.50 %")
-    refused = train(trained, "refused", "data.std=null", "data.mean=stats")
-    assert refused.returncode == 2
-    assert "data.mean=" in refused.stderr.splitlines()[0]

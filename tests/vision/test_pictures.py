@@ -8,8 +8,8 @@ from PIL import Image
 
 from exp.draw.curves import training_curves
 from exp.draw.figure import figure_file
-from exp.vision.figures import Tile, confusion_figure, panels, sheet, spread
-from exp.vision.pictures import enlarged, overlay, resized_labels, shrunk, to_rgb
+from exp.vision.figures import Tile, panels, sheet
+from exp.vision.pictures import overlay, to_rgb
 
 PALETTE = [(60, 16, 152), (132, 41, 246), (110, 193, 228)]
 
@@ -59,14 +59,6 @@ def test_values_of_16_bit_are_stretched_and_bytes_are_not():
     assert [to_rgb(dark[..., :1]).shape, to_rgb(np.zeros((4, 4, 13), np.uint8)).shape] == [(10, 10, 3), (4, 4, 3)]
 
 
-def test_sizes():
-    assert [shrunk(np.zeros((side, 100, 1)), 40).shape for side in (400, 40)] == [(40, 10, 1), (16, 40, 1)]
-    assert enlarged(np.zeros((4, 4, 3), np.uint8), 10).shape == (12, 12, 3)
-    labels = np.kron(np.array([[1, 2], [3, 4]], np.uint8), np.ones((30, 30), np.uint8))
-    assert resized_labels(labels, 2, 2).tolist() == [[1, 2], [3, 4]]
-    assert [spread(10, 4), spread(3, 4), spread(3, 1)] == [[0, 3, 6, 9], [0, 1, 2], [0]]
-
-
 RECORDS = [{"split": "train", "step": step, "loss": 3.0 / step, "lr": 1e-3} for step in range(1, 100)]
 SCORES = [{"split": "val", "step": step, "mIoU": step / 100} for step in (33, 66, 99)]
 
@@ -78,10 +70,3 @@ def test_curves_of_any_training():
         assert (drawn(training_curves(records, "mIoU", True, "run")) != empty).any()
     largest, smallest = (training_curves(RECORDS + SCORES, "mIoU", best, "run") for best in (True, False))
     assert (drawn(largest) != drawn(smallest)).any()
-
-
-def test_the_diagonal_of_a_confusion_matrix_is_dark():
-    counts, names = np.eye(10, dtype=np.int64) * 12345, [f"class {number}" for number in range(10)]
-    good, bad = (drawn(confusion_figure(table, names, "title")) for table in (counts, np.ones_like(counts)))
-    assert count(good, (8, 48, 107)) > 500
-    assert count(bad, (8, 48, 107)) == 0

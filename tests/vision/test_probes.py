@@ -7,8 +7,7 @@ import pytest
 import torch
 from sklearn.neighbors import KNeighborsClassifier
 
-from exp.errors import ConfigError
-from exp.vision.probe import fit_logistic, fit_sgd, nearest, of_pixels, patch_labels, per_class, rows_of, votes
+from exp.vision.probe import fit_logistic, fit_sgd, nearest, of_pixels, patch_labels, rows_of, votes
 from exp.vision.store import DONE, Store
 
 CLASSES = ["a", "b", "c", "d"]
@@ -47,16 +46,6 @@ def store(tmp_path_factory):
 
 def rows(store, part):
     return rows_of(store, part, "cls+mean")
-
-
-def test_equal_votes_are_equal():
-    """All neighbours say yes, or half of them, with whatever weights: no rounding ranks one image before the other."""
-    similar = np.sort(np.random.default_rng(0).uniform(0.2, 1.0, (300, 7)).astype(np.float32))[:, ::-1]
-    assert (votes(similar, np.zeros((300, 7), np.int64), 2, 0.07)[:, 0] == 1.0).all()
-    pairs = np.repeat(similar[:, :3], 2, axis=1)  # each neighbour twice, once of either class
-    noise = np.random.default_rng(1).normal(0.0, 3e-8, pairs.shape).astype(np.float32)
-    tied = votes(pairs + noise, np.array([[1, 0, 0, 1, 1, 0]]).repeat(300, axis=0), 2, 0.07)
-    assert (tied.argmax(axis=1) == 0).mean() > 0.95
 
 
 def objective(weights, table, labels, strength):
@@ -118,14 +107,6 @@ def test_heads_of_many_rates_are_each_what_torch_s_sgd_makes_of_it(store):
     assert ((test.table @ both[1][:-1] + both[1][-1]).argmax(axis=1) == test.labels).mean() > 0.6
 
 
-def test_shots_are_drawn_by_seed(store):
-    train = rows(store, "train")
-    some, again, other = per_class(train, 5, 1), per_class(train, 5, 1), per_class(train, 5, 2)
-    assert np.bincount(some.labels).tolist() == [5, 5, 5, 5]
-    assert (some.table == again.table).all()
-    assert (some.table != other.table).any()
-
-
 def test_patches_and_pixels(tmp_path):
     """Patches of two kinds, in masks with a border that does not count and one that is no whole patch."""
     generator, parts = np.random.default_rng(1), {}
@@ -144,20 +125,3 @@ def test_patches_and_pixels(tmp_path):
     val = rows_of(store, "val", "patches")
     assert of_pixels(store, val, np.asarray, weights)["mIoU"] > 0.75
     assert of_pixels(store, val, np.asarray, -weights)["mIoU"] < 0.25
-
-
-def test_a_damaged_store_is_named_and_refused(tmp_path):
-    train, val = classes_that_overlap(10, 4)
-    keep(tmp_path, {"train": train, "val": val})
-    path = tmp_path / "val_mean.npy"
-    whole = path.read_bytes()
-    shorter = np.zeros((3, 12), np.float32)
-    for spoil in (lambda: path.write_bytes(whole[:-5]), path.unlink, lambda: np.save(str(path), shorter)):
-        Store(tmp_path).check_complete()
-        spoil()
-        with pytest.raises(ConfigError, match=r"val_mean\.npy"):
-            Store(tmp_path).check_complete()
-        path.write_bytes(whole)
-    (tmp_path / "about.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"about\.json"):
-        Store(tmp_path)

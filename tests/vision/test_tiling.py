@@ -46,18 +46,6 @@ def test_labels_are_of_the_means_over_all_windows(kind, window, overlap, size, b
     assert torch.equal(torch.cat([rows for _, rows in parts]).long(), total.argmax(dim=0))
 
 
-def test_an_image_that_fits_into_a_window_is_seen_once_and_whole():
-    seen = []
-
-    def scores(windows):
-        seen.append(tuple(windows.shape))
-        return windows.float()
-
-    labels = Tiling("slide", 64, 0.25).labels(scores, 3, noise(40, 64)[None], None, 255)
-    assert seen == [(1, 3, 40, 64)]
-    assert torch.equal(labels[0].long(), noise(40, 64).float().argmax(dim=0))
-
-
 def test_scaled_and_mirrored_copies_are_averaged():
     image, scores = noise(32, 48)[None], network()
     found = augmented(scores, image, [1.0, 0.5], flip=True)

@@ -21,9 +21,6 @@ class PredictKeys:
 
     gsd: Optional[float] = None
     """For areas and scale bars, whatever the files tell; null: as GeoTIFFs tell it, else that of the data."""
-    on_error: str = "raise"
-    """What an image that cannot be read means: ``raise``: the run fails once the others are done; ``skip``: it is only
-    named."""
     max_images: int = 16
     """How many images are pictured: tiles of the contact sheet."""
 

@@ -124,9 +124,8 @@ def input_of(data: Any) -> dict[str, Any]:
 
     Returns:
         ``dtype`` (which every form takes) and ``range`` of what goes in; ``bands`` of a file, by name or number (null:
-        all); ``value_range``, what becomes 0 and 255, clipped, a number each or one for each band (null: nothing is
-        scaled), and whether that goes for ``bytes_too``; the percentiles of a ``stretch`` (null: there is none); what
-        values without data become, by band (``no_data``).
+        all); ``value_range``, what becomes 0 and 255 of values that are not of 8 bits, clipped, a number each or one
+        for each band (null: nothing is scaled); what values without data become, by band (``no_data``).
     """
     reader, names = data.read, data.normalization.names
     found: dict[str, Any] = {
@@ -134,8 +133,6 @@ def input_of(data: Any) -> dict[str, Any]:
         "range": [0, 255],
         "bands": None if reader.bands.wanted is None else list(names or reader.bands.wanted),
         "value_range": limits_of(reader.value_range),
-        "bytes_too": reader.stretch is not None,
-        "stretch": None if reader.stretch is None else {"percentiles": list(reader.stretch)},
         "no_data": None if reader.fill is None else reader.fill.tolist(),
     }
     if reader.modalities.state():

@@ -24,15 +24,15 @@ from exp.runs.lock import RunLock
 from exp.vision.data.layouts import NAMED_FILES
 from exp.vision.figures import Tile, panels, sheet, spread
 from exp.vision.pictures import enlarged, resized_labels, shrunk, to_rgb
-from exp.vision.predict.inputs import chosen, each_of_mine, report_failures, tell_inputs
-from exp.vision.predict.raster import check_pixels
+from exp.vision.predict import chosen, each_of_mine, report_failures
+from exp.vision.raster import check_pixels
 from exp.vision.store import DONE, TO_DO, UNUSABLE, Store
 from exp.vision.tiling import cells
 
 if TYPE_CHECKING:
     from exp.engine.distributed import Distributed
     from exp.session import Session
-    from exp.vision.predict.inputs import Input
+    from exp.vision.predict import Input
 
 __all__ = ["Components", "image_features", "keep_features", "write_features", "write_image"]
 
@@ -96,13 +96,13 @@ def write_features(session: Session) -> dict[str, Any]:
         report = ["features.csv", *(file[1] for file in files)]
         if task.max_images:
             report += _draw(session, model, files, data.read, components)
-    report_failures(failed, len(inputs), task.on_error)
+    report_failures(failed, len(inputs))
     return make_result(
         session,
         {"images": len(files), "failed": len(failed)},
         None,
         files=report,
-        data=tell_inputs(session, inputs, failed),
+        data={},
         measured_on="features",
         published=None,
     )
@@ -374,7 +374,6 @@ def _fingerprint(session: Session, data: Any, model: Any, splits: dict[str, Any]
         digest.update(f"{name} {tuple(value.shape)}".encode() + value.detach().float().cpu().numpy().tobytes())
     preprocessing = {
         **{key: value for key, value in data.state_dict().items() if key != "classes"},
-        "stretch": None if config.data.stretch is None else list(config.data.stretch),
         "eval_pipeline": OmegaConf.to_container(config.data.eval_pipeline, resolve=True),
         "mean": [round(value, 3) for value in model.pixel_mean.flatten().tolist()],
         "std": [round(value, 3) for value in model.pixel_std.flatten().tolist()],

@@ -7,7 +7,7 @@ from typing import Sequence, Tuple
 import cv2
 import numpy as np
 
-__all__ = ["Color", "colored", "enlarged", "middles", "overlay", "palette_table", "resized_labels", "shrunk", "to_rgb"]
+__all__ = ["Color", "colored", "enlarged", "overlay", "palette_table", "resized_labels", "shrunk", "to_rgb"]
 
 Color = Tuple[int, int, int]
 
@@ -40,13 +40,9 @@ def shrunk(image: np.ndarray, longest: int) -> np.ndarray:
 
 def resized_labels(labels: np.ndarray, height: int, width: int) -> np.ndarray:
     """Every pixel the label at its middle: labels have no mean. (height, width), the same dtype."""
-    rows, columns = middles(labels.shape[0], height), middles(labels.shape[1], width)
+    both = zip(labels.shape, (height, width))
+    rows, columns = ((2 * np.arange(wanted) + 1) * extent // (2 * wanted) for extent, wanted in both)
     return np.asarray(labels[rows][:, columns])
-
-
-def middles(extent: int, wanted: int) -> np.ndarray:
-    """Which of ``extent`` pixels along an axis lies at the middle of each of ``wanted``: int64 (wanted,)."""
-    return (2 * np.arange(wanted) + 1) * extent // (2 * wanted)
 
 
 def enlarged(image: np.ndarray, least: int) -> np.ndarray:

@@ -272,24 +272,17 @@ class _Bench:
         self.test = rows_of(self.store, "test" if "test" in parts else "val", kind)
 
     def notes(self) -> list[str]:
-        """Where the training rows are fewer than ``task.k`` and ``task.shots``, a line each.
+        """Where the training rows are fewer than ``task.k``, a line.
 
         Raises:
             ConfigError: each k is more.
         """
         task, counts = self.task, np.unique(self.train.labels, return_counts=True)[1]
-        notes = [
-            f"task.shots={shots}: {(counts < shots).sum()} of {len(counts)} classes have fewer rows"
-            for shots in task.shots
-            if shots > counts.min()
-        ]
         fewest = int(np.minimum(counts, min(task.shots, default=counts.max())).sum())
         beyond = [k for k in task.k if k > fewest] if "knn" in task.probes else []
         if beyond and min(task.k) > fewest:
             raise ConfigError(f"task.k={list(task.k)}: there are only {fewest} training rows; take fewer neighbors")
-        if beyond:
-            notes.append(f"task.k={beyond}: left out where there are fewer training rows; the least are {fewest}")
-        return notes
+        return [f"task.k={beyond}: left out where there are fewer training rows; the least are {fewest}"] * bool(beyond)
 
     def run(self, probe: str, shots: int, seed: int, strength: float = 0.0) -> list[dict[str, Any]]:
         """All settings of a job, in the order of the user's: rows of ``probes.csv``."""

@@ -66,9 +66,6 @@ class Features(Task):
     name: str = "features"
     input: Optional[str] = None
     """An image file, a folder of them (with those below it) or a glob; null: the test split."""
-    on_error: str = "raise"
-    """What an image that cannot be read means: ``raise``: the run fails once the others are done; ``skip``: it is only
-    named."""
     max_images: int = 16
     """How many images are pictured: maps, and tiles of the contact sheet."""
     feature_dtype: str = "float16"
@@ -105,8 +102,8 @@ class Stats(Task):
     """Of the values of each band, from 0 to 100."""
 
     def run(self, session: Session) -> dict[str, Any]:
-        """See :func:`exp.vision.stats.write_statistics`."""
-        from exp.vision.stats import write_statistics
+        """See :func:`exp.vision.data.statistics.write_statistics`."""
+        from exp.vision.data.statistics import write_statistics
 
         return write_statistics(session)
 
@@ -166,10 +163,6 @@ class Probe(Task):
         if importlib.util.find_spec("sklearn") is None:
             raise UnavailableError(
                 "task=probe needs scikit-learn, which is not installed: pip install 'exp-accelerators[probe]'"
-            )
-        if config.init_from is not None:
-            raise ConfigError(
-                "task=probe takes features, not weights; give init_from to task=features, and leave it out here"
             )
         store = Store(self.store)
         store.check_complete()

@@ -51,7 +51,7 @@ class Tiling:
         flip: also mirrored left to right.
 
     Raises:
-        ConfigError: a setting is out of range.
+        ConfigError: ``kind`` is neither.
     """
 
     band_bytes = 2**28
@@ -61,12 +61,6 @@ class Tiling:
     ) -> None:
         if kind not in ("slide", "whole"):
             raise ConfigError(f"model.inference={kind} is not one of slide, whole")
-        if window < 1 or not 0.0 <= overlap < 1.0:
-            raise ConfigError(
-                f"model.window={window} must be at least 1, and model.overlap={overlap} from 0 to below 1"
-            )
-        if not scales or min(scales) <= 0.0:
-            raise ConfigError(f"model.tta_scales={list(scales)} must be factors above 0, such as [1.0]")
         self.kind = kind
         self.window = window
         self.stride = max(round(window * (1.0 - overlap)), 1)

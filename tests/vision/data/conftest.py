@@ -16,7 +16,7 @@ from exp.errors import DataError
 from exp.vision.data.config import ImageDataConfig, SceneDataConfig, SegmentationDataConfig
 from exp.vision.data.preflight import preflight
 from exp.vision.data.values import ImageReader
-from exp.vision.predict.raster import open_image
+from exp.vision.raster import open_image
 
 SAMPLES = Path(__file__).parents[2] / "samples"
 CROP = [

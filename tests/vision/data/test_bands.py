@@ -13,8 +13,8 @@ from exp.vision.data.config import SceneDataConfig
 from exp.vision.data.statistics import Normalization
 from exp.vision.dinov3 import SceneClassifier
 from exp.vision.export import input_of
-from exp.vision.predict.raster import open_image
-from tests.vision.data.conftest import by_rows, keys, part, reads, refused
+from exp.vision.raster import open_image
+from tests.vision.data.conftest import by_rows, part, reads, refused
 
 rasterio = pytest.importorskip("rasterio")
 
@@ -34,8 +34,8 @@ def scene(tiff, tmp_path):
     return write
 
 
-def choose(wanted, names=None, **more):
-    return reads(bands=wanted, band_names=names, **more)
+def choose(wanted, **more):
+    return reads(bands=wanted, **more)
 
 
 @pytest.mark.parametrize(("wanted", "indexes"), [
@@ -66,14 +66,10 @@ def test_a_band_that_is_not_there_is_an_error_in_one_line_that_names_the_file(sc
     refused(f"^.*s2.tif {said}.*$", by_rows, path, choose(wanted))
 
 
-def test_gdals_long_descriptions_and_given_names(scene):
+def test_gdals_long_descriptions_are_names(scene):
     long = [f"{name.replace('B0', 'B')}, central wavelength {number} nm" for number, name in enumerate(SENTINEL)]
     path, bands = scene(names=long)
     np.testing.assert_allclose(choose(["B08"], value_range=[0, 25500])(path)[..., 0], bands[7] / 100, rtol=1e-5)
-    path, bands = scene("bare.tif", names=None, count=4)
-    read = choose(["blue", "nir"], names=["red", "green", "blue", "nir"], value_range=[0, 25500])(path)
-    np.testing.assert_allclose(read, np.moveaxis(bands[2:], 0, -1) / 100, rtol=1e-5)
-    refused("bare.tif has 4 bands, but data.band_names names 2", choose(["a"], names=["a", "b"]), path)
 
 
 def test_numbers_do_not_silently_mean_other_bands_in_another_file(scene):
@@ -171,35 +167,17 @@ def fields(scenes, scene, tmp_path):
     return lambda **values: scenes(**{**given, **values})
 
 
-def test_a_stretch_is_of_each_band_over_the_training_split(fields):
-    data = fields(stretch=[2, 98])
-    data.normalization.settle()
-    limits = [[802, 602, 402, 1602], [898, 698, 498, 1698]]
-    np.testing.assert_allclose(data.state_dict()["value_range"], limits, atol=3)
-    image = data.train[keys(0, 1)]["image"]
-    assert (image.shape[1], image.dtype) == (4, torch.float32)
-    assert image.mean(dim=(0, 2, 3)).numpy() == pytest.approx([123.0] * 4, abs=8)  # the left column is 0 as yet
-    other = fields(stretch=[2, 98], split=[0.3, 0.5, 0.2])
-    other.load_state_dict(data.state_dict())
-    assert other.state_dict() == data.state_dict()
-
-
-@pytest.mark.parametrize(("more", "stretch"), [
-    ({"value_range": [0, 4000]}, None),
-    ({"stretch": [2, 98]}, {"percentiles": [2.0, 98.0]}),
-])  # fmt: skip
-def test_an_export_tells_what_becomes_of_the_values_of_a_file(fields, more, stretch):
-    data = fields(mean="train", **more)
+def test_an_export_tells_what_becomes_of_the_values_of_a_file(fields):
+    data = fields(mean="train", value_range=[0, 4000])
     data.normalization.settle()
     data.on_model(SceneClassifier(size="tiny", depth=1, **data.model_arguments()))
     assert json.loads(json.dumps(input_of(data))) == {
-        "dtype": "float32", "range": [0, 255], "bands": ["B04", "B03", "B02", "B08"], "stretch": stretch,
-        "bytes_too": stretch is not None, "value_range": data.state_dict().get("value_range"),
-        "no_data": data.read.fill.tolist(),
+        "dtype": "float32", "range": [0, 255], "bands": ["B04", "B03", "B02", "B08"],
+        "value_range": [0.0, 4000.0], "no_data": data.read.fill.tolist(),
     }  # fmt: skip
 
 
-def test_mean_and_deviation_of_the_training_split_make_it_standard(fields, tmp_path):
+def test_mean_and_deviation_of_the_training_split_make_it_standard(fields):
     data = fields(value_range=[100, 3000], mean="train")
     table = data.normalization.settle()
     assert table["mean"] == pytest.approx([850, 650, 450, 1650], abs=2)
@@ -207,8 +185,7 @@ def test_mean_and_deviation_of_the_training_split_make_it_standard(fields, tmp_p
     arguments = data.model_arguments()
     assert arguments["band_names"] == table["bands"] == ["B04", "B03", "B02", "B08"]
     assert arguments["pixel_mean"] == pytest.approx([(mean - 100) * 255 / 2900 for mean in table["mean"]], rel=1e-12)
-    (tmp_path / "kept.json").write_text(json.dumps(table))
-    again = fields(value_range=[100, 3000], mean=str(tmp_path / "kept.json"))
+    again = fields(value_range=[100, 3000], mean=table["mean"], std=table["std"])
     assert again.model_arguments() == arguments
     mean, std = (torch.tensor(arguments[name]).reshape(1, -1, 1, 1) for name in ("pixel_mean", "pixel_std"))
     again.on_model(SimpleNamespace(pixel_mean=mean, pixel_std=std))
@@ -243,21 +220,3 @@ def test_segmentation_does_not_count_pixels_without_data(segmentation, pairs, ti
     assert ignored.float().mean() == pytest.approx(0.5)
     assert (image[ignored] == torch.from_numpy(data.read.fill)).all()
     assert (image[~ignored][:, 0] != 100.0).float().mean() > 0.99
-
-
-@pytest.mark.parametrize(("names", "interpretation", "turned"), [
-    (["blue", "green", "red"], None, True),
-    (["B02", "B03", "B04"], None, True),
-    (None, ["blue", "green", "red"], True),
-    (["red", "green", "blue"], ["blue", "green", "red"], False),  # whoever described them knows
-    (None, ["red", "green", "blue"], False),
-])  # fmt: skip
-def test_colors_are_taken_by_what_a_file_says_of_them(tmp_path, noise, tiff, names, interpretation, turned):
-    pixels = noise(tmp_path / "rgb.png")
-    path = tiff(tmp_path / "x.tif", (pixels[..., ::-1] if turned else pixels).transpose(2, 0, 1), names)
-    if interpretation is not None:
-        with rasterio.open(path, "r+") as file:
-            file.colorinterp = [rasterio.enums.ColorInterp[name] for name in interpretation]
-    for image in (reads()(path), by_rows(path, reads())[0]):
-        np.testing.assert_array_equal(image, pixels)
-    np.testing.assert_array_equal(reads(channels=1)(path), reads(channels=1)(tmp_path / "rgb.png"))

@@ -7,12 +7,12 @@ from PIL import Image
 
 from exp.vision.data.decode import Raw, read_raw
 from exp.vision.data.labels import ColorMasks, IndexMasks
-from exp.vision.predict.raster import open_image
+from exp.vision.raster import open_image
 from tests.vision.data.conftest import SAMPLES, by_rows, cut, part, reads, refused
 
 
-def read_image(path, channels=3, value_range=None, alpha=None):
-    return reads(channels=channels, alpha=alpha, value_range=value_range)(path)
+def read_image(path, **keys):
+    return reads(**keys)(path)
 
 
 def test_sixteen_bits_keep_their_depth():
@@ -28,7 +28,7 @@ def test_channels_by_one_rule():
     pixels = np.random.default_rng(0).integers(0, 256, (4, 5, 5), dtype=np.uint8)
 
     def convert(found, wanted):
-        reader = reads(channels=wanted, alpha=False)
+        reader = reads(channels=wanted)
         return reader.finished(*reader.measured(Raw(pixels[..., :found]), "x.png")[:2], "x.png")
 
     np.testing.assert_array_equal(convert(5, 5), pixels)
@@ -43,25 +43,24 @@ def test_channels_by_one_rule():
 # -- transparency, or a band? -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("suffix", "opaque", "marked", "channels", "alpha", "asked"), [
-    ("png", True, True, 3, None, None),
-    ("tif", True, True, 3, None, None),
-    ("tif", False, False, 4, None, None),
-    ("tif", True, True, 4, False, None),  # the key decides
-    ("tif", True, False, 3, True, None),
-    ("png", False, True, 3, None, None),  # GDAL marks bands such as near infrared, too
-    ("png", True, True, 4, None, "data.alpha=false"),  # what cannot be told is asked for
-    ("tif", True, False, 1, None, "data.channels=4"),
+@pytest.mark.parametrize(("suffix", "opaque", "marked", "keys", "asked"), [
+    ("png", True, True, {}, None),
+    ("tif", True, True, {}, None),
+    ("tif", False, False, {"channels": 4}, None),
+    ("tif", True, True, {"bands": [1, 2, 3, 4]}, None),  # the key decides
+    ("png", False, True, {}, None),  # GDAL marks bands such as near infrared, too
+    ("png", True, True, {"channels": 4}, "has 3 channels.*data.bands"),
+    ("tif", True, False, {}, "has 4 channels.*data.bands"),
 ])  # fmt: skip
 def test_a_fourth_band_is_alpha_which_tells_where_there_is_no_data_or_a_band(
-    tmp_path, tiff, suffix, opaque, marked, channels, alpha, asked
+    tmp_path, tiff, suffix, opaque, marked, keys, asked
 ):
-    """By what it holds, by what the file says of it, and by the key data.alpha."""
+    """By what it holds, by what the file says of it, and by the key data.bands."""
     pixels = np.random.default_rng(0).integers(1, 255, (40, 50, 4), dtype=np.uint8)
     if opaque:
         pixels[..., 3] = 255
         pixels[:10, :, 3] = 0
-    path, reader = tmp_path / f"ä x.{suffix}", reads(channels=channels, alpha=alpha)
+    path, reader = tmp_path / f"ä x.{suffix}", reads(**keys)
     if suffix == "png":
         Image.fromarray(pixels, "RGBA").save(path)
     else:  # GDAL marks the fourth of four bands as alpha unless it is told otherwise
@@ -73,8 +72,8 @@ def test_a_fourth_band_is_alpha_which_tells_where_there_is_no_data_or_a_band(
             continue
         image, missing = read(path)
         assert image.dtype == np.uint8
-        np.testing.assert_array_equal(image, pixels[..., :channels])
-        np.testing.assert_array_equal(missing, pixels[..., 3] == 0 if channels == 3 and opaque else None)
+        np.testing.assert_array_equal(image, pixels[..., : reader.channels])
+        np.testing.assert_array_equal(missing, pixels[..., 3] == 0 if reader.channels == 3 and opaque else None)
 
 
 # -- files that are whole, and others ---------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import pytest
 from exp.data.seeding import preserved_generators, seed_sample
 from exp.errors import ConfigError
 from exp.vision.data.transforms import PadTo, PhotoMetricDistortion, Pipeline, RandomCrop, RandomRotate90
-from tests.vision.data.conftest import CROP
 
 
 @pytest.fixture(autouse=True)
@@ -78,24 +77,15 @@ def test_brightness_and_contrast(dtype):
     assert brighter.dtype == harder.dtype == dtype
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
-def test_saturation_and_hue(dtype):
+def test_saturation_and_hue():
     """Half the saturation of red is pink; 36 of 60 degrees towards yellow or magenta are 120 of 200."""
-    red = np.full((4, 4, 3), (200, 0, 0), dtype)
+    red = np.full((4, 4, 3), (200, 0, 0), np.uint8)
     np.testing.assert_allclose(changed(red, saturation_range=(0.5, 0.5))[0, 0], (200, 100, 100), atol=1)
     turned = [changed(red, hue_delta=18)[0, 0] for _ in range(40)]
     low, middle, high = np.sort(turned, axis=1).T
     np.testing.assert_allclose(low, 0, atol=1)
     np.testing.assert_allclose(high, 200, atol=1)
     assert 90 < middle.max() <= 121
-
-
-@pytest.mark.parametrize("channels", [1, 13])
-def test_mmcv_s_transforms_take_any_number_of_channels(channels):
-    for _ in range(5):
-        sample = pair(channels=channels)
-        results = Pipeline("data.train_pipeline", CROP)(sample["img"], "x.png", sample["gt_seg_map"])
-        assert (results["img"].shape, results["gt_seg_map"].shape) == ((32, 32, channels), (32, 32))
 
 
 @pytest.mark.parametrize(("spec", "said"), [

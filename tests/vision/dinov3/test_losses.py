@@ -83,7 +83,7 @@ def test_a_sum_of_losses():
     weights, both = torch.tensor([1.0, 2.0, 0.5]), (logits, label, 255)
     expected = {"loss_ce": 0.5 * cross_entropy(*both, weights), "loss_focal": 2.0 * focal_loss(*both, 1.5, weights),
                 "loss_dice": 4.0 * dice_loss(*both), "loss_lovasz": 3.0 * lovasz_softmax(*both)}  # fmt: skip
-    torch.testing.assert_close(Losses(config, 3, 255)(logits, label), expected)
+    torch.testing.assert_close(Losses(config, 255)(logits, label), expected)
 
 
 def test_dice_is_of_the_classes_that_an_image_has():

@@ -99,12 +99,10 @@ REFUSED = [
     (SceneClassifier, {"size": "vits61"}, "vits16"),  # the nearest
     (SceneClassifier, {"embed_dim": 32, "num_heads": 3}, "embed_dim=36"),
     (SceneClassifier, {"freeze": "half"}, "freeze"),
-    (SceneClassifier, {"drop_path": 1.0}, "drop_path"),
     (SceneClassifier, {"normalization": "web", "pixel_mean": [1.0] * 3, "pixel_std": [1.0] * 3}, "normalization"),
     (SceneClassifier, {"blocks": [5]}, "blocks"),
     (SceneClassifier, {"lora": {"rank": 4, "targets": ["w1"]}}, "targets"),
     (SceneClassifier, {"lora": {"rank": 4}, "freeze": "all"}, "freeze"),
-    (SceneClassifier, {"class_weights": [1.0, 2.0]}, "class_weights"),
     (SceneClassifier, {"cross_entropy_weight": 0.0}, "cross_entropy_weight"),
     (Segmenter, {"head": "uper"}, "upernet"),
     (Segmenter, {"head_norm": "layer"}, "head_norm"),

@@ -12,7 +12,7 @@ from exp.engine.distributed import Distributed
 from exp.errors import RunError
 from exp.vision.dinov3 import SceneClassifier
 from exp.vision.features import Components, image_features, write_image
-from exp.vision.predict.inputs import named
+from exp.vision.predict import named
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from exp.errors import ConfigError, DataError, RunError
-from exp.vision.predict.inputs import Failure, each_of_mine, find_images, named, report_failures, tell_inputs
+from exp.vision.predict import Failure, each_of_mine, find_images, named, report_failures
 
 
 def test_a_folder_a_glob_and_a_file_mean_what_they_say_and_no_images_are_an_error(tmp_path):
@@ -47,22 +47,8 @@ def test_ranks_share_the_files_and_a_bad_one_stops_nobody(make_session):
     assert failures == [[Failure("3.png", "3.png is truncated")], [], []]
 
 
-def test_failures_fail_the_run_unless_they_may_be_skipped():
+def test_failures_fail_the_run():
     failures = [Failure("a.png", "is truncated")]
-    for total, on_error in ((3, "raise"), (1, "skip")):
-        with pytest.raises(RunError, match=rf"1 of {total} images could not be used.*\n.*a.png: is truncated"):
-            report_failures(failures, total, on_error)
-    report_failures(failures, 3, "skip")
-
-
-def test_what_was_left_out_is_said_and_recorded(tmp_path, make_session):
-    for name in ("a.png", "b.gif", "c.GIF", "d.txt"):
-        (tmp_path / name).touch()
-    session, said = make_session(input=str(tmp_path)), []
-    session.say = said.append
-    inputs = named(find_images(str(tmp_path)))
-    failures = [Failure("x.png", "no bands"), *[Failure("y.png", "y.png is empty")] * 24]
-    skipped = {"count": 25, "files": ["x.png: no bands", *["y.png is empty"] * 19]}
-    assert tell_inputs(session, inputs, failures) == {"other_files": {".gif": 2}, "skipped": skipped}
-    assert said[-5].startswith("warning: 25 of 1 images could not be used")
-    assert tell_inputs(session, inputs, []) == {"other_files": {".gif": 2}}
+    with pytest.raises(RunError, match=r"1 of 3 images could not be used.*\n.*a.png: is truncated"):
+        report_failures(failures, 3)
+    report_failures([], 3)

@@ -3,14 +3,15 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from types import SimpleNamespace
 
 import cv2
 import numpy as np
 import pytest
 from PIL import Image
 
-from exp.vision.predict.raster import DecodedImage, RasterImage, open_image
-from exp.vision.predict.segmentation import label_map, write_png, write_tiff
+from exp.vision.predict import label_map, write_png, write_tiff
+from exp.vision.raster import DecodedImage, RasterImage, open_image, pixel_area
 from tests.conftest import clean_environment
 from tests.vision.data.conftest import part, reads
 
@@ -51,8 +52,8 @@ def test_memory_grows_with_the_width_and_not_with_the_height(tmp_path, tiff):
         import resource
         from pathlib import Path
         from exp.vision.data.values import ImageReader
-        from exp.vision.predict.segmentation import label_map, write_png, write_tiff
-        from exp.vision.predict.raster import open_image
+        from exp.vision.predict import label_map, write_png, write_tiff
+        from exp.vision.raster import open_image
         from exp.vision.tiling import Tiling
 
         colours = [(number, 0, 0) for number in range(8)]
@@ -93,3 +94,13 @@ def test_a_large_png_by_rows_is_the_one_decoded_whole(tmp_path, dtype, highest):
         if dtype is np.uint8:  # each pixel of the picture is the mean of 10 x 10
             means = whole.reshape(15, 10, 9, 10, 3).mean(axis=(1, 3))
             np.testing.assert_array_less(np.abs(image.thumbnail(15) - means), 2)
+
+
+@pytest.mark.parametrize(("crs", "area"), [
+    ("EPSG:32640", 4.0), ("EPSG:2263", 4.0 * 0.3048006096**2), ("EPSG:4326", None), ("EPSG:3857", None),
+])  # fmt: skip
+def test_a_pixel_has_an_area_in_a_plane_of_meters_or_feet(crs, area):
+    rasterio = pytest.importorskip("rasterio")
+    place = rasterio.transform.from_origin(3e5, 2e5, 2.0, 2.0)
+    found = pixel_area(SimpleNamespace(crs=rasterio.crs.CRS.from_string(crs), transform=place))
+    assert found == (area and pytest.approx(area, rel=1e-6))

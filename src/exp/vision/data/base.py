@@ -1,4 +1,4 @@
-"""What data sets of scenes and of segmentation share: their splits, and what others ask of the data."""
+"""Data sets of scenes and of segmentation: their splits, and what others ask of the data."""
 
 from __future__ import annotations
 
@@ -18,25 +18,27 @@ from exp.config.compose import run_folder_of
 from exp.data.base import Data, ExampleBatch, Extras, Prediction
 from exp.data.fingerprint import of_samples
 from exp.data.places import shortened
-from exp.errors import DataError
+from exp.errors import ConfigError, DataError
 from exp.runs.files import write_json
-from exp.vision.data.dataset import ImageDataset, ModalityDraw
-from exp.vision.data.labels import NO_DATA, ColorMasks, IndexMasks, distinct_colors
-from exp.vision.data.layouts import NAMED_FILES, Listing, archive_notes, data_root, layout_of, other_files
+from exp.vision.data.config import DistillationDataConfig, ImageDataConfig, SceneDataConfig, SegmentationDataConfig
+from exp.vision.data.dataset import NO_LABEL, ImageDataset, ModalityDraw
+from exp.vision.data.labels import IGNORED, NO_DATA, ColorMasks, IndexMasks, distinct_colors
+from exp.vision.data.layouts import NAMED_FILES, Listing, archive_notes, data_root, layout_of
 from exp.vision.data.statistics import STATISTICS, Normalization
 from exp.vision.data.transforms import Pipeline, is_resized
 from exp.vision.data.values import ImageReader
+from exp.vision.metrics import FeatureAgreement, PixelsRight, SceneMetrics, SegmentationMetrics, TrueClassProbability
 
 if TYPE_CHECKING:
     from exp.data.fingerprint import Fingerprint
     from exp.engine.fit import Weights
     from exp.metrics import SampleMetric
-    from exp.vision.data.config import ImageDataConfig
 
-__all__ = ["ImageData", "fit_classes"]
+__all__ = ["DistillationData", "ImageData", "SceneData", "SegmentationData", "fit_classes"]
 
 _ASSUMED_CLASSES = 50
 _MOST_FILES = 4096  # that are compared
+_MASKS = 16  # of each split, that are looked at before a training
 _CLASS_ROWS = re.compile(r"^(auxiliary_)?head\.(classify\.)?(weight|bias)$")
 """Tensors of a head (:mod:`exp.vision.dinov3`) whose rows are classes."""
 
@@ -56,7 +58,6 @@ class ImageData(Data):
         ignore_index: the label that does not count.
         per_pixel: whether each pixel has a label.
         hint: what may be meant where a class has no label.
-        input_record: what ``task=predict`` has found of the files of ``task.input``, for the record.
 
     Args:
         config: the keys of ``data``.
@@ -90,12 +91,6 @@ class ImageData(Data):
         self._config = config
         self._record = dict(listing.notes)
         self.notes = [*archive_notes(root), *listing.warnings]
-        samples = [sample for members in listing.splits.values() for sample in members]
-        others = other_files({os.path.dirname(path) for sample in samples for path in sample if isinstance(path, str)})  # noqa: PTH120
-        if others:
-            self._record["other_files"] = others
-            self.notes.append(f"warning: files beside the images of {self.name} are not read, by suffix: {others}")
-        self.input_record: dict[str, Any] = {}
         self._eval_pipeline = Pipeline("data.eval_pipeline", config.eval_pipeline)
         training = Pipeline("data.train_pipeline", config.train_pipeline)
         self._splits: dict[str, Any] = {}
@@ -169,8 +164,7 @@ class ImageData(Data):
     @classmethod
     def example_batch(cls, **keys: Any) -> ExampleBatch:
         """Images of ``data.size``; the classes of ``data.palette`` or ``data.classes``."""
-        wanted = keys.get("bands") or keys.get("band_names")
-        size, channels = int(keys["size"]), len(wanted) if wanted else int(keys["channels"])
+        size, channels = int(keys["size"]), len(keys.get("bands") or ()) or int(keys["channels"])
         classes = len(keys.get("palette") or keys.get("classes") or ())
         notes = [f"validation images are taken to be {size} x {size}"]
         if not classes:
@@ -254,17 +248,9 @@ class ImageData(Data):
 
     def _settle_values(self, session: Any) -> None:
         self.normalization.look()
-        if session.weights is not None:
-            theirs = list((session.weights.data or {}).get("band_names") or ())
-            mine = self.normalization.names
-            if mine != theirs and sorted(mine) == sorted(theirs):
-                raise DataError(
-                    f"init_from: the weights were trained on the bands {', '.join(theirs)}, but data.bands gives "
-                    f"{', '.join(mine)}; give them in the same order"
-                )
-            if self.learns_classes:
-                session.weights = fit_classes(session.weights, self.classes, session.say)
-        if self.normalization.is_measured or self.normalization.lacks_range:
+        if session.weights is not None and self.learns_classes:
+            session.weights = fit_classes(session.weights, self.classes, session.say)
+        if self.normalization.is_measured:
             session.wait_for("measuring the training images")
         resume = session.config.resume
         earlier = resume and (session.folder.path if resume == "auto" else run_folder_of(str(resume)))
@@ -315,8 +301,8 @@ class ImageData(Data):
     # -- figures and pictures ------------------------------------------------------------------------------------------
 
     def predict(self, session: Any, model: Any) -> Prediction:
-        """Images as files and pictures (:func:`exp.vision.predict.images.predict`)."""
-        from exp.vision.predict.images import predict
+        """Images as files and pictures (:func:`exp.vision.predict.predict`)."""
+        from exp.vision.predict import predict
 
         return predict(session, self, model)
 
@@ -325,15 +311,15 @@ class ImageData(Data):
         return None
 
     def pictures(self, session: Any, model: Any, evaluator: Any = None) -> dict[str, Any]:
-        """Pictures by name, of what a training has come to (:func:`exp.vision.plots.draw_images`)."""
-        from exp.vision.plots import draw_images  # which takes its time to load, and only one rank draws
+        """Pictures by name, of what a training has come to (:func:`exp.vision.figures.draw_images`)."""
+        from exp.vision.figures import draw_images  # which takes its time to load, and only one rank draws
 
         counted = next((each for each in evaluator.metrics if hasattr(each, "confusion")), None) if evaluator else None
         return draw_images(session, self, model, counted)
 
     def draw_samples(self, worst: Sequence[Any], best: Sequence[Any]) -> dict[str, Any]:
-        """Truth beside prediction, of images of the test split (:func:`exp.vision.plots.draw_samples`)."""
-        from exp.vision.plots import draw_samples
+        """Truth beside prediction, of images of the test split (:func:`exp.vision.figures.draw_samples`)."""
+        from exp.vision.figures import draw_samples
 
         return draw_samples(self, worst, best)
 
@@ -354,7 +340,120 @@ class ImageData(Data):
             found["skipped"] = {"count": len(lost), "files": files}
         if any(unknown.values()):
             found["unknown_pixels"] = {split: sum(pixels.values()) for split, pixels in unknown.items() if pixels}
-        return {**found, **self.input_record}
+        return found
+
+
+class SceneData(ImageData):
+    """A scene classification data set; its keys are those of :class:`exp.vision.data.config.SceneDataConfig`."""
+
+    ignore_index = NO_LABEL
+    keys = SceneDataConfig
+
+    def __init__(self, **keys: Any) -> None:
+        super().__init__(self.keys(**keys))
+
+    def metrics(self, detailed: bool = False) -> SceneMetrics:
+        """A new accumulator of this data set's metrics."""
+        return SceneMetrics(self.classes)
+
+    def ranking(self) -> TrueClassProbability:
+        """The probability of the class that an image has."""
+        return TrueClassProbability()
+
+
+class DistillationData(SceneData):
+    """Folders of images as of scenes, or one of images alone; folders are not classes here, they only divide splits."""
+
+    learns_classes = False
+    keys = DistillationDataConfig
+
+    def model_arguments(self) -> dict[str, int]:
+        """Channels alone: a model for classes does not go with these data."""
+        return {"in_channels": self.read.channels}
+
+    @classmethod
+    def example_batch(cls, **keys: Any) -> ExampleBatch:
+        """As of scenes, without classes."""
+        example = super().example_batch(**keys)
+        arguments = {"in_channels": example.model_arguments["in_channels"]}
+        return example._replace(model_arguments=arguments, notes=example.notes[:1])
+
+    def metrics(self, detailed: bool = False) -> list[FeatureAgreement]:  # type: ignore[override]
+        """How alike student and teacher are."""
+        return [FeatureAgreement("cls"), FeatureAgreement("patches")]
+
+    def ranking(self) -> None:  # type: ignore[override]
+        """None: there is no truth to draw beside a prediction."""
+
+    def pictures(self, session: Any, model: Any, evaluator: Any = None) -> dict[str, Any]:
+        """None; ``task=features`` draws what a student sees."""
+        return {}
+
+    def predict(self, session: Any, model: Any) -> Prediction:
+        """Refused.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError("task=predict: a student of features predicts no classes; use task=features, or train a head")
+
+
+class SegmentationData(ImageData):
+    """A segmentation data set; its keys are those of :class:`exp.vision.data.config.SegmentationDataConfig`.
+
+    Attributes:
+        gsd: on the ground, of files that do not tell it; None: not known.
+    """
+
+    ignore_index = IGNORED
+    per_pixel = True
+    classes_key = "data.palette or data.classes"
+
+    def __init__(self, **keys: Any) -> None:
+        config = SegmentationDataConfig(**keys)
+        self.gsd = config.gsd
+        super().__init__(config)
+
+    def masks_of(self, listing: Listing, config: Any) -> ColorMasks | IndexMasks:
+        """See :meth:`ImageData.masks_of`; masks hold colors where there is a palette, and the layout knows none."""
+        self.classes = listing.classes or list(config.palette or config.classes or ())
+        self.palette = distinct_colors(len(self.classes))
+        if config.palette:
+            values = [int(color, 16) for color in config.palette.values()]
+            self.palette = [(value >> 16, value >> 8 & 255, value & 255) for value in values]
+        if listing.ignored is not None:
+            masks: ColorMasks | IndexMasks = IndexMasks(len(self.classes), listing.mask_values, listing.ignored)
+        elif config.palette:
+            masks = ColorMasks(list(config.palette.values()), config.ignore_colors, config.max_unknown)
+        else:
+            masks = IndexMasks(len(self.classes), config.mask_values, config.ignore_values)
+        self.hint = f"; {masks.left_out}"
+        return masks
+
+    def labels_in(self, samples: Sequence[tuple[str, str]]) -> tuple[set[int], int]:
+        """See :meth:`ImageData.labels_in`; 16 masks are looked at, spread over all."""
+        found: set[int] = set()
+        looked_at = 0
+        for _, path in samples[:: -(-len(samples) // _MASKS) or 1]:
+            with contextlib.suppress(DataError):  # reported when it is its turn, if it is not left out
+                found.update(np.unique(self.train.masks.read(path).values).tolist())
+                looked_at += 1
+        return found, looked_at
+
+    @classmethod
+    def example_batch(cls, **keys: Any) -> ExampleBatch:
+        """As for scenes, with a label for each pixel."""
+        made, size = super().example_batch(**keys), int(keys["size"])
+        sample = {**made.train, "label": torch.zeros(1, size, size, dtype=torch.uint8)}
+        return made._replace(train=sample, val={**sample, "sizes": [(size, size)]})
+
+    def metrics(self, detailed: bool = False) -> SegmentationMetrics:
+        """A new accumulator of this data set's metrics."""
+        return SegmentationMetrics(self.classes)
+
+    def ranking(self) -> PixelsRight:
+        """The share of an image's pixels that are right."""
+        return PixelsRight(len(self.classes))
 
 
 def _copies(trained: Sequence[str], held: Sequence[str]) -> list[str]:

@@ -31,16 +31,11 @@ class ImageDataConfig:
     bands: Optional[List[Any]] = None
     """Bands of the files in the order of the model, by number from 1 or by name (``[4,3,2,8]``, ``[B04,B03,B02]``);
     null: all, as they come."""
-    band_names: Optional[List[str]] = None
-    """Names of all bands of the files, where these do not tell them."""
-    stretch: Optional[List[float]] = None
-    """[2, 98]: these percentiles of each band over the training split become 0 and 255, of 8-bit values, too, and are
-    kept with the weights; null: see ``value_range``."""
     mean: Any = None
-    """Of each band, in the units of the files: numbers, a ``statistics.json``, or ``train``: measured once over the
-    training split and kept; null: as ``model.normalization`` says."""
+    """Of each band, in the units of the files: numbers, or ``train``: measured once over the training split and kept,
+    with the standard deviation; null: as ``model.normalization`` says."""
     std: Any = None
-    """Standard deviations, likewise; null: from where ``mean`` comes."""
+    """Standard deviations, likewise."""
     datasets: Optional[List[str]] = None
     """MMRS-1M: names of its data sets; null: all that are there."""
     modality: Optional[str] = None
@@ -50,8 +45,6 @@ class ImageDataConfig:
     there are."""
     modality_statistics: Optional[Dict[str, Any]] = field(default_factory=dict)
     """MMRS-1M: modality -> {mean: [...], std: [...]}, 0..255, where these are others than the model's."""
-    alpha: Optional[bool] = None
-    """Whether a channel beyond those is transparency: null: as the file marks it; true: it is; false: it is a band."""
     value_range: Any = None
     """[low, high] that become 0 and 255 where values are not 8 bit, a number each or one for each band; null: only
     8-bit values are taken."""
@@ -74,25 +67,25 @@ class ImageDataConfig:
 
 @dataclass
 class SceneDataConfig(ImageDataConfig):
-    """Images with one label each (:class:`exp.vision.data.scenes.SceneData`)."""
+    """Images with one label each (:class:`exp.vision.data.base.SceneData`)."""
 
-    _target_: str = "exp.vision.data.scenes.SceneData"
+    _target_: str = "exp.vision.data.base.SceneData"
     layout: Dict[str, Any] = field(default_factory=lambda: {"_target_": "exp.vision.data.layouts.ClassFolders"})
 
 
 @dataclass
 class DistillationDataConfig(SceneDataConfig):
-    """Images without regard to their labels (:class:`exp.vision.data.scenes.DistillationData`)."""
+    """Images without regard to their labels (:class:`exp.vision.data.base.DistillationData`)."""
 
-    _target_: str = "exp.vision.data.scenes.DistillationData"
+    _target_: str = "exp.vision.data.base.DistillationData"
     layout: Dict[str, Any] = field(default_factory=lambda: {"_target_": "exp.vision.data.layouts.ImageFolders"})
 
 
 @dataclass
 class SegmentationDataConfig(ImageDataConfig):
-    """Images with a mask each (:class:`exp.vision.data.segmentation.SegmentationData`)."""
+    """Images with a mask each (:class:`exp.vision.data.base.SegmentationData`)."""
 
-    _target_: str = "exp.vision.data.segmentation.SegmentationData"
+    _target_: str = "exp.vision.data.base.SegmentationData"
     layout: Dict[str, Any] = field(default_factory=lambda: {"_target_": "exp.vision.data.layouts.MaskFolders"})
     images: str = "images"
     """Name of the folders of images."""
@@ -111,4 +104,4 @@ class SegmentationDataConfig(ImageDataConfig):
     mask_values: Optional[Dict[int, int]] = field(default_factory=dict)
     """Masks of numbers: value in the file -> class number; none: they are the class numbers."""
     ignore_values: List[int] = field(default_factory=lambda: [255])
-    """Masks of numbers: values that do not count; -1 in those of 32 bits, too."""
+    """Masks of numbers: values that do not count, unless ``mask_values`` has them; -1 in those of 32 bits, too."""

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ImageDataset", "ModalityDraw", "stacked"]
 
-_FRUITLESS = 32  # samples in a row from the first: then the files are not what they should be
-
 logger = logging.getLogger(__name__)
 
 NO_LABEL = -1
@@ -81,7 +79,6 @@ class ImageDataset(Dataset):
         self.draw: Callable[[int, int], int] | None = None
         self.skipped = torch.zeros(len(samples), dtype=torch.bool).share_memory_()
         self.unknown = torch.zeros(len(samples), dtype=torch.int32).share_memory_()
-        self._used = torch.zeros(1, dtype=torch.bool).share_memory_()
         self._cache: dict[int, Loaded] = {}
         self._cache_left = config.cache_megabytes * 2**20
 
@@ -117,7 +114,7 @@ class ImageDataset(Dataset):
         """A sample, or None where it is left out.
 
         Raises:
-            DataError: it cannot be used, and errors are not skipped, or hit every sample so far.
+            DataError: it cannot be used, and errors are not skipped.
         """
         loaded = self._cache.get(number)
         if loaded is None:
@@ -129,18 +126,11 @@ class ImageDataset(Dataset):
                 if not self.skipped[number]:
                     self.skipped[number] = True
                     logger.warning("left out: %s", error)
-                count = int(self.skipped.sum())
-                if not self._used and count >= min(len(self.samples), _FRUITLESS):
-                    raise DataError(
-                        f"all of the first {count} samples had to be left out; the last: {error}"
-                    ) from error
                 return None
             size = sum(part.nbytes for part in loaded if isinstance(part, np.ndarray)) if self._cache_left else 1
             if size <= self._cache_left:
                 self._cache[number] = loaded
                 self._cache_left -= size
-        if not self._used:
-            self._used.fill_(True)
         return self.transform(number, loaded)
 
     def load(self, number: int) -> Loaded:

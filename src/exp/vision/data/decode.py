@@ -17,10 +17,11 @@ import numpy as np
 from PIL import Image, ImageSequence
 
 from exp.errors import DataError
-from exp.vision.data.bands import COLORS, color_names
 
 __all__ = ["Raw", "by_rasterio", "has_rasterio", "image_size", "opened", "read_raw"]
 
+COLORS = ("red", "green", "blue", "alpha")
+_CHANNELS = {1: ("gray",), 2: ("gray", "alpha"), 3: COLORS[:3], 4: COLORS}  # of a picture that is no TIFF
 _BY_RASTERIO = (".tif", ".tiff", ".jp2")
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0")
 _SUBFILE, _COPY_OR_MASK = 254, 1 | 4  # a tag, and two of its bits: a smaller copy, a mask of transparency
@@ -64,12 +65,10 @@ def read_raw(path: str | os.PathLike[str]) -> Raw:
         _, pixels = decoded(path)
         count = 1 if pixels.ndim == 2 else pixels.shape[2]
         if count == 1:
-            return Raw(pixels.reshape(*pixels.shape[:2], 1), names=color_names(1))
-        if count == 4 and _tiff_hint(path):
-            raise DataError(f"{path} has 4 channels{_tiff_hint(path)}")
+            return Raw(pixels.reshape(*pixels.shape[:2], 1), names=_CHANNELS[1])
         order = cv2.COLOR_BGR2RGB if count == 3 else cv2.COLOR_BGRA2RGBA
         # The fourth channel of PNG and WebP is transparency by their definition.
-        return Raw(cv2.cvtColor(pixels, order), alpha=count == 4, names=color_names(count))
+        return Raw(cv2.cvtColor(pixels, order), alpha=count == 4, names=_CHANNELS[count])
 
 
 def decoded(path: str | os.PathLike[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -205,7 +204,7 @@ def _read_raster(path: str | os.PathLike[str]) -> Raw:
             colors = np.zeros((np.iinfo(bands.dtype).max + 1, 3), np.uint8)
             for number, color in file.colormap(1).items():
                 colors[number] = color[:3]
-            return Raw(colors[bands[0]], names=color_names(3))
+            return Raw(colors[bands[0]], names=_CHANNELS[3])
         alpha, names = reading(file)
         return Raw(np.moveaxis(bands, 0, -1), alpha, file.nodata, names, mask_of(file))
 

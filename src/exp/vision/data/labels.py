@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import colorsys
 import os
-import re
 from typing import Mapping, NamedTuple, Sequence
 
 import cv2
@@ -22,7 +21,6 @@ IGNORED = 255
 NO_DATA = 254
 """In a pipeline: the label of pixels whose image holds no data; afterwards they do not count."""
 _UNKNOWN = 254
-_FEW_BITS = re.compile("'(L|1);")  # of what Pillow changes as it decodes: brightness of 2 and 4 bits, 0 for white
 
 
 class Labels(NamedTuple):
@@ -46,23 +44,26 @@ class IndexMasks:
     Args:
         num_classes: K.
         values: file value -> class number; None: they are the class numbers.
-        ignored: file values that do not count.
+        ignored: file values that do not count, unless they are among those.
+
+    Raises:
+        DataError: ``values`` gives a number of no class.
     """
 
     def __init__(self, num_classes: int, values: Mapping[int, int] | None = None, ignored: Sequence[int] = ()) -> None:
-        self.known = {
-            **(values or {number: number for number in range(num_classes)}),
+        if values and not 0 <= min(values.values()) <= max(values.values()) < num_classes:
+            raise DataError(f"data.mask_values={dict(values)} must give class numbers below {num_classes}")
+        # By value, from 0; at the end for larger values, for -2 and below, and for -1.
+        self.table = np.full(2**16 + 3, _UNKNOWN, np.uint8)
+        for value, label in {
+            **({} if values else {number: number for number in range(num_classes)}),
             **dict.fromkeys(ignored, IGNORED),
-        }
-        self.table = np.full(65536, _UNKNOWN, np.uint8)
-        for value, label in self.known.items():
-            if 0 <= value < len(self.table):
-                self.table[value] = label
+            **(values or {}),
+        }.items():
+            self.table[value] = label
         self.left_out = f"pixels of data.ignore_values={[*ignored]} do not count"
         if list(ignored) == [IGNORED]:
-            self.left_out += (
-                ": if 255 is a class, set such as 'data.mask_values={0: 0, 255: 1}' 'data.ignore_values=[]'"
-            )
+            self.left_out += ": if 255 is a class, set such as 'data.mask_values={0: 0, 255: 1}'"
 
     def read(self, path: str | os.PathLike[str]) -> Labels:
         """Read a mask.
@@ -77,19 +78,15 @@ class IndexMasks:
                 "what this file was made of"
             )
         with naming(path), Image.open(path) as file:
-            tiles, values = str(file.tile), np.asarray(file)
-        if values.ndim != 2 or values.dtype.kind not in "iub" or _FEW_BITS.search(tiles):
+            values = np.asarray(file)
+        if values.ndim != 2 or values.dtype.kind not in "iub":
             raise DataError(
-                f"{path} is no mask of class numbers: it holds {values.dtype} values of shape {values.shape}, "
-                "or gray values of 2 or 4 bits or with 0 for white; masks of colors need data.palette (class: RRGGBB), "
-                "numbers 8 or 16 bits"
+                f"{path} is no mask of class numbers: it holds {values.dtype} values of shape {values.shape}; masks of "
+                "colors need data.palette (class: RRGGBB), numbers 8 or 16 bits"
             )
-        if values.dtype in (bool, np.uint8, np.uint16):
-            labels = np.take(self.table, values)
-        else:  # may hold -1
-            labels = np.full(values.shape, _UNKNOWN, np.uint8)
-            for value, label in self.known.items():
-                labels[values == value] = label
+        if values.dtype.kind == "i":
+            values = values.clip(-2, 2**16)
+        labels = np.take(self.table, values)
         if (labels == _UNKNOWN).any():
             unknown = np.unique(values[labels == _UNKNOWN])
             raise DataError(

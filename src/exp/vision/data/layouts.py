@@ -8,7 +8,7 @@ from __future__ import annotations
 import abc
 import hashlib
 import os
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
@@ -27,8 +27,6 @@ NAMED_FILES = 20
 HELD_OUT = (0.9, 0.1, 0.0)
 """Shares of train and val where a data set comes without a validation split."""
 _ARCHIVE = "__MACOSX"  # a folder that archives of a Mac bring along; there are no images in it
-_OTHER = (".gif", ".npy", ".npz", ".mat", ".h5", ".hdf", ".nc", ".img", ".dat", ".bil", ".vrt", ".ppm", ".pgm", ".j2k",
-          ".heic", ".avif", ".jxl", ".jfif")  # fmt: skip
 _FOLDERS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 _LOOSE = "images in no folder"
 
@@ -109,7 +107,7 @@ class ClassFolders(Layout):
         folders = folders_in(place)
         if not any(map(image_files, folders if self.labeled else [place, *folders])):
             expected = "<data.root>/<class>/*.jpg, or <data.root>/{train,val,test}/<class>/*.jpg"
-            raise refusal(f"data.root={root} has no folders of images by class", expected, root, [place, *folders])
+            raise refusal(f"data.root={root} has no folders of images by class", expected, root)
 
     def find(self, root: Path) -> Listing:
         """See :meth:`Layout.find`."""
@@ -123,12 +121,6 @@ class ClassFolders(Layout):
         filled = sorted({name for members in found.values() for _, name in members})
         listing = Listing(list((self.labeled and self.config.classes) or filled), {})
         listing.splits = complete(numbered(found, listing.classes), self.config.split, root, by_class=True)
-        beside = [each.name for each in folders_in(root) if each not in places.values() and image_files(each)]
-        if beside and "" not in places:
-            listing.warnings.append(
-                f"warning: {root}: folders were taken for splits: {', '.join(each.name for each in places.values())}; "
-                f"{', '.join(beside)} beside them is not used: if all of them are classes, rename those"
-            )
         if self.labeled:
             alike = [name for name in filled if [each.casefold() for each in filled].count(name.casefold()) > 1]
             if alike:
@@ -208,13 +200,7 @@ class LoveDA(Layout):
     )
 
     def check(self, root: Path) -> None:
-        """See :meth:`Layout.check`; and refuse names of other classes."""
-        given = list(self.config.classes or self.config.palette or self.classes)
-        if given != list(self.classes):
-            raise DataError(
-                f"data.classes names {', '.join(given)}, but LoveDA has the classes {', '.join(self.classes)}; "
-                "leave it out, or use data=segmentation"
-            )
+        """See :meth:`Layout.check`."""
         for split in ("train", "val"):
             if not self._folders(root, split):
                 raise refusal(f"data.root={root} holds no LoveDA: no images for {split}", self.expected, root)
@@ -237,14 +223,10 @@ class LoveDA(Layout):
         return [pair for pair in found if pair[0].is_dir()]
 
 
-def refusal(what: str, expected: str, root: Path, folders: Iterable[Path] = ()) -> DataError:
+def refusal(what: str, expected: str, root: Path) -> DataError:
     """An error of a root that cannot be meant: with what was expected, and what is there."""
-    lines = [what, f"expected: {expected}", content_of(root)]
-    others = other_files(folders)
-    if others:
-        counts = ", ".join(f"{count} {suffix}" for suffix, count in others.items())
-        lines.append(f"there are files that exp does not read: {counts}; convert them to one of {' '.join(SUFFIXES)}")
-    return DataError("\n  ".join(lines))
+    read = f"files that are read: {' '.join(SUFFIXES)}"
+    return DataError("\n  ".join([what, f"expected: {expected}", read, content_of(root)]))
 
 
 def numbered(splits: Mapping[str, Sequence[tuple[str, str]]], classes: Sequence[str], key: Any = str) -> Splits:
@@ -422,17 +404,6 @@ def image_files(folder: Path) -> list[str]:
 def files_below(folder: Path) -> list[str]:
     """Paths of all images in it and in its folders, sorted; links to folders are followed."""
     return sorted([*image_files(folder), *(path for each in folders_in(folder) for path in files_below(each))])
-
-
-def other_files(folders: Iterable[str | os.PathLike[str]]) -> dict[str, int]:
-    """How many files directly in these hold data in a form that is not read, by suffix."""
-    found: Counter[str] = Counter()
-    for folder in folders:
-        for name in os.listdir(folder):  # noqa: PTH208 - a million of them
-            suffix = os.path.splitext(name)[1].lower()  # noqa: PTH122
-            if suffix in _OTHER and not name.startswith("."):
-                found[suffix] += 1
-    return dict(sorted(found.items()))
 
 
 def archive_notes(root: Path) -> list[str]:

@@ -34,7 +34,6 @@ from exp.vision.data.layouts import (
 __all__ = ["MMRS1M", "MODALITIES", "MMRS1MMasks", "modality_in", "modality_of"]
 
 MODALITIES = ("optical", "sar", "infrared")
-_PUBLISHED = ("DCSR", "EuroSAT", "FGSCR", "NWPU-RESISC45", "RSSCN7", "UCMerced", "WHU-RS19")  # of scenes
 _SAR = ("hrsid", "sarv2", "ssdd")
 
 
@@ -76,10 +75,6 @@ class MMRS1M(Layout):
         """See :meth:`Layout.find`."""
         folders = self._chosen(root)
         notes: dict[str, Any] = {"datasets": [folder.name for folder in folders]}
-        if self.config.datasets is None:
-            there = {_plain(folder.name) for folder in folders}
-            wanted = [name for name in _PUBLISHED if self.config.modality in (None, modality_of(name))]
-            notes["missing_datasets"] = [name for name in wanted if _plain(name) not in there]
         answers: dict[str, dict[str, str]] | None = None
         splits: dict[str, list[tuple[str, str]]] = defaultdict(list)
         for folder in folders:
@@ -93,7 +88,7 @@ class MMRS1M(Layout):
                 splits[split] += samples
         labels = {label for samples in splits.values() for _, label in samples}
         classes = list(self.config.classes or sorted(_united(labels, own=len(folders) == 1)))
-        return Listing(classes, numbered(splits, classes, _key), {key: each for key, each in notes.items() if each})
+        return Listing(classes, numbered(splits, classes, _key), notes)
 
     def _chosen(self, root: Path) -> list[Path]:
         """Folders of the data sets that the keys mean, sorted.

@@ -1,4 +1,4 @@
-"""Mean, standard deviation and percentiles of each band over many images, and what becomes of values by them.
+"""Mean, standard deviation and percentiles of each band over many images, and what is subtracted and divided by.
 
 Streaming, in bounded memory. Moments are float64; those of blocks, of images and of chunks of images are joined in
 their order, so that the result does not depend on how many processes and threads have worked on it. Percentiles come
@@ -9,6 +9,7 @@ value (the upper 18 bits of a float32).
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -18,17 +19,21 @@ from typing import TYPE_CHECKING, Any, Mapping, Sequence
 import numpy as np
 import torch
 
+from exp.engine.building import build_data, make_result, record_environment
 from exp.engine.distributed import Distributed
-from exp.errors import DataError
+from exp.errors import ConfigError, DataError
+from exp.runs.files import write_json
 from exp.vision.data.decode import read_raw
-from exp.vision.data.preflight import STATISTICS, read_statistics
 from exp.vision.data.values import ImageReader, per_band
 
 if TYPE_CHECKING:
+    from exp.session import Session
     from exp.vision.data.config import ImageDataConfig
 
-__all__ = ["STATISTICS", "Normalization", "Statistics", "limits_of"]
+__all__ = ["STATISTICS", "Normalization", "Statistics", "limits_of", "write_statistics"]
 
+STATISTICS = "statistics.json"
+"""The file that ``task=stats`` and trainings leave in a run folder."""
 _CHUNK = 32  # images whose moments are joined before they are sent to others
 _BLOCK = 2**20  # values of a band at a time
 _LOWEST, _WHOLE = -(2**15), 2**15 + 2**16  # whole numbers from the least of int16 to the largest of uint16
@@ -47,40 +52,37 @@ class Statistics:
         counts: how often each value of :func:`_values` occurs, int64 (C, values); None: no percentiles are wanted.
     """
 
-    def __init__(self, channels: int, counted: bool = False) -> None:
+    def __init__(self, channels: int, counted: bool) -> None:
         self.images = 0
         self.moments = np.zeros((6, channels))
         self.counts = np.zeros((channels, len(_values())), np.int64) if counted else None
         self._lock = threading.Lock()
 
-    def of_image(self, values: np.ndarray, invalid: np.ndarray | None, limits: np.ndarray | None) -> np.ndarray:
+    def of_image(self, values: np.ndarray, invalid: np.ndarray | None, limits: Any) -> np.ndarray:
         """Count the values of one image (H, W, C), and give its moments; in any thread.
 
         Args:
             values: of the image.
             invalid: which of them hold no data; None: all do.
-            limits: (2, C), to which the moments' values are clipped; None: they are not.
+            limits: (low, high), of each band, to which the moments' values are clipped; None: they are not.
         """
         rows = max(_BLOCK // max(values.shape[1], 1), 1)
-        blocks = [slice(top, top + rows) for top in range(0, values.shape[0], rows)]
-        return joined(
-            [self._of_block(values[each], None if invalid is None else invalid[each], limits) for each in blocks]
-        )
-
-    def _of_block(self, values: np.ndarray, invalid: np.ndarray | None, limits: np.ndarray | None) -> np.ndarray:
-        moments = np.zeros((6, values.shape[2]))
-        moments[4], moments[5] = np.inf, -np.inf
-        for band, moment in enumerate(moments.T):
-            part = values[..., band]
-            known = part.reshape(-1) if invalid is None else part[~invalid[..., band]]
-            moment[3] = part.size - known.size
-            if known.size:
-                self._count(band, known)
-                real = known.astype(np.float64)
-                if limits is not None:
-                    np.clip(real, limits[0, band], limits[1, band], out=real)
-                moment[[0, 1, 2, 4, 5]] = real.size, real.mean(), real.var() * real.size, real.min(), real.max()
-        return moments
+        blocks = []
+        for top in range(0, values.shape[0], rows):
+            moments = np.zeros((6, values.shape[2]))
+            moments[4], moments[5] = np.inf, -np.inf
+            for band, moment in enumerate(moments.T):
+                part = values[top : top + rows, :, band]
+                known = part.reshape(-1) if invalid is None else part[~invalid[top : top + rows, :, band]]
+                moment[3] = part.size - known.size
+                if known.size:
+                    self._count(band, known)
+                    real = known.astype(np.float64)
+                    if limits is not None:
+                        np.clip(real, limits[0][band], limits[1][band], out=real)
+                    moment[[0, 1, 2, 4, 5]] = real.size, real.mean(), real.var() * real.size, real.min(), real.max()
+            blocks.append(moments)
+        return joined(blocks)
 
     def _count(self, band: int, values: np.ndarray) -> None:
         if self.counts is None:
@@ -103,7 +105,8 @@ class Statistics:
     def percentile(self, percent: float) -> list[float]:
         """The value of each band that so many percent of the values do not exceed."""
         assert self.counts is not None
-        order, values = _ascending()
+        order = np.argsort(_values(), kind="stable")
+        values = _values()[order]
         below = np.cumsum(self.counts[:, order], axis=1)
         ranks = percent / 100.0 * (below[:, -1] - 1)  # from 0, as numpy.percentile counts
         return [float(values[np.searchsorted(row, rank, "right")]) for row, rank in zip(below, ranks)]
@@ -127,16 +130,9 @@ def _values() -> np.ndarray:
         return np.concatenate([np.arange(_LOWEST, _LOWEST + _WHOLE), bins.view(np.float32).astype(np.float64)])
 
 
-@functools.lru_cache(maxsize=1)
-def _ascending() -> tuple[np.ndarray, np.ndarray]:
-    """The places of :func:`_values` from the least to the greatest, and these values."""
-    order = np.argsort(_values(), kind="stable")
-    return order, _values()[order]
-
-
 class Normalization:
-    """What becomes 0 and 255 of the values of each band, and what is then subtracted and divided by: given, or measured
-    once over the training split, and kept with the weights.
+    """What is subtracted from the values of each band and divided by: given, or measured once over the training split,
+    and kept with the weights.
 
     Attributes:
         mean: of each band (C), in the units of the files; None: as the model has it.
@@ -160,13 +156,13 @@ class Normalization:
         self._looked = False
         self.mean: list[float] | None = None
         self.std: list[float] | None = None
-        self.is_measured = config.mean == config.std == "train"
+        self.is_measured = config.mean == "train" and config.std in (None, "train")
         if not self.is_measured and (config.mean, config.std) != (None, None):
             self.mean, self.std = (per_band(each, reader.channels) for each in (config.mean, config.std))
             if self.mean is None or self.std is None or min(self.std) <= 0.0:
                 raise DataError(
                     f"data.mean={config.mean} and data.std={config.std}: both must have a number for each of "
-                    f"{reader.channels} bands, deviations above 0, or be train, or the path of a {STATISTICS}"
+                    f"{reader.channels} bands, deviations above 0; or data.mean must be train, without data.std"
                 )
 
     def measure(self, counted: bool, clipped: Any = None, distributed: Distributed | None = None) -> Statistics:
@@ -183,7 +179,7 @@ class Normalization:
         """
         distributed = distributed or Distributed()
         found = Statistics(self.reader.channels, counted)
-        limits = None if clipped is None else np.array([per_band(each, self.reader.channels) for each in clipped])
+        limits = None if clipped is None else [per_band(each, self.reader.channels) for each in clipped]
 
         def one(path: str) -> np.ndarray | DataError:
             try:
@@ -204,8 +200,7 @@ class Normalization:
                 if images:
                     chunks[start] = joined(images), len(images)
         # All ranks hear of an error at once: one that waits for another's share would wait for ever.
-        gathered = distributed.gather((error, chunks))
-        for wrong, part in gathered:
+        for wrong, part in distributed.gather((error, chunks)):
             if wrong is not None:
                 raise wrong
             chunks.update(part)
@@ -235,12 +230,7 @@ class Normalization:
         if bands.wanted is not None:
             plan = bands.plan(raw.pixels.shape[2], raw.names, raw.alpha, self.paths[0])
             bands.expected, self.names = plan.measured, plan.names
-        self.scaled = raw.pixels.dtype != np.uint8 or self.reader.stretch is not None
-
-    @property
-    def lacks_range(self) -> bool:
-        """Whether the percentiles of ``data.stretch`` are still to be measured."""
-        return self.reader.stretch is not None and self.reader.value_range is None
+        self.scaled = raw.pixels.dtype != np.uint8
 
     def settle(self, distributed: Distributed | None = None, earlier: Path | None = None) -> dict[str, Any] | None:
         """Measure what is to be measured and has not been; a collective.
@@ -255,17 +245,15 @@ class Normalization:
         Raises:
             DataError: an image cannot be used, or values are the same (nearly) everywhere.
         """
-        if not self.is_measured and not self.lacks_range:
+        if not self.is_measured:
             return None
         if earlier is not None and (earlier / STATISTICS).is_file():
-            self._take(read_statistics("resume", earlier))
+            self._take(json.loads((earlier / STATISTICS).read_text(encoding="utf-8")))
             return None
-        if not self.is_measured:
-            return {"value_range": self._range(distributed)}
         table = self.table((), distributed)
         if min(table["std"]) <= 0.0:
             raise DataError(
-                f"data.std=train: the deviations of the bands {table['bands']} of the training images are "
+                f"data.mean=train: the deviations of the bands {table['bands']} of the training images are "
                 f"{table['std']}, and nothing can be divided by 0; leave that band out of data.bands"
             )
         self._take(table)
@@ -273,7 +261,7 @@ class Normalization:
 
     def table(self, percentiles: Sequence[float], distributed: Distributed | None = None) -> dict[str, Any]:
         """Statistics of the training images as plain values: a list with a number for each band under each name."""
-        value_range = self._range(distributed)
+        value_range = self.reader.value_range
         found = self.measure(bool(percentiles), value_range if self.scaled else None, distributed)
         table: dict[str, Any] = {
             "images": found.images,
@@ -284,30 +272,14 @@ class Normalization:
             "max": found.moments[5].tolist(),
             "values": [int(count) for count in found.moments[0]],
             "without_data": [int(count) for count in found.moments[3]],
-            "value_range": value_range,
+            "value_range": limits_of(value_range),
         }
         if percentiles:
             table["percentiles"] = {f"{percent:g}": found.percentile(percent) for percent in percentiles}
         return table
 
-    def _range(self, distributed: Distributed | None) -> list[Any] | None:
-        """What becomes 0 and 255: measured first, where it is to be measured and has not been."""
-        stretch = self.reader.stretch
-        if stretch is not None and self.reader.value_range is None:
-            found = self.measure(True, None, distributed)
-            low, high = (found.percentile(percent) for percent in stretch)
-            if not np.less(low, high).all():
-                raise DataError(
-                    f"data.stretch={list(stretch)}: these percentiles of the training images are {low} and {high}, by "
-                    "band; take percentiles further apart, or leave a band of one value out of data.bands"
-                )
-            self.reader.value_range = low, high
-        return limits_of(self.reader.value_range)
-
     def _take(self, known: Mapping[str, Any]) -> None:
-        """Be as a run had it: ``mean``, ``std`` and ``value_range``, as far as there are some."""
-        if known.get("value_range") is not None and self.lacks_range:
-            self.reader.value_range = known["value_range"]
+        """Be as a run had it: ``mean`` and ``std``, where there are some."""
         self.is_measured = False
         if known.get("mean") is not None:
             self.mean, self.std = (per_band(known[key], self.reader.channels) for key in ("mean", "std"))
@@ -371,7 +343,7 @@ class Normalization:
         if bands.wanted == state.get("bands"):
             bands.expected, self.names = state.get("band_count"), list(state.get("band_names") or ())
         self.scaled = bool(state.get("scaled", True))
-        self._take({"mean": state.get("mean"), "std": state.get("std")})
+        self._take(state)
         if ours:
             reader.modalities.load(state.get("modality_statistics") or {})
         if given["value_range"] is None:
@@ -381,3 +353,44 @@ class Normalization:
 def limits_of(value_range: Any) -> list[Any] | None:
     """A range as plain values: [low, high], numbers or a list for each."""
     return None if value_range is None else [np.asarray(limit, np.float64).tolist() for limit in value_range]
+
+
+def write_statistics(session: Session) -> dict[str, Any]:
+    """Measure the training split, each rank its share of the images; rank 0 prints and writes ``statistics.json``.
+
+    Values are those of the files, clipped to ``data.value_range`` where it is set.
+
+    Raises:
+        ConfigError: the data are no images.
+        DataError: an image cannot be used.
+    """
+    config = session.config
+    record_environment(session)
+    data: Any = build_data(session)
+    if not isinstance(getattr(data, "normalization", None), Normalization):
+        raise ConfigError(f"task=stats measures images, and data {config.data._target_} has none")
+    data.normalization.look()
+    session.begin()
+    table = data.normalization.table(list(config.task.percentiles), session.distributed)
+    if session.distributed.is_main:
+        write_json(session.folder.path / STATISTICS, table)
+    for line in lines_of(table):
+        session.say(line)
+    means = {f"mean_{name}": value for name, value in zip(table["bands"], table["mean"])}
+    return make_result(
+        session, {"images": table["images"], **means}, None, files=[STATISTICS], measured_on="train", published=None
+    )
+
+
+def lines_of(table: Mapping[str, Any]) -> list[str]:
+    """The table as text: a line for each band."""
+    import pandas as pd  # which takes its time to load
+
+    shown = pd.DataFrame({"band": table["bands"], **{key: table[key] for key in ("mean", "std", "min", "max")}})
+    for name, values in table["percentiles"].items():
+        shown[f"{name} %"] = values
+    both = zip(table["without_data"], table["values"])
+    shown["no data"] = [f"{100 * lacking / (lacking + there):.2f} %" for lacking, there in both]
+    clipped = "" if table["value_range"] is None else f", clipped to {table['value_range']}"
+    head = f"{table['images']} training images, values of the files{clipped}"
+    return [head, *shown.to_string(index=False, float_format="{:.6g}".format).splitlines()]

@@ -178,8 +178,8 @@ class RandomRotate90(BaseTransform):
 class PhotoMetricDistortion(BaseTransform):
     """Brightness, contrast, saturation and hue, each changed at random in half of the cases (Liu et al., SSD, 2016).
 
-    Contrast comes before or after the colors, as likely. Images of other than three channels have no colors: their
-    brightness and contrast change only.
+    Contrast comes before or after the colors, as likely. Images of other than three channels of 8 bits have no colors:
+    their brightness and contrast change only.
 
     Args:
         brightness_delta: added to values of 0..255, at most.
@@ -208,7 +208,7 @@ class PhotoMetricDistortion(BaseTransform):
         saturation = _between(self.saturation_range) if _half() else 1.0
         hue = int(np.random.randint(-self.hue_delta, self.hue_delta + 1)) if _half() else 0
         image = results["img"]
-        has_colors = image.shape[2] == 3
+        has_colors = image.shape[2] == 3 and image.dtype == np.uint8
         image = _scaled(image, factor if contrast_first else 1.0, shift)
         if has_colors and (saturation != 1.0 or hue != 0):
             image = _recolored(image, saturation, hue)
@@ -236,11 +236,6 @@ def _scaled(image: np.ndarray, factor: float, shift: float) -> np.ndarray:
 
 
 def _recolored(image: np.ndarray, saturation: float, hue: int) -> np.ndarray:
-    if image.dtype != np.uint8:
-        colors = cv2.cvtColor(image / np.float32(255.0), cv2.COLOR_RGB2HSV)  # hue 0..360, the others 0..1
-        colors[..., 0] = (colors[..., 0] + 2.0 * hue) % 360.0
-        colors[..., 1] = np.clip(colors[..., 1] * np.float32(saturation), 0.0, 1.0)
-        return cv2.cvtColor(colors, cv2.COLOR_HSV2RGB) * np.float32(255.0)
     colors = cv2.cvtColor(image, cv2.COLOR_RGB2HSV)
     numbers = np.arange(256)
     table = np.stack([(numbers + hue) % 180, np.clip(numbers * saturation, 0, 255), numbers], axis=-1)

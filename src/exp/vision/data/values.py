@@ -1,5 +1,8 @@
 """What the values of an image file become: the channels of the model, 0..255, filled where there is no data.
 
+``data.bands`` chooses bands by number, or by the names that files give them. A last channel that the file marks as
+transparency is no band: it tells where there is no data. ``data.bands`` may name it all the same.
+
 8-bit values stay as they are, uint8. All others become float32, with ``value_range`` mapped to 0..255 and what lies
 outside clipped.
 """
@@ -7,23 +10,125 @@ outside clipped.
 from __future__ import annotations
 
 import os
-from typing import Any, Mapping, Sequence, Union
+import re
+from typing import Any, Mapping, NamedTuple, Sequence, Union
 
 import numpy as np
 
+from exp.data.places import shortened
 from exp.errors import DataError
-from exp.vision.data.bands import Bands, is_measured_band
 from exp.vision.data.config import ImageDataConfig
 from exp.vision.data.decode import Raw, read_raw
 from exp.vision.data.mmrs1m import modality_in
 
-__all__ = ["ImageReader", "Modalities", "ValueRange", "per_band"]
+__all__ = ["Bands", "ImageReader", "Modalities", "colors_in", "is_measured_band", "per_band"]
 
-ValueRange = Sequence[Any]
-"""(low, high): a number each, or one for each channel."""
 Path = Union[str, "os.PathLike[str]"]
 
+# By the bands of Sentinel-2, whose red is the fourth; of other sensors only the plain words are certain.
+_WORDS = ({"red", "r", "b4"}, {"green", "g", "b3"}, {"blue", "b", "b2"})
 _GRAY = np.array([0.299, 0.587, 0.114], np.float32)  # ITU-R BT.601 luma
+
+
+class Plan(NamedTuple):
+    """What is read of one file.
+
+    Attributes:
+        indexes: of the bands that the model gets, from 0, in its order.
+        alpha: index of the band that is transparency, and none of those; None: there is none.
+        names: of the bands that ``data.bands`` chooses; the number stands for one without a name.
+        measured: how many bands of the file are no transparency.
+    """
+
+    indexes: list[int]
+    alpha: int | None
+    names: list[str]
+    measured: int
+
+
+class Bands:
+    """Plans what is read of each file; picklable.
+
+    Attributes:
+        expected: measured bands (without transparency) that the files of the training split have; None: not known yet.
+            Numbers would mean other bands in a file that has more or fewer.
+
+    Args:
+        config: keys of ``data``: ``bands``; without them all, as they come, to be ``channels``.
+    """
+
+    def __init__(self, config: ImageDataConfig) -> None:
+        self.wanted = list(config.bands) if config.bands else None
+        self.channels = config.channels if self.wanted is None else len(self.wanted)
+        self.expected: int | None = None
+
+    def plan(self, count: int, names: Sequence[str], marked: bool, path: Path) -> Plan:
+        """The bands of one file.
+
+        Args:
+            count: of its bands.
+            names: of each; empty where the file gives none.
+            marked: whether it marks the last one as transparency.
+            path: for messages.
+
+        Raises:
+            DataError: it has no such band, or another number of bands than the files that numbers were meant for.
+        """
+        measured = count - (marked and count > 1)
+        if self.wanted is None:
+            return Plan(list(range(measured)), measured if measured < count else None, [], measured)
+        if self.expected not in (None, measured) and any(isinstance(band, int) for band in self.wanted):
+            raise DataError(
+                f"{path} has {measured} bands, but the training images {self.expected}: the numbers in data.bands="
+                f"{self.wanted} would mean others here; keep such files apart, or choose bands by name"
+            )
+        names = [name or str(number) for number, name in enumerate(names or [""] * count, 1)]
+        indexes = [_index(band, names, path) for band in self.wanted]
+        alpha = measured if measured < count and measured not in indexes else None
+        return Plan(indexes, alpha, [names[index] for index in indexes], measured)
+
+
+def _index(band: int | str, names: Sequence[str], path: Path) -> int:
+    known: list[Any] = [*range(1, len(names) + 1)] if isinstance(band, int) else [_plain(name) for name in names]
+    wanted = band if isinstance(band, int) else _plain(str(band))
+    found = [index for index, each in enumerate(known) if each == wanted]
+    if len(found) != 1:
+        raise DataError(
+            f"{path} has {len(found) or 'no'} band{'s' * (len(found) > 1)} {band}, which data.bands asks for; it has "
+            f"{len(names)}: {shortened(names, 20)}; choose one by its number"
+        )
+    return found[0]
+
+
+def _plain(name: str) -> str:
+    """A band's name up to the first comma or bracket, without case and leading zeros.
+
+    ``B04``, ``b4``, ``Band 4`` and ``B4, central wavelength 665 nm`` are one, ``B8A`` is another.
+    """
+    text = re.split(r"[,;:(]", name)[0].strip().casefold()
+    return re.sub(r"^(?:band[ _-]?|b)0*(\d+a?)$", r"b\1", text)
+
+
+def is_measured_band(last: np.ndarray) -> bool:
+    """Whether most values of a channel that is marked as alpha are neither transparent nor opaque.
+
+    GDAL itself marks the fourth band of 8 bits as alpha where nobody says what it is.
+
+    Args:
+        last: the channel, of any shape.
+    """
+    return bool(last.size) and bool(np.count_nonzero((last > 0) & (last < last.max())) > last.size / 2)
+
+
+def colors_in(names: Sequence[str]) -> list[int | None]:
+    """Where red, green and blue are among the bands; None where one is not, or not for certain.
+
+    Args:
+        names: of the bands: words, or ``B04``, ``B03``, ``B02`` as Sentinel-2 has them.
+    """
+    plain = [_plain(name).split(" ")[0] for name in names]
+    places = [[index for index, name in enumerate(plain) if name in words] for words in _WORDS]
+    return [each[0] if len(each) == 1 else None for each in places]
 
 
 class Modalities:
@@ -86,13 +191,12 @@ class ImageReader:
         modalities: statistics of other sensors.
 
     Args:
-        config: keys of ``data``: those of :class:`exp.vision.data.bands.Bands` and of :class:`Modalities`;
-            ``value_range``: what becomes 0 and 255 of values that are not of 8 bits (None: such values are an error);
-            ``stretch``: percentiles of each band that become 0 and 255, of 8-bit values, too: they are measured and
-            become the range (:class:`exp.vision.data.statistics.Normalization`).
+        config: keys of ``data``: those of :class:`exp.vision.data.values.Bands` and of :class:`Modalities`;
+            ``value_range``: what becomes 0 and 255 of values that are not of 8 bits, a number each or one for each
+            channel (None: such values are an error).
 
     Raises:
-        DataError: there is no such range, or there are no such percentiles.
+        DataError: there is no such range.
     """
 
     def __init__(self, config: ImageDataConfig | None = None) -> None:
@@ -107,12 +211,6 @@ class ImageReader:
             raise DataError(
                 f"data.value_range={config.value_range} must be [low, high], low below high, a number each or one for "
                 f"each of {self.channels} bands"
-            )
-        self.stretch = None if config.stretch is None else (float(config.stretch[0]), float(config.stretch[-1]))
-        if self.stretch and (self.value_range is not None or not 0 <= self.stretch[0] < self.stretch[1] <= 100):
-            raise DataError(
-                f"data.stretch={list(self.stretch)} must be two percentiles, the lower one first, without a "
-                "data.value_range"
             )
 
     def __call__(self, path: Path) -> np.ndarray:
@@ -133,7 +231,7 @@ class ImageReader:
         pixels = raw.pixels
         plan = self.bands.plan(pixels.shape[2], raw.names, raw.alpha, path)
         transparency = None if plan.alpha is None else pixels[..., plan.alpha]
-        if transparency is not None and self.bands.alpha is None and is_measured_band(transparency):
+        if transparency is not None and is_measured_band(transparency):
             transparency = None
         as_they_come = plan.indexes == list(range(len(plan.indexes)))  # then nothing is copied
         chosen = pixels[..., : len(plan.indexes)] if as_they_come else pixels[..., plan.indexes]
@@ -187,8 +285,8 @@ class ImageReader:
             gray = pixels.astype(np.float32) @ _GRAY
             return (np.rint(gray) if pixels.dtype.kind in "iu" else gray).astype(pixels.dtype)[..., None]
         raise DataError(
-            f"{path} has {found} channels, but data.channels={channels}; give images of {channels}, train a model for "
-            f"{found} with data.channels={found}, or set data.alpha=true if the last is transparency"
+            f"{path} has {found} channels, transparency aside, but data.channels={channels}; give images of "
+            f"{channels}, train a model for {found} with data.channels={found}, or choose bands with data.bands"
         )
 
     def finished(self, values: np.ndarray, invalid: np.ndarray | None, path: Path) -> np.ndarray:
@@ -197,7 +295,7 @@ class ImageReader:
         Raises:
             DataError: values of this dtype need a range.
         """
-        if values.dtype != np.uint8 or self.stretch is not None:
+        if values.dtype != np.uint8:
             values = _to_byte_range(values, path, self.value_range)
         fill = self.modalities.fill_for(path, self.fill)
         if fill is not None and invalid is not None:
@@ -231,11 +329,11 @@ def _invalid_values(pixels: np.ndarray, nodata: float | None) -> np.ndarray | No
     return invalid if invalid is not None and invalid.any() else None
 
 
-def _to_byte_range(pixels: np.ndarray, path: Path, value_range: ValueRange | None) -> np.ndarray:
+def _to_byte_range(pixels: np.ndarray, path: Path, value_range: Any) -> np.ndarray:
     if value_range is None:
         raise DataError(
             f"{path} holds {pixels.dtype} values from {np.nanmin(pixels):g} to {np.nanmax(pixels):g}; set "
-            "data.value_range=[low,high] to what is to become 0 and 255, or data.stretch=[2,98] to measure it"
+            "data.value_range=[low,high] to what is to become 0 and 255 (task=stats tells percentiles)"
         )
     low, high = (np.asarray(limit, np.float64) for limit in value_range)
     scaled = (pixels.astype(np.float32) - low.astype(np.float32)) * (255.0 / (high - low)).astype(np.float32)

@@ -273,7 +273,7 @@ class VisionTransformer(nn.Module):
     def __init__(self, size: Size, in_channels: int = 3, config: ImageModelConfig | None = None) -> None:
         super().__init__()
         config = config or ImageModelConfig()
-        _check(size, config)
+        _check(size)
         self.size = size
         self.patch_size = config.patch_size
         self.embed_dim = dim = size.embed_dim
@@ -283,10 +283,6 @@ class VisionTransformer(nn.Module):
         self.storage_tokens = nn.Parameter(torch.zeros(1, size.storage_tokens, dim))
         self.rope = RotaryEmbedding(dim // size.num_heads)
         self.frozen_blocks = _frozen_blocks(config.freeze, size.depth)
-        if config.lora.rank and self.frozen_blocks == size.depth:
-            raise ConfigError(
-                f"model.freeze={config.freeze} leaves no block for model.lora.rank; set model.freeze=none"
-            )
         blocks: list[nn.Module] = []
         for index in range(size.depth):
             lora = LoraConfig() if index < self.frozen_blocks else config.lora
@@ -309,7 +305,10 @@ class VisionTransformer(nn.Module):
             for name, parameter in self.named_parameters():
                 parameter.requires_grad_(is_of_lora(name))
             if not any(map(is_of_lora, self.state_dict())):
-                raise ConfigError(f"model.lora.targets={list(config.lora.targets)} names no layer of model.size")
+                raise ConfigError(
+                    f"model.lora.targets={list(config.lora.targets)} names no layer of model.size that "
+                    f"model.freeze={config.freeze} leaves"
+                )
 
     def train(self, mode: bool = True) -> VisionTransformer:
         """As torch's; frozen blocks never drop a branch."""
@@ -391,14 +390,10 @@ def _frozen_blocks(freeze: str | int, depth: int) -> int:
     return known[str(freeze)]
 
 
-def _check(size: Size, config: ImageModelConfig) -> None:
+def _check(size: Size) -> None:
     unit = 4 * size.num_heads
     if size.embed_dim % unit:
         raise ConfigError(
             f"model.embed_dim={size.embed_dim} does not divide into num_heads={size.num_heads} heads of a multiple of "
             f"4 elements; the nearest is embed_dim={max(round(size.embed_dim / unit), 1) * unit}"
         )
-    rates = {"drop_path": config.drop_path, "dropout": config.dropout, "lora.dropout": config.lora.dropout}
-    for key, rate in rates.items():
-        if not 0.0 <= rate < 1.0:
-            raise ConfigError(f"model.{key}={rate} is not a probability below 1")

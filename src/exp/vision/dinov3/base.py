@@ -13,7 +13,7 @@ from exp.config.explain import nearest
 from exp.errors import ConfigError
 from exp.models.base import Model
 from exp.models.names import under_own_names
-from exp.vision.data.bands import colors_in
+from exp.vision.data.values import colors_in
 from exp.vision.dinov3 import weights
 from exp.vision.dinov3.backbone import Features, VisionTransformer, rope_periods
 from exp.vision.dinov3.lora import is_of_lora, merged

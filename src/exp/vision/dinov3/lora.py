@@ -80,9 +80,6 @@ def merged(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
     Returns:
         New tensors where there was an update; the others are those of ``state``.
-
-    Raises:
-        ConfigError: an update is there in part, or its layer is not.
     """
     plain = {key: value for key, value in state.items() if not is_of_lora(key)}
     for down in [key for key in state if is_of_lora(key) and key.endswith(".down")]:
@@ -90,9 +87,6 @@ def merged(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         part = "qkv".find(name)
         layer = f"{place}{name if part < 0 else 'qkv'}.weight"
         up, scale = f"{down[:-4]}up", f"{down[:-4]}scale"
-        lacking = [key for key in (layer, up, scale) if key not in state]
-        if lacking:
-            raise ConfigError(f"init_from: {down} is there without {', '.join(lacking)}: the update cannot be merged")
         update = state[scale].float() * (state[up].float() @ state[down].float())
         new = plain[layer].float().clone()
         first = max(part, 0) * len(update)

@@ -162,22 +162,17 @@ class Losses(nn.Module):
 
     Args:
         config: the keys of ``model``, of which some models have only part.
-        num_classes: K.
         ignore_index: the label that is left out.
 
     Raises:
-        ConfigError: there are weights of other classes, or no loss is left.
+        ConfigError: no loss is left.
     """
 
     class_weights: torch.Tensor | None
 
-    def __init__(self, config: LossConfig, num_classes: int, ignore_index: int) -> None:
+    def __init__(self, config: LossConfig, ignore_index: int) -> None:
         super().__init__()
         weights = config.class_weights
-        if weights is not None and len(weights) != num_classes:
-            raise ConfigError(
-                f"model.class_weights has {len(weights)} numbers, but the data have {num_classes} classes"
-            )
         self.weights = {name: getattr(config, f"{name}_weight", 0.0) for name in _LOSSES}
         if not any(self.weights.values()):
             raise ConfigError(

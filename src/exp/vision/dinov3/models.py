@@ -34,7 +34,7 @@ class SceneClassifier(ImageModel):
     def __init__(self, num_classes: int, ignore_index: int = -1, **keys: Any) -> None:
         super().__init__(**keys)
         config = self.config
-        self.losses = Losses(config, num_classes, ignore_index)
+        self.losses = Losses(config, ignore_index)
         self.dropout = Dropout(config.dropout)
         self.head = nn.Linear(2 * self.size.embed_dim * len(self.blocks), num_classes)
         nn.init.trunc_normal_(self.head.weight, std=0.01)
@@ -85,7 +85,7 @@ class Segmenter(ImageModel):
         if sees_levels(config) and config.blocks is None:
             self.blocks = blocks_of_levels(depth)
         self.num_classes, self.ignore_index = num_classes, ignore_index
-        self.losses = Losses(config, num_classes, ignore_index)
+        self.losses = Losses(config, ignore_index)
         self.head = build_head(config, dim, len(self.blocks), num_classes)
         self.auxiliary_weight, inner = config.auxiliary_weight, config.auxiliary_block
         self.inner_blocks: list[int] = []

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from exp.errors import DataError
-from exp.vision.data.bands import is_measured_band
 from exp.vision.data.decode import by_rasterio, has_rasterio, image_size, mask_of, naming, opened, reading
+from exp.vision.data.values import is_measured_band
 from exp.vision.pictures import shrunk, to_rgb
 from exp.vision.tiling import InMemory
 
@@ -19,45 +19,26 @@ if TYPE_CHECKING:
 
     from exp.vision.data.values import ImageReader
 
-__all__ = ["MOST_PATCHES", "DecodedImage", "RasterImage", "check_patches", "check_pixels",
-           "is_georeferenced", "open_image", "patches_in", "row_areas"]  # fmt: skip
+__all__ = ["DecodedImage", "RasterImage", "check_pixels", "open_image", "pixel_area"]
 
 MOST_PIXELS = 2**27
 """Of an image that is decoded whole."""
-MOST_PATCHES = 2**16
-"""That a model sees at once: 4096 x 4096 pixels of 16 x 16."""
 _WHOLE = 2**26  # pixels of three bands; larger images are read by rows where they can be
-_EQUATOR, _ECCENTRICITY = 6378137.0, 0.00669437999014  # WGS 84: meters; the first eccentricity squared
 _EXAMPLE = 1024  # pixels of a side that tell whether a band is transparency
 
 
-def row_areas(dataset: Any) -> np.ndarray | None:
-    """Square meters of a pixel in each row; None: the file does not tell where on Earth it is.
+def pixel_area(dataset: Any) -> float | None:
+    """Square meters of a pixel, in the plane of the file's projection; None: not known.
 
-    In degrees, and in Mercator's projection (EPSG:3857), pixels shrink with the latitude, and theirs are areas on the
-    ellipsoid. Other projections have those of their own plane, as is usual.
+    In degrees and in Mercator's projection (EPSG:3857) pixels shrink with the latitude: these have no area here.
 
     Args:
         dataset: of ``rasterio.open``.
-
-    Returns:
-        float64 (H,).
     """
-    crs, place = dataset.crs, dataset.transform
-    if crs is None or not (crs.is_projected or crs.is_geographic):
+    crs = dataset.crs
+    if crs is None or not crs.is_projected or crs.to_epsg() == 3857:
         return None
-    area = np.full(dataset.height, abs(place.determinant))
-    north = place.d * dataset.width / 2 + place.e * (np.arange(dataset.height) + 0.5) + place.f
-    if crs.is_geographic:
-        latitude, area = np.radians(north), area * np.radians(1.0) ** 2
-    elif crs.to_epsg() == 3857:
-        latitude = np.arctan(np.sinh(north / _EQUATOR))
-        area = area * np.cos(latitude) / _EQUATOR**2
-    else:
-        return area * crs.linear_units_factor[1] ** 2
-    # In radians; times the radii of curvature along the meridian and the parallel.
-    curvature = _EQUATOR**2 * (1.0 - _ECCENTRICITY) / (1.0 - _ECCENTRICITY * np.sin(latitude) ** 2) ** 2
-    return area * np.abs(np.cos(latitude)) * curvature
+    return float(abs(dataset.transform.determinant) * crs.linear_units_factor[1] ** 2)
 
 
 class DecodedImage:
@@ -66,7 +47,7 @@ class DecodedImage:
     Attributes:
         height: pixels.
         width: pixels.
-        row_areas: square meters of a pixel in each row, float64 (H,); None: not known.
+        pixel_area: square meters of a pixel; None: not known.
         dataset: of ``rasterio.open``, for its place on Earth; None: there is none.
         seen: what the model is to see, of any size (:class:`exp.vision.tiling.Image`).
 
@@ -89,7 +70,7 @@ class DecodedImage:
         self.height, self.width = pixels.shape[:2]
         self.seen = InMemory(_tensor(pixels if seen is None else seen))
         self.dataset = dataset
-        self.row_areas = None if dataset is None else row_areas(dataset)
+        self.pixel_area = None if dataset is None else pixel_area(dataset)
 
     def thumbnail(self, longest: int) -> np.ndarray:
         """RGB for the eye, with at most ``longest`` pixels on its longer side: (h, w, 3), uint8."""
@@ -109,7 +90,7 @@ class RasterImage:
     Attributes:
         height: pixels.
         width: pixels.
-        row_areas: square meters of a pixel in each row, float64 (H,); None: not known.
+        pixel_area: square meters of a pixel; None: not known.
         seen: what the model is to see: the image itself.
 
     Args:
@@ -124,14 +105,14 @@ class RasterImage:
         self.reader = reader
         self.height, self.width = dataset.height, dataset.width
         self.seen = self
-        self.row_areas = row_areas(dataset)
+        self.pixel_area = pixel_area(dataset)
         marked, names = reading(dataset)
         plan = reader.bands.plan(dataset.count, names, marked, path)
         self._bands = [index + 1 for index in plan.indexes]
         self._alpha: list[int] = []
         if plan.alpha is not None:
             example = self._read([plan.alpha + 1], out_shape=[1, *(min(side, _EXAMPLE) for side in dataset.shape)])
-            if reader.bands.alpha is not None or not is_measured_band(example):
+            if not is_measured_band(example):
                 self._alpha = [plan.alpha + 1]
         self._top = 0
         self._rows = np.empty((len(self._bands + self._alpha), 0, self.width), dataset.dtypes[0])
@@ -247,28 +228,3 @@ def check_pixels(path: Path) -> None:
             f"{path} has {size[1]} x {size[0]} pixels, and at most {MOST_PIXELS / 1e6:.0f} million are decoded "
             "at once; cut it into tiles"
         )
-
-
-def patches_in(model: Any, height: int, width: int) -> int:
-    """How many patches a model makes of an image; 16 x 16 pixels each where it does not say."""
-    side = getattr(getattr(model, "backbone", None), "patch_size", 16)
-    return -(-height // side) * -(-width // side)
-
-
-def check_patches(path: Path, model: Any, height: int, width: int) -> None:
-    """Refuse to show a model more at once than memory and time allow.
-
-    Raises:
-        DataError: names the image.
-    """
-    count = patches_in(model, height, width)
-    if count > MOST_PATCHES:
-        raise DataError(
-            f"{path}: {width} x {height} pixels at once are {count} patches, more than {MOST_PATCHES}; make "
-            "images smaller (data.eval_pipeline), cut them, or, for class maps, set model.inference=slide"
-        )
-
-
-def is_georeferenced(image: DecodedImage | RasterImage) -> bool:
-    """Whether the file says where on Earth it is."""
-    return image.dataset is not None and image.dataset.crs is not None

@@ -1,0 +1,449 @@
+"""task=predict of images: of the files that the user names, or else of the test split of the data."""
+
+from __future__ import annotations
+
+import functools
+import glob
+import logging
+import os
+import time
+from collections import Counter
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Callable, Iterator, NamedTuple, Sequence
+
+import numpy as np
+import torch
+from PIL import Image
+
+from exp.data.base import Prediction
+from exp.engine.outputs import PictureWriter
+from exp.engine.wrapper import forward, preprocessed
+from exp.errors import ConfigError, DataError, RunError
+from exp.runs.files import csv_content, write_atomically
+from exp.vision.data.layouts import NAMED_FILES, SUFFIXES, files_below
+from exp.vision.figures import Scene, overlay_with_legend, scene_tile, sheet, spread
+from exp.vision.pictures import palette_table, resized_labels, shrunk, to_rgb
+from exp.vision.raster import check_pixels, open_image
+from exp.vision.tiling import Tiling
+
+if TYPE_CHECKING:
+    from exp.session import Session
+
+__all__ = ["Failure", "Input", "chosen", "each_of_mine", "find_images", "label_map", "named", "predict",
+           "predictions_csv", "report_failures", "write_png", "write_tiff"]  # fmt: skip
+
+_TOP = 3  # classes of a scene
+NO_DATA = 255
+_OVERLAY = 4096  # pixels of the longer side of an overlay, at most
+_WINDOW, _OVERLAP = 2048, 0.25  # of a model without a tiling: it is evaluated on whole images
+_ROWS = 256  # at a time; also pixels along each side of a tile of a TIFF
+
+logger = logging.getLogger(__name__)
+
+
+class Input(NamedTuple):
+    """One image file.
+
+    Attributes:
+        path: of the file.
+        name: of its results: the stem of the file, or more of its path where stems repeat.
+    """
+
+    path: Path
+    name: str
+
+
+class Failure(NamedTuple):
+    """An image that could not be used.
+
+    Attributes:
+        path: of the file.
+        reason: the first line of the error.
+    """
+
+    path: str
+    reason: str
+
+
+def chosen(task: Any, data: Any) -> tuple[list[Input], list[str] | None]:
+    """The images to work on: those of ``task.input``, or else the test split.
+
+    Returns:
+        The files, and for scenes of the test split the class of each.
+
+    Raises:
+        ConfigError: ``task.input`` names no image.
+    """
+    if task.input is not None:
+        return named(find_images(task.input)), None
+    inputs = named([Path(sample[0]) for sample in data.test.samples])
+    return inputs, None if data.per_pixel else [data.classes[sample[1]] for sample in data.test.samples]
+
+
+def find_images(wanted: str) -> list[Path]:
+    """The image files that ``task.input`` means, sorted.
+
+    Args:
+        wanted: a file, whatever its suffix; a folder: all images in it and below it; or a glob (``**`` included).
+
+    Raises:
+        ConfigError: there are none.
+    """
+    path = Path(wanted).expanduser()
+    if path.is_file():
+        return [path]
+    if path.is_dir():
+        found = [Path(file) for file in files_below(path)]
+        what = f"a folder without images ({', '.join(SUFFIXES)})"
+    else:
+        found = [file for file in map(Path, glob.glob(str(path), recursive=True)) if file.is_file()]  # noqa: PTH207 - absolute patterns too
+        what = "neither a file nor a folder, and as a glob it matches no file"
+    if not found:
+        raise ConfigError(f"task.input={wanted} is {what}; give an image, a folder of images or a glob, in quotes")
+    return sorted(found)
+
+
+def named(paths: Sequence[Path]) -> list[Input]:
+    """A name for each file, by which no two results meet, on file systems that ignore case either.
+
+    A stem that occurs once is the name. One that repeats becomes the path from the folder that all share, with ``_``
+    between its parts and before the suffix; where these still meet, a number follows.
+    """
+    count = Counter(path.stem.lower() for path in paths)
+    shared = os.path.commonpath([path.absolute().parent for path in paths])
+    taken, found = set(), []
+    for path in paths:
+        name = path.stem
+        if count[name.lower()] > 1:
+            name = "_".join(path.absolute().relative_to(shared).with_suffix("").parts) + path.suffix.replace(".", "_")
+        unique, number = name, 2
+        while unique.lower() in taken:
+            unique, number = f"{name}_{number}", number + 1
+        taken.add(unique.lower())
+        found.append(Input(path, unique))
+    return found
+
+
+def model_scores(session: Session, model: Any, image: torch.Tensor) -> torch.Tensor:
+    """Logits of images, float32, without gradients and in the run's precision.
+
+    Args:
+        session: the session.
+        model: on its device.
+        image: (B, C, H, W), 0..255, on any device.
+
+    Returns:
+        (B, K), or (B, K, H, W), on the model's device.
+    """
+    batch = preprocessed(model, {"image": image.to(session.device)})
+    with torch.no_grad(), session.backend.autocast(session.config.precision):
+        logits: torch.Tensor = forward(model, batch, "tensor").float()
+    session.backend.end_batch()
+    return logits
+
+
+def each_of_mine(session: Session, inputs: Sequence[Input], work: Callable[[int, Input], Any]) -> list[Failure]:
+    """Do this rank's share of the files: every ``world_size``-th, so that large neighbours do not meet on one rank.
+
+    An image that cannot be read is logged and does not stop the others; other errors do.
+
+    Args:
+        session: for the place of this rank.
+        inputs: all files, the same on every rank.
+        work: called with the number of a file and the file.
+
+    Returns:
+        The images that could not be used.
+    """
+    failures = []
+    for number in range(session.info.rank, len(inputs), session.info.world_size):
+        try:
+            work(number, inputs[number])
+        except DataError as error:
+            reason = str(error).splitlines()[0]
+            logger.error("cannot use %s: %s", inputs[number].path, reason)
+            failures.append(Failure(str(inputs[number].path), reason))
+    return failures
+
+
+def report_failures(failures: Sequence[Failure], total: int) -> None:
+    """Refuse to call a run successful in which images failed.
+
+    Args:
+        failures: of all ranks.
+        total: images in all.
+
+    Raises:
+        RunError: there are failures; says which.
+    """
+    if failures:
+        lines = [f"{failure.path}: {failure.reason}" for failure in failures[:NAMED_FILES]]
+        more = [f"and {len(failures) - NAMED_FILES} more; all are in the logs"][: len(failures) > NAMED_FILES]
+        hint = "; the others are done. Repair or remove these" if len(failures) < total else ""
+        raise RunError("\n  ".join([f"{len(failures)} of {total} images could not be used{hint}", *lines, *more]))
+
+
+def predict(session: Session, data: Any, model: Any) -> Prediction:
+    """Predict every image, spread over the ranks file by file.
+
+    Segmentation writes ``predictions/{classes,overlays,geo}/<name>`` and ``predictions/areas.csv``;
+    scenes write ``predictions.csv`` and ``plots/predictions.png``.
+
+    An image that cannot be read does not stop the others, which may be hours of work; but the run must not look like a
+    success to the script that called it: it fails at its end.
+
+    Args:
+        session: the session.
+        data: an image data set of :mod:`exp.vision.data`.
+        model: on the session's device, in eval mode.
+
+    Returns:
+        Metrics, and the files of all ranks below the run folder.
+
+    Raises:
+        ConfigError: a key of ``task`` is wrong, or there are no images.
+        RunError: images could not be used; the others have been predicted.
+    """
+    inputs, truths = chosen(session.config.task, data)
+    if data.per_pixel:
+        metrics, files, failures = predict_segmentation(session, data, model, inputs)
+    else:
+        metrics, files, failures = predict_scenes(session, data, model, inputs, truths)
+    report_failures(failures, len(inputs))
+    return Prediction(metrics, files, "predictions")
+
+
+def predict_scenes(
+    session: Session, data: Any, model: Any, inputs: Sequence[Input], truths: Sequence[str] | None
+) -> tuple[dict[str, float], list[str], list[Failure]]:
+    """Predict this rank's share of the images; rank 0 writes the table and the sheet.
+
+    Args:
+        session: the session.
+        data: has ``classes``, ``read`` for a file, and ``prepare`` for an image.
+        model: gives logits of images.
+        inputs: all images, the same on every rank.
+        truths: the class of each, where they are known.
+
+    Returns:
+        Metrics; on rank 0 the files, below the run folder; the images of all ranks that could not be used.
+    """
+    scenes: dict[int, Scene] = {}
+    waiting: list[tuple[int, Input, np.ndarray]] = []
+
+    def add(number: int, entry: Input) -> None:
+        check_pixels(entry.path)
+        read, missing = data.read.with_missing(entry.path)
+        pixels = data.prepare(read, entry.path, missing)
+        if waiting and (waiting[0][2].shape, waiting[0][2].dtype) != (pixels.shape, pixels.dtype):
+            flush()
+        waiting.append((number, entry, pixels))
+        if len(waiting) == data.eval_batch_size:
+            flush()
+
+    def flush() -> None:
+        if not waiting:
+            return
+        batch = torch.from_numpy(np.stack([pixels.transpose(2, 0, 1) for *_, pixels in waiting]))
+        shares = torch.softmax(model_scores(session, model, batch), dim=-1).cpu()
+        values, indices = shares.topk(min(_TOP, len(data.classes)), dim=1)
+        for (number, entry, _), several, best in zip(waiting, values.tolist(), indices.tolist()):
+            named = [(data.classes[index], share) for index, share in zip(best, several)]
+            scenes[number] = Scene(str(entry.path), named, None if truths is None else truths[number])
+        waiting.clear()
+
+    began = time.perf_counter()
+    failures = each_of_mine(session, inputs, add)
+    flush()
+    seconds = max(session.distributed.gather(time.perf_counter() - began))
+    gathered = session.distributed.gather((scenes, failures))
+    everything = [scene for _, scene in sorted(pair for part, _ in gathered for pair in part.items())]
+    failed = [failure for _, part in gathered for failure in part]
+    metrics: dict[str, float] = {"images": len(everything), "failed": len(failed)}
+    metrics["images_per_second"] = len(everything) / seconds
+    if truths is not None and everything:
+        metrics["accuracy"] = sum(scene.best[0][0] == scene.truth for scene in everything) / len(everything)
+    files: list[str] = []
+    if session.distributed.is_main and everything:
+        write_atomically(session.folder.path / "predictions.csv", predictions_csv(everything))
+        files.append("predictions.csv")
+        shown = [everything[number] for number in spread(len(everything), session.config.task.max_images)]
+        if shown:
+            tiles = [scene_tile(to_rgb(shrunk(data.read(scene.file), 512)), scene) for scene in shown]
+            page = sheet(tiles, title=f"{len(shown)} of {len(everything)} predictions")
+            files += PictureWriter(session).write("plots/predictions.png", page)
+    return metrics, files, failed
+
+
+def predictions_csv(scenes: Sequence[Scene]) -> bytes:
+    """``file,class,probability,class_2,probability_2,class_3,probability_3``, and ``truth`` where it is known."""
+    ends = ["", *(f"_{rank}" for rank in range(2, len(scenes[0].best) + 1))]
+    known = scenes[0].truth is not None
+    rows: list[list[object]] = [
+        ["file", *(name + end for end in ends for name in ("class", "probability")), *(["truth"] if known else [])]
+    ]
+    for scene in scenes:
+        cells = [cell for name, share in scene.best for cell in (name, f"{share:.4f}")]
+        rows.append([scene.file, *cells, *([scene.truth] if known else [])])
+    return csv_content(rows)
+
+
+def area_rows(counts: Sequence[int], area: float | None, classes: Sequence[str]) -> list[list[Any]]:
+    """``class, pixels, share, square_metres`` of each class; shares are of the pixels that have a class.
+
+    Args:
+        counts: pixels of each class.
+        area: square meters of a pixel; None: not known.
+        classes: names.
+    """
+    known = max(sum(counts), 1)
+    return [
+        [name, count, f"{count / known:.6f}", "" if area is None else f"{count * area:.2f}"]
+        for name, count in zip(classes, counts)
+    ]
+
+
+def predict_segmentation(
+    session: Session, data: Any, model: Any, inputs: Sequence[Input]
+) -> tuple[dict[str, float], list[str], list[Failure]]:
+    """Predict this rank's share of the images; rank 0 adds the table over all of them.
+
+    Args:
+        session: the session.
+        data: has ``classes``, ``palette`` and ``read``.
+        model: gives logits of pixels.
+        inputs: all images, the same on every rank.
+
+    Returns:
+        Metrics; on rank 0 all files, below the run folder; the images of all ranks that could not be used.
+    """
+    done: dict[int, tuple[list[list[Any]], list[str]]] = {}
+    began = time.perf_counter()
+
+    def predict(number: int, entry: Input) -> None:
+        done[number] = _predict(session, data, model, entry)
+
+    failures = each_of_mine(session, inputs, predict)
+    gathered = session.distributed.gather((done, failures, time.perf_counter() - began))
+    in_order = [pair for _, pair in sorted(item for part, *_ in gathered for item in part.items())]
+    rows, files = [row for part, _ in in_order for row in part], sorted(file for _, part in in_order for file in part)
+    pixels, seconds = sum(row[2] for row in rows), max(each for *_, each in gathered)
+    failed = [failure for _, part, _ in gathered for failure in part]
+    metrics = {"images": len(in_order), "failed": len(failed), "megapixels_per_second": pixels / 1e6 / seconds}
+    if session.distributed.is_main and rows:
+        head = ["file", "class", "pixels", "share", "square_metres"]
+        write_atomically(session.folder.path / "predictions" / "areas.csv", csv_content([head, *rows]))
+        files.append("predictions/areas.csv")
+    return metrics, files, failed
+
+
+def _predict(session: Session, data: Any, model: Any, entry: Input) -> tuple[list[list[Any]], list[str]]:
+    """Predict an image, and write its maps.
+
+    Returns:
+        Its rows of ``areas.csv``, and the files below the run folder.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    began, classes, folder = time.perf_counter(), len(data.classes), session.folder.path / "predictions"
+    scores = functools.partial(model_scores, session, model)
+    tiling: Tiling = getattr(model, "tiling", None) or Tiling("slide", _WINDOW, _OVERLAP)
+    prepare = functools.partial(data.prepare, for_map=True) if data.prepares else None
+    written = [folder / "classes" / f"{entry.name}.png"]
+    with open_image(entry.path, data.read, prepare) as image, label_map(written[0], image) as labels:
+        size, seen = (image.height, image.width), (image.seen.height, image.seen.width)
+        picture = image.thumbnail(_OVERLAY)
+        parts: Any = ((top, part.cpu().numpy()) for top, part in tiling.rows(scores, classes, image.seen))
+        if seen != size:  # by data.eval_pipeline, in memory: each pixel gets the label at its middle, as in evaluation
+            parts = [(0, resized_labels(np.concatenate([part for _, part in parts]), *size))]
+        for top, part in parts:
+            missing = image.without_data(top, len(part))
+            labels[top : top + len(part)] = part if missing is None else np.where(missing, NO_DATA, part)
+        write_png(written[0], labels, data.palette)
+        if image.dataset is not None and image.dataset.crs is not None:
+            written.append(folder / "geo" / f"{entry.name}.tif")
+            write_tiff(written[1], labels, image.dataset, data.palette)
+        gsd, area = session.config.task.gsd, image.pixel_area
+        if gsd is not None or area is None:
+            gsd = data.gsd if gsd is None else gsd
+            area = None if gsd is None else gsd**2
+        rows = area_rows(counted(labels)[:classes].tolist(), area, data.classes)
+        small = resized_labels(labels, *picture.shape[:2])
+    names = [f"{name}  {100 * float(share):.1f} %" for name, _, share, _ in rows]
+    page = overlay_with_legend(picture, small, names, data.palette)
+    files = PictureWriter(session).write(f"predictions/overlays/{entry.name}.png", page)
+    files += [each.relative_to(session.folder.path).as_posix() for each in written]
+    logger.info("%s: %d x %d pixels in %.1f s", entry.path, size[1], size[0], time.perf_counter() - began)
+    return [[str(entry.path), *row] for row in rows], files
+
+
+@contextmanager
+def label_map(path: Path, image: Any) -> Iterator[np.ndarray]:
+    """Labels of an image of any size, in a temporary file that is mapped: uint8 (H, W).
+
+    Args:
+        path: of the map that it becomes; the temporary file is beside it.
+        image: has ``height`` and ``width``.
+    """
+    with _temporary(path.with_suffix(".map")) as temporary:
+        yield np.memmap(temporary, np.uint8, "w+", shape=(image.height, image.width))
+
+
+def counted(labels: np.ndarray) -> np.ndarray:
+    """Pixels of each label in (H, W), uint8, of any size: int64 (256,)."""
+    parts = (labels[top : top + _ROWS].ravel() for top in range(0, len(labels), _ROWS))
+    return sum((np.bincount(part, minlength=256) for part in parts), np.zeros(256, np.int64))
+
+
+def write_png(path: Path, labels: np.ndarray, palette: Sequence[tuple[int, int, int]]) -> None:
+    """Write a palette PNG, 8 bits for each pixel: programs read class numbers, viewers show the classes' colors.
+
+    Args:
+        path: of the new file, which is there once it is complete.
+        labels: uint8 (H, W).
+        palette: RGB of each class.
+    """
+    image = Image.frombuffer("P", (labels.shape[1], labels.shape[0]), labels, "raw", "P", 0, 1)
+    image.putpalette(palette_table(palette).tobytes())
+    with _temporary(path) as temporary:
+        image.save(temporary, format="PNG")
+        temporary.replace(path)
+
+
+def write_tiff(path: Path, labels: np.ndarray, dataset: Any, palette: Sequence[tuple[int, int, int]]) -> None:
+    """Write a GeoTIFF: one band, uint8, 255 is no data, with the palette.
+
+    Args:
+        path: of the new file, which is there once it is complete; its folder is made.
+        labels: uint8 (H, W).
+        dataset: of ``rasterio.open``, whose georeference it gets.
+        palette: RGB of each class.
+    """
+    import rasterio
+    from rasterio.windows import Window
+
+    height, width = labels.shape
+    profile = {"driver": "GTiff", "compress": "deflate", "BIGTIFF": "IF_SAFER", "tiled": True, "blockxsize": _ROWS,
+               "blockysize": _ROWS, "height": height, "width": width, "count": 1, "dtype": "uint8",
+               "crs": dataset.crs, "transform": dataset.transform, "nodata": NO_DATA}  # fmt: skip
+    with _temporary(path) as temporary:
+        with rasterio.open(temporary, "w", **profile) as file:
+            file.write_colormap(1, {number: (*color, 255) for number, color in enumerate(palette)})
+            for top in range(0, height, _ROWS):
+                part = labels[top : top + _ROWS]
+                file.write(part, 1, window=Window(0, top, width, len(part)))
+        temporary.replace(path)
+
+
+@contextmanager
+def _temporary(path: Path) -> Iterator[Path]:
+    """A temporary name beside ``path``; in the end there is no file of that name."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        yield temporary
+    finally:
+        if temporary.exists():
+            temporary.unlink()
