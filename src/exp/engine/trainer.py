@@ -28,7 +28,7 @@ from exp.data.transfer import move, tensors_of
 from exp.engine import checkpoint, rng
 from exp.engine.checkpoint import complete, plain
 from exp.engine.finiteness import refuse_nan
-from exp.engine.fsdp import UnevenPasses, is_sharded
+from exp.engine.fsdp import is_sharded, whole
 from exp.engine.hooks import LossMeter
 from exp.engine.optim import build_schedulers
 from exp.engine.registries import CountersHook
@@ -202,9 +202,9 @@ class Trainer:
         self.call_hook("before_run")
         if content is not None:
             model = unwrapped(self.model)
-            whole = complete(content, model)
-            self.call_hook("after_load_checkpoint", checkpoint=whole)
-            model.load_state_dict(whole["state_dict"])
+            best = complete(content, model)
+            self.call_hook("after_load_checkpoint", checkpoint=best)
+            model.load_state_dict(best["state_dict"])
         metrics = self.test_loop.run()
         self.call_hook("after_run")
         return metrics
@@ -538,13 +538,9 @@ class EvalLoop:
         self.evaluator.reset()
         self._sums = []
         beat(self._heartbeat, runner.iter)
-        uneven = None
-        if is_sharded(model):
-            uneven = UnevenPasses(model, runner.distributed_group, lambda: self._predict_first_sample(model))
-        for idx, batch in enumerate(self.dataloader):
-            self.run_iter(idx, batch)
-        if uneven is not None:
-            uneven.finish()
+        with whole(model):
+            for idx, batch in enumerate(self.dataloader):
+                self.run_iter(idx, batch)
         beat(Stage.METRICS if validates else Stage.TEST_METRICS)
         refuse_nan(runner, self._sums, stage)
         metrics: dict[str, float] = self.evaluator.compute(runner.distributed_group)
@@ -553,12 +549,6 @@ class EvalLoop:
         runner.call_hook(f"after_{stage}_epoch", metrics=metrics)
         runner.call_hook(f"after_{stage}")
         return metrics
-
-    def _predict_first_sample(self, model: torch.nn.Module) -> None:
-        beat(self._heartbeat)
-        batch = move(self.dataloader.dataset[torch.zeros(1, dtype=torch.int64)], self.runner.device)
-        with self.runner.backend.autocast(self.runner.precision):
-            self.runner.backend.end_batch(predictions(model, batch, self.stage))
 
     @torch.no_grad()
     def run_iter(self, idx: int, data_batch: dict[str, Any]) -> None:
