@@ -34,7 +34,7 @@ from exp.engine.optim import build_schedulers
 from exp.engine.registries import CountersHook
 from exp.engine.saving import CheckpointWriter, ShardedSaver
 from exp.engine.wrapper import average_buffers, predictions, unwrapped
-from exp.errors import ConfigError, RunError
+from exp.errors import ConfigError
 from exp.runs.status import Stage, beat
 from exp.user_code import first_line
 
@@ -97,7 +97,7 @@ class Trainer:
         self.precision: str = session.config.precision
         self.model, self.model_name = model, type(unwrapped(model)).__name__
         self.train_loop, self.val_loop, self.test_loop = train_loop, val_loop, test_loop
-        for loop in (train_loop, val_loop, test_loop):
+        for loop in (val_loop, test_loop):
             if loop is not None:
                 loop.runner = self
         self.losses = LossMeter()
@@ -162,10 +162,9 @@ class Trainer:
         for call in calls:
             try:
                 call(self, **kwargs)
-            except (AssertionError, ImportError, KeyError, TypeError, ValueError) as error:
+            except (AssertionError, ImportError, ValueError) as error:
                 hook = type(call.__self__)
-                ours = isinstance(error, (KeyError, TypeError)) and not hook.__module__.startswith("mmengine.")
-                if fn_name not in ("before_run", "before_train") or hook.__module__.startswith("exp.") or ours:
+                if fn_name not in ("before_run", "before_train") or hook.__module__.startswith("exp."):
                     raise
                 raise ConfigError(f"hooks: {hook.__name__}: {first_line(error)}") from error
 
@@ -177,23 +176,89 @@ class Trainer:
             self._let_hooks_change(content)
             checkpoint.write(Path(out_dir, filename), content)
 
-    # -- training and test ------------------------------------------------------------------------------------------
+    # -- train, evaluate ---------------------------------------------------------------------------------------------
 
     def train(self, load: Callable[[], object] | None = None) -> None:
-        """Train.
+        """Train and validate, epoch by epoch.
+
+        An epoch that ``max_steps`` cuts short is validated like any other, but does not count as completed, so that
+        a resumed run with a larger ``max_steps`` continues in its middle.
 
         Args:
             load: restores the state that the training continues from, between ``before_run`` and the loop.
         """
-        assert self.train_loop is not None
+        loop = self.train_loop
+        assert loop is not None
         self._resume = load is not None
         self.call_hook("before_run")
         self._init_weights()
         if load is not None:
             load()
         self.optim_wrapper.initialize_count_status(self.model, 0, -1)
-        self.train_loop.run()
+        self.call_hook("before_train")
+        if loop.dropouts is not None:
+            self.optim_wrapper.before_backward = loop.dropouts.begin_backward
+        if loop.validation_due:
+            self._validate()
+        start_epoch: Any = getattr(unwrapped(self.model), "start_epoch", None)  # MMEngine's models have none
+        while not loop.finished and not loop.stop_training:
+            self.call_hook("before_train_epoch")
+            if start_epoch is not None:
+                start_epoch(loop.epoch)
+            self.model.train()
+            batches = iter(loop.dataloader)
+            index = loop.sampler.samples // loop.sampler.global_batch_size
+            while index < loop.steps_per_epoch and loop.iter < loop.max_iters and not loop.stop_training:
+                self.step(index, batches)
+                index += 1
+                if loop.val_every is not None and loop.iter % loop.val_every == 0 and not loop.stop_training:
+                    self._validate()
+            del batches
+            if loop.stop_training:
+                break
+            if index == loop.steps_per_epoch:
+                self.call_hook("after_train_epoch")
+                loop.epoch += 1
+                loop.sampler.set_position(loop.epoch, 0)
+            if loop.val_every is None or loop.iter == loop.max_iters:
+                self._validate()
+        beat(Stage.FREE)  # what comes now, comes once
+        self.session.begin()  # if there was no step left
+        self.call_hook("after_train")
         self.call_hook("after_run")
+
+    def step(self, idx: int, batches: Iterator[dict[str, torch.Tensor]]) -> None:
+        """One optimizer step: ``accumulate`` micro-batches."""
+        loop = self.train_loop
+        assert loop is not None
+        try:
+            for micro in range(loop.accumulate):
+                beat(Stage.DATA, loop.iter + 1)
+                batch = move(next(batches), self.device)
+                if micro == 0:
+                    self.call_hook("before_train_iter", batch_idx=idx, data_batch=batch)
+                beat(Stage.FORWARD)
+                if loop.dropouts is not None:
+                    loop.dropouts.begin(loop.iter, micro)
+                outputs = self.model.train_step(batch, optim_wrapper=self.optim_wrapper)  # type: ignore[operator]
+                self.losses.add(outputs)
+        finally:
+            if loop.dropouts is not None:
+                loop.dropouts.end()
+        loop.sampler.advance()
+        beat(Stage.HOOKS)
+        if not self.session.begun:  # the memory that a step needs is there
+            self.session.begin()
+        self.call_hook("after_train_iter", batch_idx=idx, data_batch=batch, outputs=outputs)
+        loop.iter += 1
+
+    def _validate(self) -> None:
+        loop = self.train_loop
+        assert loop is not None
+        if loop.validated != loop.iter and self.val_loop is not None:
+            loop.validated = loop.iter
+            self.val_loop.run()
+            self.model.train()
 
     def test(self, content: Mapping[str, Any] | None = None) -> dict[str, float]:
         """Test the weights of a checkpoint, or those that the model has; returns the metrics by name."""
@@ -214,10 +279,7 @@ class Trainer:
         model: Any = unwrapped(self.model)
         if self.session.weights is None and any(getattr(module, "init_cfg", None) for module in model.modules()):
             if is_sharded(model):
-                raise ConfigError(
-                    "model: init_cfg draws weights once the model is wrapped, and with wrapper=fsdp no rank has them "
-                    "whole then; initialize them in its constructor, or use wrapper=ddp"
-                )
+                raise ConfigError("model: init_cfg draws weights once the model is wrapped; use wrapper=ddp")
             model.init_weights()
             for value in model.state_dict().values() if self.distributed else ():
                 if value.is_floating_point():  # added up, which all collectives can; infinity times 0 would be NaN
@@ -327,27 +389,16 @@ class Trainer:
         }
 
     def _let_hooks_change(self, content: dict[str, Any]) -> None:
-        """Call ``before_save_checkpoint``, and note which hooks have put weights of their own in the model's place.
-
-        Raises:
-            RunError: a hook has added what is not plain data.
-        """
-        before, hooks = dict(content["state_dict"]), self.hooks_that_save()
+        """Call ``before_save_checkpoint``, and note which hooks have put weights of their own in the model's place."""
+        before = dict(content["state_dict"])
         self.call_hook("before_save_checkpoint", checkpoint=content)
-        try:
-            plain(content if hooks else {}, lambda tensor: tensor)
-        except TypeError as error:
-            raise RunError(
-                f"hooks: before_save_checkpoint of {', '.join(hooks)}: {error}; give it numbers, strings, lists, dicts "
-                "and tensors; see docs/extend/hooks.md"
-            ) from error
         after = content["state_dict"]
         if any(after.get(key) is not value for key, value in before.items()):
-            content["meta"]["weights_of_hooks"] = hooks
+            content["meta"]["weights_of_hooks"] = self.hooks_that_save()
 
 
 class TrainLoop:
-    """Trains until ``max_epochs`` or ``max_steps``, or until a hook sets :attr:`stop_training`.
+    """Where a training is: it ends with ``max_epochs`` or ``max_steps``, or if a hook sets :attr:`stop_training`.
 
     Args:
         dataloader: yields micro-batches (dicts of tensors) from its sampler's position on. The loop alone advances
@@ -359,7 +410,6 @@ class TrainLoop:
         dropouts: where masks of dropout are drawn by sample, what they are a function of.
 
     Attributes:
-        runner: the :class:`Trainer`, which sets it.
         epoch: epochs completed.
         iter: optimizer steps completed; within ``after_train_iter``, those before the current one, as in MMEngine.
         max_epochs: epochs to train.
@@ -368,10 +418,10 @@ class TrainLoop:
         ahead: steps that the epochs so far have with these data, minus those taken: not 0 if the data were others.
         ends_by_steps: whether ``max_steps`` ends the training, not ``max_epochs``.
         validation_due: whether a validation comes before any further step.
+        validated: the step after which the latest validation was.
         stop_training: set by hooks: no further step.
     """
 
-    runner: Any
     val_begin = 1
 
     def __init__(
@@ -392,7 +442,7 @@ class TrainLoop:
         self.steps_per_epoch = self.sampler.steps_per_epoch
         self.validation_due = self.stop_training = False
         self._limits = max_epochs, max_steps
-        self._validated = 0
+        self.validated = 0
         self._set_position(0, 0, 0)
 
     def restore(self, epoch: int, step: int, samples: int, validation_due: bool = False) -> None:
@@ -428,79 +478,11 @@ class TrainLoop:
         """Whether all epochs and steps have been trained."""
         return self.epoch >= self.max_epochs or self.iter >= self.max_iters
 
-    def run(self) -> None:
-        """Train and validate, epoch by epoch.
-
-        An epoch that ``max_steps`` cuts short is validated like any other, but does not count as completed, so that
-        a resumed run with a larger ``max_steps`` continues in its middle.
-        """
-        runner = self.runner
-        runner.call_hook("before_train")
-        if self.dropouts is not None:
-            runner.optim_wrapper.before_backward = self.dropouts.begin_backward
-        if self.validation_due:
-            self._validate()
-        start_epoch: Any = getattr(unwrapped(runner.model), "start_epoch", None)  # MMEngine's models have none
-        while not self.finished and not self.stop_training:
-            runner.call_hook("before_train_epoch")
-            if start_epoch is not None:
-                start_epoch(self.epoch)
-            runner.model.train()
-            batches = iter(self.dataloader)
-            index = self.sampler.samples // self.sampler.global_batch_size
-            while index < self.steps_per_epoch and self.iter < self.max_iters and not self.stop_training:
-                self.run_iter(index, batches)
-                index += 1
-                if self.val_every is not None and self.iter % self.val_every == 0 and not self.stop_training:
-                    self._validate()
-            del batches
-            if self.stop_training:
-                break
-            if index == self.steps_per_epoch:
-                runner.call_hook("after_train_epoch")
-                self.epoch += 1
-                self.sampler.set_position(self.epoch, 0)
-            if self.val_every is None or self.iter == self.max_iters:
-                self._validate()
-        beat(Stage.FREE)  # what comes now, comes once
-        runner.session.begin()  # if there was no step left
-        runner.call_hook("after_train")
-
-    def run_iter(self, idx: int, batches: Iterator[dict[str, torch.Tensor]]) -> None:
-        """One optimizer step: ``accumulate`` micro-batches."""
-        runner = self.runner
-        try:
-            for micro in range(self.accumulate):
-                beat(Stage.DATA, self.iter + 1)
-                batch = move(next(batches), runner.device)
-                if micro == 0:
-                    runner.call_hook("before_train_iter", batch_idx=idx, data_batch=batch)
-                beat(Stage.FORWARD)
-                if self.dropouts is not None:
-                    self.dropouts.begin(self.iter, micro)
-                outputs = runner.model.train_step(batch, optim_wrapper=runner.optim_wrapper)
-                runner.losses.add(outputs)
-        finally:
-            if self.dropouts is not None:
-                self.dropouts.end()
-        self.sampler.advance()
-        beat(Stage.HOOKS)
-        if not runner.session.begun:  # the memory that a step needs is there
-            runner.session.begin()
-        runner.call_hook("after_train_iter", batch_idx=idx, data_batch=batch, outputs=outputs)
-        self.iter += 1
-
     def validates_after(self, step: int, batch_idx: int) -> bool:
         """Whether a validation follows optimizer step ``step``, the one with number ``batch_idx`` of its epoch."""
         if step == self.max_iters:
             return True
         return batch_idx + 1 == self.steps_per_epoch if self.val_every is None else step % self.val_every == 0
-
-    def _validate(self) -> None:
-        if self._validated != self.iter and self.runner.val_loop is not None:
-            self._validated = self.iter
-            self.runner.val_loop.run()
-            self.runner.model.train()
 
 
 class EvalLoop:
