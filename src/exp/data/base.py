@@ -17,7 +17,7 @@ from exp.user_code import EXPERIMENT_PAGE, is_of_user, message_of, place_of, sho
 if TYPE_CHECKING:
     from exp.data.fingerprint import Fingerprint
     from exp.draw.figure import Picture
-    from exp.engine.evaluation import RankedSample
+    from exp.engine.outputs import RankedSample
     from exp.metrics import Evaluator, Metric, SampleMetric
     from exp.session import Session
 

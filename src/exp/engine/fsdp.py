@@ -82,6 +82,7 @@ class FullyShard(Wrapper):
 
         mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
         policy = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
+        unit: Any
         for unit in units:
             _from_rank_0(unit, device)
             _shard(fully_shard, unit, mesh=mesh, mp_policy=policy, reshard_after_forward=self.reshard_after_forward)

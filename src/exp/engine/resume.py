@@ -124,16 +124,13 @@ def compare(session: Session, content: Mapping[str, Any], source: Path) -> tuple
     return (*found.allowed, Change("contents of data", "as the training began", shown))
 
 
-def restore(runner: Any, content: Mapping[str, Any], source: Path) -> dict[str, Any]:
+def restore(runner: Any, content: Mapping[str, Any], source: Path) -> None:
     """Continue from a training checkpoint, once loops and schedulers are built.
 
     Args:
         runner: the runner.
         content: of :func:`find_checkpoint`; :func:`compare` has looked at it.
         source: where it was read, for messages.
-
-    Returns:
-        What the checkpoint hook knew.
 
     Raises:
         CheckpointError: it does not fit this model.
@@ -175,7 +172,8 @@ def restore(runner: Any, content: Mapping[str, Any], source: Path) -> dict[str, 
     else:
         rng.seed_everything(session.config.seed + runner.rank + 1000003 * meta["step"], runner.backend)
         logger.warning("resumed at world size %d, not %d: random states start anew", runner.world_size, len(states))
-    return dict(content["best"])
+    runner.checkpoints.load_state_dict(content["best"])
+    runner.checkpoints.take_over_best(runner, source)
 
 
 # -- optimizer and schedules with other settings -----------------------------------------------------------------------

@@ -25,6 +25,7 @@ from exp.runs.folder import RunFolder
 from exp.runs.status import Stage, beat
 
 if TYPE_CHECKING:
+    from exp.config.schema import ExpConfig
     from exp.engine.distributed import Distributed
     from exp.hardware.backend import Backend
 
@@ -45,34 +46,23 @@ class CheckpointHook(Hook):
     Best and early stopping live here together, because both are part of what a resumed run must know.
 
     Args:
+        config: the frozen configuration.
         folder: ``checkpoints/``.
-        config: :class:`exp.config.schema.CheckpointConfig`.
-        patience: validations without a better metric after which training stops; None: never.
-        min_delta: relative improvement that counts as better for ``patience``.
         metric: the validation metric.
         greater_is_better: whether larger values of it are better.
     """
 
     priority = "VERY_LOW"  # after the schedulers, so that their new state is in the file
 
-    def __init__(
-        self,
-        folder: Path,
-        config: Any,
-        patience: int | None,
-        min_delta: float,
-        metric: str,
-        greater_is_better: bool = False,
-    ) -> None:
+    def __init__(self, config: ExpConfig, folder: Path, metric: str, greater_is_better: bool = False) -> None:
         self.folder = folder
         self.best_path = folder / "best.pth"
         # Read once: an access to the configuration costs as much as a small kernel.
-        self.every_steps: int = config.every_steps
-        self.every_epochs: int = config.every_epochs
-        self.keep_last: int = config.keep_last
-        self.keep_best: bool = config.keep_best
-        self.patience = patience
-        self.min_delta = min_delta
+        self.every_steps: int = config.checkpoint.every_steps
+        self.every_epochs: int = config.checkpoint.every_epochs
+        self.keep_last: int = config.checkpoint.keep_last
+        self.keep_best: bool = config.checkpoint.keep_best
+        self.patience, self.min_delta = config.patience, config.min_delta
         self.metric = metric
         self.sign = -1.0 if greater_is_better else 1.0  # of what is to be small
         self.best: float | None = None

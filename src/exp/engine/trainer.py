@@ -29,10 +29,10 @@ from exp.engine import checkpoint, rng
 from exp.engine.checkpoint import complete, plain
 from exp.engine.finiteness import refuse_nan
 from exp.engine.fsdp import is_sharded, whole
-from exp.engine.hooks import LossMeter
+from exp.engine.hooks import LossMeter, OverfitHook, PreemptionHook
 from exp.engine.optim import build_schedulers
 from exp.engine.registries import CountersHook
-from exp.engine.saving import CheckpointWriter, ShardedSaver
+from exp.engine.saving import CheckpointHook, CheckpointWriter, ShardedSaver
 from exp.engine.wrapper import average_buffers, predictions, unwrapped
 from exp.errors import ConfigError
 from exp.runs.status import Stage, beat
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from exp.data.sampler import TrainBatchSampler
+    from exp.engine.hooks import MetricsHook
     from exp.engine.optim import BackendOptimWrapper
     from exp.models.dropout import DropoutStream
     from exp.session import Session
@@ -66,9 +67,11 @@ class Trainer:
         test_loop: None: nothing is tested.
         optim_wrapper: of the model's parameters.
         schedulers: configurations of parameter schedulers.
-        hooks: called in the order of their priorities; MMEngine's ParamSchedulerHook, and counters in the message hub,
-            are there anyway.
+        hooks: the user's; called in the order of their priorities. MMEngine's ParamSchedulerHook, counters in the
+            message hub and what ends a training early are there anyway.
         vis_backends: where MMEngine's visualizer writes.
+        figures: logs what is measured; None: nothing does.
+        checkpoints: saves; None: nothing does.
 
     Raises:
         ConfigError: a scheduler is unknown, does not take its settings, or would do something else than it says.
@@ -89,6 +92,8 @@ class Trainer:
         schedulers: Sequence[dict[str, Any]] = (),
         hooks: Sequence[Hook] = (),
         vis_backends: Sequence[Any] = (),
+        figures: MetricsHook | None = None,
+        checkpoints: CheckpointHook | None = None,
     ) -> None:
         self.session, self.device, self.backend = session, session.device, session.backend
         self.distributed_group = group = session.distributed
@@ -116,9 +121,17 @@ class Trainer:
         self.param_schedulers = build_schedulers(schedulers, self)
         self.hooks: list[Hook] = []
         self._calls: dict[str, list[Any]] = {}
-        counted = any(type(hook) is RuntimeInfoHook for hook in hooks)  # MMEngine's counts, and reads every step
-        for hook in (*([] if counted else [CountersHook()]), ParamSchedulerHook(), *hooks):
-            self.register_hook(hook)
+        self.figures, self.checkpoints = figures, checkpoints
+        own: list[Any] = [ParamSchedulerHook(), figures, checkpoints]
+        if not any(type(hook) is RuntimeInfoHook for hook in hooks):  # MMEngine's counts, and reads every step
+            own.insert(0, CountersHook())
+        if checkpoints is not None:
+            own.append(PreemptionHook(session, checkpoints))
+        if session.config.debug.overfit and train_loop is not None:
+            own.append(OverfitHook(session))
+        for hook in (*own, *hooks):
+            if hook is not None:
+                self.register_hook(hook)
         self.checkpoint_writer = CheckpointWriter(self.backend)
         self.sharded_saver: ShardedSaver | None = None  # writes this rank's part of a sharded model
 

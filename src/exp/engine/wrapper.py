@@ -153,7 +153,8 @@ def place_and_wrap(model: nn.Module, session: Session, trains: bool = True) -> n
 
 def compiles_itself(session: Session) -> bool:
     """Whether the wrapper of a training sees to ``compile=true``."""
-    target = session.config.wrapper.get("_target_")
+    wrapper: Any = session.config.wrapper
+    target = wrapper.get("_target_")
     if target is None or session.info.world_size == 1:
         return False
     return bool(resolve("wrapper._target_", target, Wrapper).compiles)

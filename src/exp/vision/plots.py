@@ -16,7 +16,7 @@ from exp.vision.pictures import colored, enlarged, resized_labels, shrunk, to_rg
 
 if TYPE_CHECKING:
     from exp.draw.figure import Picture
-    from exp.engine.evaluation import RankedSample
+    from exp.engine.outputs import RankedSample
     from exp.session import Session
 
 __all__ = ["draw_images", "draw_samples"]
