@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import torch
 from torch.nn.utils.rnn import pack_sequence
 
-from exp.data.transfer import move, tensors_of
+from exp.data.loader import move, tensors_of
 
 Pair = namedtuple("Pair", ["left", "right"])
 META = torch.device("meta")

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from torch.utils.data import DataLoader, Dataset
 
 from exp.config.schema import ExpConfig
-from exp.data.sampler import TrainBatchSampler
+from exp.data.sampler import EvalBatchSampler, TrainBatchSampler
 from exp.engine.distributed import Distributed
 from exp.engine.hooks import MetricsHook, Progress
 from exp.engine.optim import BackendOptimWrapper
@@ -110,7 +110,7 @@ def make_runner(make_session):
         optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
         logging = MetricsHook(session.folder.metrics, log_every, Progress(None), time.time())
         saving = CheckpointHook(session.config, session.folder.checkpoints, "mse")
-        test_loader = DataLoader(Samples())
+        test_loader = DataLoader(Samples(), batch_size=None, sampler=EvalBatchSampler(64, 1))
         train_loader = DataLoader(Samples(), batch_size=None, sampler=sampler)
         runner = Trainer(
             session,

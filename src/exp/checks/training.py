@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from exp.data.base import split_of
-from exp.data.transfer import tensors_of
+from exp.data.loader import tensors_of
 from exp.engine.building import build_data, build_model, make_result, record_environment
 from exp.engine.hooks import truncate_metrics
 from exp.engine.training import build_trainer

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import Dataset
 from torch.utils.data.dataloader import default_collate
 
-from exp.data.seeding import preserved_generators, seed_sample
+from exp.data.sampler import preserved_generators, seed_sample
 from exp.errors import ConfigError, DataError, SampleError
 from exp.user_code import EXPERIMENT_PAGE, is_of_user, message_of, place_of, shown
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Container, Mapping, Sequence, TypeVar
 import torch
 
 from exp import console
-from exp.data.transfer import tensors_of
+from exp.data.loader import tensors_of
 from exp.engine import checkpoint
 from exp.engine.fsdp import local_part
 from exp.engine.wrapper import unwrapped
@@ -79,7 +79,7 @@ def check_finite(runner: Any, state: Mapping[str, Any] | None, step: int) -> Non
         RunError: it names the step, the rank and the first of the tensors.
     """
     model = unwrapped(runner.model)
-    losses = {f"the {name} since the last reading": value for name, value in runner.losses.sums().items()}
+    losses = {f"the {name} since the last reading": value for name, value in runner.losses.sums.items()}
     watched = {name for name, _ in model.named_parameters()} | set(losses)
     found = not_finite({**losses, **(model.state_dict() if state is None else state)}, watched)
     by_rank = runner.distributed_group.gather(found)

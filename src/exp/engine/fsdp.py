@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Iterable, Iterator, Sequence
 import torch
 from torch import nn
 
-from exp.engine.staged import StagedCollectives
+from exp.engine.distributed import StagedCollectives
 from exp.engine.wrapper import SHARDED_MARK, Wrapper, is_sharded
 from exp.errors import ConfigError, UnavailableError
 from exp.hardware.compat import supports_full_sharding

@@ -12,8 +12,7 @@ import torch
 from mmengine.hooks import Hook
 
 from exp.data.base import Prediction
-from exp.data.loader import share_loader
-from exp.data.transfer import move
+from exp.data.loader import move, share_loader
 from exp.engine.building import (
     about_data,
     build_data,

@@ -12,7 +12,8 @@ from omegaconf import OmegaConf
 from exp.config.differences import Change, as_plain, changes, refusal, trains_on
 from exp.config.schema import OptimConfig
 from exp.data.fingerprint import differences
-from exp.engine import checkpoint, rng
+from exp.engine import checkpoint
+from exp.engine.device import seed_everything, set_rng_state
 from exp.engine.finiteness import named, not_finite
 from exp.engine.optim import parameter_groups
 from exp.engine.wrapper import unwrapped
@@ -168,9 +169,9 @@ def restore(runner: Any, content: Mapping[str, Any], source: Path) -> None:
         session.say("resume: this training was stopped early; with a larger patience it would go on")
     states = content["rng"]
     if runner.world_size == len(states):
-        rng.set_rng_state(states[runner.rank], runner.backend)
+        set_rng_state(states[runner.rank], runner.backend)
     else:
-        rng.seed_everything(session.config.seed + runner.rank + 1000003 * meta["step"], runner.backend)
+        seed_everything(session.config.seed + runner.rank + 1000003 * meta["step"], runner.backend)
         logger.warning("resumed at world size %d, not %d: random states start anew", runner.world_size, len(states))
     runner.checkpoints.load_state_dict(content["best"])
     runner.checkpoints.take_over_best(runner, source)

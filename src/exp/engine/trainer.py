@@ -24,9 +24,10 @@ from mmengine.visualization import Visualizer
 from omegaconf import OmegaConf
 
 from exp.config.differences import of_training
-from exp.data.transfer import move, tensors_of
-from exp.engine import checkpoint, rng
+from exp.data.loader import move, tensors_of
+from exp.engine import checkpoint
 from exp.engine.checkpoint import complete, plain
+from exp.engine.device import rng_state
 from exp.engine.finiteness import refuse_nan
 from exp.engine.fsdp import is_sharded, whole
 from exp.engine.hooks import LossMeter, OverfitHook, PreemptionHook
@@ -356,7 +357,7 @@ class Trainer:
         self.average_buffers()
         content = self._content(step)
         content["meta"]["validation_due"] = validation_due
-        content.update(rng=self.distributed_group.gather(rng.rng_state(self.backend)), best=dict(best))
+        content.update(rng=self.distributed_group.gather(rng_state(self.backend)), best=dict(best))
         if self.distributed_group.is_main:  # as in MMEngine: they may write files
             self._let_hooks_change(content)
         return content

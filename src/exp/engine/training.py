@@ -12,9 +12,8 @@ import torch
 from omegaconf import OmegaConf
 
 from exp.console import size
-from exp.data.loader import device_loader, eval_loader, share_loader
+from exp.data.loader import device_loader, eval_loader, move, share_loader
 from exp.data.sampler import TrainBatchSampler
-from exp.data.transfer import move
 from exp.engine import checkpoint
 from exp.engine.building import (
     about_data,
@@ -25,6 +24,7 @@ from exp.engine.building import (
     record_environment,
     split_in_use,
 )
+from exp.engine.device import rng_state, seed_everything, set_rng_state
 from exp.engine.fsdp import is_sharded, refuse_hooks
 from exp.engine.hooks import MetricsHook, Progress
 from exp.engine.logger import build_loggers
@@ -32,7 +32,6 @@ from exp.engine.optim import BackendOptimWrapper, build_optimizer
 from exp.engine.outputs import draw_extras, training_pictures
 from exp.engine.registries import build_hooks
 from exp.engine.resume import compare, find_checkpoint, restore
-from exp.engine.rng import rng_state, seed_everything, set_rng_state
 from exp.engine.saving import CheckpointHook
 from exp.engine.trainer import EvalLoop, Trainer, TrainLoop
 from exp.engine.wrapper import place_and_wrap, predictions, unwrapped
