@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 
 import mmengine.hooks
 import pytest
@@ -18,6 +19,8 @@ from mmengine.visualization import Visualizer
 
 from exp.config.check import REFUSED, check_hooks
 from exp.engine import checkpoint
+from exp.engine.building import build_model
+from exp.engine.fit import Weights
 from exp.engine.registries import build_hooks
 from exp.errors import ConfigError
 from tests.engine.conftest import Line, Spy
@@ -91,20 +94,23 @@ class Part(BaseModule):
         self.linear = torch.nn.Linear(1, 1)
 
 
-@pytest.mark.parametrize("weights", [None, "a file's"])
+class Initialized(Line):
+    def __init__(self):
+        super().__init__()
+        self.part = Part()
+
+
+@pytest.mark.parametrize("given", [False, True])
 def test_what_a_model_says_of_its_initialisation_is_done_but_not_to_weights_of_a_file(
-    make_runner, weights, tmp_path, monkeypatch
+    make_session, given, tmp_path, monkeypatch
 ):
     """``init_cfg``, also of a part, as MMSegmentation's models have it; MMEngine notes it in a worker's log."""
     monkeypatch.setattr(logging.getLogger(), "handlers", [logging.FileHandler(tmp_path / "rank0.log")])
-    model = Line()
-    model.part = Part()
-    before = model.part.linear.weight.item()
-    runner = make_runner(model)
-    runner.session.weights = weights
-    runner.train()
-    assert model.part.linear.weight.item() == (before if weights else 7.0)  # no step changes it
-    assert ("ConstantInit" in (tmp_path / "rank0.log").read_text()) == (weights is None)
+    session = make_session(model={"_target_": f"{__name__}.Initialized"})
+    session.weights = Weights(tmp_path, Initialized().state_dict(), None) if given else None
+    model = build_model(session, SimpleNamespace(model_arguments=dict))
+    assert (model.part.linear.weight.item() == 7.0) != given
+    assert ("ConstantInit" in (tmp_path / "rank0.log").read_text()) != given
 
 
 def test_ranks_begin_with_the_initialization_of_rank_0_and_masks_keep_infinity(exp):

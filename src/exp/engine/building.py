@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from mmengine.logging import MMLogger
 from mmengine.model import BaseModel
 from omegaconf import OmegaConf
 from torch.utils.data import Dataset
@@ -38,6 +40,7 @@ __all__ = [
     "build_model",
     "make_result",
     "measured_part",
+    "rank_logger",
     "record_environment",
     "split_in_use",
 ]
@@ -103,10 +106,21 @@ def build_model(session: Session, data: Data, to_place: bool = False) -> nn.Modu
             f"task={session.config.task.name} needs weights, and the model has {len(model.state_dict())} tensors, "
             "though its keys say has_weights = False; set init_from, or leave that out"
         )
+    elif any(getattr(module, "init_cfg", None) for module in model.modules()):
+        rank_logger(session)  # MMEngine notes there what it does
+        model.init_weights()  # type: ignore[operator]
     if session.config.compile and not (to_place and compiles_itself(session)):
         model.compile()  # when it is first called; in place: names and hooks stay, and any wrapper comes around it
     session.built(model)
     return model
+
+
+def rank_logger(session: Session) -> MMLogger:
+    """MMEngine's logger of this run, which writes into the log of the rank, not to the terminal."""
+    logger: MMLogger = MMLogger.get_instance(session.unique_name)
+    logger.setLevel("INFO")
+    logger.handlers[:] = list(logging.getLogger().handlers)
+    return logger
 
 
 def record_environment(session: Session) -> None:

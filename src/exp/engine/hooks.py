@@ -310,6 +310,8 @@ class MetricsHook(Hook):
             record = {"split": split, "step": step, "epoch": runner.epoch, **values}
             self._file.write(to_json({**record, "units": units} if units else record) + "\n")
             runner.visualizer.add_scalars(scalars, step=step)
+            for reporter in runner.session.reporters:
+                reporter.log({name: float(value) for name, value in scalars.items()}, step)
 
 
 class LeftDevice:

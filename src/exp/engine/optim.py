@@ -396,18 +396,12 @@ def build_schedulers(configs: Sequence[Mapping[str, Any]], runner: Any) -> list[
         if begin >= min(end, length):
             continue
         unit = "epoch" if by_epoch else "step"
-        first, last = config.get("start_factor", 1 / 3), config.get("end_factor", 1)
         if cls.__name__.startswith("Linear") and (end - begin) * (loop.steps_per_epoch if converted else 1) == 1:
-            if last == 1 and (converted or not by_epoch):
+            if config.get("end_factor", 1) == 1 and (converted or not by_epoch):
                 continue  # a warm-up of one step is none
             raise ConfigError(
                 f"schedule: {kind} from begin={begin:g} to end={end:g} takes one {unit}, and MMEngine's then stays at "
                 f"its start_factor for ever; set end={begin + 2:g} or more, or convert_to_iter_based: true"
-            )
-        if cls.__name__ == "LinearLR" and first <= last and length < end < math.inf:
-            runner.session.say(
-                f"warning: the learning rate warms up until {unit} {end:g}, and the training ends after {length}: it "
-                "never comes to optim.lr; set schedule.warmup_steps"
             )
         evaluator = getattr(runner.val_loop, "evaluator", None)
         if getattr(cls, "need_val_args", False) and evaluator is not None:  # by default, of the metric that decides

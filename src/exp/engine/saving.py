@@ -177,7 +177,7 @@ class CheckpointHook(Hook):
             self._due[path] = content, checkpoint.write
 
     def _write(self, runner: Any) -> None:
-        """Have what is due written, and then older ones removed; files of one call share the copy of the weights."""
+        """Have what is due written, and then older ones removed."""
         due, self._due = self._due, {}
         if due:
             runner.checkpoint_writer.start(due, self._written if runner.distributed_group.is_main else None)
@@ -282,12 +282,12 @@ class CheckpointWriter:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
-    def start(self, files: Mapping[Path, tuple[Any, Write]], then: Callable[[], object] | None = None) -> None:
+    def start(self, files: dict[Path, tuple[Any, Write]], then: Callable[[], object] | None = None) -> None:
         """Copy what is to be written, and return; waits for the checkpoint before, if that is still being written.
 
         Args:
             files: what they are to hold (see :func:`exp.engine.checkpoint.plain`), and what writes a copy of it, in the
-                background. Tensors that several of them share are copied once.
+                background.
             then: called in the background when all of them are on the disk.
 
         Raises:
@@ -297,19 +297,16 @@ class CheckpointWriter:
         beat(Stage.CHECKPOINT)
         self.wait()
         spare, self._buffers = self._buffers[::-1], []
-        made: dict[Any, tuple[torch.Tensor, torch.Tensor]] = {}  # copies and their tensors, by where these lie
 
         def copied(tensor: torch.Tensor) -> torch.Tensor:
             tensor = tensor.detach()
-            if tensor.layout != torch.strided:
-                return tensor.cpu() if tensor.device.type != "cpu" else tensor.clone()
-            place = (tensor.device, _address(tensor), tensor.dtype, tensor.shape, tensor.stride())
-            if place not in made or not tensor.numel():
-                copy = self._memory_for(tensor, spare)
-                made[place] = (copy.copy_(tensor, non_blocking=self._pinned), tensor)
-            return made[place][0]
+            return self._memory_for(tensor, spare).copy_(tensor, non_blocking=self._pinned)
 
-        copies = {path: (checkpoint.plain(content, copied), write) for path, (content, write) in files.items()}
+        # The last file comes first: what others hold besides, such as the best weights, is not always there.
+        copies = {
+            path: (checkpoint.plain(content, copied), write) for path, (content, write) in reversed(files.items())
+        }
+        self._buffers += reversed(spare)
         self._backend.synchronize()
         # A daemon: a disk that hangs must not keep a process from ending that was told to.
         self._thread = threading.Thread(target=self._run, args=(copies, then), name="checkpoint", daemon=True)
@@ -329,7 +326,7 @@ class CheckpointWriter:
 
     def _run(self, files: dict[Path, tuple[Any, Write]], then: Any) -> None:
         try:
-            for path, (content, write) in files.items():
+            for path, (content, write) in reversed(files.items()):
                 try:
                     write(path, content)
                 except OSError as error:
@@ -366,14 +363,6 @@ class CheckpointWriter:
         except Exception:
             logger.exception("the last checkpoint is not saved")
         self._buffers.clear()
-
-
-def _address(tensor: torch.Tensor) -> int:
-    """Where its data lie; lazy devices have no such place, or say 0: there each tensor is its own."""
-    try:
-        return tensor.data_ptr() or -id(tensor)
-    except RuntimeError:
-        return -id(tensor)
 
 
 class ShardedSaver:

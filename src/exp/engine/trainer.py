@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Sequence, ca
 import torch
 from mmengine.config import Config
 from mmengine.hooks import Hook, ParamSchedulerHook, RuntimeInfoHook
-from mmengine.logging import MessageHub, MMLogger
+from mmengine.logging import MessageHub
 from mmengine.registry import DefaultScope
 from mmengine.runner import get_priority
 from mmengine.visualization import Visualizer
@@ -26,6 +26,7 @@ from omegaconf import OmegaConf
 from exp.config.differences import of_training
 from exp.data.loader import move, tensors_of
 from exp.engine import checkpoint
+from exp.engine.building import rank_logger
 from exp.engine.checkpoint import complete, plain
 from exp.engine.device import rng_state
 from exp.engine.finiteness import refuse_nan
@@ -111,9 +112,7 @@ class Trainer:
         self.work_dir, self.log_dir = str(session.folder.path), str(session.folder.logs)
         self.experiment_name = name = session.unique_name
         self.default_scope = DefaultScope.get_instance(name, scope_name="mmengine")
-        self.logger = MMLogger.get_instance(name)
-        self.logger.setLevel("INFO")
-        self.logger.handlers[:] = list(logging.getLogger().handlers)  # the log of the rank, not the terminal
+        self.logger = rank_logger(session)
         self.message_hub = MessageHub.get_instance(name)
         backends = list(vis_backends) or None
         self.visualizer = Visualizer.get_instance(name, vis_backends=backends, save_dir=self.work_dir)
@@ -205,7 +204,6 @@ class Trainer:
         assert loop is not None
         self._resume = load is not None
         self.call_hook("before_run")
-        self._init_weights()
         if load is not None:
             load()
         self.optim_wrapper.initialize_count_status(self.model, 0, -1)
@@ -287,17 +285,6 @@ class Trainer:
         metrics = self.test_loop.run()
         self.call_hook("after_run")
         return metrics
-
-    def _init_weights(self) -> None:
-        """Do what MMEngine's ``init_cfg`` says, unless a file has weights; else models initialize themselves."""
-        model: Any = unwrapped(self.model)
-        if self.session.weights is None and any(getattr(module, "init_cfg", None) for module in model.modules()):
-            if is_sharded(model):
-                raise ConfigError("model: init_cfg draws weights once the model is wrapped; use wrapper=ddp")
-            model.init_weights()
-            for value in model.state_dict().values() if self.distributed else ():
-                if value.is_floating_point():  # added up, which all collectives can; infinity times 0 would be NaN
-                    self.backend.collectives.all_reduce(value if self.rank == 0 else value.zero_())
 
     def close(self) -> None:
         """Finish the checkpoint that is being written, and let go of the data loaders, so that their processes end now.
