@@ -113,33 +113,6 @@ def test_what_a_model_says_of_its_initialisation_is_done_but_not_to_weights_of_a
     assert ("ConstantInit" in (tmp_path / "rank0.log").read_text()) != given
 
 
-def test_ranks_begin_with_the_initialization_of_rank_0_and_masks_keep_infinity(exp):
-    (exp.folder / "mine.py").write_text("""
-import torch
-from mmengine.model import BaseModule
-from exp.models.base import Model
-
-class Part(BaseModule):
-    def __init__(self):
-        super().__init__(init_cfg={"type": "Constant", "layer": "Linear", "val": 0.5})
-        self.linear = torch.nn.Linear(1, 1)
-
-class Mine(Model):
-    def __init__(self, **_):
-        super().__init__()
-        self.part, self.scale = Part(), torch.nn.Parameter(torch.zeros(()))
-        self.register_buffer("mask", torch.tensor([0.0, float("-inf")]))
-
-    def forward(self, x, y=None, mode="tensor", **_):
-        outputs = x[:, -1:].expand(-1, 96, -1) * self.scale * self.part.linear.weight
-        return {"loss": (outputs - y).square().mean()} if mode == "loss" else outputs
-""")
-    exp.train("run", "model._target_=mine.Mine", "max_steps=1", "nproc=2", "wrapper.find_unused_parameters=true")
-    state = torch.load(str(exp.path("run") / "checkpoints" / "best.pth"), map_location="cpu")["state_dict"]
-    assert state["mask"].tolist() == [0.0, float("-inf")]
-    assert state["part.linear.bias"].item() == 0.0
-
-
 TABLE = (Path(__file__).parents[2] / "docs" / "extend" / "hooks.md").read_text()
 EMA = {"type": "EMAHook", "momentum": 0.2}
 WORK = [
@@ -182,13 +155,6 @@ def test_some_are_refused_by_either_name(name):
         with pytest.raises(ConfigError, match=f"hooks: {name} "):
             check_hooks([{"type": kind}])
     check_hooks([{"type": f"mine.{name}"}])  # of the same name, and not MMEngine's
-
-
-def test_no_validation_of_other_weights_is_cut_short(make_runner):
-    """Those that EMAHook has put in place until its end; the training's own can be saved between two batches."""
-    averaging = build_hooks([EMA], "mse", greater_is_better=False)
-    assert make_runner(hooks=averaging).hooks_change_validation()
-    assert not make_runner().hooks_change_validation()
 
 
 mmengine.registry.HOOKS.register_module(

@@ -184,13 +184,6 @@ def test_moments_stay_with_their_parameters_where_groups_change(trained):
         torch.testing.assert_close(ours.state[mine], theirs.state[other], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(("key", "refused"), [("type", True), ("options.amsgrad", True), ("options.betas", False)])
-def test_what_the_optimizer_keeps_stays_and_what_it_does_with_it_may_change(key, refused):
-    after = OmegaConf.create({"optim": {"lr": 0.1}})
-    OmegaConf.update(after, f"optim.{key}", "other")
-    assert bool(changes({"optim": {"lr": 0.1}}, OmegaConf.to_container(after)).refused) == refused
-
-
 def test_a_schedule_that_follows_validations_cannot_be_replayed(trained):
     with pytest.raises(ConfigError, match="ReduceOnPlateau"):
         carry_over(*trained([{"type": "ReduceOnPlateauLR", "monitor": "mse"}]))
