@@ -12,7 +12,6 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from exp.config.differences import changes
 from exp.config.schema import OptimConfig
 from exp.engine.optim import build_optimizer, build_schedulers
 from exp.engine.resume import carry_over

@@ -61,14 +61,14 @@ def _read(values: Mapping[_Key, torch.Tensor]) -> dict[_Key, float]:
     return dict(zip(values, torch.stack([value.float().to(device) for value in values.values()]).cpu().tolist()))
 
 
-def check_finite(runner: Any, state: Mapping[str, Any] | None, step: int) -> None:
+def check_finite(runner: Any, state: Mapping[str, Any], step: int) -> None:
     """Raise, on all ranks alike, where weights that are to be saved, or losses on the way to them, are not finite.
 
     A collective. What would fail when the losses are read next is not saved before.
 
     Args:
         runner: the runner.
-        state: what is to be saved; None: the model's own.
+        state: what is to be saved.
         step: optimizer steps completed.
 
     Raises:
@@ -77,7 +77,7 @@ def check_finite(runner: Any, state: Mapping[str, Any] | None, step: int) -> Non
     model = unwrapped(runner.model)
     losses = {f"the {name} since the last reading": value for name, value in runner.losses.sums.items()}
     watched = {name for name, _ in model.named_parameters()} | set(losses)
-    found = not_finite({**losses, **(model.state_dict() if state is None else state)}, watched)
+    found = not_finite({**losses, **state}, watched)
     by_rank = runner.distributed_group.gather(found)
     ranks = [rank for rank, names in enumerate(by_rank) if names]
     if ranks:

@@ -469,7 +469,8 @@ class PreemptionHook(Hook):
         if runner.iter == self._restart_after:
             self._end(runner, Interrupted(runner.iter), validation_due=True)
         # With other weights in place nothing can be saved until its end.
-        self._begin(0 if runner.hooks_change_validation() else runner.val_loop.dataloader.sampler.common_batches)
+        others = runner.hooks_at("before_val", "before_val_epoch", "before_val_iter")
+        self._begin(0 if others else runner.val_loop.dataloader.sampler.common_batches)
         if self._wanted():
             self._end(runner, Preempted(runner.iter), validation_due=True)
 

@@ -129,7 +129,7 @@ def restore(runner: Any, content: Mapping[str, Any], source: Path) -> None:
         ConfigError: a hook whose weights are in it is gone, or the schedule cannot go on with the new settings.
     """
     meta, session, loop = content["meta"], runner.session, runner.train_loop
-    lacking = sorted(set(meta.get("weights_of_hooks", ())) - set(runner.hooks_that_save()))
+    lacking = sorted(set(meta.get("weights_of_hooks", ())) - set(runner.hooks_at("before_save_checkpoint")))
     if lacking:
         raise ConfigError(
             f"resume: {source} was trained with the hooks {', '.join(lacking)}, which put weights of their own "

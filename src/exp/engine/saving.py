@@ -19,7 +19,8 @@ from mmengine.hooks import Hook
 
 from exp.engine import checkpoint
 from exp.engine.finiteness import check_finite, what_to_do
-from exp.engine.fsdp import sharded_like
+from exp.engine.fsdp import is_sharded, sharded_like
+from exp.engine.wrapper import unwrapped
 from exp.errors import RunError
 from exp.runs.folder import RunFolder
 from exp.runs.status import Stage, beat
@@ -72,6 +73,7 @@ class CheckpointHook(Hook):
         self.reference: float | None = None  # the last value that was better by min_delta
         self.bad_epochs = 0
         self._resumed_here = False  # whether this attempt goes on from a checkpoint of this folder
+        self._sharded: ShardedSaver | None = None  # writes this rank's part of a sharded model
         self._due: dict[Path, tuple[Any, Write]] = {}  # what this rank is to write, and how, by file
         self._saved = (-1, False, False)  # step, whether a validation is due, whether the training was stopped
 
@@ -87,7 +89,8 @@ class CheckpointHook(Hook):
 
     def before_train(self, runner: Any) -> None:
         """Remove what a killed writer left; once the run has started, set aside what it does not go on from."""
-        runner.prepare_saving()
+        sharded = is_sharded(unwrapped(runner.model))
+        self._sharded = ShardedSaver(runner.distributed_group) if sharded else None
         if runner.distributed_group.is_main:
             checkpoint.remove_leftovers(self.folder)
         begins_at = runner.iter
@@ -110,11 +113,12 @@ class CheckpointHook(Hook):
         if self.best is None or self.sign * value < self.sign * self.best:
             self.best, self.best_epoch, self.best_step = value, runner.epoch, runner.iter
             if self.keep_best:
-                content = runner.weights_checkpoint() if runner.writes else {}
-                check_finite(runner, content.get("state_dict"), runner.iter)
-                if content:
-                    content["meta"]["validation"] = {self.metric: value}
-                    self._prepare(runner, self.best_path, content)
+                content = runner.weights(runner.iter)
+                content["meta"]["validation"] = {self.metric: value}
+                if runner.distributed_group.is_main:
+                    runner.let_hooks_change(content)
+                check_finite(runner, content["state_dict"], runner.iter)
+                self._prepare(runner, self.best_path, content)
         least = None if self.reference is None else self.sign * self.reference - self.min_delta * abs(self.reference)
         self.bad_epochs += 1
         if least is None or self.sign * value < least:
@@ -171,9 +175,9 @@ class CheckpointHook(Hook):
 
     def _prepare(self, runner: Any, path: Path, content: dict[str, Any]) -> None:
         """Note what of a checkpoint this rank writes."""
-        if runner.sharded_saver is not None:
-            self._due[path] = runner.sharded_saver.prepare(content)
-        elif runner.writes:
+        if self._sharded is not None:
+            self._due[path] = self._sharded.prepare(content)
+        elif runner.distributed_group.is_main:
             self._due[path] = content, checkpoint.write
 
     def _write(self, runner: Any) -> None:
@@ -259,7 +263,9 @@ class CheckpointHook(Hook):
             epoch, step = self.best_epoch, self.best_step
         else:
             epoch, step = runner.epoch, runner.iter
-            if runner.hooks_that_save() and self._path(step).is_file():  # such as the weights that a hook has averaged
+            if (
+                runner.hooks_at("before_save_checkpoint") and self._path(step).is_file()
+            ):  # such as the weights that a hook has averaged
                 content = checkpoint.read(self._path(step), mapped=True)
             name, value = f"last weights, step {step}", self.last if self.last_step == step else None
         record = {"tested_checkpoint": name, "tested_epoch": epoch, "tested_step": step, "best_epoch": epoch}

@@ -30,11 +30,11 @@ from exp.engine.building import rank_logger
 from exp.engine.checkpoint import complete, plain
 from exp.engine.device import rng_state
 from exp.engine.finiteness import refuse_nan
-from exp.engine.fsdp import is_sharded, whole
+from exp.engine.fsdp import whole
 from exp.engine.hooks import LossMeter, OverfitHook, PreemptionHook
 from exp.engine.optim import build_schedulers
 from exp.engine.registries import CountersHook
-from exp.engine.saving import CheckpointHook, CheckpointWriter, ShardedSaver
+from exp.engine.saving import CheckpointHook, CheckpointWriter
 from exp.engine.wrapper import average_buffers, predictions, unwrapped
 from exp.errors import ConfigError
 from exp.runs.status import Stage, beat
@@ -104,9 +104,8 @@ class Trainer:
         self.precision: str = session.config.precision
         self.model, self.model_name = model, type(unwrapped(model)).__name__
         self.train_loop, self.val_loop, self.test_loop = train_loop, val_loop, test_loop
-        for loop in (val_loop, test_loop):
-            if loop is not None:
-                loop.runner = self
+        for loop in filter(None, (val_loop, test_loop)):
+            loop.runner = self
         self.losses = LossMeter()
         self.cfg = Config(OmegaConf.to_container(session.config, resolve=True))
         self.work_dir, self.log_dir = str(session.folder.path), str(session.folder.logs)
@@ -122,18 +121,13 @@ class Trainer:
         self.hooks: list[Hook] = []
         self._calls: dict[str, list[Any]] = {}
         self.figures, self.checkpoints = figures, checkpoints
-        own: list[Any] = [ParamSchedulerHook(), figures, checkpoints]
-        if not any(type(hook) is RuntimeInfoHook for hook in hooks):  # MMEngine's counts, and reads every step
-            own.insert(0, CountersHook())
-        if checkpoints is not None:
-            own.append(PreemptionHook(session, checkpoints))
-        if session.config.debug.overfit and train_loop is not None:
-            own.append(OverfitHook(session))
-        for hook in (*own, *hooks):
-            if hook is not None:
-                self.register_hook(hook)
+        counted = any(type(hook) is RuntimeInfoHook for hook in hooks)  # MMEngine's counts, and reads every step
+        own: list[Any] = [None if counted else CountersHook(), ParamSchedulerHook(), figures, checkpoints]
+        own.append(checkpoints and PreemptionHook(session, checkpoints))
+        own.append(OverfitHook(session) if session.config.debug.overfit and train_loop is not None else None)
+        for hook in filter(None, (*own, *hooks)):
+            self.register_hook(hook)
         self.checkpoint_writer = CheckpointWriter(self.backend)
-        self.sharded_saver: ShardedSaver | None = None  # writes this rank's part of a sharded model
 
     # -- what hooks ask of a runner ---------------------------------------------------------------------------------
 
@@ -186,7 +180,7 @@ class Trainer:
         if self.distributed_group.is_main:
             content = self._content(self.iter + (not by_epoch))
             content["meta"]["epoch"] += by_epoch
-            self._let_hooks_change(content)
+            self.let_hooks_change(content)
             checkpoint.write(Path(out_dir, filename), content)
 
     # -- train, evaluate ---------------------------------------------------------------------------------------------
@@ -299,39 +293,17 @@ class Trainer:
 
     # -- what a checkpoint holds ------------------------------------------------------------------------------------
 
-    @property
-    def writes(self) -> bool:
-        """Whether this rank writes something of a checkpoint."""
-        return self.distributed_group.is_main or self.sharded_saver is not None
-
-    def prepare_saving(self) -> None:
-        """Called before training. A collective."""
-        if is_sharded(unwrapped(self.model)):
-            self.sharded_saver = ShardedSaver(self.distributed_group)
-
-    def _foreign_hooks(self, *stages: str) -> list[Hook]:
-        """The hooks that are not the engine's own and do something at one of the stages."""
+    def hooks_at(self, *stages: str) -> list[str]:
+        """The classes of hooks that are not the engine's own and do something at one of the stages: before a checkpoint
+        they may change its weights, before a validation put others in place.
+        """
         foreign = [hook for hook in self.hooks if not type(hook).__module__.startswith("exp.engine.")]
-        return [hook for hook in foreign if not set(stages).isdisjoint(hook.get_triggered_stages())]
-
-    def hooks_that_save(self) -> list[str]:
-        """The classes of the user's hooks that may change a checkpoint, its weights included."""
-        return [type(hook).__name__ for hook in self._foreign_hooks("before_save_checkpoint")]
+        return [type(hook).__name__ for hook in foreign if not set(stages).isdisjoint(hook.get_triggered_stages())]
 
     def average_buffers(self) -> None:
         """Average running statistics over ranks: those of the model, and of copies that hooks keep. A collective."""
         held = [value for hook in self.hooks for value in vars(hook).values() if isinstance(value, torch.nn.Module)]
         average_buffers([unwrapped(self.model), *held], self.distributed_group)
-
-    def hooks_change_validation(self) -> bool:
-        """Whether hooks may put other weights in place until a validation ends."""
-        return bool(self._foreign_hooks("before_val", "before_val_epoch", "before_val_iter"))
-
-    def weights_checkpoint(self) -> dict[str, Any]:
-        """The weights as the hooks want them kept, with what of the data belongs to them; on ranks that write."""
-        content = self._weights(self.iter)
-        self._let_hooks_change(content)
-        return content
 
     def training_checkpoint(self, step: int, best: Mapping[str, Any], validation_due: bool = False) -> dict[str, Any]:
         """All that an exact continuation needs. A collective: every rank's random state is in it.
@@ -346,10 +318,11 @@ class Trainer:
         content["meta"]["validation_due"] = validation_due
         content.update(rng=self.distributed_group.gather(rng_state(self.backend)), best=dict(best))
         if self.distributed_group.is_main:  # as in MMEngine: they may write files
-            self._let_hooks_change(content)
+            self.let_hooks_change(content)
         return content
 
-    def _weights(self, step: int) -> dict[str, Any]:
+    def weights(self, step: int) -> dict[str, Any]:
+        """The weights, with what of the data belongs to them."""
         session, loop = self.session, self.train_loop
         assert loop is not None
         meta = {
@@ -377,25 +350,24 @@ class Trainer:
         """Weights, optimizer, schedulers, and what hooks keep in the message hub and want resumed if it is plain."""
         infos = {}
         for key, value in self.message_hub.state_dict()["runtime_info"].items():
-            if key not in _RUNTIME_INFO:
-                try:
-                    infos[key] = plain(value)
-                except TypeError as error:
-                    logger.warning("message hub: %s is not resumed: %s", key, error)
+            try:
+                infos.update({} if key in _RUNTIME_INFO else {key: plain(value)})
+            except TypeError as error:
+                logger.warning("message hub: %s is not resumed: %s", key, error)
         return {
-            **self._weights(step),
+            **self.weights(step),
             "optimizer": self.optim_wrapper.state_dict(),
             "param_schedulers": [scheduler.state_dict() for scheduler in self.param_schedulers],
             "message_hub": infos,
         }
 
-    def _let_hooks_change(self, content: dict[str, Any]) -> None:
+    def let_hooks_change(self, content: dict[str, Any]) -> None:
         """Call ``before_save_checkpoint``, and note which hooks have put weights of their own in the model's place."""
         before = dict(content["state_dict"])
         self.call_hook("before_save_checkpoint", checkpoint=content)
         after = content["state_dict"]
         if any(after.get(key) is not value for key, value in before.items()):
-            content["meta"]["weights_of_hooks"] = self.hooks_that_save()
+            content["meta"]["weights_of_hooks"] = self.hooks_at("before_save_checkpoint")
 
 
 class TrainLoop:
