@@ -24,7 +24,7 @@ from omegaconf import OmegaConf
 from positions import Positions
 from torch.utils.data import DataLoader
 
-from exp.config.schema import CheckpointConfig, ExpConfig
+from exp.config.schema import ExpConfig
 from exp.engine import checkpoint
 from exp.engine.distributed import Distributed
 from exp.engine.finiteness import check_finite
@@ -114,9 +114,9 @@ def main() -> None:
         session.device, session.distributed = torch.device("cpu"), Distributed()
         model = Stack(width)
         loader: DataLoader[Any] = DataLoader(Batches(width), batch_size=None, sampler=Positions(steps, BATCH))  # type: ignore
-        hook = TimedHook(session.folder.checkpoints, OmegaConf.structured(CheckpointConfig), None, 0.0, "mse")
+        hook = TimedHook(config, session.folder.checkpoints, "mse")
         optim_wrapper = BackendOptimWrapper(torch.optim.Adam(model.parameters()), session.backend)
-        runner = Trainer(session, model, TrainLoop(loader, max_epochs=1), optim_wrapper=optim_wrapper, hooks=[hook])
+        runner = Trainer(session, model, TrainLoop(loader, max_epochs=1), optim_wrapper=optim_wrapper, checkpoints=hook)
         hook.mark = time.perf_counter()
         runner.train()
         runner.checkpoint_writer.wait()

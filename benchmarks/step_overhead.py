@@ -27,7 +27,7 @@ from omegaconf import OmegaConf
 from positions import Positions
 from torch.utils.data import DataLoader, Dataset
 
-from exp.config.schema import CheckpointConfig, ExpConfig
+from exp.config.schema import ExpConfig
 from exp.data.loader import train_loader
 from exp.engine.distributed import Distributed
 from exp.engine.hooks import MetricsHook, Progress
@@ -122,11 +122,12 @@ def ours(loader: DataLoader, steps: int, folder: str) -> float:
     model = OurModel()
     wrapper = BackendOptimWrapper(torch.optim.Adam(model.parameters(), lr=1e-3), session.backend)
     metrics = MetricsHook(session.folder.metrics, 20, Progress(None), time.time())
-    checkpoints = CheckpointHook(session.folder.checkpoints, OmegaConf.structured(CheckpointConfig), None, 0.0, "mse")
+    checkpoints = CheckpointHook(config, session.folder.checkpoints, "mse")
     clock = Clock()
-    schedules, hooks = [{"type": "ExponentialLR", "gamma": 0.5}], [metrics, checkpoints, clock]
+    schedules, hooks = [{"type": "ExponentialLR", "gamma": 0.5}], [clock]
     loop = TrainLoop(loader, max_epochs=1)
-    Trainer(session, model, loop, optim_wrapper=wrapper, schedulers=schedules, hooks=hooks).train()
+    own = {"figures": metrics, "checkpoints": checkpoints}
+    Trainer(session, model, loop, optim_wrapper=wrapper, schedulers=schedules, hooks=hooks, **own).train()
     return clock.seconds / steps
 
 

@@ -114,9 +114,8 @@ class Session:
             ConfigError: the device does not train in the precision asked for, or its models cannot be compiled.
             RunError: two ranks share a card.
         """
+        from exp.engine.device import check_compilation, seed_everything, settle_kernels
         from exp.engine.distributed import Distributed
-        from exp.engine.kernels import check_compilation, settle_kernels
-        from exp.engine.rng import seed_everything
         from exp.launcher.rank import make_store
 
         info, config, backend = self.info, self.config, self.backend
@@ -225,7 +224,7 @@ class Session:
 
     def start_anew(self) -> None:
         """Go on as a new process of the same run would: nothing is built, and nothing has begun."""
-        from exp.engine.rng import seed_everything
+        from exp.engine.device import seed_everything
 
         self.unique_name = f"{self.unique_name}-anew"
         self.restarted_here = True

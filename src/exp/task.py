@@ -45,7 +45,7 @@ class Task:
         uses_hardware: the devices have to be here.
         uses_data: model and data of the configuration play a part; without, the files of the data need not be here.
         paths: its keys that are paths: relative ones begin where exp was started.
-        work: path of the function that ranks call with the session, such as ``exp.engine.evaluation.evaluate``; empty
+        work: path of the function that ranks call with the session, such as ``exp.engine.outputs.evaluate``; empty
             where the task has a :meth:`run` of its own.
     """
 

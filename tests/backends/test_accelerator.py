@@ -66,7 +66,7 @@ def test_a_plugin_that_does_not_load_is_named(asked, tmp_path):
 def test_a_card_is_asked_for_all_that_it_can_do(asked, name):
     script = """
         import pytest, torch
-        from exp.engine.rng import device_state
+        from exp.engine.device import device_state
         from exp.errors import UnavailableError
         from exp.hardware.numerics import grad_scaler
         device = backend.set_device(3)
@@ -109,7 +109,7 @@ def test_a_device_that_can_do_next_to_nothing_is_shown_as_it_is(asked, tmp_path)
         backend = create_backend({"_target_": "accelerator", "name": "accelerator", "options": options})
         assert backend.why_unavailable() is None and backend.device_count() == 1 and "torch" not in sys.modules
         assert only(backend, [0]) == {"HARDLY": "a"} and "HARDLY" in backend.variables
-        from exp.engine.rng import device_state
+        from exp.engine.device import device_state
         device = backend.set_device(0)
         backend.synchronize()
         found = [str(device), backend.describe(device), backend.usage(), device_state(backend)]

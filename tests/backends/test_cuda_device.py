@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from exp.engine.rng import device_state
+from exp.engine.device import device_state
 from exp.errors import UnavailableError
 from exp.hardware.numerics import grad_scaler
 from tests.backends import made

@@ -9,8 +9,8 @@ from mmengine.hooks import Hook
 from omegaconf import OmegaConf
 from torch.utils.data import DataLoader, Dataset
 
-from exp.config.schema import CheckpointConfig, ExpConfig
-from exp.data.sampler import TrainBatchSampler
+from exp.config.schema import ExpConfig
+from exp.data.sampler import EvalBatchSampler, TrainBatchSampler
 from exp.engine.distributed import Distributed
 from exp.engine.hooks import MetricsHook, Progress
 from exp.engine.optim import BackendOptimWrapper
@@ -109,8 +109,8 @@ def make_runner(make_session):
         sampler = TrainBatchSampler(64, batch_size=4, accumulate=accumulate)
         optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
         logging = MetricsHook(session.folder.metrics, log_every, Progress(None), time.time())
-        saving = CheckpointHook(session.folder.checkpoints, OmegaConf.structured(CheckpointConfig), None, 0.0, "mse")
-        test_loader = DataLoader(Samples())
+        saving = CheckpointHook(session.config, session.folder.checkpoints, "mse")
+        test_loader = DataLoader(Samples(), batch_size=None, sampler=EvalBatchSampler(64, 1))
         train_loader = DataLoader(Samples(), batch_size=None, sampler=sampler)
         runner = Trainer(
             session,
@@ -120,7 +120,9 @@ def make_runner(make_session):
             EvalLoop(test_loader, Evaluator([Mse()]), "test"),
             BackendOptimWrapper(optimizer, session.backend, accumulate=accumulate),
             schedulers or (),
-            [logging, saving, *hooks],
+            hooks,
+            figures=logging,
+            checkpoints=saving,
         )
         runner.saving, runner.sampler = saving, sampler
         return runner

@@ -33,7 +33,7 @@ class Given(Mse):
 def test_an_iteration_is_a_step_with_the_gradients_of_the_whole_batch_at_any_accumulation(make_runner):
     spy = Spy(lambda runner: runner.iter)
     runner = make_runner(accumulate=4, hooks=[spy])
-    runner.train_loop.run()
+    runner.train()
     assert spy.seen == [0, 1, 2, 3]
     assert (runner.epoch, runner.sampler.samples) == (1, 0)
     # By hand: the same permutation in batches of 16.
@@ -53,7 +53,7 @@ def test_an_iteration_is_a_step_with_the_gradients_of_the_whole_batch_at_any_acc
 def test_validation_by_epochs_or_by_steps_and_always_at_the_end(make_runner, val_every, max_steps, expected):
     spy = Spy(lambda runner: runner.model.training)
     runner = make_runner(max_epochs=2, max_steps=max_steps, val_every=val_every, hooks=[spy])
-    runner.train_loop.run()
+    runner.train()
     records = map(json.loads, runner.session.folder.metrics.read_text().splitlines())
     assert [record["step"] for record in records if record["split"] == "val"] == expected
     assert all(spy.seen)  # a validation in mid-epoch leaves the model in this mode
@@ -62,7 +62,7 @@ def test_validation_by_epochs_or_by_steps_and_always_at_the_end(make_runner, val
 def test_checkpoints_by_steps_wait_for_the_validation_there(make_runner):
     runner = make_runner(metrics=[Given(2.0, 3.0)], val_every=8)
     runner.saving.every_steps, runner.saving.every_epochs, runner.saving.keep_last = 8, 0, 10
-    runner.train_loop.run()
+    runner.train()
     kept = [checkpoint.read(path) for path in checkpoint.list_checkpoints(runner.saving.folder)]
     assert [(each["meta"]["step"], each["best"]["best"]) for each in kept] == [(16, 2.0), (8, 2.0)]
 
@@ -70,7 +70,7 @@ def test_checkpoints_by_steps_wait_for_the_validation_there(make_runner):
 def test_a_checkpoint_after_an_epoch_does_not_end_it_again(make_runner):
     """Without a validation there, it is written after the schedulers of epochs have taken their step."""
     runner = make_runner(max_epochs=2, val_every=1000)
-    runner.train_loop.run()
+    runner.train()
     content = checkpoint.read(runner.saving.folder / "step_00000016.pth")
     assert (content["meta"]["epoch"], content["meta"]["samples"]) == (1, 0)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 
 import mmengine.hooks
 import pytest
@@ -18,6 +19,8 @@ from mmengine.visualization import Visualizer
 
 from exp.config.check import REFUSED, check_hooks
 from exp.engine import checkpoint
+from exp.engine.building import build_model
+from exp.engine.fit import Weights
 from exp.engine.registries import build_hooks
 from exp.errors import ConfigError
 from tests.engine.conftest import Line, Spy
@@ -91,47 +94,23 @@ class Part(BaseModule):
         self.linear = torch.nn.Linear(1, 1)
 
 
-@pytest.mark.parametrize("weights", [None, "a file's"])
+class Initialized(Line):
+    def __init__(self):
+        super().__init__()
+        self.part = Part()
+
+
+@pytest.mark.parametrize("given", [False, True])
 def test_what_a_model_says_of_its_initialisation_is_done_but_not_to_weights_of_a_file(
-    make_runner, weights, tmp_path, monkeypatch
+    make_session, given, tmp_path, monkeypatch
 ):
     """``init_cfg``, also of a part, as MMSegmentation's models have it; MMEngine notes it in a worker's log."""
     monkeypatch.setattr(logging.getLogger(), "handlers", [logging.FileHandler(tmp_path / "rank0.log")])
-    model = Line()
-    model.part = Part()
-    before = model.part.linear.weight.item()
-    runner = make_runner(model)
-    runner.session.weights = weights
-    runner.train()
-    assert model.part.linear.weight.item() == (before if weights else 7.0)  # no step changes it
-    assert ("ConstantInit" in (tmp_path / "rank0.log").read_text()) == (weights is None)
-
-
-def test_ranks_begin_with_the_initialization_of_rank_0_and_masks_keep_infinity(exp):
-    (exp.folder / "mine.py").write_text("""
-import torch
-from mmengine.model import BaseModule
-from exp.models.base import Model
-
-class Part(BaseModule):
-    def __init__(self):
-        super().__init__(init_cfg={"type": "Constant", "layer": "Linear", "val": 0.5})
-        self.linear = torch.nn.Linear(1, 1)
-
-class Mine(Model):
-    def __init__(self, **_):
-        super().__init__()
-        self.part, self.scale = Part(), torch.nn.Parameter(torch.zeros(()))
-        self.register_buffer("mask", torch.tensor([0.0, float("-inf")]))
-
-    def forward(self, x, y=None, mode="tensor", **_):
-        outputs = x[:, -1:].expand(-1, 96, -1) * self.scale * self.part.linear.weight
-        return {"loss": (outputs - y).square().mean()} if mode == "loss" else outputs
-""")
-    exp.train("run", "model._target_=mine.Mine", "max_steps=1", "nproc=2", "wrapper.find_unused_parameters=true")
-    state = torch.load(str(exp.path("run") / "checkpoints" / "best.pth"), map_location="cpu")["state_dict"]
-    assert state["mask"].tolist() == [0.0, float("-inf")]
-    assert state["part.linear.bias"].item() == 0.0
+    session = make_session(model={"_target_": f"{__name__}.Initialized"})
+    session.weights = Weights(tmp_path, Initialized().state_dict(), None) if given else None
+    model = build_model(session, SimpleNamespace(model_arguments=dict))
+    assert (model.part.linear.weight.item() == 7.0) != given
+    assert ("ConstantInit" in (tmp_path / "rank0.log").read_text()) != given
 
 
 TABLE = (Path(__file__).parents[2] / "docs" / "extend" / "hooks.md").read_text()
@@ -176,13 +155,6 @@ def test_some_are_refused_by_either_name(name):
         with pytest.raises(ConfigError, match=f"hooks: {name} "):
             check_hooks([{"type": kind}])
     check_hooks([{"type": f"mine.{name}"}])  # of the same name, and not MMEngine's
-
-
-def test_no_validation_of_other_weights_is_cut_short(make_runner):
-    """Those that EMAHook has put in place until its end; the training's own can be saved between two batches."""
-    averaging = build_hooks([EMA], "mse", greater_is_better=False)
-    assert make_runner(hooks=averaging).hooks_change_validation()
-    assert not make_runner().hooks_change_validation()
 
 
 mmengine.registry.HOOKS.register_module(

@@ -6,7 +6,7 @@ from tests.engine.conftest import ON_DEVICES
 
 TRAIN = """
 import contextlib
-from exp.engine.staged import StagedDataParallel
+from exp.engine.distributed import StagedDataParallel
 
 class Net(nn.Module):
     def __init__(self):

@@ -20,7 +20,7 @@ from exp.checks.check import Journal
 from exp.checks.parity import apart, largest
 from exp.checks.training import train_with
 from exp.checks.verdict import LIMITS_S
-from exp.data.transfer import tensors_of
+from exp.data.loader import tensors_of
 from exp.engine.building import build_data, build_model, make_result, record_environment
 from exp.hardware.compat import every_operator
 

@@ -19,10 +19,10 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from exp.data.base import split_of
-from exp.data.transfer import tensors_of
+from exp.data.loader import tensors_of
 from exp.engine.building import build_data, build_model, make_result, record_environment
 from exp.engine.hooks import truncate_metrics
-from exp.engine.training import Training
+from exp.engine.training import build_trainer
 from exp.engine.wrapper import unwrapped
 
 if TYPE_CHECKING:
@@ -35,9 +35,8 @@ _KEPT = 2**20
 
 def train_with(session: Session, data: Any, model: nn.Module, hook: Hook) -> int:
     """Train with ``hook``, and without checkpoints; returns how many steps it took."""
-    training = Training(session, data, model)
-    runner = training.trainer
-    runner.hooks.remove(training.checkpoint_hook)
+    runner = build_trainer(session, data, model)
+    runner.hooks.remove(runner.checkpoints)
     runner.register_hook(hook)
     runner.train()
     steps = runner.iter

@@ -10,14 +10,14 @@ import torch
 from torch.utils.data import Dataset
 from torch.utils.data.dataloader import default_collate
 
-from exp.data.seeding import preserved_generators, seed_sample
+from exp.data.sampler import preserved_generators, seed_sample
 from exp.errors import ConfigError, DataError, SampleError
 from exp.user_code import EXPERIMENT_PAGE, is_of_user, message_of, place_of, shown
 
 if TYPE_CHECKING:
     from exp.data.fingerprint import Fingerprint
     from exp.draw.figure import Picture
-    from exp.engine.evaluation import RankedSample
+    from exp.engine.outputs import RankedSample
     from exp.metrics import Evaluator, Metric, SampleMetric
     from exp.session import Session
 

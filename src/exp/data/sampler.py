@@ -1,10 +1,13 @@
-"""Which samples make up which batch, on which rank.
+"""Which samples make up which batch, on which rank, and the random numbers of their augmentation.
 
-Both samplers yield index tensors, one per batch, for ``DataLoader(dataset, sampler=..., batch_size=None)``.
+Both samplers yield index tensors, one per batch, for ``DataLoader(dataset, sampler=..., batch_size=None)``. What a
+sample draws is a function of (seed, epoch, sample) alone, not of who draws it, or when.
 """
 
 from __future__ import annotations
 
+import random
+from contextlib import contextmanager
 from typing import Iterator
 
 import numpy as np
@@ -12,7 +15,7 @@ import torch
 
 from exp.errors import ConfigError, DataError
 
-__all__ = ["EvalBatchSampler", "TrainBatchSampler"]
+__all__ = ["EvalBatchSampler", "TrainBatchSampler", "preserved_generators", "seed_sample"]
 
 
 class TrainBatchSampler:
@@ -153,3 +156,33 @@ class EvalBatchSampler:
         """Batches, int64 (B,), B at most ``batch_size``."""
         for begin in range(self.first, self.end, self.batch_size):
             yield torch.arange(begin, min(begin + self.batch_size, self.end))
+
+
+@contextmanager
+def preserved_generators(with_torch: bool = False) -> Iterator[None]:
+    """Leaves the global generators of Python, NumPy and, where asked, torch's of the CPU as they were."""
+    python, numpy = random.getstate(), np.random.get_state(legacy=False)
+    torchs = torch.get_rng_state() if with_torch else None
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        if torchs is not None:
+            torch.set_rng_state(torchs)
+
+
+def seed_sample(seed: int, epoch: int, number: int, with_torch: bool = False) -> None:
+    """Seed the generators that transforms draw from.
+
+    Args:
+        seed: of the data.
+        epoch: from 0.
+        number: of the sample.
+        with_torch: torch's, too.
+    """
+    mixed = np.random.SeedSequence((seed % 2**64, epoch, number)).generate_state(3)
+    random.seed(int(mixed[0]))
+    np.random.seed(mixed[1])
+    if with_torch:
+        torch.default_generator.manual_seed(int(mixed[2]))

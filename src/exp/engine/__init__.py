@@ -1,41 +1,21 @@
 """The training engine, on any backend.
 
-Importing it imports MMEngine, which may have to wait for another process that does so for the first time here:
-MMEngine imports yapf, and yapf keeps its grammar in the user's cache: whoever comes first writes it, and renames the
-file to its final name *before* its last bytes are written (``Grammar.dump`` of yapf 0.43). A process that comes in that
-moment reads half a pickle. That is a sweep's first two jobs, or the first job of several nodes with one home folder.
+Importing it imports MMEngine, which imports yapf. That keeps its grammar in the user's cache: whoever comes first
+writes it, and renames the file to its final name *before* its last bytes are written (``Grammar.dump`` of yapf 0.43).
+A process that comes in that moment, such as one of a sweep's first two jobs, reads half a pickle: it tries again.
 """
-
-from __future__ import annotations
 
 import importlib
 import pickle
 import time
 
-from exp.errors import ConfigError
+_TRIES = 100
 
-_PATIENCE_S = 5.0  # the file is whole within milliseconds; a shared file system may take longer to show it
-_HALF_A_PICKLE = (EOFError, pickle.UnpicklingError)
-
-
-def _import_mmengine() -> None:
-    """Import ``mmengine``; half a cache of yapf is waited for.
-
-    Raises:
-        ConfigError: the cache stays as it is, since the process that wrote it was killed, for instance.
-    """
-    deadline = time.monotonic() + _PATIENCE_S
-    while True:
-        try:
-            importlib.import_module("mmengine")
-            return
-        except _HALF_A_PICKLE as error:
-            if time.monotonic() > deadline:
-                raise ConfigError(
-                    "the cache of yapf, which MMEngine imports, is damaged: remove the folder YAPF in your cache "
-                    f"(~/.cache, or $XDG_CACHE_HOME)\n  {type(error).__name__}: {error}"
-                ) from error
-        time.sleep(0.05)
-
-
-_import_mmengine()
+for left in reversed(range(_TRIES)):
+    try:
+        importlib.import_module("mmengine")
+        break
+    except (EOFError, pickle.UnpicklingError):
+        if not left:
+            raise
+        time.sleep(0.05)  # the file is whole within milliseconds; a shared file system may take longer to show it

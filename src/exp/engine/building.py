@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from mmengine.logging import MMLogger
 from mmengine.model import BaseModel
 from omegaconf import OmegaConf
 from torch.utils.data import Dataset
@@ -16,7 +18,7 @@ from exp.config.resolve import create
 from exp.data.base import Data, Extras, split_of
 from exp.engine.checkpoint import plain
 from exp.engine.fit import Weights, fit_weights, read_weights
-from exp.engine.wrapper import build_deferred, of_wrapper
+from exp.engine.wrapper import compiles_itself
 from exp.errors import ConfigError, RunError
 from exp.hub import pinned
 from exp.metrics import Evaluator, Metric
@@ -38,6 +40,7 @@ __all__ = [
     "build_model",
     "make_result",
     "measured_part",
+    "rank_logger",
     "record_environment",
     "split_in_use",
 ]
@@ -88,39 +91,36 @@ def build_model(session: Session, data: Data, to_place: bool = False) -> nn.Modu
     Args:
         session: the session.
         data: what the files alone can tell, such as the number of classes, comes from its ``model_arguments()``.
-        to_place: whether :func:`exp.engine.wrapper.place_and_wrap` gets it for a training. Then, with a wrapper that
-            does not need it whole, the parameters of ranks other than 0 are on the meta device.
+        to_place: whether :func:`exp.engine.wrapper.place_and_wrap` gets it for a training.
 
     Raises:
         ConfigError: the weights do not fit (:func:`exp.engine.fit.fit_weights`), or it is no model.
     """
     session.wait_for("building the model")
-    arguments = data.model_arguments()
-
-    def make() -> nn.Module:
-        model: nn.Module = create(session.config.model, (Model, BaseModel), "model", **arguments)
-        return model
-
-    def fit(model: nn.Module) -> None:
-        if session.weights is not None:
-            session.say(fit_weights(model, session.weights, session.config))
-
-    if to_place and of_wrapper(session, "needs_whole_model") is False:
-        model: nn.Module = build_deferred(make, fit, session.distributed)
-    else:
-        model = make()
-        fit(model)
+    model: nn.Module = create(session.config.model, (Model, BaseModel), "model", **data.model_arguments())
     if session.weights is not None:
+        session.say(fit_weights(model, session.weights, session.config))
         session.weights = Weights(session.weights.path, {}, None)  # the tensors are the model's now
     elif task_class(session.config).needs_weights and model.state_dict():
         raise ConfigError(
             f"task={session.config.task.name} needs weights, and the model has {len(model.state_dict())} tensors, "
             "though its keys say has_weights = False; set init_from, or leave that out"
         )
-    if session.config.compile and not (to_place and of_wrapper(session, "compiles")):
+    elif any(getattr(module, "init_cfg", None) for module in model.modules()):
+        rank_logger(session)  # MMEngine notes there what it does
+        model.init_weights()  # type: ignore[operator]
+    if session.config.compile and not (to_place and compiles_itself(session)):
         model.compile()  # when it is first called; in place: names and hooks stay, and any wrapper comes around it
     session.built(model)
     return model
+
+
+def rank_logger(session: Session) -> MMLogger:
+    """MMEngine's logger of this run, which writes into the log of the rank, not to the terminal."""
+    logger: MMLogger = MMLogger.get_instance(session.unique_name)
+    logger.setLevel("INFO")
+    logger.handlers[:] = list(logging.getLogger().handlers)
+    return logger
 
 
 def record_environment(session: Session) -> None:

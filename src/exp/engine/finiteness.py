@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Container, Mapping, Sequence, TypeVar
 import torch
 
 from exp import console
-from exp.data.transfer import tensors_of
+from exp.data.loader import tensors_of
+from exp.data.places import shortened
 from exp.engine import checkpoint
 from exp.engine.fsdp import local_part
 from exp.engine.wrapper import unwrapped
@@ -19,7 +20,7 @@ from exp.summary import to_continue
 if TYPE_CHECKING:
     from exp.session import Session
 
-__all__ = ["check_finite", "named", "nan_in", "not_finite", "refuse_nan", "what_to_do"]
+__all__ = ["check_finite", "nan_in", "not_finite", "refuse_nan", "what_to_do"]
 
 logger = logging.getLogger(__name__)
 _Key = TypeVar("_Key")
@@ -60,35 +61,29 @@ def _read(values: Mapping[_Key, torch.Tensor]) -> dict[_Key, float]:
     return dict(zip(values, torch.stack([value.float().to(device) for value in values.values()]).cpu().tolist()))
 
 
-def named(names: Sequence[str]) -> str:
-    """The first of some names, and how many more there are."""
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
-
-
-def check_finite(runner: Any, state: Mapping[str, Any] | None, step: int) -> None:
+def check_finite(runner: Any, state: Mapping[str, Any], step: int) -> None:
     """Raise, on all ranks alike, where weights that are to be saved, or losses on the way to them, are not finite.
 
     A collective. What would fail when the losses are read next is not saved before.
 
     Args:
         runner: the runner.
-        state: what is to be saved; None: the model's own.
+        state: what is to be saved.
         step: optimizer steps completed.
 
     Raises:
         RunError: it names the step, the rank and the first of the tensors.
     """
     model = unwrapped(runner.model)
-    losses = {f"the {name} since the last reading": value for name, value in runner.losses.sums().items()}
+    losses = {f"the {name} since the last reading": value for name, value in runner.losses.sums.items()}
     watched = {name for name, _ in model.named_parameters()} | set(losses)
-    found = not_finite({**losses, **(model.state_dict() if state is None else state)}, watched)
+    found = not_finite({**losses, **state}, watched)
     by_rank = runner.distributed_group.gather(found)
     ranks = [rank for rank, names in enumerate(by_rank) if names]
     if ranks:
-        where = ", ".join(map(str, ranks))
         raise RunError(
-            f"not finite after step {step}: {named(by_rank[ranks[0]])}, on rank {where}; the weights are not saved; "
-            f"{what_to_do(runner)}"
+            f"not finite after step {step}: {shortened(by_rank[ranks[0]], 1)}, on rank {shortened(ranks)}; the weights "
+            f"are not saved; {what_to_do(runner)}"
         )
 
 

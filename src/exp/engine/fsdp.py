@@ -6,23 +6,22 @@ weights come together for its forward and its backward pass, and its gradients g
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Iterable, Sequence
+import contextlib
+from typing import TYPE_CHECKING, Any, Iterable, Iterator, Sequence
 
 import torch
 from torch import nn
 
-from exp.engine.staged import StagedCollectives
-from exp.engine.wrapper import SHARDED_MARK, Wrapper, is_sharded, to_device
-from exp.errors import ConfigError, RunError, UnavailableError
+from exp.engine.distributed import StagedCollectives
+from exp.engine.wrapper import SHARDED_MARK, Wrapper, is_sharded
+from exp.errors import ConfigError, UnavailableError
 from exp.hardware.compat import supports_full_sharding
 
 if TYPE_CHECKING:
-    from exp.engine.distributed import Distributed
     from exp.hardware.backend import Backend
 
 __all__ = [
     "FullyShard",
-    "UnevenPasses",
     "clip_grad_norm",
     "is_sharded",
     "local_part",
@@ -31,10 +30,10 @@ __all__ = [
     "sharded_like",
     "sharded_parameters",
     "units_of",
+    "whole",
 ]
 
 _PAGE = "docs/hardware/estimate.md"
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class FullyShard(Wrapper):
@@ -44,43 +43,30 @@ class FullyShard(Wrapper):
         precision: of the run; ``fp16`` is refused.
         reshard_after_forward: let go of a block's weights after its forward pass, and gather them again for its
             backward pass; false: half the gathering, and the whole model's weights on each device in between.
-        gather_dtype: ``float32``, or ``bfloat16``: what matrices of the blocks are gathered and kept in for the two
-            passes, with ``precision=bf16``; shards and optimizer stay in float32.
-        reduce_dtype: ``float32`` or ``bfloat16``: what gradients are added up in.
         compile: compile each block; what gathers and scatters stays between them.
 
     Raises:
-        ConfigError: an option has another value, or the precision does not go with sharding.
+        ConfigError: the precision does not go with sharding.
     """
 
-    needs_whole_model = False
     compiles = True
 
     def __init__(
         self,
         precision: str = "fp32",
         reshard_after_forward: bool = True,
-        gather_dtype: str = "float32",
-        reduce_dtype: str = "float32",
         compile: bool = False,  # noqa: A002 - as the key is called
     ) -> None:
-        for key, value in (("gather_dtype", gather_dtype), ("reduce_dtype", reduce_dtype)):
-            if value not in _DTYPES:
-                raise ConfigError(f"wrapper.options.{key}={value} is not one of {', '.join(_DTYPES)}")
         if precision == "fp16":
             raise ConfigError(
                 "wrapper=fsdp does not go with precision=fp16, whose loss scaler would see one rank's shards only; use "
                 "precision=bf16, or wrapper=ddp"
             )
-        if gather_dtype != "float32" and precision != "bf16":
-            raise ConfigError(f"wrapper.options.gather_dtype={gather_dtype} needs precision=bf16, not {precision}")
         self.reshard_after_forward = reshard_after_forward
-        self.gather_dtype = _DTYPES[gather_dtype]
-        self.reduce_dtype = _DTYPES[reduce_dtype]
         self.compile = compile
 
     def place(self, model: nn.Module, backend: Backend, device: torch.device) -> nn.Module:
-        """Shard a model that is on the CPU of rank 0 at least; a block at a time is on the device.
+        """Shard a model; a block at a time is whole on the device.
 
         Raises:
             ConfigError: two names of the model are one parameter.
@@ -95,21 +81,16 @@ class FullyShard(Wrapper):
         from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
         mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
-        whole = MixedPrecisionPolicy(reduce_dtype=self.reduce_dtype, cast_forward_inputs=False)
-        half = whole
-        if self.gather_dtype != torch.float32:
-            half = MixedPrecisionPolicy(self.gather_dtype, self.reduce_dtype, cast_forward_inputs=False)
+        policy = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
+        unit: Any
         for unit in units:
-            to_device(unit, device, model)
-            if half is not whole:  # what autocast computes in float32 is gathered in it
-                for part in _norms(unit):
-                    _shard(fully_shard, part, mesh=mesh, mp_policy=whole, reshard_after_forward=False)
-            policy = whole if all(parameter.dim() < 2 for parameter in unit.parameters()) else half
+            _from_rank_0(unit, device)
             _shard(fully_shard, unit, mesh=mesh, mp_policy=policy, reshard_after_forward=self.reshard_after_forward)
+            unit.reshards_after_forward = self.reshard_after_forward
             if self.compile:  # not the call, in which torch gathers: equal blocks share what is compiled
                 unit.forward = torch.compile(unit.forward)
-        to_device(model, device, model)  # the rest
-        _shard(fully_shard, model, mesh=mesh, mp_policy=whole)
+        _from_rank_0(model, device)  # the rest
+        _shard(fully_shard, model, mesh=mesh, mp_policy=policy)
         for module in model.modules():
             if isinstance(module, FSDPModule) and not backend.collectives.averages:
                 module.set_force_sum_reduction_for_comms(True)
@@ -119,6 +100,17 @@ class FullyShard(Wrapper):
     def wrap(self, model: nn.Module, backend: Backend, device: torch.device) -> nn.Module:
         """The model itself, which :meth:`place` has sharded."""
         return model
+
+
+@torch.no_grad()
+def _from_rank_0(module: nn.Module, device: torch.device) -> None:
+    """Bring what of a module is not sharded yet to the device, with rank 0's values, as DDP does it."""
+    module.to(device)
+    for tensor in (*module.parameters(), *module.buffers()):
+        if not hasattr(tensor, "to_local"):
+            value = tensor.contiguous()
+            torch.distributed.broadcast(value, 0)
+            tensor.copy_(value)
 
 
 def _shard(fully_shard: Any, module: nn.Module, **options: Any) -> None:
@@ -183,16 +175,6 @@ def _collect(module: nn.Module, found: list[nn.Module]) -> None:
         children = [child for child in children if isinstance(child, (nn.ModuleList, nn.ModuleDict))]
     for child in children:
         _collect(child, found)
-
-
-def _norms(unit: nn.Module) -> list[nn.Module]:
-    """Modules below ``unit`` whose own parameters have one axis at most."""
-    found = []
-    for module in unit.modules():
-        own = list(module.parameters(recurse=False))
-        if module is not unit and own and all(parameter.dim() < 2 for parameter in own):
-            found.append(module)
-    return found
 
 
 def sharded_parameters(model: nn.Module) -> dict[str, Any]:
@@ -266,52 +248,20 @@ def refuse_hooks(hooks: Iterable[Any]) -> None:
             )
 
 
-class UnevenPasses:
-    """Evaluates a sharded model on ranks that have different numbers of forward passes to make.
-
-    Weights come together in each of them, so all ranks make as many. Before each, the ranks vote whether they have one
-    of their own; one that is through with its samples makes passes beside the others, until none has.
+@contextlib.contextmanager
+def whole(model: nn.Module) -> Iterator[None]:
+    """Evaluate a sharded model with whole weights on every rank: ranks have different numbers of samples, and a pass
+    that gathers is a collective. Nothing is done where weights are whole already.
 
     Args:
-        model: bare, sharded.
-        group: of all ranks.
-        one_pass: takes a sample through the model, the same one on every rank.
+        model: without a wrapper.
     """
-
-    def __init__(self, model: nn.Module, group: Distributed, one_pass: Callable[[], object]) -> None:
-        self._group, self._one_pass = group, one_pass
-        self._idle = False
-        self._votes = 0
-        first = next(iter(units_of(model)), model)
-        # Before torch's own hook, which gathers.
-        self._handle = first.register_forward_pre_hook(self._vote, prepend=True)
-
-    def _vote(self, *_: Any) -> None:
-        self._votes += 1
-        working = int(self._group.sum(torch.tensor([0 if self._idle else 1])))
-        if self._idle and not working:
-            raise _AllThrough
-
-    def finish(self) -> None:
-        """This rank is through; make passes until every other is. A collective.
-
-        Raises:
-            RunError: a prediction does not come through the units that are sharded.
-        """
-        self._idle = True
-        try:
-            while True:
-                votes = self._votes
-                self._one_pass()
-                if self._votes == votes:
-                    raise RunError(
-                        f"wrapper=fsdp: a prediction does not call the model's first sharded unit; see {_PAGE}"
-                    )
-        except _AllThrough:
-            pass
-        self._handle.remove()
-        self._one_pass()  # to its end: what torch keeps of a pass that was left in its middle is not for the next step
-
-
-class _AllThrough(BaseException):
-    """No rank has a sample left."""
+    parts: list[Any] = [module for module in model.modules() if is_sharded(model) and hasattr(module, "unshard")]
+    for part in parts:
+        part.set_reshard_after_forward(False, recurse=False)
+        part.unshard()
+    yield
+    for part in parts:
+        part.reshard()
+        # The outermost module's weights stay between the two passes.
+        part.set_reshard_after_forward(part is not model and part.reshards_after_forward, recurse=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, deque
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Mapping, TextIO
 
 import mmengine.hooks
@@ -16,8 +17,8 @@ import torch
 from mmengine.hooks import Hook
 
 from exp.console import waited
+from exp.engine.distributed import staged_bytes
 from exp.engine.finiteness import nan_in, what_to_do
-from exp.engine.staged import staged_bytes
 from exp.errors import Preempted, RunError
 from exp.runs.files import to_json
 from exp.runs.folder import read_records
@@ -57,34 +58,27 @@ class LossMeter:
     """
 
     def __init__(self) -> None:
-        self._sums: dict[str, torch.Tensor] = {}
-        self._counts: dict[str, int] = {}
+        self.sums: dict[str, torch.Tensor] = {}
+        """Since the last reading, on the device."""
+        self._counts: Counter[str] = Counter()
 
     def add(self, losses: Mapping[str, torch.Tensor]) -> None:
         """Add one micro-batch's losses (0-dim tensors on the device)."""
         for name, value in losses.items():
-            known = self._sums.get(name)
-            if known is None:
-                self._sums[name] = value.detach().float().clone()
+            if name in self.sums:
+                self.sums[name].add_(value.detach())
             else:
-                known.add_(value.detach())
-            self._counts[name] = self._counts.get(name, 0) + 1
-
-    def sums(self) -> dict[str, torch.Tensor]:
-        """The sums since the last reading, on the device; adding continues."""
-        return dict(self._sums)
+                self.sums[name] = value.detach().float().clone()
+            self._counts[name] += 1
 
     def read(self) -> dict[str, float]:
         """Means since the last reading, of each loss over the micro-batches that had it; starts anew.
 
         The one place where training waits for the device.
         """
-        if not self._sums:
-            return {}
-        values = torch.stack(list(self._sums.values())).cpu().tolist()
-        means = {name: value / self._counts[name] for name, value in zip(self._sums, values)}
-        self._sums, self._counts = {}, {}
-        return means
+        sums, counts, self.sums, self._counts = self.sums, self._counts, {}, Counter()
+        values = torch.stack(list(sums.values())).cpu().tolist() if sums else []
+        return {name: value / counts[name] for name, value in zip(sums, values)}
 
 
 class Progress:
@@ -100,9 +94,8 @@ class Progress:
         self.line_every_s = line_every_s
         self._loop: Any = None
         self._bar: Any = None
-        self._drawn = 0.0
+        self._drawn, self._begun = 0.0, (0.0, 0)
         self._text = ""
-        self._begun: tuple[float, int] = (0.0, 0)
         self._step = 0
 
     def start(self, loop: Any, first: str) -> None:
@@ -112,28 +105,19 @@ class Progress:
             loop: the :class:`exp.engine.trainer.TrainLoop`.
             first: what the first step waits for.
         """
-        self._loop, self._step = loop, loop.iter
-        self._drawn = time.monotonic()
-        self._begun = (time.monotonic(), loop.iter)
+        self._loop, self._step, self._drawn = loop, loop.iter, time.monotonic()
+        self._begun = (self._drawn, loop.iter)
         if self.console is None or not self.console.is_terminal:
             return
         from rich import progress
 
         waited()
+        words = progress.TextColumn("{task.description}"), progress.TextColumn("{task.fields[text]}")
+        columns = (words[0], progress.BarColumn(bar_width=20), progress.TaskProgressColumn(), words[1])
         # No refresh thread: it would take the interpreter from the training loop ten times a second.
-        bar = progress.Progress(
-            progress.TextColumn("epoch {task.fields[epoch]}"),
-            progress.BarColumn(bar_width=20),
-            progress.TaskProgressColumn(),
-            progress.TextColumn("{task.fields[text]}"),
-            progress.TextColumn("{task.fields[eta]}"),
-            console=self.console,
-            auto_refresh=False,
-            transient=True,
-        )
-        bar.add_task("train", total=loop.max_iters, completed=loop.iter, epoch="", text=first, eta="")
-        bar.start()
-        self._bar = bar
+        self._bar = progress.Progress(*columns, console=self.console, auto_refresh=False, transient=True)
+        self._bar.add_task("epoch", total=loop.max_iters, completed=loop.iter, text=first)
+        self._bar.start()
 
     def step(self, step: int) -> None:
         """One step done; redraws four times a second at most."""
@@ -141,31 +125,14 @@ class Progress:
         if self._bar is not None and (
             time.monotonic() - self._drawn >= _REDRAW_SECONDS or step == self._loop.max_iters
         ):
-            self._draw()
-
-    def _draw(self) -> None:
-        self._drawn, loop, bar = time.monotonic(), self._loop, self._bar
-        epoch = min((self._step + loop.ahead) // loop.steps_per_epoch + 1, loop.max_epochs)
-        place = f"{epoch}/{loop.max_epochs}"
-        bar.update(bar.task_ids[0], completed=self._step, epoch=place, text=self._text, eta=self.eta())
-        bar.refresh()
-
-    def eta(self) -> str:
-        """Time left if every remaining epoch is trained, validation included; early stopping may end it before."""
-        begun, first = self._begun
-        if self._step <= first:
-            return ""
-        left = (time.monotonic() - begun) / (self._step - first) * (self._loop.max_iters - self._step)
-        minutes, seconds = divmod(round(left), 60)
-        hours, minutes = divmod(minutes, 60)
-        return f"ETA {hours}:{minutes:02d}:{seconds:02d}"
+            self._show()
 
     def losses(self, losses: Mapping[str, float], lr: float, samples_per_second: float) -> None:
         """Newest readings."""
         shown = "  ".join(f"{name} {value:.4f}" for name, value in losses.items())
         self._text = f"{shown}  lr {lr:.1e}  {samples_per_second:,.0f} samples/s"
-        if self.console is not None and self._bar is None and time.monotonic() - self._drawn >= self.line_every_s:
-            self._print(f"{self._text}  {self.eta()}")
+        if self._bar is None and time.monotonic() - self._drawn >= self.line_every_s:
+            self._show()
 
     def validated(self, metrics: Mapping[str, float], units: Mapping[str, str]) -> None:
         """An epoch, or the part of one that ``max_steps`` left, has been validated.
@@ -174,23 +141,32 @@ class Progress:
             metrics: by name.
             units: of some of them.
         """
-        if self.console is None or self._loop is None:
-            return
         unit = {name: f" ({each})" for name, each in units.items()}
         first = list(metrics.items())[:_SHOWN]
         shown = "  ".join(f"val_{name} {number_text(value)}{unit.get(name, '')}" for name, value in first)
-        if self._bar is None:
-            self._print(f"{self._text}  {shown}  {self.eta()}")
-        else:
-            self._text = f"{self._text.split('  val_')[0]}  {shown}"
-            self._draw()
+        self._text = f"{self._text.split('  val_')[0]}  {shown}"
+        self._show()
 
-    def _print(self, text: str) -> None:
-        assert self.console is not None
+    def _show(self) -> None:
+        if self.console is None or self._loop is None:
+            return
         self._drawn, loop = time.monotonic(), self._loop
         epochs, rest = divmod(self._step + loop.ahead, loop.steps_per_epoch)
-        place = f"epoch {epochs + bool(rest)}/{loop.max_epochs}" + (f"  step {self._step}" if rest else "")
-        self.console.print(f"{place}  {text}", soft_wrap=True)
+        epoch = f"epoch {max(epochs + bool(rest), 1)}/{loop.max_epochs}"
+        text = f"{self._text}  {self._left()}"
+        if self._bar is None:
+            place = f"{epoch}  step {self._step}" if rest else epoch
+            self.console.print(f"{place}  {text}", soft_wrap=True)
+        else:
+            self._bar.update(self._bar.task_ids[0], completed=self._step, description=epoch, text=text, refresh=True)
+
+    def _left(self) -> str:
+        """Time left if every remaining epoch is trained, validation included; early stopping may end it before."""
+        begun, first = self._begun
+        if self._step <= first:
+            return ""
+        left = (time.monotonic() - begun) / (self._step - first) * (self._loop.max_iters - self._step)
+        return f"ETA {timedelta(seconds=round(left))}"
 
     def stop(self) -> None:
         """Take the bar away."""
@@ -214,29 +190,23 @@ class MetricsHook(Hook):
     priority = "BELOW_NORMAL"
 
     def __init__(self, path: Path, log_every: int, progress: Progress, started: float) -> None:
-        self.path = path
-        self.log_every = log_every
-        self.progress = progress
-        self.started = started
+        self.path, self.log_every, self.progress, self.started = path, log_every, progress, started
         self.time_to_first_step: float | None = None
         self.train_seconds = 0.0
         self.samples = 0
         self.left_device: LeftDevice | None = None
         self._mark = self._paused = 0.0
         self._steps_since_mark = self._staged = 0
-        self._every_step = False  # MMEngine's own hook updates the message hub, at every step
         self._loop: Any = None
         self._file: TextIO | None = None
 
     def before_train(self, runner: Any) -> None:
         """Show the bar, and forget what an earlier attempt wrote of steps that are trained again."""
-        self._loop, begins_at = runner.train_loop, runner.train_loop.iter
+        self._loop, begins_at = runner.train_loop, runner.iter
         runner.session.when_started(lambda: truncate_metrics(self.path, begins_at))
         self._staged = staged_bytes()
         self.left_device = LeftDevice(runner.backend)
-        self._every_step = any(type(hook) is mmengine.hooks.RuntimeInfoHook for hook in runner.hooks)
-        compiles = "compiling, " if runner.session.config.compile else ""
-        self.progress.start(self._loop, f"{compiles}first step ...")
+        self.progress.start(self._loop, f"{'compiling, ' if runner.session.config.compile else ''}first step ...")
 
     def before_train_epoch(self, runner: Any) -> None:
         """Time training only, not the evaluation before it."""
@@ -262,39 +232,38 @@ class MetricsHook(Hook):
             self._read(runner, runner.iter)
 
     def _read(self, runner: Any, step: int, batch: Any = None) -> None:
-        by_rank: list[dict[str, float]] = runner.distributed_group.gather(runner.losses.read())
-        losses = {}  # the mean over the ranks that have it
-        for name in dict.fromkeys(name for each in by_rank for name in each):
-            values = [each[name] for each in by_rank if name in each]
-            losses[name] = sum(values) / len(values)
-        now = time.perf_counter()
-        seconds, steps = now - self._mark, self._steps_since_mark
-        assert self.left_device is not None
-        left = self.left_device.read(steps)
-        samples = steps * self._loop.sampler.global_batch_size
+        group = runner.distributed_group
+        by_rank: list[dict[str, float]] = group.gather(runner.losses.read())
+        now, steps = time.perf_counter(), self._steps_since_mark
+        seconds, samples = now - self._mark, steps * self._loop.sampler.global_batch_size
         self._mark, self._steps_since_mark = now, 0
         self.train_seconds += seconds
         self.samples += samples
-        for name, value in losses.items():
+        assert self.left_device is not None
+        left = self.left_device.read(steps)
+        record: dict[str, Any] = {}
+        for name in dict.fromkeys(name for each in by_rank for name in each):
+            values = [each[name] for each in by_rank if name in each]
+            record[name] = value = sum(values) / len(values)  # the mean over the ranks that have it
             if not math.isfinite(value):
                 ranks = ", ".join(str(rank) for rank, own in enumerate(by_rank) if not math.isfinite(own.get(name, 0)))
                 raise RunError(
                     f"{name} is {value} on rank {ranks} within the {steps} steps before step {step} (epoch "
                     f"{runner.epoch + 1}){nan_in(batch)}; {what_to_do(runner)}"
                 )
-        if not losses:
+        if not record:
             return
-        record: dict[str, Any] = dict(losses)
+        losses = dict(record)
         record["lr"] = runner.optim_wrapper.learning_rate
         if runner.optim_wrapper.grad_norm is not None:
             record["grad_norm"] = float(runner.optim_wrapper.grad_norm)
         record["samples_per_second"] = samples / seconds
-        if runner.distributed_group.fallback is not None:
+        if group.fallback is not None:
             copied = staged_bytes()
             record["staged_bytes_per_step"] = (copied - self._staged) / steps
             self._staged = copied
         record.update(left)
-        if runner.distributed_group.is_main:
+        if group.is_main:
             record.update(_card(runner.backend))
         self._write(runner, "train", step, record)
         self.progress.losses(losses, record["lr"], record["samples_per_second"])
@@ -331,17 +300,18 @@ class MetricsHook(Hook):
     def _write(self, runner: Any, split: str, step: int, values: Mapping[str, float | None], units: Any = None) -> None:
         """Append a line to ``metrics.jsonl``; hand numbers to the visualizer and, of training, the message hub."""
         scalars = {f"{split}/{name}": value for name, value in values.items() if value is not None}
-        if split == "train" and not self._every_step:
+        # MMEngine's own hook, where the user names it, updates the message hub at every step.
+        if split == "train" and not any(type(hook) is mmengine.hooks.RuntimeInfoHook for hook in runner.hooks):
             for name, value in scalars.items():
                 runner.message_hub.update_scalar(name, value)
         if runner.distributed_group.is_main:
             if self._file is None:
                 self._file = self.path.open("a", encoding="utf-8", buffering=1)
             record = {"split": split, "step": step, "epoch": runner.epoch, **values}
-            if units:
-                record["units"] = units
-            self._file.write(to_json(record) + "\n")
+            self._file.write(to_json({**record, "units": units} if units else record) + "\n")
             runner.visualizer.add_scalars(scalars, step=step)
+            for reporter in runner.session.reporters:
+                reporter.log({name: float(value) for name, value in scalars.items()}, step)
 
 
 class LeftDevice:
@@ -354,26 +324,22 @@ class LeftDevice:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._since: Counter[tuple[str, int]] | None = None  # calls and bytes, as 0 and 1, by operator
-        self._interval: Counter[tuple[str, int]] = Counter()
         self._total: Counter[tuple[str, int]] = Counter()
+        self._told = self._total.copy()
         self._steps = 0
-
-    def _now(self) -> Counter[tuple[str, int]] | None:
-        found = self._backend.fallbacks()
-        if found is None:
-            return None
-        return Counter({(name, kind): count for name, counts in found.items() for kind, count in enumerate(counts)})
 
     def begin(self) -> None:
         """Training begins, or continues after something else."""
-        self._since = self._now()
+        found = self._backend.fallbacks()
+        each = {(name, kind): n for name, counts in (found or {}).items() for kind, n in enumerate(counts)}
+        self._since = None if found is None else Counter(each)
 
     def pause(self) -> None:
         """Training is interrupted, by a validation."""
-        now = self._now()
-        if now is not None and self._since is not None:
-            self._interval += now - self._since
-            self._since = now
+        since = self._since
+        self.begin()
+        if since is not None and self._since is not None:
+            self._total += self._since - since
 
     def read(self, steps: int) -> dict[str, float | None]:
         """Figures of this rank for ``metrics.jsonl``, over the ``steps`` steps since the last reading.
@@ -384,11 +350,9 @@ class LeftDevice:
         self.pause()
         if self._since is None:
             return {}
-        figures = _per_step(self._interval, steps)
-        self._total += self._interval
-        self._interval = Counter()
+        interval, self._told = self._total - self._told, self._total.copy()
         self._steps += steps
-        return {f"left_device_{key}": value for key, value in figures.items()}
+        return {f"left_device_{key}": value for key, value in _per_step(interval, steps).items()}
 
     def summary(self, distributed: Distributed) -> dict[str, Any] | None:
         """Figures for ``result.json``, of the rank that sends most: the others wait for it. A collective.
@@ -421,13 +385,10 @@ def _per_step(counts: Mapping[tuple[str, int], int], steps: int) -> dict[str, An
 
 def _card(backend: Backend) -> dict[str, float]:
     """How full this rank's card has been, and how busy it is, as far as it tells."""
-    memory = backend.usage()
-    most = memory.get("max_allocated", memory.get("allocated"))
-    figures = {
-        "memory_gib": None if most is None else most / 2**30,
-        "utilisation_percent": memory.get("utilisation_percent"),
-    }
-    return {name: value for name, value in figures.items() if value is not None}
+    usage = backend.usage()
+    most = usage.get("max_allocated", usage.get("allocated"))
+    figures = {} if most is None else {"memory_gib": most / 2**30}
+    return {**figures, **{name: usage[name] for name in ("utilisation_percent",) if usage.get(name) is not None}}
 
 
 def truncate_metrics(path: Path, step: int) -> None:
@@ -508,7 +469,8 @@ class PreemptionHook(Hook):
         if runner.iter == self._restart_after:
             self._end(runner, Interrupted(runner.iter), validation_due=True)
         # With other weights in place nothing can be saved until its end.
-        self._begin(0 if runner.hooks_change_validation() else runner.val_loop.dataloader.sampler.common_batches)
+        others = runner.hooks_at("before_val", "before_val_epoch", "before_val_iter")
+        self._begin(0 if others else runner.val_loop.dataloader.sampler.common_batches)
         if self._wanted():
             self._end(runner, Preempted(runner.iter), validation_due=True)
 

@@ -18,7 +18,7 @@ from exp.errors import ConfigError
 if TYPE_CHECKING:
     from exp.session import Session
 
-__all__ = ["Logger", "TrackerBackend", "build_loggers"]
+__all__ = ["Logger", "build_loggers"]
 
 
 class Logger(BaseVisBackend):
@@ -65,19 +65,6 @@ class Logger(BaseVisBackend):
         self.log({name: float(value)}, step)
 
 
-class TrackerBackend(Logger):
-    """Hands figures to the run's trackers (:mod:`exp.trackers`), once the run has begun."""
-
-    def __init__(self, session: Session) -> None:
-        super().__init__()
-        self._session = session
-
-    def log(self, values: dict[str, float], step: int) -> None:
-        """Returns at once."""
-        for reporter in self._session.reporters:
-            reporter.log(values, step)
-
-
 def build_loggers(session: Session) -> list[Any]:
     """The loggers of the configuration, on rank 0; on others there are none.
 
@@ -87,7 +74,7 @@ def build_loggers(session: Session) -> list[Any]:
     if not session.distributed.is_main:
         return []
     folder = session.folder.path
-    found: list[Any] = [TrackerBackend(session)] if session.config.logger.trackers else []
+    found: list[Any] = []
     for number, config in enumerate(session.config.logger.vis_backends):
         key = f"logger.vis_backends[{number}]"
         content: Any = OmegaConf.to_container(config, resolve=True)

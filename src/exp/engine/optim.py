@@ -395,24 +395,27 @@ def build_schedulers(configs: Sequence[Mapping[str, Any]], runner: Any) -> list[
         config.setdefault("end", length)
         if begin >= min(end, length):
             continue
-        unit, factors = (
-            ("epoch" if by_epoch else "step"),
-            (config.get("start_factor", 1 / 3), config.get("end_factor", 1)),
-        )
+        unit = "epoch" if by_epoch else "step"
         if cls.__name__.startswith("Linear") and (end - begin) * (loop.steps_per_epoch if converted else 1) == 1:
-            if factors[1] == 1 and (converted or not by_epoch):
+            if config.get("end_factor", 1) == 1 and (converted or not by_epoch):
                 continue  # a warm-up of one step is none
             raise ConfigError(
                 f"schedule: {kind} from begin={begin:g} to end={end:g} takes one {unit}, and MMEngine's then stays at "
                 f"its start_factor for ever; set end={begin + 2:g} or more, or convert_to_iter_based: true"
             )
-        if cls.__name__ == "LinearLR" and factors[0] <= factors[1] and length < end < math.inf:
-            runner.session.say(
-                f"warning: the learning rate warms up until {unit} {end:g}, and the training ends after {length}: it "
-                "never comes to optim.lr; set schedule.warmup_steps"
+        evaluator = getattr(runner.val_loop, "evaluator", None)
+        if getattr(cls, "need_val_args", False) and evaluator is not None:  # by default, of the metric that decides
+            monitor = config.setdefault("monitor", evaluator.metric_name)
+            check_monitor(f"schedule: {kind}", monitor, evaluator.names)
+            if monitor == evaluator.metric_name:
+                config.setdefault("rule", "greater" if evaluator.greater_is_better else "less")
+        # MMEngine's schedulers multiply each group's own rate, but for these two.
+        one_rate = "eta_max" if cls.__name__ == "OneCycleLR" else "eta_min" if config.get("eta_min") else None
+        if one_rate and cls is not PolyLRByGroup and len(set(_scales(runner.optim_wrapper.optimizer))) > 1:
+            raise ConfigError(
+                f"schedule: {kind} gives all groups of parameters the one rate {one_rate}={config.get(one_rate)}; "
+                "optim.layer_decay and optim.backbone_lr_scale need eta_min_ratio, TorchOneCycle or PolyLRByGroup"
             )
-        _follow(cls, config, getattr(runner.val_loop, "evaluator", None))
-        _keep_ratio(cls, config, runner.optim_wrapper.optimizer)
         arguments = {"optimizer": runner.optim_wrapper, "epoch_length": loop.steps_per_epoch}
         try:
             built.append(PARAM_SCHEDULERS.build(config, default_args=arguments))
@@ -421,46 +424,11 @@ def build_schedulers(configs: Sequence[Mapping[str, Any]], runner: Any) -> list[
     return built
 
 
-def _follow(cls: Any, config: dict[str, Any], evaluator: Any) -> None:
-    """Let a scheduler that follows the validations (ReduceOnPlateau) look at the metric that decides, by default."""
-    if getattr(cls, "need_val_args", False) and evaluator is not None:
-        monitor = config.setdefault("monitor", evaluator.metric_name)
-        check_monitor(f"schedule: {config['type']}", monitor, evaluator.names)
-        if monitor == evaluator.metric_name:
-            config.setdefault("rule", "greater" if evaluator.greater_is_better else "less")
-
-
-def _keep_ratio(cls: Any, config: dict[str, Any], optimizer: Any) -> None:
-    """If groups have different rates, let ``eta_min`` be that of a group with the full rate, not one rate for all.
-
-    MMEngine's schedulers multiply each group's own rate, except for ``eta_min`` and OneCycleLR's ``eta_max``.
-
-    Raises:
-        ConfigError: OneCycleLR would undo the ratios.
-    """
-    if len(set(_initial_rates(optimizer))) == 1:
-        return
-    if cls.__name__ == "OneCycleLR":
-        raise ConfigError(
-            f"schedule: OneCycleLR gives all groups of parameters the one rate eta_max={config.get('eta_max')}; "
-            "optim.layer_decay and optim.backbone_lr_scale need type TorchOneCycle (schedule=onecycle)"
-        )
-    if cls is PolyLR and config.get("eta_min"):
-        config["type"] = PolyLRByGroup.__name__
-    elif cls.__name__.endswith("LR") and config.get("eta_min"):
-        config["eta_min_ratio"] = config.pop("eta_min") / optimizer.defaults["lr"]
-
-
 def _inner(optimizer: Any) -> Any:
     return optimizer.optimizer if isinstance(optimizer, OptimWrapper) else optimizer
 
 
-def _initial_rates(optimizer: Any) -> list[float]:
-    """What the groups were made with: a scheduler that was built before may have changed ``lr`` since."""
-    return [group.get("initial_lr", group["lr"]) for group in optimizer.param_groups]
-
-
 def _scales(optimizer: Any) -> list[float]:
-    """Each group's rate as a part of the optimizer's own."""
+    """Each group's rate as a part of the optimizer's own, as it was made."""
     base = optimizer.defaults["lr"]
-    return [rate / base if base else 1.0 for rate in _initial_rates(optimizer)]
+    return [group.get("initial_lr", group["lr"]) / base if base else 1.0 for group in optimizer.param_groups]

@@ -121,21 +121,14 @@ class EmptyCacheHook(Hook):
     def __init__(self, before_epoch: bool = False, after_epoch: bool = True, after_iter: bool = False) -> None:
         self.before_epoch, self.after_epoch, self.after_iter = before_epoch, after_epoch, after_iter
 
-    def before_train_epoch(self, runner: Any) -> None:
-        """Empty it."""
+    def _before_epoch(self, runner: Any, mode: str = "train") -> None:
         self._empty(runner, self.before_epoch)
 
-    def after_train_epoch(self, runner: Any, metrics: Mapping[str, float] | None = None) -> None:
-        """Empty it; ``metrics`` are those of validation and test."""
+    def _after_epoch(self, runner: Any, mode: str = "train") -> None:
         self._empty(runner, self.after_epoch)
 
-    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        """Empty it."""
+    def _after_iter(self, runner: Any, *_: Any, **__: Any) -> None:
         self._empty(runner, self.after_iter)
-
-    before_val_epoch = before_test_epoch = before_train_epoch
-    after_val_epoch = after_test_epoch = after_train_epoch
-    after_val_iter = after_test_iter = after_train_iter
 
     def _empty(self, runner: Any, wanted: bool) -> None:
         empty = getattr(getattr(torch, runner.device.type, None), "empty_cache", None)

@@ -12,8 +12,10 @@ from omegaconf import OmegaConf
 from exp.config.differences import Change, as_plain, changes, refusal, trains_on
 from exp.config.schema import OptimConfig
 from exp.data.fingerprint import differences
-from exp.engine import checkpoint, rng
-from exp.engine.finiteness import named, not_finite
+from exp.data.places import shortened
+from exp.engine import checkpoint
+from exp.engine.device import seed_everything, set_rng_state
+from exp.engine.finiteness import not_finite
 from exp.engine.optim import parameter_groups
 from exp.engine.wrapper import unwrapped
 from exp.errors import CheckpointError, ConfigError, DataError
@@ -31,21 +33,6 @@ _COURSE = ("optim.", "schedule.")
 _LENGTH = frozenset({"max_epochs", "max_steps"})
 
 _PARTS = ("meta", "state_dict", "config", "optimizer", "param_schedulers", "rng", "best")
-
-
-def trouble_with(path: Path, content: Any, parameters: Container[str]) -> str | None:
-    """Why no training can go on from what a file holds; None: it can.
-
-    Args:
-        path: of the file.
-        content: of the file.
-        parameters: names of the model's parameters.
-    """
-    lacking = [key for key in _PARTS if not isinstance(content, Mapping) or key not in content]
-    if lacking:
-        return f"{path} is no training checkpoint of exp: it has no {', '.join(lacking)}"
-    names = not_finite(content["state_dict"], parameters)
-    return f"{path} has weights that are not finite: {named(names)}" if names else None
 
 
 def find_checkpoint(session: Session, wanted: str, parameters: Container[str]) -> tuple[Path | None, Any]:
@@ -70,9 +57,14 @@ def find_checkpoint(session: Session, wanted: str, parameters: Container[str]) -
     trouble: str | None = None
     for each in candidates if session.distributed.is_main else ():
         try:
-            content = checkpoint.read(each, whole=False)
-            trouble = trouble_with(each, content, parameters)
-            if trouble is None and not named and checkpoint.step_of(each) != content["meta"]["step"]:
+            content, trouble = checkpoint.read(each, whole=False), None
+            lacking = [key for key in _PARTS if not isinstance(content, Mapping) or key not in content]
+            odd = [] if lacking else not_finite(content["state_dict"], parameters)
+            if lacking:
+                trouble = f"{each} is no training checkpoint of exp: it has no {', '.join(lacking)}"
+            elif odd:
+                trouble = f"{each} has weights that are not finite: {shortened(odd, 1)}"
+            elif not named and checkpoint.step_of(each) != content["meta"]["step"]:
                 trouble = f"{each} is a copy of the checkpoint of step {content['meta']['step']}"
         except CheckpointError as error:
             trouble = str(error)
@@ -115,7 +107,7 @@ def compare(session: Session, content: Mapping[str, Any], source: Path) -> tuple
     others = session.distributed.gather(others)[0]
     if not others:
         return found.allowed
-    shown = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
+    shown = shortened(others, 3)
     if not config.resume_changed_data:
         raise DataError(
             f"resume: {source} was trained on other data: {shown}; bring them back, begin anew from its weights with "
@@ -124,7 +116,7 @@ def compare(session: Session, content: Mapping[str, Any], source: Path) -> tuple
     return (*found.allowed, Change("contents of data", "as the training began", shown))
 
 
-def restore(runner: Any, content: Mapping[str, Any], source: Path) -> dict[str, Any]:
+def restore(runner: Any, content: Mapping[str, Any], source: Path) -> None:
     """Continue from a training checkpoint, once loops and schedulers are built.
 
     Args:
@@ -132,15 +124,12 @@ def restore(runner: Any, content: Mapping[str, Any], source: Path) -> dict[str, 
         content: of :func:`find_checkpoint`; :func:`compare` has looked at it.
         source: where it was read, for messages.
 
-    Returns:
-        What the checkpoint hook knew.
-
     Raises:
         CheckpointError: it does not fit this model.
         ConfigError: a hook whose weights are in it is gone, or the schedule cannot go on with the new settings.
     """
     meta, session, loop = content["meta"], runner.session, runner.train_loop
-    lacking = sorted(set(meta.get("weights_of_hooks", ())) - set(runner.hooks_that_save()))
+    lacking = sorted(set(meta.get("weights_of_hooks", ())) - set(runner.hooks_at("before_save_checkpoint")))
     if lacking:
         raise ConfigError(
             f"resume: {source} was trained with the hooks {', '.join(lacking)}, which put weights of their own "
@@ -171,11 +160,12 @@ def restore(runner: Any, content: Mapping[str, Any], source: Path) -> dict[str, 
         session.say("resume: this training was stopped early; with a larger patience it would go on")
     states = content["rng"]
     if runner.world_size == len(states):
-        rng.set_rng_state(states[runner.rank], runner.backend)
+        set_rng_state(states[runner.rank], runner.backend)
     else:
-        rng.seed_everything(session.config.seed + runner.rank + 1000003 * meta["step"], runner.backend)
+        seed_everything(session.config.seed + runner.rank + 1000003 * meta["step"], runner.backend)
         logger.warning("resumed at world size %d, not %d: random states start anew", runner.world_size, len(states))
-    return dict(content["best"])
+    runner.checkpoints.load_state_dict(content["best"])
+    runner.checkpoints.take_over_best(runner, source)
 
 
 # -- optimizer and schedules with other settings -----------------------------------------------------------------------

@@ -19,12 +19,14 @@ from mmengine.hooks import Hook
 
 from exp.engine import checkpoint
 from exp.engine.finiteness import check_finite, what_to_do
-from exp.engine.fsdp import sharded_like
+from exp.engine.fsdp import is_sharded, sharded_like
+from exp.engine.wrapper import unwrapped
 from exp.errors import RunError
 from exp.runs.folder import RunFolder
 from exp.runs.status import Stage, beat
 
 if TYPE_CHECKING:
+    from exp.config.schema import ExpConfig
     from exp.engine.distributed import Distributed
     from exp.hardware.backend import Backend
 
@@ -45,34 +47,23 @@ class CheckpointHook(Hook):
     Best and early stopping live here together, because both are part of what a resumed run must know.
 
     Args:
+        config: the frozen configuration.
         folder: ``checkpoints/``.
-        config: :class:`exp.config.schema.CheckpointConfig`.
-        patience: validations without a better metric after which training stops; None: never.
-        min_delta: relative improvement that counts as better for ``patience``.
         metric: the validation metric.
         greater_is_better: whether larger values of it are better.
     """
 
     priority = "VERY_LOW"  # after the schedulers, so that their new state is in the file
 
-    def __init__(
-        self,
-        folder: Path,
-        config: Any,
-        patience: int | None,
-        min_delta: float,
-        metric: str,
-        greater_is_better: bool = False,
-    ) -> None:
+    def __init__(self, config: ExpConfig, folder: Path, metric: str, greater_is_better: bool = False) -> None:
         self.folder = folder
         self.best_path = folder / "best.pth"
         # Read once: an access to the configuration costs as much as a small kernel.
-        self.every_steps: int = config.every_steps
-        self.every_epochs: int = config.every_epochs
-        self.keep_last: int = config.keep_last
-        self.keep_best: bool = config.keep_best
-        self.patience = patience
-        self.min_delta = min_delta
+        self.every_steps: int = config.checkpoint.every_steps
+        self.every_epochs: int = config.checkpoint.every_epochs
+        self.keep_last: int = config.checkpoint.keep_last
+        self.keep_best: bool = config.checkpoint.keep_best
+        self.patience, self.min_delta = config.patience, config.min_delta
         self.metric = metric
         self.sign = -1.0 if greater_is_better else 1.0  # of what is to be small
         self.best: float | None = None
@@ -82,6 +73,7 @@ class CheckpointHook(Hook):
         self.reference: float | None = None  # the last value that was better by min_delta
         self.bad_epochs = 0
         self._resumed_here = False  # whether this attempt goes on from a checkpoint of this folder
+        self._sharded: ShardedSaver | None = None  # writes this rank's part of a sharded model
         self._due: dict[Path, tuple[Any, Write]] = {}  # what this rank is to write, and how, by file
         self._saved = (-1, False, False)  # step, whether a validation is due, whether the training was stopped
 
@@ -97,7 +89,8 @@ class CheckpointHook(Hook):
 
     def before_train(self, runner: Any) -> None:
         """Remove what a killed writer left; once the run has started, set aside what it does not go on from."""
-        runner.prepare_saving()
+        sharded = is_sharded(unwrapped(runner.model))
+        self._sharded = ShardedSaver(runner.distributed_group) if sharded else None
         if runner.distributed_group.is_main:
             checkpoint.remove_leftovers(self.folder)
         begins_at = runner.iter
@@ -120,11 +113,12 @@ class CheckpointHook(Hook):
         if self.best is None or self.sign * value < self.sign * self.best:
             self.best, self.best_epoch, self.best_step = value, runner.epoch, runner.iter
             if self.keep_best:
-                content = runner.weights_checkpoint() if runner.writes else {}
-                check_finite(runner, content.get("state_dict"), runner.iter)
-                if content:
-                    content["meta"]["validation"] = {self.metric: value}
-                    self._prepare(runner, self.best_path, content)
+                content = runner.weights(runner.iter)
+                content["meta"]["validation"] = {self.metric: value}
+                if runner.distributed_group.is_main:
+                    runner.let_hooks_change(content)
+                check_finite(runner, content["state_dict"], runner.iter)
+                self._prepare(runner, self.best_path, content)
         least = None if self.reference is None else self.sign * self.reference - self.min_delta * abs(self.reference)
         self.bad_epochs += 1
         if least is None or self.sign * value < least:
@@ -181,13 +175,13 @@ class CheckpointHook(Hook):
 
     def _prepare(self, runner: Any, path: Path, content: dict[str, Any]) -> None:
         """Note what of a checkpoint this rank writes."""
-        if runner.sharded_saver is not None:
-            self._due[path] = runner.sharded_saver.prepare(content)
-        elif runner.writes:
+        if self._sharded is not None:
+            self._due[path] = self._sharded.prepare(content)
+        elif runner.distributed_group.is_main:
             self._due[path] = content, checkpoint.write
 
     def _write(self, runner: Any) -> None:
-        """Have what is due written, and then older ones removed; files of one call share the copy of the weights."""
+        """Have what is due written, and then older ones removed."""
         due, self._due = self._due, {}
         if due:
             runner.checkpoint_writer.start(due, self._written if runner.distributed_group.is_main else None)
@@ -269,7 +263,9 @@ class CheckpointHook(Hook):
             epoch, step = self.best_epoch, self.best_step
         else:
             epoch, step = runner.epoch, runner.iter
-            if runner.hooks_that_save() and self._path(step).is_file():  # such as the weights that a hook has averaged
+            if (
+                runner.hooks_at("before_save_checkpoint") and self._path(step).is_file()
+            ):  # such as the weights that a hook has averaged
                 content = checkpoint.read(self._path(step), mapped=True)
             name, value = f"last weights, step {step}", self.last if self.last_step == step else None
         record = {"tested_checkpoint": name, "tested_epoch": epoch, "tested_step": step, "best_epoch": epoch}
@@ -292,12 +288,12 @@ class CheckpointWriter:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
-    def start(self, files: Mapping[Path, tuple[Any, Write]], then: Callable[[], object] | None = None) -> None:
+    def start(self, files: dict[Path, tuple[Any, Write]], then: Callable[[], object] | None = None) -> None:
         """Copy what is to be written, and return; waits for the checkpoint before, if that is still being written.
 
         Args:
             files: what they are to hold (see :func:`exp.engine.checkpoint.plain`), and what writes a copy of it, in the
-                background. Tensors that several of them share are copied once.
+                background.
             then: called in the background when all of them are on the disk.
 
         Raises:
@@ -307,19 +303,16 @@ class CheckpointWriter:
         beat(Stage.CHECKPOINT)
         self.wait()
         spare, self._buffers = self._buffers[::-1], []
-        made: dict[Any, tuple[torch.Tensor, torch.Tensor]] = {}  # copies and their tensors, by where these lie
 
         def copied(tensor: torch.Tensor) -> torch.Tensor:
             tensor = tensor.detach()
-            if tensor.layout != torch.strided:
-                return tensor.cpu() if tensor.device.type != "cpu" else tensor.clone()
-            place = (tensor.device, _address(tensor), tensor.dtype, tensor.shape, tensor.stride())
-            if place not in made or not tensor.numel():
-                copy = self._memory_for(tensor, spare)
-                made[place] = (copy.copy_(tensor, non_blocking=self._pinned), tensor)
-            return made[place][0]
+            return self._memory_for(tensor, spare).copy_(tensor, non_blocking=self._pinned)
 
-        copies = {path: (checkpoint.plain(content, copied), write) for path, (content, write) in files.items()}
+        # The last file comes first: what others hold besides, such as the best weights, is not always there.
+        copies = {
+            path: (checkpoint.plain(content, copied), write) for path, (content, write) in reversed(files.items())
+        }
+        self._buffers += reversed(spare)
         self._backend.synchronize()
         # A daemon: a disk that hangs must not keep a process from ending that was told to.
         self._thread = threading.Thread(target=self._run, args=(copies, then), name="checkpoint", daemon=True)
@@ -339,7 +332,7 @@ class CheckpointWriter:
 
     def _run(self, files: dict[Path, tuple[Any, Write]], then: Any) -> None:
         try:
-            for path, (content, write) in files.items():
+            for path, (content, write) in reversed(files.items()):
                 try:
                     write(path, content)
                 except OSError as error:
@@ -376,14 +369,6 @@ class CheckpointWriter:
         except Exception:
             logger.exception("the last checkpoint is not saved")
         self._buffers.clear()
-
-
-def _address(tensor: torch.Tensor) -> int:
-    """Where its data lie; lazy devices have no such place, or say 0: there each tensor is its own."""
-    try:
-        return tensor.data_ptr() or -id(tensor)
-    except RuntimeError:
-        return -id(tensor)
 
 
 class ShardedSaver:

@@ -17,24 +17,26 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Sequence, ca
 import torch
 from mmengine.config import Config
 from mmengine.hooks import Hook, ParamSchedulerHook, RuntimeInfoHook
-from mmengine.logging import MessageHub, MMLogger
+from mmengine.logging import MessageHub
 from mmengine.registry import DefaultScope
 from mmengine.runner import get_priority
 from mmengine.visualization import Visualizer
 from omegaconf import OmegaConf
 
 from exp.config.differences import of_training
-from exp.data.transfer import move, tensors_of
-from exp.engine import checkpoint, rng
+from exp.data.loader import move, tensors_of
+from exp.engine import checkpoint
+from exp.engine.building import rank_logger
 from exp.engine.checkpoint import complete, plain
+from exp.engine.device import rng_state
 from exp.engine.finiteness import refuse_nan
-from exp.engine.fsdp import UnevenPasses, is_sharded
-from exp.engine.hooks import LossMeter
+from exp.engine.fsdp import whole
+from exp.engine.hooks import LossMeter, OverfitHook, PreemptionHook
 from exp.engine.optim import build_schedulers
 from exp.engine.registries import CountersHook
-from exp.engine.saving import CheckpointWriter, ShardedSaver
+from exp.engine.saving import CheckpointHook, CheckpointWriter
 from exp.engine.wrapper import average_buffers, predictions, unwrapped
-from exp.errors import ConfigError, RunError
+from exp.errors import ConfigError
 from exp.runs.status import Stage, beat
 from exp.user_code import first_line
 
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from exp.data.sampler import TrainBatchSampler
+    from exp.engine.hooks import MetricsHook
     from exp.engine.optim import BackendOptimWrapper
     from exp.models.dropout import DropoutStream
     from exp.session import Session
@@ -66,9 +69,11 @@ class Trainer:
         test_loop: None: nothing is tested.
         optim_wrapper: of the model's parameters.
         schedulers: configurations of parameter schedulers.
-        hooks: called in the order of their priorities; MMEngine's ParamSchedulerHook, and counters in the message hub,
-            are there anyway.
+        hooks: the user's; called in the order of their priorities. MMEngine's ParamSchedulerHook, counters in the
+            message hub and what ends a training early are there anyway.
         vis_backends: where MMEngine's visualizer writes.
+        figures: logs what is measured; None: nothing does.
+        checkpoints: saves; None: nothing does.
 
     Raises:
         ConfigError: a scheduler is unknown, does not take its settings, or would do something else than it says.
@@ -89,6 +94,8 @@ class Trainer:
         schedulers: Sequence[dict[str, Any]] = (),
         hooks: Sequence[Hook] = (),
         vis_backends: Sequence[Any] = (),
+        figures: MetricsHook | None = None,
+        checkpoints: CheckpointHook | None = None,
     ) -> None:
         self.session, self.device, self.backend = session, session.device, session.backend
         self.distributed_group = group = session.distributed
@@ -97,17 +104,14 @@ class Trainer:
         self.precision: str = session.config.precision
         self.model, self.model_name = model, type(unwrapped(model)).__name__
         self.train_loop, self.val_loop, self.test_loop = train_loop, val_loop, test_loop
-        for loop in (train_loop, val_loop, test_loop):
-            if loop is not None:
-                loop.runner = self
+        for loop in filter(None, (val_loop, test_loop)):
+            loop.runner = self
         self.losses = LossMeter()
         self.cfg = Config(OmegaConf.to_container(session.config, resolve=True))
         self.work_dir, self.log_dir = str(session.folder.path), str(session.folder.logs)
         self.experiment_name = name = session.unique_name
         self.default_scope = DefaultScope.get_instance(name, scope_name="mmengine")
-        self.logger = MMLogger.get_instance(name)
-        self.logger.setLevel("INFO")
-        self.logger.handlers[:] = list(logging.getLogger().handlers)  # the log of the rank, not the terminal
+        self.logger = rank_logger(session)
         self.message_hub = MessageHub.get_instance(name)
         backends = list(vis_backends) or None
         self.visualizer = Visualizer.get_instance(name, vis_backends=backends, save_dir=self.work_dir)
@@ -116,11 +120,14 @@ class Trainer:
         self.param_schedulers = build_schedulers(schedulers, self)
         self.hooks: list[Hook] = []
         self._calls: dict[str, list[Any]] = {}
+        self.figures, self.checkpoints = figures, checkpoints
         counted = any(type(hook) is RuntimeInfoHook for hook in hooks)  # MMEngine's counts, and reads every step
-        for hook in (*([] if counted else [CountersHook()]), ParamSchedulerHook(), *hooks):
+        own: list[Any] = [None if counted else CountersHook(), ParamSchedulerHook(), figures, checkpoints]
+        own.append(checkpoints and PreemptionHook(session, checkpoints))
+        own.append(OverfitHook(session) if session.config.debug.overfit and train_loop is not None else None)
+        for hook in filter(None, (*own, *hooks)):
             self.register_hook(hook)
         self.checkpoint_writer = CheckpointWriter(self.backend)
-        self.sharded_saver: ShardedSaver | None = None  # writes this rank's part of a sharded model
 
     # -- what hooks ask of a runner ---------------------------------------------------------------------------------
 
@@ -162,10 +169,9 @@ class Trainer:
         for call in calls:
             try:
                 call(self, **kwargs)
-            except (AssertionError, ImportError, KeyError, TypeError, ValueError) as error:
+            except (AssertionError, ImportError, ValueError) as error:
                 hook = type(call.__self__)
-                ours = isinstance(error, (KeyError, TypeError)) and not hook.__module__.startswith("mmengine.")
-                if fn_name not in ("before_run", "before_train") or hook.__module__.startswith("exp.") or ours:
+                if fn_name not in ("before_run", "before_train") or hook.__module__.startswith("exp."):
                     raise
                 raise ConfigError(f"hooks: {hook.__name__}: {first_line(error)}") from error
 
@@ -174,26 +180,91 @@ class Trainer:
         if self.distributed_group.is_main:
             content = self._content(self.iter + (not by_epoch))
             content["meta"]["epoch"] += by_epoch
-            self._let_hooks_change(content)
+            self.let_hooks_change(content)
             checkpoint.write(Path(out_dir, filename), content)
 
-    # -- training and test ------------------------------------------------------------------------------------------
+    # -- train, evaluate ---------------------------------------------------------------------------------------------
 
     def train(self, load: Callable[[], object] | None = None) -> None:
-        """Train.
+        """Train and validate, epoch by epoch.
+
+        An epoch that ``max_steps`` cuts short is validated like any other, but does not count as completed, so that
+        a resumed run with a larger ``max_steps`` continues in its middle.
 
         Args:
             load: restores the state that the training continues from, between ``before_run`` and the loop.
         """
-        assert self.train_loop is not None
+        loop = self.train_loop
+        assert loop is not None
         self._resume = load is not None
         self.call_hook("before_run")
-        self._init_weights()
         if load is not None:
             load()
         self.optim_wrapper.initialize_count_status(self.model, 0, -1)
-        self.train_loop.run()
+        self.call_hook("before_train")
+        if loop.dropouts is not None:
+            self.optim_wrapper.before_backward = loop.dropouts.begin_backward
+        if loop.validation_due:
+            self._validate()
+        start_epoch: Any = getattr(unwrapped(self.model), "start_epoch", None)  # MMEngine's models have none
+        while not loop.finished and not loop.stop_training:
+            self.call_hook("before_train_epoch")
+            if start_epoch is not None:
+                start_epoch(loop.epoch)
+            self.model.train()
+            batches = iter(loop.dataloader)
+            index = loop.sampler.samples // loop.sampler.global_batch_size
+            while index < loop.steps_per_epoch and loop.iter < loop.max_iters and not loop.stop_training:
+                self.step(index, batches)
+                index += 1
+                if loop.val_every is not None and loop.iter % loop.val_every == 0 and not loop.stop_training:
+                    self._validate()
+            del batches
+            if loop.stop_training:
+                break
+            if index == loop.steps_per_epoch:
+                self.call_hook("after_train_epoch")
+                loop.epoch += 1
+                loop.sampler.set_position(loop.epoch, 0)
+            if loop.val_every is None or loop.iter == loop.max_iters:
+                self._validate()
+        beat(Stage.FREE)  # what comes now, comes once
+        self.session.begin()  # if there was no step left
+        self.call_hook("after_train")
         self.call_hook("after_run")
+
+    def step(self, idx: int, batches: Iterator[dict[str, torch.Tensor]]) -> None:
+        """One optimizer step: ``accumulate`` micro-batches."""
+        loop = self.train_loop
+        assert loop is not None
+        try:
+            for micro in range(loop.accumulate):
+                beat(Stage.DATA, loop.iter + 1)
+                batch = move(next(batches), self.device)
+                if micro == 0:
+                    self.call_hook("before_train_iter", batch_idx=idx, data_batch=batch)
+                beat(Stage.FORWARD)
+                if loop.dropouts is not None:
+                    loop.dropouts.begin(loop.iter, micro)
+                outputs = self.model.train_step(batch, optim_wrapper=self.optim_wrapper)  # type: ignore[operator]
+                self.losses.add(outputs)
+        finally:
+            if loop.dropouts is not None:
+                loop.dropouts.end()
+        loop.sampler.advance()
+        beat(Stage.HOOKS)
+        if not self.session.begun:  # the memory that a step needs is there
+            self.session.begin()
+        self.call_hook("after_train_iter", batch_idx=idx, data_batch=batch, outputs=outputs)
+        loop.iter += 1
+
+    def _validate(self) -> None:
+        loop = self.train_loop
+        assert loop is not None
+        if loop.validated != loop.iter and self.val_loop is not None:
+            loop.validated = loop.iter
+            self.val_loop.run()
+            self.model.train()
 
     def test(self, content: Mapping[str, Any] | None = None) -> dict[str, float]:
         """Test the weights of a checkpoint, or those that the model has; returns the metrics by name."""
@@ -202,26 +273,12 @@ class Trainer:
         self.call_hook("before_run")
         if content is not None:
             model = unwrapped(self.model)
-            whole = complete(content, model)
-            self.call_hook("after_load_checkpoint", checkpoint=whole)
-            model.load_state_dict(whole["state_dict"])
+            best = complete(content, model)
+            self.call_hook("after_load_checkpoint", checkpoint=best)
+            model.load_state_dict(best["state_dict"])
         metrics = self.test_loop.run()
         self.call_hook("after_run")
         return metrics
-
-    def _init_weights(self) -> None:
-        """Do what MMEngine's ``init_cfg`` says, unless a file has weights; else models initialize themselves."""
-        model: Any = unwrapped(self.model)
-        if self.session.weights is None and any(getattr(module, "init_cfg", None) for module in model.modules()):
-            if is_sharded(model):
-                raise ConfigError(
-                    "model: init_cfg draws weights once the model is wrapped, and with wrapper=fsdp no rank has them "
-                    "whole then; initialize them in its constructor, or use wrapper=ddp"
-                )
-            model.init_weights()
-            for value in model.state_dict().values() if self.distributed else ():
-                if value.is_floating_point():  # added up, which all collectives can; infinity times 0 would be NaN
-                    self.backend.collectives.all_reduce(value if self.rank == 0 else value.zero_())
 
     def close(self) -> None:
         """Finish the checkpoint that is being written, and let go of the data loaders, so that their processes end now.
@@ -236,39 +293,17 @@ class Trainer:
 
     # -- what a checkpoint holds ------------------------------------------------------------------------------------
 
-    @property
-    def writes(self) -> bool:
-        """Whether this rank writes something of a checkpoint."""
-        return self.distributed_group.is_main or self.sharded_saver is not None
-
-    def prepare_saving(self) -> None:
-        """Called before training. A collective."""
-        if is_sharded(unwrapped(self.model)):
-            self.sharded_saver = ShardedSaver(self.distributed_group)
-
-    def _foreign_hooks(self, *stages: str) -> list[Hook]:
-        """The hooks that are not the engine's own and do something at one of the stages."""
+    def hooks_at(self, *stages: str) -> list[str]:
+        """The classes of hooks that are not the engine's own and do something at one of the stages: before a checkpoint
+        they may change its weights, before a validation put others in place.
+        """
         foreign = [hook for hook in self.hooks if not type(hook).__module__.startswith("exp.engine.")]
-        return [hook for hook in foreign if not set(stages).isdisjoint(hook.get_triggered_stages())]
-
-    def hooks_that_save(self) -> list[str]:
-        """The classes of the user's hooks that may change a checkpoint, its weights included."""
-        return [type(hook).__name__ for hook in self._foreign_hooks("before_save_checkpoint")]
+        return [type(hook).__name__ for hook in foreign if not set(stages).isdisjoint(hook.get_triggered_stages())]
 
     def average_buffers(self) -> None:
         """Average running statistics over ranks: those of the model, and of copies that hooks keep. A collective."""
         held = [value for hook in self.hooks for value in vars(hook).values() if isinstance(value, torch.nn.Module)]
         average_buffers([unwrapped(self.model), *held], self.distributed_group)
-
-    def hooks_change_validation(self) -> bool:
-        """Whether hooks may put other weights in place until a validation ends."""
-        return bool(self._foreign_hooks("before_val", "before_val_epoch", "before_val_iter"))
-
-    def weights_checkpoint(self) -> dict[str, Any]:
-        """The weights as the hooks want them kept, with what of the data belongs to them; on ranks that write."""
-        content = self._weights(self.iter)
-        self._let_hooks_change(content)
-        return content
 
     def training_checkpoint(self, step: int, best: Mapping[str, Any], validation_due: bool = False) -> dict[str, Any]:
         """All that an exact continuation needs. A collective: every rank's random state is in it.
@@ -281,12 +316,13 @@ class Trainer:
         self.average_buffers()
         content = self._content(step)
         content["meta"]["validation_due"] = validation_due
-        content.update(rng=self.distributed_group.gather(rng.rng_state(self.backend)), best=dict(best))
+        content.update(rng=self.distributed_group.gather(rng_state(self.backend)), best=dict(best))
         if self.distributed_group.is_main:  # as in MMEngine: they may write files
-            self._let_hooks_change(content)
+            self.let_hooks_change(content)
         return content
 
-    def _weights(self, step: int) -> dict[str, Any]:
+    def weights(self, step: int) -> dict[str, Any]:
+        """The weights, with what of the data belongs to them."""
         session, loop = self.session, self.train_loop
         assert loop is not None
         meta = {
@@ -314,40 +350,28 @@ class Trainer:
         """Weights, optimizer, schedulers, and what hooks keep in the message hub and want resumed if it is plain."""
         infos = {}
         for key, value in self.message_hub.state_dict()["runtime_info"].items():
-            if key not in _RUNTIME_INFO:
-                try:
-                    infos[key] = plain(value)
-                except TypeError as error:
-                    logger.warning("message hub: %s is not resumed: %s", key, error)
+            try:
+                infos.update({} if key in _RUNTIME_INFO else {key: plain(value)})
+            except TypeError as error:
+                logger.warning("message hub: %s is not resumed: %s", key, error)
         return {
-            **self._weights(step),
+            **self.weights(step),
             "optimizer": self.optim_wrapper.state_dict(),
             "param_schedulers": [scheduler.state_dict() for scheduler in self.param_schedulers],
             "message_hub": infos,
         }
 
-    def _let_hooks_change(self, content: dict[str, Any]) -> None:
-        """Call ``before_save_checkpoint``, and note which hooks have put weights of their own in the model's place.
-
-        Raises:
-            RunError: a hook has added what is not plain data.
-        """
-        before, hooks = dict(content["state_dict"]), self.hooks_that_save()
+    def let_hooks_change(self, content: dict[str, Any]) -> None:
+        """Call ``before_save_checkpoint``, and note which hooks have put weights of their own in the model's place."""
+        before = dict(content["state_dict"])
         self.call_hook("before_save_checkpoint", checkpoint=content)
-        try:
-            plain(content if hooks else {}, lambda tensor: tensor)
-        except TypeError as error:
-            raise RunError(
-                f"hooks: before_save_checkpoint of {', '.join(hooks)}: {error}; give it numbers, strings, lists, dicts "
-                "and tensors; see docs/extend/hooks.md"
-            ) from error
         after = content["state_dict"]
         if any(after.get(key) is not value for key, value in before.items()):
-            content["meta"]["weights_of_hooks"] = hooks
+            content["meta"]["weights_of_hooks"] = self.hooks_at("before_save_checkpoint")
 
 
 class TrainLoop:
-    """Trains until ``max_epochs`` or ``max_steps``, or until a hook sets :attr:`stop_training`.
+    """Where a training is: it ends with ``max_epochs`` or ``max_steps``, or if a hook sets :attr:`stop_training`.
 
     Args:
         dataloader: yields micro-batches (dicts of tensors) from its sampler's position on. The loop alone advances
@@ -359,7 +383,6 @@ class TrainLoop:
         dropouts: where masks of dropout are drawn by sample, what they are a function of.
 
     Attributes:
-        runner: the :class:`Trainer`, which sets it.
         epoch: epochs completed.
         iter: optimizer steps completed; within ``after_train_iter``, those before the current one, as in MMEngine.
         max_epochs: epochs to train.
@@ -368,10 +391,10 @@ class TrainLoop:
         ahead: steps that the epochs so far have with these data, minus those taken: not 0 if the data were others.
         ends_by_steps: whether ``max_steps`` ends the training, not ``max_epochs``.
         validation_due: whether a validation comes before any further step.
+        validated: the step after which the latest validation was.
         stop_training: set by hooks: no further step.
     """
 
-    runner: Any
     val_begin = 1
 
     def __init__(
@@ -392,7 +415,7 @@ class TrainLoop:
         self.steps_per_epoch = self.sampler.steps_per_epoch
         self.validation_due = self.stop_training = False
         self._limits = max_epochs, max_steps
-        self._validated = 0
+        self.validated = 0
         self._set_position(0, 0, 0)
 
     def restore(self, epoch: int, step: int, samples: int, validation_due: bool = False) -> None:
@@ -428,79 +451,11 @@ class TrainLoop:
         """Whether all epochs and steps have been trained."""
         return self.epoch >= self.max_epochs or self.iter >= self.max_iters
 
-    def run(self) -> None:
-        """Train and validate, epoch by epoch.
-
-        An epoch that ``max_steps`` cuts short is validated like any other, but does not count as completed, so that
-        a resumed run with a larger ``max_steps`` continues in its middle.
-        """
-        runner = self.runner
-        runner.call_hook("before_train")
-        if self.dropouts is not None:
-            runner.optim_wrapper.before_backward = self.dropouts.begin_backward
-        if self.validation_due:
-            self._validate()
-        start_epoch: Any = getattr(unwrapped(runner.model), "start_epoch", None)  # MMEngine's models have none
-        while not self.finished and not self.stop_training:
-            runner.call_hook("before_train_epoch")
-            if start_epoch is not None:
-                start_epoch(self.epoch)
-            runner.model.train()
-            batches = iter(self.dataloader)
-            index = self.sampler.samples // self.sampler.global_batch_size
-            while index < self.steps_per_epoch and self.iter < self.max_iters and not self.stop_training:
-                self.run_iter(index, batches)
-                index += 1
-                if self.val_every is not None and self.iter % self.val_every == 0 and not self.stop_training:
-                    self._validate()
-            del batches
-            if self.stop_training:
-                break
-            if index == self.steps_per_epoch:
-                runner.call_hook("after_train_epoch")
-                self.epoch += 1
-                self.sampler.set_position(self.epoch, 0)
-            if self.val_every is None or self.iter == self.max_iters:
-                self._validate()
-        beat(Stage.FREE)  # what comes now, comes once
-        runner.session.begin()  # if there was no step left
-        runner.call_hook("after_train")
-
-    def run_iter(self, idx: int, batches: Iterator[dict[str, torch.Tensor]]) -> None:
-        """One optimizer step: ``accumulate`` micro-batches."""
-        runner = self.runner
-        try:
-            for micro in range(self.accumulate):
-                beat(Stage.DATA, self.iter + 1)
-                batch = move(next(batches), runner.device)
-                if micro == 0:
-                    runner.call_hook("before_train_iter", batch_idx=idx, data_batch=batch)
-                beat(Stage.FORWARD)
-                if self.dropouts is not None:
-                    self.dropouts.begin(self.iter, micro)
-                outputs = runner.model.train_step(batch, optim_wrapper=runner.optim_wrapper)
-                runner.losses.add(outputs)
-        finally:
-            if self.dropouts is not None:
-                self.dropouts.end()
-        self.sampler.advance()
-        beat(Stage.HOOKS)
-        if not runner.session.begun:  # the memory that a step needs is there
-            runner.session.begin()
-        runner.call_hook("after_train_iter", batch_idx=idx, data_batch=batch, outputs=outputs)
-        self.iter += 1
-
     def validates_after(self, step: int, batch_idx: int) -> bool:
         """Whether a validation follows optimizer step ``step``, the one with number ``batch_idx`` of its epoch."""
         if step == self.max_iters:
             return True
         return batch_idx + 1 == self.steps_per_epoch if self.val_every is None else step % self.val_every == 0
-
-    def _validate(self) -> None:
-        if self._validated != self.iter and self.runner.val_loop is not None:
-            self._validated = self.iter
-            self.runner.val_loop.run()
-            self.runner.model.train()
 
 
 class EvalLoop:
@@ -538,13 +493,9 @@ class EvalLoop:
         self.evaluator.reset()
         self._sums = []
         beat(self._heartbeat, runner.iter)
-        uneven = None
-        if is_sharded(model):
-            uneven = UnevenPasses(model, runner.distributed_group, lambda: self._predict_first_sample(model))
-        for idx, batch in enumerate(self.dataloader):
-            self.run_iter(idx, batch)
-        if uneven is not None:
-            uneven.finish()
+        with whole(model):
+            for idx, batch in enumerate(self.dataloader):
+                self.run_iter(idx, batch)
         beat(Stage.METRICS if validates else Stage.TEST_METRICS)
         refuse_nan(runner, self._sums, stage)
         metrics: dict[str, float] = self.evaluator.compute(runner.distributed_group)
@@ -553,12 +504,6 @@ class EvalLoop:
         runner.call_hook(f"after_{stage}_epoch", metrics=metrics)
         runner.call_hook(f"after_{stage}")
         return metrics
-
-    def _predict_first_sample(self, model: torch.nn.Module) -> None:
-        beat(self._heartbeat)
-        batch = move(self.dataloader.dataset[torch.zeros(1, dtype=torch.int64)], self.runner.device)
-        with self.runner.backend.autocast(self.runner.precision):
-            self.runner.backend.end_batch(predictions(model, batch, self.stage))
 
     @torch.no_grad()
     def run_iter(self, idx: int, data_batch: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Iterator
@@ -11,9 +12,8 @@ import torch
 from omegaconf import OmegaConf
 
 from exp.console import size
-from exp.data.loader import device_loader, eval_loader, share_loader
+from exp.data.loader import device_loader, eval_loader, move, share_loader
 from exp.data.sampler import TrainBatchSampler
-from exp.data.transfer import move
 from exp.engine import checkpoint
 from exp.engine.building import (
     about_data,
@@ -24,14 +24,14 @@ from exp.engine.building import (
     record_environment,
     split_in_use,
 )
+from exp.engine.device import rng_state, seed_everything, set_rng_state
 from exp.engine.fsdp import is_sharded, refuse_hooks
-from exp.engine.hooks import MetricsHook, OverfitHook, PreemptionHook, Progress
+from exp.engine.hooks import MetricsHook, Progress
 from exp.engine.logger import build_loggers
 from exp.engine.optim import BackendOptimWrapper, build_optimizer
 from exp.engine.outputs import draw_extras, training_pictures
 from exp.engine.registries import build_hooks
 from exp.engine.resume import compare, find_checkpoint, restore
-from exp.engine.rng import rng_state, seed_everything, set_rng_state
 from exp.engine.saving import CheckpointHook
 from exp.engine.trainer import EvalLoop, Trainer, TrainLoop
 from exp.engine.wrapper import place_and_wrap, predictions, unwrapped
@@ -44,7 +44,7 @@ from exp.user_code import EXPERIMENT_PAGE, is_own, message_of
 if TYPE_CHECKING:
     from exp.session import Session
 
-__all__ = ["Training", "train"]
+__all__ = ["build_trainer", "train"]
 
 logger = logging.getLogger(__name__)
 _WORTH_SAYING = 0.01
@@ -68,25 +68,28 @@ def train(session: Session, rate: Callable[..., dict[str, float]], what_fits: Ca
         session.data_files = session.extras.fingerprint()
     model = build_model(session, data, to_place=True)
     with _explained(session, what_fits):
-        training = Training(session, data, model)
+        trainer = build_trainer(session, data, model)
+        figures, checkpoints = trainer.figures, trainer.checkpoints
+        assert figures is not None
+        assert checkpoints is not None
+        assert trainer.test_loop is not None
         if session.config.rehearsal:
-            _check_one_batch(session, data, training.trainer)
-        trainer, hook = training.trainer, training.metrics_hook
-        source, load = _resume(session, training)
+            _check_one_batch(session, data, trainer)
+        source, load = _resume(session, trainer)
         try:
             trainer.train(load)
-            content, tested = training.checkpoint_hook.tested(trainer)
+            content, tested = checkpoints.tested(trainer)
             metrics = trainer.test(content)
         finally:  # the terminal's cursor and the loaders' processes, whatever has happened
-            hook.progress.stop()
+            figures.progress.stop()
             trainer.close()
-        evaluator = training.evaluator
+        evaluator = trainer.test_loop.evaluator
         draw_extras(session, lambda: training_pictures(session, trainer.model, evaluator))
         trainer.visualizer.close()
-        speed = hook.samples / hook.train_seconds if hook.train_seconds else None
+        speed = figures.samples / figures.train_seconds if figures.train_seconds else None
         # The training's own: what is measured next takes memory, too.
         memory_peak = session.distributed.gather(session.backend.usage().get("max_allocated"))
-        rates = rate(session, data, speed, hook.train_seconds) if speed and session.info.rank == 0 else {}
+        rates = rate(session, data, speed, figures.train_seconds) if speed and session.info.rank == 0 else {}
         return make_result(
             session,
             metrics,
@@ -98,113 +101,79 @@ def train(session: Session, rate: Callable[..., dict[str, float]], what_fits: Ca
             data=about_data(session, data),
             samples_per_second=speed,
             **rates,
-            time_to_first_step_s=hook.time_to_first_step,
+            time_to_first_step_s=figures.time_to_first_step,
             memory_peak=memory_peak,
             **parameter_counts(unwrapped(trainer.model)),
-            left_device=None if hook.left_device is None else hook.left_device.summary(session.distributed),
+            left_device=None if figures.left_device is None else figures.left_device.summary(session.distributed),
             resumed_from=source,
             changed_on_resume={change.key: {"old": change.old, "new": change.new} for change in session.changed},
             **tested,
         )
 
 
-class Training:
-    """The parts of one training, built from the configuration.
+def build_trainer(session: Session, data: Any, model: Any) -> Trainer:
+    """The trainer of the configuration.
 
     Args:
         session: the session.
         data: of :func:`exp.engine.building.build_data`.
         model: on the CPU.
-
-    Attributes:
-        trainer: trains and tests.
-        evaluator: of the test.
-        metrics_hook: measures speed, and writes ``metrics.jsonl``.
-        checkpoint_hook: saves.
     """
-
-    def __init__(self, session: Session, data: Any, model: Any) -> None:
-        config = session.config
-        assert config.batch_size is not None  # derived if it was not given
-        train, val, test = (split_in_use(session, data, split) for split in ("train", "val", "test"))
-        say = logger.info if session.restarted_here else session.say
-        if config.debug.train_batches is not None:
-            say(f"debug: {len(train)} samples to train, {len(val)} to validate, {len(test)} to test")
-        self.evaluator = judge = build_evaluator(session, data)
-        sampler = TrainBatchSampler(
-            len(train),
-            batch_size=config.batch_size,
-            rank=session.info.rank,
-            world_size=session.info.world_size,
-            accumulate=config.accumulate,
-            seed=config.seed,
-            with_epoch=getattr(train, "needs_epoch", False),
+    config, say = session.config, logger.info if session.restarted_here else session.say
+    train, val, test = (split_in_use(session, data, split) for split in ("train", "val", "test"))
+    if config.debug.train_batches is not None:
+        say(f"debug: {len(train)} samples to train, {len(val)} to validate, {len(test)} to test")
+    evaluator = build_evaluator(session, data)
+    assert config.batch_size is not None  # derived if it was not given
+    sampler = TrainBatchSampler(
+        len(train),
+        batch_size=config.batch_size,
+        rank=session.info.rank,
+        world_size=session.info.world_size,
+        accumulate=config.accumulate,
+        seed=config.seed,
+        with_epoch=getattr(train, "needs_epoch", False),
+    )
+    if sampler.left_out:
+        (say if sampler.left_out >= len(train) * _WORTH_SAYING else logger.info)(
+            f"{sampler.left_out} of {len(train)} training samples are left out in each epoch, others each time: "
+            f"global batch {sampler.global_batch_size}"
         )
-        if sampler.left_out:
-            (say if sampler.left_out >= len(train) * _WORTH_SAYING else logger.info)(
-                f"{sampler.left_out} of {len(train)} training samples are left out in each epoch, others each time: "
-                f"global batch {sampler.global_batch_size}"
-            )
-        model = place_and_wrap(model, session)
-        bare = unwrapped(model)
-        seed_everything(config.seed + session.info.rank, session.backend)  # ranks draw different dropout masks
-        self.metrics_hook = MetricsHook(
-            session.folder.metrics, config.log_every, Progress(session.console), session.started
-        )
-        self.checkpoint_hook = CheckpointHook(
-            session.folder.checkpoints,
-            config.checkpoint,
-            config.patience,
-            config.min_delta,
-            judge.metric_name,
-            judge.greater_is_better,
-        )
-        hooks: Any = OmegaConf.to_container(config.hooks, resolve=True)
-        user_hooks = build_hooks(hooks, judge.metric_name, judge.greater_is_better, judge.names)
-        if is_sharded(bare):
-            refuse_hooks(user_hooks)
-        schedulers: Any = OmegaConf.to_container(config.schedule.param_scheduler, resolve=True)
-        self.trainer = Trainer(
-            session,
-            model,
-            TrainLoop(
-                device_loader(train, sampler, data.num_workers, session),
-                config.max_epochs,
-                config.max_steps,
-                config.accumulate,
-                config.val_every,
-                _dropouts(session, bare, sampler) if config.dropout_by_sample else None,
-            ),
-            EvalLoop(share_loader(val, data, session), build_evaluator(session, data), "val"),
-            EvalLoop(share_loader(test, data, session), judge, "test"),
-            BackendOptimWrapper(
-                build_optimizer(bare, config.optim, session.backend.capabilities.lacking_operators),
-                session.backend,
-                precision=config.precision,
-                accumulate=config.accumulate,
-                clip_grad_norm=config.optim.clip_grad_norm,
-                model=bare,
-            ),
-            schedulers,
-            [
-                self.metrics_hook,
-                self.checkpoint_hook,
-                PreemptionHook(session, self.checkpoint_hook),
-                *([OverfitHook(session)] if config.debug.overfit else []),
-                *user_hooks,
-            ],
-            build_loggers(session),
-        )
-
-
-def _dropouts(session: Session, model: Any, sampler: TrainBatchSampler) -> DropoutStream:
-    stream = DropoutStream(model, sampler, session.config.seed)
-    if stream.left_out:
+    model = place_and_wrap(model, session)
+    bare = unwrapped(model)
+    seed_everything(config.seed + session.info.rank, session.backend)  # ranks draw different dropout masks
+    hooks: Any = OmegaConf.to_container(config.hooks, resolve=True)
+    schedulers: Any = OmegaConf.to_container(config.schedule.param_scheduler, resolve=True)
+    user_hooks = build_hooks(hooks, evaluator.metric_name, evaluator.greater_is_better, evaluator.names)
+    if is_sharded(bare):
+        refuse_hooks(user_hooks)
+    dropouts = DropoutStream(bare, sampler, config.seed) if config.dropout_by_sample else None
+    if dropouts is not None and dropouts.left_out:
         session.say(
-            f"dropout_by_sample=true: {', '.join(stream.left_out)} draw from the device's generator; where "
+            f"dropout_by_sample=true: {', '.join(dropouts.left_out)} draw from the device's generator; where "
             "that is dropout, make it exp.models.dropout.Dropout"
         )
-    return stream
+    loader = device_loader(train, sampler, data.num_workers, session)
+    return Trainer(
+        session,
+        model,
+        TrainLoop(loader, config.max_epochs, config.max_steps, config.accumulate, config.val_every, dropouts),
+        EvalLoop(share_loader(val, data, session), build_evaluator(session, data), "val"),
+        EvalLoop(share_loader(test, data, session), evaluator, "test"),
+        BackendOptimWrapper(
+            build_optimizer(bare, config.optim, session.backend.capabilities.lacking_operators),
+            session.backend,
+            precision=config.precision,
+            accumulate=config.accumulate,
+            clip_grad_norm=config.optim.clip_grad_norm,
+            model=bare,
+        ),
+        schedulers,
+        user_hooks,
+        build_loggers(session),
+        MetricsHook(session.folder.metrics, config.log_every, Progress(session.console), session.started),
+        CheckpointHook(config, session.folder.checkpoints, evaluator.metric_name, evaluator.greater_is_better),
+    )
 
 
 def _check_one_batch(session: Session, data: Any, trainer: Trainer) -> None:
@@ -231,9 +200,8 @@ def _check_one_batch(session: Session, data: Any, trainer: Trainer) -> None:
     set_rng_state(state, session.backend)
 
 
-def _resume(session: Session, training: Training) -> tuple[str | None, Any]:
+def _resume(session: Session, trainer: Trainer) -> tuple[str | None, Any]:
     """The checkpoint to continue from, and what restores it within :meth:`Trainer.train`; both None: there is none."""
-    trainer, hook = training.trainer, training.checkpoint_hook
     # A start that had not begun when it was started again has saved nothing: what is there is an earlier run's.
     restarted = (session.info.restart_count > 0 or session.info.requeues > 0) and not session.pending
     path: Path | None = None
@@ -244,19 +212,13 @@ def _resume(session: Session, training: Training) -> tuple[str | None, Any]:
             path, content = find_checkpoint(session, wanted, parameters)
     if path is None:
         return None, None
-    source = path
-    session.resumed_from = source
+    source = session.resumed_from = path
     session.changed = compare(session, content, source)
     unchecked = "" if checkpoint.digest_in(source) else f" ({checkpoint.NO_DIGEST})"
     session.say(f"resume: from {source}, after step {content['meta']['step']}{unchecked}")
     for change in session.changed:
         session.say(f"  changed: {change}")
-
-    def load() -> None:
-        hook.load_state_dict(restore(trainer, content, source))
-        hook.take_over_best(trainer, source)
-
-    return str(source), load
+    return str(source), functools.partial(restore, trainer, content, source)
 
 
 @contextlib.contextmanager

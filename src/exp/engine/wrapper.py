@@ -1,8 +1,6 @@
 """How a model comes to its device, and is wrapped for data-parallel training there.
 
-Options are the configuration's, device arguments the backend's. A model that no rank needs whole has its weights on
-rank 0, and elsewhere only their shapes: eight ranks of a node would else hold eight copies of it in host memory before
-the first is sharded. torch calls that deferred, or meta-device, initialization.
+Options are the configuration's, device arguments the backend's.
 """
 
 from __future__ import annotations
@@ -10,7 +8,7 @@ from __future__ import annotations
 import abc
 import logging
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Callable, ClassVar, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Iterable, Mapping
 
 import torch
 from mmengine.model import MMDistributedDataParallel, revert_sync_batchnorm
@@ -32,15 +30,13 @@ __all__ = [
     "TrainStep",
     "Wrapper",
     "average_buffers",
-    "build_deferred",
     "check_placement",
+    "compiles_itself",
     "forward",
     "is_sharded",
-    "of_wrapper",
     "place_and_wrap",
     "predictions",
     "preprocessed",
-    "to_device",
     "unwrapped",
     "wrap",
 ]
@@ -49,7 +45,6 @@ logger = logging.getLogger(__name__)
 
 _SHOWN = 5
 SHARDED_MARK = "weights_are_sharded"
-_DEFERRED_MARK = "rank_0_has_the_weights"
 
 _DEFAULTS = {
     "find_unused_parameters": False,
@@ -66,10 +61,6 @@ class Wrapper(abc.ABC):
     A configuration names it in ``wrapper._target_``; the constructor's arguments are the keys of ``wrapper.options``.
     It is made on every rank of a training with several, and asked once for :meth:`place`, then once for :meth:`wrap`.
     """
-
-    needs_whole_model: ClassVar[bool] = True
-    """Whether :meth:`place` takes the model with its weights on every rank. False: only rank 0's has values, and the
-    parameters of the others are on the meta device; :func:`to_device` brings them to theirs."""
 
     compiles: ClassVar[bool] = False
     """Whether :meth:`place` sees to ``compile=true``. False: the model is compiled, as a whole, when it comes there."""
@@ -160,79 +151,13 @@ def place_and_wrap(model: nn.Module, session: Session, trains: bool = True) -> n
     return wrapped
 
 
-def of_wrapper(session: Session, name: str) -> bool | None:
-    """What the class of ``wrapper._target_`` says of itself (``needs_whole_model``); None: there is no such class, or
-    a training with one process has no use for it.
-    """
+def compiles_itself(session: Session) -> bool:
+    """Whether the wrapper of a training sees to ``compile=true``."""
     wrapper: Any = session.config.wrapper
     target = wrapper.get("_target_")
     if target is None or session.info.world_size == 1:
-        return None
-    found: bool | None = getattr(resolve("wrapper._target_", target, Wrapper), name)
-    return found
-
-
-def build_deferred(make: Callable[[], Any], fit: Callable[[Any], object], distributed: Distributed) -> Any:
-    """A model with weights on rank 0, and elsewhere with parameters on the meta device; a collective.
-
-    Buffers have rank 0's values on every rank: they are small, and data look at them. Where the constructor needs
-    values, this rank has the model whole, too. Tensors that are neither parameters nor buffers have to be made anew by
-    ``load_state_dict``.
-
-    Args:
-        make: makes it.
-        fit: gives it the weights that it is to begin with.
-        distributed: of all ranks.
-    """
-    reason = made = None
-    if not distributed.is_main:
-        try:
-            with torch.device("meta"):
-                made = make()
-        except Exception as error:  # noqa: BLE001 - whatever a constructor does with values that are not there
-            reason = f"{type(error).__name__}: {error}"
-    if made is None:
-        made = make()
-        fit(made)
-    buffers = dict(made.named_buffers(remove_duplicate=False))
-    found = distributed.gather({name: value.cpu() for name, value in buffers.items()} if distributed.is_main else None)
-    if not distributed.is_main and reason is None:
-        for name in buffers:
-            place, _, last = name.rpartition(".")
-            setattr(made.get_submodule(place), last, found[0][name])
-        kept = {name: value for name, value in made.state_dict().items() if not value.is_meta}
-        nn.Module.load_state_dict(made, kept, strict=False)  # modules that derive values from their buffers do so here
-    if reason is not None:
-        logger.info("the model is built whole on this rank, too: %s", reason)
-    setattr(made, _DEFERRED_MARK, True)
-    return made
-
-
-def to_device(module: nn.Module, device: torch.device, model: nn.Module) -> None:
-    """Bring a part of a model to the device, with the values of rank 0 where only that has them; a collective then.
-
-    Args:
-        module: ``model``, or a module of it. Parameters that are sharded already stay.
-        device: this rank's.
-        model: of :func:`build`, or one that every rank has whole.
-    """
-    if getattr(model, _DEFERRED_MARK, False):
-        for part in module.modules():
-            for name, parameter in list(part.named_parameters(recurse=False)):
-                if not hasattr(parameter, "to_local"):
-                    setattr(part, name, _from_rank_0(parameter, device))
-    module.to(device)
-
-
-def _from_rank_0(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
-    if parameter.is_meta:
-        value = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
-    else:
-        value = parameter.detach().to(device).contiguous()
-    torch.distributed.broadcast(value, 0)
-    filled = nn.Parameter(value, parameter.requires_grad)
-    filled.__dict__.update(parameter.__dict__)
-    return filled
+        return False
+    return bool(resolve("wrapper._target_", target, Wrapper).compiles)
 
 
 def _tensors(model: nn.Module) -> list[tuple[str, torch.Tensor]]:

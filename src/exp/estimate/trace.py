@@ -19,7 +19,7 @@ from torch import nn
 
 from exp.config.resolve import create, resolve
 from exp.data.base import Data, ExampleBatch, split_of
-from exp.data.transfer import tensors_of
+from exp.data.loader import tensors_of
 from exp.engine.fsdp import units_of
 from exp.engine.optim import build_optimizer
 from exp.engine.wrapper import predictions

@@ -18,7 +18,7 @@ _MODULES = [
     "matplotlib.backends.backend_agg",  # MMEngine's visualizer makes a figure, used or not
     "matplotlib.figure",
     "exp.engine.distributed",
-    "exp.engine.kernels",
+    "exp.engine.device",
     "exp.engine.registries",
     "exp.session",
     "exp.launcher.worker",

@@ -26,7 +26,7 @@ class Eval(Task):
     """How many of the best."""
 
     needs_weights: ClassVar[bool] = True
-    work: ClassVar[str] = "exp.engine.evaluation.evaluate"
+    work: ClassVar[str] = "exp.engine.outputs.evaluate"
 
 
 @dataclass

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Iterator, Mapping, NamedTuple, Sequence
 
 import torch
 
-from exp.data.transfer import move
+from exp.data.loader import move
 from exp.engine.wrapper import forward, preprocessed, unwrapped
 
 if TYPE_CHECKING:

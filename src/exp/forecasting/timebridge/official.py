@@ -12,7 +12,7 @@ from typing import Mapping
 
 import torch
 
-from exp.models.names import best_prefix
+from exp.models.base import best_prefix
 
 __all__ = ["adapt_variant", "variant_prefix"]
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from exp.data.seeding import preserved_generators, seed_sample
+from exp.data.sampler import preserved_generators, seed_sample
 from exp.errors import ConfigError, DataError
 from exp.vision.data.labels import IGNORED, NO_DATA, ColorMasks, IndexMasks
 from exp.vision.data.transforms import Pipeline, is_resized

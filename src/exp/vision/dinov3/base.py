@@ -11,8 +11,7 @@ from torch import nn
 
 from exp.config.explain import nearest
 from exp.errors import ConfigError
-from exp.models.base import Model
-from exp.models.names import under_own_names
+from exp.models.base import Model, under_own_names
 from exp.vision.data.values import colors_in
 from exp.vision.dinov3 import weights
 from exp.vision.dinov3.backbone import Features, VisionTransformer, rope_periods

@@ -16,7 +16,7 @@ from typing import Any, Mapping, NamedTuple, Sequence
 import torch
 
 from exp.errors import ConfigError
-from exp.models.names import best_prefix
+from exp.models.base import best_prefix
 from exp.vision.dinov3.backbone import NORM_EPS, ROPE_BASE, rope_periods
 from exp.vision.dinov3.sizes import SIZES
 
@@ -111,7 +111,7 @@ def published_prefix(state: _State) -> str | None:
 
     Returns:
         An empty string for a bare backbone, None where there is none; of several, see
-        :func:`exp.models.names.best_prefix`.
+        :func:`exp.models.base.best_prefix`.
     """
     found = [match.group(1) for match in map(_LANDMARK.match, state) if match]
     return best_prefix(found) if found else None

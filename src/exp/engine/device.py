@@ -1,21 +1,26 @@
-"""Which kernels a worker's device computes with, settled before the model is built."""
+"""A worker's device before the model is built: its kernels, and random states, which every checkpoint keeps."""
 
 from __future__ import annotations
 
 import logging
 import math
 import os
-from typing import TYPE_CHECKING, Callable
+import random
+from typing import TYPE_CHECKING, Any, Callable, Mapping
+
+import numpy as np
+import torch
+import torch.nn.functional as F
 
 from exp.errors import ConfigError
 from exp.hardware.compat import TORCH_VERSION, forbid_fused_attention, supports_compilation, supports_portable_operators
 
 if TYPE_CHECKING:
-    import torch
-
     from exp.hardware.backend import Backend
 
-__all__ = ["check_compilation", "settle_kernels"]
+__all__ = [
+    "check_compilation", "device_state", "rng_state", "seed_everything", "set_rng_state", "settle_kernels",
+]  # fmt: skip
 
 logger = logging.getLogger(__name__)
 
@@ -84,8 +89,6 @@ def check_compilation(backend: Backend, device: torch.device) -> None:
 
 
 def _why_not_compiled(device: torch.device) -> str | None:
-    import torch
-
     if "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ:
         from torch._inductor import config  # the fork server has imported it: the variable would come too late
 
@@ -106,8 +109,6 @@ def _why_not_compiled(device: torch.device) -> str | None:
 
 def _usual_layers(tokens: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """A loss of normalised, activated and mixed tokens."""
-    import torch.nn.functional as F
-
     hidden = F.gelu(F.layer_norm(tokens @ weight, scale.shape, scale))
     mixed = (hidden @ hidden.transpose(1, 2)).softmax(-1) @ hidden
     return F.mse_loss(mixed.mean(1).log_softmax(-1), tokens[:, 0])
@@ -115,8 +116,6 @@ def _usual_layers(tokens: torch.Tensor, weight: torch.Tensor, scale: torch.Tenso
 
 def _numbers_of(layers: Callable[..., torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
     """Result and gradients, on the CPU."""
-    import torch
-
     generator = torch.Generator().manual_seed(0)
     shapes = {"tokens": (4, 8, 16), "weight": (16, 16), "scale": (16,)}
     given = {name: torch.randn(shape, generator=generator).to(device) for name, shape in shapes.items()}
@@ -127,3 +126,44 @@ def _numbers_of(layers: Callable[..., torch.Tensor], device: torch.device) -> di
         "the loss": loss.detach().cpu(),
         **{name: each.cpu() for name, each in gradients.items() if each is not None},
     }
+
+
+def seed_everything(seed: int, backend: Backend) -> None:
+    """Seed Python, NumPy, torch's CPU generator and the device's."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+    seed_all = getattr(backend.module, "manual_seed_all", None) or getattr(backend.module, "manual_seed", None)
+    if seed_all is not None:
+        seed_all(seed)
+
+
+def device_state(backend: Backend) -> torch.Tensor | None:
+    """State of the device's random generator (uint8, on the CPU), or None where there is none of its own."""
+    if not hasattr(backend.module, "get_rng_state"):
+        return None
+    state: torch.Tensor = backend.module.get_rng_state()
+    return state.cpu()
+
+
+def rng_state(backend: Backend) -> dict[str, Any]:
+    """This process's random states, as plain data."""
+    version, internal, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    return {
+        "torch": torch.get_rng_state(),
+        "device": device_state(backend),
+        "python": [version, list(internal), gauss],
+        "numpy": [str(name), [int(key) for key in keys], int(position), int(has_gauss), float(cached)],
+    }
+
+
+def set_rng_state(state: Mapping[str, Any], backend: Backend) -> None:
+    """Restore what :func:`rng_state` gave."""
+    torch.set_rng_state(state["torch"])
+    if state["device"] is not None:
+        backend.module.set_rng_state(state["device"])
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    name, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((name, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
