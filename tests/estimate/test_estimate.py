@@ -112,8 +112,6 @@ def test_the_batch_that_fits_is_the_largest_and_keeps_the_global_one(exp):
 
     whole = estimate("whole", "task.memory_gib=64")
     assert (whole["fits"], whole["advice"]["accumulate"]) == (True, 1)
-    gradients = 4 * whole["trained_parameters"]
-    assert (whole["reduced_bytes_per_step"], whole["sent_bytes_per_rank_and_step"]) == (gradients, gradients * 3 // 2)
     assert 2 < whole["checkpoint_bytes"] / whole["weights_bytes"] <= 3.01  # Adam keeps two numbers for each
     memory = whole["memory"]["training"]["total"] * 0.6
     part = estimate("part", f"task.memory_gib={memory / 2**30}", "task.headroom=0")
