@@ -18,12 +18,11 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterator, Mapping, Sequence
 
-from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 
 from exp import __version__, console
 from exp.checks.check import FAILED, OK, SKIPPED, STYLES, WARNING, Answer, cell, fail, ok, read_journal, skip, worst
-from exp.checks.child import Ended, run_exp
+from exp.checks.child import Ended, run_exp, searched
 from exp.config.check import check_hardware
 from exp.config.compose import compose
 from exp.config.explain import explain
@@ -290,7 +289,7 @@ class Suite:
         deadline = time.monotonic() + self.task.row_minutes * 60
         try:
             for _ in range(_TRIES):
-                arguments = [*_search(), *row.overrides, f"output_dir={folder}", "overwrite=true"]
+                arguments = [*row.overrides, f"output_dir={folder}", "overwrite=true"]
                 left_s = deadline - time.monotonic()
                 ended = run_exp(arguments, folder / "output.log", left_s, lambda: self.signal is not None)
                 lines, _ = read_journal(folder / f"{row.kind}.jsonl")
@@ -326,7 +325,7 @@ class Suite:
         return ok(finding, advice, **values)
 
     def _keep(self, row: Row, answer: Answer, started: int = 0, seconds: int | None = None, tell: bool = True) -> None:
-        command = " ".join(["python -m exp", *_search(), *row.overrides])
+        command = " ".join(["python -m exp", *searched(), *row.overrides])
         about = {"kind": row.kind, **row.about, **answer.__dict__}
         self.rows[row.name] = {**about, "seconds": seconds, "started": started, "command": command}
         self._write(None)
@@ -343,14 +342,6 @@ class Suite:
         record = {**about, "exit_code": code, "rows": {**rows, **self.rows}}
         write_json(self.place / "qualify.json", record)
         write_atomically(self.place / "qualify.md", without_credentials(_page_of(about, rows)).encode())
-
-
-def _search() -> list[str]:
-    """Where the user's own YAML files lie, for the children."""
-    state = HydraConfig.get()
-    folders = [source.path for source in state.runtime.config_sources if source.provider == "command-line"]
-    searched = [each for each in state.overrides.hydra if each.startswith("hydra.searchpath=")]
-    return [*(argument for folder in folders for argument in ("--config-dir", folder)), *searched]
 
 
 def _broken_off(what: str, ended: Ended) -> Answer:

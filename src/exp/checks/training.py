@@ -21,7 +21,6 @@ from torch.utils.data import Dataset
 from exp.data.base import split_of
 from exp.data.transfer import tensors_of
 from exp.engine.building import build_data, build_model, make_result, record_environment
-from exp.engine.hooks import truncate_metrics
 from exp.engine.training import Training
 from exp.engine.wrapper import unwrapped
 
@@ -48,8 +47,6 @@ def train_with(session: Session, data: Any, model: nn.Module, hook: Hook) -> int
 def train_traced(session: Session) -> dict[str, Any]:
     """Train ``steps`` steps; ``trace.npz`` has what they computed, ``metrics.jsonl`` their losses."""
     record_environment(session)
-    # Of an earlier comparison in this folder.
-    session.when_started(lambda: truncate_metrics(session.folder.metrics, 0))
     data = build_data(session)
     model = build_model(session, data)
     _without_dropout(model)

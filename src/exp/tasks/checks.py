@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from exp.runs.folder import RunFolder
     from exp.summary import Finished
 
-__all__ = ["Collectives", "Doctor", "Env", "Operators", "Parity", "Qualify", "Speed"]
+__all__ = ["Collectives", "Doctor", "Env", "Operators", "Parity", "Qualify", "Speed", "Trace"]
 
 
 def _refuse_several_machines(config: ExpConfig) -> None:
@@ -112,7 +112,6 @@ class Parity(ParentTask):
     differ by 10 times as much, gradients and parameters by 100 times."""
 
     trains: ClassVar[bool] = True
-    isolated: ClassVar[bool] = True  # the plug-ins of two devices need not live in one process
     uses_data: ClassVar[bool] = True
     uses_hardware: ClassVar[bool] = True
 
@@ -128,7 +127,7 @@ class Parity(ParentTask):
         """See :func:`exp.checks.parity.compare_backends`."""
         from exp.checks.parity import compare_backends
 
-        return compare_backends(config, list(overrides), Trace(steps=self.steps))
+        return compare_backends(config, list(overrides), self)
 
 
 @dataclass
@@ -140,6 +139,7 @@ class Trace(Task):
     steps: int = 20
 
     trains: ClassVar[bool] = True
+    compared: ClassVar[bool] = False
     work: ClassVar[str] = "exp.checks.training.train_traced"
 
 
