@@ -20,7 +20,7 @@ def names(runs, over_seeds=True):
 
 def printed(runs):
     file = io.StringIO()
-    Console(file=file, width=200).print(as_rich(sweep_table(runs), width=100))
+    Console(file=file, width=100).print(as_rich(sweep_table(runs)))
     return file.getvalue().splitlines()
 
 
@@ -95,10 +95,10 @@ def test_a_row_for_each_run_the_best_first(make_sweep, tmp_path):
 
 
 def test_runs_of_different_metrics_have_a_rank_each(make_run, tmp_path):
-    make_run("a", metric=0.5, overrides=["steps=3"], config={"steps": 3})
-    make_run("b", metric=0.7, metric_name="mIoU", overrides=["steps=4"], config={"steps": 4}, greater_is_better=True)
+    make_run("a", metric=0.5, overrides=["nproc=3"], config={"nproc": 3})
+    make_run("b", metric=0.7, metric_name="mIoU", overrides=["nproc=4"], config={"nproc": 4}, greater_is_better=True)
     rows, _ = written(find_runs([tmp_path]), tmp_path / "out")
-    assert [(row["rank"], row["mse"], row["mIoU"], row["config.steps"], row["steps"]) for row in rows] == [
+    assert [(row["rank"], row["mse"], row["mIoU"], row["nproc"], row["steps"]) for row in rows] == [
         ("1", "0.5", "", "3", "40"), ("1", "", "0.7", "4", "40"),
     ]  # fmt: skip
 
@@ -145,7 +145,7 @@ def test_a_wide_sweep_still_fits_into_100_columns(make_run, tmp_path):
     lines = printed(find_runs([tmp_path]))
     assert max(map(len, lines)) <= 100
     text = " ".join(" ".join(lines).split())
-    for words in ("a_rather_long_name_0", "not shown", "a_rather_long_name_8", "mse: of standard values"):
+    for words in ("not shown: a_rather_long_name_6", "a_rather_long_name_8", "mse: of standard values"):
         assert words in text
 
 

@@ -32,12 +32,7 @@ if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
     from exp.tasks.checks import Parity
 
-__all__ = ["EARLY_STEPS", "Difference", "apart", "compare", "compare_backends", "largest", "read_losses", "tolerances"]
-
-EARLY_STEPS = 20
-"""Steps in which losses are held to the tolerance; later ones to a thousand times as much. Training magnifies rounding
-errors: on a card that computes what the CPU does, the default experiment was 1e-5 away after 33 to more than 100 steps,
-and up to 2e-4 after 100."""
+__all__ = ["Difference", "apart", "compare", "compare_backends", "largest", "read_losses", "tolerances"]
 
 _LOSS_TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 2e-3, "tf32": 2e-3, "efp": 2e-2}
 _LARGEST = 0.5  # beyond it, nothing would ever depart
@@ -51,7 +46,6 @@ _OF_TESTED = re.compile(r"[+~]*(?:backend|compile)(?:[.=].*)?")
 _KINDS = {
     "output": ("forward (step 1)", "the forward pass", 10.0),
     "loss": ("loss", "the loss", 1.0),
-    "late_loss": (f"loss (after step {EARLY_STEPS})", "the loss", 1000.0),
     "gradient": ("gradients (step 1)", "the backward pass", 100.0),
     "parameter": ("parameters (step 1)", "the optimizer's step", 100.0),
 }
@@ -72,9 +66,9 @@ class Difference(NamedTuple):
     """How far two tensors (or losses) are apart."""
 
     kind: str
-    """``output``, ``loss``, ``late_loss`` (after :data:`EARLY_STEPS`), ``gradient`` or ``parameter`` (values with a
-    clear gradient only: optimizers that divide a gradient by its size move a value whose gradient is a rounding error
-    by a whole step, in either direction). All but losses are of the first step."""
+    """``output``, ``loss``, ``gradient`` or ``parameter`` (values with a clear gradient only: optimizers that divide a
+    gradient by its size move a value whose gradient is a rounding error by a whole step, in either direction). All but
+    losses are of the first step."""
     step: int
     """Optimizer step, from 1."""
     name: str
@@ -97,8 +91,7 @@ def compare(tested: RunFolder, reference: RunFolder, clear: float) -> Iterator[D
     losses = []
     for step in sorted(set(ours) & set(theirs)):
         gap = abs(ours[step] - theirs[step])
-        kind = "loss" if step <= EARLY_STEPS else "late_loss"
-        losses.append(Difference(kind, step, "loss", gap, gap / max(abs(theirs[step]), 1e-12)))
+        losses.append(Difference("loss", step, "loss", gap, gap / max(abs(theirs[step]), 1e-12)))
     # Tensors are read as they are asked for: of a large model, not all would fit into memory.
     with np.load(tested.path / "trace.npz") as mine, np.load(reference.path / "trace.npz") as other:
         outputs, gradients = ([key for key in other.files if key.startswith(kind)] for kind in ("output/", "gradient/"))
@@ -224,7 +217,7 @@ def _finish(config: ExpConfig, folder: RunFolder, tested: RunFolder, reference: 
     of_kind = {kind: [d for d in found if d.kind == kind] for kind in _KINDS}
     worst = {kind: max(each, key=lambda d: d.relative) for kind, each in of_kind.items() if each}
     first = next((d for d in found if d.relative > allowed[d.kind]), None)
-    losses = [difference.relative for kind in ("loss", "late_loss") for difference in of_kind[kind]]
+    losses = [difference.relative for difference in of_kind["loss"]]
     report = {
         "backend": config.backend.name,
         "simulated": config.backend.simulate,

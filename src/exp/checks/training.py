@@ -48,10 +48,8 @@ def train_traced(session: Session) -> dict[str, Any]:
     """Train ``steps`` steps; ``trace.npz`` has what they computed, ``metrics.jsonl`` their losses."""
     record_environment(session)
     data = build_data(session)
-    model = build_model(session, data)
-    _without_dropout(model)
     trace = TraceHook(session.folder.path / "trace.npz", session.config.task.steps)
-    steps = train_with(session, data, model, trace)
+    steps = train_with(session, data, build_model(session, data), trace)
     return make_result(session, {}, None, steps=steps)
 
 
@@ -128,21 +126,6 @@ class TraceHook(Hook):
         assert self._file is not None
         with self._file.open(f"{key}.npy", "w", force_zip64=True) as file:
             np.lib.format.write_array(file, values, allow_pickle=False)
-
-
-_DROPOUTS = tuple(kind for name, kind in vars(nn).items() if "Dropout" in name)
-
-
-def _without_dropout(model: nn.Module) -> None:
-    """Turn torch's dropout off: masks come from each device's own generator, so they would differ by design.
-
-    A model that calls a dropout function by itself is changed by its configuration (:mod:`exp.checks.parity`).
-    """
-    for module in model.modules():
-        if isinstance(module, _DROPOUTS):
-            module.p = 0.0
-        elif isinstance(module, (nn.MultiheadAttention, nn.RNNBase)):
-            module.dropout = 0.0
 
 
 def measure_speed(session: Session) -> dict[str, Any]:
