@@ -1,5 +1,5 @@
 """task=doctor on one rank: its interpreter, its card, and the job that it is part of; the parent judges
-(:mod:`exp.checks.verdict`).
+(:mod:`exp.checks.diagnosis`).
 
 :data:`CHECKS` has all checks in their order. Torch is imported by the first one that needs it.
 """

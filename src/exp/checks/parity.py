@@ -220,15 +220,10 @@ def _finish(config: ExpConfig, folder: RunFolder, tested: RunFolder, reference: 
     losses = [difference.relative for difference in of_kind["loss"]]
     report = {
         "backend": config.backend.name,
-        "simulated": config.backend.simulate,
         "reference": config.task.reference,
-        "steps": len(losses),
-        "world_size": config.nproc,
-        "precision": config.precision,
         "agrees": first is None,
         "tolerances": allowed,
         "first_departure": None if first is None else first._asdict(),
-        "largest": {kind: difference._asdict() for kind, difference in worst.items()},
         "loss_differences": losses,
         "losses": {"tested": list(read_losses(tested).values()), "reference": list(read_losses(reference).values())},
     }

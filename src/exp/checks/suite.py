@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 from exp import __version__, console
-from exp.checks.check import FAILED, OK, SKIPPED, STYLES, WARNING, Answer, cell, fail, ok, read_journal, skip, worst
+from exp.checks.check import FAILED, OK, SKIPPED, STYLES, WARNING, Answer, as_table, fail, ok, read_journal, skip, worst
 from exp.checks.child import Ended, run_exp, searched
 from exp.config.check import check_hardware
 from exp.console import size
@@ -26,6 +26,7 @@ from exp.frozen import prepare
 from exp.hardware.registry import create_backend
 from exp.launcher.processes import handle_signals, signal_name
 from exp.plugins import installed
+from exp.report.tables import as_markdown
 from exp.runs.files import read_json, without_credentials, write_atomically, write_json
 from exp.runs.lock import RunLock
 from exp.runs.record import git_revision, package_versions, variables
@@ -48,7 +49,6 @@ _IDENTITY = ("name", "uuid", "serial", "bus_id", "memory_total")
 _OF_THE_JOB = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_")
 """Variables that are others each time."""
 _KEPT = re.compile(r".*\.(?:json|jsonl|log|csv)")
-_MARKS = {FAILED: "**failed**", WARNING: "*warning*"}
 _MADE = (OK, WARNING, FAILED)
 _LATER = "the same command goes on with it"
 _STARTS = 2
@@ -315,20 +315,12 @@ def _page_of(about: Mapping[str, Any], rows: Mapping[str, Any]) -> str:
     missing = f", {left} of {len(rows)} rows skipped" * bool(left)
     lines = [f"# {machine['nproc']} x {machine['backend']}{made_up}: {about['verdict']}{missing}", ""]
     lines += [f"- {name}: {value}" for name, value in {"exp": about["exp"], **machine}.items()]
-    lines += ["", *_table_of([
-        {"row": name, "": _MARKS.get(row["status"], row["status"]), "s": row["seconds"], "found": row["finding"],
-         "what to do": row["advice"]} for name, row in rows.items()
-    ])]  # fmt: skip
+    found = [{"row": name, "status": row["status"], "s": row["seconds"], "found": row["finding"],
+              "what to do": row["advice"]} for name, row in rows.items()]  # fmt: skip
+    lines += ["", as_markdown([as_table(found)])]
     for name, row in rows.items():
         shown = [line for line in row["values"].get("table", ()) if line.get("status") != "equal"]
         if shown and row["status"] != SKIPPED:
-            lines += [f"## {name}", "", *_table_of(shown)]
+            lines += [f"## {name}", "", as_markdown([as_table(shown)])]
     lines.append("Each row's command and all figures are in qualify.json, its logs in rows/.")
     return "\n".join(lines) + "\n"
-
-
-def _table_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Rows of equal keys as lines of Markdown, with an empty one at the end."""
-    titles = [title for title in rows[0] if title != "not_finite"]  # which JSON adds to some of them
-    cells = [[cell(row[title]).replace("|", "\\|").replace("\n", " ") for title in titles] for row in rows]
-    return [*(f"| {' | '.join(line)} |" for line in (titles, ["---"] * len(titles), *cells)), ""]

@@ -160,7 +160,7 @@ class Table:
     Attributes:
         columns: at least one.
         notes: what a reader has to know, each a sentence without its full stop.
-        styles: of each row: ``best``, ``failed``, ``other`` or nothing. Empty: all alike.
+        styles: of each row: ``best``, ``failed``, ``other``, a style of rich's, or nothing. Empty: all alike.
     """
 
     columns: list[Column]
@@ -264,7 +264,7 @@ def as_rich(table: Table) -> RichTable:
         justify: Any = "right" if each.is_number else "left"
         drawn.add_column(Text(each.title), justify=justify, no_wrap=place < len(table.columns))
     for style, row in zip(table.styles or [""] * len(table.rows), table.rows):
-        drawn.add_row(*(Text(cell, no_wrap=True, overflow="ellipsis") for cell in row), style=looks.get(style))
+        drawn.add_row(*(Text(cell, no_wrap=True, overflow="ellipsis") for cell in row), style=looks.get(style, style))
     drawn.caption = Text("\n".join(table.notes)) if table.notes else None
     return drawn
 
@@ -289,7 +289,7 @@ def as_markdown(tables: Sequence[Table]) -> str:
         lines = [[_in_markdown(cell) for cell in row] for row in [table.heads, *table.rows]]
         lines.insert(1, ["---:" if each.is_number else "---" for each in table.columns])
         parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
-        parts.append("\n".join(f"- {_in_markdown(note)}" for note in table.notes))
+        parts += ["\n".join(f"- {_in_markdown(note)}" for note in table.notes)] if table.notes else []
     return "\n\n".join(parts) + "\n"
 
 
