@@ -356,7 +356,8 @@ def _burst(bench: Bench) -> Answer:
 
     with backend.autocast(precision), ThreadPoolExecutor(1) as pool:
         multiply(backend, bench.device, 0.01)  # kernels are compiled before the monitor looks
-        seen, rates = pool.submit(look), []
+        seen = pool.submit(look)
+        rates: list[float] = []
         # Monitors show a mean over the last moments; a slow one is to see the card at work all the same.
         while not rates or not seen.done():
             rate, error = multiply(backend, bench.device, burst_s)

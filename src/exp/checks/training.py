@@ -16,9 +16,7 @@ import numpy as np
 import torch
 from mmengine.hooks import Hook
 from torch import nn
-from torch.utils.data import Dataset
 
-from exp.data.base import split_of
 from exp.data.transfer import tensors_of
 from exp.engine.building import build_data, build_model, make_result, record_environment
 from exp.engine.training import Training
@@ -27,7 +25,7 @@ from exp.engine.wrapper import unwrapped
 if TYPE_CHECKING:
     from exp.session import Session
 
-__all__ = ["Repeated", "StepTimer", "TraceHook", "measure_speed", "train_traced", "train_with"]
+__all__ = ["StepTimer", "TraceHook", "measure_speed", "train_traced", "train_with"]
 
 _KEPT = 2**20
 
@@ -133,11 +131,8 @@ def measure_speed(session: Session) -> dict[str, Any]:
     record_environment(session)
     config = session.config
     data = build_data(session)
-    train = split_of(data, "train", config.seed)
-    wanted = (config.max_steps or 1) * (config.global_batch_size or 1)
-    lasting = data if len(train) >= wanted else _LongData(data, Repeated(train, wanted))
     timer = StepTimer(config.task.warm_up)
-    steps = train_with(session, lasting, build_model(session, data, to_place=True), timer)
+    steps = train_with(session, data, build_model(session, data, to_place=True), timer)
     own = {"memory": session.backend.usage().get("max_allocated"), "seconds": timer.seconds}
     ranks = session.distributed.gather(own)
     slowest = [max(each) for each in zip(*(rank["seconds"] for rank in ranks))]
@@ -151,39 +146,6 @@ def measure_speed(session: Session) -> dict[str, Any]:
         samples_per_second=config.global_batch_size / step_s if step_s else None,
         memory_by_rank=[rank["memory"] for rank in ranks],
     )
-
-
-class Repeated(Dataset[Any]):
-    """A training split over and over, so that it lasts for all steps: of any batch, in one epoch.
-
-    Args:
-        dataset: indexed by a whole batch.
-        count: how many samples there shall be.
-    """
-
-    takes_batches = True
-
-    def __init__(self, dataset: Any, count: int) -> None:
-        self.dataset = dataset
-        self.count = count
-        self.needs_epoch = getattr(dataset, "needs_epoch", False)
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, keys: torch.Tensor) -> Any:
-        numbers = (keys[:, 0] if keys.dim() == 2 else keys) % len(self.dataset)
-        return self.dataset[torch.stack([numbers, keys[:, 1]], dim=1) if keys.dim() == 2 else numbers]
-
-
-class _LongData:
-    """A data set with another training split; that of a data set may be a property."""
-
-    def __init__(self, data: Any, train: Any) -> None:
-        self._data, self.train = data, train
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._data, name)
 
 
 class StepTimer(Hook):
