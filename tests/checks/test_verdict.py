@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import json
 import time
 from dataclasses import asdict
 from types import SimpleNamespace
@@ -76,14 +75,3 @@ def test_a_rank_that_hangs_or_dies_is_blamed_and_those_that_waited_for_it_are_no
     found = judged(True, "all_reduce", answers=broken, timeout_s=0)
     assert "hung in 'all_reduce'" in found["findings"][0]["finding"]
     assert found["ranks"][1]["stayed_in"] == "all_reduce"
-
-
-def test_what_differs_between_ranks_is_a_warning(judged):
-    answers = {(1, "packages"): ok("2", torch="2"), (0, "packages"): ok("1", torch="1")}
-    answers.update({(rank, "burst"): ok("fast", flops=1e12, least=0.25) for rank in (0, 2)})
-    found = judged(
-        True, True, True, answers={**answers, (1, "burst"): ok("slow", flops=1e11, least=0.25)}, outcome=Outcome(0)
-    )
-    assert findings(found) == [("packages", "warning", [1]), ("burst", "warning", [1])]
-    assert json.dumps(found)
-    assert found["ranks"][1]["first"] == "packages"

@@ -28,23 +28,6 @@ IMAGES = ["experiment=dinov3_eurosat", "data.eval_batch_size=8", "global_batch_s
 SERIES = ["data.lookback=192", "model.d_model=32", "model.d_ff=32", "model.num_heads=2"]
 
 
-def test_memory_is_counted_by_storage_and_to_its_end():
-    tracker = MemoryTracker()
-    with tracker.counting():
-        one = torch.empty(1024, device="meta")
-        view = one.view(32, 32)[:4]
-        two = one + 1
-        del one
-        assert tracker.now["activations"] == tracker.at_peak["activations"] == 8192  # a view holds the first
-        del view
-        small = torch.empty(3, device="meta")
-    tracker.count([two], "gradients", share=0.5)
-    assert (tracker.now["gradients"], tracker.now["activations"]) == (2048, 512)
-    assert sum(tracker.at_peak.values()) == 8192
-    del two, small
-    assert sum(tracker.now.values()) == 0
-
-
 class Two(Model):
     def __init__(self):
         super().__init__()
@@ -112,8 +95,6 @@ def test_the_batch_that_fits_is_the_largest_and_keeps_the_global_one(exp):
 
     whole = estimate("whole", "task.memory_gib=64")
     assert (whole["fits"], whole["advice"]["accumulate"]) == (True, 1)
-    gradients = 4 * whole["trained_parameters"]
-    assert (whole["reduced_bytes_per_step"], whole["sent_bytes_per_rank_and_step"]) == (gradients, gradients * 3 // 2)
     assert 2 < whole["checkpoint_bytes"] / whole["weights_bytes"] <= 3.01  # Adam keeps two numbers for each
     memory = whole["memory"]["training"]["total"] * 0.6
     part = estimate("part", f"task.memory_gib={memory / 2**30}", "task.headroom=0")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Iterable, Mapping, Sequence
 
 from exp import console
 from exp.errors import EXIT_FAILED, EXIT_OK, RunError
+from exp.report.tables import Column, Table, as_rich
 from exp.runs.files import read_json, to_json
 from exp.runs.record import blank_result
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
     from exp.runs.folder import RunFolder
 
-__all__ = ["FAILED", "OK", "SKIPPED", "STYLES", "WARNING", "Answer", "Journal", "cell", "fail", "finish", "ok",
+__all__ = ["FAILED", "OK", "SKIPPED", "STYLES", "WARNING", "Answer", "Journal", "as_table", "fail", "finish", "ok",
            "read_journal", "show_answer", "show_table", "skip", "why_ended", "worst"]  # fmt: skip
 
 OK, WARNING, FAILED, SKIPPED = "ok", "warning", "failed", "skipped"
@@ -166,32 +167,23 @@ def show_answer(folder: RunFolder, answer: Answer) -> None:
 
 
 def show_table(rows: Sequence[Mapping[str, Any]], styles: Sequence[str] = ()) -> None:
-    """Print rows of equal keys, without columns that are empty; figures stand to the right.
-
-    Args:
-        rows: of the table.
-        styles: of each row's last cell; empty: none.
-    """
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    cells = [{title: cell(value) for title, value in row.items()} for row in rows]
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    titles = [title for title in (cells[0] if cells else ()) if any(row[title] for row in cells)]
-    for title in titles:
-        figures = all(row[title][:1].isdigit() or row[title] in ("", "-") for row in cells)
-        table.add_column(title, justify="right" if figures else "left")
-    for number, row in enumerate(cells):
-        texts = [Text(row[title], no_wrap=True, overflow="ellipsis") for title in titles]
-        texts[-1].stylize(styles[number] if styles else "")
-        table.add_row(*texts)
-    terminal = console.make_console()
-    if titles:
+    """Print rows of equal keys, each in its style; empty: all alike."""
+    if rows:
+        terminal = console.make_console()
         terminal.print()
-        terminal.print(table)
+        terminal.print(as_rich(as_table(rows, styles)))
 
 
-def cell(value: Any) -> str:
+def as_table(rows: Sequence[Mapping[str, Any]], styles: Sequence[str] = ()) -> Table:
+    """Rows of equal keys, without columns that are empty; figures stand to the right."""
+    columns = []
+    for title in rows[0]:
+        cells = [_cell(row[title]) for row in rows]
+        if any(cells) and title != "not_finite":  # which JSON adds
+            columns.append(Column(title, cells, all(each[:1].isdigit() or each in ("", "-") for each in cells)))
+    return Table(columns, styles=list(styles))
+
+
+def _cell(value: Any) -> str:
     """A value of a table as text."""
     return "" if value is None else f"{value:.1e}" if isinstance(value, float) else str(value)

@@ -13,12 +13,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Callable, Sequence
 
+from hydra.core.hydra_config import HydraConfig
+
 from exp.launcher.processes import JOB_VARIABLE, die_with_parent, kill_job, start_module
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Ended", "run_exp"]
+__all__ = ["Ended", "run_exp", "searched"]
 
 _POLL_S = 0.1
 _PATIENCE_S = 15.0  # a launcher gives its workers some seconds to end
@@ -39,11 +41,19 @@ class Ended:
     error: str = ""
 
 
+def searched() -> list[str]:
+    """Where the user's own YAML files lie, for a child."""
+    state = HydraConfig.get()
+    folders = [source.path for source in state.runtime.config_sources if source.provider == "command-line"]
+    paths = [each for each in state.overrides.hydra if each.startswith("hydra.searchpath=")]
+    return [*(argument for folder in folders for argument in ("--config-dir", folder)), *paths]
+
+
 def run_exp(arguments: Sequence[str], output: Path, limit_s: float, stop: Callable[[], bool]) -> Ended:
     """Run ``python -m exp`` to its end, or to the end of its time.
 
     Args:
-        arguments: as on the command line.
+        arguments: overrides, as on the command line.
         output: what it prints is added to this file.
         limit_s: longest that it may take, in seconds.
         stop: called again and again; true: it is to be ended.
@@ -55,7 +65,13 @@ def run_exp(arguments: Sequence[str], output: Path, limit_s: float, stop: Callab
     with output.open("ab") as log:
         place = log.tell()
         process = start_module(
-            "exp.checks.child", str(os.getpid()), *arguments, environment=environment, stdout=log, stderr=log
+            "exp.checks.child",
+            str(os.getpid()),
+            *searched(),
+            *arguments,
+            environment=environment,
+            stdout=log,
+            stderr=log,
         )
     late = False
     try:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["begin", "end", "judge"]
 
 _OTHER_NODES_S = 5.0
-_ANOTHER = "another rank did not go on"
 _LOG = "look at logs/rank<n>.log"
 
 
@@ -146,24 +145,21 @@ def _how_it_ended(
 ) -> tuple[str, Answer]:
     """What an unfinished rank was doing, and why it did not finish."""
     failure = next((each for each in outcome.failures if each.rank == rank["rank"]), None)
-    running = rank["running"]
-    if rank["host"] is None:
-        if failure is None and outcome.failures and ended - started < limit_s:
-            # The launcher ends all as soon as one has died, also those that are still being started.
-            return "ranks", skip(f"ended with the job before its first check, because {_ANOTHER}")
+    running, why = rank["running"], None
+    name, advice = "ranks", f"{_LOG}, logs/agent*.log and the node of the rank"
+    if running is not None:
+        name, advice = running["name"], f"{_LOG} for the stack; where it is only slow, raise task.timeout_s"
+        killed = failure.message if failure is not None and failure.exit_code < 0 else None
+        why = checks.why_ended(running, killed, limit_s, ended)
+    elif rank["host"] is not None:
+        name = next((each for each in CHECKS if each not in rank["checks"]), "limits")
+    elif failure is not None:
+        why = f"ended before its first check: {failure.message.splitlines()[0]}"
+    elif not outcome.failures and outcome.detail is not None:
+        why = f"never started: {outcome.detail.splitlines()[0]}"
+    elif not outcome.failures or ended - started >= limit_s:  # else the launcher has ended those that still started
         why = f"never arrived: it left no record within {limit_s} s"
-        if failure is not None:
-            why = f"ended before its first check: {failure.message.splitlines()[0]}"
-        elif outcome.detail is not None and not outcome.failures:
-            why = f"never started: {outcome.detail.splitlines()[0]}"
-        return "ranks", fail(why, f"{_LOG}, logs/agent*.log and the node of the rank")
-    if running is None:
-        return next((each for each in CHECKS if each not in rank["checks"]), "limits"), skip(f"ended, as {_ANOTHER}")
-    killed = failure.message if failure is not None and failure.exit_code < 0 else None
-    how = checks.why_ended(running, killed, limit_s, ended)
-    if how is None:
-        return running["name"], skip(f"ended with the job, because {_ANOTHER}")
-    return running["name"], fail(how, f"{_LOG} for the stack; where it is only slow, raise task.timeout_s")
+    return name, fail(why, advice) if why else skip("ended with the job, because another rank did not go on")
 
 
 def _lay_blame(ranks: list[dict[str, Any]], timeout_s: float) -> None:

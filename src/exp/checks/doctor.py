@@ -1,5 +1,5 @@
 """task=doctor on one rank: its interpreter, its card, and the job that it is part of; the parent judges
-(:mod:`exp.checks.verdict`).
+(:mod:`exp.checks.diagnosis`).
 
 :data:`CHECKS` has all checks in their order. Torch is imported by the first one that needs it.
 """
@@ -12,13 +12,13 @@ import logging
 import platform
 import re
 import shutil
-import threading
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence
 
-from exp.checks.check import OK, WARNING, Answer, Journal, fail, ok, read_journal, skip
+from exp.checks.check import OK, WARNING, Answer, Journal, fail, ok, skip
 from exp.config.check import check_data
 from exp.console import flops, size
 from exp.errors import ExpError, RunError
@@ -59,7 +59,6 @@ _LITTLE_SHM = 2**26  # what a container gets where nobody asks for more
 _FEW_FILES = 1024
 _IDLE_PERCENT = 5
 _SLOW = {True: 0.7, False: 0.25}  # share of the median rate, on real cards, and where ranks share a processor
-_MONITOR_PATIENCE_S = 10
 _LARGE = 2**20
 
 
@@ -135,7 +134,7 @@ class Bench:
         if self.info.world_size == 1:
             return ok(_ALONE)
         failed = [f"rank {rank} failed '{need}'" for rank, need in others.items() if need is not None]
-        return skip(self.describe_absent() or "; ".join(failed)) if self.absent or failed else None
+        return skip(self.missing or "; ".join(failed)) if self.absent or failed else None
 
     def meet(self, point: str, value: Any) -> dict[int, Any]:
         """Tell the others ``value`` at ``point``, and wait for theirs.
@@ -158,14 +157,10 @@ class Bench:
                 found[rank] = json.loads(self.store.get(f"doctor/{point}/{rank}"))
         return found
 
-    def describe_absent(self) -> str:
-        """Who is missing, and what each was last seen doing; empty: nobody."""
-        seen = []
-        for rank in self.absent:
-            ended, running = read_journal(journal_of(self.folder, rank))
-            where = f"in the check '{running['name']}'" if running else f"after '{ended[-1]['name']}'" if ended else ""
-            seen.append(f"rank {rank} " + (f"was last seen {where}" if where else "never arrived: it left no record"))
-        return "; ".join(seen)
+    @property
+    def missing(self) -> str:
+        """Who is missing; empty: nobody."""
+        return f"rank {', '.join(map(str, self.absent))} did not come" if self.absent else ""
 
 
 def journal_of(folder: RunFolder, rank: int) -> Path:
@@ -185,7 +180,7 @@ def diagnose(config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Back
     bench.journal.end(END, absent=bench.absent)
     if bench.absent:
         bench.meet("end", None)  # the others are to finish their journals, too, before the launcher ends them
-        raise RunError(f"not all ranks took part: {bench.describe_absent()}")
+        raise RunError(f"not all ranks took part: {bench.missing}")
 
 
 def _packages(bench: Bench) -> Answer:
@@ -201,7 +196,7 @@ def _packages(bench: Bench) -> Answer:
 
 
 def _device(bench: Bench) -> Answer:
-    """The device of this rank can be selected and computes."""
+    """The device of this rank can be selected and computes, and no environment variable does harm there."""
     import torch
 
     device = bench.backend.set_device(bench.info.local_rank)
@@ -214,13 +209,7 @@ def _device(bench: Bench) -> Answer:
     number, name = described.get("card"), described["name"]
     which = f"#{number}" if number is not None else described["identity"] or ""
     finding = ", ".join(part for part in (str(device), name, described["identity"]) if part)
-    return ok(finding, shown=f"{which} {name}".strip(), **described)
-
-
-def _variables(bench: Bench) -> Answer:
-    """No environment variable does harm, or nothing, where the user expects something of it."""
-    cautions = "; ".join(bench.backend.cautions())
-    return ok(cautions.partition("; ")[0] or "none that does harm", cautions)
+    return ok(finding, "; ".join(bench.backend.cautions()), shown=f"{which} {name}".strip(), **described)
 
 
 def _ranks(bench: Bench) -> Answer:
@@ -234,7 +223,7 @@ def _ranks(bench: Bench) -> Answer:
     bench.peers = {rank: device for rank, device in bench.meet("ranks", bench.described).items() if device}
     waited = time.monotonic() - started
     if bench.absent:  # not this rank's failure: the parent lays it at the door of the one that is missing
-        return skip(f"waited {waited:.0f} s: {bench.describe_absent()}")
+        return skip(f"waited {waited:.0f} s: {bench.missing}")
     return ok(f"all {world_size} arrived within {waited:.1f} s", waited_s=round(waited, 3))
 
 
@@ -360,17 +349,20 @@ def _autocast(bench: Bench) -> Answer:
 def _burst(bench: Bench) -> Answer:
     """A short burst of matrix products with a known answer, on all cards at the same time."""
     backend, precision, burst_s = bench.backend, bench.config.precision, bench.config.task.burst_s
-    watch = threading.Timer(burst_s / 2, lambda: bench.readings.extend(backend.monitor()))
-    watch.daemon = True
-    rates: list[float] = []
-    with backend.autocast(precision):
+
+    def look() -> list[dict[str, Any]]:
+        time.sleep(burst_s / 2)
+        return backend.monitor()
+
+    with backend.autocast(precision), ThreadPoolExecutor(1) as pool:
         multiply(backend, bench.device, 0.01)  # kernels are compiled before the monitor looks
-        watch.start()
-        deadline = time.monotonic() + _MONITOR_PATIENCE_S
+        seen = pool.submit(look)
+        rates: list[float] = []
         # Monitors show a mean over the last moments; a slow one is to see the card at work all the same.
-        while not rates or (watch.is_alive() and time.monotonic() < deadline):
+        while not rates or not seen.done():
             rate, error = multiply(backend, bench.device, burst_s)
             rates.append(rate)
+        bench.readings = seen.result()
     if not error <= 1e-3:  # nan, too
         return fail(f"products are wrong by {error:g}", _OUT_OF_SERVICE)
     least = _SLOW[bool(backend.visible_variables) and not backend.simulate]
@@ -431,7 +423,6 @@ def _limits(_: Bench) -> Answer:
 CHECKS: dict[str, Check] = {
     "packages": Check(_packages),
     "device": Check(_device, needs=("packages",), column="card"),
-    "variables": Check(_variables, needs=("device",)),
     "ranks": Check(_ranks, needs=("packages",)),
     "cards": Check(_cards, needs=("device",)),
     "memory": Check(_memory, needs=("device",), column="free"),

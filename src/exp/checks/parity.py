@@ -1,49 +1,44 @@
 """task=parity in the parent: two runs, one after the other, and what differs between their traces. Imports no torch.
 
-The experiment is launched twice through the launcher of the run: on the backend under test, and on the reference. Each
-leaves a trace (:mod:`~exp.checks.training`). Two launches, because the plug-ins of two devices need not live in one
-process.
+The experiment is run twice (``task=trace``), each time by a command of its own: on the reference, and on the backend
+under test. Each leaves a trace (:mod:`~exp.checks.training`). Two commands, because the plug-ins of two devices need
+not live in one process.
 """
 
 from __future__ import annotations
 
-import copy
 import math
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Iterator, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Iterator, NamedTuple
 
 import numpy as np
-from hydra.errors import MissingConfigException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from exp import console, hub, launcher, summary
+from exp import console, summary
 from exp.checks.check import fail, finish, ok, show_table
-from exp.config.compose import compose
-from exp.config.explain import explain
-from exp.errors import EXIT_FAILED, EXIT_OK, REFUSED, ConfigError, ExpError
-from exp.frozen import FrozenRun, complete, freeze, prepare
+from exp.checks.child import run_exp
+from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, REFUSED, ConfigError, UnavailableError
+from exp.frozen import freeze
 from exp.hardware.backend import FLOAT32
 from exp.hardware.registry import create_backend
-from exp.launcher.rank import drop_stale_variables
+from exp.launcher.processes import handle_signals, signal_name
 from exp.runs.files import csv_content, read_json, write_atomically, write_json
-from exp.runs.folder import RunFolder, read_records
+from exp.runs.folder import RunFolder
+from exp.runs.status import PREEMPT_SIGNAL
 from exp.summary import Finished
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
-    from exp.launcher.outcome import Outcome
-    from exp.task import Task
+    from exp.tasks.checks import Parity
 
-__all__ = ["EARLY_STEPS", "Difference", "apart", "compare", "compare_backends", "largest", "read_losses", "tolerances"]
-
-EARLY_STEPS = 20
-"""Steps in which losses are held to the tolerance; later ones to a thousand times as much. Training magnifies rounding
-errors: on a card that computes what the CPU does, the default experiment was 1e-5 away after 33 to more than 100 steps,
-and up to 2e-4 after 100."""
+__all__ = ["Difference", "apart", "compare", "compare_backends", "largest", "read_losses", "tolerances"]
 
 _LOSS_TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 2e-3, "tf32": 2e-3, "efp": 2e-2}
 _LARGEST = 0.5  # beyond it, nothing would ever depart
 _FLOOR = 1e-3
+_OWN = re.compile(r"[+~]*(?:task|output_dir|overwrite|resume|max_steps|max_epochs|log_every)(?:[.=].*)?")
+_OF_TESTED = re.compile(r"[+~]*(?:backend|compile)(?:[.=].*)?")
 
 # Title, phase, and how many times the loss's tolerance is allowed: differences grow on the way from a sum over many
 # values (the loss) to single ones, and through the optimizer. Gradients of later steps are not compared: where a loss
@@ -51,7 +46,6 @@ _FLOOR = 1e-3
 _KINDS = {
     "output": ("forward (step 1)", "the forward pass", 10.0),
     "loss": ("loss", "the loss", 1.0),
-    "late_loss": (f"loss (after step {EARLY_STEPS})", "the loss", 1000.0),
     "gradient": ("gradients (step 1)", "the backward pass", 100.0),
     "parameter": ("parameters (step 1)", "the optimizer's step", 100.0),
 }
@@ -72,9 +66,9 @@ class Difference(NamedTuple):
     """How far two tensors (or losses) are apart."""
 
     kind: str
-    """``output``, ``loss``, ``late_loss`` (after :data:`EARLY_STEPS`), ``gradient`` or ``parameter`` (values with a
-    clear gradient only: optimizers that divide a gradient by its size move a value whose gradient is a rounding error
-    by a whole step, in either direction). All but losses are of the first step."""
+    """``output``, ``loss``, ``gradient`` or ``parameter`` (values with a clear gradient only: optimizers that divide a
+    gradient by its size move a value whose gradient is a rounding error by a whole step, in either direction). All but
+    losses are of the first step."""
     step: int
     """Optimizer step, from 1."""
     name: str
@@ -97,8 +91,7 @@ def compare(tested: RunFolder, reference: RunFolder, clear: float) -> Iterator[D
     losses = []
     for step in sorted(set(ours) & set(theirs)):
         gap = abs(ours[step] - theirs[step])
-        kind = "loss" if step <= EARLY_STEPS else "late_loss"
-        losses.append(Difference(kind, step, "loss", gap, gap / max(abs(theirs[step]), 1e-12)))
+        losses.append(Difference("loss", step, "loss", gap, gap / max(abs(theirs[step]), 1e-12)))
     # Tensors are read as they are asked for: of a large model, not all would fit into memory.
     with np.load(tested.path / "trace.npz") as mine, np.load(reference.path / "trace.npz") as other:
         outputs, gradients = ([key for key in other.files if key.startswith(kind)] for kind in ("output/", "gradient/"))
@@ -131,8 +124,7 @@ def _difference(key: str, tested: Any, reference: Any, floor: float, clear: Any 
 
 def read_losses(folder: RunFolder) -> dict[int, float]:
     """The loss of every step, by step."""
-    records = read_records(folder.metrics.read_bytes().splitlines())
-    return {record["step"]: record["loss"] for record in records if record["split"] == "train"}
+    return {record["step"]: record["loss"] for record in folder.records() if record["split"] == "train"}
 
 
 def largest(values: Any) -> float:
@@ -157,105 +149,65 @@ def apart(ours: Any, theirs: Any, floor: float) -> tuple[float, float]:
     return absolute, absolute / max(largest(theirs), floor, 1e-30)
 
 
-def compare_backends(config: ExpConfig, overrides: list[str], trace: Task) -> Finished:
-    """Both runs, in ``tested/`` and ``reference/`` (only after the first succeeded), and their comparison.
+def compare_backends(config: ExpConfig, overrides: list[str], task: Parity) -> Finished:
+    """Both runs, in ``reference/`` and ``tested/`` (only after the first succeeded), and their comparison.
 
     Args:
         config: composed.
         overrides: the user's.
-        trace: the task of both.
+        task: of the configuration.
 
     Raises:
         ExpError: one of the two cannot be started.
     """
     run = freeze(config, overrides, Path(config.output_dir))
-    tested = FrozenRun(copy.deepcopy(run.config), overrides, RunFolder(run.folder.path / "tested"))
-    parts = [tested, _reference(run)]
-    chosen = launcher.resolve(run.config.launcher, run.config.nproc)
-    hub.bring(run.config)
-    drop_stale_variables(1)
+    config, folder, code = run.config, run.folder, EXIT_FAILED
+    signals: list[int] = []
+    dropout, epochs = dict(_dropout(config.model, "model")), max(config.max_epochs or 0, task.steps)
+    common = ["task=trace", f"task.steps={task.steps}", f"max_steps={task.steps}", f"max_epochs={epochs}",
+              "log_every=1", "overwrite=true", *(f"{key}=0.0" for key in dropout)]  # fmt: skip
+    kept = [each for each in overrides if not _OWN.fullmatch(each)]
+    # What compiling changes is a part of what is compared; other forms of float32 approximate it.
+    exact = [f"backend={task.reference}", "compile=false", *["precision=fp32"] * (config.precision in FLOAT32)]
+    of_reference = [*(each for each in kept if not _OF_TESTED.fullmatch(each)), *exact]
     run.write()
-    code = EXIT_FAILED
     try:
-        run.folder.begin(run.config.overwrite)
-        summary.begin(run.config, run.folder, create_backend(run.config.backend))
-        outcome = _launch(parts, trace, run.config.task.steps, chosen)
+        folder.begin(config.overwrite)
+        summary.begin(config, folder, create_backend(config.backend))
+        if dropout:
+            changed = ", ".join(f"{key} was {value}" for key, value in dropout.items())
+            console.make_console().print(f"dropout is off in both runs: {changed}", soft_wrap=True)
+        for part, words in {"reference": of_reference, "tested": kept}.items():
+            arguments = [*words, *common, f"output_dir={folder.path / part}"]
+            with handle_signals(lambda number, _: signals.append(number)):
+                ended = run_exp(arguments, folder.logs / f"{part}.log", math.inf, lambda: bool(signals))
+            if signals:
+                code = EXIT_PREEMPTED if signals[0] == PREEMPT_SIGNAL else 128 + signals[0]
+                return Finished(code, interrupted_by=signal_name(signals[0]))
+            name = task.reference if part == "reference" else config.backend.name
+            error = f"{part}={name}: {ended.error or f'exit code {ended.code}'}"
+            if ended.code in REFUSED:
+                code = ended.code
+                raise {EXIT_CONFIG: ConfigError}.get(code, UnavailableError)(error)
+            if ended.code != EXIT_OK:
+                console.error(error)
+                return Finished(finish(config, folder, fail(error, f"look at logs/{part}.log")))
         run.check_folder()
-        if outcome.exit_code == EXIT_OK:
-            return _finish(run.config, run.folder, *(part.folder for part in parts))
-        finished = summary.end(run.config, run.folder, outcome)
-        code = finished.exit_code
-        return finished
-    except ExpError as error:
-        code = error.exit_code
-        raise
+        return _finish(config, folder, RunFolder(folder.path / "tested"), RunFolder(folder.path / "reference"))
     finally:
         if code in REFUSED:
             run.take_back()
-        run.folder.drop_earlier()
+        folder.drop_earlier()
         run.release()
 
 
-def _reference(run: FrozenRun) -> FrozenRun:
-    """The same configuration for the reference.
-
-    What the user has set below ``backend`` is meant for the backend under test; the reference has what its own file
-    says, unless it is the same one.
-    """
-    chosen = f"backend={run.config.task.reference}"
-    kept = [each for each in run.overrides if chosen in run.overrides or not each.lstrip("+~").startswith("backend")]
-    try:
-        composed = compose([*kept, chosen])
-    except MissingConfigException as error:
-        # Raised as it is, it would name a key that the user has not given, after a line of Hydra's own.
-        raise ConfigError(explain(error, []).replace("backend=", "reference=", 1)) from error
-    config = prepare(composed, [*kept, chosen])
-    if config.precision in FLOAT32 and config.precision not in create_backend(config.backend).capabilities.precisions:
-        config.precision = "fp32"  # which the others approximate
-    config.compile = False  # what compiling changes is a part of what is compared
-    reference = complete(config, [*kept, chosen], run.folder.path / "reference")
-    run.config.task.reference = config.backend.name  # where it was auto
-    return reference
-
-
-def _launch(parts: Sequence[FrozenRun], trace: Task, steps: int, chosen: launcher.Launcher) -> Outcome:
-    """One after the other, as far as they succeed; dropout is off."""
-    terminal = console.make_console()
-    changed: list[str] = []
-    for part in parts:
-        config = part.config
-        changed = _without_dropout(config.model, "model")
-        config.task = OmegaConf.structured(trace)
-        config.max_steps, config.log_every = steps, 1
-        config.max_epochs = max(config.max_epochs or 0, steps)
-        config.output_dir = str(part.folder.path)
-    if changed:
-        terminal.print(f"dropout is off in both runs: {', '.join(changed)}", soft_wrap=True)
-    for part in parts:
-        terminal.print(f"{part.folder.path.name}: {part.config.backend.name}")
-        part.folder.create()
-        write_atomically(part.folder.config, OmegaConf.to_yaml(part.config, resolve=True).encode())
-        outcome = chosen.launch(part)
-        if outcome.exit_code != EXIT_OK:
-            break
-    return outcome
-
-
-def _without_dropout(node: DictConfig, prefix: str) -> list[str]:
-    """Set the probabilities of dropout (``dropout``, ``attn_drop``, ``drop_path_rate``, ...) in ``node`` to 0.
-
-    Returns:
-        The keys that were changed, with what they were.
-    """
-    changed = []
+def _dropout(node: DictConfig, prefix: str) -> Iterator[tuple[str, float]]:
+    """The probabilities of dropout (``dropout``, ``attn_drop``, ``drop_path_rate``, ...) that are not 0, by key."""
     for key, value in node.items():
-        name = f"{prefix}.{key!s}"
         if isinstance(value, DictConfig):
-            changed += _without_dropout(value, name)
+            yield from _dropout(value, f"{prefix}.{key!s}")
         elif isinstance(value, float) and value > 0 and "drop" in str(key):
-            node[key] = 0.0
-            changed.append(f"{name} was {value}")
-    return changed
+            yield f"{prefix}.{key!s}", value
 
 
 def _finish(config: ExpConfig, folder: RunFolder, tested: RunFolder, reference: RunFolder) -> Finished:
@@ -265,18 +217,13 @@ def _finish(config: ExpConfig, folder: RunFolder, tested: RunFolder, reference: 
     of_kind = {kind: [d for d in found if d.kind == kind] for kind in _KINDS}
     worst = {kind: max(each, key=lambda d: d.relative) for kind, each in of_kind.items() if each}
     first = next((d for d in found if d.relative > allowed[d.kind]), None)
-    losses = [difference.relative for kind in ("loss", "late_loss") for difference in of_kind[kind]]
+    losses = [difference.relative for difference in of_kind["loss"]]
     report = {
         "backend": config.backend.name,
-        "simulated": config.backend.simulate,
         "reference": config.task.reference,
-        "steps": len(losses),
-        "world_size": config.nproc,
-        "precision": config.precision,
         "agrees": first is None,
         "tolerances": allowed,
         "first_departure": None if first is None else first._asdict(),
-        "largest": {kind: difference._asdict() for kind, difference in worst.items()},
         "loss_differences": losses,
         "losses": {"tested": list(read_losses(tested).values()), "reference": list(read_losses(reference).values())},
     }

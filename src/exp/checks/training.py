@@ -16,19 +16,16 @@ import numpy as np
 import torch
 from mmengine.hooks import Hook
 from torch import nn
-from torch.utils.data import Dataset
 
-from exp.data.base import split_of
 from exp.data.loader import tensors_of
 from exp.engine.building import build_data, build_model, make_result, record_environment
-from exp.engine.hooks import truncate_metrics
 from exp.engine.training import build_trainer
 from exp.engine.wrapper import unwrapped
 
 if TYPE_CHECKING:
     from exp.session import Session
 
-__all__ = ["Repeated", "StepTimer", "TraceHook", "measure_speed", "train_traced", "train_with"]
+__all__ = ["StepTimer", "TraceHook", "measure_speed", "train_traced", "train_with"]
 
 _KEPT = 2**20
 
@@ -47,13 +44,9 @@ def train_with(session: Session, data: Any, model: nn.Module, hook: Hook) -> int
 def train_traced(session: Session) -> dict[str, Any]:
     """Train ``steps`` steps; ``trace.npz`` has what they computed, ``metrics.jsonl`` their losses."""
     record_environment(session)
-    # Of an earlier comparison in this folder.
-    session.when_started(lambda: truncate_metrics(session.folder.metrics, 0))
     data = build_data(session)
-    model = build_model(session, data)
-    _without_dropout(model)
     trace = TraceHook(session.folder.path / "trace.npz", session.config.task.steps)
-    steps = train_with(session, data, model, trace)
+    steps = train_with(session, data, build_model(session, data), trace)
     return make_result(session, {}, None, steps=steps)
 
 
@@ -132,31 +125,13 @@ class TraceHook(Hook):
             np.lib.format.write_array(file, values, allow_pickle=False)
 
 
-_DROPOUTS = tuple(kind for name, kind in vars(nn).items() if "Dropout" in name)
-
-
-def _without_dropout(model: nn.Module) -> None:
-    """Turn torch's dropout off: masks come from each device's own generator, so they would differ by design.
-
-    A model that calls a dropout function by itself is changed by its configuration (:mod:`exp.checks.parity`).
-    """
-    for module in model.modules():
-        if isinstance(module, _DROPOUTS):
-            module.p = 0.0
-        elif isinstance(module, (nn.MultiheadAttention, nn.RNNBase)):
-            module.dropout = 0.0
-
-
 def measure_speed(session: Session) -> dict[str, Any]:
     """Train ``max_steps`` steps; the result has their times and each rank's largest memory."""
     record_environment(session)
     config = session.config
     data = build_data(session)
-    train = split_of(data, "train", config.seed)
-    wanted = (config.max_steps or 1) * (config.global_batch_size or 1)
-    lasting = data if len(train) >= wanted else _LongData(data, Repeated(train, wanted))
     timer = StepTimer(config.task.warm_up)
-    steps = train_with(session, lasting, build_model(session, data, to_place=True), timer)
+    steps = train_with(session, data, build_model(session, data, to_place=True), timer)
     own = {"memory": session.backend.usage().get("max_allocated"), "seconds": timer.seconds}
     ranks = session.distributed.gather(own)
     slowest = [max(each) for each in zip(*(rank["seconds"] for rank in ranks))]
@@ -170,39 +145,6 @@ def measure_speed(session: Session) -> dict[str, Any]:
         samples_per_second=config.global_batch_size / step_s if step_s else None,
         memory_by_rank=[rank["memory"] for rank in ranks],
     )
-
-
-class Repeated(Dataset[Any]):
-    """A training split over and over, so that it lasts for all steps: of any batch, in one epoch.
-
-    Args:
-        dataset: indexed by a whole batch.
-        count: how many samples there shall be.
-    """
-
-    takes_batches = True
-
-    def __init__(self, dataset: Any, count: int) -> None:
-        self.dataset = dataset
-        self.count = count
-        self.needs_epoch = getattr(dataset, "needs_epoch", False)
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, keys: torch.Tensor) -> Any:
-        numbers = (keys[:, 0] if keys.dim() == 2 else keys) % len(self.dataset)
-        return self.dataset[torch.stack([numbers, keys[:, 1]], dim=1) if keys.dim() == 2 else numbers]
-
-
-class _LongData:
-    """A data set with another training split; that of a data set may be a property."""
-
-    def __init__(self, data: Any, train: Any) -> None:
-        self._data, self.train = data, train
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._data, name)
 
 
 class StepTimer(Hook):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import warnings
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Iterator, Union
@@ -16,7 +17,6 @@ import numpy as np
 from matplotlib import font_manager
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ft2font import FT2Font
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from PIL import Image
@@ -34,8 +34,12 @@ Picture = Union[Figure, np.ndarray, bytes]
 _SMALLEST_LETTERS = 6.0  # points, the least that journals print
 _THINNEST = 0.6  # of what lines were
 _LEGEND_LINE = 1.6  # times the size of its letters
-# cm* have other characters at the places of some letters; the others show boxes and private signs.
-_NO_TEXT = ("Last Resort", "STIXNonUnicode", "STIXSize", "cm")
+_FALLBACKS = (
+    "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans SC", "Source Han Sans SC", "Source Han Sans CN",
+    "WenQuanYi Zen Hei", "WenQuanYi Micro Hei", "Droid Sans Fallback", "Microsoft YaHei", "SimHei", "PingFang SC",
+    "Arial Unicode MS",
+)  # fmt: skip
+"""Typefaces with the letters that the default one lacks."""
 
 _undrawable: set[str] = set()
 
@@ -106,7 +110,7 @@ def figure_file(figure: Figure, form: str, dpi: float | None = None) -> bytes:
     """The bytes of an image file.
 
     Letters in PDF are fonts (TrueType, as publishers ask for), in SVG outlines, which need no font. Characters that the
-    default typeface, DejaVu Sans, lacks are taken from the installed fonts.
+    default typeface, DejaVu Sans, lacks are taken from usual typefaces for Chinese, where one is installed.
 
     Args:
         figure: complete.
@@ -189,39 +193,19 @@ def _complete(figure: Figure) -> Iterator[None]:
         for axis in (axes.xaxis, axes.yaxis):
             axis.get_ticklabels()  # which writes them
     texts: list[Any] = figure.findobj(Text)
-    families = _families(frozenset("".join(text.get_text() for text in texts)))
-    for text in texts if families else ():
-        text.set_fontfamily([*text.get_fontfamily(), *families])
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r"Glyph .* missing")
+    if not all(text.get_text().isascii() for text in texts):
+        for text in texts:
+            text.set_fontfamily([*text.get_fontfamily(), *_installed()])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.filterwarnings("always", message=r"Glyph .* missing")
         if figure.get_layout_engine() is None and any(axes.get_subplotspec() for axes in figure.axes):
             figure.tight_layout()
         yield
-
-
-@lru_cache(maxsize=256)
-def _families(letters: frozenset[str]) -> tuple[str, ...]:
-    """The first installed fonts that have the letters which the default typeface lacks."""
-    lacking = {letter for letter in letters if letter.isprintable()}
-    found: dict[str, None] = {}
-    for letter in sorted(lacking - _characters(font_manager.findfont("DejaVu Sans"))):
-        name = next((entry.name for entry in _installed() if letter in _characters(entry.fname)), None)
-        _undrawable.add(letter) if name is None else found.setdefault(name)
-    return tuple(found)
+    missing = (re.match(r"Glyph (\d+)", str(each.message)) for each in caught)
+    _undrawable.update(chr(int(each[1])) for each in missing if each)
 
 
 @lru_cache(maxsize=1)
-def _installed() -> list[Any]:
-    """Fonts for text, upright ones of common weight first, and among these those without serifs, like the default."""
-    entries = [entry for entry in font_manager.fontManager.ttflist if not entry.name.startswith(_NO_TEXT)]
-    return sorted(entries, key=lambda each: (each.style != "normal", str(each.weight) not in ("400", "normal"),
-                                             "Serif" in each.name, each.name))  # fmt: skip
-
-
-@lru_cache(maxsize=None)
-def _characters(path: str) -> frozenset[str]:
-    try:
-        font = FT2Font(path)
-        return frozenset(map(chr, font.get_charmap())) if font.scalable else frozenset()
-    except (OSError, RuntimeError):  # removed since matplotlib has looked, or broken
-        return frozenset()
+def _installed() -> list[str]:
+    known = {entry.name for entry in font_manager.fontManager.ttflist}
+    return [name for name in _FALLBACKS if name in known]

@@ -22,8 +22,6 @@ from exp.runs.record import blank_result
 from exp.summary import Finished
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from exp.config.schema import ExpConfig
     from exp.hardware.backend import Backend
     from exp.tasks.train import Estimate
@@ -58,7 +56,9 @@ def write_estimate(config: ExpConfig, overrides: list[str], task: Estimate) -> F
     config, folder = run.config, run.folder
     import_plugins(config.plugins)
     backend = create_backend(config.backend)
-    memory = _card_memory(backend) if task.memory_gib is None else int(task.memory_gib * 2**30)
+    # Of the smallest card here, by the vendor's monitor, where the user gives none.
+    here = (int(row["memory_total"]) for row in backend.monitor() if row.get("memory_total"))
+    memory = min(here, default=None) if task.memory_gib is None else int(task.memory_gib * 2**30)
     content = estimate(config, backend, memory, task.headroom)
     run.write()
     try:
@@ -69,15 +69,9 @@ def write_estimate(config: ExpConfig, overrides: list[str], task: Estimate) -> F
         folder.write_result({**result, "memory_peak": peaks, "estimate": content})
     finally:
         run.release()
-    terminal = console.make_console()
-    _show(terminal, content)
-    terminal.print(f"results in {console.shown(folder.path)}", soft_wrap=True)
+    _show(content)
+    console.make_console().print(f"results in {console.shown(folder.path)}", soft_wrap=True)
     return Finished()
-
-
-def _card_memory(backend: Backend) -> int | None:
-    """Bytes of the smallest card here, by the vendor's monitor; None: no card, or none that says so."""
-    return min((int(row["memory_total"]) for row in backend.monitor() if row.get("memory_total")), default=None)
 
 
 def estimate(config: Any, backend: Backend, memory: int | None, headroom: float) -> dict[str, Any]:
@@ -97,18 +91,19 @@ def estimate(config: Any, backend: Backend, memory: int | None, headroom: float)
         DataError: likewise.
         UnavailableError: likewise.
     """
-    tracer = Tracer(config, backend)
-    model, sharing = tracer.model, tracer.sharing
-    passes = {"training": tracer.peak, "validation": tracer.validate()}
+    tracer, blank = Tracer(config, backend), blank_result(config)
+    model, passes = tracer.model, {"training": tracer.peak, "validation": tracer.validate()}
     peak = max(each["total"] for each in passes.values() if each is not None)
-    blank = blank_result(config)
-    ranks = blank["world_size"]
     per_sample = trace_flops(model, as_batch(tracer.example.train, config.batch_size)) / config.batch_size
     weights = sum(value.numel() * value.element_size() for value in model.state_dict().values())
-    budget = None if memory is None else int(memory * (1 - headroom))
+    fit: dict[str, Any] = dict.fromkeys(("fits", "largest_batch_size", "advice"))
+    if memory is not None:
+        budget = int(memory * (1 - headroom))
+        fit = {"fits": peak <= budget, "largest_batch_size": largest_batch(tracer, budget),
+               "advice": fitting_batch(tracer, budget)}  # fmt: skip
     return {
         **{key: blank[key] for key in _SAME},
-        "wrapper": config.wrapper.kind if ranks > 1 else "none",
+        "wrapper": config.wrapper.kind if blank["world_size"] > 1 else "none",
         "eval_batch_size": tracer.example.eval_batch_size,
         **parameter_counts(model),
         "flops_per_sample": per_sample,
@@ -117,20 +112,15 @@ def estimate(config: Any, backend: Backend, memory: int | None, headroom: float)
         "memory_peak": peak,
         "checkpoint_bytes": weights + tracer.optimizer_bytes,
         "weights_bytes": weights,
-        "reduced_bytes_per_step": sharing.reduced,
-        "gathered_bytes_per_step": sharing.gathered,
-        "sent_bytes_per_rank_and_step": sharing.sent(ranks),
         "card_memory": memory,
         "headroom": headroom,
-        "fits": None if budget is None else peak <= budget,
-        "largest_batch_size": None if budget is None else largest_batch(tracer, budget),
-        "advice": None if budget is None else fitting_batch(tracer, budget),
+        **fit,
         "torch": torch.__version__,
         "notes": tracer.notes,
     }
 
 
-def _show(terminal: Console, content: Mapping[str, Any]) -> None:
+def _show(content: Mapping[str, Any]) -> None:
     """Print an estimate, on 80 columns."""
     found = SimpleNamespace(**content)
     passes = {name: each for name, each in found.memory.items() if each is not None}
@@ -142,26 +132,22 @@ def _show(terminal: Console, content: Mapping[str, Any]) -> None:
     for kind in (*KINDS, "total"):
         if any(each[kind] for each in passes.values()):
             table.add_row(_LABELS.get(kind, kind), *(size(each[kind]) for each in passes.values()))
-    gathered = found.gathered_bytes_per_step
     lines = [
         f"parameters: {found.parameters:,}, {found.trained_parameters:,} of them trained",
         f"operations: {flops(found.flops_per_sample)}FLOP per sample, {flops(found.flops_per_step)}FLOP per step",
         f"checkpoint: {size(found.checkpoint_bytes)}; weights alone {size(found.weights_bytes)}",
-        f"each step: {size(found.reduced_bytes_per_step)} of gradients summed"
-        + f", {size(gathered)} of parameters gathered" * bool(gathered)
-        + f"; each rank sends {size(found.sent_bytes_per_rank_and_step)}",
     ]
     if found.card_memory is not None:
         lines.append(f"card: {size(found.card_memory)}, less {found.headroom:.0%}: {_fit(found)}")
-    ranks, batch = found.world_size, found.batch_size
+    lines += [f"[yellow]note: {escape(note)}[/]" for note in found.notes]
+    terminal = console.make_console()
     terminal.print(
-        f"{found.experiment} on {ranks} {found.backend}, wrapper={found.wrapper}, {found.precision}: "
-        f"global batch {found.global_batch_size} = {batch} x {ranks} x {found.accumulate}",
+        f"{found.experiment} on {found.world_size} {found.backend}, wrapper={found.wrapper}, {found.precision}: "
+        f"global batch {found.global_batch_size} = {found.batch_size} x {found.world_size} x {found.accumulate}",
         soft_wrap=True,
     )
     terminal.print(table)
-    lines += [f"[yellow]note: {escape(note)}[/]" for note in found.notes]
-    terminal.print("\n".join(line for line in lines if ranks > 1 or "each step" not in line), soft_wrap=True)
+    terminal.print("\n".join(lines), soft_wrap=True)
 
 
 def _fit(found: SimpleNamespace) -> str:

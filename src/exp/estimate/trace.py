@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
 import weakref
 from typing import TYPE_CHECKING, Any, Callable, ContextManager, Iterable, Iterator, Mapping, NamedTuple
 
@@ -34,19 +35,9 @@ if TYPE_CHECKING:
     from exp.session import Session
 
 __all__ = [
-    "HEADROOM",
-    "KINDS",
-    "LEAST_SECONDS",
-    "Tracer",
-    "as_batch",
-    "fitting_batch",
-    "largest_batch",
-    "largest_sample",
-    "model_on_meta",
-    "trace_flops",
-    "training_rate",
-    "what_fits",
-]
+    "HEADROOM", "KINDS", "LEAST_SECONDS", "Tracer", "as_batch", "fitting_batch", "largest_batch", "largest_sample",
+    "model_on_meta", "trace_flops", "training_rate", "what_fits",
+]  # fmt: skip
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +57,7 @@ _SAMPLES = 8
 
 
 def _paged(count: float) -> int:
-    return -(-int(count) // _PAGE) * _PAGE
+    return math.ceil(count / _PAGE) * _PAGE
 
 
 class MemoryTracker:
@@ -240,77 +231,47 @@ def _dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = 
 
 
 class Sharing(NamedTuple):
-    """What one rank keeps of a model, by its wrapper, and what goes over the wire.
+    """What one rank keeps of a model, by its wrapper.
 
     Attributes:
         share: of parameters and of the optimizer's state.
         share_of_gradients: of each gradient, once it is complete.
         wrapper: bytes that the wrapper keeps: DDP's buckets, or sharded blocks that are gathered.
         gradients: bytes that stand for gradients, where they are views of buckets.
-        exchanged: bytes of a block's gradients that are on their way while the next block's arise.
-        units: blocks that are sharded.
-        reduced: bytes of gradients that are summed over all ranks in each step.
-        gathered: bytes of parameters that are gathered in each step.
     """
 
     share: float = 1.0
     share_of_gradients: float = 1.0
     wrapper: int = 0
     gradients: int = 0
-    exchanged: int = 0
-    units: int = 1
-    reduced: int = 0
-    gathered: int = 0
 
     @classmethod
     def of(cls, config: Any, model: nn.Module, backend: Backend) -> Sharing:
         """By ``config.wrapper``; a wrapper of the user's own counts as one that keeps all, and has no buckets.
+
+        Of blocks that are sharded, at the worst moment two are gathered, and the whole gradients of one. Parameters
+        outside of blocks are gathered all the time, and so are their gradients in the end.
 
         Args:
             config: validated.
             model: whole.
             backend: its class of DDP.
         """
-        ranks, kind = config.nproc * config.launcher.nnodes, config.wrapper.kind
-        gradients = _bytes(parameter for parameter in model.parameters() if parameter.requires_grad)
-        if ranks == 1:
+        ranks, kind, options = config.nproc * config.launcher.nnodes, config.wrapper.kind, config.wrapper.options
+        if ranks == 1 or kind not in ("ddp", "mmddp", "fsdp"):
             return cls()
         if kind == "fsdp":
-            return cls._sharded(config.wrapper.options, model, ranks, gradients)
+            blocks = [_bytes(block.parameters()) for block in units_of(model)]
+            rest, largest = _bytes(model.parameters()) - sum(blocks), max(blocks, default=0)
+            stays = options.get("reshard_after_forward") is False
+            gathered = sum(blocks) if stays else largest * min(len(blocks), 2)
+            narrower = 0.5 if options.get("gather_dtype") == "bfloat16" else 1.0
+            return cls(1 / ranks, 1 / ranks, wrapper=int(2 * rest + (gathered + largest) * narrower))
+        gradients = _bytes(parameter for parameter in model.parameters() if parameter.requires_grad)
         as_views = config.wrapper.gradient_as_bucket_view
         if as_views is None:  # as :func:`exp.engine.wrapper.wrap` has it; a vendor's class cannot be asked here
             as_views = type(backend.collectives).ddp_class is Collectives.ddp_class
-        if kind not in ("ddp", "mmddp"):
-            return cls(reduced=gradients)
-        if as_views:
-            return cls(share_of_gradients=0.0, gradients=gradients, reduced=gradients)
-        return cls(wrapper=gradients, reduced=gradients)
-
-    @classmethod
-    def _sharded(cls, options: Mapping[str, Any], model: nn.Module, ranks: int, gradients: int) -> Sharing:
-        """At the worst moment two blocks are gathered, and the whole gradients of one.
-
-        Once these are exchanged, while the next block's arise, the activations of a block are gone. Parameters outside
-        of blocks are gathered all the time, and so are their gradients in the end.
-        """
-        units = [_bytes(unit.parameters()) for unit in units_of(model)]
-        rest, largest = _bytes(model.parameters()) - sum(units), max(units, default=0)
-        stays = options.get("reshard_after_forward") is False
-        narrower = 0.5 if options.get("gather_dtype") == "bfloat16" else 1.0
-        together = sum(units) if stays else largest * min(len(units), 2)
-        return cls(
-            share=1 / ranks,
-            share_of_gradients=1 / ranks,
-            wrapper=int(2 * rest + (together + largest) * narrower),
-            exchanged=largest if len(units) > 1 else 0,
-            units=max(len(units), 1),
-            reduced=gradients // 2 if options.get("reduce_dtype") == "bfloat16" else gradients,
-            gathered=int(rest + sum(units) * narrower * (1 if stays else 2)),
-        )
-
-    def sent(self, ranks: int) -> int:
-        """Bytes that a rank sends in each step with rings: an all-reduce, or a reduce-scatter and an all-gather."""
-        return int(((1 if self.gathered else 2) * self.reduced + self.gathered) * (ranks - 1) / ranks)
+        return cls(share_of_gradients=0.0, gradients=gradients) if as_views else cls(wrapper=gradients)
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:
@@ -449,8 +410,6 @@ class Tracer:
         for hook in hooks:
             hook.remove()
         self.optimizer_bytes = _bytes(tensors_of(optimizer.state))
-        exchanged = sharing.exchanged - tracker.at_peak["activations"] // sharing.units
-        tracker.at_peak["wrapper"] += max(0, exchanged)
         return tracker.peak()
 
     def validate(self) -> dict[str, int] | None:
@@ -567,16 +526,14 @@ def as_batch(sample: Any, size: int) -> Any:
 def largest_batch(tracer: Tracer, budget: int) -> int:
     """The largest batch per device whose training step takes at most ``budget`` bytes; 0: not one sample.
 
-    Memory is all but linear in the batch: it is extrapolated, then tried out, in steps of 2 %.
+    Memory is all but linear in the batch: it is extrapolated from one that is as large as the configured one and one
+    that is twice as large, and tried once.
     """
     size, at_size = tracer.config.batch_size, tracer.peak["total"]
     per_sample = max(tracer.train(2 * size)["total"] - at_size, size) / size
     largest = min(max(int(size + (budget - at_size) / per_sample), 0), _LARGEST)
-    while largest and tracer.train(largest)["total"] > budget:
-        largest -= max(1, largest // 50)
-    while largest < _LARGEST and tracer.train(largest + max(1, largest // 50))["total"] <= budget:
-        largest += max(1, largest // 50)
-    return largest
+    missing = tracer.train(largest)["total"] - budget if largest else 0
+    return max(largest - math.ceil(missing / per_sample), 0) if missing > 0 else largest
 
 
 def fitting_batch(tracer: Tracer, budget: int, more_than: int = 0) -> dict[str, int] | None:

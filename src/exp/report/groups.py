@@ -12,7 +12,7 @@ import statistics
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Callable, Collection, Hashable, Iterable, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Hashable, Iterable, NamedTuple, Sequence
 
 from exp.report.runs import is_number, natural
 from exp.runs.record import number_text
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from exp.report.runs import Run
 
 __all__ = [
-    "Group", "Mean", "apart", "as_counts", "by_size", "column", "differing", "greater_is_better", "in_order", "is_seed",
+    "Group", "Mean", "as_counts", "by_size", "column", "differing", "greater_is_better", "in_order", "is_seed",
     "mean_text", "meaning", "rankings", "short_names", "value_text",
 ]  # fmt: skip
 
@@ -92,27 +92,13 @@ def meaning(value: Any) -> Hashable:
     return type(value), json.dumps(value, sort_keys=True, default=str)
 
 
-def apart(names: Sequence[str], taken: Collection[str], prefix: str) -> dict[str, str]:
-    """A title for each name that nothing else has: the name, or, where that is taken, the name behind a prefix.
-
-    Args:
-        names: of metrics, or of keys; none twice.
-        taken: titles that mean something else.
-        prefix: ``metrics.`` or ``config.``, as the name stands in ``result.json`` or ``config.yaml``.
-    """
-    return {name: f"{prefix}{name}" if name in taken else name for name in names}
-
-
-def short_names(keys: Sequence[str], taken: Collection[str] = ()) -> dict[str, str]:
-    """Every key's last part, or as many of its last parts as tell it from the others, and from what is ``taken``."""
+def short_names(keys: Sequence[str]) -> dict[str, str]:
+    """Every key's last part, or as many of its last parts as tell it from the others."""
     names = {}
     for key in keys:
         parts = key.split(".")
-        for count in range(1, len(parts) + 1):
-            name = ".".join(parts[-count:])
-            if name not in taken and sum(other == name or other.endswith(f".{name}") for other in keys) == 1:
-                break
-        names[key] = f"config.{name}" if name in taken else name
+        endings = [".".join(parts[-count:]) for count in range(1, len(parts) + 1)]
+        names[key] = next((end for end in endings if sum(f".{other}".endswith(f".{end}") for other in keys) == 1), key)
     return names
 
 

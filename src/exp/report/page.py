@@ -9,7 +9,6 @@ import base64
 import io
 import json
 import shlex
-from contextlib import suppress
 from functools import lru_cache
 from html import escape
 from pathlib import Path
@@ -18,7 +17,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
 
 from PIL import Image
 
-from exp.errors import RunError
 from exp.report.groups import (
     Group,
     as_counts,
@@ -28,14 +26,13 @@ from exp.report.groups import (
     in_order,
     is_seed,
     mean_text,
-    meaning,
     rankings,
     short_names,
     value_text,
 )
 from exp.report.runs import is_number
 from exp.report.tables import as_html, paper_tables, run_table
-from exp.runs.files import read_json, to_json, write_atomically
+from exp.runs.files import to_json, write_atomically
 from exp.runs.record import number_text
 
 if TYPE_CHECKING:
@@ -87,7 +84,6 @@ def write_page(runs: Sequence[Run], path: Path, title: str) -> None:
         # Nothing in it can end a script element.
         options=options.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"),
         body="\n".join([*body, _configuration(order), _album(order)]),
-        footer=_versions(runs),
     )
     write_atomically(path, page.encode("utf-8", "replace"))  # names of folders may be any bytes
 
@@ -175,11 +171,8 @@ def _folded(title: str, content: str) -> str:
 
 
 def _configuration(runs: Sequence[Run]) -> str:
-    """The keys that tell the runs apart; behind folds those that are the same, and the commands."""
-    values = {key: column(runs, key) for key in dict.fromkeys(key for run in runs for key in run.config)}
-    same = {key: each for key, each in values.items() if len(set(map(meaning, each))) == 1}
+    """The keys that tell the runs apart, and, behind a fold, the commands."""
     parts = [_keys({key: column(runs, key) for key in differing(runs)})]
-    parts += [_folded(f"{len(same)} keys that are the same in all runs", _keys(same))] if same else []
     commands = []
     for run in runs:
         words = [shlex.quote(override) for override in run.overrides if not override.startswith("output_dir=")]
@@ -221,18 +214,6 @@ def _album(runs: Sequence[Run]) -> str:
     heading = "<section><h2>Pictures <small>click one to enlarge it</small></h2>"
     notes = [f"{left_out} more are in the run folders"] if left_out else []
     return "\n".join([heading, _note(notes), *parts, "</section>"])
-
-
-def _versions(runs: Sequence[Run]) -> str:
-    """What the runs were computed with, each combination once."""
-    found: dict[str, None] = {}
-    for run in runs:
-        with suppress(RunError, OSError, KeyError, TypeError):
-            env: Any = read_json(run.folder / "env.json")
-            revision = str(env["git_revision"])[:10]
-            text = f"Python {env['python']}, torch {env['packages']['torch']}, exp {env['exp']}, revision {revision}"
-            found.setdefault(text)
-    return escape(f"Computed with {'; '.join(found)}." if found else "")
 
 
 class Chart(NamedTuple):

@@ -8,10 +8,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from html import escape
-from typing import TYPE_CHECKING, Any, Collection, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
 
 from exp.report.groups import (
-    apart,
     as_counts,
     by_size,
     column,
@@ -43,14 +42,8 @@ __all__ = [
 
 _LAST = ("steps", "wall_s", "samples_per_second")
 _COLUMNS = {"rank", "run", "folder", "status", "selected_by", "metric_name", "metric", *_LAST, "error"}
-_MEANS = ("selected_by", "metric", "wall_s")
-_SEED_COLUMNS = {"rank", "runs", "folders", "n", "left_out", "metric_name", "wall_s_mean"}
 _JSON_ONLY = ("folder", "folders", "metric_name", "metric", "metric_mean", "metric_std")
-_WIDTH = 100  # characters of a terminal
-_OUTCOME = 12  # of them for the last column, at least
-_GAP = 3  # between columns
-_ROWS = 40
-_HEADINGS = ("run", "runs", "validation", "n", "seconds")
+_ROWS, _KEYS = 40, 6  # of a table on the terminal
 _DATA = "data.name"
 _AVERAGED = "mean ± sample standard deviation (n - 1) over n seeds"
 _LATEX = {
@@ -72,7 +65,7 @@ def write_rows(runs: Sequence[Run], folder: Path) -> None:
     ``metric_name`` and ``metric``.
 
     A metric of which another of these columns has the name already is ``metrics.<name>`` (``metrics.error``), as it
-    stands in ``result.json``; a key of the configuration is ``config.<key>`` then.
+    stands in ``result.json``.
 
     Where runs differ in nothing but the seed, ``sweep_seeds.csv`` has a row for each group of them
     (:func:`seed_rows`). It is a file of its own: among the rows of runs, a program would count
@@ -94,14 +87,13 @@ def write_rows(runs: Sequence[Run], folder: Path) -> None:
 
 def run_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """What :func:`write_rows` writes, a dict for each run, the best first."""
-    metrics = _metric_titles(runs, _COLUMNS)
-    keys = apart(differing(runs), {*_COLUMNS, *metrics.values()}, "config.")
+    metrics, keys = _metric_titles(runs), differing(runs)
     return [
         {
             "rank": rank,
             "run": run.name,
             "folder": str(run.folder),
-            **{title: column([run], key)[0] for key, title in keys.items()},
+            **{key: column([run], key)[0] for key in keys},
             "status": run.status,
             "selected_by": run.selected_by,
             "metric_name": run.metric_name,
@@ -121,16 +113,14 @@ def seed_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
     ``rank`` (by the mean, among those of the same metric), ``runs`` (their names), ``folders``, every key that differs
     besides the seed, ``n`` (seeds that count), ``left_out`` (what became of the others), ``metric_name``,
     ``selected_by_mean`` and ``_std`` (on validation, which ranks them), ``metric_mean`` and ``metric_std`` on test, and
-    the same for all metrics under their own names (``metrics.<name>_mean`` where this row has that already). ``_std``
-    is the sample standard deviation (n - 1); None for a single seed.
+    the same for all metrics under the names of :func:`run_rows`. ``_std`` is the sample standard deviation (n - 1);
+    None for a single seed.
     """
-    metrics = _metric_titles(runs, _MEANS)
-    taken = {f"{name}_{kind}" for name in (*_MEANS, *metrics.values()) for kind in ("mean", "std")}
-    keys = apart([key for key in differing(runs) if not is_seed(key)], _SEED_COLUMNS | taken, "config.")
+    metrics, keys = _metric_titles(runs), [key for key in differing(runs) if not is_seed(key)]
     rows = []
     for rank, group in in_order(rankings(runs, over_seeds=True)):
         row: dict[str, Any] = {"rank": rank, "runs": group.names, "folders": [str(run.folder) for run in group.runs]}
-        row.update((title, column(group.runs, key)[0]) for key, title in keys.items())
+        row.update((key, column(group.runs, key)[0]) for key in keys)
         row.update(n=group.n, left_out=group.left_out, metric_name=group.metric_name)
         means = {"selected_by": group.score, "metric": group.reported}
         means.update((title, group.mean(name)) for name, title in metrics.items())
@@ -147,15 +137,11 @@ def _as_cells(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
     return [names, *(["" if row[name] is None else value_text(row[name]) for name in names] for row in rows)]
 
 
-def _metric_titles(runs: Sequence[Run], taken: Collection[str]) -> dict[str, str]:
-    """The titles of the metrics' columns by name, those that rank the runs first.
-
-    Args:
-        runs: any number.
-        taken: titles of columns that have something else.
-    """
+def _metric_titles(runs: Sequence[Run]) -> dict[str, str]:
+    """The titles of the metrics' columns by name, those that rank the runs first."""
     ranking = [name for name in rankings(runs, over_seeds=False) if name is not None]
-    return apart(list(dict.fromkeys([*ranking, *(name for run in runs for name in run.metrics)])), taken, "metrics.")
+    names = dict.fromkeys([*ranking, *(name for run in runs for name in run.metrics)])
+    return {name: f"metrics.{name}" if name in _COLUMNS else name for name in names}
 
 
 class Column(NamedTuple):
@@ -174,7 +160,7 @@ class Table:
     Attributes:
         columns: at least one.
         notes: what a reader has to know, each a sentence without its full stop.
-        styles: of each row: ``best``, ``failed``, ``other`` or nothing. Empty: all alike.
+        styles: of each row: ``best``, ``failed``, ``other``, a style of rich's, or nothing. Empty: all alike.
     """
 
     columns: list[Column]
@@ -198,7 +184,7 @@ class Table:
 
 
 def sweep_table(runs: Sequence[Run]) -> Table:
-    """What ``sweep.csv`` has, for a terminal of 100 columns, with what matters most.
+    """What ``sweep.csv`` has, for a terminal, with what matters most.
 
     Runs that differ in nothing but the seed are one row, with mean, standard deviation and number of seeds. The best of
     each metric on validation has a star. Of many rows and of many keys the last are left out: the notes say which.
@@ -213,27 +199,22 @@ def sweep_table(runs: Sequence[Run]) -> Table:
     order, groups = every[:_ROWS], [group for _, group in every[:_ROWS]]
     stars = ["*" if rank == 1 and len(order) > 1 else "" for rank, _ in order]
     keys = [key for key in differing(runs) if not (averaged and is_seed(key))]
-    headings = apart(metrics, _HEADINGS, "metrics.")
-    titles = short_names(keys, {*_HEADINGS, *headings.values()})
+    titles = short_names(keys)
     columns = [
         Column("", stars),
         Column("runs" if averaged else "run", [_clipped(each.names, 28) for each in groups], False),
     ]
-    for key in keys:
+    for key in keys[:_KEYS]:
         values = [column(group.runs, key)[0] for group in groups]
         columns.append(Column(titles[key], [_clipped(value_text(value), 24) for value in values],
                               all(map(is_number, values))))  # fmt: skip
     if any(group.score for group in groups):
         columns.append(Column("validation", [mean_text(group.score) for group in groups]))
-    columns += [Column(headings[name], [mean_text(group.mean(name)) for group in groups]) for name in metrics]
+    columns += [Column(name, [mean_text(group.mean(name)) for group in groups]) for name in metrics]
     columns += [Column("n", [group.n_text for group in groups])] if averaged else []
     columns.append(Column("seconds", list(map(_outcome, groups)), not any(group.left_out for group in groups)))
     notes = _unit_notes(runs, metrics)
-    hidden: list[str] = []
-    while sum(_width(each) + _GAP for each in columns[:-1]) + min(_width(columns[-1]), _OUTCOME) > _WIDTH and keys:
-        hidden.insert(0, columns.pop(1 + len(keys)).title)
-        keys.pop()
-    notes += [f"not shown: {', '.join(hidden)}"] if hidden else []
+    notes += [f"not shown: {', '.join(titles[key] for key in keys[_KEYS:])}"] if keys[_KEYS:] else []
     notes += [_AVERAGED] if averaged else []
     notes += ["starred: the best on validation"] if any(stars) else []
     if len(order) < len(every):
@@ -270,26 +251,20 @@ def paper_tables(runs: Sequence[Run]) -> list[Table]:
     return [_paper(groups, name) for name, groups in rankings(runs, over_seeds=True).items() if name is not None]
 
 
-def as_rich(table: Table, width: int | None = None) -> RichTable:
-    """For the terminal, with the notes below.
-
-    Args:
-        table: any.
-        width: to which the last column is cut; None: cells are wrapped where the terminal ends.
-    """
+def as_rich(table: Table) -> RichTable:
+    """For the terminal, with the notes below; cells are cut where it ends."""
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
 
     looks = {"best": "bold green", "failed": "red", "other": "dim"}
     drawn = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, caption_justify="left")
-    used = sum(_width(each) + _GAP for each in table.columns[:-1])
-    for each in table.columns:
-        # As Text: a name may hold brackets, which rich would take for markup.
-        drawn.add_column(Text(each.title), justify="right" if each.is_number else "left", no_wrap=width is not None)
-    drawn.columns[-1].max_width = None if width is None else max(width - used, _OUTCOME)
+    for place, each in enumerate(table.columns, 1):
+        # As Text: a name may hold brackets, which rich would take for markup. The last column gives way first.
+        justify: Any = "right" if each.is_number else "left"
+        drawn.add_column(Text(each.title), justify=justify, no_wrap=place < len(table.columns))
     for style, row in zip(table.styles or [""] * len(table.rows), table.rows):
-        drawn.add_row(*map(Text, row), style=looks.get(style))
+        drawn.add_row(*(Text(cell, no_wrap=True, overflow="ellipsis") for cell in row), style=looks.get(style, style))
     drawn.caption = Text("\n".join(table.notes)) if table.notes else None
     return drawn
 
@@ -314,7 +289,7 @@ def as_markdown(tables: Sequence[Table]) -> str:
         lines = [[_in_markdown(cell) for cell in row] for row in [table.heads, *table.rows]]
         lines.insert(1, ["---:" if each.is_number else "---" for each in table.columns])
         parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
-        parts.append("\n".join(f"- {_in_markdown(note)}" for note in table.notes))
+        parts += ["\n".join(f"- {_in_markdown(note)}" for note in table.notes)] if table.notes else []
     return "\n\n".join(parts) + "\n"
 
 
@@ -362,7 +337,7 @@ def _paper(groups: list[Group], metric: str) -> Table:
     runs = [run for group in groups for run in group.runs]
     measured = dict.fromkeys(name for run in runs for name in run.metrics)
     keys = _label_keys(runs)
-    titles = short_names(keys, {metric, *measured})
+    titles = short_names(keys)
     if "data" not in keys:
         titles = {key: "data" if key == _DATA else title for key, title in titles.items()}
     labels = [[column(group.runs, key)[0] for key in keys] for group in groups]
@@ -417,10 +392,6 @@ def _difference(ours: Mean | None, published: float | None) -> str:
         return ""
     text = number_text(ours.value - published, ours.value)
     return text if text.startswith("-") else f"+{text}"
-
-
-def _width(each: Column) -> int:
-    return max(map(len, [each.title, *each.cells]))
 
 
 def _clipped(text: str, width: int) -> str:

@@ -296,7 +296,7 @@ class Sweep:
         terminal = console.make_console()
         terminal.print()
         if self.runs:
-            terminal.print(as_rich(sweep_table(self.runs), width=100))
+            terminal.print(as_rich(sweep_table(self.runs)))
         states = [_state(job) for job in self.jobs]
         text = ", ".join(f"{states.count(state)} {state}" for state in _STATES if state in states)
         seconds, place = time.monotonic() - self.began, console.shown(self.folder)

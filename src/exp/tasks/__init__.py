@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from exp.plugins import Plugin
 from exp.task import Task
-from exp.tasks.checks import Collectives, Doctor, Env, Operators, Parity, Qualify, Speed
+from exp.tasks.checks import Collectives, Doctor, Env, Operators, Parity, Qualify, Speed, Trace
 from exp.tasks.eval import Eval, Predict
 from exp.tasks.runs import Attach, Report, Track
 from exp.tasks.train import Estimate, Train
@@ -12,7 +12,8 @@ from exp.tasks.train import Estimate, Train
 __all__ = ["plugin"]
 
 _TASKS: tuple[type[Task], ...] = (
-    Attach, Collectives, Doctor, Env, Estimate, Eval, Operators, Parity, Predict, Qualify, Report, Speed, Track, Train,
+    Attach, Collectives, Doctor, Env, Estimate, Eval, Operators, Parity, Predict, Qualify, Report, Speed, Trace, Track,
+    Train,
 )  # fmt: skip
 _BY_PLACE = {f"task/{task.name}": task for task in _TASKS}
 plugin = Plugin(structures=_BY_PLACE, choices={k: task for k, task in _BY_PLACE.items() if k != "task/doctor"})

@@ -68,7 +68,7 @@ class Report(_OfRuns):
             folder = only if is_sweep else Path("outputs", "report", folder.name)
         page = write_report(runs, folder, ", ".join(paths))
         terminal = console.make_console()
-        terminal.print(as_rich(sweep_table(runs), width=100))
+        terminal.print(as_rich(sweep_table(runs)))
         for table in paper_tables(runs):
             if table.published and len(table.rows) <= _ROWS:
                 terminal.print()

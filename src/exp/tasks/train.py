@@ -56,7 +56,7 @@ def _what_fits(*arguments: Any) -> Any:
 
 @dataclass
 class Estimate(ParentTask):
-    """Parameters, operations, memory by kind, bytes on the wire, and the batch that fits; needs no hardware."""
+    """Parameters, operations, memory by kind, and the batch that fits; needs no hardware."""
 
     _target_: str = "exp.tasks.train.Estimate"
     name: str = "estimate"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from exp.draw.figure import Picture
-    from exp.engine.evaluation import RankedSample
+    from exp.engine.outputs import RankedSample
     from exp.session import Session
 
 __all__ = ["Scene", "Tile", "confusion_figure", "draw_images", "draw_samples", "overlay_with_legend", "panels",
