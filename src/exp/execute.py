@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING
 
 from exp import console, early, hub, launcher, summary
 from exp.hardware.registry import create_backend
-from exp.launcher.base import launcher_class
-from exp.runs.lock import holder_of
 from exp.summary import Finished
 
 if TYPE_CHECKING:
@@ -24,12 +22,6 @@ def execute(run: FrozenRun) -> Finished:
     """
     config, folder = run.config, run.folder
     chosen = launcher.resolve(config.launcher, config.nproc)
-    holder = holder_of(folder.path)
-    if holder is not None and holder.job and launcher_class(config).submits:
-        from exp.launcher.follow import attach_to, the_same
-
-        if the_same(run, folder):
-            return attach_to(folder)
     script = chosen.preflight([run], folder.path / "slurm")
     if script is not None:
         console.make_console().out(script, highlight=False)

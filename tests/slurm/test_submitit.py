@@ -133,14 +133,16 @@ def test_an_interrupt_leaves_or_cancels_the_job(submit, cluster, cancel):
         assert not (running.run / "result.json").exists()
 
 
-def test_the_same_command_follows_the_job_that_is_there(submit, cluster, result):
+def test_a_job_whose_follower_was_killed_is_followed_again(submit, start, cluster, result):
     """Killed followers leave one job, which has its folder while it waits to be started again, too."""
     running = submit(*EXACT, "nproc=2")
     running.wait_for_steps()
     job = running.job()
     running.process.kill()
     cluster.run("scancel", "--signal=USR2", job)
-    assert f"following job {job}" in submit(*EXACT, "nproc=2").end()
+    assert "task=attach run=run" in submit(*EXACT, "nproc=2").end(code=2)
+    said, errors = (again := start("task=attach", "run=run")).communicate(timeout=280)
+    assert (again.returncode, f"following job {job}" in said) == (0, True), errors
     assert len(list(running.run.glob("slurm/*_submitted.pkl"))) == 1
     assert result()["status"] == "completed"
     assert not (running.run / ".lock").exists()

@@ -70,7 +70,7 @@ class SubmititConfig(LauncherConfig):
     """A job on Slurm, by way of submitit (:class:`exp.launcher.submitit.SubmititLauncher`); see sbatch(1)."""
 
     cluster: str = "slurm"
-    """``slurm``; ``local``: a process on this machine that outlives this one; ``debug``: in this process."""
+    """``slurm``; ``debug`` (or ``local``): in this process, without Slurm."""
     nodes: int = 1
     """Nodes of one run, with ``nproc`` workers each."""
     partition: Optional[str] = None

@@ -30,6 +30,8 @@ __all__ = [
     "failure_of",
     "forget_failures",
     "is_of_peer",
+    "log_file",
+    "outcome_file",
     "tail_of",
     "unfinished",
     "waited_in_vain",
@@ -115,6 +117,16 @@ class Outcome:
             return None
         content["failures"] = [RankFailure(**failure) for failure in content["failures"]]
         return cls(**content)
+
+
+def outcome_file(folder: RunFolder, job: str) -> Path:
+    """Where a job (of Slurm's: its first node; of a sweep: its process) leaves its :class:`Outcome`."""
+    return folder.logs / f"outcome-{job}.json"
+
+
+def log_file(folder: RunFolder) -> Path:
+    """What a job of a sweep on this machine prints."""
+    return folder.logs / "output.log"
 
 
 def is_of_peer(error: BaseException) -> bool:
