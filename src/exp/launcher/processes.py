@@ -19,6 +19,7 @@ from exp.runs.status import ENDING_SIGNALS, PREEMPT_SIGNAL
 __all__ = [
     "AGENT_VARIABLE",
     "JOB_VARIABLE",
+    "PRELOAD_VARIABLE",
     "die_with_parent",
     "handle_signals",
     "is_alive",
@@ -34,6 +35,9 @@ JOB_VARIABLE = "EXP_JOB"
 
 AGENT_VARIABLE = "EXP_AGENT_PID"
 """Environment variable that tells workers which process must be their parent."""
+
+PRELOAD_VARIABLE = "EXP_PRELOAD"
+"""Environment variable that tells the fork server which modules the run's model and data need."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15

@@ -31,7 +31,7 @@ from exp.hardware.cards import only
 from exp.hardware.registry import create_backend
 from exp.launcher.base import Launcher
 from exp.launcher.follow import Followed, Watcher, follow, remember
-from exp.launcher.outcome import Outcome, RankFailure, forget_failures, outcome_file, write_error
+from exp.launcher.outcome import Failures, Outcome, RankFailure, outcome_file
 from exp.launcher.rank import REQUEUES_VARIABLE, take_stale_variables, this_host
 from exp.launcher.torchrun import TorchrunLauncher
 from exp.runs import slurm
@@ -265,7 +265,7 @@ def _run_workers(run: FrozenRun, attempt: str, node: int) -> Outcome:
             if node > 0:
                 endpoint = _await(meeting, config.launcher.timeout_s)
             else:
-                forget_failures(folder)
+                Failures(folder).forget()
                 if nodes > 1:  # chosen on the machine that will listen: no two jobs on one node take the same
                     endpoint = f"{this_host()}:{_free_port()}"
                     write_json(meeting, endpoint)
@@ -277,7 +277,7 @@ def _run_workers(run: FrozenRun, attempt: str, node: int) -> Outcome:
             kind = type(error).__name__
             failure = RankFailure(node * config.nproc, 0, kind, str(error), error.exit_code, own=True)
             if nodes > 1:  # whose launchers look for it
-                write_error(folder, failure, None)
+                Failures(folder).write(failure)
             return Outcome.of([failure])
         if node == 0:
             summary.begin(config, folder, backend)
