@@ -105,7 +105,7 @@ ROWS = (
     ("the way in", ("cli", "api")),
     ("families", ("forecasting", "vision")),
     ("what a task does", ("tasks", "checks", "estimate", "sweep")),
-    ("starting a run", ("execute",)),
+    ("starting a run", ("summary",)),
     ("processes", ("launcher", "frozen")),
     ("a rank", ("session",)),
     ("training", ("engine",)),

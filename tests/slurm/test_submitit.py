@@ -119,18 +119,14 @@ def test_the_time_limit_ends_a_run_that_saves_nothing(submit):
     assert "launcher.time_minutes" in said
 
 
-@pytest.mark.parametrize("cancel", [False, True])
-def test_an_interrupt_leaves_or_cancels_the_job(submit, cluster, cancel):
-    running = submit(*LONG, f"launcher.cancel_on_exit={cancel}")
+def test_an_interrupt_leaves_the_job(submit, cluster):
+    running = submit(*LONG)
     running.wait_for_steps()
     job = running.job()
     running.process.send_signal(signal.SIGINT)
-    assert (f"cancelled {job}" if cancel else f"{job} will go on") in running.end(code=130)
-    if cancel:
-        wait_for(lambda: not cluster.jobs())
-    else:
-        assert cluster.jobs() == [job]
-        assert not (running.run / "result.json").exists()
+    assert f"{job} will go on" in running.end(code=130)
+    assert cluster.jobs() == [job]
+    assert not (running.run / "result.json").exists()
 
 
 def test_a_job_whose_follower_was_killed_is_followed_again(submit, start, cluster, result):

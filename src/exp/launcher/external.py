@@ -29,7 +29,6 @@ from exp.launcher.supervisor import Supervisor
 from exp.runs.files import read_json, to_json
 from exp.runs.folder import RunFolder
 from exp.runs.status import PREEMPT_SIGNAL
-from exp.sockets import folder_for_sockets
 from exp.task import task_class
 
 if TYPE_CHECKING:
@@ -101,7 +100,7 @@ class ExternalLauncher(Launcher):
             "overrides": run.overrides,
             "timeout_s": self.config.timeout_s,
         }
-        with tempfile.TemporaryDirectory(prefix="exp-", dir=folder_for_sockets()) as scratch:
+        with tempfile.TemporaryDirectory(prefix="exp-") as scratch:
             saves, signals = task_class(run.config).saves_state, (PREEMPT_SIGNAL, signal.SIGTERM)
             supervisor = Supervisor(self, scratch, None, saves, signals, place.local_rank)
             log = Path(scratch, "early.log")

@@ -18,12 +18,12 @@ from exp.config.compose import load
 from exp.errors import EXIT_FAILED, EXIT_OK, ConfigError
 from exp.frozen import FrozenRun
 from exp.launcher.outcome import Outcome, outcome_file, tail_of
-from exp.launcher.processes import handle_signals, signal_name
 from exp.runs import slurm
 from exp.runs.files import read_json, write_json
 from exp.runs.folder import RunFolder, last_records
 from exp.runs.lock import Holder, RunLock, holder_of
 from exp.runs.slurm import JobState
+from exp.runs.status import handle_signals, signal_name
 from exp.summary import to_continue
 
 if TYPE_CHECKING:
@@ -151,14 +151,13 @@ def _leave(number: int, _frame: object) -> None:
     raise _Leave(number)
 
 
-def follow(jobs: Sequence[Followed], watcher: Watcher, poll_s: float, cancel_on_exit: bool) -> list[Outcome]:
-    """Wait until all jobs have ended.
+def follow(jobs: Sequence[Followed], watcher: Watcher, poll_s: float) -> list[Outcome]:
+    """Wait until all jobs have ended; a signal to this process ends the wait, and they go on.
 
     Args:
         jobs: submitted.
         watcher: receives each change.
         poll_s: seconds between two looks.
-        cancel_on_exit: whether a signal to this process cancels them; otherwise they go on.
 
     Returns:
         An outcome for each.
@@ -180,15 +179,11 @@ def follow(jobs: Sequence[Followed], watcher: Watcher, poll_s: float, cancel_on_
                     break
                 time.sleep(poll_s)
     except _Leave as leave:
-        names, name = [job.id for job in waiting.values()], signal_name(leave.args[0])
+        names, number = " ".join(job.id for job in waiting.values()), leave.args[0]
         for job in waiting.values():
-            job.outcome = Outcome(128 + leave.args[0], interrupted_by=name, left=not cancel_on_exit)
-        if cancel_on_exit:
-            slurm.cancel(names)
-            watcher.say(f"cancelled {', '.join(names)}")
-        else:
-            log = next(iter(waiting.values())).log if waiting else ""
-            watcher.say(f"{', '.join(names)} will go on; to see what is printed: tail -f {log}")
+            job.outcome = Outcome(128 + number, interrupted_by=signal_name(number), left=True)
+        log = next(iter(waiting.values())).log if waiting else ""
+        watcher.say(f"{names} will go on; tail -f {log} shows what is printed, scancel {names} ends it")
     return [job.outcome or Outcome() for job in jobs]
 
 
@@ -224,11 +219,10 @@ def attach(config: ExpConfig) -> Finished:
         who = "" if holder is None else f": {holder} runs it"
         raise ConfigError(f"run={shown} holds no submitted job{who}; attach follows those of launcher=submitit")
     frozen, number = FrozenRun.load(folder, of_others=True), written["holder"]["job"]
-    settings = frozen.config.launcher
     with Watcher() as watcher:
         watcher.say(f"following job {number} of {shown}")
         job = Followed(number, folder, Path(written["logs"]))
-        outcome = follow([job], watcher, settings.poll_s, settings.cancel_on_exit)[0]
+        outcome = follow([job], watcher, frozen.config.launcher.poll_s)[0]
     if not outcome.left and holder is not None:
         RunLock(folder.path, holder.token).release(ended=True)
     return summary.end(frozen.config, folder, outcome)

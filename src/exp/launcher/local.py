@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 from exp.errors import EXIT_PREEMPTED, ConfigError, Preempted
 from exp.launcher.base import Launcher
 from exp.launcher.outcome import Failures, Outcome
-from exp.launcher.processes import handle_signals, signal_name
 from exp.launcher.rank import RankInfo
-from exp.runs.status import PREEMPT_SIGNAL
+from exp.runs.status import PREEMPT_SIGNAL, handle_signals, signal_name
 from exp.task import task_class
 
 if TYPE_CHECKING:

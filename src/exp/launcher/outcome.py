@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterable, Mapping, NamedTuple
 
 from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_UNAVAILABLE, REFUSED
-from exp.launcher.processes import is_alive, signal_name
+from exp.launcher.processes import is_alive
 from exp.launcher.rank import this_host
 from exp.runs import status
 from exp.runs.files import read_json, write_json
-from exp.runs.status import Stage
+from exp.runs.status import Stage, signal_name
 
 if TYPE_CHECKING:
     from exp.runs.folder import RunFolder

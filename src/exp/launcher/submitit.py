@@ -122,7 +122,7 @@ class SubmititLauncher(Launcher):
             for job in jobs:
                 watcher.say(f"  {job.id}  {job.folder.path}")
             return [Outcome(left=True) for _ in runs]
-        outcomes = follow(jobs, watcher, self.config.poll_s, self.config.cancel_on_exit)
+        outcomes = follow(jobs, watcher, self.config.poll_s)
         for run, outcome in zip(runs, outcomes):
             if run.lock is not None and not outcome.left:
                 run.lock.release(ended=True)

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 from exp.errors import EXIT_PREEMPTED
 from exp.launcher.outcome import Failures, Outcome, RankFailure, unfinished, waited_in_vain
-from exp.launcher.processes import JOB_VARIABLE, handle_signals, is_alive, kill_job, signal_name, start_module
+from exp.launcher.processes import JOB_VARIABLE, is_alive, kill_job, start_module
 from exp.launcher.rank import JOINED, SCRATCH_VARIABLE, this_host
 from exp.runs import status
 from exp.runs.files import read_json, write_json
 from exp.runs.folder import RunFolder
 from exp.runs.lock import stat_of
-from exp.runs.status import PREEMPT_SIGNAL, Beat, PreemptionFlag, Stage, held_back, preempted_at
+from exp.runs.status import PREEMPT_SIGNAL, Beat, Stage, handle_signals, signal_name
 
 if TYPE_CHECKING:
     from exp.launcher.base import Launcher
@@ -100,7 +100,7 @@ class Supervisor:
         status.make_file(self.scratch, nproc)
         try:
             with handle_signals(self._on_signal):
-                with held_back(self.signals), log.open("ab") as stderr:
+                with status.held_back(self.signals), log.open("ab") as stderr:
                     self._process = start_module(*command, environment=environment, stderr=stderr)
                 while True:
                     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -117,7 +117,7 @@ class Supervisor:
 
     def outcome(self) -> Outcome | None:
         """Of a job that was preempted or interrupted; None: it has ended by itself."""
-        preempted = preempted_at(self.scratch)
+        preempted = status.preempted_at(self.scratch)
         if preempted is None and self.received == PREEMPT_SIGNAL and not self.saves:
             preempted = {"step": None}
         if preempted is not None:
@@ -179,7 +179,7 @@ class Supervisor:
         again = number in self.notices
         if self.saves and number in self.signals and (self.launcher.joins or not again):
             self.notices.append(number)  # those outside repeat it when the first rank has ended
-            PreemptionFlag(self.scratch).set()
+            status.PreemptionFlag(self.scratch).set()
         elif self.received is None:
             self.received = number
             deaf = again or signal.SIGTERM in self.signals

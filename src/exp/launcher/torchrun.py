@@ -13,14 +13,12 @@ from exp.errors import ConfigError
 from exp.launcher.base import Launcher
 from exp.launcher.outcome import Failures, Outcome, tail_of
 from exp.launcher.ports import check_endpoint, check_loopback
-from exp.launcher.processes import signal_name
 from exp.launcher.rank import this_host
 from exp.launcher.supervisor import Supervisor
 from exp.runs import status
 from exp.runs.files import to_json
 from exp.runs.lock import LOCK, read_holder
-from exp.runs.status import PREEMPT_SIGNAL
-from exp.sockets import folder_for_sockets
+from exp.runs.status import PREEMPT_SIGNAL, signal_name
 from exp.task import task_class
 
 if TYPE_CHECKING:
@@ -72,7 +70,7 @@ class TorchrunLauncher(Launcher):
             environment.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo would listen on the host's public address
         else:  # the nodes meet under a name that only readers of their folder's lock know
             holder = read_holder(folder.path / LOCK)
-        with tempfile.TemporaryDirectory(prefix="exp-", dir=folder_for_sockets()) as scratch:
+        with tempfile.TemporaryDirectory(prefix="exp-") as scratch:
             spec = {
                 **vars(self.config),
                 "run_dir": str(folder.path),
