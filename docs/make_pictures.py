@@ -105,7 +105,6 @@ ROWS = (
     ("the way in", ("cli", "api")),
     ("families", ("forecasting", "vision")),
     ("what a task does", ("tasks", "checks", "estimate", "sweep")),
-    ("starting a run", ("execute",)),
     ("processes", ("launcher", "frozen")),
     ("a rank", ("session",)),
     ("training", ("engine",)),

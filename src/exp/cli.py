@@ -23,20 +23,18 @@ from omegaconf.errors import OmegaConfBaseException
 from exp import __version__, console, early
 from exp.config import compose, explain
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, REFUSED, ConfigError, ExpError, as_ours
-from exp.execute import execute
 from exp.frozen import freeze
 from exp.launcher.base import launcher_class
 from exp.launcher.rank import be_quiet, drop_stale_variables
 from exp.runs.files import UMASK
 from exp.runs.folder import RunFolder, remove_empty
-from exp.summary import Finished, remember
+from exp.summary import Finished, execute, remember
 from exp.task import ParentTask, create_task, task_class
 from exp.user_code import frames_of, told
 from hydra_plugins.exp_sweeps import ExpLauncher, PluginConfigs
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
-    from exp.frozen import FrozenRun
 
 __all__ = ["Left", "left", "main"]
 
@@ -140,30 +138,25 @@ def _run(config: ExpConfig, overrides: list[str], full: bool) -> Finished:
         run = freeze(config, overrides, Path(config.output_dir))
         if not launcher.joins:
             drop_stale_variables(config.launcher.nnodes)
-        finished, folder = _launch(run, full), run.folder
+        folder = run.folder
+        try:
+            finished = execute(run)
+            if finished.exit_code in REFUSED:  # be it by a worker: it leaves no folder
+                for file in sorted(folder.logs.glob("rank*.error.json")) if full else ():  # tracebacks are there alone
+                    log = file.with_name(file.name.replace(".error.json", ".log"))
+                    print(log.read_text(encoding="utf-8", errors="replace"), file=sys.stderr)  # noqa: T201
+                if not run.take_back():
+                    print(f"  run folder: {console.shown(folder.path)}", file=sys.stderr)  # noqa: T201
+        except (ExpError, KeyboardInterrupt) as error:
+            if error.exit_code in REFUSED if isinstance(error, ExpError) else not early.has_begun():
+                run.take_back()
+            raise
+        finally:
+            run.release()
     if finished.runs:
         left.runs, left.several = [*finished.runs], True
     elif folder.config.is_file():
         left.runs.append(folder.path)
-    return finished
-
-
-def _launch(run: FrozenRun, full: bool) -> Finished:
-    """Run it; one that is refused, be it by a worker, leaves no folder."""
-    try:
-        finished = execute(run)
-        if finished.exit_code in REFUSED:
-            for file in sorted(run.folder.logs.glob("rank*.error.json")) if full else ():  # tracebacks are there alone
-                log = file.with_name(file.name.replace(".error.json", ".log"))
-                print(log.read_text(encoding="utf-8", errors="replace"), file=sys.stderr)  # noqa: T201
-            if not run.take_back():
-                print(f"  run folder: {console.shown(run.folder.path)}", file=sys.stderr)  # noqa: T201
-    except (ExpError, KeyboardInterrupt) as error:
-        if error.exit_code in REFUSED if isinstance(error, ExpError) else not early.has_begun():
-            run.take_back()
-        raise
-    finally:
-        run.release()
     return finished
 
 

@@ -1,7 +1,7 @@
 """A private folder with a short name for the sockets of loader processes and of the fork server.
 
 A tensor comes from a loader process as an open file, handed over by a socket; so is a fork server reached. Linux takes
-107 bytes for a socket's whole path (unix(7)). Below a longer temporary folder none can be made; the thread of the
+107 bytes for a socket's whole path (unix(7)). Below a longer temporary folder none can be made: the thread of the
 loader process that would hand over the first batch dies of that, and the training waits for it for ever.
 """
 
@@ -12,27 +12,17 @@ import os
 import shutil
 import tempfile
 from multiprocessing import util
+from pathlib import Path
 
 from exp.errors import ConfigError, RunError
 from exp.runs.lock import stat_of
 
-__all__ = ["folder_for_sockets", "keep_sockets_in", "make_sockets_possible"]
+__all__ = ["keep_sockets_in", "make_sockets_possible"]
 
 _LONGEST = 107
 _PF_EXITING = 4  # of the flags in proc(5)
 _SOCKET = "/listener-12345678"
 _PRIVATE = "/pymp-12345678"  # multiprocessing's own folder; ours has a shorter name
-_SHORT = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - what is made there is private
-
-
-def folder_for_sockets() -> str | None:
-    """The folder to make private ones in: the temporary one (TMPDIR), or where that is too long a short one.
-
-    Returns:
-        None where none is short and can be written.
-    """
-    folders = [folder for folder in (tempfile.gettempdir(), *_SHORT) if _fits(folder + _PRIVATE)]
-    return next((folder for folder in folders if os.access(folder, os.W_OK)), None)
 
 
 def keep_sockets_in(scratch: str) -> bool:
@@ -51,7 +41,7 @@ def make_sockets_possible() -> None:
     """Before loader processes start: have a folder for their sockets, until this process ends, however it does.
 
     Raises:
-        ConfigError: there is none with a short name.
+        ConfigError: the temporary folder has too long a name.
         RunError: the machine gives no semaphores.
     """
     try:
@@ -64,15 +54,13 @@ def make_sockets_possible() -> None:
     chosen = multiprocessing.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
     if chosen is not None and _fits(chosen):
         return
-    base = folder_for_sockets()
-    if base is None:
+    folder = tempfile.mkdtemp(prefix="exp-")
+    if not keep_sockets_in(folder):
+        Path(folder).rmdir()
         raise ConfigError(
-            f"TMPDIR={tempfile.gettempdir()} is too long for the sockets of loader processes, and none of "
-            f"{', '.join(_SHORT)} can be written; set TMPDIR to a folder of at most "
-            f"{_LONGEST - len(_PRIVATE + _SOCKET)} bytes, or data.num_workers=0"
+            f"TMPDIR={tempfile.gettempdir()} is too long for the sockets of loader processes; set it to a folder of "
+            f"at most {_LONGEST - len(_PRIVATE + _SOCKET)} bytes, or data.num_workers=0"
         )
-    folder = tempfile.mkdtemp(prefix="exp-", dir=base)
-    keep_sockets_in(folder)
     util.Finalize(None, shutil.rmtree, (folder, True), exitpriority=-100)  # after what the sockets in it need to end
     # multiprocessing keeps a weak reference to what it hands on: a function of this module lives as long as it.
     util.register_after_fork(_remove_if_left, lambda remove_if_left: remove_if_left(folder))

@@ -1,5 +1,6 @@
-"""What the parent prints: a few lines before a run, a table after it, and commands to go on with, which work as they
-stand; and the record of a run that failed.
+"""A run from its frozen configuration to its end, as the parent sees it: folder, launch, what is printed and recorded.
+
+It prints a few lines before a run, a table after it, and commands to go on with, which work as they stand.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Sequence
 
 from omegaconf import OmegaConf
 
-from exp import console
+from exp import console, early, hub, launcher
 from exp.console import flops, size
 from exp.errors import EXIT_OK, EXIT_PREEMPTED, REFUSED
+from exp.hardware.registry import create_backend
 from exp.launcher import describe_failure
 from exp.runs.files import read_json
 from exp.runs.folder import last_known
@@ -23,11 +25,54 @@ from exp.task import create_task, task_class
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
+    from exp.frozen import FrozenRun
     from exp.hardware.backend import Backend
     from exp.launcher.outcome import Outcome
     from exp.runs.folder import RunFolder
 
-__all__ = ["Finished", "begin", "end", "remember", "to_continue", "to_continue_sweep"]
+__all__ = ["Finished", "begin", "end", "execute", "remember", "to_continue", "to_continue_sweep"]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What became of a run, for the command line and for a sweeper."""
+
+    exit_code: int = EXIT_OK
+    metric: float | None = None
+    """What a sweeper is given, measured on validation; nan where the run failed."""
+    interrupted_by: str | None = None
+    """Name of the signal that ended it."""
+    runs: Sequence[Path] = ()
+    """Folders of other runs, of which it has made a table."""
+
+
+def execute(run: FrozenRun) -> Finished:
+    """Write the run folder, launch, wait, print and record the end.
+
+    Raises:
+        ExpError: it cannot be started; what goes wrong later is in the answer.
+    """
+    config, folder = run.config, run.folder
+    chosen = launcher.resolve(config.launcher, config.nproc)
+    script = chosen.preflight([run], folder.path / "slurm")
+    if script is not None:
+        console.make_console().out(script, highlight=False)
+        return Finished()
+    backend = create_backend(config.backend)
+    hub.bring(config)
+    if not chosen.leads:
+        return Finished(chosen.launch(run).exit_code)
+    run.write(chosen.job_token())
+    begin(config, folder, backend)
+    early.begin()
+    if not chosen.submits:
+        console.wait_for("starting the worker" if config.nproc == 1 else f"starting {config.nproc} workers")
+    try:
+        outcome = chosen.launch(run)
+    finally:
+        console.waited()
+    run.check_folder()
+    return end(config, folder, outcome)
 
 
 def begin(config: ExpConfig, folder: RunFolder, backend: Backend) -> None:
@@ -65,19 +110,6 @@ def begin(config: ExpConfig, folder: RunFolder, backend: Backend) -> None:
             style="dim",
             soft_wrap=True,
         )
-
-
-@dataclass(frozen=True)
-class Finished:
-    """What became of a run, for the command line and for a sweeper."""
-
-    exit_code: int = EXIT_OK
-    metric: float | None = None
-    """What a sweeper is given, measured on validation; nan where the run failed."""
-    interrupted_by: str | None = None
-    """Name of the signal that ended it."""
-    runs: Sequence[Path] = ()
-    """Folders of other runs, of which it has made a table."""
 
 
 def end(config: ExpConfig, folder: RunFolder, outcome: Outcome) -> Finished:

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from exp.launcher.outcome import (
-    Outcome,
-    collect_failures,
-    describe_failure,
-    failure_of,
-    is_of_peer,
-    write_error,
-)
+from exp.launcher.outcome import Failures, Outcome, describe_failure, failure_of, is_of_peer
 from exp.launcher.rank import this_host
 from exp.runs.files import write_json
 from exp.runs.folder import RunFolder
@@ -31,7 +24,7 @@ def collected(folder, errors):
     for rank, time, of_peer, exit_code in errors:
         told = {"rank": rank, "local_rank": rank, "time": time, "of_peer": of_peer, "exit_code": exit_code}
         write_json(folder.error_file(rank), {**about, **told})
-    return collect_failures(folder)
+    return Failures(folder).collect()
 
 
 @pytest.mark.parametrize(
@@ -50,8 +43,8 @@ def test_the_cause_comes_first(folder, errors, ranks):
 
 def test_the_cause_is_told_first_then_who_failed_after_it_where_the_log_is_and_what_still_runs(folder):
     collected(folder, [(0, 2.0, False, 1)])
-    write_error(folder, failure_of(Beat(5, 1, 9, Stage.HOOKS, 3, 1), 1, -9), None)
-    failures = collect_failures(folder)
+    Failures(folder).write(failure_of(Beat(5, 1, 9, Stage.HOOKS, 3, 1), 1, -9))
+    failures = Failures(folder).collect()
     folder.log_file(1).touch()
     assert describe_failure(Outcome(1, failures=failures)).splitlines() == [
         f"rank 1 (local_rank 1, {this_host()}) failed: killed by SIGKILL (out of memory, or kill -9)",

@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from exp.launcher.outcome import Failures
 from exp.launcher.supervisor import HangDetector
 from exp.runs import status
 from exp.runs.files import read_json
@@ -24,7 +25,9 @@ class Watch:
         for scratch in self.scratch:
             scratch.mkdir()
             status.make_file(str(scratch), 2)
-            self.detectors.append(HangDetector(self.folder, str(scratch), nnodes, 1800, step_timeout_s))
+            self.detectors.append(
+                HangDetector(Failures(self.folder, str(scratch)), str(scratch), nnodes, 1800, step_timeout_s)
+            )
             self.detectors[-1]._view = self.folder.logs / f"stuck-{scratch.name}.json"
 
     def say(self, rank, stage, step, times, count=1):

@@ -93,13 +93,6 @@ def test_a_signal_ends_everything_even_a_rank_that_ignores_it(exp, disturbed, nu
     assert gone(everybody)
 
 
-def test_a_worker_whose_agent_died_before_it_came_up_ends_at_once(tmp_path):
-    worker = Forked(tmp_path, str(tmp_path), script="from exp.launcher.worker import main; main()", EXP_AGENT_PID="1")
-    worker.communicate(timeout=20)
-    assert worker.returncode == 1
-    assert list(tmp_path.iterdir()) == []
-
-
 def listening(pids) -> set[str]:
     """Addresses, as the kernel writes them, and ports at which processes listen for TCP connections."""
     files = set()
@@ -152,11 +145,3 @@ def test_an_agent_whose_worker_has_ended_waits_for_the_other_without_complaint(e
     logs = {path.stem.rpartition("-")[2]: path.read_text() for path in exp.path("run").glob("logs/agent-*.log")}
     assert "keep-alive" not in logs[str(first.pid)] + logs[str(second.pid)]
     assert "ERROR" not in logs[str(first.pid)], logs  # the other may find the store gone at the very end
-
-
-def test_a_long_temporary_folder_is_no_matter_and_nothing_is_left(exp):
-    temporary = exp.folder / ("t" * 80)
-    temporary.mkdir()
-    settings = ("data.num_workers=1", "max_steps=1", "nproc=2", "launcher.fork=false")
-    exp.train("run", *settings, fresh=True, timeout=150, TMPDIR=str(temporary))
-    assert [path for path in temporary.iterdir() if not path.name.startswith("torchinductor_")] == []

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import pytest
 
-from exp.launcher.agent import _came_to_end
+from exp.launcher.outcome import End, Failures
 from exp.runs import status
 from exp.runs.files import read_json
 from exp.runs.folder import RunFolder
@@ -69,23 +67,14 @@ def test_what_comes_last_is_done_and_bounded_and_does_not_change_the_end(tmp_pat
     assert (tmp_path / "logs" / "rank0.error.json").exists() is (how in ("refused", "failed"))
 
 
-class Ended(NamedTuple):
-    """What torch's agent says of a process that failed."""
-
-    local_rank: int
-    pid: int
-    exitcode: int
-    timestamp: int
-
-
 @pytest.mark.parametrize(
     ("stages", "ends", "well", "words"),
     [
-        ([Stage.DONE, Stage.DONE], [Ended(1, 11, -4, 100)], True, {}),  # in the clean-up of its device
+        ([Stage.DONE, Stage.DONE], [End(1, 11, -4, 100)], True, {}),  # in the clean-up of its device
         ([Stage.DONE, Stage.HOOKS], [], False, {1: "exited with code 0 before its time, in step 7"}),
         # The agent has ended the other one, by SIGTERM or, after its patience, by SIGKILL.
-        ([Stage.HOOKS, Stage.HOOKS], [Ended(0, 10, -15, 103), Ended(1, 11, 7, 100)], False, {1: "exited with code 7"}),
-        ([Stage.HOOKS, Stage.HOOKS], [Ended(0, 10, -15, 100)], False, {0: "killed by SIGTERM"}),  # somebody else has
+        ([Stage.HOOKS, Stage.HOOKS], [End(0, 10, -15, 103), End(1, 11, 7, 100)], False, {1: "exited with code 7"}),
+        ([Stage.HOOKS, Stage.HOOKS], [End(0, 10, -15, 100)], False, {0: "killed by SIGTERM"}),  # somebody else has
     ],
 )
 def test_the_agent_leaves_a_word_for_those_that_could_not(tmp_path, monkeypatch, stages, ends, well, words):
@@ -95,7 +84,7 @@ def test_the_agent_leaves_a_word_for_those_that_could_not(tmp_path, monkeypatch,
     monkeypatch.setattr("exp.launcher.outcome.is_alive", lambda pid: False)
     beats = [status._FORMAT.pack(10 + rank, rank, 9, stage, 7, 1) for rank, stage in enumerate(stages)]
     (tmp_path / "beats").write_bytes(b"".join(beats))
-    assert _came_to_end(folder, str(tmp_path), {end.local_rank: end for end in ends}) is well
+    assert Failures(folder, str(tmp_path)).judge({end.local_rank: end for end in ends}) is well
     found = {rank: read_json(folder.error_file(rank)) for rank in (0, 1)}
     assert {rank for rank, error in found.items() if error} == set(words)
     for rank, text in words.items():

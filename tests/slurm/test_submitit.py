@@ -119,28 +119,26 @@ def test_the_time_limit_ends_a_run_that_saves_nothing(submit):
     assert "launcher.time_minutes" in said
 
 
-@pytest.mark.parametrize("cancel", [False, True])
-def test_an_interrupt_leaves_or_cancels_the_job(submit, cluster, cancel):
-    running = submit(*LONG, f"launcher.cancel_on_exit={cancel}")
+def test_an_interrupt_leaves_the_job(submit, cluster):
+    running = submit(*LONG)
     running.wait_for_steps()
     job = running.job()
     running.process.send_signal(signal.SIGINT)
-    assert (f"cancelled {job}" if cancel else f"{job} will go on") in running.end(code=130)
-    if cancel:
-        wait_for(lambda: not cluster.jobs())
-    else:
-        assert cluster.jobs() == [job]
-        assert not (running.run / "result.json").exists()
+    assert f"{job} will go on" in running.end(code=130)
+    assert cluster.jobs() == [job]
+    assert not (running.run / "result.json").exists()
 
 
-def test_the_same_command_follows_the_job_that_is_there(submit, cluster, result):
+def test_a_job_whose_follower_was_killed_is_followed_again(submit, start, cluster, result):
     """Killed followers leave one job, which has its folder while it waits to be started again, too."""
     running = submit(*EXACT, "nproc=2")
     running.wait_for_steps()
     job = running.job()
     running.process.kill()
     cluster.run("scancel", "--signal=USR2", job)
-    assert f"following job {job}" in submit(*EXACT, "nproc=2").end()
+    assert "task=attach run=run" in submit(*EXACT, "nproc=2").end(code=2)
+    said, errors = (again := start("task=attach", "run=run")).communicate(timeout=280)
+    assert (again.returncode, f"following job {job}" in said) == (0, True), errors
     assert len(list(running.run.glob("slurm/*_submitted.pkl"))) == 1
     assert result()["status"] == "completed"
     assert not (running.run / ".lock").exists()

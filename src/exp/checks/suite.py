@@ -24,13 +24,12 @@ from exp.console import size
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, EXIT_UNAVAILABLE, ConfigError, ExpError
 from exp.frozen import prepare
 from exp.hardware.registry import create_backend
-from exp.launcher.processes import handle_signals, signal_name
 from exp.plugins import installed
 from exp.report.tables import as_markdown
 from exp.runs.files import read_json, without_credentials, write_atomically, write_json
 from exp.runs.lock import RunLock
 from exp.runs.record import git_revision, package_versions, variables
-from exp.runs.status import PREEMPT_SIGNAL
+from exp.runs.status import PREEMPT_SIGNAL, handle_signals, signal_name
 from exp.summary import Finished
 from exp.task import create_task
 

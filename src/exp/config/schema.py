@@ -70,7 +70,7 @@ class SubmititConfig(LauncherConfig):
     """A job on Slurm, by way of submitit (:class:`exp.launcher.submitit.SubmititLauncher`); see sbatch(1)."""
 
     cluster: str = "slurm"
-    """``slurm``; ``local``: a process on this machine that outlives this one; ``debug``: in this process."""
+    """``slurm``; ``debug`` (or ``local``): in this process, without Slurm."""
     nodes: int = 1
     """Nodes of one run, with ``nproc`` workers each."""
     partition: Optional[str] = None
@@ -104,9 +104,7 @@ class SubmititConfig(LauncherConfig):
     array_parallelism: int = 256
     """Jobs of a sweep that run at a time."""
     wait: bool = True
-    """Follow the job to its end; false: only submit it."""
-    cancel_on_exit: bool = False
-    """Ctrl-C, while it waits, cancels the job; otherwise it goes on."""
+    """Follow the job to its end, which Ctrl-C does not end; false: only submit it."""
     dry_run: bool = False
     """Only print the batch script."""
     poll_s: float = 2.0

@@ -1,35 +1,51 @@
-"""The agent process: torch's elastic agent around the workers of one node. Run as ``python -m exp.launcher.agent``."""
+"""The agent process: torch's elastic agent around the workers of one node. Run as ``python -m exp.launcher.agent``.
+
+Where that is safe, the workers are forked from one process that has imported everything (:mod:`exp.launcher.preload`):
+eight imports become one. It is that of Python's multiprocessing: a process without threads, which touches no device.
+Torch's agent starts its workers through it (``start_method="forkserver"``), and imports torch itself meanwhile.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import inspect
 import json
 import logging
+import multiprocessing
 import os
 import shutil
-import signal
 import sys
 import tempfile
 import threading
 import time
-from dataclasses import replace
+from multiprocessing import forkserver
+from pathlib import Path
 from typing import Any, Mapping
 
-from exp.launcher.fork_server import START_METHOD, start_fork_server, work
-from exp.launcher.outcome import failure_of, unfinished, write_error
-from exp.launcher.ports import address_towards
-from exp.launcher.processes import AGENT_VARIABLE, JOB_VARIABLE, kill_job, name_process
-from exp.launcher.rank import SCRATCH_VARIABLE
-from exp.runs import status
-from exp.runs.folder import RunFolder
+from omegaconf import OmegaConf
 
-__all__ = ["main"]
+from exp.config.resolve import allow
+from exp.hardware.registry import create_backend
+from exp.launcher.outcome import TERM_PATIENCE_S, Failures
+from exp.launcher.ports import address_towards
+from exp.launcher.processes import (
+    AGENT_VARIABLE,
+    JOB_VARIABLE,
+    PRELOAD_VARIABLE,
+    kill_job,
+    name_process,
+    start_resource_tracker,
+)
+from exp.launcher.rank import SCRATCH_VARIABLE
+from exp.runs.folder import RunFolder
+from exp.sockets import keep_sockets_in
+from exp.task import task_class
+
+__all__ = ["main", "work"]
 
 logger = logging.getLogger(__name__)
 
-_TERM_PATIENCE_S = 3
+_START_METHOD = "forkserver"
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
 
@@ -40,7 +56,7 @@ def main() -> int:
     folder, scratch = RunFolder(spec["run_dir"]), os.environ[SCRATCH_VARIABLE]
     os.environ[AGENT_VARIABLE] = str(os.getpid())
     name_process("exp-agent")
-    forked = start_fork_server(folder, spec["nproc"], single_node=spec["nnodes"] == 1)
+    forked = _start_fork_server(folder, spec["nproc"], single_node=spec["nnodes"] == 1)
     # What workers must not have from here comes after the fork.
     watcher = _watch_parent(spec["parent"], scratch)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s agent %(levelname)s %(message)s")
@@ -65,46 +81,65 @@ def main() -> int:
     except Exception:  # whatever torch's agent raises: the launcher shows the end of this log
         logger.exception("the agent failed")
         ends = None
-    succeeded = ends is not None and _came_to_end(folder, scratch, ends)
+    succeeded = ends is not None and Failures(folder, scratch).judge(ends)
     gc.collect()  # objects of multiprocessing remove their semaphores when they go
     if os.getppid() != spec["parent"]:
         watcher.join()  # the parent is dead, and the thread at work: it ends this process when nothing is left
     return 0 if succeeded else 1
 
 
-def _came_to_end(folder: RunFolder, scratch: str, ends: Mapping[int, Any]) -> bool:
-    """Whether all workers of this node have done what they had to; those that have not get error files.
-
-    One that ended with code 0 before its end has not: something in it has called ``exit``. One that had come to it and
-    then died in its device's clean-up has: all that it was to write is written; its log says how it died.
+def work(run_dir: str) -> None:
+    """What a process of torch's agent does: it becomes a worker.
 
     Args:
-        folder: the run folder.
-        scratch: the private folder of the job on this node.
-        ends: torch's ``ProcessFailure`` by rank, of processes that failed, or that the agent ended then: it ends the
-            others by SIGTERM, and by SIGKILL seconds later.
+        run_dir: the run folder.
     """
-    early, beats = unfinished(scratch, alive=False), status.read(scratch)
-    if not ends or not beats:  # or the parent has died and the folder is gone
-        for local_rank, beat in early:
-            write_error(folder, failure_of(beat, local_rank, 0), scratch)
-        return not early and not ends
-    come = not early and all(beat.pid for beat in beats)
-    first = min(end.timestamp for end in ends.values())
-    causes = {
-        rank: end
-        for rank, end in ends.items()
-        if end.exitcode != -signal.SIGTERM and end.timestamp < first + _TERM_PATIENCE_S
-    }
-    for rank, end in (causes or ends).items():  # else it was somebody else's SIGTERM
-        beat = beats[end.local_rank]._replace(pid=end.pid, rank=rank)  # it may have ended before its first
-        failure = replace(failure_of(beat, end.local_rank, end.exitcode), time=end.timestamp)
-        if not come:
-            write_error(folder, failure, scratch)
-            continue
-        with contextlib.suppress(OSError), folder.log_file(rank).open("a", encoding="utf-8") as log:
-            log.write(f"{failure.message}, in the clean-up of its device; what it had to write was written\n")
-    return come
+    from exp.launcher.worker import main
+
+    sys.argv = ["exp.launcher.worker", run_dir]
+    main(parent=os.getppid())  # the fork server, which ends with the agent
+
+
+def _start_fork_server(folder: RunFolder, nproc: int, single_node: bool) -> bool:
+    """Start the fork server, if the workers of a run can come from one. No thread may have been started before.
+
+    What the backend wants in the environment of every worker is set here, before the fork server imports torch; what
+    differs between workers they set themselves, as they would otherwise.
+
+    Args:
+        folder: the run folder; its configuration is read.
+        nproc: workers on this node.
+        single_node: whether the job stays on it.
+
+    Returns:
+        Whether it was started. Not for one worker, nor for a diagnosis, which must find out what goes wrong in each
+        process, nor where the backend does not say that forking is safe.
+    """
+    config: Any = OmegaConf.load(folder.in_use(folder.config))
+    allow(config.get("plugins") or [])
+    task = task_class(config)
+    if nproc == 1 or task.diagnoses or not config.launcher.fork:
+        return False
+    backend = create_backend(config.backend)
+    # The fork server is reached by a socket.
+    if not backend.capabilities.forking or not keep_sockets_in(os.environ[SCRATCH_VARIABLE]):
+        return False
+    first, *others = (backend.worker_env(rank, nproc, single_node) for rank in range(nproc))
+    for name, value in first.items():
+        if all(other.get(name) == value for other in others):
+            os.environ.setdefault(name, value)
+    targets = [str(config[part].get("_target_", "")).rpartition(".")[0] for part in ("model", "data")]
+    # Modules of the user's are left to the workers: what they do while they load is not known to survive a fork.
+    modules = [module for module in targets if module.startswith("exp.")]
+    os.environ[PRELOAD_VARIABLE] = ",".join([*modules, *filter(None, [task.work.rpartition(".")[0]])])
+    multiprocessing.get_context(_START_METHOD).set_forkserver_preload(["exp.launcher.preload"])
+    here = Path.cwd()
+    # A new interpreter looks for modules in its current folder first; the workers go back to this one.
+    os.chdir(os.environ[SCRATCH_VARIABLE])
+    start_resource_tracker()  # or the fork server's start would start it, with signals let through
+    forkserver.ensure_running()
+    os.chdir(str(here))
+    return True
 
 
 def _watch_parent(parent: int, scratch: str) -> threading.Thread:
@@ -151,8 +186,8 @@ def _launch_config(spec: dict[str, Any]) -> Any:
         "rdzv_configs": configs,
         "max_restarts": spec["max_restarts"],
         "monitor_interval": 0.1,
-        "shutdown_timeout": _TERM_PATIENCE_S,
-        "start_method": START_METHOD,
+        "shutdown_timeout": TERM_PATIENCE_S,
+        "start_method": _START_METHOD,
         "local_addr": address,
     }
     known = inspect.signature(LaunchConfig).parameters

@@ -10,6 +10,7 @@ import hashlib
 import os
 import signal
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Sequence
 
@@ -20,24 +21,14 @@ from exp.errors import EXIT_CONFIG, EXIT_FAILED, ConfigError
 from exp.hardware.cores import cores_of_task
 from exp.hardware.registry import create_backend
 from exp.launcher.base import Launcher
-from exp.launcher.outcome import (
-    Outcome,
-    RankFailure,
-    collect_failures,
-    failure_of,
-    forget_failures,
-    tail_of,
-    write_error,
-)
+from exp.launcher.outcome import End, Failures, Outcome, tail_of
 from exp.launcher.ports import check_host, taken_by
 from exp.launcher.processes import AGENT_VARIABLE
 from exp.launcher.rank import JOINED, RankInfo, place_of, this_host
 from exp.launcher.supervisor import Supervisor
-from exp.runs import status
 from exp.runs.files import read_json, to_json
 from exp.runs.folder import RunFolder
-from exp.runs.status import PREEMPT_SIGNAL, Stage
-from exp.sockets import folder_for_sockets
+from exp.runs.status import PREEMPT_SIGNAL
 from exp.task import task_class
 
 if TYPE_CHECKING:
@@ -92,7 +83,7 @@ class ExternalLauncher(Launcher):
         """
         place, folder = self.place, run.folder
         if self.leads:
-            forget_failures(folder)
+            Failures(folder).forget()
         cores = cores_of_task()
         environment = {
             **create_backend(run.config.backend).worker_env(
@@ -109,7 +100,7 @@ class ExternalLauncher(Launcher):
             "overrides": run.overrides,
             "timeout_s": self.config.timeout_s,
         }
-        with tempfile.TemporaryDirectory(prefix="exp-", dir=folder_for_sockets()) as scratch:
+        with tempfile.TemporaryDirectory(prefix="exp-") as scratch:
             saves, signals = task_class(run.config).saves_state, (PREEMPT_SIGNAL, signal.SIGTERM)
             supervisor = Supervisor(self, scratch, None, saves, signals, place.local_rank)
             log = Path(scratch, "early.log")
@@ -121,26 +112,17 @@ class ExternalLauncher(Launcher):
             if "refused" in met:
                 return Outcome(EXIT_CONFIG, reported=True)
             outcome = supervisor.outcome()
-            beat = status.read(scratch)[place.local_rank]
-            if outcome is None and beat.stage == Stage.DONE:  # whatever happened in the clean-up of its device
-                outcome = Outcome()
-            elif outcome is None and not met:
+            if outcome is None and not met:
                 outcome = self._not_met(log)
             elif outcome is None:
-                failure = failure_of(beat._replace(pid=pid, rank=place.rank), place.local_rank, code)
-                failure.of_peer = supervisor.killed or bool(supervisor.notices)
-                outcome = self._failed(RunFolder(met["folder"]), scratch, failure)
+                known, end = Failures(RunFolder(met["folder"]), scratch), End(place.local_rank, pid, code, time.time())
+                if known.judge({place.rank: end}, of_peer=supervisor.killed or bool(supervisor.notices)):
+                    outcome = Outcome()
+                else:
+                    everywhere = place.world_size if self.leads else 0
+                    outcome = Outcome.of(known.collect(everywhere, place.local_world_size))
             outcome.restarts, outcome.unkillable = met.get("restarts", 0), supervisor.unkillable
             return outcome
-
-    def _failed(self, folder: RunFolder, scratch: str, failure: RankFailure) -> Outcome:
-        """Why the worker has failed, as far as this process can see it."""
-        place = self.place
-        write_error(folder, failure, scratch)
-        if not self.leads:
-            record = read_json(folder.error_file(place.rank)) or {}
-            return Outcome(record["exit_code"] if record.get("own") else EXIT_FAILED)
-        return Outcome.of(collect_failures(folder, scratch, place.world_size, place.local_world_size))
 
     def _not_met(self, log: Path) -> Outcome:
         """Why the worker has not come to work with the others."""

@@ -1,15 +1,11 @@
 """Follows submitted jobs to their end, by what Slurm says of them and by what they leave in their run folders.
 
-A job is followed by the command that submitted it, by the same command given again, or by ``task=attach run=<folder>``.
-The latter two find what they need in the run folder: ``logs/job.json``, written when the job was submitted, and the
-lock, which the job has as long as it lives.
+A job is followed by the command that submitted it, or by ``task=attach run=<folder>``, which finds what it needs in the
+run folder: ``logs/job.json``, written when the job was submitted, and the lock, which the job has as long as it lives.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,23 +17,22 @@ from exp import console, summary
 from exp.config.compose import load
 from exp.errors import EXIT_FAILED, EXIT_OK, ConfigError
 from exp.frozen import FrozenRun
-from exp.launcher.job import log_file, outcome_file
-from exp.launcher.outcome import Outcome, tail_of
-from exp.launcher.processes import handle_signals, signal_name
+from exp.launcher.outcome import Outcome, outcome_file, tail_of
 from exp.runs import slurm
 from exp.runs.files import read_json, write_json
 from exp.runs.folder import RunFolder, last_records
-from exp.runs.lock import Holder, RunLock, holder_of, is_running
+from exp.runs.lock import Holder, RunLock, holder_of
 from exp.runs.slurm import JobState
+from exp.runs.status import handle_signals, signal_name
 from exp.summary import to_continue
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
     from exp.summary import Finished
 
-__all__ = ["Followed", "Watcher", "attach", "attach_to", "clock", "follow", "progress_of", "remember", "the_same"]
+__all__ = ["Followed", "Watcher", "attach", "clock", "follow", "progress_of", "remember"]
 
-_NOT_COMPARED = ("launcher", "output_dir", "overwrite", "resume")
+_RECORD = "job.json"
 _SURE_AFTER = 2  # looks that show a job ended: one that is being queued again looks so for a moment
 
 
@@ -101,12 +96,12 @@ def clock(seconds: float) -> str:
 class Followed:
     """One job."""
 
-    holder: Holder
-    """The job, as the lock of its run folder names it."""
+    id: str
+    """Slurm's number of the job, in an array ``123_4``."""
     folder: RunFolder
     """The run folder."""
     logs: Path
-    """Where a job of Slurm's prints to."""
+    """Where the job prints to."""
     outcome: Outcome | None = None
     """What has become of it."""
     looks: int = 0
@@ -114,27 +109,9 @@ class Followed:
     has_run: bool = False
 
     @property
-    def id(self) -> str:
-        """Slurm's number of the job, in an array ``123_4``; the process id of one of this machine."""
-        return self.holder.job
-
-    @property
-    def on_slurm(self) -> bool:
-        """Whether Slurm has it; otherwise it is a process of this machine."""
-        return self.holder.cluster == "slurm"
-
-    @property
     def log(self) -> Path:
         """What the first node's task printed."""
-        return self.logs / f"{self.id}_0_log.out" if self.on_slurm else log_file(self.folder)
-
-    def cancel(self) -> None:
-        """End it."""
-        if self.on_slurm:
-            slurm.cancel([self.id])
-        else:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.holder.pid, signal.SIGINT)
+        return self.logs / f"{self.id}_0_log.out"
 
     def look(self, state: JobState) -> str:
         """Take note of a state; returns what to show.
@@ -174,14 +151,13 @@ def _leave(number: int, _frame: object) -> None:
     raise _Leave(number)
 
 
-def follow(jobs: Sequence[Followed], watcher: Watcher, poll_s: float, cancel_on_exit: bool) -> list[Outcome]:
-    """Wait until all jobs have ended.
+def follow(jobs: Sequence[Followed], watcher: Watcher, poll_s: float) -> list[Outcome]:
+    """Wait until all jobs have ended; a signal to this process ends the wait, and they go on.
 
     Args:
-        jobs: submitted, all to the same cluster.
+        jobs: submitted.
         watcher: receives each change.
         poll_s: seconds between two looks.
-        cancel_on_exit: whether a signal to this process cancels them; otherwise they go on.
 
     Returns:
         An outcome for each.
@@ -190,7 +166,7 @@ def follow(jobs: Sequence[Followed], watcher: Watcher, poll_s: float, cancel_on_
     try:
         with handle_signals(_leave):
             while True:
-                states = _states(list(waiting.values()))
+                states = slurm.find_states([job.id for job in waiting.values()])
                 for number, job in list(waiting.items()):
                     if states is None:
                         watcher.state(number, "Slurm does not answer; still waiting")
@@ -203,27 +179,12 @@ def follow(jobs: Sequence[Followed], watcher: Watcher, poll_s: float, cancel_on_
                     break
                 time.sleep(poll_s)
     except _Leave as leave:
-        names, name = ", ".join(job.id for job in waiting.values()), signal_name(leave.args[0])
+        names, number = " ".join(job.id for job in waiting.values()), leave.args[0]
         for job in waiting.values():
-            if cancel_on_exit:
-                job.cancel()
-            job.outcome = Outcome(128 + leave.args[0], interrupted_by=name, left=not cancel_on_exit)
+            job.outcome = Outcome(128 + number, interrupted_by=signal_name(number), left=True)
         log = next(iter(waiting.values())).log if waiting else ""
-        watcher.say(
-            f"cancelled {names}" if cancel_on_exit else f"{names} will go on; to see what is printed: tail -f {log}"
-        )
+        watcher.say(f"{names} will go on; tail -f {log} shows what is printed, scancel {names} ends it")
     return [job.outcome or Outcome() for job in jobs]
-
-
-def _states(jobs: Sequence[Followed]) -> dict[str, JobState] | None:
-    if jobs[0].on_slurm:
-        return slurm.find_states([job.id for job in jobs])
-    here = JobState("RUNNING", nodes="this machine")
-    return {job.id: here if is_running(job.holder) else JobState("COMPLETED") for job in jobs}
-
-
-def _record(folder: RunFolder) -> Path:
-    return folder.logs / "job.json"
 
 
 def remember(run: FrozenRun, holder: Holder, logs: Path) -> Followed:
@@ -237,23 +198,14 @@ def remember(run: FrozenRun, holder: Holder, logs: Path) -> Followed:
     Returns:
         The job, to be followed.
     """
-    write_json(_record(run.folder), {"logs": str(logs), "holder": asdict(holder)})
+    write_json(run.folder.logs / _RECORD, {"holder": asdict(holder), "logs": str(logs)})
     if run.lock is not None:
         run.lock.let_go(holder)
-    return Followed(holder, run.folder, logs)
-
-
-def the_same(run: FrozenRun, folder: RunFolder) -> bool:
-    """Whether a command is the one that made the run in ``folder``, as far as what it computes goes."""
-    given, earlier = (
-        sorted(each for each in one if each.lstrip("+~").partition("=")[0].split(".")[0] not in _NOT_COMPARED)
-        for one in (run.overrides, FrozenRun.load(folder).overrides)
-    )
-    return given == earlier
+    return Followed(holder.job, run.folder, logs)
 
 
 def attach(config: ExpConfig) -> Finished:
-    """``task=attach``: follow the job whose run folder is ``task.run``.
+    """``task=attach``: follow the job whose run folder is ``task.run``, and report its end as its command would have.
 
     Raises:
         ConfigError: there is none.
@@ -261,29 +213,16 @@ def attach(config: ExpConfig) -> Finished:
     run = config.task.run
     if run is None or isinstance(run, ListConfig):
         raise ConfigError("task=attach needs run=<the run folder of a submitted job>")
-    return attach_to(RunFolder(Path(str(run)).expanduser()))
-
-
-def attach_to(folder: RunFolder) -> Finished:
-    """Follow the job of a run folder to its end, and report that as the command that submitted it would have.
-
-    Raises:
-        ConfigError: the folder is no submitted job's, or its process is on another machine.
-    """
-    shown = console.shown(folder.path)
-    holder, written = holder_of(folder.path), read_json(_record(folder)) or {}
-    if not (written if holder is None else holder.job):
+    folder = RunFolder(Path(str(run)).expanduser())
+    shown, holder, written = console.shown(folder.path), holder_of(folder.path), read_json(folder.logs / _RECORD)
+    if written is None or (holder is not None and holder.job != written["holder"]["job"]):
         who = "" if holder is None else f": {holder} runs it"
         raise ConfigError(f"run={shown} holds no submitted job{who}; attach follows those of launcher=submitit")
-    holder = holder or Holder(**written["holder"])
-    if holder.cluster == "local" and not holder.is_here():
-        raise ConfigError(f"the job of {shown} is a process of {holder.host}; give this command there")
-    run = FrozenRun.load(folder, of_others=True)
-    settings = run.config.launcher
-    followed = Followed(holder, folder, Path(written.get("logs", folder.path / "slurm")))
+    frozen, number = FrozenRun.load(folder, of_others=True), written["holder"]["job"]
     with Watcher() as watcher:
-        watcher.say(f"following {'job' if followed.on_slurm else 'process'} {holder.job} of {shown}")
-        outcome = follow([followed], watcher, settings.poll_s, settings.cancel_on_exit)[0]
-    if not outcome.left:
+        watcher.say(f"following job {number} of {shown}")
+        job = Followed(number, folder, Path(written["logs"]))
+        outcome = follow([job], watcher, frozen.config.launcher.poll_s)[0]
+    if not outcome.left and holder is not None:
         RunLock(folder.path, holder.token).release(ended=True)
-    return summary.end(run.config, folder, outcome)
+    return summary.end(frozen.config, folder, outcome)

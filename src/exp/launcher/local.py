@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 from exp.errors import EXIT_PREEMPTED, ConfigError, Preempted
 from exp.launcher.base import Launcher
-from exp.launcher.outcome import Outcome, collect_failures, forget_failures
-from exp.launcher.processes import handle_signals, signal_name
+from exp.launcher.outcome import Failures, Outcome
 from exp.launcher.rank import RankInfo
-from exp.runs.status import PREEMPT_SIGNAL
+from exp.runs.status import PREEMPT_SIGNAL, handle_signals, signal_name
 from exp.task import task_class
 
 if TYPE_CHECKING:
@@ -36,10 +35,11 @@ class LocalLauncher(Launcher):
 
     def launch(self, run: FrozenRun) -> Outcome:
         """Run the worker; an error of it becomes the outcome, as with any other launcher."""
-        from exp.launcher.worker import describe_error, run_worker
+        from exp import session
+        from exp.launcher.worker import describe_error, reporting
 
         folder, saves = run.folder, task_class(run.config).saves_state
-        forget_failures(folder)
+        Failures(folder).forget()
         info, process, received = RankInfo(), os.getpid(), 0
 
         def on_signal(number: int, _frame: object) -> None:
@@ -54,8 +54,8 @@ class LocalLauncher(Launcher):
             raise _Interrupted(number)
 
         try:
-            with handle_signals(on_signal):
-                run_worker(folder, info, redirect=False)
+            with handle_signals(on_signal), reporting(folder, info, redirect=False):
+                session.run(folder, info)
         except Preempted as preempted:
             return Outcome(EXIT_PREEMPTED, preempted={"step": preempted.step})
         # The worker has written its error file; every error ends here, in the same words as those of other launchers.
@@ -64,5 +64,5 @@ class LocalLauncher(Launcher):
                 return Outcome(EXIT_PREEMPTED, preempted={"step": None})
             if received:  # native code makes another error of _Interrupted
                 return Outcome(128 + received, interrupted_by=signal_name(received))
-            return Outcome.of(collect_failures(folder) or [describe_error(error, folder, info)])
+            return Outcome.of(Failures(folder).collect() or [describe_error(error, folder, info)])
         return Outcome()

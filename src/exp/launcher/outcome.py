@@ -7,34 +7,28 @@ import re
 import signal
 import time
 import traceback
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Iterable, Mapping, NamedTuple
 
 from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_UNAVAILABLE, REFUSED
-from exp.launcher.processes import is_alive, signal_name
+from exp.launcher.processes import is_alive
 from exp.launcher.rank import this_host
 from exp.runs import status
 from exp.runs.files import read_json, write_json
-from exp.runs.status import Stage
+from exp.runs.status import Stage, signal_name
 
 if TYPE_CHECKING:
     from exp.runs.folder import RunFolder
     from exp.runs.status import Beat
 
 __all__ = [
-    "Outcome",
-    "RankFailure",
-    "collect_failures",
-    "describe_failure",
-    "failure_of",
-    "forget_failures",
-    "is_of_peer",
-    "tail_of",
-    "unfinished",
-    "waited_in_vain",
-    "write_error",
-]
+    "TERM_PATIENCE_S", "End", "Failures", "Outcome", "RankFailure", "describe_failure", "failure_of", "is_of_peer",
+    "log_file", "outcome_file", "tail_of", "unfinished", "waited_in_vain",
+]  # fmt: skip
+
+TERM_PATIENCE_S = 3
+"""So long after SIGTERM torch's agent sends SIGKILL."""
 
 _OTHER_NODES_S = 10.0
 _LOST = "RankLost"
@@ -117,6 +111,16 @@ class Outcome:
         return cls(**content)
 
 
+def outcome_file(folder: RunFolder, job: str) -> Path:
+    """Where a job (of Slurm's: its first node; of a sweep: its process) leaves its :class:`Outcome`."""
+    return folder.logs / f"outcome-{job}.json"
+
+
+def log_file(folder: RunFolder) -> Path:
+    """What a job of a sweep on this machine prints."""
+    return folder.logs / "output.log"
+
+
 def is_of_peer(error: BaseException) -> bool:
     """Whether an error says that another rank is gone or does not answer, rather than what is wrong in this one.
 
@@ -144,35 +148,14 @@ def failure_of(beat: Beat, local_rank: int, code: int | None) -> RankFailure:
         local_rank: its rank on this node.
         code: exit code of its process; negative for a signal; 0: it ended before its time; None: not known.
     """
-    if code is not None and code < 0:
+    kind, message = "SystemExit", f"exited with code {code} without an error; see agent*.log"
+    if not code:
+        how = "" if code == 0 else ", or was killed,"
+        kind, message = _LOST, f"exited with code 0{how} before its time, in step {beat.step}"
+    elif code < 0:
         kind = signal_name(-code)
         message = f"killed by {kind}" + (f" ({_HINTS[kind]})" if kind in _HINTS else "")
-    elif code:
-        kind, message = "SystemExit", f"exited with code {code} without an error; see agent*.log"
-    else:
-        kind, how = ("EndedEarly", "") if code == 0 else (_LOST, ", or was killed,")
-        message = f"exited with code 0{how} before its time, in step {beat.step}"
     return RankFailure(beat.rank, local_rank, kind, message, code or EXIT_FAILED, pid=beat.pid)
-
-
-def write_error(folder: RunFolder, failure: RankFailure, scratch: str | None) -> None:
-    """Write the error file of a rank, unless its process has left one.
-
-    Args:
-        folder: the run folder.
-        failure: how the rank ended.
-        scratch: the private folder of the job on this node: the file goes there if the run folder is full, or gone.
-    """
-    path = folder.error_file(failure.rank)
-    places = [path, *([] if scratch is None else [Path(scratch, path.name)])]
-    for known in map(read_json, places):
-        if known is not None and known["pid"] == failure.pid and (known["type"] != _LOST or failure.type == _LOST):
-            return
-    for place in places:
-        with contextlib.suppress(OSError):
-            if place.parent.is_dir():
-                write_json(place, asdict(failure))
-                return
 
 
 def unfinished(scratch: str, alive: bool = True) -> list[tuple[int, Beat]]:
@@ -189,48 +172,127 @@ def unfinished(scratch: str, alive: bool = True) -> list[tuple[int, Beat]]:
     ]
 
 
-def forget_failures(folder: RunFolder) -> None:
-    """Remove the error files of an earlier launch."""
-    for stale in folder.logs.glob("rank*.error.json"):
-        stale.unlink()
+class End(NamedTuple):
+    """How the process of a rank ended; torch's ``ProcessFailure`` has these, too."""
+
+    local_rank: int
+    pid: int
+    exitcode: int
+    timestamp: float
 
 
-def collect_failures(
-    folder: RunFolder, scratch: str | None = None, world_size: int = 0, local_world_size: int = 1
-) -> list[RankFailure]:
-    """Read the error files of the ranks, and wait for those of other nodes; the cause first.
+class Failures:
+    """The failures of one launch: an error file for each rank, and which of them came first.
+
+    A rank leaves its own; where it cannot, whoever waits for its process does: torch's agent, or the launcher.
 
     Args:
-        folder: has an error file of each rank that failed: its own, or one that its agent wrote.
-        scratch: has those for which there was no space in the run folder.
-        world_size: ranks in all, whose files are waited for; 0: all that there are to be are there.
-        local_world_size: of each node.
-
-    Returns:
-        Failures, one for each rank, in the order of :func:`_in_order`.
+        folder: the run folder, which has the error files.
+        scratch: the private folder of the job on this node: those for which there is no space in the run folder.
     """
-    deadline = time.monotonic() + _OTHER_NODES_S
-    unplaced = [] if scratch is None else [read_json(path) for path in Path(scratch).glob("rank*.error.json")]
-    while True:
-        # Opened, not looked for: an NFS client may keep saying for a while that there is none.
-        every = map(folder.error_file, range(world_size))
-        placed = map(read_json, every if world_size else sorted(folder.logs.glob("rank*.error.json")))
-        known = {error["rank"]: error for error in [*placed, *unplaced] if error is not None}
-        found = _in_order(RankFailure(**{**error, "log": str(folder.log_file(rank))}) for rank, error in known.items())
-        is_clear = not all(failure.of_peer or failure.type == _LOST for failure in found)
-        if world_size == 0 or is_clear or time.monotonic() > deadline:
-            break
-        time.sleep(0.1)
-    if not found or not all(failure.of_peer for failure in found):
-        return found
-    lost = [
-        RankFailure(
-            rank, rank % local_world_size, _LOST, "gone without a word: killed, or its node is",
-            host=f"node {rank // local_world_size}", log=str(folder.log_file(rank)),
-        )
-        for rank in range(world_size) if rank not in known
-    ]  # fmt: skip
-    return [*lost, *found]
+
+    def __init__(self, folder: RunFolder, scratch: str | None = None) -> None:
+        self.folder = folder
+        self.scratch = scratch
+
+    def forget(self) -> None:
+        """Remove the error files of an earlier launch."""
+        for stale in self.folder.logs.glob("rank*.error.json"):
+            stale.unlink()
+
+    def write(self, failure: RankFailure) -> None:
+        """Write the error file of a rank, unless its process has left one."""
+        path = self.folder.error_file(failure.rank)
+        places = [path, *([] if self.scratch is None else [Path(self.scratch, path.name)])]
+        for known in map(read_json, places):
+            if known is not None and known["pid"] == failure.pid and (known["type"] != _LOST or failure.type == _LOST):
+                return
+        for place in places:
+            with contextlib.suppress(OSError):
+                if place.parent.is_dir():
+                    write_json(place, asdict(failure))
+                    return
+
+    def write_lost(self, why: str | None = None, code: int | None = None) -> bool:
+        """Write those of workers that are gone before their end, of which only ``why`` or ``code`` is known.
+
+        Returns:
+            Whether there are any.
+        """
+        assert self.scratch is not None
+        gone = unfinished(self.scratch, alive=False)
+        for local_rank, beat in gone:
+            failure = failure_of(beat, local_rank, code)
+            self.write(failure if why is None else replace(failure, type="AgentLost", message=why))
+        return bool(gone)
+
+    def judge(self, ends: Mapping[int, Any], of_peer: bool = False) -> bool:
+        """Whether the workers of this node have done what they had to; those that have not get error files.
+
+        One that ended with code 0 before its end has not: something in it has called ``exit``. One that had come to it
+        and then died in its device's clean-up has: all that it was to write is written; its log says how it died.
+
+        Args:
+            ends: an :class:`End` by rank, of processes that failed, or that the agent ended then: it ends the others by
+                SIGTERM, and by SIGKILL seconds later.
+            of_peer: they were ended because another rank had failed.
+        """
+        assert self.scratch is not None
+        beats = status.read(self.scratch)
+        if not ends or not beats:  # or the parent has died and the folder is gone
+            return not self.write_lost(code=0) and not ends
+        come = not unfinished(self.scratch, alive=False) and all(beats[end.local_rank].pid for end in ends.values())
+        first = min(end.timestamp for end in ends.values())
+        causes = {
+            rank: end
+            for rank, end in ends.items()
+            if end.exitcode != -signal.SIGTERM and end.timestamp < first + TERM_PATIENCE_S
+        }
+        for rank, end in (causes or ends).items():  # else it was somebody else's SIGTERM
+            beat = beats[end.local_rank]._replace(pid=end.pid, rank=rank)  # it may have ended before its first
+            failure = failure_of(beat, end.local_rank, end.exitcode)
+            if not come:
+                self.write(replace(failure, time=end.timestamp, of_peer=of_peer))
+            elif end.exitcode:
+                with contextlib.suppress(OSError), self.folder.log_file(rank).open("a", encoding="utf-8") as log:
+                    log.write(f"{failure.message}, in the clean-up of its device; what it had to write was written\n")
+        return come
+
+    def collect(self, world_size: int = 0, local_world_size: int = 1) -> list[RankFailure]:
+        """Read the error files of the ranks, and wait for those of other nodes; the cause first.
+
+        Args:
+            world_size: ranks in all, whose files are waited for; 0: all that there are to be are there.
+            local_world_size: of each node.
+
+        Returns:
+            Failures, one for each rank, in the order of :func:`_in_order`.
+        """
+        folder, deadline = self.folder, time.monotonic() + _OTHER_NODES_S
+        scratch = [] if self.scratch is None else Path(self.scratch).glob("rank*.error.json")
+        unplaced = [read_json(path) for path in scratch]
+        while True:
+            # Opened, not looked for: an NFS client may keep saying for a while that there is none.
+            every = map(folder.error_file, range(world_size))
+            placed = map(read_json, every if world_size else sorted(folder.logs.glob("rank*.error.json")))
+            known = {error["rank"]: error for error in [*placed, *unplaced] if error is not None}
+            found = _in_order(
+                RankFailure(**{**error, "log": str(folder.log_file(rank))}) for rank, error in known.items()
+            )
+            is_clear = not all(failure.of_peer or failure.type == _LOST for failure in found)
+            if world_size == 0 or is_clear or time.monotonic() > deadline:
+                break
+            time.sleep(0.1)
+        if not found or not all(failure.of_peer for failure in found):
+            return found
+        lost = [
+            RankFailure(
+                rank, rank % local_world_size, _LOST, "gone without a word: killed, or its node is",
+                host=f"node {rank // local_world_size}", log=str(folder.log_file(rank)),
+            )
+            for rank in range(world_size) if rank not in known
+        ]  # fmt: skip
+        return [*lost, *found]
 
 
 def _in_order(failures: Iterable[RankFailure]) -> list[RankFailure]:

@@ -1,4 +1,4 @@
-"""Imported by the fork server alone (:mod:`exp.launcher.fork_server`): imports what the workers will need."""
+"""Imported by the fork server alone (:mod:`exp.launcher.agent`): imports what the workers will need."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import gc
 import importlib
 import os
 
-from exp.launcher.fork_server import PRELOAD_VARIABLE
-from exp.launcher.processes import name_process
+from exp.launcher.processes import PRELOAD_VARIABLE, name_process
 
 _MODULES = [
     "torch",
@@ -21,6 +20,7 @@ _MODULES = [
     "exp.engine.device",
     "exp.engine.registries",
     "exp.session",
+    "exp.launcher.agent",
     "exp.launcher.worker",
     *os.environ.get(PRELOAD_VARIABLE, "").split(","),
 ]

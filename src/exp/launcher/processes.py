@@ -11,20 +11,18 @@ import sys
 import time
 from multiprocessing import resource_tracker
 from pathlib import Path
-from typing import IO, Callable, Iterator, Mapping
+from typing import IO, Mapping
 
 from exp.runs.lock import stat_of
-from exp.runs.status import ENDING_SIGNALS, PREEMPT_SIGNAL
 
 __all__ = [
     "AGENT_VARIABLE",
     "JOB_VARIABLE",
+    "PRELOAD_VARIABLE",
     "die_with_parent",
-    "handle_signals",
     "is_alive",
     "kill_job",
     "name_process",
-    "signal_name",
     "start_module",
     "start_resource_tracker",
 ]
@@ -34,6 +32,9 @@ JOB_VARIABLE = "EXP_JOB"
 
 AGENT_VARIABLE = "EXP_AGENT_PID"
 """Environment variable that tells workers which process must be their parent."""
+
+PRELOAD_VARIABLE = "EXP_PRELOAD"
+"""Environment variable that tells the fork server which modules the run's model and data need."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -76,24 +77,6 @@ def die_with_parent(death_signal: int, parent: int) -> None:
 def name_process(name: str) -> None:
     """What ``ps -o comm`` and ``top`` call this process: at most 15 bytes; forked workers would all look the same."""
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
-
-
-@contextlib.contextmanager
-def handle_signals(handler: Callable[[int, object], None]) -> Iterator[None]:
-    """Give the signals that end a run to ``handler`` for a while.
-
-    Signals that this process was started to ignore stay ignored: ``nohup`` ignores SIGHUP, and a shell's ``&`` SIGINT.
-    Afterwards the preemption signal is ignored: only the end is left to report, and its default is to kill.
-    """
-    before = {}
-    for number in ENDING_SIGNALS:
-        if number == PREEMPT_SIGNAL or signal.getsignal(number) is not signal.SIG_IGN:
-            before[number] = signal.signal(number, handler)
-    try:
-        yield
-    finally:
-        for number, previous in before.items():
-            signal.signal(number, signal.SIG_IGN if number == PREEMPT_SIGNAL else previous)
 
 
 def start_resource_tracker() -> None:
@@ -148,11 +131,3 @@ def _processes_of(job: str) -> dict[int, bool]:
                 if not (is_tracker and stat_of(pid)[1:2] == [str(os.getpid())]):
                     found[pid] = is_tracker
     return found
-
-
-def signal_name(number: int) -> str:
-    """``SIGKILL`` for 9."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

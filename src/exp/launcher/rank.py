@@ -185,8 +185,7 @@ def find_group(environ: Mapping[str, str], nnodes: int = 1) -> tuple[str, bool] 
     for names in _FAMILIES:
         rank, size = (environ.get(name, "") for name in names[:2])
         several = rank.isdigit() and size.isdigit() and int(rank) < int(size) and int(size) not in (1, nnodes)
-        # srun may set some of PMI's, not the local rank.
-        if not several or any(name not in environ for name in (names[2], *(_MASTER if names is _TORCH else ()))):
+        if not several or names[2] not in environ:  # srun may set some of PMI's, not the local rank
             continue
         scheduled = names is _TORCH and any(name in environ for name in _SCHEDULED)
         lives = scheduled or names in (_OPEN_MPI, _MPICH) or _another_runs(environ, names)

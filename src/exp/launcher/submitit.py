@@ -1,34 +1,55 @@
-"""launcher=submitit: runs as Slurm jobs, one task per node, which starts the torchrun launcher there."""
+"""launcher=submitit: runs as jobs of Slurm, followed by the command that submits; :func:`run_job` is a node's task.
+
+Everything that a second start needs is in the run folder: where a job is queued again, by us, by its administrator or
+after a node's failure, the same task runs on the same folder and goes on from the newest checkpoint. Imports no torch.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import hashlib
 import logging
 import os
+import secrets
 import shutil
-from typing import TYPE_CHECKING, Any, Sequence
+import signal
+import socket
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Iterator, Sequence
 
+from exp import hub, summary
+from exp.config.check import check_hardware
 from exp.config.explain import nearest
 from exp.config.schema import SubmititConfig
-from exp.errors import ConfigError, UnavailableError
+from exp.errors import EXIT_FAILED, EXIT_OK, ConfigError, ExpError, UnavailableError
+from exp.frozen import FrozenRun
+from exp.hardware.cards import only
+from exp.hardware.registry import create_backend
 from exp.launcher.base import Launcher
 from exp.launcher.follow import Followed, Watcher, follow, remember
-from exp.launcher.job import log_file, run_job
-from exp.launcher.outcome import Outcome
-from exp.launcher.processes import start_module
+from exp.launcher.outcome import Failures, Outcome, RankFailure, outcome_file
+from exp.launcher.rank import REQUEUES_VARIABLE, take_stale_variables, this_host
+from exp.launcher.torchrun import TorchrunLauncher
 from exp.runs import slurm
-from exp.runs.lock import Holder
+from exp.runs.files import UMASK, read_json, write_json
+from exp.runs.folder import RunFolder
+from exp.runs.lock import Holder, RunLock
+from exp.runs.status import PREEMPT_SIGNAL
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from exp.hardware.backend import Backend
 
-    from exp.frozen import FrozenRun
+__all__ = ["SubmititLauncher", "locked_cards", "run_job"]
 
-__all__ = ["SubmititLauncher"]
-
-_CLUSTERS = ("slurm", "local", "debug")
+_HERE = ("local", "debug")
 _AS_IN_SBATCH = ("partition", "account", "qos", "gres", "gpus_per_node", "constraint", "nodelist", "exclude")
+_POLL_S = 0.1
+_REQUEUE_PATIENCE_S = 300.0
+_PORTS = range(20000, 32768)  # below those that the kernel hands out by itself
 
 
 class SubmititLauncher(Launcher):
@@ -49,24 +70,21 @@ class SubmititLauncher(Launcher):
             ConfigError: a value is wrong.
             UnavailableError: there is no Slurm here.
         """
-        given = vars(self.config)
-        if given["cluster"] not in _CLUSTERS:
-            hint = nearest(given["cluster"], _CLUSTERS)
-            raise ConfigError(f"launcher.cluster={given['cluster']} is not one of {', '.join(_CLUSTERS)}{hint}")
-        if given["signal_delay_s"] >= 60 * given["time_minutes"]:
+        given = self.config
+        if given.cluster not in ("slurm", *_HERE):
+            hint = nearest(given.cluster, ("slurm", *_HERE))
+            raise ConfigError(f"launcher.cluster={given.cluster} is neither slurm nor debug{hint}")
+        if given.signal_delay_s >= 60 * given.time_minutes:
             raise ConfigError(
-                f"launcher.signal_delay_s={given['signal_delay_s']} is no less than the whole time limit of "
-                f"launcher.time_minutes={given['time_minutes']}; lower it, or raise the limit"
+                f"launcher.signal_delay_s={given.signal_delay_s} is no less than the whole time limit of "
+                f"launcher.time_minutes={given.time_minutes}; lower it, or raise the limit"
             )
-        of_slurm = {"dry_run=true": given["dry_run"], "nodes>1": given["nodes"] > 1, "setup": given["setup"]}
-        wrong = [key for key, is_set in of_slurm.items() if is_set and given["cluster"] != "slurm"]
-        if wrong:
-            raise ConfigError(f"launcher.{wrong[0]} needs launcher.cluster=slurm")
-        asks = given["cluster"] == "slurm" and not given["dry_run"]
-        if asks and not (shutil.which("sbatch") and shutil.which("srun")):
+        if given.nodes > 1 and given.cluster != "slurm":
+            raise ConfigError("launcher.nodes>1 needs launcher.cluster=slurm")
+        if given.cluster == "slurm" and not given.dry_run and not shutil.which("sbatch"):
             raise UnavailableError(
-                "launcher=submitit found no sbatch and srun; run it where Slurm's commands are (a login node), or use "
-                "launcher.cluster=local"
+                "launcher=submitit found no sbatch; run it where Slurm's commands are (a login node), or use "
+                "launcher.cluster=debug"
             )
 
     def launch(self, run: FrozenRun) -> Outcome:
@@ -80,7 +98,7 @@ class SubmititLauncher(Launcher):
         Raises:
             ConfigError: Slurm would not.
         """
-        if self.config.cluster != "slurm":
+        if self.config.cluster in _HERE and not self.config.dry_run:
             return None
         shown = copy.copy(self._executor(runs[0], logs))
         if len(runs) > 1:
@@ -97,14 +115,14 @@ class SubmititLauncher(Launcher):
         Returns:
             An outcome for each; one that says ``left`` where nobody waits.
         """
-        if self.config.cluster == "debug":
+        if self.config.cluster in _HERE:
             return [self._run_here(run, number, watcher) for number, run in enumerate(runs)]
-        jobs = self._submit(runs, watcher, logs) if self.config.cluster == "slurm" else self._start(runs, watcher)
+        jobs = self._submit(runs, watcher, logs)
         if not self.config.wait:
             for job in jobs:
                 watcher.say(f"  {job.id}  {job.folder.path}")
             return [Outcome(left=True) for _ in runs]
-        outcomes = follow(jobs, watcher, self.config.poll_s, self.config.cancel_on_exit)
+        outcomes = follow(jobs, watcher, self.config.poll_s)
         for run, outcome in zip(runs, outcomes):
             if run.lock is not None and not outcome.left:
                 run.lock.release(ended=True)
@@ -113,7 +131,7 @@ class SubmititLauncher(Launcher):
     def _submit(self, runs: Sequence[FrozenRun], watcher: Watcher, logs: Path) -> list[Followed]:
         executor = self._executor(runs[0], logs)
         with executor.batch() if len(runs) > 1 else contextlib.nullcontext():
-            added = [executor.submit(run_job, str(run.folder.path), _token(run), "slurm") for run in runs]
+            added = [executor.submit(run_job, str(run.folder.path), _token(run)) for run in runs]
         jobs = [remember(run, Holder.me(_token(run), str(job.job_id), "slurm"), logs) for run, job in zip(runs, added)]
         base = jobs[0].id.partition("_")[0]
         what = f"job {base}" if len(runs) == 1 else f"job array {base} of {len(runs)} jobs"
@@ -121,24 +139,11 @@ class SubmititLauncher(Launcher):
         return jobs
 
     @staticmethod
-    def _start(runs: Sequence[FrozenRun], watcher: Watcher) -> list[Followed]:
-        """Start a process for each run, which outlives this one."""
-        jobs = []
-        for run in runs:
-            arguments = [str(run.folder.path), _token(run)]
-            with log_file(run.folder).open("wb") as log:
-                job = start_module("exp.launcher.job", *arguments, environment=os.environ, stdout=log, stderr=log)
-            holder = Holder.me(_token(run), str(job.pid), "local", pid=job.pid)
-            jobs.append(remember(run, holder, run.folder.logs))
-        watcher.say(f"started process {', '.join(job.id for job in jobs)}")
-        return jobs
-
-    @staticmethod
     def _run_here(run: FrozenRun, number: int, watcher: Watcher) -> Outcome:
         watcher.state(number, "running")
         if run.lock is not None:
             run.lock.let_go()
-        outcome = Outcome(run_job(str(run.folder.path), _token(run), "debug"), reported=True)
+        outcome = Outcome(run_job(str(run.folder.path), _token(run), on_slurm=False), reported=True)
         watcher.ended(number, outcome)
         return outcome
 
@@ -181,3 +186,170 @@ class SubmititLauncher(Launcher):
 def _token(run: FrozenRun) -> str:
     assert run.lock is not None, "it has been written"
     return run.lock.token
+
+
+class _NodeLauncher(TorchrunLauncher):
+    """SIGTERM means that there is a while left: Slurm sends SIGKILL later, after its grace time or KillWait."""
+
+    preemption_signals = (PREEMPT_SIGNAL, signal.SIGTERM)
+    forgets = False
+
+
+def run_job(run_dir: str, token: str | None, on_slurm: bool = True) -> int:
+    """Run this node's workers to the end, through torchrun.
+
+    Args:
+        run_dir: the run folder.
+        token: what the job knows the lock of its run folder by; queued again, it is the same job.
+        on_slurm: as a task of each node; otherwise in the process that would have submitted it.
+
+    Returns:
+        The exit code; on Slurm, which looks at that, the process exits with one that is not 0.
+    """
+    os.umask(UMASK)
+    take_stale_variables(os.environ)
+    environ = os.environ if on_slurm else {}
+    node, restarts = (int(environ.get(name, 0)) for name in ("SLURM_NODEID", "SLURM_RESTART_COUNT"))
+    if restarts:
+        os.environ[REQUEUES_VARIABLE] = str(restarts)
+    job, folder = environ.get("SLURM_JOB_ID", str(os.getpid())), RunFolder(run_dir)
+    attempt = f"{job}-{restarts}"
+    if node > 0:
+        code = _run_workers(FrozenRun.load(folder), attempt, node).exit_code
+    else:
+        if "SLURM_ARRAY_JOB_ID" in environ:
+            job = f"{environ['SLURM_ARRAY_JOB_ID']}_{environ['SLURM_ARRAY_TASK_ID']}"
+        code = _lead(folder, token, job, on_slurm, attempt, restarts)
+    sys.stdout.flush()
+    if on_slurm and code != EXIT_OK:
+        sys.exit(code)  # submitit, which called this, would say COMPLETED
+    return code
+
+
+def _lead(folder: RunFolder, token: str | None, job: str, on_slurm: bool, attempt: str, restarts: int) -> int:
+    """The first node's share: it has the lock of the run folder, and reports the end."""
+    file, lock = outcome_file(folder, job), RunLock(folder.path, token)
+    if file.is_file():
+        file.unlink()  # of this job, before it was queued again
+    try:
+        lock.take_over(job, "slurm" if on_slurm else "local")
+    except ConfigError as error:  # the folder is another run's by now
+        write_json(file, asdict(Outcome(error.exit_code, detail=str(error), recorded=True)))
+        return error.exit_code
+    run = FrozenRun.load(folder)
+    outcome = _run_workers(run, attempt, 0)
+    outcome.restarts += restarts
+    lost = lock.check()
+    if lost is not None:
+        outcome = Outcome(EXIT_FAILED, detail=f"{lost}; what it computed is lost", recorded=True)
+    code = summary.end(run.config, folder, outcome).exit_code
+    outcome.recorded = True
+    write_json(file, asdict(outcome))
+    signals = (outcome.preempted or {}).get("signals", [])
+    if on_slurm and PREEMPT_SIGNAL.name in signals:
+        _queue_again(restarts, run.config.launcher.max_requeues)
+    # On SIGTERM alone it is Slurm that queues the job again, which is to find its lock; or it was cancelled.
+    if not (on_slurm and (outcome.interrupted_by or signals == ["SIGTERM"])):
+        lock.release()
+    lock.let_go()
+    return code
+
+
+def _run_workers(run: FrozenRun, attempt: str, node: int) -> Outcome:
+    """Check this node's hardware, meet the other nodes, and run this node's workers."""
+    config, folder, endpoint = run.config, run.folder, None
+    nodes, keys = int(config.launcher.nodes), ("max_restarts", "fork", "timeout_s", "step_timeout_s")
+    meeting = folder.logs / f"meet-{attempt}.json"
+    with contextlib.ExitStack() as cards:
+        try:
+            if node > 0:
+                endpoint = _await(meeting, config.launcher.timeout_s)
+            else:
+                Failures(folder).forget()
+                if nodes > 1:  # chosen on the machine that will listen: no two jobs on one node take the same
+                    endpoint = f"{this_host()}:{_free_port()}"
+                    write_json(meeting, endpoint)
+            backend = create_backend(config.backend)
+            check_hardware(config, backend)
+            hub.bring(config)
+            cards.enter_context(locked_cards(backend, config.nproc))
+        except ExpError as error:
+            kind = type(error).__name__
+            failure = RankFailure(node * config.nproc, 0, kind, str(error), error.exit_code, own=True)
+            if nodes > 1:  # whose launchers look for it
+                Failures(folder).write(failure)
+            return Outcome.of([failure])
+        if node == 0:
+            summary.begin(config, folder, backend)
+        common = {key: config.launcher[key] for key in keys}
+        launcher = _NodeLauncher(nnodes=nodes, rdzv_endpoint=endpoint, rdzv_id=attempt, **common)
+        return launcher.launch(run)
+
+
+def _await(meeting: Path, timeout_s: float) -> str:
+    """Where the first node has written that all meet.
+
+    Raises:
+        UnavailableError: nothing has come.
+    """
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        content = read_json(meeting)  # opened, not looked for: an NFS client may keep saying that there is none
+        if content is not None:
+            return str(content)
+        time.sleep(_POLL_S)
+    raise UnavailableError(
+        f"the first node was not ready within launcher.timeout_s={timeout_s}; do all nodes see {meeting.parent.parent}?"
+    )
+
+
+@contextlib.contextmanager
+def locked_cards(backend: Backend, nproc: int) -> Iterator[None]:
+    """Make only ``nproc`` cards of this node visible, which no other job of ours here uses, while the block lasts.
+
+    For schedulers that count cards but do not say which. A lock is a name in the kernel's own space of socket names:
+    exclusive, the same for all users, and gone with the process that holds it. There is none where no more than
+    ``nproc`` cards are visible, or none can be hidden.
+
+    Raises:
+        UnavailableError: too few are left.
+    """
+    count = backend.device_count() if backend.exclusive_devices else 0
+    if count <= nproc or not backend.visible_variables:
+        yield
+        return
+    with contextlib.ExitStack() as locks:
+        mine: list[int] = []
+        for card in range(count):
+            # In place of host and card, whose names can be longer than a socket's may be, their digest.
+            name = hashlib.sha256(f"{this_host()}/{only(backend, [card])}".encode()).hexdigest()
+            lock = locks.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            with contextlib.suppress(OSError):  # somebody else's
+                lock.bind(f"\0exp-card/{name}".encode())
+                mine.append(card)
+            if len(mine) == nproc:
+                break
+        if len(mine) < nproc:
+            raise UnavailableError(
+                f"{this_host()} has {len(mine)} of {count} {backend.name} cards to spare, but nproc={nproc}; have all "
+                "jobs ask for their cards (launcher.gres), or for whole nodes (launcher.exclusive=true)"
+            )
+        os.environ.update(only(backend, mine))
+        yield
+
+
+def _free_port() -> int:
+    while True:
+        port = _PORTS[secrets.randbelow(len(_PORTS))]
+        family = socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET
+        with socket.socket(family) as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            return port
+
+
+def _queue_again(restarts: int, most: int) -> None:
+    """Have Slurm start the job anew; it ends this process."""
+    refused = f"launcher.max_requeues={most}" if restarts >= most else slurm.requeue(os.environ["SLURM_JOB_ID"])
+    print("queued again" if refused is None else f"not queued again: {refused}", flush=True)  # noqa: T201
+    if refused is None:
+        time.sleep(_REQUEUE_PATIENCE_S)

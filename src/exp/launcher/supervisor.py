@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 from exp.errors import EXIT_PREEMPTED
-from exp.launcher.outcome import Outcome, RankFailure, failure_of, unfinished, waited_in_vain, write_error
-from exp.launcher.processes import JOB_VARIABLE, handle_signals, is_alive, kill_job, signal_name, start_module
+from exp.launcher.outcome import Failures, Outcome, RankFailure, unfinished, waited_in_vain
+from exp.launcher.processes import JOB_VARIABLE, is_alive, kill_job, start_module
 from exp.launcher.rank import JOINED, SCRATCH_VARIABLE, this_host
 from exp.runs import status
 from exp.runs.files import read_json, write_json
 from exp.runs.folder import RunFolder
 from exp.runs.lock import stat_of
-from exp.runs.status import PREEMPT_SIGNAL, Beat, PreemptionFlag, Stage, held_back, preempted_at
+from exp.runs.status import PREEMPT_SIGNAL, Beat, Stage, handle_signals, signal_name
 
 if TYPE_CHECKING:
     from exp.launcher.base import Launcher
@@ -58,8 +58,8 @@ class Supervisor:
     """Whose limits of time hold."""
     scratch: str
     """The private folder of the job on this node."""
-    folder: RunFolder | None
-    """The run folder; None: the worker says which it is, once it has met the others."""
+    failures: Failures | None
+    """Of the run; None: the worker says which folder it is, once it has met the others."""
     saves: bool
     """Whether the workers can save their state when they have to end."""
     signals: Sequence[signal.Signals]
@@ -100,7 +100,7 @@ class Supervisor:
         status.make_file(self.scratch, nproc)
         try:
             with handle_signals(self._on_signal):
-                with held_back(self.signals), log.open("ab") as stderr:
+                with status.held_back(self.signals), log.open("ab") as stderr:
                     self._process = start_module(*command, environment=environment, stderr=stderr)
                 while True:
                     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -117,7 +117,7 @@ class Supervisor:
 
     def outcome(self) -> Outcome | None:
         """Of a job that was preempted or interrupted; None: it has ended by itself."""
-        preempted = preempted_at(self.scratch)
+        preempted = status.preempted_at(self.scratch)
         if preempted is None and self.received == PREEMPT_SIGNAL and not self.saves:
             preempted = {"step": None}
         if preempted is not None:
@@ -128,14 +128,14 @@ class Supervisor:
         return Outcome(128 + self.received, interrupted_by=signal_name(self.received))
 
     def _look(self, groups: int) -> None:
-        if self.folder is None:
+        if self.failures is None:
             joined = read_json(Path(self.scratch, JOINED)) or {}
-            self.folder = RunFolder(joined["folder"]) if "folder" in joined else None
-        folder, now = self.folder, time.monotonic()
-        if folder is not None and self.received is None and not self.killed:
+            self.failures = Failures(RunFolder(joined["folder"]), self.scratch) if "folder" in joined else None
+        failures, now = self.failures, time.monotonic()
+        if failures is not None and self.received is None and not self.killed:
             if self._detector is None:
                 limits = self.launcher.config.timeout_s, self.launcher.config.step_timeout_s
-                self._detector = HangDetector(folder, self.scratch, groups, *limits, self.local_rank)
+                self._detector = HangDetector(failures, self.scratch, groups, *limits, self.local_rank)
             hung = self._detector.look()
             if hung is not None:  # what follows is as if it had died by itself
                 with contextlib.suppress(ProcessLookupError):
@@ -146,11 +146,12 @@ class Supervisor:
             gone = unfinished(self.scratch, alive=False)
             self._gone_since = (self._gone_since or now) if gone else None
             if self._gone_since is not None and now - self._gone_since > _GONE_PATIENCE_S:
-                for local_rank, beat in gone:
-                    write_error(folder, failure_of(beat, local_rank, None), self.scratch)
+                failures.write_lost()
             # Torch's agent ends the other ranks, and may start all again: a rank that does so removes its error file.
             restarts = self.launcher.config.max_restarts > 0
-            failed = any(folder.logs.glob("rank*.error.json")) and not (restarts and not unfinished(self.scratch))
+            failed = any(failures.folder.logs.glob("rank*.error.json")) and not (
+                restarts and not unfinished(self.scratch)
+            )
             patience_s = _RESTART_PATIENCE_S if restarts else _ERROR_PATIENCE_S
             self._deadline = (self._deadline or now + patience_s) if failed or self.killed else None
         if self._deadline is not None and now > self._deadline:
@@ -159,14 +160,13 @@ class Supervisor:
     def _end(self) -> None:
         """End the workers, so that torch's agent reports how the first has ended; where that was not enough, all."""
         others = unfinished(self.scratch)
-        if self.folder is None or self.received is not None or self.killed or not others:
+        if self.failures is None or self.received is not None or self.killed or not others:
             self.killed = True
             kill_job(self._job)
             return
         for local_rank, beat in others:
             ended = "ended, because another rank had failed"
-            failure = RankFailure(beat.rank, local_rank, "Ended", ended, pid=beat.pid, of_peer=True)
-            write_error(self.folder, failure, self.scratch)
+            self.failures.write(RankFailure(beat.rank, local_rank, "Ended", ended, pid=beat.pid, of_peer=True))
             with contextlib.suppress(ProcessLookupError):
                 os.kill(beat.pid, signal.SIGKILL)
         self._deadline = None
@@ -179,7 +179,7 @@ class Supervisor:
         again = number in self.notices
         if self.saves and number in self.signals and (self.launcher.joins or not again):
             self.notices.append(number)  # those outside repeat it when the first rank has ended
-            PreemptionFlag(self.scratch).set()
+            status.PreemptionFlag(self.scratch).set()
         elif self.received is None:
             self.received = number
             deaf = again or signal.SIGTERM in self.signals
@@ -197,8 +197,8 @@ class HangDetector:
     Time that nobody watches does not count: on a laptop asleep this process stands still with the workers.
     """
 
-    folder: RunFolder
-    """The run folder; several nodes agree there on whom to name."""
+    failures: Failures
+    """Of the run; several nodes agree in its folder on whom to name."""
     scratch: str
     """Where the workers leave their heartbeats."""
     nnodes: int
@@ -214,6 +214,7 @@ class HangDetector:
     _looked: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
+        self.folder = self.failures.folder
         self._view = self.folder.logs / f"stuck-{this_host()}-{os.getpid()}.json"
         for stale in self.folder.logs.glob("stuck-*.json"):
             stale.unlink()
@@ -283,8 +284,8 @@ class HangDetector:
         first = min(held_up, key=lambda each: list(each["order"]), default=None)
         if first is None or first not in mine:
             return None  # its own node names it
-        failure = RankFailure(first["rank"], first["local_rank"], "RankHung", first["message"], pid=first["pid"])
-        write_error(self.folder, failure, self.scratch)
+        hung = RankFailure(first["rank"], first["local_rank"], "RankHung", first["message"], pid=first["pid"])
+        self.failures.write(hung)
         self._still = []
         self.close()
         return int(first["pid"])

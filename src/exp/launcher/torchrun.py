@@ -11,29 +11,18 @@ from typing import TYPE_CHECKING
 
 from exp.errors import ConfigError
 from exp.launcher.base import Launcher
-from exp.launcher.outcome import (
-    Outcome,
-    RankFailure,
-    collect_failures,
-    forget_failures,
-    tail_of,
-    unfinished,
-    write_error,
-)
+from exp.launcher.outcome import Failures, Outcome, tail_of
 from exp.launcher.ports import check_endpoint, check_loopback
-from exp.launcher.processes import signal_name
 from exp.launcher.rank import this_host
 from exp.launcher.supervisor import Supervisor
 from exp.runs import status
 from exp.runs.files import to_json
 from exp.runs.lock import LOCK, read_holder
-from exp.runs.status import PREEMPT_SIGNAL
-from exp.sockets import folder_for_sockets
+from exp.runs.status import PREEMPT_SIGNAL, signal_name
 from exp.task import task_class
 
 if TYPE_CHECKING:
     from exp.frozen import FrozenRun
-    from exp.runs.folder import RunFolder
 
 __all__ = ["TorchrunLauncher"]
 
@@ -71,7 +60,7 @@ class TorchrunLauncher(Launcher):
         """Run the workers; whatever ends the run, no process of it is left behind."""
         folder, nproc, saves = run.folder, run.config.nproc, task_class(run.config).saves_state
         if self.forgets:
-            forget_failures(folder)
+            Failures(folder).forget()
         log = folder.logs / ("agent.log" if self.config.nnodes == 1 else f"agent-{this_host()}-{os.getpid()}.log")
         # The agent's own TCP store would serve the workers, too: on one node it listens on every interface; on several
         # it still holds the keys of the ranks before a restart, and the new ones wait for the dead.
@@ -81,7 +70,7 @@ class TorchrunLauncher(Launcher):
             environment.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo would listen on the host's public address
         else:  # the nodes meet under a name that only readers of their folder's lock know
             holder = read_holder(folder.path / LOCK)
-        with tempfile.TemporaryDirectory(prefix="exp-", dir=folder_for_sockets()) as scratch:
+        with tempfile.TemporaryDirectory(prefix="exp-") as scratch:
             spec = {
                 **vars(self.config),
                 "run_dir": str(folder.path),
@@ -90,26 +79,26 @@ class TorchrunLauncher(Launcher):
                 "rdzv_id": (holder and holder.secret) or self.config.rdzv_id,
                 "parent": os.getpid(),
             }
-            supervisor = Supervisor(self, scratch, folder, saves, self.preemption_signals)
+            failures = Failures(folder, scratch)
+            supervisor = Supervisor(self, scratch, failures, saves, self.preemption_signals)
             _, code = supervisor.run(["exp.launcher.agent", to_json(spec)], environment, log, nproc, self.config.nnodes)
             outcome = supervisor.outcome() or (Outcome() if code == 0 else None)
             if outcome is None:
-                outcome = self._failed(folder, nproc, supervisor, code, log)
+                outcome = self._failed(failures, nproc, supervisor.killed, code, log)
             attempts = Counter(path.name.split("-")[1] for path in Path(scratch).glob("attempt-*"))
         outcome.restarts, outcome.unkillable = max(attempts.values(), default=1) - 1, supervisor.unkillable
         return outcome
 
-    def _failed(self, folder: RunFolder, nproc: int, supervisor: Supervisor, code: int, log: Path) -> Outcome:
+    def _failed(self, known: Failures, nproc: int, killed: bool, code: int, log: Path) -> Outcome:
         """Why the agent has ended with ``code``: a rank of this or another node has failed, or it has itself."""
-        scratch, nnodes = supervisor.scratch, self.config.nnodes
+        nnodes = self.config.nnodes
         lost = f"torch's agent on {this_host()} was killed by {signal_name(-code)}"
-        if code < 0 and not supervisor.killed and nnodes > 1:  # the other nodes have to know
-            for local_rank, beat in unfinished(scratch, alive=False):
-                write_error(folder, RankFailure(beat.rank, local_rank, "AgentLost", lost, pid=beat.pid), scratch)
-        failures = collect_failures(folder, scratch, 0 if nnodes == 1 else nproc * nnodes, nproc)
+        if code < 0 and not killed and nnodes > 1:  # the other nodes have to know
+            known.write_lost(lost)
+        failures = known.collect(0 if nnodes == 1 else nproc * nnodes, nproc)
         if code < 0 and all(failure.of_peer for failure in failures):
             return Outcome.of([], f"{lost}\n  log: {log}")  # what there is has lost those of this node
-        if nnodes > 1 and not any(beat.pid for beat in status.read(scratch)):
+        if nnodes > 1 and not any(beat.pid for beat in status.read(str(known.scratch))):
             lost = (
                 f"the {nnodes} nodes did not meet at launcher.rdzv_endpoint={self.config.rdzv_endpoint} within "
                 f"launcher.timeout_s={self.config.timeout_s}; start the same command on every node, and check that "

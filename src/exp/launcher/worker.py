@@ -1,6 +1,6 @@
 """A worker process: how it comes to its run folder, its log, its error file, and its end.
 
-What it computes is in :mod:`exp.session`. Torch's agent forks it (:mod:`exp.launcher.fork_server`) or runs
+What it computes is in :mod:`exp.session`. Torch's agent forks it (:mod:`exp.launcher.agent`) or runs
 ``python -m exp.launcher.worker RUN_FOLDER``. ``launcher=external`` runs ``python -m exp.launcher.worker GIVEN`` (JSON):
 such a worker first agrees with the others on one command and one folder.
 """
@@ -20,10 +20,10 @@ import traceback
 from datetime import timedelta
 from multiprocessing import util
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Iterator, NoReturn
 
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, ExpError, Preempted, as_ours
-from exp.launcher.outcome import RankFailure, is_of_peer, unfinished, write_error
+from exp.launcher.outcome import Failures, RankFailure, is_of_peer, unfinished
 from exp.launcher.processes import (
     AGENT_VARIABLE,
     die_with_parent,
@@ -40,7 +40,7 @@ from exp.runs.status import Stage, record_preempted
 from exp.sockets import keep_sockets_in
 from exp.user_code import message_of, told
 
-__all__ = ["describe_error", "main", "run_worker", "work_to_end"]
+__all__ = ["describe_error", "main", "reporting", "work_to_end"]
 
 _SEEN_WITHIN_S = 60.0  # an NFS client may keep saying for a while that a new file is not there
 _READ_WITHIN_S = 0.5
@@ -141,7 +141,10 @@ def work_to_end(folder: RunFolder, info: RankInfo, returns: bool = False) -> Non
     status.begin(scratch, info.local_rank, info.rank)
     keep_sockets_in(scratch)
     try:
-        run_worker(folder, info, redirect=True)
+        with reporting(folder, info, redirect=True):
+            from exp import session
+
+            session.run(folder, info)
     except Preempted as preempted:
         record_preempted(scratch, preempted.step)  # to torch's agent anything else is a failure, and may mean a restart
     except BaseException as error:  # noqa: BLE001 - it is in the log and in the error file
@@ -184,8 +187,9 @@ def _exit(code: int, info: RankInfo) -> NoReturn:
     os._exit(code)
 
 
-def run_worker(folder: RunFolder, info: RankInfo, redirect: bool) -> None:
-    """Do this rank's part; an error goes to the rank's log and error file, and is raised.
+@contextlib.contextmanager
+def reporting(folder: RunFolder, info: RankInfo, redirect: bool) -> Iterator[None]:
+    """While a rank does its part: what is logged goes to its log, and an error there and to its error file.
 
     Args:
         folder: the run folder.
@@ -208,15 +212,13 @@ def run_worker(folder: RunFolder, info: RankInfo, redirect: bool) -> None:
     logging.getLogger().setLevel(logging.INFO)
     logging.captureWarnings(True)
     try:
-        from exp import session
-
-        session.run(folder, info)
+        yield
     except Preempted as preempted:
         logging.getLogger(__name__).info("%s", preempted)
         raise
     except (Exception, SystemExit) as error:  # SystemExit: a library that gives up must not end a run without a word
         logging.getLogger(__name__).error("rank %d failed\n%s", info.rank, traceback.format_exc())
-        write_error(folder, describe_error(error, folder, info), os.environ.get(SCRATCH_VARIABLE))
+        Failures(folder, os.environ.get(SCRATCH_VARIABLE)).write(describe_error(error, folder, info))
         raise
     finally:
         if info.world_size > 1:

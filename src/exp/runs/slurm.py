@@ -9,7 +9,7 @@ from typing import Sequence
 
 from exp.errors import ConfigError, UnavailableError
 
-__all__ = ["JobState", "ask", "cancel", "check_script", "describe_end", "find_states", "requeue"]
+__all__ = ["JobState", "ask", "check_script", "describe_end", "find_states", "requeue"]
 
 _TIMEOUT_S = 60
 _ENDS = {
@@ -65,11 +65,6 @@ def describe_end(job: str, state: JobState) -> str:
     """One line: which job, where, how it ended, and what to do."""
     where = f" on {state.nodes}" if state.nodes else ""
     return f"Slurm job {job}{where} is {state.name}: {_ENDS[state.name]}"
-
-
-def cancel(ids: Sequence[str]) -> None:
-    """Cancel jobs; those that have ended already do not matter."""
-    ask(["scancel", *ids])
 
 
 def requeue(job: str) -> str | None:

@@ -21,13 +21,13 @@ import signal
 import struct
 import time
 from pathlib import Path
-from typing import Any, Iterable, Iterator, NamedTuple
+from typing import Any, Callable, Iterable, Iterator, NamedTuple
 
 from exp.runs.files import read_json, write_json
 
 __all__ = [
     "ENDING_SIGNALS", "PREEMPT_SIGNAL", "STACK_SIGNAL", "Beat", "PreemptionFlag", "Stage", "beat", "begin",
-    "held_back", "make_file", "preempted_at", "read", "record_preempted", "stack_file",
+    "handle_signals", "held_back", "make_file", "preempted_at", "read", "record_preempted", "signal_name", "stack_file",
 ]  # fmt: skip
 
 STACK_SIGNAL = signal.SIGRTMIN + 7
@@ -122,6 +122,33 @@ PREEMPT_SIGNAL = signal.SIGUSR2
 
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, PREEMPT_SIGNAL)
 """What ends a run, after one line."""
+
+
+@contextlib.contextmanager
+def handle_signals(handler: Callable[[int, object], None]) -> Iterator[None]:
+    """Give the signals that end a run to ``handler`` for a while.
+
+    Signals that this process was started to ignore stay ignored: ``nohup`` ignores SIGHUP, and a shell's ``&`` SIGINT.
+    Afterwards the preemption signal is ignored: only the end is left to report, and its default is to kill.
+    """
+    before = {}
+    for number in ENDING_SIGNALS:
+        if number == PREEMPT_SIGNAL or signal.getsignal(number) is not signal.SIG_IGN:
+            before[number] = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, signal.SIG_IGN if number == PREEMPT_SIGNAL else previous)
+
+
+def signal_name(number: int) -> str:
+    """``SIGKILL`` for 9."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
 
 _LOOK_EVERY_S = 0.05
 _FILE = "preempt"

@@ -13,14 +13,13 @@ from pathlib import Path
 
 from exp import console
 from exp.errors import EXIT_OK, EXIT_PREEMPTED, REFUSED, ExpError
-from exp.execute import execute
 from exp.frozen import FrozenRun
-from exp.launcher.job import log_file, outcome_file
-from exp.launcher.outcome import Outcome
+from exp.launcher.outcome import Outcome, log_file, outcome_file
 from exp.launcher.processes import die_with_parent
 from exp.runs.files import read_json, write_json
 from exp.runs.folder import RunFolder
 from exp.runs.lock import RunLock
+from exp.summary import execute
 
 __all__ = ["main"]
 

@@ -15,10 +15,9 @@ from exp.hardware.cards import only
 from exp.hardware.cores import usable_cores
 from exp.hardware.registry import create_backend
 from exp.launcher.follow import progress_of
-from exp.launcher.job import log_file, outcome_file
-from exp.launcher.outcome import Outcome, tail_of
-from exp.launcher.processes import JOB_VARIABLE, handle_signals, kill_job, signal_name, start_module
-from exp.runs.status import PREEMPT_SIGNAL
+from exp.launcher.outcome import Outcome, log_file, outcome_file, tail_of
+from exp.launcher.processes import JOB_VARIABLE, kill_job, start_module
+from exp.runs.status import PREEMPT_SIGNAL, handle_signals, signal_name
 
 if TYPE_CHECKING:
     from exp.frozen import FrozenRun
