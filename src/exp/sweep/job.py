@@ -13,7 +13,6 @@ from pathlib import Path
 
 from exp import console
 from exp.errors import EXIT_OK, EXIT_PREEMPTED, REFUSED, ExpError
-from exp.execute import execute
 from exp.frozen import FrozenRun
 from exp.launcher.job import log_file, outcome_file
 from exp.launcher.outcome import Outcome
@@ -37,7 +36,7 @@ def main(run_dir: str, token: str, parent: str) -> int:
         lock.take_over()
         run = FrozenRun.load(folder)
         run.lock = lock
-        code = execute(run).exit_code
+        code = run.execute().exit_code
     except ExpError as error:
         console.error(str(error))
         code, detail = error.exit_code, str(error)
