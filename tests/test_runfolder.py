@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
 
@@ -9,8 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from exp.runs.files import to_json, write_json
+from exp.launcher.follow import progress_of
+from exp.runs.files import csv_content, to_json, write_json
 from exp.runs.folder import RunFolder, Snapshot, last_known
+from exp.vision.figures import Scene
+from exp.vision.predict import predictions_csv
 from tests.conftest import TINY, read_strictly
 
 INF, NAN = math.inf, math.nan
@@ -111,17 +116,28 @@ def test_a_start_that_is_refused_leaves_the_folder_as_it_was(tmp_path, overwrite
         assert not folder.earlier.exists()
 
 
-def test_how_far_a_training_came_that_was_killed(tmp_path):
+def test_how_far_a_training_is_or_came_that_was_killed(tmp_path):
     folder = RunFolder(tmp_path)
-    assert last_known(folder) == {"steps": 0, "epochs": 0}
+    assert (last_known(folder), progress_of(folder)) == ({"steps": 0, "epochs": 0}, "")
     lines = [
         {"split": "train", "step": 20, "epoch": 0, "loss": 1.0},
         {"split": "val", "step": 30, "epoch": 1, "mse": 1.0},
         {"split": "test", "step": 10, "epoch": 0, "mse": 1.0},
     ]
+    folder.metrics.write_text(json.dumps(lines[0]) + '\n{"split": "tr')
+    assert progress_of(folder) == "step 20  loss 1.0000"
     folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"split": "train", "st')
     assert last_known(folder) == {"steps": 30, "epochs": 1}
     folder.checkpoints.mkdir()
     for name in ("step_00000040.pth", "step_00000050.pth.tmp", "best.pth", "step_x.pth"):
         (folder.checkpoints / name).touch()
     assert last_known(folder) == {"steps": 40, "epochs": 1}
+
+
+def test_cells_that_a_spreadsheet_would_compute_are_text():
+    computed = ['=HYPERLINK("http://a.b")', "+1+2", "-cmd", "@SUM(A1)", "\t=1"]
+    others = ["-1.5e-3", "+7", "-inf", "Forest", -3, "a=b"]
+    (row,) = csv.reader(io.StringIO(csv_content([[*computed, *others]]).decode(), newline=""))
+    assert row == [*(f"'{cell}" for cell in computed), *map(str, others)]
+    scenes = [Scene("=1+1.png", [("@class", 0.5)], "-x")]
+    assert predictions_csv(scenes).splitlines()[1] == b"'=1+1.png,'@class,0.5000,'-x"

@@ -12,7 +12,7 @@ import sys
 import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -28,7 +28,7 @@ from exp.launcher.base import launcher_class
 from exp.launcher.rank import be_quiet, drop_stale_variables
 from exp.runs.files import UMASK
 from exp.runs.folder import RunFolder, remove_empty
-from exp.summary import Finished, execute, remember
+from exp.summary import Finished, remember
 from exp.task import ParentTask, create_task, task_class
 from exp.user_code import frames_of, told
 from hydra_plugins.exp_sweeps import ExpLauncher, PluginConfigs
@@ -115,9 +115,8 @@ def _compose_and_run(arguments: list[str], finished: list[Finished], full: bool)
 
     primary, sys.argv[1:] = compose.begin(arguments)
     hydra.main(version_base="1.3", config_path="pkg://exp.conf", config_name=primary)(job)()
-    if "exp.sweep" in sys.modules:
-        from exp import sweep
-
+    sweep = _sweep()
+    if sweep is not None:
         sweep.require_jobs()
 
 
@@ -140,7 +139,7 @@ def _run(config: ExpConfig, overrides: list[str], full: bool) -> Finished:
             drop_stale_variables(config.launcher.nnodes)
         folder = run.folder
         try:
-            finished = execute(run)
+            finished = run.execute()
             if finished.exit_code in REFUSED:  # be it by a worker: it leaves no folder
                 for file in sorted(folder.logs.glob("rank*.error.json")) if full else ():  # tracebacks are there alone
                     log = file.with_name(file.name.replace(".error.json", ".log"))
@@ -194,20 +193,25 @@ def _of_sweeper(error: Exception) -> Exception | None:
     Returns:
         None where it only misses the results of a sweep that is shown, and not run.
     """
-    if "exp.sweep" not in sys.modules or isinstance(error, (ExpError, HydraException, OmegaConfBaseException)):
+    sweep = _sweep()
+    if sweep is None or isinstance(error, (ExpError, HydraException, OmegaConfBaseException)):
         return error
-    from exp import sweep
-
-    return sweep.explained(error)
+    explained: Exception | None = sweep.explained(error)
+    return explained
 
 
 def _finish_sweep(finished: list[Finished]) -> str | None:
     """The end of a sweep, where there was one; returns the name of the signal that ended it."""
-    if "exp.sweep" not in sys.modules:
+    sweep = _sweep()
+    if sweep is None:
         return None
-    from exp import sweep
-
     code, number, runs = sweep.finish()
     finished.append(Finished(code))
     left.runs, left.several = [*left.runs, *runs], True
-    return number
+    name: str | None = number
+    return name
+
+
+def _sweep() -> Any:
+    """The module of sweeps where this command line is one: Hydra's launcher has imported it."""
+    return sys.modules.get("exp.sweep")

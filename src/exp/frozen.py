@@ -1,6 +1,6 @@
 """A run as it is written down: from what Hydra has composed, validated and completed by what follows from it.
 
-Nothing that happens to YAML files later changes it.
+Nothing that happens to YAML files later changes it. A launcher runs it (:meth:`FrozenRun.execute`).
 """
 
 from __future__ import annotations
@@ -16,23 +16,9 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import MissingConfigException
 from omegaconf import OmegaConf
 
-from exp import console, hub
+from exp import console, early, hub, launcher, summary
 from exp.config import check as checks
-from exp.config import differences
-from exp.config.compose import (
-    OF_RUN,
-    TRAINED,
-    begin,
-    compose,
-    expand,
-    follows,
-    is_of_hub,
-    load,
-    offer,
-    replace_given,
-    run_folder_of,
-    typed,
-)  # fmt: skip
+from exp.config import compose, differences
 from exp.config.resolve import allow, check_names, distrust
 from exp.config.schema import ExpConfig
 from exp.errors import ConfigError, RunError
@@ -40,6 +26,7 @@ from exp.hardware.registry import choose, create_backend
 from exp.launcher.base import launcher_class
 from exp.runs.folder import RunFolder, Snapshot, missing_folders, read_result, remove_empty
 from exp.runs.lock import RunLock
+from exp.summary import Finished
 from exp.task import create_task, task_class
 from exp.trackers import reporting
 
@@ -79,8 +66,8 @@ def prepare(config: ExpConfig, overrides: list[str]) -> ExpConfig:
         UnavailableError: the backend is not there.
     """
     check_names(config, overrides)
-    config = typed(_choose_backend(*_as_trained(config, overrides)))  # checks what +KEY=VALUE added, too
-    replace_given(config, overrides)
+    config = compose.typed(_choose_backend(*_as_trained(config, overrides)))  # checks what +KEY=VALUE added, too
+    compose.replace_given(config, overrides)
     _note_choices(config, overrides)
     return config
 
@@ -99,7 +86,7 @@ def complete(config: ExpConfig, overrides: list[str], output_dir: Path) -> Froze
     """
     check_names(config, overrides)
     config.output_dir = str(output_dir.absolute())
-    expand(config)
+    compose.expand(config)
     check(config, overrides, create_backend(config.backend))
     _note_differences(config, overrides)
     return FrozenRun(config, overrides, RunFolder(output_dir))
@@ -109,7 +96,7 @@ def check(config: ExpConfig, overrides: list[str], backend: Backend) -> None:
     """Check every value, and fill in what is derived; errors as of :func:`complete`."""
     checks.validate(config, overrides, backend, create_task(config), launcher_class(config))
     reporting.check(config.logger)
-    if is_of_hub(config.init_from):
+    if compose.is_of_hub(config.init_from):
         hub.parse(str(config.init_from))
 
 
@@ -122,15 +109,15 @@ def _as_trained(config: ExpConfig, overrides: list[str]) -> tuple[ExpConfig, lis
     Returns:
         It, and what it was composed of, should it be composed once more: overrides and primary configuration.
     """
-    folder = run_folder_of(config.init_from) if task_class(config).needs_weights else None
+    folder = compose.run_folder_of(config.init_from) if task_class(config).needs_weights else None
     begun_with = None if config.record is None else config.record.trained_in
     if folder is None or str(folder) == begun_with:
         return config, overrides, None
     if begun_with is not None:
-        offer(folder)
-        return compose(overrides), overrides, None
-    primary, kept = begin(overrides, needs_weights=True)
-    return (compose(kept, primary), kept, primary) if primary == OF_RUN else (config, overrides, None)
+        compose.offer(folder)
+        return compose.compose(overrides), overrides, None
+    primary, kept = compose.begin(overrides, needs_weights=True)
+    return (compose.compose(kept, primary), kept, primary) if primary == compose.OF_RUN else (config, overrides, None)
 
 
 def _choose_backend(config: ExpConfig, overrides: list[str], primary: str | None) -> ExpConfig:
@@ -142,7 +129,7 @@ def _choose_backend(config: ExpConfig, overrides: list[str], primary: str | None
     name = choose(list(config.backend.options["candidates"]))
     kept = [each for each in overrides if not each.startswith(("backend=", "backend.options.candidates="))]
     try:
-        return compose([*kept, f"backend={name}"], primary)
+        return compose.compose([*kept, f"backend={name}"], primary)
     except MissingConfigException:
         # Installed by another package, and no YAML file of its own in the search path: the class's own defaults.
         config.backend._target_ = config.backend.name = name
@@ -155,21 +142,21 @@ def _note_choices(config: ExpConfig, overrides: list[str]) -> None:
     record: Any = config.record
     groups = {"experiment", *(field.name for field in dataclasses.fields(ExpConfig))}
     if record.trained_in is not None:  # the run's choices stand in the record; only the user's count beside them
-        groups -= {group for group in TRAINED if not any(each.startswith(f"{group}=") for each in overrides)}
+        groups -= {group for group in compose.TRAINED if not any(each.startswith(f"{group}=") for each in overrides)}
     chosen = {
         group: choice for group, choice in HydraConfig.get().runtime.choices.items() if group in groups and choice
     }
     record.chosen = {**record.chosen, **chosen, "backend": config.backend.name}
-    record.follows = follows(config)
+    record.follows = compose.follows(config)
 
 
 def _note_differences(config: ExpConfig, overrides: list[str]) -> None:
     """Fill in what is not as in the run that is used, and as in the experiment that published figures are of."""
     record = config.record
-    folder = run_folder_of(config.init_from) if task_class(config).needs_weights else None
+    folder = compose.run_folder_of(config.init_from) if task_class(config).needs_weights else None
     if folder is not None:
         record.trained_in = str(folder)
-        earlier = load(RunFolder(folder).config)
+        earlier = compose.load(RunFolder(folder).config)
         checks.check_weights(config, earlier, folder)
         altered = RunFolder(folder).altered(read_result(RunFolder(folder)) or {})
         record.differs = [f"{name} is not as it was written" for name in altered if name == "config.yaml"]
@@ -189,7 +176,7 @@ def _note_differences(config: ExpConfig, overrides: list[str]) -> None:
 def _as_shipped(experiment: str | None, horizon: int) -> ExpConfig | None:
     """An experiment as its file has it; None: there is no such file here."""
     try:
-        return compose([f"experiment={experiment}", f"data.horizon={horizon}"], "config")
+        return compose.compose([f"experiment={experiment}", f"data.horizon={horizon}"], "config")
     except MissingConfigException:
         return None
 
@@ -211,6 +198,34 @@ class FrozenRun:
     folder: RunFolder
     snapshot: Snapshot | None = None
     lock: RunLock | None = None
+
+    def execute(self) -> Finished:
+        """Write the run folder, launch, wait, print and record the end.
+
+        Raises:
+            ExpError: it cannot be started; what goes wrong later is in the answer.
+        """
+        config, folder = self.config, self.folder
+        chosen = launcher.resolve(config.launcher, config.nproc)
+        script = chosen.preflight([self], folder.path / "slurm")
+        if script is not None:
+            console.make_console().out(script, highlight=False)
+            return Finished()
+        backend = create_backend(config.backend)
+        hub.bring(config)
+        if not chosen.leads:
+            return Finished(chosen.launch(self).exit_code)
+        self.write(chosen.job_token())
+        summary.begin(config, folder, backend)
+        early.begin()
+        if not chosen.submits:
+            console.wait_for("starting the worker" if config.nproc == 1 else f"starting {config.nproc} workers")
+        try:
+            outcome = chosen.launch(self)
+        finally:
+            console.waited()
+        self.check_folder()
+        return summary.end(config, folder, outcome)
 
     def write(self, token: str | None = None) -> None:
         """Take the run folder, and put the configuration into it: beside an earlier record, until the run has begun.
@@ -260,11 +275,11 @@ class FrozenRun:
         resume = self.config.resume
         if resume is None:
             return
-        folder = self.folder if resume == "auto" else run_folder_of(resume)
+        folder = self.folder if resume == "auto" else compose.run_folder_of(resume)
         folder = RunFolder(folder) if isinstance(folder, Path) else folder
         if folder is None or not folder.has_checkpoint() or not folder.config.is_file():
             return
-        old = load(folder.config)
+        old = compose.load(folder.config)
         if task_class(old).saves_state:
             refused = differences.changes(differences.as_plain(old), differences.as_plain(self.config)).refused
             if refused:
@@ -309,7 +324,7 @@ class FrozenRun:
             folder: the run folder.
             of_others: it may be a stranger's; else its names were checked before they were written.
         """
-        config = load(folder.in_use(folder.config))
+        config = compose.load(folder.in_use(folder.config))
         distrust(config, groups=("launcher", "task")) if of_others else allow(config.plugins)
         task_class(config)  # refuses what only the folder names
         overrides: Any = OmegaConf.to_container(OmegaConf.load(folder.in_use(folder.overrides)))

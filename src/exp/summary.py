@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, Sequence
 
 from omegaconf import OmegaConf
 
-from exp import console, early, hub, launcher
+from exp import console
 from exp.console import flops, size
 from exp.errors import EXIT_OK, EXIT_PREEMPTED, REFUSED
-from exp.hardware.registry import create_backend
 from exp.launcher import describe_failure
 from exp.runs.files import read_json
 from exp.runs.folder import last_known
@@ -25,12 +24,11 @@ from exp.task import create_task, task_class
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
-    from exp.frozen import FrozenRun
     from exp.hardware.backend import Backend
     from exp.launcher.outcome import Outcome
     from exp.runs.folder import RunFolder
 
-__all__ = ["Finished", "begin", "end", "execute", "remember", "to_continue", "to_continue_sweep"]
+__all__ = ["Finished", "begin", "end", "remember", "to_continue", "to_continue_sweep"]
 
 
 @dataclass(frozen=True)
@@ -44,35 +42,6 @@ class Finished:
     """Name of the signal that ended it."""
     runs: Sequence[Path] = ()
     """Folders of other runs, of which it has made a table."""
-
-
-def execute(run: FrozenRun) -> Finished:
-    """Write the run folder, launch, wait, print and record the end.
-
-    Raises:
-        ExpError: it cannot be started; what goes wrong later is in the answer.
-    """
-    config, folder = run.config, run.folder
-    chosen = launcher.resolve(config.launcher, config.nproc)
-    script = chosen.preflight([run], folder.path / "slurm")
-    if script is not None:
-        console.make_console().out(script, highlight=False)
-        return Finished()
-    backend = create_backend(config.backend)
-    hub.bring(config)
-    if not chosen.leads:
-        return Finished(chosen.launch(run).exit_code)
-    run.write(chosen.job_token())
-    begin(config, folder, backend)
-    early.begin()
-    if not chosen.submits:
-        console.wait_for("starting the worker" if config.nproc == 1 else f"starting {config.nproc} workers")
-    try:
-        outcome = chosen.launch(run)
-    finally:
-        console.waited()
-    run.check_folder()
-    return end(config, folder, outcome)
 
 
 def begin(config: ExpConfig, folder: RunFolder, backend: Backend) -> None:

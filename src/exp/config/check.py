@@ -405,30 +405,14 @@ def check_hooks(hooks: Sequence[Any]) -> None:
                 raise ConfigError(f"hooks[{index}].{key}={path} is to lie below the run folder")
 
 
-# A key that a launcher of the user's own does not have is not looked at.
 _LEAST: Mapping[str, int] = {
-    "nproc": 1,
-    "accumulate": 1,
-    "log_every": 1,
-    "min_delta": 0,
-    "schedule.warmup_steps": 0,
-    "checkpoint.every_epochs": 0,
-    "checkpoint.every_steps": 0,
-    "checkpoint.keep_last": 1,
-    "launcher.nnodes": 1,
-    "launcher.max_restarts": 0,
+    **dict.fromkeys(("nproc", "accumulate", "log_every", "checkpoint.keep_last", "launcher.nnodes"), 1),
+    **dict.fromkeys(("max_epochs", "max_steps", "val_every", "patience", "sweep.parallel_jobs"), 1),
+    **dict.fromkeys(("debug.train_batches", "debug.val_batches", "debug.test_batches"), 1),
+    **dict.fromkeys(("min_delta", "schedule.warmup_steps", "checkpoint.every_epochs", "checkpoint.every_steps"), 0),
+    **dict.fromkeys(("launcher.max_restarts", "launcher.step_timeout_s"), 0),
 }
-_LEAST_OR_NULL: Mapping[str, int] = {
-    "max_epochs": 1,
-    "max_steps": 1,
-    "val_every": 1,
-    "patience": 1,
-    "debug.train_batches": 1,
-    "debug.val_batches": 1,
-    "debug.test_batches": 1,
-    "launcher.step_timeout_s": 0,
-    "sweep.parallel_jobs": 1,
-}
+"""The least that a number may be that is not null; a key that a launcher of the user's own lacks is not looked at."""
 
 
 def check_ranges(config: ExpConfig) -> None:
@@ -437,11 +421,10 @@ def check_ranges(config: ExpConfig) -> None:
     Raises:
         ConfigError: names the first key, its value, and what is the least.
     """
-    for limits, or_null in ((_LEAST, ""), (_LEAST_OR_NULL, ", or null")):
-        for key, least in limits.items():
-            value = OmegaConf.select(config, key)  # type: ignore[arg-type]
-            if value is not None and not value >= least:  # nan is not, either
-                raise ConfigError(f"{key}={value} must be at least {least}{or_null}")
+    for key, least in _LEAST.items():
+        value = OmegaConf.select(config, key)  # type: ignore[arg-type]
+        if value is not None and not value >= least:  # nan is not, either
+            raise ConfigError(f"{key}={value} must be at least {least}")
     clip = config.optim.clip_grad_norm
     if clip is not None and not clip > 0:
         raise ConfigError(f"optim.clip_grad_norm={clip} must be above 0, or null for no clipping")

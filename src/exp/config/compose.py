@@ -169,14 +169,19 @@ def load(path: Path) -> ExpConfig:
         ConfigError: it is not what a run leaves.
         OmegaConfBaseException: it has keys that are no more.
     """
+    return typed(_read(path, ("launcher",)), of_others=True)
+
+
+def _read(path: Path, groups: Sequence[str]) -> DictConfig:
+    """What a ``config.yaml`` holds, with these groups in it."""
     try:
         content = OmegaConf.load(path)
     except (OSError, ValueError, YAMLError) as error:
         said = (str(error) or type(error).__name__).splitlines()[0]
         raise ConfigError(f"{path} is not the configuration of a run: {said}; use another run folder") from error
-    if not isinstance(content, DictConfig) or "launcher" not in content:
+    if not isinstance(content, DictConfig) or any(not isinstance(content.get(each), DictConfig) for each in groups):
         raise ConfigError(f"{path} is not the configuration of a run; use another run folder")
-    return typed(content, of_others=True)
+    return content
 
 
 def compose(overrides: list[str], primary: str | None = None) -> ExpConfig:
@@ -365,12 +370,7 @@ def offer(folder: Path) -> dict[str, Any]:
         ConfigError: the run's configuration cannot be read, or is of a version of exp that knew other keys.
     """
     path, parts = RunFolder(folder).config, ("data", "model")
-    try:
-        config = OmegaConf.load(path)
-    except Exception as error:  # whatever is wrong with the file
-        raise ConfigError(f"{path} is not the configuration of a run: {str(error).splitlines()[0]}") from error
-    if not isinstance(config, DictConfig) or any(not isinstance(config.get(part), DictConfig) for part in parts):
-        raise ConfigError(f"{path} is not the configuration of a run: it has no model and data")
+    config = _read(path, parts)
     distrust(config, "\n".join(file.read_text() for own in _own_files for file in own.rglob("*.yaml")))
     for key, target in (OmegaConf.select(config, "record.follows") or {}).items():
         OmegaConf.update(config, key, f"${{{target}}}")

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Job", "NoMetric", "Sweep", "begin", "explained", "finish", "require_jobs"]
 
-_MANY = 50  # jobs: fewer take no time worth a line
 _OF_HYDRA = "multirun.yaml"
 _ELSEWHERE = ("figures", "launcher", "output_dir", "overwrite", "plots", "record", "report_placement", "resume",
               "resume_changed_data", "sweep")  # fmt: skip
@@ -156,8 +155,6 @@ class Sweep:
     def _freeze(self, overrides: list[list[str]], first: int, composer: Composer) -> list[Job]:
         """The jobs of a batch, frozen; one whose configuration is refused counts as failed."""
         master = self.config
-        if len(overrides) >= _MANY:
-            console.make_console().print(f"freezing {len(overrides)} jobs", highlight=False)
         batch = [Job(number) for number in range(first, first + len(overrides))]
         for job, given in zip(batch, overrides):
             try:

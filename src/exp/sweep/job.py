@@ -19,7 +19,6 @@ from exp.launcher.processes import die_with_parent
 from exp.runs.files import read_json, write_json
 from exp.runs.folder import RunFolder
 from exp.runs.lock import RunLock
-from exp.summary import execute
 
 __all__ = ["main"]
 
@@ -36,7 +35,7 @@ def main(run_dir: str, token: str, parent: str) -> int:
         lock.take_over()
         run = FrozenRun.load(folder)
         run.lock = lock
-        code = execute(run).exit_code
+        code = run.execute().exit_code
     except ExpError as error:
         console.error(str(error))
         code, detail = error.exit_code, str(error)
