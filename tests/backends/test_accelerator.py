@@ -5,17 +5,11 @@ from __future__ import annotations
 import textwrap
 
 import pytest
-import torch
 
 from exp.errors import ConfigError
 from tests.backends import made
 from tests.simulators import needs_current_card, plugin_on_path
 
-registration = getattr(torch.utils, "backend_registration", None)
-needs_python_plugins = pytest.mark.skipif(
-    not hasattr(registration, "_setup_privateuseone_for_python_backend"),
-    reason="this torch takes no plug-in that is written in Python alone",
-)
 ANSWERS = "[backend.why_unavailable(), backend.device_count(), str(backend)]"
 
 
@@ -94,29 +88,3 @@ def test_a_card_is_asked_for_all_that_it_can_do(asked, name):
             backend.set_device(8)
     """
     assert asked("backend.name", script, name, **plugin_on_path()) == name
-
-
-@needs_python_plugins
-def test_a_device_that_can_do_next_to_nothing_is_shown_as_it_is(asked, tmp_path):
-    """A plug-in in pure Python, as far as torch lets one be: a name, a card that can be selected, and nothing else."""
-    (tmp_path / "torch_hardly.py").write_text(
-        "from torch.utils.backend_registration import _setup_privateuseone_for_python_backend as setup\n"
-        "setup('hardly')\n"
-    )
-    script = """
-        from exp.hardware.cards import only
-        options = {"imports": ["torch_hardly"], "visible_variables": ["HARDLY"]}
-        backend = create_backend({"_target_": "accelerator", "name": "accelerator", "options": options})
-        assert backend.why_unavailable() is None and backend.device_count() == 1 and "torch" not in sys.modules
-        assert only(backend, [0]) == {"HARDLY": "a"} and "HARDLY" in backend.variables
-        from exp.engine.device import device_state
-        device = backend.set_device(0)
-        backend.synchronize()
-        found = [str(device), backend.describe(device), backend.usage(), device_state(backend)]
-        found += [[name for name in ("fp32", "bf16", "fp16", "tf32") if backend.supports(name)]]
-        group = backend.collectives.process_group
-        found += [backend.collectives.missing(group, "hardly") is None, group]
-    """
-    answers = asked("found", script, PYTHONPATH=str(tmp_path), HARDLY="a,b")
-    described = {"name": "hardly", "index": 0, "visible": "a"}
-    assert answers == ["hardly:0", described, {}, None, ["fp32"], False, "cpu:gloo,hardly:undefined"]

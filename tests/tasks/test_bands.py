@@ -91,12 +91,3 @@ def test_a_large_scene_is_predicted_from_the_same_bands(trained, tmp_path):
         labels = np.asarray(picture)
     assert (labels[:, :20] == 255).all()
     assert (labels[:, 20:] == truth[:, 20:]).mean() > 0.9
-
-
-def test_statistics_are_printed_and_a_file(trained):
-    done = run_exp(trained, "task=stats", *fields(trained), "data.bands=[B08,B02]", "backend=cpu", "nproc=2",
-                   "output_dir=stats")  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    (row,) = [line for line in done.stdout.splitlines() if line.split()[:1] == ["B02"]]
-    assert float(row.split()[1]) == pytest.approx(of(trained, "stats", "statistics.json")["mean"][1], abs=0.01)
-    assert row.endswith("12.50 %")

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import cv2
 import numpy as np
 import pytest
 from PIL import Image
 
-from tests.behaviour.conftest import BACKBONE, SHORT, result, table
-
-MMRS = Path(__file__).parents[1] / "samples" / "mmrs1m" / "data"
-ROAD = MMRS / "classification" / "DUBAI_split" / "test" / "road"
+from tests.behaviour.conftest import result, table
 
 
 @pytest.fixture
@@ -25,10 +20,6 @@ def run(exp):
         return exp.path("run")
 
     return ended
-
-
-def names(folder):
-    return {path.name for path in folder.iterdir()}
 
 
 def size(path):
@@ -63,19 +54,3 @@ def test_scenes_are_predicted_with_a_table_and_a_sheet(run, trained):
     assert right == pytest.approx(result(trained("scenes"))["metrics"]["accuracy"])
     assert all(1 >= float(row["probability"]) >= float(row["probability_2"]) > 0 for row in rows)
     assert min(size(folder / "plots" / "predictions.png")) > 400
-
-
-def test_features_are_listed_and_drawn(run, trained):
-    folder = run("task=features", f"init_from={trained('tiles')}", f"task.input={ROAD}",
-                 "task.max_images=2", "nproc=2")  # fmt: skip
-    assert len(table(folder / "features.csv")) == len(names(folder / "features")) == 4
-    assert len(names(folder / "plots" / "features")) == 2
-    assert min(size(folder / "plots" / "features.png")) > 100
-
-
-def test_a_recipe_trains_on_the_sets_that_are_there_and_draws_what_it_learns(run):
-    settings = ["experiment=dinov3_mmrs1m", f"data.root={MMRS}", "data.size=32"]
-    settings += ["model.size=vits16", "global_batch_size=4", "data.num_workers=0"]
-    folder = run(*settings, *BACKBONE, *SHORT)
-    assert result(folder)["data"]["datasets"] == ["DUBAI_split"]
-    assert names(folder / "plots") == {"curves.png", "confusion.png", "val.png"}

@@ -22,10 +22,9 @@ from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, REFUSE
 from exp.frozen import freeze
 from exp.hardware.backend import FLOAT32
 from exp.hardware.registry import create_backend
-from exp.launcher.processes import handle_signals, signal_name
 from exp.runs.files import csv_content, read_json, write_atomically, write_json
 from exp.runs.folder import RunFolder
-from exp.runs.status import PREEMPT_SIGNAL
+from exp.runs.status import PREEMPT_SIGNAL, handle_signals, signal_name
 from exp.summary import Finished
 
 if TYPE_CHECKING:

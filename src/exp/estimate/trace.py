@@ -265,8 +265,7 @@ class Sharing(NamedTuple):
             rest, largest = _bytes(model.parameters()) - sum(blocks), max(blocks, default=0)
             stays = options.get("reshard_after_forward") is False
             gathered = sum(blocks) if stays else largest * min(len(blocks), 2)
-            narrower = 0.5 if options.get("gather_dtype") == "bfloat16" else 1.0
-            return cls(1 / ranks, 1 / ranks, wrapper=int(2 * rest + (gathered + largest) * narrower))
+            return cls(1 / ranks, 1 / ranks, wrapper=2 * rest + gathered + largest)
         gradients = _bytes(parameter for parameter in model.parameters() if parameter.requires_grad)
         as_views = config.wrapper.gradient_as_bucket_view
         if as_views is None:  # as :func:`exp.engine.wrapper.wrap` has it; a vendor's class cannot be asked here
