@@ -74,10 +74,3 @@ def test_while_a_run_is_checked_and_written(exp, name, at, there):
     done = exp(*MINE, "output_dir=run", "resume=auto", "max_epochs=2", "max_steps=9")
     assert (done.returncode, done.stderr) == (CODES[name], SAYS.format(name))
     assert contents(exp.folder) == before
-
-
-def test_while_a_sweep_is_composed(exp):
-    (exp.folder / "mine.py").write_text(BACKEND.format(signal="SIGTERM", at="made"))
-    done = exp(*MINE, "-m", "seed=1,2", "output_dir=sweep")
-    assert (done.returncode, done.stderr) == (CODES["SIGTERM"], "error: ended by SIGTERM\n")
-    assert not exp.path("sweep").exists()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import time
 from textwrap import dedent
 
@@ -62,31 +61,6 @@ def test_a_suite_that_is_killed_goes_on_where_it_was(exp):
         assert named in refused.stderr
     again = exp(*reversed(arguments))
     assert again.returncode == 0, again.stderr
-
-
-def test_each_card_has_the_same_batch_or_what_the_user_says(exp):
-    def batches(*more):
-        """Of each kind of row; none is run, since the budget is spent."""
-        done = exp(*SUITE, "task.budget_minutes=1e-9", "overwrite=true", "backend=cpu", "nproc=3", *more)
-        assert done.returncode == 75
-        words = {name.partition("-")[0]: shlex.split(row["command"]) for name, row in read(exp)["rows"].items()}
-        sizes = {kind: dict(word.split("=", 1) for word in each[3:]) for kind, each in words.items()}
-        return [(sizes[kind]["global_batch_size"], sizes[kind]["batch_size"]) for kind in ("parity", "speed")]
-
-    assert batches() == [("null", "2"), ("null", "8")]
-    assert {row["status"] for row in read(exp)["rows"].values()} == {"skipped"}
-    assert batches("batch_size=5") == [("null", "5")] * 2
-    assert batches("global_batch_size=6") == [("6", "null")] * 2
-
-
-def test_what_no_row_can_be_made_of_is_refused_at_the_outset(exp):
-    for override, named in (
-        ('task.rows=[doctor,"sped-*"]', "task.rows: no row is called sped-*"),
-        ("task.steps=5", "task.steps=5"),
-    ):
-        done = exp(*SUITE, "backend=cpu", override)
-        assert (done.returncode, named in done.stderr) == (2, True), done.stdout + done.stderr
-        assert not exp.path("suite").exists()
 
 
 DEFECTS = '''

@@ -6,9 +6,8 @@ import json
 import signal
 
 import pytest
-import torch
 
-from tests.behaviour.conftest import FORECAST, STEADY, first_line, result
+from tests.behaviour.conftest import STEADY, result
 
 BACKEND = """
 import json, multiprocessing, os, re
@@ -66,20 +65,3 @@ def test_workers_are_forked_where_that_is_safe(exp, trained, mine, fork, parent)
         assert place == [parent, True, "same", str(rank)]
         assert [int(mask, 16) & NOTICE for mask in blocked] == [NOTICE] * 3, "of worker, its parent, agent"
     assert exp.result("run")["metrics"] == pytest.approx(result(trained("steady"))["metrics"], rel=1e-5)
-
-
-@pytest.mark.skipif(not hasattr(torch, "_import_device_backends"), reason="torch >= 2.5 loads plug-ins by itself")
-def test_a_plug_in_that_does_not_load_is_left_alone_unless_asked_for(exp):
-    """Its vendor's runtime is not on the path."""
-    (exp.folder / "acme_card.py").write_text("raise ImportError('libacmert.so: cannot open shared object file')")
-    about = exp.path("acme_card-1.0.dist-info")
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-card\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text("[torch.backends]\nacme = acme_card:load\n")
-    here = {"fresh": True, "PYTHONPATH": str(exp.folder)}
-    done = exp(*FORECAST, "nproc=2", "output_dir=run", **here)
-    assert done.returncode == 0, done.stderr  # agent, fork server and workers
-    done = exp(*FORECAST, "output_dir=asked", **here, TORCH_DEVICE_BACKEND_AUTOLOAD="1")
-    assert done.returncode == 3, done.stderr
-    assert "libacmert.so: cannot open shared object file" in first_line(done)
-    assert "export TORCH_DEVICE_BACKEND_AUTOLOAD=0" in first_line(done)

@@ -40,6 +40,8 @@ REFUSED = [
     (["output_dir="], "output_dir"),
     (["init_from="], "init_from"),
     (["resume="], "resume"),
+    (["task=qualify", 'task.rows=[doctor,"sped-*"]'], "sped-*"),
+    (["task=qualify", "task.steps=5"], "task.steps=5"),
 ]
 
 
