@@ -1,7 +1,7 @@
-"""What the vendors' monitors say of their cards: utilisation, memory, temperature and power.
+"""What the vendors' monitors say of their cards: utilization, memory, temperature and power.
 
 Each parser takes the text of one program and gives one dict per card, with the keys of :func:`reading`. They take what
-they recognise and leave out the rest: a monitor of another version must not break a run, and none of them raises.
+they recognize and leave out the rest: a monitor of another version must not break a run, and none of them raises.
 """
 
 from __future__ import annotations

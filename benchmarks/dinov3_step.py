@@ -63,14 +63,14 @@ def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
 
 def measure(work: Callable[[], Any], device: torch.device) -> float:
     """Seconds that ``work`` takes on the device."""
-    synchronise(device)
+    synchronize(device)
     begun = time.perf_counter()
     work()
-    synchronise(device)
+    synchronize(device)
     return time.perf_counter() - begun
 
 
-def synchronise(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
     """Wait for the device."""
     if device.type != "cpu":
         getattr(torch, device.type).synchronize(device)

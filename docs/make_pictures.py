@@ -19,7 +19,7 @@ import exp
 
 PICTURES = Path(__file__).parent / "pictures"
 WIDTH = 1100  # of results.png, in pixels
-COLOURS = 96  # a palette: a quarter of the bytes
+COLORS = 96  # a palette: a quarter of the bytes
 WINDOW = 928  # of the test split: the second of four that are spread over it
 
 
@@ -170,7 +170,7 @@ def trained(folder: Path, *overrides: str) -> Path:
 
 
 def stacked(paths: list[Path]) -> Image.Image:
-    """Pictures one below the other, each ``WIDTH`` wide, in colours of a palette."""
+    """Pictures one below the other, each ``WIDTH`` wide, in colors of a palette."""
     pictures = []
     for path in paths:
         picture = Image.open(path).convert("RGB")
@@ -181,7 +181,7 @@ def stacked(paths: list[Path]) -> Image.Image:
     for picture in pictures:
         sheet.paste(picture, (0, top))
         top += picture.height
-    return sheet.quantize(COLOURS, dither=Image.Dither.NONE)
+    return sheet.quantize(COLORS, dither=Image.Dither.NONE)
 
 
 def main() -> None:

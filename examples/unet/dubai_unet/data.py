@@ -1,4 +1,4 @@
-"""The tiles: images and masks of colours."""
+"""The tiles: images and masks of colors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from exp.session import Session
 
 __all__ = ["Crops", "Tiles", "Windows"]
 
-COLOURS = {"building": 0x3C1098, "land": 0x8429F6, "road": 0x6EC1E4, "vegetation": 0xFEDD3A, "water": 0xE2A929}
+COLORS = {"building": 0x3C1098, "land": 0x8429F6, "road": 0x6EC1E4, "vegetation": 0xFEDD3A, "water": 0xE2A929}
 IGNORED = 255
 
 
@@ -31,10 +31,10 @@ def read_tile(image: Path, shrink: int) -> tuple[np.ndarray, np.ndarray]:
     """A tile's pixels, uint8 (H, W, 3), and labels, int64 (H, W)."""
     picture = Image.open(image).convert("RGB").reduce(shrink)
     mask = Image.open(mask_of(image)).convert("RGB").resize(picture.size, Image.Resampling.NEAREST)
-    colours = np.asarray(mask).astype(np.int64) @ (0x10000, 0x100, 1)
-    labels = np.full(colours.shape, IGNORED, dtype=np.int64)
-    for number, colour in enumerate(COLOURS.values()):
-        labels[colours == colour] = number
+    colors = np.asarray(mask).astype(np.int64) @ (0x10000, 0x100, 1)
+    labels = np.full(colors.shape, IGNORED, dtype=np.int64)
+    for number, color in enumerate(COLORS.values()):
+        labels[colors == color] = number
     return np.asarray(picture), labels
 
 
@@ -129,20 +129,20 @@ class Tiles(Data):
 
     def metrics(self, detailed: bool = False) -> MeanIou:
         """Over the pixels that count."""
-        return MeanIou(list(COLOURS))
+        return MeanIou(list(COLORS))
 
     def model_arguments(self) -> dict[str, Any]:
         """What the model must know."""
-        return {"num_classes": len(COLOURS), "in_channels": 3, "ignore_index": IGNORED}
+        return {"num_classes": len(COLORS), "in_channels": 3, "ignore_index": IGNORED}
 
     def state_dict(self) -> dict[str, Any]:
         """Weights belong to classes in an order."""
-        return {"classes": list(COLOURS)}
+        return {"classes": list(COLORS)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Refuse the weights of other classes."""
-        if list(state["classes"]) != list(COLOURS):
-            raise DataError(f"the weights are for {', '.join(state['classes'])}, not for {', '.join(COLOURS)}")
+        if list(state["classes"]) != list(COLORS):
+            raise DataError(f"the weights are for {', '.join(state['classes'])}, not for {', '.join(COLORS)}")
 
     def setup(self, session: Session) -> None:
         """Have pictures drawn after a training."""
@@ -153,9 +153,9 @@ class Tiles(Data):
         step = max(len(self.test) // 4, 1)
         batch = default_collate([self.test[number] for number in range(0, len(self.test), step)][:4])
         predicted = batch_outputs(session, model, batch)
-        colours = np.zeros((256, 3), dtype=np.uint8)
-        colours[: len(COLOURS)] = [tuple(colour.to_bytes(3, "big")) for colour in COLOURS.values()]
-        columns = [batch["image"].permute(0, 2, 3, 1).numpy(), colours[batch["label"]], colours[predicted]]
+        colors = np.zeros((256, 3), dtype=np.uint8)
+        colors[: len(COLORS)] = [tuple(color.to_bytes(3, "big")) for color in COLORS.values()]
+        columns = [batch["image"].permute(0, 2, 3, 1).numpy(), colors[batch["label"]], colors[predicted]]
         rows = np.concatenate([np.concatenate(list(column)) for column in columns], axis=1)
         file = io.BytesIO()
         Image.fromarray(rows).save(file, format="png")

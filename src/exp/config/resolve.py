@@ -212,7 +212,7 @@ def _refusal(key: str, name: str, top: str) -> ConfigError:
 def find_own_module(name: str) -> importlib.machinery.ModuleSpec | None:
     """As :func:`find_module`, for a name that is the user's choice: the current folder counts, too, after all others.
 
-    From then on it stays on the path, since a module of the user's may import its neighbours.
+    From then on it stays on the path, since a module of the user's may import its neighbors.
     """
     spec = find_module(name)
     here = str(Path.cwd())

@@ -143,7 +143,7 @@ class WrapperConfig:
     bucket_cap_mb: int = 25
     """Size of a bucket of gradients, in MiB."""
     sync_batchnorm: bool = False
-    """Synchronise every batch norm over the devices, where the backend can."""
+    """Synchronize every batch norm over the devices, where the backend can."""
 
 
 @dataclass

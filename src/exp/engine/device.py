@@ -108,7 +108,7 @@ def _why_not_compiled(device: torch.device) -> str | None:
 
 
 def _usual_layers(tokens: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """A loss of normalised, activated and mixed tokens."""
+    """A loss of normalized, activated and mixed tokens."""
     hidden = F.gelu(F.layer_norm(tokens @ weight, scale.shape, scale))
     mixed = (hidden @ hidden.transpose(1, 2)).softmax(-1) @ hidden
     return F.mse_loss(mixed.mean(1).log_softmax(-1), tokens[:, 0])

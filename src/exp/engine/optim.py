@@ -1,6 +1,6 @@
 """The optimizer of a training, its groups of parameters, and the schedules of their rates.
 
-MMEngine's OptimWrapper over the backend's autocast and loss scaler, without a device synchronisation; MMEngine's
+MMEngine's OptimWrapper over the backend's autocast and loss scaler, without a device synchronization; MMEngine's
 schedulers and torch's OneCycleLR, over groups that learn at different rates.
 """
 

@@ -144,7 +144,7 @@ def model_scores(session: Session, model: Any, image: torch.Tensor) -> torch.Ten
 
 
 def each_of_mine(session: Session, inputs: Sequence[Input], work: Callable[[int, Input], Any]) -> list[Failure]:
-    """Do this rank's share of the files: every ``world_size``-th, so that large neighbours do not meet on one rank.
+    """Do this rank's share of the files: every ``world_size``-th, so that large neighbors do not meet on one rank.
 
     An image that cannot be read is logged and does not stop the others; other errors do.
 

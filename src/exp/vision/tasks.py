@@ -110,22 +110,22 @@ class Stats(Task):
 
 @dataclass
 class Probe(Task):
-    """task=probe: what frozen features tell, by neighbours and linear probes, without the backbone."""
+    """task=probe: what frozen features tell, by neighbors and linear probes, without the backbone."""
 
     _target_: str = "exp.vision.tasks.Probe"
     name: str = "probe"
     store: Optional[str] = None
     """The folder that task=features has kept features in."""
     probes: List[str] = field(default_factory=lambda: ["knn", "logistic", "sgd"])
-    """``knn`` (nearest neighbours), ``logistic`` (regression by L-BFGS), ``sgd`` (linear heads of 13 learning
+    """``knn`` (nearest neighbors), ``logistic`` (regression by L-BFGS), ``sgd`` (linear heads of 13 learning
     rates, the authors' grid)."""
     features: Optional[str] = None
     """``cls``, ``mean`` (of the patches), ``cls+mean`` (side by side) or ``patches``; null: ``patches`` where
     pixels have labels, else ``cls+mean``."""
     k: List[int] = field(default_factory=lambda: [5, 10, 20, 100])
-    """knn: how many neighbours; the best on validation counts, as for all lists here."""
+    """knn: how many neighbors; the best on validation counts, as for all lists here."""
     temperature: List[float] = field(default_factory=lambda: [0.07])
-    """knn: a neighbour votes with the weight exp(cosine similarity / temperature)."""
+    """knn: a neighbor votes with the weight exp(cosine similarity / temperature)."""
     strengths: List[float] = field(default_factory=lambda: [1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0])
     """logistic: inverse strengths of the regularisation (C of scikit-learn), of the sum of the losses."""
     iterations: int = 1000

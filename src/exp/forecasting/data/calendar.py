@@ -38,7 +38,7 @@ class Frequency(NamedTuple):
 
 
 def frequency_of(dates: pd.DatetimeIndex) -> Frequency | None:
-    """The most frequent distance of neighbouring rows, in months or working days where all dates follow these.
+    """The most frequent distance of neighboring rows, in months or working days where all dates follow these.
 
     Args:
         dates: strictly increasing; None is the answer to fewer than two.

@@ -20,7 +20,7 @@ _STAY = 2.0
 
 
 class Regimes(nn.Module):
-    """Gaussian hidden Markov model over the time steps of standardised series.
+    """Gaussian hidden Markov model over the time steps of standardized series.
 
     While it learns, :meth:`negative_log_likelihood` trains it. :meth:`freeze` copies its parameters; from then on
     :meth:`path` goes by the copy, so that whatever an optimizer still does to the parameters changes no path.

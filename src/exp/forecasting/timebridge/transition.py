@@ -33,7 +33,7 @@ __all__ = ["ChangingPrior", "LatentMLPs", "StackedLinear", "StationaryPrior"]
 
 
 class StackedLinear(nn.Module):
-    """The parameters of one linear layer per latent; each is initialised as ``nn.Linear``.
+    """The parameters of one linear layer per latent; each is initialized as ``nn.Linear``.
 
     Args:
         latents: layers C.

@@ -1,6 +1,6 @@
 """Derivatives of norms (Ioffe and Szegedy, arXiv 1502.03167; Ba et al., arXiv 1607.06450; Wu and He, arXiv 1803.08494).
 
-With n the normalised input, w the weight, g the gradient of w n + b, and means over what is normalised together:
+With n the normalized input, w the weight, g the gradient of w n + b, and means over what is normalized together:
 by x it is (w g - mean(w g) - n mean(w g n)) / std, by w the sum of g n, and by b the sum of g.
 """
 
@@ -33,7 +33,7 @@ def native_layer_norm_backward(
     Args:
         grad_out: (..., *normalized_shape).
         x: the same shape.
-        normalized_shape: of what is normalised together.
+        normalized_shape: of what is normalized together.
         mean: one for each of ``...``.
         rstd: likewise, 1 / sqrt(variance + eps).
         weight: ``normalized_shape``, or None.
