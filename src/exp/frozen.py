@@ -221,11 +221,15 @@ class FrozenRun:
         if not chosen.submits:
             console.wait_for("starting the worker" if config.nproc == 1 else f"starting {config.nproc} workers")
         try:
-            outcome = chosen.launch(self)
-        finally:
-            console.waited()
-        self.check_folder()
-        return summary.end(config, folder, outcome)
+            try:
+                outcome = chosen.launch(self)
+            finally:
+                console.waited()
+            self.check_folder()
+            return summary.end(config, folder, outcome)
+        except KeyboardInterrupt:
+            self.check_folder()  # its loss ends the run by a signal, which may come when no launcher listens any more
+            raise
 
     def write(self, token: str | None = None) -> None:
         """Take the run folder, and put the configuration into it: beside an earlier record, until the run has begun.

@@ -112,7 +112,7 @@ def test_another_run_is_kept_out_and_a_killed_one_continued(exp, trained):
     slow = keep(scenes, "data.eval_batch_size=1", "output_dir=killed")
     process, about = Forked(exp.folder, *slow, new_session=True), exp.path("kept") / "about.json"
     for _ in range(1200):
-        if about.exists() and np.load(str(exp.path("kept") / "train_cls.npy"), mmap_mode="r")[0].any():
+        if about.exists() and np.load(str(exp.path("kept") / "train_state.npy"), mmap_mode="r").any():
             break
         process._process.join(0.05)
         assert process.poll() is None
