@@ -17,7 +17,7 @@ CODES = {"SIGUSR2": 75, "SIGTERM": 143, "SIGHUP": 129}
 SAYS = "error: ended by {} before anything was begun; give the same command again\n"
 MINE = [*TINY[1:], "backend=cpu", "backend._target_=mine.Mine"]
 
-# The signal comes while the backend is made, while it is looked at, or once the run's folder is written.
+# The signal comes while the backend is looked at, or once the run's folder is written.
 BACKEND = """
 import os, signal, time
 from exp.backends.cpu import CpuBackend
@@ -26,9 +26,6 @@ def end(at):
         os.kill(os.getpid(), signal.{signal})
         time.sleep(60)
 class Mine(CpuBackend):
-    def __init__(self, **given):
-        super().__init__(**given)
-        end("made")
     def why_unavailable(self):
         end("checked")
     def __str__(self):

@@ -89,15 +89,8 @@ def test_a_backtest_has_a_row_for_each_window_series_and_step():
 
 def test_a_backtest_is_of_all_windows_and_a_model_that_repeating_beats_is_named(exp):
     exp.train("run")
-    words = [
-        "task=predict",
-        "init_from=run",
-        "backend=cpu",
-        "plots=false",
-        "task.num_windows=0",
-        "task.intervals=[0.8]",
-    ]
-    done = exp(*words, "task.backtest=all.csv", "output_dir=all")
+    words = ["task=predict", "init_from=run", "backend=cpu", "plots=false", "task.num_windows=0"]
+    done = exp(*words, "task.intervals=[0.8]", "task.backtest=all.csv", "output_dir=all")
     assert done.returncode == 0, done.stderr
     found, table = exp.result("all"), pd.read_csv(exp.path("all") / "forecasts" / "all.csv")
     assert found["files"] == ["forecasts/future.csv", "forecasts/all.csv"]
