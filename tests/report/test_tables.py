@@ -94,13 +94,14 @@ def test_a_row_for_each_run_the_best_first(make_sweep, tmp_path):
     assert full[0]["folder"].endswith("sweep/2")
 
 
-def test_runs_of_different_metrics_have_a_rank_each(make_run, tmp_path):
-    make_run("a", metric=0.5, overrides=["nproc=3"], config={"nproc": 3})
-    make_run("b", metric=0.7, metric_name="mIoU", overrides=["nproc=4"], config={"nproc": 4}, greater_is_better=True)
-    rows, _ = written(find_runs([tmp_path]), tmp_path / "out")
-    assert [(row["rank"], row["mse"], row["mIoU"], row["nproc"], row["steps"]) for row in rows] == [
-        ("1", "0.5", "", "3", "40"), ("1", "", "0.7", "4", "40"),
-    ]  # fmt: skip
+def test_runs_of_different_metrics_have_a_rank_each_and_no_two_columns_have_one_name(make_run, tmp_path):
+    """Metrics and keys may be called as what stands beside them."""
+    for name, metric, mse in (("a", "mse", 0.5), ("b", "error", 0.7)):
+        make_run(name, mse, [f"metric={metric}"], {"metric": metric}, metric_name=metric, metrics={metric: mse})
+    rows, full = written(find_runs([tmp_path]), tmp_path / "out")
+    found = [[row[title] for title in ("rank", "mse", "metrics.error", "config.metric", "error")] for row in rows]
+    assert found == [["1", "0.5", "", "mse", ""], ["1", "", "0.7", "error", ""]]
+    assert [(row["metric"], row["config.metric"]) for row in full] == [(0.5, "mse"), (0.7, "error")]
 
 
 def test_seeds_are_one_row_of_the_table_on_the_terminal(make_sweep):

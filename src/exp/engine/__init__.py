@@ -1,8 +1,8 @@
 """The training engine, on any backend.
 
-Importing it imports MMEngine, which imports yapf. That keeps its grammar in the user's cache: whoever comes first
-writes it, and renames the file to its final name *before* its last bytes are written (``Grammar.dump`` of yapf 0.43).
-A process that comes in that moment, such as one of a sweep's first two jobs, reads half a pickle: it tries again.
+Importing it imports MMEngine, which imports yapf, which keeps a cache of its grammar in the user's home. The first
+process writes that file under its final name before the last bytes are there (``Grammar.dump`` of yapf 0.43). A process
+that imports at that moment, such as one of a sweep's first two jobs, reads half a pickle: it tries again.
 """
 
 import importlib

@@ -3,9 +3,9 @@
 Gradients travel through the DDP wrapper. Everything else that ranks must agree on (metrics, random states, errors) is
 small and lives on the CPU: it goes over a group that is known to carry CPU tensors, never over the device's own.
 
-Gradients of tensors on a device that the process group's library cannot reach go through the CPU, over gloo. That is
-slow, so it is used only where the configuration asks for it or permits it, it is said on every rank, and bytes are
-counted. Gradients go this way, and sums of tensors; nothing else of ``torch.distributed`` takes the device's tensors.
+Where the process group's library cannot reach a device, gradients and sums go through the CPU, over gloo; nothing else
+of ``torch.distributed`` takes the device's tensors then. This is slow: it is used only where the configuration asks for
+it or permits it. Every rank says so, and the bytes are counted.
 """
 
 from __future__ import annotations

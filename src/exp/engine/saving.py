@@ -263,9 +263,8 @@ class CheckpointHook(Hook):
             epoch, step = self.best_epoch, self.best_step
         else:
             epoch, step = runner.epoch, runner.iter
-            if (
-                runner.hooks_at("before_save_checkpoint") and self._path(step).is_file()
-            ):  # such as the weights that a hook has averaged
+            # Such as the weights that a hook has averaged.
+            if runner.hooks_at("before_save_checkpoint") and self._path(step).is_file():
                 content = checkpoint.read(self._path(step), mapped=True)
             name, value = f"last weights, step {step}", self.last if self.last_step == step else None
         record = {"tested_checkpoint": name, "tested_epoch": epoch, "tested_step": step, "best_epoch": epoch}

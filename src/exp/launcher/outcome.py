@@ -184,7 +184,7 @@ class End(NamedTuple):
 class Failures:
     """The failures of one launch: an error file for each rank, and which of them came first.
 
-    A rank leaves its own; where it cannot, whoever waits for its process does: torch's agent, or the launcher.
+    A rank writes its own file. Where it cannot, torch's agent or the launcher, which wait for its process, write it.
 
     Args:
         folder: the run folder, which has the error files.

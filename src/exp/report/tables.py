@@ -65,7 +65,7 @@ def write_rows(runs: Sequence[Run], folder: Path) -> None:
     ``metric_name`` and ``metric``.
 
     A metric of which another of these columns has the name already is ``metrics.<name>`` (``metrics.error``), as it
-    stands in ``result.json``.
+    stands in ``result.json``; a key of the configuration is ``config.<key>`` then (``config.metric``).
 
     Where runs differ in nothing but the seed, ``sweep_seeds.csv`` has a row for each group of them
     (:func:`seed_rows`). It is a file of its own: among the rows of runs, a program would count
@@ -93,7 +93,7 @@ def run_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
             "rank": rank,
             "run": run.name,
             "folder": str(run.folder),
-            **{key: column([run], key)[0] for key in keys},
+            **{_title("config", key): column([run], key)[0] for key in keys},
             "status": run.status,
             "selected_by": run.selected_by,
             "metric_name": run.metric_name,
@@ -120,7 +120,7 @@ def seed_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
     rows = []
     for rank, group in in_order(rankings(runs, over_seeds=True)):
         row: dict[str, Any] = {"rank": rank, "runs": group.names, "folders": [str(run.folder) for run in group.runs]}
-        row.update((key, column(group.runs, key)[0]) for key in keys)
+        row.update((_title("config", key), column(group.runs, key)[0]) for key in keys)
         row.update(n=group.n, left_out=group.left_out, metric_name=group.metric_name)
         means = {"selected_by": group.score, "metric": group.reported}
         means.update((title, group.mean(name)) for name, title in metrics.items())
@@ -141,7 +141,12 @@ def _metric_titles(runs: Sequence[Run]) -> dict[str, str]:
     """The titles of the metrics' columns by name, those that rank the runs first."""
     ranking = [name for name in rankings(runs, over_seeds=False) if name is not None]
     names = dict.fromkeys([*ranking, *(name for run in runs for name in run.metrics)])
-    return {name: f"metrics.{name}" if name in _COLUMNS else name for name in names}
+    return {name: _title("metrics", name) for name in names}
+
+
+def _title(kind: str, name: str) -> str:
+    """The title of a metric's column (``metrics``) or of a key's (``config``), which no other column has."""
+    return f"{kind}.{name}" if name in _COLUMNS else name
 
 
 class Column(NamedTuple):
