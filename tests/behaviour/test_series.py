@@ -176,8 +176,12 @@ def test_columns_heads_and_intervals_stay_on_the_card(exp, holes):
     assert result(exp.path("cards"))["left_device"]["calls_per_step"] == 0
     assert result(exp.path("cards"))["metrics"] == pytest.approx(result(exp.path("cpu"))["metrics"], rel=1e-5)
     assert losses(exp.path("cards")) == pytest.approx(losses(exp.path("cpu")), rel=1e-4)
-    for kind in (["task.intervals_rescaled=true"], ["task.intervals_from=residuals"]):
-        ask = ["task=eval", "init_from=cpu", ASKED, *kind, "plots=false", "overwrite=true"]
+    for kind in (
+        "eval task.intervals_rescaled=true",
+        "eval task.intervals_from=residuals",
+        "predict task.num_windows=2",
+    ):
+        ask = [*f"task={kind}".split(), "init_from=cpu", ASKED, "plots=false", "overwrite=true"]
         ran(exp, *ask, "output_dir=there", "backend=gcu_simulated", **card)
         ran(exp, *ask, "output_dir=here", "backend=cpu")
         there, here = (result(exp.path(name)) for name in ("there", "here"))

@@ -103,8 +103,7 @@ def _values(
         evaluator.update(outputs, batch)
     found = {"forecast": outputs}
     if data.intervals is not None:
-        spread = data.intervals.spread(batch)
-        quantiles = dict(data.intervals.quantiles(outputs.float(), None if spread is None else spread.cpu()))
+        quantiles = dict(data.intervals.quantiles(outputs.float(), data.intervals.spread(batch)))
         for level, lower, upper in data.intervals.bands(quantiles):
             found.update({f"lo{percent(level)}": lower, f"hi{percent(level)}": upper})
     if "y" in batch:

@@ -168,7 +168,7 @@ class Scores(NamedTuple):
         for mine in torch.arange(distributed.rank, count, distributed.world_size).split(self.data.eval_batch_size):
             batch = self.val[mine * of // count]
             forecast = batch_outputs(self.session, self.model, batch).float()
-            said = None if self.spread is None else self.spread(batch).cpu()
+            said = None if self.spread is None else self.spread(batch)
             scores[:, mine] = torch.stack(list(score(forecast, batch["y"], said)))
         return np.sort(distributed.sum(scores).numpy(), axis=1)  # sums of one number and zeros: exact
 

@@ -70,11 +70,11 @@ class Spread:
 
     @torch.no_grad()
     def __call__(self, batch: dict[str, Any]) -> torch.Tensor:
-        """For a batch that may lie on the CPU; float32, on the model's device."""
-        batch = move(batch, self.session.device)
+        """For a batch on any device; float32, on the device of the batch."""
+        moved = move(batch, self.session.device)
         with self.session.backend.autocast(self.session.config.precision):
-            found: torch.Tensor = forward(self.model, preprocessed(self.model, batch), "spread")
-        return found.float()
+            found: torch.Tensor = forward(self.model, preprocessed(self.model, moved), "spread")
+        return found.float().to(batch["x"].device)
 
 
 class Intervals:
