@@ -15,6 +15,7 @@ from typing import Any, Sequence
 
 __all__ = [
     "AUTOLOAD",
+    "NO_CUDA",
     "ask_torch",
     "built_for_another",
     "count_visible",
@@ -27,6 +28,10 @@ __all__ = [
 
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 """Whether torch loads the plug-ins that announce themselves to it: 1 (the default) or not."""
+
+NO_CUDA = {"CUDA_VISIBLE_DEVICES": ""}
+"""For backends that fork workers and do not use CUDA. MMEngine's import initializes CUDA where it finds a card; then
+autograd fails in every process that is forked (``cudaErrorInitializationError``)."""
 
 _TIMEOUT_S = 60
 _NO_SYMBOL = "undefined symbol"

@@ -7,7 +7,7 @@ import platform
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exp.backends._probe import AUTOLOAD
+from exp.backends._probe import AUTOLOAD, NO_CUDA
 
 from exp.hardware.backend import PRECISIONS, Backend, Capabilities, Collectives
 from exp.hardware.cores import usable_cores
@@ -42,6 +42,10 @@ class CpuBackend(Backend):
         environment = super().worker_env(local_rank, local_world_size, single_node)
         threads = os.environ.get("OMP_NUM_THREADS", environment["OMP_NUM_THREADS"])
         return {AUTOLOAD: "0", "MKL_NUM_THREADS": threads, **environment}
+
+    def run_env(self, precision: str, counts_fallbacks: bool) -> dict[str, str]:
+        """Hides CUDA's cards."""
+        return NO_CUDA
 
     def set_device(self, local_rank: int) -> torch.device:
         """Return the CPU; also applies the number of threads, in case torch was imported before it was set."""

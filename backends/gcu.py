@@ -190,7 +190,9 @@ class GcuBackend(Backend):
 
     def run_env(self, precision: str, counts_fallbacks: bool) -> dict[str, str]:
         """The vendor's statistics of operators, which take more than is worth it in a training."""
-        return counting() if counts_fallbacks and not self.simulate else {}
+        if self.simulate:
+            return _probe.NO_CUDA
+        return counting() if counts_fallbacks else {}
 
     def fallbacks(self) -> Mapping[str, tuple[int, int]] | None:
         """Simulated cards count them; real ones where ENFLAME_PT_OP_DEBUG_CONFIG asks for ``op_statistics=true``."""

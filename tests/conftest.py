@@ -132,6 +132,7 @@ def _template():
     context.set_forkserver_preload(modules)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")  # read when torch is loaded
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")  # MMEngine would initialize CUDA, and no fork could use autograd
         multiprocessing.forkserver.ensure_running()
     return context
 

@@ -35,6 +35,8 @@ class Mine(CpuBackend):
         multiprocessing.get_context("spawn").Semaphore()  # has a name: Python's resource tracker has to hear of it
         family = (os.getpid(), os.getppid(), os.environ["EXP_AGENT_PID"])
         blocked = [re.search(r"SigBlk:\\s(\\w+)", Path(f"/proc/{pid}/status").read_text())[1] for pid in family]
+        hidden = "CUDA_VISIBLE_DEVICES=" in Path(f"/proc/{os.getppid()}/environ").read_text().split("\\0")
+        early = early and (hidden or how != "forkserver")
         place = [how, early, os.environ["FOR_ALL"], os.environ["FOR_ONE"]]
         Path(f"seen{local_rank}").write_text(json.dumps([place, blocked]))
         return super().set_device(local_rank)
@@ -51,7 +53,7 @@ NOTICE = 1 << (signal.SIGTERM - 1) | 1 << (signal.SIGUSR2 - 1)
     ],
 )
 def test_workers_are_forked_where_that_is_safe(exp, trained, mine, fork, parent):
-    """What all ranks have in common is set before torch loads.
+    """What all ranks have in common is set before torch loads, and CUDA is hidden.
 
     Signals that give notice stay blocked in every process. Python's resource tracker unblocks SIGTERM in the process
     that starts it: scancel would then kill that one.

@@ -128,6 +128,7 @@ def _start_fork_server(folder: RunFolder, nproc: int, single_node: bool) -> bool
     for name, value in first.items():
         if all(other.get(name) == value for other in others):
             os.environ.setdefault(name, value)
+    os.environ.update(backend.run_env(config.precision, task.counts_fallbacks))
     targets = [str(config[part].get("_target_", "")).rpartition(".")[0] for part in ("model", "data")]
     # Modules of the user's are left to the workers: what they do while they load is not known to survive a fork.
     modules = [module for module in targets if module.startswith("exp.")]
