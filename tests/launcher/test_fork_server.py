@@ -60,7 +60,7 @@ def test_workers_are_forked_where_that_is_safe(exp, trained, mine, fork, parent)
     """
     (exp.folder / "mine.py").write_text(BACKEND)
     where = ["nproc=2", "launcher=submitit", "launcher.cluster=debug", f"launcher.fork={fork}", "output_dir=run"]
-    done = exp(*STEADY, "backend._target_=mine.Mine", *where, fresh=True, MINE=mine)
+    done = exp(*STEADY, "backend._target_=mine.Mine", *where, fresh=True, MINE=mine, CUDA_VISIBLE_DEVICES="0")
     assert done.returncode == 0, done.stderr
     for rank in (0, 1):
         place, blocked = json.loads((exp.folder / f"seen{rank}").read_text())
