@@ -66,7 +66,7 @@ def record_of(folder: Path) -> dict[str, Any]:
     if result.get("tested_checkpoint"):
         weights = _sha256(folder / result["tested_checkpoint"])
     record = {
-        "command": " ".join(["python -m exp", *(word for word in overrides if not _SILENT.match(word))]),
+        "command": " ".join(["python -m exp", *map(_word, (word for word in overrides if not _SILENT.match(word)))]),
         "result": {key: result.get(key) for key in _RESULT},
         "versions": {key: env.get(key) for key in ("exp", "git_revision", "python", "packages")},
         "devices": [device["name"] for device in result.get("devices", [])],
@@ -97,6 +97,12 @@ def _without_paths(value: Any) -> Any:
     if isinstance(value, list):
         return [_without_paths(each) for each in value]
     return f".../{Path(value).name}" if isinstance(value, str) and Path(value).is_absolute() else value
+
+
+def _word(override: str) -> str:
+    """An override, of a path its last part alone."""
+    key, _, value = override.partition("=")
+    return f"{key}={_without_paths(value)}"
 
 
 def _sha256(path: Path) -> str | None:
@@ -141,9 +147,9 @@ def keep(paths: Sequence[str], into: Path) -> list[Path]:
 
 
 def check(folder: Path) -> list[Path]:
-    """The records below a folder whose digest is not that of their content."""
+    """The records in a folder and those below it whose digest is not that of their content."""
     changed = []
-    for file in sorted(folder.glob("*.json")):
+    for file in sorted(folder.rglob("*.json")):
         record = json.loads(file.read_text(encoding="utf-8"))
         if record.get("digest") != _digest(record):
             changed.append(file)

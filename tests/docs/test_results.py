@@ -21,6 +21,7 @@ BASE = ROOT / FOLDERS[0] / "base" / "timebridge.yaml"
 FORECAST = re.compile(r"^\| `(\w+)` \| (\d+) \| (\S+ / \S+|none) \| (.+) \|$", re.MULTILINE)
 FIGURES = re.compile(r"(0\.\d{3})(?: ± (0\.\d{3}))? / (0\.\d{3})(?: ± (0\.\d{3}))?")
 """MSE / MAE, either of one run or as mean ± standard deviation of several."""
+TUNED = re.compile(r"(0\.\d{3}) ± (0\.\d{3}) \(seeds ([^|]*)\)")
 BACKBONE = re.compile(r"^\| `(\w+)` \| (\d[\d.]*) \| (\d[\d.]*) \|$", re.MULTILINE)
 
 
@@ -54,26 +55,50 @@ def test_published_forecasts_are_those_of_the_configuration(page):
     assert {name for (name, _), published in rows.items() if published == "none"} == {"seasonal_naive_etth1"}
 
 
+def linked_records(text):
+    """The names of the records that a part of the page links to, and the records; they have no paths of a machine."""
+    names = re.findall(r"\]\(\.\./results/([^)]+)\)", text)
+    records = [read(ROOT / "docs" / "results" / name) for name in names]
+    assert not re.search("/home|/root|/work|/tmp", json.dumps(records)), names
+    return names, records
+
+
 def test_records_are_those_of_their_rows(page, keep_result):
     """A figure is the mean of the records that its row links to, ± their deviation; none of them has been changed."""
     folder, linked = ROOT / "docs" / "results", set()
     for name, horizon, _, cell in FORECAST.findall(page):
-        links = re.findall(r"\]\(\.\./results/([^)]+)\)", cell)
+        links, records = linked_records(cell)
         linked.update(links)
         assert bool(links) is (cell != "not run"), (name, horizon)
-        records = [read(folder / file) for file in links]
         for record in records:
             assert (record["config"]["name"], record["config"]["data"]["horizon"]) == (name, int(horizon))
             assert record["result"]["differs"] == []
-            assert not re.search("/home|/root|/work|/tmp", json.dumps(record)), name
         expected = []
         for metric in ("mse", "mae") if records else ():
             values = [record["result"]["metrics"][metric] for record in records]
             deviation = f"{statistics.stdev(values):.3f}" if len(values) > 1 else None
             expected += [f"{statistics.mean(values):.3f}", deviation]
         assert [figure for found in FIGURES.findall(cell) for figure in found] == [each or "" for each in expected]
-    assert linked == {file.name for file in folder.iterdir()}
+    assert linked == {file.name for file in folder.glob("*.json")}
     assert keep_result["check"](folder) == []
+
+
+def test_records_of_tuning_are_those_of_their_rows(page):
+    section = page.partition("### All weights")[2]
+    for mean, deviation, links in TUNED.findall(section):
+        names, records = linked_records(links)
+        kinds = {(name.split("/")[1], record["config"]["name"]) for name, record in zip(names, records)}
+        assert [record["config"]["seed"] for record in records] == [1, 2, 3], names
+        ((method, name),), metric = kinds, "mIoU" if "dubai" in names[0] else "accuracy"
+        model = records[0]["config"]["model"]
+        assert (model["freeze"] == "all", model["lora"]["rank"]) == (method == "frozen", 8 * (method == "lora")), name
+        assert ("init_from" in records[0]["command"]) is (method != "random")
+        values = [record["result"]["metrics"][metric] for record in records]
+        assert [mean, deviation] == [f"{statistics.mean(values):.3f}", f"{statistics.stdev(values):.3f}"]
+    files = (ROOT / "docs" / "results").glob("*/*/*.json")
+    assert sorted(linked_records(section)[0]) == sorted(
+        str(path.relative_to(ROOT / "docs" / "results")) for path in files
+    )
 
 
 def test_a_record_of_a_run_and_what_is_refused(tmp_path, keep_result):
