@@ -151,7 +151,7 @@ def failure_of(beat: Beat, local_rank: int, code: int | None) -> RankFailure:
     Args:
         beat: the rank's last heartbeat.
         local_rank: its rank on this node.
-        code: exit code of its process; negative for a signal; 0: it ended before its time; None: not known.
+        code: exit code of its process; negative for a signal; None: not known.
     """
     kind, message = "SystemExit", f"exited with code {code} without an error; see agent*.log"
     if not code:
@@ -164,11 +164,14 @@ def failure_of(beat: Beat, local_rank: int, code: int | None) -> RankFailure:
 
 
 def unfinished(scratch: str, alive: bool = True) -> list[tuple[int, Beat]]:
-    """The workers of this node that have begun and have not come to their end, by local rank.
+    """The workers of this node that have begun and have not reported stage ``DONE``, with their last heartbeats.
 
     Args:
         scratch: the private folder of the job on this node.
-        alive: those that run; otherwise those that are gone.
+        alive: True for workers whose process runs, False for workers whose process is gone.
+
+    Returns:
+        Pairs of local rank and heartbeat.
     """
     return [
         (local_rank, beat)
@@ -178,7 +181,7 @@ def unfinished(scratch: str, alive: bool = True) -> list[tuple[int, Beat]]:
 
 
 class End(NamedTuple):
-    """How the process of a rank ended; torch's ``ProcessFailure`` has these, too."""
+    """How the process of a rank ended; torch's ``ProcessFailure`` has the same attributes."""
 
     local_rank: int
     pid: int
