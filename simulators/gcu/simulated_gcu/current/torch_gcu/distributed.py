@@ -15,7 +15,7 @@ __all__ = ["is_available"]
 
 
 def is_available() -> bool:
-    """Whether there are collectives."""
+    """Whether collectives are available."""
     return dist.is_available()
 
 
@@ -31,7 +31,12 @@ def _create(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
 
 
 def _refusing_objects(function: Callable[..., Any], place: int) -> Callable[..., Any]:
-    """Real cards hang in it; ``place`` is the group's among the arguments."""
+    """Make a collective for objects raise over eccl, where real cards hang.
+
+    Args:
+        function: the collective.
+        place: position of the argument ``group``.
+    """
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
