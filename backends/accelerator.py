@@ -69,7 +69,7 @@ class AcceleratorBackend(Backend):
                 setattr(self, key, tuple(value))
         self.variables = (*self.visible_variables, *self.variables)
 
-    # -- Probing ------------------------------------------------------------------------------------------------------
+    # -- Detection ----------------------------------------------------------------------------------------------------
 
     def _asked(self) -> tuple[str | None, int, str | None]:
         """Torch's device type, the number of cards, and why there is no answer.

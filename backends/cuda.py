@@ -120,7 +120,7 @@ class CudaBackend(Backend):
         import torch
 
         if precision in ("bf16", "tf32"):
-            # torch.cuda.is_bf16_supported says yes to cards that emulate it, slowly.
+            # torch.cuda.is_bf16_supported is also true for cards that emulate bf16, slowly.
             return torch.cuda.get_device_capability()[0] >= _AMPERE
         return super().supports(precision)
 

@@ -150,7 +150,7 @@ class GcuBackend(Backend):
 
     @property
     def module(self) -> Any:
-        """``torch.gcu``, which the plug-in adds."""
+        """``torch.gcu``, which the plug-in adds; imports the plug-in."""
         import torch
 
         self._plugin()

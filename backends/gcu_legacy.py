@@ -193,7 +193,7 @@ class LegacyCollectives(Collectives):
         vendor.init_process_group("eccl", rank=rank, world_size=world_size)
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
-        """Add up a tensor over all ranks, in place."""
+        """Sum a tensor over all ranks, in place."""
         import torch_gcu.distributed as vendor
 
         vendor.all_reduce(tensor)

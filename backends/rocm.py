@@ -22,7 +22,7 @@ class RocmBackend(CudaBackend):
     """AMD cards; RCCL is registered under the name NCCL, and reads NCCL's environment variables."""
 
     visible_variables = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
-    _driver = Path("/sys/module/amdgpu/version")  # of the packaged driver
+    _driver = Path("/sys/module/amdgpu/version")  # exists for AMD's packaged driver only
     hiding_variables = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
     variables = (
         "ROCR_VISIBLE_DEVICES",

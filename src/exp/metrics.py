@@ -129,7 +129,7 @@ class SampleMetric(Metric):
             total[0], total[1] = values.sum(), len(values)
         distributed.sum(total)
         if total[1] == 0:
-            raise DataError(f"there is no sample that {self.names[0]} could be measured on")
+            raise DataError(f"metric: no sample has a value of {self.names[0]}; check that the split has targets")
         return {self.names[0]: float(total[0] / total[1])}
 
 
@@ -158,7 +158,7 @@ class Evaluator:
                     raise ConfigError(f"two metrics give {name}: {shown(owner[name])} and {shown(metric)}; rename one")
                 owner[name] = metric
         if chosen is not None and chosen not in owner:
-            raise ConfigError(f"metric={chosen} is none of those that are measured: {', '.join(owner)}")
+            raise ConfigError(f"metric={chosen} is not among the metrics that are computed: {', '.join(owner)}")
         self.metric_name = chosen if chosen is not None else next(iter(owner))
         self.greater_is_better = bool(owner[self.metric_name].greater_is_better)
 
@@ -199,13 +199,13 @@ class Evaluator:
 
 def _check(metric: Any) -> None:
     if not isinstance(metric, Metric):
-        raise ConfigError(f"metric: {shown(metric)} is no exp.metrics.Metric; see {EXPERIMENT_PAGE}")
+        raise ConfigError(f"metric: {shown(metric)} is not an exp.metrics.Metric; see {EXPERIMENT_PAGE}")
     names = metric.names
     taken = [name for name in names if name in LINE_KEYS]
     if isinstance(names, str) or not names or taken:
         raise ConfigError(
-            f"metric: {shown(metric)}.names must be a list of names of figures, none of {', '.join(LINE_KEYS)}, "
-            f"not {names!r}; see {EXPERIMENT_PAGE}"
+            f"metric: {shown(metric)}.names must be a list of names without {', '.join(LINE_KEYS)}, not {names!r}; "
+            f"see {EXPERIMENT_PAGE}"
         )
     if not isinstance(getattr(metric, "greater_is_better", None), bool):
         raise ConfigError(

@@ -158,7 +158,7 @@ class Session:
         cautions = [*self.backend.cautions()]
         if self.fallback is not None:
             text = (
-                "FALLBACK on every rank: {used} instead of {wanted}, because {reason}; slow, and counted as "
+                "FALLBACK on every rank: {used} instead of {wanted}, because {reason}; this is slow, and counted as "
                 "staged_bytes_per_step in metrics.jsonl"
             )
             cautions.insert(0, text.format(**self.fallback))

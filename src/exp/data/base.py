@@ -155,9 +155,7 @@ class Data(abc.ABC):
         Raises:
             DataError: these data cannot be used with the weights.
         """
-        raise DataError(
-            f"data: {shown(self)} has state_dict(), and no load_state_dict(state) that takes it; see {EXPERIMENT_PAGE}"
-        )
+        raise DataError(f"data: {shown(self)} has state_dict(), but no load_state_dict(state); see {EXPERIMENT_PAGE}")
 
     def setup(self, session: Session) -> None:
         """Prepare the data with all ranks or the run folder, for example compute the mean over all files.
@@ -203,7 +201,7 @@ def split_of(data: Data, split: str, seed: int) -> Any:
         )
     if not len(dataset):
         raise DataError(
-            f"data: {shown(data)}.{split} has no sample; give it some, or make another split; see {EXPERIMENT_PAGE}"
+            f"data: {shown(data)}.{split} has no sample; add some, or change the split; see {EXPERIMENT_PAGE}"
         )
     if getattr(dataset, "takes_batches", False):
         return dataset
@@ -250,8 +248,8 @@ class _Batched(Dataset[Any]):
         if not isinstance(batch, dict) or not all(isinstance(key, str) for key in batch):
             found = f"with the keys {list(batch)}" if isinstance(batch, dict) else f"not a {type(batch).__name__}"
             raise DataError(
-                f"data: a batch must be a dict by the names that the model's forward takes, {found}; give samples of "
-                f"{shown(self.dataset)} as such dicts, or set data.collate; see {EXPERIMENT_PAGE}"
+                f"data: a batch must be a dict whose keys are the arguments of the model's forward, {found}; make "
+                f"samples of {shown(self.dataset)} such dicts, or set data.collate; see {EXPERIMENT_PAGE}"
             )
         return batch
 

@@ -229,7 +229,7 @@ class DeviceLoader:
             moved = move(batch, self.device)
         computing.wait_stream(self._side)
         for value in tensors_of(moved):
-            if value.device.type == self.device.type:  # a packed sequence keeps its lengths on the CPU
+            if value.device.type == self.device.type:  # the lengths of a packed sequence stay on the CPU
                 value.record_stream(computing)  # its memory must not be reused before the computation has finished
         return moved
 

@@ -29,7 +29,7 @@ def sample_folder(name: str) -> Path:
 
 def content_of(folder: Path) -> str:
     """The content of a folder as text, ``in <folder>: a.csv, b/``; without the folder, that of the nearest parent."""
-    if not os.path.isdir(folder):  # noqa: PTH112 - Path.is_dir raises where a folder above may not be entered
+    if not os.path.isdir(folder):  # noqa: PTH112 - Path.is_dir raises without permission on a parent
         nearest = next(parent for parent in folder.parents if os.path.isdir(parent))  # noqa: PTH112
         return f"{folder} is no folder; {content_of(nearest)}"
     try:

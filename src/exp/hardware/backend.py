@@ -108,7 +108,7 @@ class Backend(abc.ABC):
         self.allow_fallback = allow_fallback
         self.simulate = simulate
         if simulate and not self.capabilities.simulation:
-            raise ConfigError(f"backend.simulate=true: there are no simulated devices of backend={name}; leave it out")
+            raise ConfigError(f"backend.simulate=true: backend={name} has no simulated devices; leave it out")
 
     def __str__(self) -> str:
         """Name for the terminal."""
@@ -122,7 +122,7 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def device_count(self) -> int:
-        """Number of devices that this process may use (visible-device variables respected)."""
+        """Number of devices that this process may use; respects the visible-devices variables."""
 
     def worker_env(self, local_rank: int, local_world_size: int, single_node: bool) -> dict[str, str]:
         """Environment variables of one worker, set before torch is imported; exported variables of the user win.

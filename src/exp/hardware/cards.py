@@ -91,7 +91,7 @@ def _same(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
         return all(one[key] == other[key] for key in common)
     if one or other:
         return False
-    # Visible-device variables, which may differ from one process to the next, give one card several indices.
+    # With visible-devices variables, which may differ between processes, one card can have several indices.
     return all(first.get(key) == second.get(key) for key in ("index", "device", "visible"))
 
 

@@ -82,7 +82,7 @@ class Collectives:
 
 
 def device_part_of(process_group: str, device_type: str) -> str:
-    """The backend that a composite string gives to ``device_type``: ``("cpu:gloo,x:y", "x") -> "y"``."""
+    """The backend of ``device_type`` in a composite string: ``("cpu:gloo,x:y", "x") -> "y"``."""
     if ":" not in process_group:
         return process_group
     parts = dict(part.split(":", 1) for part in process_group.split(","))

@@ -49,7 +49,7 @@ def multiply(backend: Backend, device: torch.device, seconds: float) -> tuple[fl
     side, each = 128, 0.0
     while each < _LONG_PRODUCT_S and side < _LARGEST_MATRIX:
         side *= 2
-        # All entries 1/n, with n a power of two: the product with ones is exactly ones, in every precision.
+        # All entries are 1/n, with n a power of two, so that the product with ones is exactly ones in every precision.
         matrix = torch.full((side, side), 1.0 / side, device=device)
         result = torch.ones(side, side, device=device)
         for _ in range(3):  # the first product may compile; the last time counts
@@ -69,9 +69,7 @@ def multiply(backend: Backend, device: torch.device, seconds: float) -> tuple[fl
 
 
 def matrix_rate(backend: Backend, device: torch.device, precision: str, seconds: float = 0.1) -> float:
-    """Floating-point operations per second of products of square matrices, in one of
-    :data:`exp.config.schema.PRECISIONS`; the other arguments are those of :func:`multiply`.
-    """
+    """Floating-point operations per second of products of square matrices (:func:`multiply`) in ``precision``."""
     import torch
 
     with torch.no_grad(), backend.autocast(precision):

@@ -55,9 +55,9 @@ def _load(name: str) -> type[Backend]:
         found: Any = installed()[name].load()
     except Exception as error:  # other packages may raise anything at import
         said = f"{type(error).__name__}: {error}"
-        raise UnavailableError(f"backend '{name}' is installed, but does not load ({said})") from error
+        raise UnavailableError(f"backend '{name}' is installed, but cannot be imported ({said})") from error
     if not (isinstance(found, type) and issubclass(found, Backend)):
-        raise ConfigError(f"backend._target_={name} is no subclass of exp.hardware.backend.Backend")
+        raise ConfigError(f"backend._target_={name} is not a subclass of exp.hardware.backend.Backend")
     return found
 
 
@@ -81,7 +81,7 @@ def choose(candidates: Sequence[str]) -> str:
         try:
             reason = create_backend({"_target_": name, "name": name}).why_unavailable()
         except (ExpError, TypeError) as error:
-            console.warn(f"{error}; backend=auto passes over '{name}'")
+            console.warn(f"{error}; backend=auto skips '{name}'")
             continue
         if reason is None:
             return name

@@ -64,7 +64,7 @@ def main() -> int:
     # Torch would keep its own logs forever, in a new folder for each job; exp's logs are in the run folder.
     tempfile.tempdir = scratch
     autoload = os.environ.get(_AUTOLOAD)
-    os.environ[_AUTOLOAD] = "0"  # this process touches no device, and a device's plug-in may fail to load
+    os.environ[_AUTOLOAD] = "0"  # this process uses no device, and importing a device's plug-in may fail
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import elastic_launch
 
@@ -164,7 +164,7 @@ def _watch_parent(parent: int, scratch: str) -> threading.Thread:
 
 
 def _launch_config(spec: dict[str, Any]) -> Any:
-    """The agent's settings; torch 1.10 does not know all of them."""
+    """The agent's settings, without those that this torch does not know."""
     from torch.distributed.launcher.api import LaunchConfig
 
     timeout_s: int = spec["timeout_s"]
@@ -174,7 +174,7 @@ def _launch_config(spec: dict[str, Any]) -> Any:
     if spec["nnodes"] > 1:
         from exp.launcher.rendezvous import RENDEZVOUS
 
-        # Nodes may come at any time within the time-out; without this, torch gives up after its own minute.
+        # Nodes may join at any time within the time-out; torch's own default is one minute.
         configs = {"timeout": timeout_s, "join_timeout": timeout_s, "read_timeout": min(timeout_s, 60)}
         rendezvous, address = RENDEZVOUS, address_towards(spec["rdzv_endpoint"])
     settings: dict[str, Any] = {

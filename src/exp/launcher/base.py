@@ -1,4 +1,4 @@
-"""The launcher interface, and which launcher a configuration names."""
+"""The launcher interface, and how a launcher is made from its configuration."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Launcher(abc.ABC):
     joins: ClassVar[bool] = False
 
     def __init__(self, **settings: Any) -> None:
-        """Take the keys of ``config.launcher`` as ``self.config``, an object of ``keys``."""
+        """Store the keys of ``config.launcher`` in ``self.config``, an object of the class ``keys``."""
         self.config: Any = self.keys(**settings)
 
     @classmethod

@@ -54,7 +54,7 @@ class ExternalLauncher(Launcher):
         found = {"nproc": place.local_world_size, "launcher.nnodes": place.nodes}
         for key, value in found.items():
             if any(each.startswith(f"{key}=") and each != f"{key}={value}" for each in overrides):
-                raise ConfigError(f"{key}=... with launcher=external: the processes are there, {value}; leave it out")
+                raise ConfigError(f"{key} cannot be set with launcher=external, which found {value}; leave it out")
         config.nproc, config.launcher.nnodes = place.local_world_size, place.nodes
 
     def check(self, nproc: int) -> None:
@@ -66,7 +66,7 @@ class ExternalLauncher(Launcher):
         self.variables = place_of(os.environ, nproc)
         self.place = RankInfo.of(self.variables)
         if self.config.max_restarts:
-            raise ConfigError("launcher.max_restarts needs launcher=torchrun; outside, torchrun --max-restarts does it")
+            raise ConfigError("launcher.max_restarts needs launcher=torchrun; use --max-restarts of the outer torchrun")
         if self.place.world_size > 1:
             check_host("MASTER_ADDR", self.variables["MASTER_ADDR"])
 
@@ -133,9 +133,9 @@ class ExternalLauncher(Launcher):
             detail = f"{where}: the port is taken by {taken}; choose another one, the same for every process"
         else:
             waited = (
-                f"the {place.world_size} processes have not met at {where} (launcher.timeout_s="
-                f"{self.config.timeout_s}), as rank {place.rank} on {this_host()} sees it; start all of them, and "
-                "check that each reaches rank 0 there"
+                f"the {place.world_size} processes did not meet at {where} within launcher.timeout_s="
+                f"{self.config.timeout_s} (seen by rank {place.rank} on {this_host()}); start all of them, and check "
+                "that each reaches rank 0 there"
             )
             detail = "\n".join([waited, *tail_of(log)[1:]])  # without the log's path: its folder is removed
         if not self.leads:

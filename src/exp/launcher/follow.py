@@ -138,7 +138,7 @@ class Followed:
         return f"{again}{state.name.lower()}" + (f" ({state.reason})" if state.reason else "")
 
     def _end(self, state: JobState, left: Outcome | None) -> Outcome:
-        """The outcome of a job that has ended without success."""
+        """The outcome of a job that failed."""
         if left is not None and state.name in ("FAILED", "COMPLETED", "GONE"):
             return left
         lines = [slurm.describe_end(self.id, state)]
@@ -149,7 +149,7 @@ class Followed:
 
 
 class _Leave(KeyboardInterrupt):
-    """Ctrl-C, or another signal that ends the wait."""
+    """Raised by Ctrl-C, or another signal that ends the wait."""
 
 
 def _leave(number: int, _frame: object) -> None:
@@ -188,7 +188,7 @@ def follow(jobs: Sequence[Followed], watcher: Watcher, poll_s: float) -> list[Ou
         for job in waiting.values():
             job.outcome = Outcome(128 + number, interrupted_by=signal_name(number), left=True)
         log = next(iter(waiting.values())).log if waiting else ""
-        watcher.say(f"{names} will go on; tail -f {log} shows what is printed, scancel {names} ends it")
+        watcher.say(f"{names} will go on; tail -f {log} shows its output, scancel {names} ends it")
     return [job.outcome or Outcome() for job in jobs]
 
 
@@ -222,7 +222,7 @@ def attach(config: ExpConfig) -> Finished:
     shown, holder, written = console.shown(folder.path), holder_of(folder.path), read_json(folder.logs / _RECORD)
     if written is None or (holder is not None and holder.job != written["holder"]["job"]):
         who = "" if holder is None else f": {holder} runs it"
-        raise ConfigError(f"run={shown} holds no submitted job{who}; attach follows those of launcher=submitit")
+        raise ConfigError(f"run={shown} has no submitted job{who}; task=attach follows jobs of launcher=submitit")
     frozen, number = FrozenRun.load(folder, of_others=True), written["holder"]["job"]
     with Watcher() as watcher:
         watcher.say(f"following job {number} of {shown}")

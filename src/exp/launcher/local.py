@@ -31,7 +31,7 @@ class LocalLauncher(Launcher):
         for key, (value, possible) in asked.items():
             if value != possible:
                 name = key if key == "nproc" else f"launcher.{key}"
-                raise ConfigError(f"{name}={value} needs launcher=torchrun; launcher=local runs one process, this one")
+                raise ConfigError(f"{name}={value} needs launcher=torchrun; launcher=local runs a single process")
 
     def launch(self, run: FrozenRun) -> Outcome:
         """Run the worker; its error becomes the outcome, as with any other launcher."""

@@ -252,7 +252,7 @@ class Failures:
         """
         assert self.scratch is not None
         beats = status.read(self.scratch)
-        if not ends or not beats:  # or the parent has died and the folder is gone
+        if not ends or not beats:  # without heartbeats the folder is gone, because the parent has died
             return not self.write_lost(code=0) and not ends
         come = not unfinished(self.scratch, alive=False) and all(beats[end.local_rank].pid for end in ends.values())
         first = min(end.timestamp for end in ends.values())
@@ -300,7 +300,7 @@ class Failures:
             return found
         lost = [
             RankFailure(
-                rank, rank % local_world_size, _LOST, "gone without a word: killed, or its node is",
+                rank, rank % local_world_size, _LOST, "ended without an error: it was killed, or its node failed",
                 host=f"node {rank // local_world_size}", log=str(folder.log_file(rank)),
             )
             for rank in range(world_size) if rank not in known

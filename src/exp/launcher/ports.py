@@ -34,7 +34,7 @@ def check_endpoint(endpoint: str) -> None:
             try:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(address)
-            except OSError as error:  # EADDRNOTAVAIL: it is another machine's
+            except OSError as error:  # EADDRNOTAVAIL: the address belongs to another machine
                 holder = taken_by(int(port)) if error.errno == errno.EADDRINUSE else None
                 if holder is not None:
                     raise ConfigError(
@@ -123,7 +123,7 @@ def taken_by(port: int) -> str | None:
     rows = [line.split() for path in tables for line in path.read_text(encoding="ascii").splitlines()[1:]]
     sockets = {f"socket:[{row[9]}]" for row in rows if row[3] == _LISTEN and row[1].endswith(f":{port:04X}")}
     for entry in Path("/proc").glob("[0-9]*") if sockets else ():
-        with contextlib.suppress(OSError):  # it has ended, or is somebody else's
+        with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
             links = (os.readlink(str(link)) for link in (entry / "fd").iterdir())  # Path.readlink needs Python 3.9
             if any(link in sockets for link in links):
                 command = (entry / "cmdline").read_text(encoding="utf-8", errors="replace")

@@ -124,7 +124,7 @@ def _processes_of(job: str) -> dict[int, bool]:
     """Whether each running process of a job is a resource tracker, by process id."""
     mark, found = f"{JOB_VARIABLE}={job}".encode(), {}
     for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended, or is somebody else's
+        with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
             pid = int(entry.name)
             if mark in (entry / "environ").read_bytes().split(b"\0") and pid != os.getpid() and is_alive(pid):
                 is_tracker = b"multiprocessing.resource_tracker" in (entry / "cmdline").read_bytes()

@@ -144,7 +144,7 @@ def place_of(environ: Mapping[str, str], nproc: int = 1) -> dict[str, str]:
     whole = [names for names in given if all(name in environ for name in names[:3])]
     if not given:
         raise ConfigError(
-            "launcher=external takes the place that another launcher gives, and finds none; use it under torchrun, "
+            "launcher=external looks for the variables of another launcher, and finds none; use it under torchrun, "
             f"mpirun or srun, or set {', '.join([*_TORCH, *_MASTER])}"
         )
     names = [*whole, *given][0]
@@ -164,9 +164,9 @@ def place_of(environ: Mapping[str, str], nproc: int = 1) -> dict[str, str]:
         sound = even and below and (size == 1 or 0 < port < 65536)
     if not sound:
         raise ConfigError(
-            f"{shown} do not go together: every node must have as many processes ({names[3]}, or nproc: "
-            f"{on_nodes[0]}), ranks must be numbers below their sizes, the two the same on one node, and the port in "
-            "1 to 65535; correct what sets them"
+            f"{shown} contradict each other: every node must have the same number of processes ({names[3]}, or nproc: "
+            f"{on_nodes[0]}), ranks must be numbers below the world size, on one node rank and local rank must be "
+            "equal, and the port must be in 1 to 65535; correct what sets them"
         )
     return dict(zip((*_TORCH, *_MASTER), [*texts[:4], environ.get("MASTER_ADDR", "127.0.0.1"), texts[4]]))
 
@@ -209,18 +209,18 @@ def drop_stale_variables(nnodes: int = 1) -> None:
     shown, lives = find_group(os.environ, nnodes) or ("", False)
     if lives:
         raise ConfigError(
-            f"this process was started as one of several ({shown}), and each would be a run of its own in one "
-            "folder; launcher=external takes this place; launcher=torchrun nproc=N, started once on each node without "
-            "them, starts the processes itself"
+            f"this process was started as one of several ({shown}), and each would be a run of its own in the same "
+            "folder; use launcher=external, which makes them one run, or start launcher=torchrun nproc=N once on each "
+            "node, without another launcher"
         )
     if shown:
         console.warn(
-            f"{shown} tell of several processes, but no other one with this command is seen here: this is a run "
-            "of its own; launcher=external makes them one"
+            f"{shown}: these variables are of several processes, but no other process with this command runs here, so "
+            "this is a run of one process; launcher=external makes several processes one run"
         )
     stale = take_stale_variables(os.environ)
     if stale:
-        console.warn(f"ignoring {', '.join(stale)} of the shell: exp starts its own workers")
+        console.warn(f"ignoring {', '.join(stale)} from the environment: exp starts its own workers")
 
 
 def take_stale_variables(environ: MutableMapping[str, str]) -> list[str]:
@@ -258,7 +258,7 @@ def _another_runs(environ: Mapping[str, str], names: Sequence[str]) -> bool:
     rank, mine = f"{names[0]}=".encode(), f"{names[0]}={environ[names[0]]}".encode()
     command = Path("/proc/self/cmdline").read_bytes()
     for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended, or is somebody else's
+        with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
             own = set((entry / "environ").read_bytes().split(b"\0"))
             others = any(each.startswith(rank) and each != mine for each in own)
             if others and group <= own and (entry / "cmdline").read_bytes() == command:

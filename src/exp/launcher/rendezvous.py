@@ -37,7 +37,7 @@ class _StateReader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         """Look up a class of the rendezvous state; refuse all others."""
         if (module, name) not in _CLASSES:
-            raise RendezvousStateError(f"somebody else has written to the store of this job: {module}.{name}")
+            raise RendezvousStateError(f"another program has written {module}.{name} to the store of this job")
         return super().find_class(module, name)
 
 

@@ -76,11 +76,11 @@ class SubmititLauncher(Launcher):
             raise ConfigError(f"launcher.cluster={given.cluster} is neither slurm nor debug{hint}")
         if given.signal_delay_s >= 60 * given.time_minutes:
             raise ConfigError(
-                f"launcher.signal_delay_s={given.signal_delay_s} is no less than the whole time limit of "
+                f"launcher.signal_delay_s={given.signal_delay_s} is not below the time limit "
                 f"launcher.time_minutes={given.time_minutes}; lower it, or raise the limit"
             )
         if given.nodes > 1 and given.cluster != "slurm":
-            raise ConfigError("launcher.nodes>1 needs launcher.cluster=slurm")
+            raise ConfigError(f"launcher.nodes={given.nodes} needs launcher.cluster=slurm")
         if given.cluster == "slurm" and not given.dry_run and not shutil.which("sbatch"):
             raise UnavailableError(
                 "launcher=submitit found no sbatch; run it where Slurm's commands are (a login node), or use "
@@ -148,7 +148,7 @@ class SubmititLauncher(Launcher):
         return outcome
 
     def _executor(self, run: FrozenRun, logs: Path) -> Any:
-        """Submitit's executor for jobs like this run."""
+        """Submitit's executor, configured for jobs like this run; its output goes to the folder ``logs``."""
         import submitit
 
         class Executor(submitit.SlurmExecutor):
@@ -256,7 +256,7 @@ def _lead(folder: RunFolder, token: str | None, job: str, on_slurm: bool, attemp
 
 
 def _run_workers(run: FrozenRun, attempt: str, node: int) -> Outcome:
-    """Check this node's hardware, meet the other nodes, and run this node's workers."""
+    """Check this node's hardware, agree with the other nodes on a rendezvous, and run this node's workers."""
     config, folder, endpoint = run.config, run.folder, None
     nodes, keys = int(config.launcher.nodes), ("max_restarts", "fork", "timeout_s", "step_timeout_s")
     meeting = folder.logs / f"meet-{attempt}.json"
@@ -331,8 +331,8 @@ def locked_cards(backend: Backend, nproc: int) -> Iterator[None]:
                 break
         if len(mine) < nproc:
             raise UnavailableError(
-                f"{this_host()} has {len(mine)} of {count} {backend.name} cards to spare, but nproc={nproc}; have all "
-                "jobs ask for their cards (launcher.gres), or for whole nodes (launcher.exclusive=true)"
+                f"{this_host()} has {len(mine)} free {backend.name} cards of {count}, but nproc={nproc}; let all jobs "
+                "ask for their cards (launcher.gres), or for whole nodes (launcher.exclusive=true)"
             )
         os.environ.update(only(backend, mine))
         yield

@@ -33,7 +33,7 @@ __all__ = ["HangDetector", "Supervisor"]
 _TERM_PATIENCE_S = 4.0
 _GONE_PATIENCE_S = 1.5  # less than a rank waits after it has lost another one
 _ERROR_PATIENCE_S = 6.0  # torch's agent itself would wait half a minute for ranks that ignore SIGTERM
-_RESTART_PATIENCE_S = 60.0  # the agent starts the workers again
+_RESTART_PATIENCE_S = 60.0  # with restarts: the agent needs time to start the workers again
 _LEAST_S = 60.0
 _LEAST_FOR_HOOKS_S = 600.0  # users' hooks may take long now and then, for example to upload a file
 _TIMES_SLOWEST = 20
@@ -141,7 +141,7 @@ class Supervisor:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(hung, signal.SIGKILL)
                 time.sleep(0.2)
-                self.killed = is_alive(hung)  # stuck in the kernel: its parent waits for it
+                self.killed = is_alive(hung)  # alive after SIGKILL: stuck in the kernel, and torch's agent waits for it
             # Torch's agent does not count a rank that exits with code 0 before its end as failed.
             gone = unfinished(self.scratch, alive=False)
             self._gone_since = (self._gone_since or now) if gone else None

@@ -44,7 +44,7 @@ class TorchrunLauncher(Launcher):
         """
         if self.config.nnodes > 1 and not self.config.rdzv_endpoint:
             raise ConfigError(
-                f"launcher.nnodes={self.config.nnodes} needs a meeting point; set launcher.rdzv_endpoint=<host of one "
+                f"launcher.nnodes={self.config.nnodes} needs a rendezvous; set launcher.rdzv_endpoint=<host of one "
                 "node>:<port>"
             )
         if nproc > 1 and self.config.nnodes == 1 and "GLOO_SOCKET_IFNAME" not in os.environ:
@@ -67,7 +67,7 @@ class TorchrunLauncher(Launcher):
         environment = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
         holder = None
         if self.config.nnodes == 1:
-            environment.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo would listen on the host's public address
+            environment.setdefault("GLOO_SOCKET_IFNAME", "lo")  # otherwise gloo listens on the host's public address
         else:  # the name of the rendezvous is a secret, which only readers of the run folder's lock know
             holder = read_holder(folder.path / LOCK)
         with tempfile.TemporaryDirectory(prefix="exp-") as scratch:

@@ -120,10 +120,10 @@ def _difference(rank: int, given: dict[str, Any], first: dict[str, Any]) -> str 
     if given["overrides"] != first["overrides"]:
         mine, theirs = ([each for each in one["overrides"] if each not in other["overrides"]]
                         for one, other in ((given, first), (first, given)))  # fmt: skip
-        what = f"{' '.join(mine) or 'nothing'} instead of {' '.join(theirs) or 'nothing'}; give all the same"
-        return f"{here} was given another command than rank 0: {what}"
+        what = f"{' '.join(mine) or 'nothing'} instead of {' '.join(theirs) or 'nothing'}; start all with the same"
+        return f"{here} has another command than rank 0: {what}"
     if given["digest"] != first["digest"]:
-        return f"{here} has another configuration than rank 0; have all use the same files and folder"
+        return f"{here} has another configuration than rank 0; let all ranks use the same files and folder"
     deadline = time.monotonic() + _SEEN_WITHIN_S
     while time.monotonic() < deadline:
         holder = read_holder(Path(first["folder"], LOCK))

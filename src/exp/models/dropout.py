@@ -84,9 +84,9 @@ class DropoutStream:
             return self._uses[place] - 1
         if self._uses[place] > 1:
             raise ConfigError(
-                f"dropout_by_sample=true: {type(module).__name__} drops {self._uses[place]} times in a pass, and is "
-                "computed anew in the backward pass; tell its uses apart by slot= (exp.models.dropout), or turn off "
-                "dropout_by_sample or the model's checkpointing"
+                f"dropout_by_sample=true: {type(module).__name__} is called {self._uses[place]} times per forward "
+                "pass, and recomputed in the backward pass; give each call its own slot= (exp.models.dropout), or turn "
+                "off dropout_by_sample or the model's checkpointing"
             )
         return 0
 
@@ -137,7 +137,7 @@ def sample_mask(
     if like.shape[0] % size:
         raise ValueError(
             f"dropout_by_sample=true: {type(module).__name__} drops elements of a tensor {tuple(like.shape)}, whose "
-            f"first axis is no multiple of the {size} samples of the batch; put samples first, or turn it off"
+            f"first axis is not a multiple of the {size} samples of the batch; put samples first, or turn it off"
         )
     place = slot + (stream.use_of(module, slot) << 32)
     packed = struct.pack("<4q", stream.seed % 2**63, stream.step, module.dropout_key, place)
@@ -164,7 +164,7 @@ class Dropout(nn.Dropout):
     """``nn.Dropout``, with masks by sample if ``dropout_by_sample=true`` (:class:`DropoutStream`)."""
 
     def forward(self, x: torch.Tensor, slot: int = 0) -> torch.Tensor:
-        """Args: x: (B * n, ...), samples outermost; slot: see :func:`sample_mask`."""
+        """Args: x: (B * n, ...), with samples on the first axis; slot: see :func:`sample_mask`."""
         if _active is None or not self.training or self.p == 0.0:
             return super().forward(x)
         return x * sample_mask(self, x, self.p, slot)

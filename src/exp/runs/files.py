@@ -148,7 +148,7 @@ def read_json(path: Path) -> Any:
         and digests[path.name] != digest_without_own(value, path.name)
     ):
         raise RunError(
-            f"{path} is damaged: its digest is not that of what it holds; remove it, or use another output_dir"
+            f"{path} is damaged: its content does not match its digest; remove it, or use another output_dir"
         )
     return value
 

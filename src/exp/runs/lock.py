@@ -178,7 +178,7 @@ class RunLock:
             if self in _kept:
                 _kept.remove(self)
                 holder = read_holder(self.path)
-                # Unless the job has taken it over already.
+                # Only if the job has not taken the lock over already.
                 if to is not None and holder is not None and holder.token == self.token and not holder.job:
                     write_atomically(self.path, to.encoded())
 
@@ -254,7 +254,7 @@ class RunLock:
                     first = holder, seen
                     console.warn(
                         f"{self._shown} was in use by another run {max(now - seen, 0):.0f} s ago: {holder}; waiting "
-                        f"until it gives a sign of life, or has given none for {STALE_AFTER_S:.0f} s"
+                        f"for its next heartbeat, or until there was none for {STALE_AFTER_S:.0f} s"
                     )
                 time.sleep(_LOOK_S)
         return False
@@ -284,7 +284,7 @@ class RunLock:
                 taking.unlink()
 
     def _in_use(self, holder: Holder, age: float) -> str:
-        seen = "" if holder.is_here() else f", last sign of life {max(age, 0):.0f} s ago"
+        seen = "" if holder.is_here() else f", last heartbeat {max(age, 0):.0f} s ago"
         follow = f"; to follow it: task=attach run={self._shown}" if holder.job else ""
         return (
             f"{self._shown} is in use by another run: {holder}{seen}; wait for its end, or use another "

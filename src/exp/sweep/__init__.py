@@ -65,7 +65,7 @@ class NoMetric(float):
 
 @dataclass
 class Job:
-    """One job of a sweep."""
+    """One job of a sweep, and what is known of it."""
 
     number: int
     overrides: list[str] = field(default_factory=list)
@@ -119,7 +119,7 @@ class Sweep:
             existing = _run_folders(folder)
             if existing and not self.settings.resume:
                 raise ConfigError(
-                    f"output_dir={folder} holds a sweep already; sweep.resume=true goes on with it, or use another one"
+                    f"output_dir={folder} has a sweep already; set sweep.resume=true to continue it, or use another one"
                 )
             self._earlier = _find_earlier(existing)
         except ExpError:
@@ -163,12 +163,12 @@ class Sweep:
                 in_parent = hasattr(task_type(config.task.get("_target_")), "run_in_parent")
                 if in_parent or launcher_class(config).joins:
                     what = f"task={config.task.name}" if in_parent else "launcher=external"
-                    raise ConfigError(f"{what} is no job of a sweep: start it without -m (several runs as 'run=[a,b]')")
+                    raise ConfigError(f"{what} cannot be swept; start it without -m (several runs as 'run=[a,b]')")
                 sets_folder = any(each.lstrip("+").startswith("output_dir=") for each in job.overrides)
                 if sets_folder and str(config.output_dir) != str(master.output_dir):
                     raise ConfigError(
-                        "output_dir is the folder of the whole sweep, in which each job gets one of its own; it cannot "
-                        "differ between jobs. Sweep other keys, or start a sweep for each folder"
+                        "output_dir is the folder of the whole sweep, with a subfolder for each job; it cannot differ "
+                        "between jobs. Sweep other keys, or start a sweep for each folder"
                     )
                 # _place sets the folder: a new one, or that of the same job in an earlier sweep.
                 job.run = complete(config, job.overrides, self.folder / "new")
@@ -339,8 +339,8 @@ def _common_launcher(runs: list[FrozenRun]) -> Launcher | None:
         return None
     if len({to_json([OmegaConf.to_container(c.launcher, resolve=True), c.nproc]) for c in configs}) > 1:
         raise ConfigError(
-            "a sweep on Slurm is one job array, whose jobs all ask for the same; sweep launcher.* and nproc in "
-            "commands of their own"
+            "a sweep on Slurm is one job array, whose jobs all ask for the same resources; start a command of its own "
+            "for each value of launcher.* and nproc"
         )
     return launcher.resolve(configs[0].launcher, configs[0].nproc)
 
@@ -394,8 +394,8 @@ def begin(config: Any) -> Sweep:
         written: Any = OmegaConf.to_container(config.hydra.sweep)
         if written["subdir"] != "${hydra.job.num}":
             raise ConfigError(
-                "hydra.sweep.subdir is not for sweeps of exp, whose jobs lie in <output_dir>/0, 1, 2, ...; leave it "
-                "out (sweep.csv tells which is which)"
+                "hydra.sweep.subdir cannot be set: jobs of a sweep are in <output_dir>/0, 1, 2, ...; leave it out "
+                "(sweep.csv has the overrides of each job)"
             )
         if config.sweep.resume and "output_dir" not in str(list(config.hydra.overrides.task)):
             raise ConfigError("sweep.resume=true needs output_dir=<the folder of the sweep to go on with>")
@@ -412,8 +412,8 @@ def require_jobs() -> None:
     for sweep in _current:
         if not sweep.asked:
             raise ConfigError(
-                f"the sweep has no job: {' '.join(sweep.config.hydra.overrides.task)}; a range, choice or glob() "
-                "stands for no value (glob() is for the choices of a config group), or hydra.sweeper.* asks for none"
+                f"the sweep has no job: {' '.join(sweep.config.hydra.overrides.task)}; correct the range, choice or "
+                "glob() that has no value (glob() is for the choices of a config group), or hydra.sweeper.*"
             )
 
 

@@ -36,7 +36,7 @@ def _refuse_several_machines(config: ExpConfig) -> None:
     if config.launcher.nnodes > 1:
         raise ConfigError(f"task={name} is for one machine; run it on each, without launcher.nnodes")
     if launcher.submits or launcher.joins:
-        raise ConfigError(f"task={name} starts runs here; take launcher=torchrun, within a job if need be")
+        raise ConfigError(f"task={name} starts runs on this machine; use launcher=torchrun, if need be within a job")
 
 
 @dataclass
@@ -86,7 +86,7 @@ class Env(Task):
     def check(self, config: ExpConfig) -> None:
         """Refuse more than one process."""
         if config.nproc > 1:
-            raise ConfigError(f"task=env looks from one process; leave out nproc={config.nproc}, or use task=doctor")
+            raise ConfigError(f"task=env runs in one process; leave out nproc={config.nproc}, or use task=doctor")
 
     def diagnose(self, config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
         """See :func:`exp.checks.env.describe`."""
@@ -125,10 +125,10 @@ class Parity(ParentTask):
         """Check the number of steps, and that the runs are on one node and without sharded tensors."""
         if not 1 <= self.steps <= _EARLY_STEPS:
             raise ConfigError(
-                f"steps={self.steps} must be at least 1, and at most {_EARLY_STEPS}: rounding errors grow"
+                f"steps={self.steps} must be in 1 to {_EARLY_STEPS}, because rounding errors grow with the steps"
             )
         if config.wrapper.kind == "fsdp" and config.nproc > 1:
-            raise ConfigError("task=parity compares whole tensors, and wrapper=fsdp leaves none; use wrapper=ddp")
+            raise ConfigError("task=parity compares whole tensors, but wrapper=fsdp shards them; use wrapper=ddp")
         _refuse_several_machines(config)
 
     def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> Finished:
@@ -172,7 +172,7 @@ class Qualify(ParentTask):
         """Refuse too few steps, and more than one machine."""
         if self.steps <= Speed.warm_up:
             raise ConfigError(
-                f"task.steps={self.steps} must be more than {Speed.warm_up}, which come before the measurement"
+                f"task.steps={self.steps} must be more than the {Speed.warm_up} warm-up steps, which are not measured"
             )
         _refuse_several_machines(config)
 
@@ -210,7 +210,7 @@ class Operators(_Journaled):
     def check(self, config: ExpConfig) -> None:
         """Refuse more than one process: task=collectives checks several."""
         if config.nproc > 1:
-            raise ConfigError(f"task=operators looks at one card; leave out nproc={config.nproc}")
+            raise ConfigError(f"task=operators checks one card; leave out nproc={config.nproc}")
 
 
 @dataclass

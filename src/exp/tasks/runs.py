@@ -76,7 +76,7 @@ class Report(_OfRuns):
         unknown = sum(bool(run.result) and "digests" not in run.result for run in runs)
         if unknown:
             terminal.print(
-                f"note: {unknown} of {len(runs)} results have no digests: nobody can tell whether they are as written"
+                f"note: {unknown} of {len(runs)} results have no digests, so later changes of them cannot be detected"
             )
         terminal.print(f"report: {page}", soft_wrap=True)
         return Finished(runs=[run.folder for run in runs])
@@ -107,7 +107,7 @@ class Track(_OfRuns):
         complete = True
         terminal = console.make_console()
         for run in runs:
-            going_on = " goes on, and reports by itself" if holder_of(run.folder) is not None else ""
+            going_on = " is still running, and reports by itself" if holder_of(run.folder) is not None else ""
             terminal.print(f"{console.shown(run.folder)}{going_on}", highlight=False, markup=False, soft_wrap=True)
             if not going_on:
                 for reporter in hand_over(config.logger, RunFolder(run.folder), console.warn):

@@ -35,9 +35,7 @@ class Train(Task):
             return train(session, _rate, _what_fits)
         except Interrupted as interrupted:
             step = interrupted.step
-        session.say(
-            f"debug: interrupted after step {step}; everything is built anew, and continues from the checkpoint"
-        )
+        session.say(f"debug: interrupted after step {step}; everything is rebuilt, and resumes from the checkpoint")
         session.start_anew()
         return train(session, _rate, _what_fits)
 

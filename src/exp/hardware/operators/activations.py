@@ -69,7 +69,7 @@ def leaky_relu_backward(grad_output: Tensor, self: Tensor, negative_slope: float
 
 
 def hardtanh_backward(grad_output: Tensor, self: Tensor, min_val: float, max_val: float) -> Tensor:
-    """1 between the bounds, 0 at them and beyond."""
+    """1 between the bounds, else 0, also at the bounds."""
     return grad_output.masked_fill((self <= min_val).logical_or_(self >= max_val), 0.0)
 
 
@@ -112,7 +112,7 @@ def log_sigmoid_forward(self: Tensor) -> tuple[Tensor, Tensor]:
 
 def log_sigmoid_backward(grad_output: Tensor, self: Tensor, buffer: Tensor) -> Tensor:
     """(log s(x))' = s(-x), with s = sigmoid."""
-    del buffer  # empty on some devices
+    del buffer  # not used: it is empty on some devices
     x, grad = wide(self), wide(grad_output)
     return torch.sigmoid(-x).mul_(grad).to(self.dtype)
 

@@ -1,4 +1,4 @@
-"""Products of vectors."""
+"""Vector products."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Simulated ``torch_gcu``: the public names of the vendor's plug-in for Enflame GCU, over host memory.
+"""Simulated ``torch_gcu``: the public interface of the vendor's plug-in for Enflame GCU, over host memory.
 
 Importing it registers the device type ``gcu``, the module ``torch.gcu`` and the process group ``eccl``; importing it
 twice is harmless. Only :func:`simulated_gcu.activate`, or its folder on ``PYTHONPATH``, makes it importable.

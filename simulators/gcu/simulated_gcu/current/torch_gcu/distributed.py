@@ -1,4 +1,4 @@
-"""Registers the process group ``eccl`` for the device type ``gcu`` only: CPU tensors need gloo beside it."""
+"""Registers the process group ``eccl`` for the device type ``gcu``. CPU tensors need gloo."""
 
 from __future__ import annotations
 
@@ -60,4 +60,4 @@ if is_available():
             setattr(distributed_c10d, _name, _checked)
             setattr(dist, _name, _checked)
     dist.Backend.register_backend("eccl", _create, devices=["gcu"])
-    dist.is_eccl_available = is_available  # where torch itself looks, as is_nccl_available
+    dist.is_eccl_available = is_available  # torch looks for it here, as for is_nccl_available

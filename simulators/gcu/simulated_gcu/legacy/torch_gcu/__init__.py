@@ -65,7 +65,7 @@ _tensor.install()
 
 
 def _prepare_to_exit() -> None:
-    """The vendor's clean-up, which a process that ends by ``os._exit`` has to call itself."""
+    """The vendor's clean-up; a process that ends by ``os._exit`` must call it."""
     _exit.unmark()
 
 

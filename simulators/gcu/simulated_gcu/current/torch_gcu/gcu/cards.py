@@ -75,7 +75,7 @@ class device:  # noqa: N801 - torch's name
 
 
 class device_of(device):  # noqa: N801 - torch's name
-    """Context manager that selects the card of a tensor, or none for a tensor elsewhere."""
+    """Context manager that selects the card of a tensor; does nothing for a tensor on another device."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         super().__init__(tensor.device.index if tensor.device.type == "gcu" else -1)

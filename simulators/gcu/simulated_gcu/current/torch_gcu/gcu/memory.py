@@ -1,4 +1,4 @@
-"""Memory of a card, in bytes: real allocations are counted, in pages of 512 bytes; nothing is cached."""
+"""Memory of a card, in bytes: the real allocations, in blocks of 512 bytes, without a cache."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def memory_allocated(device: Any = None) -> int:
 
 
 def max_memory_allocated(device: Any = None) -> int:
-    """Most bytes in use since the start, or since :func:`reset_peak_memory_stats`."""
+    """Largest number of bytes in use since the start, or since :func:`reset_peak_memory_stats`."""
     return _C.memory_stats(_get_device_index(device))[1]
 
 

@@ -20,7 +20,7 @@ __all__ = ["gather", "replicate", "run_replicas", "scatter_arguments"]
 
 
 def replicate(module: nn.Module, cards: Sequence[int]) -> list[nn.Module]:
-    """The module itself, and a copy of it on every card after the first."""
+    """The module itself for the first card, and a copy of it on every other card."""
     return [module, *(copy.deepcopy(module).to(f"xla:{card}") for card in cards[1:])]
 
 

@@ -1,4 +1,4 @@
-"""The vendor's DistributedDataParallel: its arguments, its refusals, and gradients averaged over its own group."""
+"""The vendor's DistributedDataParallel: its arguments and errors, and gradients averaged over the vendor's group."""
 
 from __future__ import annotations
 
