@@ -183,7 +183,7 @@ def find_group(environ: Mapping[str, str], nnodes: int = 1) -> tuple[str, bool] 
         nnodes: nodes that the user asks for. So many processes may be one agent per node, and are not reported.
 
     Returns:
-        The variables with their values, and whether the other processes exist; None: no variables of a launcher.
+        The variables with their values, and whether the other processes exist; None: nothing indicates a launcher.
     """
     for names in _FAMILIES:
         rank, size = (environ.get(name, "") for name in names[:2])

@@ -34,9 +34,9 @@ _TERM_PATIENCE_S = 4.0
 _GONE_PATIENCE_S = 1.5  # less than a rank waits after it has lost another one
 _ERROR_PATIENCE_S = 6.0  # torch's agent itself would wait half a minute for ranks that ignore SIGTERM
 _RESTART_PATIENCE_S = 60.0  # with restarts: the agent needs time to start the workers again
-_LEAST_S = 60.0
+_LEAST_S = 60.0  # shortest automatic limit for a stage of a step
 _LEAST_FOR_HOOKS_S = 600.0  # users' hooks may take long now and then, for example to upload a file
-_TIMES_SLOWEST = 20
+_TIMES_SLOWEST = 20  # automatic limit for a stage: so many times the slowest stage so far
 _SHARE = 0.9  # of the time-out of collectives: the launcher reports before the waiting ranks time out
 _STACKS_WITHIN_S = 1.5
 _SHOWN_FRAMES = 12
@@ -204,7 +204,7 @@ class HangDetector:
     nnodes: int
     """Number of detectors in the job: nodes, or ranks if each detector watches one worker."""
     timeout_s: float
-    """Time-out of collectives in seconds; the upper limit for every stage."""
+    """Time-out of collectives in seconds; 0.9 of it is the limit for checkpoints and for the first time in a stage."""
     step_timeout_s: float | None
     """Limit for one stage of a step, in seconds; None: a multiple of the slowest stage so far; 0: never end a run."""
     local_rank: int | None = None

@@ -61,7 +61,7 @@ class DropoutStream:
         global _active
         sampler = self.sampler
         self.step = step
-        # Index of this rank's first sample within the samples of the step; independent of the number of ranks.
+        # Index of the first sample within the step, so that the masks do not depend on the number of ranks.
         self.first = (micro_batch * sampler.world_size + sampler.rank) * sampler.batch_size
         self._uses.clear()
         self._backward = False

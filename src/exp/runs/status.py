@@ -128,9 +128,9 @@ ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, 
 def handle_signals(handler: Callable[[int, object], None]) -> Iterator[None]:
     """Context in which ``handler`` receives :data:`ENDING_SIGNALS`.
 
-    Signals that this process ignores from its start stay ignored: ``nohup`` ignores SIGHUP, a shell's ``&`` SIGINT.
-    After the block the preemption signal is ignored: only the report of the end is left to do, and the default action
-    of the signal would kill the process.
+    Signals that this process ignores from its start stay ignored (``nohup`` ignores SIGHUP, a shell's ``&`` SIGINT),
+    except the preemption signal. After the block the preemption signal is ignored: only the report of the end is left
+    to do, and the default action of the signal would kill the process.
     """
     before = {}
     for number in ENDING_SIGNALS:

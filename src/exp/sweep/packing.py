@@ -35,7 +35,7 @@ class _Pools:
     """The free devices, by backend. Simulated cards and the CPU backend use CPU cores.
 
     Args:
-        parallel_jobs: maximum number of jobs at a time, which may then share cores; None: no two jobs share a core.
+        parallel_jobs: maximum number of jobs at a time, which may then share cores; None: CPU jobs do not share cores.
     """
 
     def __init__(self, parallel_jobs: int | None) -> None:
