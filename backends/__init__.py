@@ -1,1 +1,1 @@
-"""Hardware families: one file each, and the only place that names a vendor."""
+"""Hardware families, one file each; the only place that names vendors."""

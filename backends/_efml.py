@@ -1,7 +1,7 @@
-"""Enflame's management library: it asks the driver, needs no torch, and answers in milliseconds.
+"""Enflame's management library EFML, by ctypes: it asks the driver within milliseconds, without torch.
 
-Functions and structures as in the vendor's header ``efml.h`` ("efml next"); its older interface (``EfmlInit``) is not
-used.
+Functions and structures are those of the vendor's header ``efml.h`` ("efml next"); the older interface (``EfmlInit``)
+is not used.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from exp.backends._monitor import reading
 __all__ = ["card_of", "count", "readings"]
 
 _LIBRARY = "libefml.so.1"
-_INITIALIZERS = ("efmlInit_v2", "efmlInitV2", "efmlInit")  # the newest that there is
+_INITIALIZERS = ("efmlInit_v2", "efmlInitV2", "efmlInit")  # the newest first; the names vary between releases
 _TEXT_LENGTH = 96
 _ON_DIE = 0  # EFML_TEMPERATURE_GCU
 
@@ -37,10 +37,10 @@ class _PciInfo(ctypes.Structure):
 
 @functools.lru_cache(maxsize=None)
 def _library() -> Any | None:
-    """The library, initialized; None where it is missing, or its driver does not answer.
+    """The library, initialized; None if it is missing, or its driver does not answer.
 
-    It is never shut down again: the vendor's plug-in uses it in the same process, and whether uses are counted is not
-    documented.
+    It is never shut down: the vendor's plug-in uses it in the same process, and the documentation does not say whether
+    initializations are counted.
     """
     try:
         library = ctypes.CDLL(_LIBRARY)
@@ -51,13 +51,13 @@ def _library() -> Any | None:
 
 
 def _ask(function: str, *arguments: Any) -> bool:
-    """Whether a function of the library is there and succeeds; what it answers is in the last of ``arguments``."""
+    """Call a function of the library, which writes to its output arguments; whether it exists and succeeded."""
     library = _library()
     return library is not None and hasattr(library, function) and getattr(library, function)(*arguments) == 0
 
 
 def count() -> int | None:
-    """Cards of this host, visible or not; None where the library does not tell."""
+    """Number of cards of this host, visible or not; None if the library does not report it."""
     number = ctypes.c_int(0)
     return number.value if _ask("efmlDeviceGetCount_v2", ctypes.byref(number)) else None
 
@@ -75,16 +75,16 @@ def _text(function: str, handle: Any) -> str | None:
 
 
 def card_of(name: str) -> int | None:
-    """Number on the host of the card whose UUID begins with ``name``; None where that is none, or several."""
+    """Number on the host of the card whose UUID begins with ``name``; None if no card or several cards match."""
     found = [card["index"] for card in readings() if name and str(card["uuid"]).startswith(name)]
     return found[0] if len(found) == 1 else None
 
 
 def readings(card: int | None = None) -> list[dict[str, Any]]:
-    """What the library says of the cards of this host (:meth:`exp.hardware.backend.Backend.monitor`).
+    """Readings of the cards of this host, as for :meth:`exp.hardware.backend.Backend.monitor`.
 
     Args:
-        card: its number on the host; None: of every card.
+        card: number on the host of the only card to read; None: all cards.
     """
     return [_reading(index, handle) for index, handle in _handles() if card in (None, index)]
 

@@ -1,4 +1,4 @@
-"""Environment variables of GCU cards: which are worth a place in a report, and which do harm."""
+"""Environment variables of GCU cards: those for reports, and those that have no effect or do harm."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _DEBUG = "ENFLAME_PT_OP_DEBUG_CONFIG"
 _STATISTICS = "op_statistics=true"
 _INT64 = "TORCH_GCU_ENABLE_INT64_AND_UINT64"
 INDUCTOR = "TORCHGCU_INDUCTOR_ENABLE"
-"""1 before the plug-in is imported: torch compiles for these cards."""
+"""Must be 1 before the plug-in is imported for ``torch.compile`` on these cards."""
 
 _unset: list[str] = []
-"""What this process has taken out of its environment, as it was."""
+"""Variables that this process has removed from its environment, as ``NAME=value``."""
 
 REPORTED = (
     "TOPS_VISIBLE_DEVICES", *_UNREAD, "TOPS_LAUNCH_BLOCKING", "TOPS_HOME",
@@ -30,26 +30,26 @@ REPORTED = (
     INDUCTOR, "TORCHDYNAMO_DISABLE", _DEBUG, "ENFLAME_PT_ENABLE_LINEAR_OVERRIDE", "ENFLAME_PT_GELU_ERF_ENABLE",
     "ENFLAME_TORCH_GCU_ENABLE_AUTO_MIGRATION", "ENFLAME_UMD_FLAGS", "ENFLAME_LOG_DEBUG_LEVEL", "ENFLAME_LOG_DEBUG_MOD",
     "ENABLE_I64_CHECK", _INT64,
-    # of trainings on the T20
+    # used in trainings on the T20
     "ENFLAME_CLUSTER_PARALLEL", "ENFLAME_PT_ENABLE_HBM_INPLACE", "ENFLAME_PT_EVALUATE_TENSOR_NEEDED",
     "ENFLAME_PT_AOT_CFG", "ENFLAME_ENABLE_EFP", "ENFLAME_ENABLE_TF32", "ENABLE_RDMA",
     "TORCH_DEVICE_BACKEND_AUTOLOAD", "SIM_GCU_COUNT", "SIM_GCU_MEMORY", "SIM_GCU_PROFILE", "SIM_GCU_STRICT",
 )  # fmt: skip
-"""What changes how these cards behave, on either generation."""
+"""Variables that change how these cards behave, for both generations."""
 
 
 def unset_wide_integers(major: int | None) -> None:
-    """Take out of the environment what ends the process on an S60; the plug-in reads it at each operator.
+    """Remove the variable for 64-bit integers, which crashes the process on an S60; the plug-in reads it per operator.
 
     Args:
-        major: the card's generation as the plug-in counts them (3: S60); None: an older one, or not known.
+        major: major version of the card's architecture (3: S60); None: an older generation, or not known.
     """
     if major == 3 and is_on(_INT64):
         _unset.append(f"{_INT64}={os.environ.pop(_INT64)}")
 
 
 def cautions() -> list[str]:
-    """Variables of this process that do nothing, or would have done harm."""
+    """Warnings about variables of this process that have no effect, or were removed because they do harm."""
     found = [
         f"{name}={os.environ[name]}: nothing reads it; TOPS_VISIBLE_DEVICES chooses the cards"
         for name in _UNREAD
@@ -64,15 +64,15 @@ def cautions() -> list[str]:
 
 
 def is_counting() -> bool:
-    """Whether the plug-in counts operators: it reads its variable as words between spaces, in any case."""
+    """Whether the plug-in counts operators. It reads its variable as words separated by spaces, ignoring case."""
     return _STATISTICS in os.environ.get(_DEBUG, "").lower().split(" ")
 
 
 def counting() -> dict[str, str]:
-    """The variable that asks for them, with what the user asks of it besides."""
+    """The variable that makes the plug-in count operators, with the words that the user has set."""
     return {_DEBUG: os.environ[_DEBUG] if is_counting() else f"{os.environ.get(_DEBUG, '')} {_STATISTICS}".strip()}
 
 
 def is_on(name: str) -> bool:
-    """Whether a variable that is a switch is on."""
+    """Whether a boolean variable is set to a true value."""
     return os.environ.get(name, "").strip().lower() in ("1", "true", "on", "yes")

@@ -1,8 +1,8 @@
-"""Which operators of torch run on the CPU on GCU cards of the current generation, tensor by tensor.
+"""The torch operators that GCU cards of the current generation run on the CPU, tensor by tensor.
 
-From the table of the vendor's plug-in (``torch_gcu-<release>.txt``, made by simulators/gcu/operator_table.py), which
-the simulated card reads too: what it sends to the CPU although there is a kernel, by model of card, and what it has no
-kernel for, on any. Operators that torch composes of others are in neither.
+The source is a table of the vendor's plug-in (``torch_gcu-<release>.txt``, made by simulators/gcu/operator_table.py),
+which the simulated card reads, too. It lists the operators without a kernel on any card, and, by card model, those that
+the plug-in sends to the CPU although it has a kernel. Operators that torch composes of others are not listed.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ __all__ = ["FLOAT32_ATTENTION", "counted", "lacking"]
 
 _TABLE = Path(__file__).with_name("torch_gcu-2.10.txt")
 _CARDS = {3: ("s60",), 4: ("l600",)}
-"""By the major version of the architecture: 3 is S60, 4 are L300 and L600."""
+"""Card names in the table by major version of the architecture: 3 is S60, 4 is L300 and L600."""
 
 FLOAT32_ATTENTION = (3,)
-"""Majors whose fused attention takes float32; that of L600 ends the process."""
+"""Major versions whose fused attention supports float32; on L600 it crashes the process."""
 
-# Long names touch the word that follows: the vendor pads them to a width, without a space of their own.
+# There may be no space after a long name: the vendor pads names to a fixed width.
 _USE = re.compile(r"^Op name: (?:aten::)?([\w.]+?)\s*Use count: *(\d+)", re.MULTILINE)
 
 
 @functools.lru_cache(maxsize=None)
 def _table() -> Mapping[str, frozenset[str]]:
-    """Overloads, such as ``add.Tensor``, by heading of the table."""
+    """Overloads, such as ``add.Tensor``, by section of the table."""
     found: dict[str, list[str]] = {}
     words: list[str] = []
     for line in _TABLE.read_text(encoding="ascii").splitlines():
@@ -49,12 +49,12 @@ def lacking(major: int, native: tuple[str, ...] = ()) -> frozenset[str]:
     """Overloads that a card runs on the CPU.
 
     Args:
-        major: of its architecture; what either of the known ones lacks for another.
-        native: names, without an overload, of what the installed plug-in has kernels for all the same, or is to run in
-            its own way.
+        major: major version of the card's architecture. For an unknown one, the overloads that any known card lacks.
+        native: names without overload to leave out: operators for which the installed plug-in has a kernel
+            nevertheless, or which it shall run in its own way.
 
     Raises:
-        ConfigError: there is a name in ``native`` that no card lacks.
+        ConfigError: ``native`` has a name that no card lacks.
     """
     table = _table()
     either = table["cpu"].union(*(table[f"cpu on {card}"] for cards in _CARDS.values() for card in cards))
@@ -69,14 +69,15 @@ def lacking(major: int, native: tuple[str, ...] = ()) -> frozenset[str]:
 
 
 def counted(statistics: str, names: frozenset[str]) -> Mapping[str, tuple[int, int]] | None:
-    """Calls of some operators in the vendor's text of statistics, which has no bytes.
+    """Calls of some operators, from the text of the vendor's operator statistics.
 
     Args:
-        statistics: what ``torch.gcu.debug.get_op_statistics_info`` gives.
-        names: which overloads.
+        statistics: result of ``torch.gcu.debug.get_op_statistics_info``.
+        names: the overloads.
 
     Returns:
-        Calls and 0, by name without an overload; None where the text counts no operator at all, in known words.
+        Number of calls, and 0 for the bytes, which the text lacks, by name without overload; None if the text has no
+        count in the known format.
     """
     uses = _USE.findall(statistics)
     if not uses:

@@ -1,7 +1,7 @@
-"""What the vendors' monitors say of their cards: utilization, memory, temperature and power.
+"""Readings of the vendors' monitors: utilization, memory, temperature and power of their cards.
 
-Each parser takes the text of one program and gives one dict per card, with the keys of :func:`reading`. They take what
-they recognize and leave out the rest: a monitor of another version must not break a run, and none of them raises.
+Each parser takes the output of one program and returns one dict per card, with the keys of :func:`reading`. Parsers
+skip what they do not recognize and never raise: a monitor of another version must not break a run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Callable, Sequence
 __all__ = ["efsmi", "nvidia_smi", "parse_efsmi", "parse_nvidia_smi", "parse_rocm_smi", "reading", "rocm_smi"]
 
 _TIMEOUT_S = 10
-_EFSMI_PLACES = ("/usr/bin", "/usr/sbin", "/usr/local/efsmi", "/opt/tops/bin")  # not on every PATH
+_EFSMI_PLACES = ("/usr/bin", "/usr/sbin", "/usr/local/efsmi", "/opt/tops/bin")  # PATH may lack some of these
 _MIB = 2**20
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
@@ -34,30 +34,30 @@ _NVIDIA_FIELDS = (
 
 
 def reading(index: int, **known: Any) -> dict[str, Any]:
-    """One card's reading; what the monitor does not tell is None.
+    """The reading of one card; values that the monitor does not report are None.
 
     Args:
         index: number of the card on its host, visible or not.
         **known: ``name``, ``uuid``, ``bus_id``, ``utilisation_percent``, ``memory_used`` and ``memory_total`` (bytes),
-            ``temperature_c``, ``power_w``, ``state`` (the monitor's own word, such as ``Sleep``), ``serial``.
+            ``temperature_c``, ``power_w``, ``state`` (as the monitor prints it, such as ``Sleep``), ``serial``.
     """
     keys = ("name", "uuid", "bus_id", "utilisation_percent", "memory_used", "memory_total", "temperature_c", "power_w")
     return {"index": index, **{key: known.get(key) for key in (*keys, "state", "serial")}}
 
 
 def efsmi() -> list[dict[str, Any]]:
-    """Enflame's cards."""
+    """Readings of Enflame's cards."""
     return _ask(parse_efsmi, ["efsmi"], _EFSMI_PLACES)
 
 
 def rocm_smi() -> list[dict[str, Any]]:
-    """AMD's cards."""
+    """Readings of AMD's cards."""
     shown = ["--showuse", "--showmeminfo", "vram", "--showtemp", "--showpower", "--showbus", "--showproductname"]
     return _ask(parse_rocm_smi, ["rocm-smi", *shown, "--showuniqueid", "--json"])
 
 
 def nvidia_smi() -> list[dict[str, Any]]:
-    """NVIDIA's cards."""
+    """Readings of NVIDIA's cards."""
     fields = ",".join(field for field, _ in _NVIDIA_FIELDS)
     return _ask(parse_nvidia_smi, ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"])
 
@@ -65,12 +65,12 @@ def nvidia_smi() -> list[dict[str, Any]]:
 def _ask(
     parse: Callable[[str], list[dict[str, Any]]], command: list[str], places: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
-    """What the monitor says; nothing where it is missing, fails, or does not answer in time.
+    """Run a monitor and parse its output; empty if it is missing, cannot run, or takes longer than 10 s.
 
     Args:
-        parse: takes what it prints.
+        parse: parser of the output.
         command: the program, looked for on PATH, and its arguments.
-        places: folders in which it is looked for next.
+        places: further folders to look in.
     """
     program = shutil.which(command[0], path=os.pathsep.join([os.environ.get("PATH", os.defpath), *places]))
     if program is None:
@@ -85,10 +85,10 @@ def _ask(
 
 
 def parse_nvidia_smi(text: str) -> list[dict[str, Any]]:
-    """Rows of ``--query-gpu=... --format=csv,noheader,nounits``; what a card does not tell is ``[N/A]`` there."""
+    """Parse rows of ``--query-gpu=... --format=csv,noheader,nounits``; missing values are ``[N/A]`` there."""
     found = []
     for line in text.splitlines():
-        row = [cell.strip() for cell in line.split(",")]  # nothing is quoted, and no name has a comma
+        row = [cell.strip() for cell in line.split(",")]  # no cell is quoted or has a comma
         if len(row) != len(_NVIDIA_FIELDS) or not row[0].isdigit():
             continue
         cells = {key: cell for (_, key), cell in zip(_NVIDIA_FIELDS, row)}
@@ -102,9 +102,9 @@ def parse_nvidia_smi(text: str) -> list[dict[str, Any]]:
 
 
 def parse_rocm_smi(text: str) -> list[dict[str, Any]]:
-    """The JSON of ``--json``; the names of its keys vary from one release to the next."""
+    """Parse the JSON of ``--json``, whose keys vary between releases."""
     try:
-        cards = json.loads(text[text.index("{") :])  # warnings may come before it
+        cards = json.loads(text[text.index("{") :])  # warnings may come before the JSON
     except ValueError:
         return []
     found = []
@@ -132,10 +132,9 @@ def parse_rocm_smi(text: str) -> list[dict[str, Any]]:
 
 
 def parse_efsmi(text: str) -> list[dict[str, Any]]:
-    """The table of ``efsmi``; its long form says no more than the management library.
+    """Parse the table of ``efsmi``.
 
-    Two lines for each card; the second has no number of its own, so it belongs to the first. Rows are framed by ``|``,
-    and those of the T20 by ``*``.
+    Each card has two lines; only the first has the card's number. Rows are framed by ``|``, on the T20 by ``*``.
     """
     found: list[dict[str, Any]] = []
     head: list[list[str]] | None = None

@@ -1,4 +1,4 @@
-"""Asks the machine about cards without importing torch or making a device context."""
+"""Finds out about cards without importing torch or making a device context in this process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
-"""Whether torch loads the plug-ins that announce themselves to it: 1 (the default) or not."""
+"""Whether torch loads plug-ins with an entry point in ``torch.backends``: ``1`` (the default) or ``0``."""
 
 NO_CUDA = {"CUDA_VISIBLE_DEVICES": ""}
 """For backends that fork workers and do not use CUDA. MMEngine's import initializes CUDA where it finds a card; then
@@ -58,15 +58,15 @@ def torch_build() -> dict[str, str | None]:
 
 @functools.lru_cache(maxsize=None)
 def ask_torch(script: str, autoload: str, environment: tuple[str | None, ...]) -> tuple[Any, str | None]:
-    """Have torch answer in a process of its own: it takes seconds, and may make a device context.
+    """Run a script with torch in another process, which takes seconds, and may make a device context there. Cached.
 
     Args:
-        script: prints ``answer`` and JSON on a line of its own, whatever libraries print beside it.
+        script: prints a line with ``answer`` and JSON.
         autoload: whether torch loads plug-ins by itself there, ``"1"`` or ``"0"``.
-        environment: values that the answer depends on, which torch reads itself; here they only tell answers apart.
+        environment: values of the environment variables on which the answer depends; used as cache key only.
 
     Returns:
-        The answer, and None; or None, and why there is none.
+        The answer and None; or None and the reason why there is no answer.
     """
     del environment
     try:
@@ -86,16 +86,16 @@ def ask_torch(script: str, autoload: str, environment: tuple[str | None, ...]) -
         if line.startswith("answer "):
             return json.loads(line.partition(" ")[2]), None
     said = done.stderr.strip().splitlines()
-    cause = [line for line in said if _NO_SYMBOL in line]  # torch's own last line does not have it
+    cause = [line for line in said if _NO_SYMBOL in line]  # the last line is torch's, without the cause
     return None, (cause or said or [f"exit status {done.returncode}"])[-1].strip()
 
 
 def built_for_another(problem: str, version: str | None = None) -> str | None:
-    """What to do where a plug-in does not load because it was built for another torch; None: not because of that.
+    """What to do if a plug-in does not load because it was built for another torch; None: there is another cause.
 
     Args:
-        problem: what was raised.
-        version: of a plug-in that is numbered as torch is; None: not known, or it is numbered otherwise.
+        problem: message of the error.
+        version: of a plug-in whose version numbers follow torch's; None: not known, or numbered otherwise.
     """
     torch = torch_build()["version"] or ""
     release, own = ((each or "").split(".")[:2] for each in (version, torch))
@@ -106,7 +106,7 @@ def built_for_another(problem: str, version: str | None = None) -> str | None:
 
 
 def nvml_device_count() -> int:
-    """Cards that NVIDIA's management library counts; 0 where it is missing or its driver does not answer."""
+    """Number of cards by NVIDIA's management library; 0 if it is missing or its driver does not answer."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
@@ -120,18 +120,18 @@ def nvml_device_count() -> int:
 
 
 def _visible(variables: Sequence[str]) -> list[str] | None:
-    """What the first of ``variables`` that is set lists; None: none is set."""
+    """The entries of the first of ``variables`` that is set; None: none is set."""
     values = (os.environ.get(variable) for variable in variables)
     value = next((value for value in values if value is not None), None)
     return None if value is None else [item.strip() for item in value.split(",")]
 
 
 def count_visible(total: int, *variables: str) -> int:
-    """How many of ``total`` cards the first of ``variables`` that is set leaves visible.
+    """Number of visible cards out of ``total``, by the first of ``variables`` that is set.
 
-    Read as the drivers read it (and ``torch.cuda._parse_visible_devices`` after them): a list ends at its first number
-    that is no card, and a list that names a card twice hides them all. Names (UUIDs, ``MIG-...``) are taken to be
-    there: whether they are is known only once torch has been imported, and :meth:`Backend.set_device` checks it.
+    The list is read as drivers (and ``torch.cuda._parse_visible_devices``) read it: it ends at the first number that is
+    not a card, and a list that names a card twice hides all cards. Names (UUIDs, ``MIG-...``) are assumed to exist;
+    :meth:`Backend.set_device` checks them with torch.
     """
     items = _visible(variables)
     if items is None:
@@ -150,7 +150,7 @@ def visible_card(index: int, *variables: str) -> int | None:
     """Number on the host of the ``index``-th visible card, by the first of ``variables`` that is set.
 
     Returns:
-        None where the variable names cards otherwise (UUIDs), or not so many.
+        The number; None if the variable has a name (UUID) at this position, or fewer entries.
     """
     if _visible(variables) is None:
         return index
@@ -159,6 +159,6 @@ def visible_card(index: int, *variables: str) -> int | None:
 
 
 def visible_name(index: int, *variables: str) -> str | None:
-    """How the first of ``variables`` that is set names the ``index``-th visible card; None: no such name."""
+    """Entry of the ``index``-th visible card in the first of ``variables`` that is set; None: no such entry."""
     items = _visible(variables)
     return items[index] if items is not None and index < len(items) else None

@@ -1,8 +1,8 @@
-"""Cards that no file here is written for: what ``torch.accelerator`` (torch >= 2.6) finds, any vendor's.
+"""Cards of any vendor that ``torch.accelerator`` (torch >= 2.6) finds, for families without a file of their own.
 
-Nothing is assumed of the card but what torch asks of every plug-in: its type, a number, a current device. Precisions,
-random state, memory, identity and collectives are asked for, and done without where there is no answer. A vendor that
-needs more derives a class from this one (docs/extend/add-a-backend.md).
+Only what torch requires of every plug-in is needed: a device type, a count, a current device. Precisions, random state,
+memory, identity and collectives are used if the plug-in has them. A vendor that needs more derives a class from this
+one (docs/extend/add-a-backend.md).
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _NAMED = {"cuda": "cuda or backend=rocm"}
 
 
 class AcceleratorBackend(Backend):
-    """Cards of the type that ``torch.accelerator`` names; ``device_type`` is known from :meth:`set_device` on.
+    """Cards of the type that ``torch.accelerator`` names; :meth:`set_device` sets ``device_type``.
 
-    ``options`` of the config: ``imports`` and ``visible_variables``, in place of the attributes of that name.
+    ``options`` of the config: ``imports`` and ``visible_variables``, which replace the attributes of these names.
 
     Raises:
-        ConfigError: an option is unknown, or no list.
+        ConfigError: an option is unknown, or is not a list.
     """
 
     capabilities = Capabilities(precisions=("fp32", "bf16", "fp16"))
@@ -56,7 +56,7 @@ class AcceleratorBackend(Backend):
     variables: tuple[str, ...] = (AUTOLOAD,)
 
     imports: tuple[str, ...] = ()
-    """Packages to import after torch, where the vendor's does not announce itself to torch (``torch.backends``)."""
+    """Packages to import after torch, if the vendor's package has no entry point in ``torch.backends``."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -69,12 +69,12 @@ class AcceleratorBackend(Backend):
                 setattr(self, key, tuple(value))
         self.variables = (*self.visible_variables, *self.variables)
 
-    # -- Probing ------------------------------------------------------------------------------------------------------
+    # -- Detection ----------------------------------------------------------------------------------------------------
 
     def _asked(self) -> tuple[str | None, int, str | None]:
         """Torch's device type, the number of cards, and why there is no answer.
 
-        Asked in a process of its own, and not at all where torch can have no accelerator.
+        Torch is asked in a process of its own, and not at all if it cannot have an accelerator.
         """
         if _why_hopeless(self.imports):
             return None, 0, None
@@ -85,7 +85,7 @@ class AcceleratorBackend(Backend):
         return kind, count, problem
 
     def why_unavailable(self) -> str | None:
-        """What is missing: torch 2.6, a plug-in, a card; or the backend that is to be used instead."""
+        """What is missing (torch 2.6, a plug-in, a card), or which backend to use instead; None: nothing is missing."""
         hopeless = _why_hopeless(self.imports)
         if hopeless:
             return hopeless
@@ -104,20 +104,20 @@ class AcceleratorBackend(Backend):
         return None
 
     def device_count(self) -> int:
-        """Cards that torch counts, the vendor's own variables respected; asked once per process."""
+        """Number of cards that torch counts, with the vendor's visible-devices variables; asked once per process."""
         return self._asked()[1]
 
     def __str__(self) -> str:
-        """With torch's name of the card."""
+        """Name for the terminal, with torch's device type."""
         kind = self._asked()[0]
         return f"{self.name} ({kind}, through torch.accelerator)" if kind else self.name
 
     def worker_env(self, local_rank: int, local_world_size: int, single_node: bool) -> dict[str, str]:
-        """The plug-in announces itself to torch by being loaded with it."""
+        """Let torch load the plug-ins that have an entry point (TORCH_DEVICE_BACKEND_AUTOLOAD=1)."""
         return {AUTOLOAD: "1", **super().worker_env(local_rank, local_world_size, single_node)}
 
     def packages(self) -> dict[str, str | None]:
-        """The packages that announce a device to torch, and those that are imported for one."""
+        """Versions of the packages with an entry point in ``torch.backends``, and of those in ``imports``."""
         announced = (point.value.partition(":")[0] for point in entry_points(_PLUGINS).values())
         names = dict.fromkeys(name.partition(".")[0] for name in (*announced, *self.imports))
         return {name: version_of(name) for name in names}
@@ -125,7 +125,11 @@ class AcceleratorBackend(Backend):
     # -- Device -------------------------------------------------------------------------------------------------------
 
     def set_device(self, local_rank: int) -> torch.device:
-        """Select the card of torch's accelerator that has this number."""
+        """Select card number ``local_rank`` of torch's accelerator.
+
+        Raises:
+            UnavailableError: torch counts no such card.
+        """
         import torch
         import torch.distributed as dist
 
@@ -140,7 +144,7 @@ class AcceleratorBackend(Backend):
             )
         self.device_type = device.type
         library = "undefined"
-        with contextlib.suppress(ValueError):  # no plug-in has registered any
+        with contextlib.suppress(ValueError):  # no plug-in has registered collectives
             library = dist.get_default_backend_for_device(device.type)
         self.collectives = Collectives(f"cpu:gloo,{device.type}:{library}")
         select = getattr(torch.accelerator, "set_device_index", None) or torch.accelerator.set_device_idx
@@ -148,7 +152,7 @@ class AcceleratorBackend(Backend):
         return torch.device(device.type, local_rank)
 
     def usage(self) -> dict[str, Any]:
-        """As far as the device's module tells, or else torch (>= 2.9)."""
+        """Memory as the device's module reports it, or else torch.accelerator (torch >= 2.9)."""
         found = super().usage()
         if "allocated" not in found:
             found["allocated"] = ask(self.module, "current_allocated_memory")
@@ -159,17 +163,17 @@ class AcceleratorBackend(Backend):
         return {name: value for name, value in found.items() if value is not None}
 
     def describe(self, device: torch.device) -> dict[str, Any]:
-        """Also the card's name in the visible-devices variable."""
+        """Also ``visible``, the card's entry in the visible-devices variable."""
         found = super().describe(device)
         if any(variable in os.environ for variable in self.visible_variables):
             found["visible"] = _probe.visible_name(device.index, *self.visible_variables)
         return found
 
     def supports(self, precision: str) -> bool:
-        """Whether the card says that it has the type itself, and a product under autocast comes out in it."""
+        """Whether the card reports native support, and a product under autocast has the right dtype and values."""
         if precision in FLOAT32 or precision not in self.capabilities.precisions:
             return super().supports(precision)
-        # Without emulation, which is slow; some modules do not tell the two apart, and some have no such function.
+        # Native support without slow emulation. Some modules do not take this argument, some have no such function.
         told = [ask(self.module, "is_bf16_supported", *given) for given in ((False,), ())]
         if precision == "bf16" and not next((answer for answer in told if answer is not None), True):
             return False
@@ -178,7 +182,7 @@ class AcceleratorBackend(Backend):
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[precision]
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch's way to say that autocast stays off
+                warnings.simplefilter("ignore")  # torch warns if autocast stays off
                 ones = torch.ones(8, 8, device=self.device_type)
                 with self.autocast(precision):
                     product = ones @ ones
@@ -188,17 +192,17 @@ class AcceleratorBackend(Backend):
 
 
 def _built_in() -> bool:
-    """Whether torch itself was built for a card with no backend of its own here; the others announce themselves."""
+    """Whether torch was built for a device without a file here (MPS, XPU); plug-ins have entry points instead."""
     spec = util.find_spec("torch")
     places = [] if spec is None else spec.submodule_search_locations or []
     return platform.system() == "Darwin" or any(list(Path(place, "lib").glob("libtorch_xpu*")) for place in places)
 
 
 def _why_hopeless(imports: tuple[str, ...]) -> str | None:
-    """Why torch need not be started to ask it, or None; costs milliseconds.
+    """Why torch cannot have an accelerator, or None if it must be asked; takes milliseconds.
 
     Args:
-        imports: what would be imported first.
+        imports: packages that would be imported first.
     """
     missing = _probe.torch_missing()
     if missing:

@@ -1,4 +1,4 @@
-"""The CPU: no card at all, for development, tests and dry runs."""
+"""The CPU, for development, tests and dry runs."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class CpuBackend(Backend):
         """Return None: there is always a CPU."""
 
     def device_count(self) -> int:
-        """Cores that this process may use."""
+        """Number of cores that this process may use."""
         return usable_cores()
 
     def worker_env(self, local_rank: int, local_world_size: int, single_node: bool) -> dict[str, str]:
-        """MKL's own variable wins over OpenMP's inside MKL: it has to follow what OpenMP will really be told."""
+        """Also MKL_NUM_THREADS, which overrides OMP_NUM_THREADS inside MKL, so it must have the value used there."""
         environment = super().worker_env(local_rank, local_world_size, single_node)
         threads = os.environ.get("OMP_NUM_THREADS", environment["OMP_NUM_THREADS"])
         return {AUTOLOAD: "0", "MKL_NUM_THREADS": threads, **environment}
@@ -48,7 +48,7 @@ class CpuBackend(Backend):
         return NO_CUDA
 
     def set_device(self, local_rank: int) -> torch.device:
-        """Return the CPU; also applies the number of threads, in case torch was imported before it was set."""
+        """Return the CPU device. Also apply OMP_NUM_THREADS, in case torch was imported before it was set."""
         import torch
 
         threads = os.environ.get("OMP_NUM_THREADS", "")
@@ -57,7 +57,7 @@ class CpuBackend(Backend):
         return torch.device("cpu")
 
     def usage(self) -> dict[str, Any]:
-        """What the kernel reckons to be available without swapping."""
+        """Memory of the host in bytes: ``free`` is what the kernel estimates as available without swapping."""
         if not _MEMINFO.is_file():
             return {}
         lines = (line.partition(":") for line in _MEMINFO.read_text(encoding="ascii").splitlines())
@@ -65,7 +65,7 @@ class CpuBackend(Backend):
         return {"free": sizes["MemAvailable"], "total": sizes["MemTotal"]} if "MemAvailable" in sizes else {}
 
     def describe(self, device: torch.device) -> dict[str, Any]:
-        """The processor's name and its usable cores."""
+        """Name of the processor, and number of usable cores."""
         text = _CPUINFO.read_text(encoding="utf-8", errors="replace") if _CPUINFO.is_file() else ""
         models = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")]
         name = models[0] if models else platform.processor() or platform.machine()

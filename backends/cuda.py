@@ -25,7 +25,7 @@ _AMPERE = 8  # compute capability: the first with bf16 and TF32
 
 
 class CudaBackend(Backend):
-    """NVIDIA cards through ``torch.cuda``, with NCCL; CPU tensors go over gloo beside it."""
+    """NVIDIA cards through ``torch.cuda``, with NCCL for tensors on cards and gloo for CPU tensors."""
 
     device_type = "cuda"
     collectives = Collectives("cpu:gloo,cuda:nccl", averages=True, gloo=True)
@@ -37,7 +37,7 @@ class CudaBackend(Backend):
     )
     visible_variables = ("CUDA_VISIBLE_DEVICES",)
     hiding_variables: tuple[str, ...] = visible_variables
-    """All that hide cards from torch."""
+    """All variables that hide cards from torch."""
     _driver = Path("/sys/module/nvidia/version")
     variables = (
         "CUDA_VISIBLE_DEVICES",
@@ -53,7 +53,7 @@ class CudaBackend(Backend):
     )
 
     def why_unavailable(self) -> str | None:
-        """What is missing: torch, a CUDA build of it, the driver, or a visible card."""
+        """What is missing: torch, a CUDA build of it, the driver, or a visible card; None: nothing."""
         missing = _probe.torch_missing()
         if missing:
             return missing
@@ -68,7 +68,7 @@ class CudaBackend(Backend):
         )
 
     def _why_no_card(self, without_driver: str) -> str | None:
-        """None where there is a visible card; else why not, ``without_driver`` where there is none at all."""
+        """None if there is a visible card; otherwise the reason: ``without_driver`` if the host has no card at all."""
         if self.device_count():
             return None
         if self._total():
@@ -82,11 +82,11 @@ class CudaBackend(Backend):
         )
 
     def _total(self) -> int:
-        """Cards of the host, visible or not, by the fast ways."""
+        """Number of cards of the host, visible or not, by NVML or /proc, without torch."""
         return _probe.nvml_device_count() or (len(list(_PROC.iterdir())) if _PROC.is_dir() else 0)
 
     def _visible(self, total: int) -> int:
-        """How many of ``total`` cards the variables leave."""
+        """Number of visible cards out of ``total``, by the visible-devices variables."""
         return _probe.count_visible(total, *self.hiding_variables)
 
     @staticmethod
@@ -94,10 +94,10 @@ class CudaBackend(Backend):
         return bool(_UPSTREAM.fullmatch(_probe.torch_build()["version"] or ""))
 
     def _counted_by_torch(self) -> tuple[int, str | None]:
-        """Visible cards by torch itself, and why it has no answer; asked of builds by others alone: it takes seconds.
+        """Number of visible cards by torch, and why there is no answer; (0, None) for PyTorch's own builds.
 
-        Other vendors' cards (MetaX, Iluvatar; Hygon under ROCm) answer to this device type, through a build of torch of
-        their own, and have no library or folder of the families' first vendors.
+        Cards of other vendors (MetaX, Iluvatar; Hygon under ROCm) use this device type, through a build of torch of
+        their own, and have neither NVML nor the folder in /proc. Only such builds are asked: it takes seconds.
         """
         if self._is_upstream():
             return 0, None
@@ -106,29 +106,29 @@ class CudaBackend(Backend):
         return count or 0, problem
 
     def device_count(self) -> int:
-        """Cards that the visible-device variables leave, by the fast ways, or else as torch counts them."""
+        """Number of visible cards, without torch if possible, otherwise as torch counts them."""
         total = self._total()
         return self._visible(total) if total else self._counted_by_torch()[0]
 
     def worker_env(self, local_rank: int, local_world_size: int, single_node: bool) -> dict[str, str]:
-        """On a single node NCCL's bootstrap stays on the loopback interface."""
+        """On a single node also NCCL_SOCKET_IFNAME=lo, so that NCCL's bootstrap stays on the loopback interface."""
         defaults = {"NCCL_SOCKET_IFNAME": "lo"} if single_node else {}
         return {AUTOLOAD: "0", **defaults, **super().worker_env(local_rank, local_world_size, single_node)}
 
     def supports(self, precision: str) -> bool:
-        """bf16 and tf32 only where the card has them."""
+        """Whether the card supports ``precision``; bf16 and tf32 need compute capability 8."""
         import torch
 
         if precision in ("bf16", "tf32"):
-            # torch.cuda.is_bf16_supported says yes to cards that emulate it, slowly.
+            # torch.cuda.is_bf16_supported is also true for cards that emulate bf16, slowly.
             return torch.cuda.get_device_capability()[0] >= _AMPERE
         return super().supports(precision)
 
     def set_precision(self, precision: str) -> None:
-        """Turn TF32 on or off for matrix products, convolutions (where torch has it on by default) and RNNs.
+        """Turn TF32 on or off for matrix products, convolutions (torch's default is on) and RNNs.
 
         Raises:
-            ConfigError: NVIDIA_TF32_OVERRIDE, which the libraries obey before torch, says the opposite.
+            ConfigError: NVIDIA_TF32_OVERRIDE, which overrides torch's switches, contradicts ``precision``.
         """
         import torch
 
@@ -140,28 +140,28 @@ class CudaBackend(Backend):
         torch.backends.cuda.matmul.allow_tf32 = allowed
         torch.backends.cudnn.allow_tf32 = allowed
         if hasattr(torch.backends.cudnn, "conv"):
-            # Torch >= 2.9 has newer names, and refuses to read an older one where the two disagree: both are told.
+            # torch >= 2.9 has newer switches, and raises on reading an old one if the two disagree: set both.
             switches: Any = (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn)
             for switch in switches:
                 switch.fp32_precision = "tf32" if allowed else "ieee"
 
     def usage(self) -> dict[str, Any]:
-        """Also how busy the card is, by torch, which needs the vendor's library (nvidia-ml-py or amdsmi)."""
+        """Also the utilization, if the vendor's library (nvidia-ml-py or amdsmi) is installed."""
         found = super().usage()
-        with contextlib.suppress(Exception):  # the library is not installed, or the driver does not let it ask
+        with contextlib.suppress(Exception):  # the library is not installed, or has no access to the driver
             found["utilisation_percent"] = float(self.module.utilization())
         return found
 
     def packages(self) -> dict[str, str | None]:
-        """The CUDA that torch was built for, and the driver."""
+        """Versions of the CUDA that torch was built for, and of the driver."""
         return {"cuda": _probe.torch_build()["cuda"], "driver": self.driver_version()}
 
     def monitor(self) -> list[dict[str, Any]]:
-        """What nvidia-smi says."""
+        """Readings of nvidia-smi."""
         return _monitor.nvidia_smi()
 
     def driver_version(self) -> str | None:
-        """Version of the kernel driver; None where there is none, or it has no version of its own."""
+        """Version of the kernel driver; None if there is no driver, or it has no version of its own."""
         return self._driver.read_text(encoding="ascii").strip() if self._driver.is_file() else None
 
     def describe(self, device: torch.device) -> dict[str, Any]:
@@ -177,5 +177,5 @@ class CudaBackend(Backend):
         return {**described, "visible": _probe.visible_name(device.index, *self.visible_variables)}
 
     def _card(self, index: int) -> int | None:
-        """Number on this host of the card that torch calls ``index``, as far as the variables tell."""
+        """Number on this host of the card with torch's ``index``; None: the variables name cards otherwise (UUIDs)."""
         return _probe.visible_card(index, "CUDA_VISIBLE_DEVICES")

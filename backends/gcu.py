@@ -1,9 +1,9 @@
 """Enflame GCU cards, both generations of the vendor's plug-in ``torch_gcu``.
 
-The current one (TopsRider 3.x) adds the device type ``gcu`` to recent torch, with ``torch.gcu`` and the collectives
-``eccl``. The legacy one (TopsRider 2.x, torch 1.10) has the device type ``xla``, a lazy graph that every step must end,
-and collectives and a DDP class of its own. Which one is installed shows in torch's version. Written from the vendor's
-public sources and manuals; see docs/hardware/hardware.md for what was verified how.
+The current generation (TopsRider 3.x) adds the device type ``gcu`` to recent torch, with ``torch.gcu`` and the
+collectives ``eccl``. The legacy generation (TopsRider 2.x, torch 1.10) has the device type ``xla``, a lazy graph that
+every step must end, and its own collectives and DDP class. torch's version decides which one is used. Written from the
+vendor's public sources and manuals; see docs/hardware/hardware.md for what was verified how.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _simulator() -> Any:
 
 
 def _why_not_simulated() -> str | None:
-    """What is missing for simulated cards, or None. A process with torch compiles them, the first time."""
+    """What is missing for simulated cards, or None. The first time, they are compiled, in a process of its own."""
     if importlib.util.find_spec("simulated_gcu") is None:
         return _NO_SIMULATOR
     try:
@@ -55,17 +55,17 @@ def _why_not_simulated() -> str | None:
 
 
 class GcuBackend(Backend):
-    """GCU cards; constructing it gives the generation that goes with the installed torch."""
+    """GCU cards. The constructor returns the class of the generation that fits the installed torch."""
 
     device_type = "gcu"
     collectives = Collectives("cpu:gloo,gcu:eccl")
     visible_variables = (_VISIBLE,)
     variables = REPORTED
     count_script = "import torch, torch_gcu; print('answer', torch.gcu.device_count())"
-    """Has the plug-in count its cards."""
+    """Script in which the plug-in counts its cards (:func:`exp.backends._probe.ask_torch`)."""
 
     def __new__(cls, *_args: Any, **_kwargs: Any) -> GcuBackend:
-        """Choose the legacy class under torch < 2.0."""
+        """Choose the legacy class with torch < 2.0."""
         if cls is GcuBackend and _is_legacy():
             from exp.backends.gcu_legacy import LegacyGcuBackend
 
@@ -74,10 +74,10 @@ class GcuBackend(Backend):
 
     @property
     def capabilities(self) -> Capabilities:  # type: ignore[override]
-        """What the vendor's lists say of the current card's architecture, less ``options.native``.
+        """What the current card's architecture can do by the vendor's lists, with ``options.native`` as additions.
 
-        Only simulated cards let workers fork: the vendor's plug-in loads with torch, and nobody has tried. Attention in
-        float32 on a card that is not known to take it ends the process, without an error.
+        Workers are forked on simulated cards only: with the vendor's plug-in, which loads with torch, it is untested.
+        Fused attention in float32 is allowed only on cards known to support it; others crash without an error.
         """
         major = self._architecture()
         return Capabilities(
@@ -91,20 +91,20 @@ class GcuBackend(Backend):
         )
 
     def _architecture(self) -> int:
-        """The major of the current card's; S60's (3), or that of simulated cards, in a process without the plug-in."""
+        """Major version of the current card's architecture; without the plug-in 3 (S60), or that of simulated cards."""
         if "torch_gcu" in sys.modules:
             return int(self.module.get_device_capability()[0])
         return {"s60": 3, "l600": 4}.get(os.environ.get("SIM_GCU_PROFILE", ""), 0) if self.simulate else 3
 
     def _why_not_compiled(self, major: int) -> str | None:
-        if major == 3:  # they have 64-bit integers
+        if major == 3:  # compiled kernels contain 64-bit integers
             return "compiled kernels fail, or end the process, on cards of this architecture (3: S60)"
         if not self.simulate and os.environ.get(INDUCTOR) != "1":
             return f"the plug-in compiles only with {INDUCTOR}=1 before it is imported (+backend.env.{INDUCTOR}=1)"
         return None
 
     def why_unavailable(self) -> str | None:
-        """What is missing: torch, the plug-in, or a visible card."""
+        """What is missing: torch, the plug-in, or a visible card; None: nothing."""
         missing = _probe.torch_missing()
         if missing:
             return missing
@@ -126,7 +126,7 @@ class GcuBackend(Backend):
         return None
 
     def device_count(self) -> int:
-        """Cards that the management library counts, else torch_gcu, TOPS_VISIBLE_DEVICES respected."""
+        """Number of visible cards by the management library, or else by torch_gcu; respects TOPS_VISIBLE_DEVICES."""
         if self.simulate:
             return int(_simulator().device_count())
         if _probe.torch_missing() or importlib.util.find_spec("torch_gcu") is None:
@@ -142,24 +142,31 @@ class GcuBackend(Backend):
         return count or 0, problem
 
     def worker_env(self, local_rank: int, local_world_size: int, single_node: bool) -> dict[str, str]:
-        """The plug-in is imported by :attr:`module`: one whose runtime is missing would break ``import torch``."""
+        """Keep torch from loading the plug-in: without its runtime it would break ``import torch``.
+
+        :attr:`module` imports the plug-in.
+        """
         return {AUTOLOAD: "0", **super().worker_env(local_rank, local_world_size, single_node)}
 
     @property
     def module(self) -> Any:
-        """``torch.gcu``, which the plug-in adds."""
+        """``torch.gcu``, which the plug-in adds; imports the plug-in."""
         import torch
 
         self._plugin()
         return torch.gcu  # type: ignore[attr-defined]
 
     def _plugin(self) -> Any:
-        """The vendor's package, or the simulated one; importing it registers the device, and twice is harmless."""
+        """Import the vendor's package, or the simulated one, which registers the device; may be called repeatedly.
+
+        Raises:
+            UnavailableError: the package cannot be imported.
+        """
         if self.simulate and "torch_gcu.simulator" not in sys.modules:
             _simulator().activate()
         try:
             return importlib.import_module("torch_gcu")
-        except Exception as error:  # it changes torch as it loads: one that does not fit may raise anything
+        except Exception as error:  # the plug-in patches torch: one for another torch may raise anything
             said = (str(error).splitlines() or ["no message"])[0]
             raise UnavailableError(
                 f"torch_gcu does not import ({type(error).__name__}: {said}); {self._remedy(said, 'check that')}"
@@ -170,17 +177,17 @@ class GcuBackend(Backend):
         return _probe.built_for_another(problem, version) or f"{check} LD_LIBRARY_PATH has the TOPS libraries"
 
     def set_device(self, local_rank: int) -> torch.device:
-        """Select the card; the plug-in registers its collectives, too, as it is imported."""
+        """Select the card; importing the plug-in also registers its collectives."""
         device = super().set_device(local_rank)
         unset_wide_integers(getattr(ask(self.module, "get_device_properties", local_rank), "major", None))
         return device
 
     def supports(self, precision: str) -> bool:
-        """bf16 only where the card has it."""
+        """Whether the card supports ``precision``; for bf16 the plug-in is asked."""
         return super().supports(precision) and (precision != "bf16" or bool(self.module.is_bf16_supported()))
 
     def usage(self) -> dict[str, Any]:
-        """Also what the management library says of the current card; nothing of simulated cards."""
+        """Also the utilization of the current card by the management library; not for simulated cards."""
         found = super().usage()
         cards = None if self.simulate else visible_cards()
         index = self.module.current_device() if cards else 0
@@ -189,13 +196,13 @@ class GcuBackend(Backend):
         return {key: value for key, value in found.items() if value is not None}
 
     def run_env(self, precision: str, counts_fallbacks: bool) -> dict[str, str]:
-        """The vendor's statistics of operators, which take more than is worth it in a training."""
+        """Turn on the vendor's operator statistics if the run counts fallbacks; they slow training down."""
         if self.simulate:
             return _probe.NO_CUDA
         return counting() if counts_fallbacks else {}
 
     def fallbacks(self) -> Mapping[str, tuple[int, int]] | None:
-        """Simulated cards count them; real ones where ENFLAME_PT_OP_DEBUG_CONFIG asks for ``op_statistics=true``."""
+        """Operators that ran on the CPU; on real cards only with ENFLAME_PT_OP_DEBUG_CONFIG=op_statistics=true."""
         if self.simulate:
             told = importlib.import_module("torch_gcu.simulator")
             sizes = told.fallback_bytes() if hasattr(told, "fallback_bytes") else {}
@@ -206,25 +213,25 @@ class GcuBackend(Backend):
         return _gcu_operators.counted(statistics, self.capabilities.lacking_operators)
 
     def packages(self) -> dict[str, str | None]:
-        """The plug-in."""
+        """Version of the plug-in."""
         if self.simulate:
             return {"simulated torch_gcu": version_of("exp-simulated-gcu")}
         return {"torch_gcu": version_of("torch_gcu") or version_of("torch-gcu")}
 
     def monitor(self) -> list[dict[str, Any]]:
-        """What the management library says, or efsmi where it is missing; nothing of simulated cards."""
+        """Readings of the management library, or of efsmi if it is missing; empty for simulated cards."""
         return [] if self.simulate else _efml.readings() or _monitor.efsmi()
 
     def cautions(self) -> list[str]:
-        """Variables that nothing reads, and the one that breaks the S60."""
+        """Warnings about variables that nothing reads, and about the one that crashes the S60."""
         return cautions()
 
     def describe(self, device: torch.device) -> dict[str, Any]:
-        """Name, index and total memory in bytes of the card, and what tells it from the others of its host."""
+        """Name, index, total memory in bytes and identity of the card."""
         return {**super().describe(device), **self._place(device.index)}
 
     def _place(self, index: int) -> dict[str, Any]:
-        """The card's number on the host and its UUID, as far as they are known, or its name in the variable."""
+        """Number on the host and UUID of the card, as far as known, or its entry in TOPS_VISIBLE_DEVICES."""
         cards = None if self.simulate else visible_cards()
         if cards is not None and index < len(cards):
             known = next(iter(_efml.readings(cards[index])), {"uuid": None})
@@ -234,12 +241,12 @@ class GcuBackend(Backend):
 
 
 def _is_legacy() -> bool:
-    """Whether the installed torch is one that only the legacy plug-in goes with (< 2.0)."""
+    """Whether the installed torch needs the legacy plug-in (torch < 2.0)."""
     return int((_probe.torch_build()["version"] or "2").split(".")[0]) < 2
 
 
 def visible_cards() -> list[int] | None:
-    """Numbers on the host of the visible cards, by the management library; None where only the plug-in can tell."""
+    """Numbers on the host of the visible cards, by the management library; None if only the plug-in can tell."""
     total, visible = _efml.count(), os.environ.get(_VISIBLE)
     if total is None:
         return None
@@ -247,14 +254,14 @@ def visible_cards() -> list[int] | None:
     if all(name.strip().lstrip("-").isdigit() or not name.strip() for name in names):
         return [_probe.visible_card(index, _VISIBLE) or 0 for index in range(_probe.count_visible(total, _VISIBLE))]
     if not all(name.strip().startswith("GCU-") for name in names):
-        return None  # parts of cards
-    found = [_efml.card_of(name) for name in names]  # as the plug-in: a name after a space is none
+        return None  # names of partitions of cards
+    found = [_efml.card_of(name) for name in names]  # not stripped: the plug-in, too, rejects a name after a space
     known = [card for card in found[: (*found, None).index(None)] if card is not None]
     return known if len(set(known)) == len(known) else []
 
 
 def _how_to_install() -> str:
-    """Where the plug-in may be that this interpreter does not see."""
+    """How to make the plug-in importable: where it is on this machine, or where to get it."""
     packages = sorted(_TOPS.glob("lib/python3*/site-packages/torch_gcu"))
     if packages:
         return f"it is in {packages[0].parent}: put that on PYTHONPATH, in an environment of the same Python version"

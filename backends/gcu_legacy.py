@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LegacyGcuBackend"]
 
-_CLEAN_UP = "_prepare_to_exit"  # private, and fixed: the last release of this generation is out
+_CLEAN_UP = "_prepare_to_exit"  # private, but this generation gets no further releases
 _EFP = "ENFLAME_ENABLE_EFP"
 _STEPS = ("live", "model")
 _BATCHES_PER_GRAPH = 32
@@ -32,13 +32,13 @@ _BATCHES_PER_GRAPH = 32
 class LegacyGcuBackend(GcuBackend):
     """Legacy cards: lazy graphs, the vendor's own collectives (``eccl`` only) and DDP.
 
-    No ``bf16`` and ``fp16``: mixed precision of this generation (``torch_gcu.amp``) crashed the driver for its users.
-    The vendor's own trainings let the compiler round, by an environment variable: ``efp``.
+    There is no ``bf16`` or ``fp16``: users report that mixed precision of this generation (``torch_gcu.amp``) crashes
+    the driver. With precision ``efp`` the compiler rounds by itself, as in the vendor's own trainings.
 
-    ``options.step`` of the configuration: ``live`` ends a step with the graph of every live tensor; ``model`` with
-    parameters, optimizer state, buffers and losses alone, as the vendor's own trainings do, and evaluates with the
-    graph of the outputs. Tensors that live beyond a step and are not among these (of a hook, an average of weights)
-    then wait, and keep what they need.
+    ``options.step`` of the configuration decides what is computed at the end of a step. ``live``: the graph of every
+    live tensor. ``model``: parameters, optimizer state, buffers and losses alone, as in the vendor's own trainings, and
+    in evaluation the outputs; other tensors that live beyond a step (of a hook, or an average of weights) then stay
+    uncomputed, and keep their inputs alive.
     """
 
     device_type = "xla"
@@ -55,14 +55,14 @@ class LegacyGcuBackend(GcuBackend):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Two ways of float32; only simulated cards let workers fork."""
+        """Precisions ``fp32`` and ``efp``; workers are forked on simulated cards only."""
         return Capabilities(precisions=("fp32", "efp"), forking=self.simulate, simulation=True)
 
     def run_env(self, precision: str, counts_fallbacks: bool) -> dict[str, str]:
-        """What the compiler is told, which has it in force before the first graph.
+        """The compiler's variable for ``efp``, which it reads before the first graph.
 
         Raises:
-            ConfigError: what the user has exported says the opposite.
+            ConfigError: the exported variable contradicts ``precision``.
         """
         if _EFP in os.environ and _gcu_environment.is_on(_EFP) != (precision == "efp"):
             raise ConfigError(f"{_EFP}={os.environ[_EFP]} overrules precision={precision}; unset it")
@@ -70,27 +70,27 @@ class LegacyGcuBackend(GcuBackend):
 
     @property
     def module(self) -> Any:
-        """The plug-in itself; torch has no module for it, and the card's generator is not public."""
+        """The plug-in itself: torch has no module for this device. It gives no access to the card's generator."""
         return self._plugin()
 
     def supports(self, precision: str) -> bool:
-        """The one that the environment has chosen (:meth:`run_env`): the compiler does not change over."""
+        """Whether ``precision`` is the one set in the environment (:meth:`run_env`), as the compiler cannot switch."""
         return precision == ("efp" if _gcu_environment.is_on(_EFP) else "fp32")
 
     def synchronize(self) -> None:
-        """Run what the lazy graph holds, and wait."""
+        """Run the lazy graph, and wait for the device."""
         import torch_gcu
 
-        torch_gcu.sync_lived_tensor()  # starts it, no more
+        torch_gcu.sync_lived_tensor()  # only starts the graph
         torch_gcu.synchronize()
 
     def usage(self) -> dict[str, Any]:
-        """What this process holds on the current card; the rest is not public on this generation, but efsmi knows."""
+        """Bytes that this process holds on the current card; the plug-in of this generation reports nothing else."""
         held = ask(self.module, "get_hbm_alloc_size")
         return {} if held is None else {"allocated": int(held)}
 
     def fallbacks(self) -> Mapping[str, tuple[int, int]] | None:
-        """Of simulated cards alone."""
+        """Operators that ran on the CPU; for simulated cards only."""
         return super().fallbacks() if self.simulate else None
 
     def end_step(
@@ -100,7 +100,7 @@ class LegacyGcuBackend(GcuBackend):
         outputs: Sequence[torch.Tensor] = (),
         **kwargs: Any,
     ) -> None:
-        """Step and run the graph: a step that does not end lets it grow without bound."""
+        """Call the optimizer and run the graph, which would otherwise grow without bound."""
         import torch_gcu
 
         arguments: dict[str, Any] = {"optimizer_args": kwargs}
@@ -109,9 +109,10 @@ class LegacyGcuBackend(GcuBackend):
         torch_gcu.optimizer_step(optimizer, **arguments)
 
     def end_batch(self, outputs: Any = None) -> None:
-        """Run the graph of this batch: that of a whole evaluation would not fit.
+        """Run the graph of this batch: that of a whole evaluation would not fit into memory.
 
-        With ``options.step=model`` that of the outputs; what metrics add up of them is run now and then.
+        With ``options.step=model``, run only the graph of the outputs, and every 32 batches all live tensors, among
+        them the sums of metrics.
         """
         import torch_gcu
 
@@ -123,10 +124,10 @@ class LegacyGcuBackend(GcuBackend):
             torch_gcu.sync_lived_tensor()
 
     def close(self) -> None:
-        """Do what the vendor's package has registered with :mod:`atexit`, which a worker's end leaves out.
+        """Run the exit handler of the vendor's package, since a worker exits without running :mod:`atexit` handlers.
 
-        By the name of its function: ``atexit`` has no public way to run what one package has registered, and what
-        others have (executors, loaders) waits for threads. It is taken off the list, lest it run twice.
+        It is called by name: ``atexit`` has no public way to run the handlers of one package, and those of others
+        (executors, loaders) wait for threads. It is unregistered first, so that it does not run twice.
         """
         plugin: Any = sys.modules.get("torch_gcu")
         clean_up = getattr(plugin, _CLEAN_UP, None)
@@ -135,13 +136,13 @@ class LegacyGcuBackend(GcuBackend):
             clean_up()
 
     def describe(self, device: torch.device) -> dict[str, Any]:
-        """Name and index, and what tells the card from the others of its host; efsmi knows more."""
+        """Name, index and identity of the card."""
         known = {} if hasattr(self.module, "get_device_name") else {"name": "GCU (legacy)"}
         return {**super().describe(device), **known}
 
 
 class LegacyCollectives(Collectives):
-    """The vendor's own, which torch.distributed does not know; its gloo group beside them carries CPU tensors."""
+    """The vendor's own collectives, which are not part of torch.distributed; CPU tensors use a separate gloo group."""
 
     only_sums = True
 
@@ -150,7 +151,7 @@ class LegacyCollectives(Collectives):
         self._store: Store | None = None
 
     def missing(self, process_group: str, device_type: str) -> str | None:
-        """Whether the vendor's collectives can be imported, and have ECCL: without it they import, with a warning."""
+        """Why the vendor's collectives cannot be used, or None; without ECCL they can be imported, but not used."""
         try:
             vendor = importlib.import_module("torch_gcu.distributed")
         except (ImportError, OSError) as error:
@@ -162,15 +163,15 @@ class LegacyCollectives(Collectives):
     def init(
         self, process_group: str, device_type: str, *, store: Store, rank: int, world_size: int, timeout: timedelta
     ) -> None:
-        """Make the vendor's group.
+        """Make the vendor's process group, with rendezvous over ``env://``.
 
-        It meets over ``env://``, at a store which rank 0 serves from the moment that its port is chosen: a port that is
-        looked up first and taken later may be somebody else's by then. The variables are those by which torch's agent
-        says that it serves one. The address is the one that the agent has set, and the loopback interface's where there
-        is none. The group's timeout is its own (ECCL_TIMEOUT).
+        Rank 0 opens a new TCP store at a free port, so that no other program can take the port in between, and passes
+        the port on through ``store``. The variables are those by which torch's agent declares that it serves a store.
+        The address is MASTER_ADDR, or the loopback interface if it is not set. The group has its own timeout
+        (ECCL_TIMEOUT).
 
         Raises:
-            ConfigError: a group other than eccl was asked for.
+            ConfigError: ``process_group`` is not ``eccl``.
         """
         if process_group != "eccl":
             raise ConfigError(
@@ -187,18 +188,18 @@ class LegacyCollectives(Collectives):
         os.environ["MASTER_PORT"] = store.get("gcu_port").decode()
         os.environ["RANK"], os.environ["WORLD_SIZE"] = str(rank), str(world_size)
         os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
-        # A prefix of the vendor's keys, which differs between nodes after a restart; the store is a new one anyway.
+        # The vendor prefixes its keys with this count, which differs between nodes after a restart; the store is new.
         os.environ["TORCHELASTIC_RESTART_COUNT"] = "0"
         vendor.init_process_group("eccl", rank=rank, world_size=world_size)
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
-        """Add up a tensor over all ranks, in place."""
+        """Sum a tensor over all ranks, in place."""
         import torch_gcu.distributed as vendor
 
         vendor.all_reduce(tensor)
 
     def destroy(self) -> None:
-        """Take down the vendor's group, then torch's gloo group beside it."""
+        """Destroy the vendor's group, then torch's gloo group."""
         import torch_gcu.distributed as vendor
 
         vendor.destroy_process_group()
@@ -207,14 +208,14 @@ class LegacyCollectives(Collectives):
 
     @property
     def ddp_class(self) -> type:
-        """The vendor's own."""
+        """The vendor's DistributedDataParallel."""
         from torch_gcu.nn.parallel import DistributedDataParallel
 
         return DistributedDataParallel
 
 
 def _on_card(values: Any) -> Iterator[torch.Tensor]:
-    """The tensors on cards in dicts, lists and tuples."""
+    """The tensors on cards in ``values``, also in nested dicts, lists and tuples."""
     device = getattr(values, "device", None)
     if device is not None:
         if device.type == LegacyGcuBackend.device_type:

@@ -1,4 +1,4 @@
-"""AMD cards: torch's ROCm build answers to ``torch.cuda`` and calls the device ``cuda``."""
+"""AMD cards: torch's ROCm build uses ``torch.cuda`` and the device type ``cuda``."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _TF32_SINCE = (2, 7)  # of torch
 
 
 class RocmBackend(CudaBackend):
-    """AMD cards; RCCL answers to the name of NCCL, and to its environment variables."""
+    """AMD cards; RCCL is registered under the name NCCL, and reads NCCL's environment variables."""
 
     visible_variables = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
-    _driver = Path("/sys/module/amdgpu/version")  # of the packaged driver
+    _driver = Path("/sys/module/amdgpu/version")  # exists for AMD's packaged driver only
     hiding_variables = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
     variables = (
         "ROCR_VISIBLE_DEVICES",
@@ -40,7 +40,7 @@ class RocmBackend(CudaBackend):
     )
 
     def why_unavailable(self) -> str | None:
-        """What is missing: torch, a ROCm build of it, the driver, or a visible card."""
+        """What is missing: torch, a ROCm build of it, the driver, or a visible card; None: nothing."""
         missing = _probe.torch_missing()
         if missing:
             return missing
@@ -54,16 +54,16 @@ class RocmBackend(CudaBackend):
         )
 
     def _total(self) -> int:
-        """Nodes of the driver's topology with SIMD units; the processors' nodes have none."""
+        """Number of nodes with SIMD units in the driver's topology; nodes of CPUs have none."""
         return sum(_has_simd_units(properties) for properties in _TOPOLOGY.glob("*/properties"))
 
     def _visible(self, total: int) -> int:
-        """How many the variables leave; the runtime's own hides first."""
+        """Number of visible cards; ROCR_VISIBLE_DEVICES applies first, the others to the cards that it leaves."""
         left = _probe.count_visible(total, "ROCR_VISIBLE_DEVICES")
         return _probe.count_visible(left, "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 
     def worker_env(self, local_rank: int, local_world_size: int, single_node: bool) -> dict[str, str]:
-        """MIOpen's cache in a folder of this host's card alone, which it makes: processes that share one break it."""
+        """Also a cache folder for MIOpen, one per card and host: processes that share a cache corrupt it."""
         card = self._host_card(local_rank)
         folder = _cache_folder(lasting=card is not None)
         defaults = {"MIOPEN_DISABLE_CACHE": "1"}
@@ -73,7 +73,7 @@ class RocmBackend(CudaBackend):
         return {**defaults, **super().worker_env(local_rank, local_world_size, single_node)}
 
     def supports(self, precision: str) -> bool:
-        """tf32 on gfx94x alone, the rest on every card: bf16 needs no particular one here, says torch >= 2.0."""
+        """Whether the card supports ``precision``: tf32 only gfx94x with torch >= 2.7, the others on every card."""
         if precision == "tf32":
             import torch
 
@@ -84,25 +84,31 @@ class RocmBackend(CudaBackend):
         return precision in self.capabilities.precisions
 
     def set_precision(self, precision: str) -> None:
-        """Also set hipBLASLt's own variable, without which torch has no TF32 here; it is read at every product."""
+        """Also set hipBLASLt's variable, which TF32 needs here; hipBLASLt reads it at every product."""
         os.environ["HIPBLASLT_ALLOW_TF32"] = str(int(precision == "tf32"))
         super().set_precision(precision)
 
     def packages(self) -> dict[str, str | None]:
-        """The HIP that torch was built for, and the driver."""
+        """Versions of the HIP that torch was built for, and of the driver."""
         return {"hip": _probe.torch_build()["hip"], "driver": self.driver_version()}
 
     def monitor(self) -> list[dict[str, Any]]:
-        """What rocm-smi says."""
+        """Readings of rocm-smi."""
         return _monitor.rocm_smi()
 
     def _card(self, index: int) -> int | None:
-        """The runtime's own variable hides first; the others count within what it leaves."""
+        """Number on this host of the card with torch's ``index``; None: unknown.
+
+        ROCR_VISIBLE_DEVICES applies first; indices in the other variables count the cards that it leaves.
+        """
         left = _probe.visible_card(index, "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
         return None if left is None else _probe.visible_card(left, "ROCR_VISIBLE_DEVICES")
 
     def _host_card(self, index: int) -> str | None:
-        """What this host alone calls a card; None: nothing does. Slurm and containers number those that they leave."""
+        """Name of a card that is unique on this host, also in Slurm jobs and containers, which renumber cards.
+
+        None: there is no such name.
+        """
         number = self._card(index)
         if number is None:
             return _probe.visible_name(index, "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
@@ -111,7 +117,7 @@ class RocmBackend(CudaBackend):
 
 
 def _cache_folder(lasting: bool) -> Path | None:
-    """The user's cache, where a ``lasting`` one will do, or the job's private folder: the first that can be written."""
+    """The first writable folder of: the user's cache (only if ``lasting``), the job's private folder. None: none is."""
     home, environ = os.environ.get("HOME"), os.environ
     places = [environ.get("XDG_CACHE_HOME"), home and f"{home}/.cache"] if lasting else []
     places.append(environ.get(SCRATCH_VARIABLE))

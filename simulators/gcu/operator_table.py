@@ -2,8 +2,9 @@
 
     python simulators/gcu/operator_table.py <sources of torch_gcu> > backends/torch_gcu-<release>.txt
 
-Run it with the torch that the release is for, or a later one: its operators are sorted, each overload by itself. The
-vendor's code generator derives variants of one signature (in place, functional, ``out=``) from the one in the list.
+Run it with the torch version of the release, or a later one: the table sorts the operators of this torch, overload by
+overload. As in the vendor's code generator, the variants of one signature (in place, functional, ``out=``) follow the
+one that is listed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _COMPOSED = ("ExplicitAutograd", "ExplicitAutogradNonFunctional", "ImplicitAutog
 
 
 def signature(name: str) -> tuple[Any, ...]:
-    """What the variants of one operator have in common: its name without a mark, and the types of what it reads."""
+    """What the variants of one operator have in common: its name without a trailing ``_``, and its input types."""
     base, _, overload = name.partition(".")
     arguments = torch._C._get_schema(f"aten::{base}", overload).arguments
     base = base[:-1] if base.endswith("_") and not base.endswith("__") else base
@@ -29,7 +30,7 @@ def signature(name: str) -> tuple[Any, ...]:
 
 
 def computed(name: str) -> bool:
-    """Whether the dispatcher asks the device for this overload itself, and the CPU has it."""
+    """Whether the dispatcher needs a kernel of the device for this overload, and the CPU has one."""
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     return has(f"aten::{name}", "CPU") and not any(has(f"aten::{name}", f"Composite{kind}") for kind in _COMPOSED)
 
@@ -49,7 +50,7 @@ def sections(sources: Path) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {"card": set(), "cpu": set()}
     for group in groups.values():
         if group & native:
-            # A foreach operator that is not in the list is computed tensor by tensor.
+            # A foreach operator that is not listed runs tensor by tensor, with the kernels of the card.
             own = {name for name in group if name in native or not (computed(name) or name.startswith("_foreach_"))}
             found["card"] |= own
             found["cpu"] |= {name for name in group - own if computed(name)}
@@ -65,7 +66,7 @@ def sections(sources: Path) -> dict[str, set[str]]:
 
 
 def _only(condition: Any) -> str:
-    """Values of an argument for which an operator leaves the card, as they stand in the heading of a section."""
+    """Condition in a section heading: the values of an argument for which an operator runs on the CPU."""
     if condition == "all":
         return ""
     ((argument, values),) = condition[0].items()

@@ -1,4 +1,4 @@
-"""The metric interface: figures that do not depend on how samples were batched or spread over ranks."""
+"""The metric interface: values that do not depend on batch size or number of ranks."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 __all__ = ["LINE_KEYS", "Evaluator", "Metric", "SampleMetric", "Table"]
 
 LINE_KEYS = ("split", "step", "epoch", "units")
-"""What a line of ``metrics.jsonl`` has besides its figures, which cannot be called so."""
+"""Keys of a line of ``metrics.jsonl`` besides its metrics; a metric cannot have such a name."""
 
 
 class Table(NamedTuple):
-    """Metrics in detail.
+    """Metrics in detail, one value per row, such as per class.
 
     Attributes:
-        name: of the table, such as ``per_class``; ``metrics_<name>.csv`` has it.
-        key: what a row is, such as ``class``.
+        name: of the table, such as ``per_class``; it is written to ``metrics_<name>.csv``.
+        key: title of the column with the row names, such as ``class``.
         rows: name of each row.
         columns: values by metric, one for each row.
-        units: what values a metric is of, where its name does not say it.
+        units: unit of a metric by name, where the name does not say it.
     """
 
     name: str
@@ -39,15 +39,15 @@ class Table(NamedTuple):
 
 
 class Metric(abc.ABC):
-    """One or several figures of a pass over a split, taken in batch by batch.
+    """One or several metrics, accumulated over the batches of a split.
 
-    Add up what is exact in any order (counts, sums in float64 on the CPU at the end); compute the quotient once, in
-    :meth:`compute`. An average of averages of batches would depend on the batch size and on the number of ranks.
+    Accumulate values whose sum does not depend on the order (counts, or sums in float64 on the CPU at the end), and
+    divide once, in :meth:`compute`. A mean of batch means would depend on the batch size and on the number of ranks.
 
     Attributes:
-        names: what :meth:`compute` gives; none of :data:`LINE_KEYS`.
-        greater_is_better: whether larger values are better; each class says it, or inherits it.
-        units: what values a figure is of, by name, where the name does not say it.
+        names: names of the metrics that :meth:`compute` returns; none of :data:`LINE_KEYS`.
+        greater_is_better: whether larger values are better; every class must set or inherit it.
+        units: unit of a metric by name, where the name does not say it.
     """
 
     names: Sequence[str] = ()
@@ -56,32 +56,33 @@ class Metric(abc.ABC):
 
     @abc.abstractmethod
     def reset(self) -> None:
-        """Forget everything: a new pass begins."""
+        """Clear all accumulated values; a new pass over a split begins."""
 
     @abc.abstractmethod
     def update(self, outputs: Any, batch: dict[str, Any]) -> None:
-        """Take in one batch.
+        """Accumulate one batch.
 
         Args:
-            outputs: what the model predicts in ``mode="predict"``, on its device; read nothing from there.
+            outputs: the model's output in ``mode="predict"``, on its device. Do not read values from the device here:
+                that would wait for it at every batch.
             batch: the batch of the data, on the same device.
         """
 
     @abc.abstractmethod
     def compute(self, distributed: Distributed) -> dict[str, float]:
-        """The figures over all ranks, by name; called by every rank, also by one that had no batch.
+        """The metrics over all ranks, by name; called on every rank, also on a rank without batches.
 
         Args:
             distributed: its ``sum(tensor)`` adds a CPU tensor over all ranks, in place.
         """
 
     def tables(self) -> list[Table]:
-        """The figures in detail, for ``task=eval``; after :meth:`compute`."""
+        """The metrics in detail, for ``task=eval``; called after :meth:`compute`."""
         return []
 
 
 class SampleMetric(Metric):
-    """The mean of one figure per sample, exact over any number of ranks and any batch size.
+    """The mean over samples of one value per sample, the same for any number of ranks and any batch size.
 
     A subclass sets ``names`` to one name, and writes :meth:`per_sample`.
     """
@@ -91,20 +92,21 @@ class SampleMetric(Metric):
 
     @abc.abstractmethod
     def per_sample(self, outputs: Any, batch: dict[str, Any]) -> torch.Tensor:
-        """The figure of each sample of a batch, (B,), on the device.
+        """The value of each sample of a batch, (B,), on the device.
 
-        Samples whose value is nan do not count: those without a truth. Predictions that are nan fail the run anyhow.
+        Samples with the value nan do not count; return nan for samples without ground truth. (Predictions with nan fail
+        the run elsewhere.)
         """
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Clear all values."""
         self.values: list[torch.Tensor] = []
 
     def update(self, outputs: Any, batch: dict[str, Any]) -> None:
-        """Take in one batch.
+        """Accumulate one batch.
 
         Raises:
-            ConfigError: :meth:`per_sample` gives something else.
+            ConfigError: :meth:`per_sample` does not return a tensor (B,).
         """
         values = self.per_sample(outputs, batch)
         if not isinstance(values, torch.Tensor) or values.dim() != 1:
@@ -118,7 +120,7 @@ class SampleMetric(Metric):
         """The mean over all samples of all ranks.
 
         Raises:
-            DataError: there was no sample that counts on any rank.
+            DataError: no rank had a sample that counts.
         """
         total = torch.zeros(2, dtype=torch.float64)
         if self.values:
@@ -127,23 +129,23 @@ class SampleMetric(Metric):
             total[0], total[1] = values.sum(), len(values)
         distributed.sum(total)
         if total[1] == 0:
-            raise DataError(f"there is no sample that {self.names[0]} could be measured on")
+            raise DataError(f"metric: no sample has a value of {self.names[0]}; check that the split has targets")
         return {self.names[0]: float(total[0] / total[1])}
 
 
 class Evaluator:
-    """Several metrics as one, which the evaluation loop takes.
+    """Combines several metrics for the evaluation loop.
 
     Args:
         metrics: those of the data, and of the configuration's ``metrics``.
-        chosen: the name of the figure by which the best model is chosen and sweeps are judged; None: the first.
+        chosen: name of the metric that selects the best model and that sweeps optimize; None: the first name.
 
     Attributes:
-        metric_name: that name.
+        metric_name: the name of this metric.
         greater_is_better: whether larger values of it are better.
 
     Raises:
-        ConfigError: one is no metric, two give the same name, or none gives the chosen one.
+        ConfigError: an object is not a metric, two metrics have the same name, or no metric has the chosen name.
     """
 
     def __init__(self, metrics: Sequence[Metric], chosen: str | None = None) -> None:
@@ -156,54 +158,54 @@ class Evaluator:
                     raise ConfigError(f"two metrics give {name}: {shown(owner[name])} and {shown(metric)}; rename one")
                 owner[name] = metric
         if chosen is not None and chosen not in owner:
-            raise ConfigError(f"metric={chosen} is none of those that are measured: {', '.join(owner)}")
+            raise ConfigError(f"metric={chosen} is not among the metrics that are computed: {', '.join(owner)}")
         self.metric_name = chosen if chosen is not None else next(iter(owner))
         self.greater_is_better = bool(owner[self.metric_name].greater_is_better)
 
     @property
     def names(self) -> list[str]:
-        """Of all figures."""
+        """The names of all metrics."""
         return [name for metric in self.metrics for name in metric.names]
 
     @property
     def units(self) -> dict[str, str]:
-        """What values a figure is of, by name."""
+        """Unit of a metric by name."""
         return {name: unit for metric in self.metrics for name, unit in metric.units.items()}
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Reset all metrics."""
         for metric in self.metrics:
             metric.reset()
 
     def update(self, outputs: Any, batch: dict[str, Any]) -> None:
-        """Take in one batch."""
+        """Accumulate one batch in all metrics."""
         for metric in self.metrics:
             metric.update(outputs, batch)
 
     def compute(self, distributed: Distributed) -> dict[str, float]:
-        """All figures over all ranks."""
+        """All metrics over all ranks, by name."""
         found: dict[str, float] = {}
         for metric in self.metrics:
             given = metric.compute(distributed)
             for name in metric.names:
                 value: Any = given[name]
-                found[name] = value.item() if getattr(value, "shape", None) == () else value  # NumPy's, and torch's
+                found[name] = value.item() if getattr(value, "shape", None) == () else value  # a 0-dim array or tensor
         return found
 
     def tables(self) -> list[Table]:
-        """Those of all metrics; after :meth:`compute`."""
+        """The tables of all metrics; call it after :meth:`compute`."""
         return [table for metric in self.metrics for table in metric.tables()]
 
 
 def _check(metric: Any) -> None:
     if not isinstance(metric, Metric):
-        raise ConfigError(f"metric: {shown(metric)} is no exp.metrics.Metric; see {EXPERIMENT_PAGE}")
+        raise ConfigError(f"metric: {shown(metric)} is not an exp.metrics.Metric; see {EXPERIMENT_PAGE}")
     names = metric.names
     taken = [name for name in names if name in LINE_KEYS]
     if isinstance(names, str) or not names or taken:
         raise ConfigError(
-            f"metric: {shown(metric)}.names must be a list of names of figures, none of {', '.join(LINE_KEYS)}, "
-            f"not {names!r}; see {EXPERIMENT_PAGE}"
+            f"metric: {shown(metric)}.names must be a list of names without {', '.join(LINE_KEYS)}, not {names!r}; "
+            f"see {EXPERIMENT_PAGE}"
         )
     if not isinstance(getattr(metric, "greater_is_better", None), bool):
         raise ConfigError(

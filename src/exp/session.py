@@ -1,4 +1,4 @@
-"""One worker's part of a run: environment, device, process group and seeds first; then the task; then the way back.
+"""One worker's part of a run: environment, device, process group and seeds; then the task; then the clean-up.
 
 Torch is imported only after the backend has set the environment, because device libraries read it while they load.
 """
@@ -52,32 +52,33 @@ _TRACKERS_AFTER_FAILURE_S = 2.0  # less than the launcher waits for ranks after 
 
 
 class Session:
-    """What a task works with.
+    """The context of a task on one rank.
 
     Attributes:
         config: the frozen configuration (:class:`exp.config.schema.ExpConfig`).
         folder: the run folder.
-        info: this rank's place.
+        info: rank, world size and the like of this worker.
         backend: the hardware family.
         device: this rank's device.
         distributed: collectives.
         console: the terminal on rank 0, None elsewhere.
-        devices: by rank, what is known of its device.
-        portable_operators: ATen names of what this device lacks and has portable kernels for.
+        devices: description of the device of each rank, by rank.
+        portable_operators: ATen names of the operators for which this device uses portable kernels.
         process_group: the process group in use, or ``none``.
-        fallback: how and why it is not the one that was wanted, or None.
+        fallback: ``used``, ``wanted`` and ``reason`` if another process group than the wanted one is used; else None.
         started: ``time.time()`` when this worker began.
         weights: of ``init_from``, once they have been read.
-        data_state: what the data set says of itself, for checkpoints; None: nothing.
-        data_files: fingerprint of its files, likewise (:mod:`exp.data.fingerprint`); on rank 0 of a training.
-        extras: what the data add to the run (:class:`exp.data.base.Extras`).
-        resumed_from: the checkpoint that a training goes on from; None: it began anew.
-        changed: what a continued training does not do as before.
-        pending: whether this start has not taken the place of an earlier run's record yet (:meth:`begin`).
+        data_state: state of the data for checkpoints (:meth:`exp.data.base.Data.state_dict`); None: no state.
+        data_files: fingerprint of the data files, for checkpoints (:mod:`exp.data.fingerprint`); on rank 0 of a
+            training.
+        extras: functions with which the data extend the run (:class:`exp.data.base.Extras`).
+        resumed_from: the checkpoint from which a training resumed; None: it started from the beginning.
+        changed: settings in which a resumed training differs from the earlier run.
+        pending: whether the folder still has the records of an earlier run, which :meth:`begin` replaces.
         begun: whether the run has started (:meth:`begin`).
         reporters: connections to the trackers, on rank 0, once the run has begun.
-        unique_name: tells this run from others of the same process.
-        restarted_here: whether this process has done a part of the run before (:meth:`start_anew`).
+        unique_name: name that differs from those of other runs of the same process.
+        restarted_here: whether this process has run a part of the run before (:meth:`start_anew`).
     """
 
     def __init__(self, config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
@@ -108,10 +109,10 @@ class Session:
         self._when_built: list[Callable[[nn.Module], object]] = []
 
     def open(self) -> None:
-        """Select the device, join the process group, seed, and say where this rank is.
+        """Select the device, join the process group, set the seeds, and log the device of each rank.
 
         Raises:
-            ConfigError: the device does not train in the precision asked for, or its models cannot be compiled.
+            ConfigError: the device does not support the precision, or ``compile=true`` does not work on it.
             RunError: two ranks share a card.
         """
         from exp.engine.device import check_compilation, seed_everything, settle_kernels
@@ -144,7 +145,7 @@ class Session:
         self._announce()
 
     def _announce(self) -> None:
-        """Each rank logs once where it is; rank 0 shows all lines, and refuses ranks that share a card."""
+        """Log rank, device and host; rank 0 prints them for all ranks. Refuse ranks that share a card."""
         info = self.info
         about = {**self.backend.describe(self.device), "host": socket.gethostname(), "local_rank": info.local_rank}
         self.devices = self.distributed.gather({**about, "device": str(self.device)})
@@ -157,12 +158,12 @@ class Session:
         cautions = [*self.backend.cautions()]
         if self.fallback is not None:
             text = (
-                "FALLBACK on every rank: {used} instead of {wanted}, because {reason}; slow, and counted as "
+                "FALLBACK on every rank: {used} instead of {wanted}, because {reason}; this is slow, and counted as "
                 "staged_bytes_per_step in metrics.jsonl"
             )
             cautions.insert(0, text.format(**self.fallback))
         for caution in cautions:
-            logger.warning("%s", caution)  # another node may have other variables
+            logger.warning("%s", caution)  # on every rank, since nodes may have different variables
         if self.console is not None:
             for line in lines:
                 self.console.print(line, highlight=False, soft_wrap=True)
@@ -172,22 +173,22 @@ class Session:
             check_distinct(self.devices)
 
     def wait_for(self, what: str) -> None:
-        """Say on rank 0's terminal what the next seconds go into."""
+        """Show on rank 0's terminal what the run is waiting for."""
         if self.console is not None:
             wait_for(what)
 
     def say(self, text: str) -> None:
-        """Tell the user something: on the terminal once, in the log of every rank that says it."""
+        """Print a line on rank 0's terminal, and write it to the log of every rank that calls this method."""
         logger.info(text)
         if self.console is not None:
             self.console.print(text, highlight=False, soft_wrap=True)
 
     def when_started(self, action: Callable[[], object]) -> None:
-        """Have rank 0 do something that changes what an earlier attempt has left, once this one has started."""
+        """Register an action for :meth:`begin` on rank 0, for changes to files that an earlier attempt has left."""
         self._when_started.append(action)
 
     def when_built(self, action: Callable[[nn.Module], object]) -> None:
-        """Have the data do something once the model is built, on every rank, before a sample is loaded.
+        """Register an action that every rank runs when the model is built, before any sample is loaded.
 
         Args:
             action: takes the model: not wrapped, on the CPU, with the weights of ``init_from``.
@@ -195,15 +196,15 @@ class Session:
         self._when_built.append(action)
 
     def built(self, model: nn.Module) -> None:
-        """Do what was registered with :meth:`when_built`."""
+        """Run the actions registered with :meth:`when_built`."""
         while self._when_built:
             self._when_built.pop(0)(model)
 
     def begin(self) -> None:
-        """The run has started: every rank is through its set-up and the first step, or comes to the first evaluation.
+        """Start the run: replace the records of an earlier run in the folder, run registered actions, open trackers.
 
-        Only now does anything change of the record of an earlier run in this folder. Called by every rank, at the same
-        place; calls after the first do nothing.
+        Called by every rank at the same point: after the first training step, or before the first evaluation. Until
+        then the records of an earlier run are unchanged. Calls after the first do nothing.
         """
         if self.begun:
             return
@@ -223,7 +224,7 @@ class Session:
         self.pending = False
 
     def start_anew(self) -> None:
-        """Go on as a new process of the same run would: nothing is built, and nothing has begun."""
+        """Reset the session to that of a new process of the same run: nothing is built, and nothing has begun."""
         from exp.engine.device import seed_everything
 
         self.unique_name = f"{self.unique_name}-anew"
@@ -231,25 +232,25 @@ class Session:
         self.forget()
         self.begun = False
         self.weights = self.data_state = self.data_files = None
-        gc.collect()  # of the data-parallel wrapper, before there is another
+        gc.collect()  # frees the data-parallel wrapper before a new one is made
         seed_everything(self.config.seed, self.backend)
 
     def close_reporters(self, status: str, result: Mapping[str, Any], patience_s: float) -> None:
-        """Tell the trackers that the run has ended, and the user where to find it."""
+        """Report the end of the run to the trackers, and print the run's address at each tracker."""
         for reporter in self.reporters:
             if reporter.close(status, result, patience_s) and status == "completed" and reporter.state["address"]:
                 self.say(f"{reporter.name}: {reporter.state['address']}")
         self.reporters = []
 
     def forget(self) -> None:
-        """Let go of what waits for the start: it holds the runner, and with it the wrapped model."""
+        """Drop the actions registered with :meth:`when_started`; they keep the runner and the wrapped model alive."""
         self._when_started.clear()
 
     def close(self) -> None:
-        """Take the process group down, after everything that holds a DDP reducer has been released.
+        """Destroy the process group, after all objects that hold a DDP reducer have been released.
 
         A reducer that outlives the group can hang the interpreter at exit: its destructor joins the group's threads
-        while it holds the interpreter's lock.
+        while it holds the interpreter lock.
         """
         gc.collect()
         if self.info.world_size > 1:
@@ -258,10 +259,14 @@ class Session:
 
 
 def run(folder: RunFolder, info: RankInfo) -> None:
-    """Do this rank's part of the run in ``folder``.
+    """Run this rank's part of the run in ``folder``.
+
+    Args:
+        folder: the run folder, with the frozen configuration.
+        info: of this rank.
 
     Raises:
-        ExpError: as the parts raise it; the launcher turns it into the run's result and exit code.
+        ExpError: the run failed; the launcher turns the error into the run's result and exit code.
     """
     config = load(folder.in_use(folder.config))
     check_names(config)
@@ -272,24 +277,24 @@ def run(folder: RunFolder, info: RankInfo) -> None:
     for name, value in environment.items():
         os.environ.setdefault(name, value)
     os.environ.update(backend.run_env(config.precision, task.counts_fallbacks))
-    if task.diagnoses:  # it takes the steps of a session one by one, and goes on where one fails
+    if task.diagnoses:  # such a task opens the session step by step, and continues if a step fails
         task.diagnose(config, folder, info, backend)
         return
     session = Session(config, folder, info, backend)
     try:
-        gc.disable()  # torch and MMEngine make a million objects, none of them garbage; looking costs a fifth more
+        gc.disable()  # imports of torch and MMEngine make a million objects; collecting them costs a fifth more time
         session.open()
         from exp.engine.registries import import_plugins  # MMEngine's, and so torch
 
         import_plugins(config.plugins)
-        # Of torch's losses: (64, 1) against (64,) is 64 x 64 differences. No number that comes of it is right.
+        # torch's losses broadcast (64, 1) against (64,) to 64 x 64 differences; such a loss is always wrong.
         warnings.filterwarnings("error", message="Using a target size")
         if task.work:
             importlib.import_module(task.work.rpartition(".")[0])
         gc.freeze()
         gc.enable()
         result = task.run(session)
-        session.begin()  # of a task that has not said so
+        session.begin()  # does nothing if the task has called it
     except BaseException as error:
         session.forget()
         waited()

@@ -1,8 +1,8 @@
-"""A private folder with a short name for the sockets of loader processes and of the fork server.
+"""A private folder with a short path for the Unix sockets of loader processes and of the fork server.
 
-A tensor comes from a loader process as an open file, handed over by a socket; so is a fork server reached. Linux takes
-107 bytes for a socket's whole path (unix(7)). Below a longer temporary folder none can be made: the thread of the
-loader process that would hand over the first batch dies of that, and the training waits for it for ever.
+A loader process sends a tensor as an open file over a Unix socket. The path of a socket may have at most 107 bytes on
+Linux (unix(7)). If the temporary folder has a longer path, no socket can be made: the thread of the loader process that
+sends the first batch dies, and the training waits for the batch forever.
 """
 
 from __future__ import annotations
@@ -20,29 +20,31 @@ from exp.runs.lock import stat_of
 __all__ = ["keep_sockets_in", "make_sockets_possible"]
 
 _LONGEST = 107
-_PF_EXITING = 4  # of the flags in proc(5)
+_PF_EXITING = 4  # of the process flags in proc(5)
 _SOCKET = "/listener-12345678"
-_PRIVATE = "/pymp-12345678"  # multiprocessing's own folder; ours has a shorter name
+_PRIVATE = "/pymp-12345678"  # multiprocessing's own folder; that of exp has a shorter name
 
 
 def keep_sockets_in(scratch: str) -> bool:
-    """Have multiprocessing put its sockets into the private folder of the job, which is removed with the job.
+    """Make multiprocessing put its sockets into the private folder of the job, which is removed with the job.
 
-    Its own folder below the temporary one is left behind by every process that is killed, or ends without clean-up.
+    Otherwise every process that is killed, or ends without clean-up, leaves a folder in the temporary folder.
 
     Returns:
-        Whether the folder's name is short enough for sockets.
+        Whether the path of the folder is short enough for sockets.
     """
     multiprocessing.current_process()._config["tempdir"] = scratch  # type: ignore[attr-defined]
     return _fits(scratch)
 
 
 def make_sockets_possible() -> None:
-    """Before loader processes start: have a folder for their sockets, until this process ends, however it does.
+    """Provide a folder for the sockets of loader processes; call it before they start.
+
+    The folder is removed when this process ends, also if it is killed.
 
     Raises:
-        ConfigError: the temporary folder has too long a name.
-        RunError: the machine gives no semaphores.
+        ConfigError: the path of the temporary folder is too long.
+        RunError: the machine provides no semaphores.
     """
     try:
         multiprocessing.Lock()
@@ -61,13 +63,13 @@ def make_sockets_possible() -> None:
             f"TMPDIR={tempfile.gettempdir()} is too long for the sockets of loader processes; set it to a folder of "
             f"at most {_LONGEST - len(_PRIVATE + _SOCKET)} bytes, or data.num_workers=0"
         )
-    util.Finalize(None, shutil.rmtree, (folder, True), exitpriority=-100)  # after what the sockets in it need to end
-    # multiprocessing keeps a weak reference to what it hands on: a function of this module lives as long as it.
+    util.Finalize(None, shutil.rmtree, (folder, True), exitpriority=-100)  # after the sockets in it were closed
+    # multiprocessing keeps only a weak reference to the first argument, so it must be a function of this module.
     util.register_after_fork(_remove_if_left, lambda remove_if_left: remove_if_left(folder))
 
 
 def _remove_if_left(folder: str) -> None:
-    """In a loader process: where its parent is killed, it outlives that by some seconds, and removes the folder."""
+    """In a loader process: remove the folder if the parent was killed; the loader process outlives it by seconds."""
     parent = os.getppid()
 
     def end() -> None:
@@ -78,7 +80,7 @@ def _remove_if_left(folder: str) -> None:
 
 
 def _is_ending(pid: int) -> bool:
-    """Whether a process has begun to end: its sockets are closed, which ends its loaders, and it is still a parent."""
+    """Whether a process is exiting: its sockets are closed already, which ends its loader processes."""
     fields = stat_of(pid)
     return bool(fields and int(fields[6]) & _PF_EXITING)
 

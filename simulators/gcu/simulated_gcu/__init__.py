@@ -1,7 +1,7 @@
 """Simulated GCU cards: a package ``torch_gcu`` over host memory, for machines that have no card.
 
-Importing this module changes nothing. :func:`activate` puts the simulated ``torch_gcu`` before any other one, in this
-process and in those that it starts; nothing else ever does, so a simulated card cannot be mistaken for a real one.
+Importing this module changes nothing. Only :func:`activate` puts the simulated ``torch_gcu`` before any other one, in
+this process and its child processes, so a simulated card cannot be mistaken for a real one.
 
 Two generations, chosen by the version of the installed torch: ``current`` (torch >= 2.5, device type ``gcu``) and
 ``legacy`` (torch 1.10, device type ``xla``).
@@ -21,10 +21,10 @@ _HERE = Path(__file__).parent
 
 
 def generation() -> str:
-    """``current`` or ``legacy``, whichever goes with the installed torch (which is not imported).
+    """``current`` or ``legacy``, by the version of the installed torch (which is not imported).
 
     Raises:
-        RuntimeError: torch is missing, or of a version for which there is no simulated card.
+        RuntimeError: torch is missing, or there is no simulated card for its version.
     """
     try:
         version = metadata.version("torch")
@@ -44,10 +44,10 @@ def path() -> Path:
 
 
 def total_count() -> int:
-    """Cards of the machine: ``SIM_GCU_COUNT`` (8).
+    """Number of cards of the machine: ``SIM_GCU_COUNT``, 8 by default.
 
     Raises:
-        RuntimeError: that is no number.
+        RuntimeError: the variable is not a number.
     """
     text = os.environ.get("SIM_GCU_COUNT") or "8"
     if not text.isdigit():
@@ -56,10 +56,10 @@ def total_count() -> int:
 
 
 def device_count() -> int:
-    """Cards that a process would see: :func:`total_count`, less what ``TOPS_VISIBLE_DEVICES`` hides.
+    """Number of cards that a process would see: :func:`total_count` without those that ``TOPS_VISIBLE_DEVICES`` hides.
 
     Raises:
-        RuntimeError: see there, and :func:`generation`.
+        RuntimeError: see :func:`total_count` and :func:`generation`.
     """
     generation()
     total = total_count()
@@ -69,15 +69,15 @@ def device_count() -> int:
     count = 0
     for item in visible.split(","):
         if not item.strip().isdigit() or int(item) >= total:
-            break  # as the drivers read it: the list ends at the first entry that is no card
+            break  # as in the drivers: the list ends at the first entry that is not a card
         count += 1
     return count
 
 
 def activate() -> None:
-    """Make ``import torch_gcu`` give the simulated one, and ``libefml.so.1`` its library, here and in child processes.
+    """Make ``import torch_gcu`` and ``libefml.so.1`` the simulated ones, in this process and its child processes.
 
-    The library is that of the current generation, and there once it has been compiled (:mod:`simulated_gcu.build`).
+    The library exists for the current generation only, after it has been compiled (:mod:`simulated_gcu.build`).
 
     Raises:
         RuntimeError: another ``torch_gcu`` has been imported already.
@@ -94,7 +94,7 @@ def activate() -> None:
     library = cached_library()
     if library is not None and library.is_file():
         _put_first("LD_LIBRARY_PATH", str(library.parent))
-        ctypes.CDLL(str(library))  # the loader read the variable before; it finds by name what is loaded already
+        ctypes.CDLL(str(library))  # the loader has read the variable already, but finds loaded libraries by name
 
 
 def _put_first(variable: str, folder: str) -> None:

@@ -1,6 +1,7 @@
-"""``python -m simulated_gcu path``: the folder for PYTHONPATH; ``library``: that of libefml.so.1, for LD_LIBRARY_PATH.
+"""Command line, ``python -m simulated_gcu <command>``.
 
-``build`` compiles both now; ``efsmi [-q]`` prints what the vendor's monitor would.
+``path`` prints the folder for PYTHONPATH, ``library`` that of libefml.so.1 for LD_LIBRARY_PATH. ``build`` compiles the
+native code now. ``efsmi [-q]`` prints the output of the vendor's monitor.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from simulated_gcu.build import BuildError, extension, library
 
 
 def main() -> int:
-    """Run the command in ``sys.argv``; returns the exit code."""
+    """Run the command in ``sys.argv``; return the exit code."""
     command = sys.argv[1:]
     try:
         if command == ["path"]:

@@ -1,4 +1,4 @@
-"""Compiles the native half of a simulated card once for each torch, and keeps it in the user's cache."""
+"""Compiles the native code of a simulated card once for each torch version, and keeps it in the user's cache."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ import simulated_gcu
 
 __all__ = ["BuildError", "cached_extension", "cached_library", "extension", "library", "load"]
 
-_FLAGS = ["-O1", "-g0", "-w"]  # nothing here computes: torch's own kernels do
+_FLAGS = ["-O1", "-g0", "-w"]  # fast code is not needed: torch's own kernels compute
 
 
 class BuildError(RuntimeError):
-    """The extension cannot be compiled here; the first line says what is missing."""
+    """The native code cannot be compiled here; the first line of the message says what is missing."""
 
 
 def cache_folder() -> Path:
@@ -41,12 +41,12 @@ def _sources() -> list[Path]:
 
 
 def _table() -> Path:
-    """Of operators, of the vendor's plug-in; the legacy generation has none."""
+    """The operator table of the vendor's plug-in; the legacy generation has none."""
     return simulated_gcu.path() / "operators.txt"
 
 
 def cached_extension() -> Path:
-    """Where the compiled extension lies, whether or not it is there yet: one for each torch, Python and source text."""
+    """Path of the compiled extension, which may not exist yet; it differs by torch, Python and source text."""
     digest = hashlib.sha256(" ".join(_FLAGS).encode())
     for source in filter(Path.is_file, (*_sources(), _table())):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
@@ -55,7 +55,7 @@ def cached_extension() -> Path:
 
 
 def extension() -> Path:
-    """The compiled extension; compiled now if it is not in the cache. Safe to call from several processes at once.
+    """Path of the compiled extension; compile it if it is not in the cache. Safe in several processes at once.
 
     Raises:
         BuildError: there is no compiler, the cache cannot be written, or the compilation failed.
@@ -65,7 +65,7 @@ def extension() -> Path:
 
 
 def cached_library() -> Path | None:
-    """Where ``libefml.so.1`` lies, whether or not it is there yet; None: this generation has none."""
+    """Path of ``libefml.so.1``, which may not exist yet; None: this generation has no such library."""
     source = simulated_gcu.path() / "efml.c"
     if not source.is_file():
         return None
@@ -74,17 +74,17 @@ def cached_library() -> Path | None:
 
 
 def library() -> Path | None:
-    """The management library of the current generation, compiled now if it is not in the cache; None: legacy.
+    """Path of the management library; compile it if it is not in the cache. None: the legacy generation has none.
 
     Raises:
-        BuildError: as of :func:`extension`.
+        BuildError: see :func:`extension`.
     """
     target = cached_library()
     return None if target is None else _made(target, _compile_library)
 
 
 def _made(target: Path, make: Callable[[Path, str], None]) -> Path:
-    """``target``, made now if it is not there. Safe to call from several processes at once."""
+    """Make ``target`` if it does not exist, and return it. Safe in several processes at once."""
     if target.is_file():
         return target
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
@@ -120,9 +120,9 @@ def _compile(target: Path, compiler: str) -> None:
             "CXX": compiler,
             "MAX_JOBS": os.environ.get("MAX_JOBS", "2"),
             "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
-            # ninja is a script beside the interpreter, which need not be on PATH.
+            # ninja is a script in the interpreter's folder, which may not be on PATH.
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
-            # simulated_gcu may be on sys.path only.
+            # simulated_gcu may be on sys.path, but not on PYTHONPATH.
             "PYTHONPATH": os.pathsep.join([str(Path(simulated_gcu.__file__).parents[1]), *_inherited_path()]),
         }
         done = subprocess.run(order, env=environment, capture_output=True, text=True, check=False)

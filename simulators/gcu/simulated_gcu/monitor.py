@@ -1,4 +1,4 @@
-"""What ``efsmi`` would print of the simulated cards: tables and reports as users of real ones have published them."""
+"""The output of ``efsmi`` for simulated cards, in the format that users of real cards have published."""
 
 from __future__ import annotations
 
@@ -88,13 +88,13 @@ _UNITS = {"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10, "": 1}
 
 
 def report(detailed: bool = False) -> str:
-    """All cards of the machine, whatever ``TOPS_VISIBLE_DEVICES`` hides; idle, since it looks into no process.
+    """All cards of the machine, including those that ``TOPS_VISIBLE_DEVICES`` hides; they are always shown as idle.
 
     Args:
         detailed: the report of ``efsmi -q`` instead of the table.
 
     Raises:
-        RuntimeError: a variable ``SIM_GCU_...`` has a value that cannot be read.
+        RuntimeError: a variable ``SIM_GCU_...`` has an invalid value.
     """
     legacy = simulated_gcu.generation() == "legacy"
     profile = "t20" if legacy else os.environ.get("SIM_GCU_PROFILE") or "s60"

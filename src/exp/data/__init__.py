@@ -1,1 +1,1 @@
-"""Data sets: read from disk, cut into samples, and sharded over ranks."""
+"""Data sets: the interface, samplers that shard samples over ranks, and loaders."""

@@ -1,4 +1,4 @@
-"""The data interface: three splits, and what belongs to the weights that are trained on them."""
+"""The data interface: three splits, their metrics, and state that checkpoints keep (such as normalization)."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ __all__ = ["Data", "ExampleBatch", "Extras", "Prediction", "split_of"]
 
 
 class Prediction(NamedTuple):
-    """What ``task=predict`` has come to.
+    """The result of ``task=predict``.
 
     Attributes:
-        metrics: figures by name.
-        files: below the run folder; of all ranks on rank 0.
-        measured_on: what the figures are of.
+        metrics: values by name.
+        files: paths of the written files, relative to the run folder; on rank 0 those of all ranks.
+        measured_on: the split or input of the metrics.
     """
 
     metrics: dict[str, float]
@@ -39,14 +39,14 @@ class Prediction(NamedTuple):
 
 
 class ExampleBatch(NamedTuple):
-    """What batches look like, where the files are not there (``task=estimate``).
+    """Example batches, for ``task=estimate`` on a machine without the data files.
 
     Attributes:
         train: a training batch of one sample: tensors (1, ...), whose values do not matter.
-        val: the same of the validation split.
-        model_arguments: of :meth:`Data.model_arguments`.
+        val: likewise, of the validation split.
+        model_arguments: as :meth:`Data.model_arguments` returns them.
         eval_batch_size: samples per rank and batch in evaluation.
-        notes: what is assumed, a line each.
+        notes: assumptions, one line each.
     """
 
     train: Mapping[str, Any]
@@ -58,47 +58,51 @@ class ExampleBatch(NamedTuple):
 
 @dataclass
 class Extras:
-    """What data add to a run besides samples and metrics: :meth:`Data.setup` sets some of ``session.extras``.
+    """Optional functions with which data extend a run; :meth:`Data.setup` sets them in ``session.extras``.
 
-    A picture is a matplotlib figure, pixels (RGB (H, W, 3), uint8), or the bytes of a PNG file; pictures come by the
-    name of a PNG file in ``plots/``. ``figures.format`` and the like are seen to.
+    A picture is a matplotlib figure, pixels (RGB, (H, W, 3), uint8), or the bytes of a PNG file. Functions return
+    pictures by the name of a PNG file in ``plots/``; the caller applies ``figures.format`` and other settings.
     """
 
     fingerprint: Callable[[], Fingerprint] | None = None
-    """Gives what the files hold, in short (:mod:`exp.data.fingerprint`): a training that goes on compares it."""
+    """Returns a fingerprint of the data files (:mod:`exp.data.fingerprint`); a resumed training compares it."""
     record: Callable[[Callable[[Any], list[Any]]], dict[str, Any]] | None = None
-    """Gives what ``result.json`` has of the data, by default the lengths of the splits. All ranks call it, with what
-    gives a list of what every rank has handed in."""
+    """Returns the entries about the data in ``result.json``, by default the lengths of the splits. All ranks call it;
+    the argument is a function that gathers a value of every rank into a list."""
     pictures: Callable[[Any, Evaluator], Mapping[str, Picture]] | None = None
-    """Draws what a training has come to; called by rank 0 alone, with the model (wrapped or not, on the session's
-    device, with the tested weights; in eval mode afterwards) and the evaluator after the test."""
+    """Draws the results of a training. Called on rank 0 after the test, with the model (wrapped or not, on the
+    session's device, with the tested weights; leave it in eval mode) and the evaluator."""
     ranking: SampleMetric | None = None
-    """The figure by which ``task=eval`` finds the worst and the best samples to draw. Batches need ``index``, the
-    numbers of the samples in their split, int64 (B,)."""
+    """The metric by which ``task=eval`` finds the worst and the best samples to draw. Batches need ``index``, the
+    indices of the samples in their split, int64 (B,)."""
     draw_samples: Callable[[Sequence[RankedSample], Sequence[RankedSample]], Mapping[str, Picture]] | None = None
-    """Draws samples of the test split, the worst first and the best first; none is in both. Called by rank 0 alone."""
+    """Draws samples of the test split. Called on rank 0, with the worst samples (worst first) and the best samples
+    (best first); no sample is in both."""
 
 
 class Data(abc.ABC):
     """A data set for training, validation and test.
 
-    A subclass sets :attr:`train`, :attr:`val` and :attr:`test` and writes :meth:`metrics`; the rest has defaults. What
-    its constructor takes are the keys of ``data`` in the configuration. It reads what it must know to build a model
-    (how many classes, channels), and leaves the samples to the splits, which loader processes read.
+    A subclass sets :attr:`train`, :attr:`val` and :attr:`test` and writes :meth:`metrics`; everything else has a
+    default. The constructor's arguments are the keys of ``data`` in the configuration. The constructor reads only what
+    is needed to build a model (number of classes, channels); samples are read by the splits, in loader processes.
 
     Attributes:
-        train: a map-style dataset: ``len(...)``, and ``[i]`` gives sample i, a dict of tensors, arrays and numbers. Or
-            one that is indexed by a whole batch: it has ``takes_batches = True``, and ``[indices]`` with int64 (B,),
-            or (B, 2) with the epoch where it has ``needs_epoch = True``, gives the batch. Where a batch
-            holds no arrays, ``gives_tensors = True`` saves a look at each. If it can have a card cut
-            its batches, it also has ``on_device(device, free)``, which takes the bytes that are free there (None: not
-            known) and gives a function from numbers of samples on the device, int64 (B,), to the batch there, or None
-            where they are better cut on the host; and ``numbers(keys)``, which gives these numbers.
+        train: a map-style dataset: ``len(...)``, and ``[i]`` returns sample i, a dict of tensors, arrays and numbers.
+
+            A dataset with ``takes_batches = True`` is indexed by a whole batch: ``[indices]`` with int64 (B,) returns
+            the batch; with ``needs_epoch = True``, indices are (B, 2), sample and epoch. With ``gives_tensors = True``
+            its batches have no NumPy arrays, so that the loader need not convert them.
+
+            A dataset may also build batches on the device. Then it has ``on_device(device, free)``, with the free bytes
+            there (None: not known), which returns a function from sample numbers on the device, int64 (B,), to the
+            batch there, or None if the host should build batches; and ``numbers(keys)``, which maps indices to these
+            sample numbers.
         val: likewise.
         test: likewise.
-        collate: makes a batch, a dict, of a list of samples; None: torch's ``default_collate``.
-        tested_on: the split that metrics are of in the end, as it is called in tables.
-        notes: what the user should be told of the files, a line each.
+        collate: makes a batch (a dict) from a list of samples; None: torch's ``default_collate``.
+        tested_on: name of the split on which the final metrics are computed, for tables.
+        notes: remarks about the files for the user, one line each.
         eval_batch_size: samples per rank and batch in evaluation.
         num_workers: data-loader processes per rank.
     """
@@ -114,21 +118,21 @@ class Data(abc.ABC):
 
     @abc.abstractmethod
     def metrics(self, detailed: bool = False) -> Metric | Sequence[Metric]:
-        """New accumulators of what is measured (:class:`exp.metrics.Metric`).
+        """New metric objects (:class:`exp.metrics.Metric`).
 
-        The first name of the first one chooses the best model, where the configuration's ``metric`` does not.
+        The first name of the first metric selects the best model, unless the configuration sets ``metric``.
 
         Args:
-            detailed: for ``task=eval``: with tables, whatever they cost.
+            detailed: compute tables, too, even if that is expensive (``task=eval``).
         """
 
     def model_arguments(self) -> dict[str, Any]:
-        """What the model must know of the files, as arguments of its constructor, such as the number of classes."""
+        """Arguments for the model's constructor that depend on the files, such as the number of classes."""
         return {}
 
     @classmethod
     def example_batch(cls, **keys: Any) -> ExampleBatch | None:  # noqa: ARG003
-        """What batches look like, as far as the keys of ``data`` alone tell; None: only the files do.
+        """Example batches that follow from the keys of ``data`` alone; None: the files are needed.
 
         Args:
             **keys: of ``data`` in the configuration, without ``_target_``.
@@ -136,54 +140,58 @@ class Data(abc.ABC):
         return None
 
     def state_dict(self) -> dict[str, Any] | None:
-        """What belongs to weights that are trained on these data, such as mean and standard deviation; every checkpoint
-        keeps it. Plain values, lists, dicts and tensors.
+        """State that belongs to weights trained on these data, such as mean and standard deviation.
+
+        Every checkpoint keeps it. Plain values, lists, dicts and tensors; None: no state.
         """
         return None
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Be used with weights that were trained on other files: called before anything is loaded.
+        """Take the state of the data on which the given weights were trained; called before any sample is loaded.
 
         Args:
-            state: :meth:`state_dict` of the data that they were trained on.
+            state: :meth:`state_dict` of those data.
 
         Raises:
-            DataError: these data do not go with them.
+            DataError: these data cannot be used with the weights.
         """
-        raise DataError(
-            f"data: {shown(self)} has state_dict(), and no load_state_dict(state) that takes it; see {EXPERIMENT_PAGE}"
-        )
+        raise DataError(f"data: {shown(self)} has state_dict(), but no load_state_dict(state); see {EXPERIMENT_PAGE}")
 
     def setup(self, session: Session) -> None:
-        """What takes all ranks, or the run folder, before the model is built, such as to measure a mean over all files.
+        """Prepare the data with all ranks or the run folder, for example compute the mean over all files.
+
+        Called on every rank after :meth:`load_state_dict`, before the model is built.
 
         Args:
-            session: the session; called on every rank, after :meth:`load_state_dict`. What needs the model goes into
-                :meth:`exp.session.Session.when_built`, what is drawn and recorded into its ``extras``
-                (:class:`Extras`).
+            session: the session. Register work that needs the model with :meth:`exp.session.Session.when_built`; set
+                functions for pictures and records in its ``extras`` (:class:`Extras`).
         """
 
     def predict(self, session: Session, model: Any) -> Prediction | None:
-        """``task=predict``; None: ``predictions/rank<n>.npz``, what the model gives for each sample of the test split
-        (:func:`exp.engine.outputs.predict_split`).
+        """Do ``task=predict``; called on every rank.
 
         Args:
-            session: the session; called on every rank.
+            session: the session.
             model: on the session's device, in eval mode.
+
+        Returns:
+            The result. None: the engine writes the model's outputs for the test split to ``predictions/rank<n>.npz``
+            (:func:`exp.engine.outputs.predict_split`).
         """
         return None
 
 
 def split_of(data: Data, split: str, seed: int) -> Any:
-    """A split, indexed by a whole batch.
+    """A split as a dataset that is indexed by a whole batch.
 
     Args:
         data: the data set.
         split: ``train``, ``val`` or ``test``.
-        seed: of what samples draw at random.
+        seed: of the random numbers that samples draw.
 
     Raises:
-        ConfigError: there is none, it is no dataset, or it is empty; names the member, the class and the page.
+        ConfigError: the split is missing, or is not a dataset.
+        DataError: the split is empty.
     """
     dataset: Any = getattr(data, split, None)
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
@@ -193,7 +201,7 @@ def split_of(data: Data, split: str, seed: int) -> Any:
         )
     if not len(dataset):
         raise DataError(
-            f"data: {shown(data)}.{split} has no sample; give it some, or make another split; see {EXPERIMENT_PAGE}"
+            f"data: {shown(data)}.{split} has no sample; add some, or change the split; see {EXPERIMENT_PAGE}"
         )
     if getattr(dataset, "takes_batches", False):
         return dataset
@@ -201,8 +209,10 @@ def split_of(data: Data, split: str, seed: int) -> Any:
 
 
 class _Batched(Dataset[Any]):
-    """Random numbers that a sample draws, of Python's, NumPy's and torch's global generators, depend on seed, epoch and
-    sample alone: runs are the same for any number of ranks and loader processes, and after resuming.
+    """Wraps a map-style dataset: loads the samples of a batch and collates them.
+
+    Random numbers that a sample draws from the global generators of Python, NumPy and torch depend on seed, epoch and
+    sample alone, so runs are equal for any number of ranks and loader processes, and after resuming.
     """
 
     takes_batches = True
@@ -229,7 +239,7 @@ class _Batched(Dataset[Any]):
         except Exception as error:  # a dataset may raise anything
             if not is_of_user(error):
                 raise
-            # Here, since a loader process hands on no more of it than its text.
+            # Located here, because a loader process passes on only the text of an error.
             numbers = [number for number, _ in pairs]
             which = ", ".join(map(str, numbers[len(samples) :][:1] or numbers))
             first = f"{type(error).__name__}: {message_of(error).strip()}".splitlines()[0]
@@ -238,14 +248,14 @@ class _Batched(Dataset[Any]):
         if not isinstance(batch, dict) or not all(isinstance(key, str) for key in batch):
             found = f"with the keys {list(batch)}" if isinstance(batch, dict) else f"not a {type(batch).__name__}"
             raise DataError(
-                f"data: a batch must be a dict by the names that the model's forward takes, {found}; give samples of "
-                f"{shown(self.dataset)} as such dicts, or set data.collate; see {EXPERIMENT_PAGE}"
+                f"data: a batch must be a dict whose keys are the arguments of the model's forward, {found}; make "
+                f"samples of {shown(self.dataset)} such dicts, or set data.collate; see {EXPERIMENT_PAGE}"
             )
         return batch
 
 
 def _difference(samples: list[Any]) -> str:
-    """The first key whose values differ in shape or type, or are None: the error of torch may mislead."""
+    """The first key whose values differ in shape or type, or are None; torch's own error may mislead."""
     for key in samples[0] if isinstance(samples[0], dict) else ():
         values = [each.get(key) for each in samples]
         kinds = {str(tuple(each.shape)) if hasattr(each, "shape") else type(each).__name__ for each in values}

@@ -1,7 +1,7 @@
-"""What files of data hold, in short: enough to notice, when a training is continued, that they are others now.
+"""Fingerprints of data files, by which a resumed training notices that the files have changed.
 
-Imports neither torch nor numpy. A fingerprint is plain data, ``{name: [files, bytes, digest]}``: of each file, or,
-where there are many, of each folder. Where the files lie and when they were written plays no part.
+Imports neither torch nor numpy. A fingerprint is plain data, ``{name: [number of files, bytes, digest]}``, with one
+entry per file or, if there are many files, per folder. Location and modification time of the files do not matter.
 """
 
 from __future__ import annotations
@@ -15,17 +15,13 @@ __all__ = ["Fingerprint", "differences", "of_file", "of_samples"]
 
 Fingerprint = Dict[str, List[Any]]
 
-_EDGE = 2**20  # bytes at either end of a file that are looked at
-_MOST_FILES = 1000  # that are listed one by one
-_MOST_SIZES = 4096  # that are asked for: one call each, which is slow on some file systems
+_EDGE = 2**20  # bytes at either end of a file that are read
+_MOST_FILES = 1000  # above this number, entries are folders
+_MOST_SIZES = 4096  # sizes to ask for: one call each, which is slow on some file systems
 
 
 def of_file(path: Path) -> Fingerprint:
-    """Of one file: its size, and the SHA-256 of its first and last MiB.
-
-    Args:
-        path: of the file.
-    """
+    """The fingerprint of one file: its size, and the SHA-256 of its first and last MiB."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -36,12 +32,12 @@ def of_file(path: Path) -> Fingerprint:
 
 
 def of_samples(parts: Mapping[str, Sequence[tuple[str, Any]]]) -> Fingerprint:
-    """Of many files: their names below the folder that holds them all, their labels and their sizes.
+    """The fingerprint of many files: their names relative to their common folder, labels and sizes.
 
-    Of more than 4096 samples, sizes are asked for of so many that are spread over all.
+    With more than 4096 samples, only the sizes of every n-th sample are included, at most 4096.
 
     Args:
-        parts: of each part of the data, the path of a file and its label: a path, too, or a number.
+        parts: by split, pairs of the path of a file and its label, which is another path or a number.
     """
     samples = [sample for part in sorted(parts) for sample in sorted(parts[part], key=lambda sample: sample[0])]
     paths = [path for path, _ in samples]
@@ -66,7 +62,7 @@ def _size(path: str) -> int:
     try:
         return os.stat(path).st_size  # noqa: PTH116 - many
     except OSError:
-        return -1  # such as a link that leads nowhere: what that means is for who reads it to say
+        return -1  # for example a broken link; the code that reads the file reports it
 
 
 def _common_folder(paths: Sequence[str]) -> str:
@@ -77,11 +73,11 @@ def _common_folder(paths: Sequence[str]) -> str:
 
 
 def differences(old: Mapping[str, Sequence[Any]], new: Mapping[str, Sequence[Any]]) -> list[str]:
-    """How the files of two fingerprints differ, a short text for each name; empty: not at all.
+    """How two fingerprints differ, a short text for each name; empty if they are equal.
 
     Args:
-        old: of the data that a training began with.
-        new: of those that are there now.
+        old: fingerprint of the data when the training began.
+        new: fingerprint of the current data.
     """
     texts = []
     for name in sorted({*old, *new}):

@@ -1,6 +1,4 @@
-"""Data loaders over data sets that are indexed by a whole batch, and how a batch comes to the device: from page-locked
-memory, beside the computation, without waiting.
-"""
+"""Data loaders over data sets that are indexed by a whole batch, and asynchronous copies of batches to the device."""
 
 from __future__ import annotations
 
@@ -27,10 +25,10 @@ logger = logging.getLogger(__name__)
 
 
 class _Loader(DataLoader[Any]):
-    """Starts its processes with the signal of preemption blocked.
+    """Starts its worker processes with the preemption signal blocked.
 
-    Slurm sends it to every process of a job step, and its default is to kill. Forked processes would inherit a handler,
-    those of a fork server, which Python 3.14 has by default, would not.
+    Slurm sends the signal to every process of a job step, and its default action is to kill. Forked processes would
+    inherit a handler, but those of a fork server (the default of Python 3.14) would not.
     """
 
     def __iter__(self) -> Any:
@@ -50,13 +48,13 @@ def train_loader(
     """A loader of micro-batches, from the sampler's position on.
 
     Args:
-        dataset: takes an index tensor and gives a batch.
+        dataset: takes an index tensor and returns a batch.
         sampler: yields index tensors (:class:`exp.data.sampler.TrainBatchSampler`).
-        num_workers: processes that cut batches ahead, one thread each; 0: none.
-        seed: from which the workers' own random generators are seeded.
-        pinned_for: torch's type of the device that batches are put into page-locked memory for; None: they are not.
+        num_workers: processes that prepare batches ahead, with one thread each; 0: this process loads them.
+        seed: of the random generators of these processes.
+        pinned_for: device type for which batches are put into page-locked memory; None: pageable memory.
     """
-    # A generator of its own: making an iterator draws a number, and resuming must not shift the global generator.
+    # A separate generator: making an iterator draws a number, which must not shift the global generator on resume.
     generator = torch.Generator()
     generator.manual_seed(seed)
     return _Loader(
@@ -72,23 +70,23 @@ def train_loader(
 
 
 def eval_loader(dataset: Dataset[Any], sampler: Iterable[torch.Tensor], num_workers: int) -> DataLoader[Any]:
-    """As :func:`train_loader`, for data sets that draw no random numbers.
+    """Like :func:`train_loader`, for data sets that draw no random numbers.
 
     Args:
-        dataset: takes an index tensor and gives a batch.
+        dataset: takes an index tensor and returns a batch.
         sampler: yields index tensors (:class:`exp.data.sampler.EvalBatchSampler`).
-        num_workers: processes that cut batches ahead, one thread each; 0: none.
+        num_workers: processes that prepare batches ahead, with one thread each; 0: this process loads them.
     """
     return train_loader(dataset, sampler, num_workers, seed=0)
 
 
 def _as_it_is(batch: Any) -> Any:
-    """The batch; torch's own way looks at every part of it for arrays to convert."""
+    """Return the batch unchanged; torch's own function would search every part of it for arrays to convert."""
     return batch
 
 
 class _Numbers(Dataset[Any]):
-    """Numbers of samples only: the device cuts the batches."""
+    """Returns sample numbers instead of samples, for batches that are built on the device."""
 
     gives_tensors = True
 
@@ -104,15 +102,14 @@ class _Numbers(Dataset[Any]):
 
 
 def device_loader(dataset: Any, sampler: Iterable[torch.Tensor], num_workers: int, session: Session) -> Any:
-    """As :func:`train_loader`, with batches on the session's device.
+    """Like :func:`train_loader`, with batches on the session's device.
 
     Args:
-        dataset: takes an index tensor and gives a batch. One that has ``numbers(keys)`` and ``on_device(device, free)``
-            (:class:`exp.data.base.Data`) may have the device cut them.
+        dataset: takes an index tensor and returns a batch. If it has ``numbers(keys)`` and ``on_device(device, free)``
+            (:class:`exp.data.base.Data`), batches may be built on the device.
         sampler: yields index tensors.
-        num_workers: processes that cut batches ahead; more than this rank's share of the cores would only wait for
-            each other.
-        session: gives device, backend, and the place of the rank.
+        num_workers: processes that prepare batches ahead; at most this rank's share of the cores is used.
+        session: has device, backend, and rank.
     """
     seed, device, backend = session.config.seed, session.device, session.backend
     most = session.info.cores
@@ -132,12 +129,12 @@ def device_loader(dataset: Any, sampler: Iterable[torch.Tensor], num_workers: in
 
 
 def share_loader(dataset: Dataset[Any], data: Data, session: Session) -> Any:
-    """What a rank evaluates of a split; its ``sampler`` has the numbers of the samples, batch by batch.
+    """The loader of this rank's share of a split in evaluation; its ``sampler`` yields the indices of each batch.
 
     Args:
-        dataset: the split, or a part of it.
-        data: says how large batches are, and how many processes load them.
-        session: gives the device that batches come to, and the place of the rank.
+        dataset: the split, or a subset of it.
+        data: has ``eval_batch_size`` and ``num_workers``.
+        session: has device, rank and world size.
     """
     info = session.info
     sampler = EvalBatchSampler(len(dataset), data.eval_batch_size, info.rank, info.world_size)  # type: ignore[arg-type]
@@ -147,9 +144,8 @@ def share_loader(dataset: Dataset[Any], data: Data, session: Session) -> Any:
 def move(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
     """The batch on ``device``, without waiting for the copy.
 
-    Tensors are moved wherever they stand: in dicts, lists, tuples and named tuples, however deep, as collate functions
-    make such, and in torch's packed sequences. Anything else (sizes of images, names, objects of other classes, which a
-    model's ``data_preprocessor`` may know) stays as it is.
+    Moves tensors and packed sequences, also in nested dicts, lists, tuples and named tuples, as collate functions make
+    them. Everything else (image sizes, names, objects of other classes) stays unchanged.
     """
     if device.type == "cpu":
         return batch
@@ -160,10 +156,10 @@ def move(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
 
 
 def _moved(value: Any, device: torch.device) -> Any:
-    if isinstance(value, (torch.Tensor, PackedSequence)):  # the latter is a named tuple, too, a part of which stays
+    if isinstance(value, (torch.Tensor, PackedSequence)):  # a PackedSequence is a named tuple whose lengths stay on CPU
         return value.to(device, non_blocking=True)  # type: ignore[arg-type]
     if isinstance(value, dict):
-        moved = copy.copy(value)  # of its own class, whatever the constructor of that takes
+        moved = copy.copy(value)  # keeps the class, whatever its constructor takes
         moved.update((key, _moved(each, device)) for key, each in value.items())
         return moved
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -174,7 +170,7 @@ def _moved(value: Any, device: torch.device) -> Any:
 
 
 def tensors_of(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors of a batch, or of what a model gives for it: itself, or wherever mappings, lists and tuples lead."""
+    """All tensors in a batch or in a model's output: a tensor, or nested mappings, lists and tuples."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (Mapping, list, tuple)):
@@ -185,16 +181,16 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
 class DeviceLoader:
     """The batches of a loader, on a device.
 
-    Copies from page-locked memory go over a stream of their own, so that a batch crosses while the step before it
-    computes. Where the device cuts batches itself, the numbers of the samples are all that crosses.
+    Copies from page-locked memory use a stream of their own, so that a batch is copied while the step before it
+    computes. If batches are built on the device, only the sample numbers are copied.
 
     Args:
-        loader: gives batches on the CPU; or numbers of samples, int64 (B,), where there is ``cut``. What is asked of
-            this one is asked of it.
-        dataset: that they are batches of.
+        loader: yields batches on the CPU or, with ``cut``, sample numbers, int64 (B,). Other attributes of this object
+            are those of ``loader``.
+        dataset: the dataset of the batches.
         device: a card.
-        pinned: whether what ``loader`` gives is page-locked.
-        cut: makes a batch of numbers that lie on the device.
+        pinned: whether ``loader`` yields page-locked tensors.
+        cut: builds a batch from sample numbers on the device.
     """
 
     def __init__(
@@ -217,7 +213,7 @@ class DeviceLoader:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Batches, queued for the device when they are given."""
+        """Yield batches on the device; their copies may still be in progress."""
         for batch in self.loader:
             if self.cut is not None:
                 yield self.cut(batch.to(self.device, non_blocking=True))
@@ -233,13 +229,13 @@ class DeviceLoader:
             moved = move(batch, self.device)
         computing.wait_stream(self._side)
         for value in tensors_of(moved):
-            if value.device.type == self.device.type:  # a packed sequence keeps its lengths on the CPU
-                value.record_stream(computing)  # its memory is not to be had again before the computation is through
+            if value.device.type == self.device.type:  # the lengths of a packed sequence stay on the CPU
+                value.record_stream(computing)  # its memory must not be reused before the computation has finished
         return moved
 
 
 def _has_streams(module: Any, device: torch.device) -> bool:
-    """Whether a device's module has all that is needed; plug-ins have more or less of it."""
+    """Whether a device's module has all stream functions that :class:`DeviceLoader` needs; some plug-ins lack some."""
     if not all(hasattr(module, name) for name in ("current_stream", "stream", "Stream")):
         return False
     try:

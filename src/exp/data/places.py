@@ -1,4 +1,4 @@
-"""Where data files lie, for every family's messages. Imports neither torch nor numpy: the parent looks, too."""
+"""Folders of data files, and texts about them for messages. Imports neither torch nor numpy, as the parent uses it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,10 @@ __all__ = ["content_of", "sample_folder", "shortened"]
 
 
 def sample_folder(name: str) -> Path:
-    """A folder among the sample data that come with exp.
-
-    Args:
-        name: of the folder.
+    """The folder ``name`` of the sample data that come with exp.
 
     Raises:
-        DataError: it is not there.
+        DataError: the folder is not installed.
     """
     spec = importlib.util.find_spec("exp.sample_data")
     places = list(spec.submodule_search_locations or []) if spec is not None else []
@@ -31,8 +28,8 @@ def sample_folder(name: str) -> Path:
 
 
 def content_of(folder: Path) -> str:
-    """``in <folder>: a.csv, b/``; of one that is not there, the nearest folder above that is."""
-    if not os.path.isdir(folder):  # noqa: PTH112 - Path.is_dir raises where a folder above may not be entered
+    """The content of a folder as text, ``in <folder>: a.csv, b/``; without the folder, that of the nearest parent."""
+    if not os.path.isdir(folder):  # noqa: PTH112 - Path.is_dir raises without permission on a parent
         nearest = next(parent for parent in folder.parents if os.path.isdir(parent))  # noqa: PTH112
         return f"{folder} is no folder; {content_of(nearest)}"
     try:
@@ -44,6 +41,6 @@ def content_of(folder: Path) -> str:
 
 
 def shortened(values: Sequence[object], most: int = 12) -> str:
-    """The first ``most`` values, and how many more there are."""
+    """The first ``most`` values as text, and the number of the others."""
     more = f" and {len(values) - most} more" if len(values) > most else ""
     return ", ".join(str(value) for value in values[:most]) + more

@@ -1,7 +1,7 @@
-"""Which samples make up which batch, on which rank, and the random numbers of their augmentation.
+"""Samplers, which assign samples to batches and ranks, and the seeds of augmentation.
 
-Both samplers yield index tensors, one per batch, for ``DataLoader(dataset, sampler=..., batch_size=None)``. What a
-sample draws is a function of (seed, epoch, sample) alone, not of who draws it, or when.
+Both samplers yield index tensors, one per batch, for ``DataLoader(dataset, sampler=..., batch_size=None)``. The random
+numbers of a sample depend on (seed, epoch, sample) alone, not on the process or the time.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ __all__ = ["EvalBatchSampler", "TrainBatchSampler", "preserved_generators", "see
 class TrainBatchSampler:
     """Shuffled micro-batches of one rank; the samples of an optimizer step do not depend on the world size.
 
-    Every epoch has one permutation of all samples, the same on all ranks, drawn from (seed, epoch). Each optimizer step
-    takes the next :attr:`global_batch_size` of them, cut into ``accumulate`` parts, each cut into one micro-batch per
-    rank. The last, incomplete global batch is dropped.
+    Every epoch has one permutation of all samples, drawn from (seed, epoch) and equal on all ranks. Each optimizer step
+    takes the next :attr:`global_batch_size` samples of it. They are divided into ``accumulate`` parts, and each part
+    into one micro-batch per rank. The last, incomplete global batch is dropped.
 
-    Only :meth:`advance` and :meth:`set_position` move the position, never iterating: data-loader workers read ahead.
+    Only :meth:`advance` and :meth:`set_position` change the position. Iterating does not, because loader processes read
+    ahead.
 
     Args:
         num_samples: size of the data set.
@@ -34,7 +35,7 @@ class TrainBatchSampler:
         world_size: number of ranks.
         accumulate: micro-batches per optimizer step.
         seed: of the shuffling.
-        with_epoch: yield (batch_size, 2): sample and epoch, for data that are augmented anew in each epoch.
+        with_epoch: yield sample and epoch, (batch_size, 2), for data whose augmentation differs in each epoch.
 
     Raises:
         DataError: there are fewer samples than one global batch.
@@ -79,16 +80,16 @@ class TrainBatchSampler:
 
     @property
     def left_out(self) -> int:
-        """Samples that no batch of an epoch has; the next epoch's order leaves out others."""
+        """Number of samples that an epoch drops; other samples in each epoch."""
         return self.num_samples - self.steps_per_epoch * self.global_batch_size
 
     def __len__(self) -> int:
-        """Optimizer steps of a whole epoch, wherever the position: what hooks compare ``batch_idx`` with."""
+        """Optimizer steps of a whole epoch, whatever the position; hooks compare ``batch_idx`` with it."""
         return self.steps_per_epoch
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         """Micro-batches, int64 (batch_size,) or (batch_size, 2), from the position to the end of the epoch."""
-        # Not a generator itself: the position is that of the call, not that of the first batch asked for.
+        # Not a generator itself, so that the position of this call counts, not that of the first next().
         samples = self._permutation()
         if self.with_epoch:
             samples = torch.stack([samples, torch.full_like(samples, self.epoch)], dim=1)
@@ -96,7 +97,7 @@ class TrainBatchSampler:
         return self._micro_batches(samples, self.samples, left)
 
     def _permutation(self) -> torch.Tensor:
-        # Mixed, so that epoch 1 of seed 0 is not epoch 0 of seed 1.
+        # Mixed by SeedSequence, so that epoch 1 of seed 0 differs from epoch 0 of seed 1.
         mixed = np.random.SeedSequence((self.seed % 2**64, self.epoch)).generate_state(1, np.uint64)[0]
         generator = torch.Generator()
         generator.manual_seed(int(mixed))
@@ -105,19 +106,19 @@ class TrainBatchSampler:
     def _micro_batches(self, permutation: torch.Tensor, first: int, count: int) -> Iterator[torch.Tensor]:
         size = self.batch_size
         for begin in range(first + self.rank * size, first + count * self.world_size * size, self.world_size * size):
-            # A copy: sending a view to a worker would move the memory of the whole permutation.
+            # A copy: sending a view to a loader process would copy the whole permutation.
             yield permutation[begin : begin + size].clone()
 
     def advance(self) -> None:
-        """One optimizer step has been taken."""
+        """Move the position by one optimizer step."""
         self.set_position(self.epoch, self.samples + self.global_batch_size)
 
     def set_position(self, epoch: int, samples: int) -> None:
-        """Continue there; takes effect with the next ``iter()``.
+        """Set the position; takes effect with the next ``iter()``.
 
         Args:
             epoch: from 0.
-            samples: samples consumed in that epoch, over all ranks: a multiple of the global batch size.
+            samples: samples consumed in that epoch, over all ranks; a multiple of the global batch size.
 
         Raises:
             ConfigError: there is no such position: it was saved with another global batch size or data set.
@@ -132,7 +133,7 @@ class TrainBatchSampler:
 
 
 class EvalBatchSampler:
-    """Every sample once over all ranks, in order: no padding, so a rank may get fewer batches than another, or none.
+    """Every sample exactly once over all ranks, in order, without padding: ranks may have different numbers of batches.
 
     Args:
         num_samples: size of the data set.
@@ -144,23 +145,23 @@ class EvalBatchSampler:
     def __init__(self, num_samples: int, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
         self.batch_size = batch_size
         self.common_batches = num_samples // world_size // batch_size
-        """Batches that every rank has at least."""
-        # Contiguous shares, equal but for one sample; dealing out whole batches could leave ranks idle.
+        """Number of full batches that every rank has."""
+        # Contiguous shares whose sizes differ by at most one sample; distributing whole batches could leave ranks idle.
         self.first, self.end = num_samples * rank // world_size, num_samples * (rank + 1) // world_size
 
     def __len__(self) -> int:
-        """Batches of this rank."""
+        """Number of batches of this rank."""
         return -(-(self.end - self.first) // self.batch_size)
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        """Batches, int64 (B,), B at most ``batch_size``."""
+        """Yield batches, int64 (B,), with B at most ``batch_size``."""
         for begin in range(self.first, self.end, self.batch_size):
             yield torch.arange(begin, min(begin + self.batch_size, self.end))
 
 
 @contextmanager
 def preserved_generators(with_torch: bool = False) -> Iterator[None]:
-    """Leaves the global generators of Python, NumPy and, where asked, torch's of the CPU as they were."""
+    """Context that restores the global random generators of Python, NumPy and, with ``with_torch``, torch's CPU one."""
     python, numpy = random.getstate(), np.random.get_state(legacy=False)
     torchs = torch.get_rng_state() if with_torch else None
     try:
@@ -173,13 +174,13 @@ def preserved_generators(with_torch: bool = False) -> Iterator[None]:
 
 
 def seed_sample(seed: int, epoch: int, number: int, with_torch: bool = False) -> None:
-    """Seed the generators that transforms draw from.
+    """Seed the global random generators, from which transforms draw.
 
     Args:
         seed: of the data.
         epoch: from 0.
-        number: of the sample.
-        with_torch: torch's, too.
+        number: index of the sample.
+        with_torch: seed torch's CPU generator, too.
     """
     mixed = np.random.SeedSequence((seed % 2**64, epoch, number)).generate_state(3)
     random.seed(int(mixed[0]))

@@ -1,1 +1,1 @@
-"""Hardware: the backend interface, where to find backends, and what a process learns of cores and cards."""
+"""Hardware: the backend interface, the registry of backends, and facts about cores and cards."""

@@ -1,12 +1,11 @@
-"""The backend interface: everything that differs between hardware families, on one page.
+"""The backend interface: everything that differs between hardware families.
 
 A hardware family is one subclass of :class:`Backend` in one file, plus one YAML file that names it by ``_target_``.
 Backends outside this repository register a class through the entry-point group ``exp.backends`` or are named by
 ``_target_`` in a config of the user's own (docs/extend/add-a-backend.md).
 
-This module, and every backend module, must import without torch: the parent process composes and validates the
-configuration with it, and never pays for torch or holds a device. Methods that are called in a worker import torch
-inside.
+This module and all backend modules must not import torch at the top: the parent process uses them to validate the
+configuration, and must neither load torch nor hold a device. Methods that workers call import torch inside.
 """
 
 from __future__ import annotations
@@ -30,68 +29,68 @@ __all__ = ["FLOAT32", "PRECISIONS", "Backend", "Capabilities", "Collectives", "a
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What the cards of a family can do. The defaults are what is always right: nothing beyond float32."""
+    """What the cards of a family can do. The defaults are safe for any card: float32 only, and no optional feature."""
 
     precisions: tuple[str, ...] = ("fp32",)
-    """Of :data:`PRECISIONS`, those that some card of the family has; :meth:`Backend.supports` asks the card."""
+    """Those of :data:`PRECISIONS` that some card of the family has; :meth:`Backend.supports` asks the actual card."""
 
     fused_attention: tuple[str, ...] = ()
-    """Precisions in which ``scaled_dot_product_attention`` may take its fused forms."""
+    """Precisions in which ``scaled_dot_product_attention`` may use its fused kernels."""
 
     lacking_operators: frozenset[str] = frozenset()
-    """ATen overloads without a kernel, such as ``"convolution_backward"``: they run on the CPU, or not at all."""
+    """ATen overloads without a kernel, such as ``"convolution_backward"``; they run on the CPU, or fail."""
 
     uncompiled: str | None = None
-    """Why ``compile=true`` is refused; None: torch is asked, with a first small computation."""
+    """Why ``compile=true`` is refused; None: a small test computation decides."""
 
     sync_batchnorm: bool = False
-    """torch's SyncBatchNorm runs on these cards."""
+    """Whether torch's SyncBatchNorm runs on these cards."""
 
     pinned_memory: bool = False
-    """Host memory can be page-locked, so that copies from it and to it run beside the computation, on a stream of their
-    own where ``torch.<device_type>`` has streams."""
+    """Whether host memory can be page-locked. Copies then overlap with computation, on a stream of their own if
+    ``torch.<device_type>`` has streams."""
 
     forking: bool = False
-    """Workers may be forked from a process that has imported torch and MMEngine: nothing that loads with them starts
-    threads or opens a device."""
+    """Whether workers may be forked from a process that has imported torch and MMEngine. Nothing that is imported with
+    them may start threads or open a device."""
 
     simulation: bool = False
-    """There are simulated cards (``backend.simulate=true``)."""
+    """Whether there are simulated cards (``backend.simulate=true``)."""
 
 
 class Backend(abc.ABC):
     """One hardware family. A class must set ``device_type`` and ``collectives`` and write the abstract methods.
 
     Args:
-        name: what the user calls it, for messages and records (``"cpu"``).
-        process_group: in place of that of :attr:`collectives`.
-        env: environment variables for the workers, set before torch is imported. They win over the backend's own
-            defaults, and lose to what the user has exported in the shell.
+        name: name in the configuration, for messages and records (``"cpu"``).
+        process_group: process group to use instead of that of :attr:`collectives`.
+        env: environment variables of the workers, set before torch is imported. They override the backend's defaults;
+            variables that the user has exported in the shell override them.
         options: settings that only this backend understands.
-        allow_fallback: copy tensors through the CPU, over gloo, where the device's own collectives are missing.
+        allow_fallback: if the device's own collectives are missing, copy tensors through the CPU and use gloo.
         simulate: use simulated devices.
 
     Raises:
-        ConfigError: ``simulate`` for a backend that has none.
+        ConfigError: ``simulate`` is set, but the backend has no simulated devices.
     """
 
     device_type: str
     """torch's device type, such as ``"cpu"``."""
 
     collectives: Collectives
-    """How ranks exchange tensors of this device, such as ``Collectives("cpu:gloo,<device>:<library>")``."""
+    """Process group of this device, such as ``Collectives("cpu:gloo,<device>:<library>")``."""
 
     capabilities: Capabilities = Capabilities()
-    """What the cards can do; after :meth:`set_device`, the card of this rank."""
+    """What the cards can do; after :meth:`set_device`, what this rank's card can do."""
 
     exclusive_devices: bool = True
-    """Whether each rank needs a device of its own. False only where ranks share one (the CPU)."""
+    """Whether each rank needs a device of its own. False only if ranks share one (the CPU)."""
 
     visible_variables: tuple[str, ...] = ()
-    """Environment variables that choose the cards which a process sees, by a list; the first that is set counts."""
+    """Environment variables with a list of the cards that a process may see; the first that is set counts."""
 
     variables: tuple[str, ...] = ()
-    """Environment variables that change how this family behaves, for reports. None that may hold a secret."""
+    """Environment variables that change how this family behaves, for reports. Never one that may contain a secret."""
 
     def __init__(
         self,
@@ -109,44 +108,45 @@ class Backend(abc.ABC):
         self.allow_fallback = allow_fallback
         self.simulate = simulate
         if simulate and not self.capabilities.simulation:
-            raise ConfigError(f"backend.simulate=true: there are no simulated devices of backend={name}; leave it out")
+            raise ConfigError(f"backend.simulate=true: backend={name} has no simulated devices; leave it out")
 
     def __str__(self) -> str:
-        """For the terminal."""
+        """Name for the terminal."""
         return self.name
 
     # -- Called by the parent: no torch, no device context; never raises -----------------------------------------------
 
     @abc.abstractmethod
     def why_unavailable(self) -> str | None:
-        """None when usable here; else what was looked for, what was found and how to get it."""
+        """None if the backend is usable here; otherwise what was looked for, what was found, and how to get it."""
 
     @abc.abstractmethod
     def device_count(self) -> int:
-        """Number of devices that this process may use (visible-device variables respected)."""
+        """Number of devices that this process may use; respects the visible-devices variables."""
 
     def worker_env(self, local_rank: int, local_world_size: int, single_node: bool) -> dict[str, str]:
-        """Environment of one worker, set before torch is imported; what the user has exported wins over it.
+        """Environment variables of one worker, set before torch is imported; exported variables of the user win.
 
         Args:
             local_rank: of the worker on its node.
             local_world_size: workers on this node.
-            single_node: whether the job stays on this node, so that nothing need leave the loopback interface.
+            single_node: whether all workers are on this node, so that the loopback interface is enough.
 
         Returns:
-            Here, this worker's share of the cores, and ``env`` of the config; subclasses put their defaults before it.
+            OMP_NUM_THREADS, this worker's share of the cores, and ``env`` of the config; subclasses add their defaults
+            with lower priority.
         """
         return {"OMP_NUM_THREADS": str(max(1, usable_cores() // local_world_size)), **self.env}
 
     def run_env(self, precision: str, counts_fallbacks: bool) -> dict[str, str]:
-        """What a run needs in its workers before torch is imported; set over what the user has exported.
+        """Environment variables that a run needs before torch is imported; they override exported ones of the user.
 
         Args:
             precision: of the run.
-            counts_fallbacks: whether :meth:`fallbacks` will be asked.
+            counts_fallbacks: whether the run will call :meth:`fallbacks`.
 
         Raises:
-            ConfigError: the user's exports say the opposite of ``precision``.
+            ConfigError: an exported variable contradicts ``precision``.
         """
         return {}
 
@@ -155,12 +155,12 @@ class Backend(abc.ABC):
         return {}
 
     def monitor(self) -> list[dict[str, Any]]:
-        """What the vendor's monitor says of every card of this host, visible or not; empty where there is none.
+        """Readings of the vendor's monitor for every card of this host, visible or not; empty without a monitor.
 
         Returns:
             Per card ``index`` (on the host), ``name``, ``uuid``, ``bus_id``, ``utilisation_percent``, ``memory_used``
-            and ``memory_total`` (bytes), ``temperature_c``, ``power_w``, ``state``, ``serial``; None for what it does
-            not report.
+            and ``memory_total`` (bytes), ``temperature_c``, ``power_w`` (watts), ``state``, ``serial``; None for values
+            that the monitor does not report.
         """
         return []
 
@@ -168,18 +168,18 @@ class Backend(abc.ABC):
 
     @property
     def module(self) -> Any:
-        """Torch's functions for this device, ``torch.<device_type>``; what it lacks is done without.
+        """Torch's module for this device, ``torch.<device_type>``.
 
-        Used are ``device_count``, ``set_device``, ``synchronize``, ``manual_seed_all``, ``get_rng_state``,
-        ``set_rng_state``, ``memory_allocated``, ``max_memory_allocated``, ``mem_get_info``, ``get_device_properties``,
-        ``Event`` and ``amp.GradScaler``.
+        ``device_count`` and ``set_device`` are required. Used if present are ``synchronize``, ``manual_seed_all``,
+        ``get_rng_state``, ``set_rng_state``, ``memory_allocated``, ``max_memory_allocated``, ``mem_get_info``,
+        ``get_device_properties``, ``Event`` and ``amp.GradScaler``.
         """
         import torch
 
         return getattr(torch, self.device_type, None)
 
     def set_device(self, local_rank: int) -> torch.device:
-        """Select the device of this rank and return it; a plug-in of the vendor's is imported here.
+        """Select the device of this rank and return it; a vendor's plug-in is imported here.
 
         Raises:
             UnavailableError: ``local_rank`` is not below the number of devices that torch sees.
@@ -197,11 +197,12 @@ class Backend(abc.ABC):
         return torch.device(self.device_type, local_rank)
 
     def describe(self, device: torch.device) -> dict[str, Any]:
-        """``{"name", "index"}`` and what else is known of one device, for the run record.
+        """Describe one device for the run record.
 
-        ``uuid``, ``serial``, ``bus_id`` or ``card`` (its number on the host, visible or not) tell cards apart, as far
-        as they are known; where none is, ``visible``, its name in the visible-devices variable
-        (:mod:`exp.hardware.cards`).
+        Returns:
+            ``name`` and ``index``, and if known ``memory`` (bytes). ``uuid``, ``serial``, ``bus_id`` or ``card`` (its
+            number on the host) identify the card, as far as they are known; if none is, ``visible``, its entry in the
+            visible-devices variable (:mod:`exp.hardware.cards`).
         """
         properties = ask(self.module, "get_device_properties", device.index)
         name = getattr(properties, "name", None) or ask(self.module, "get_device_name", device.index) or device.type
@@ -213,18 +214,18 @@ class Backend(abc.ABC):
         return found
 
     def cautions(self) -> list[str]:
-        """Of the environment, what does not do what the user may expect on this rank's device, a line each.
+        """Warnings about the environment of this rank's device, one line each, such as variables without effect.
 
-        Shown at the start of a run and by the doctor.
+        Shown at the start of a run and by ``task=doctor``.
         """
         return []
 
     def usage(self) -> dict[str, Any]:
-        """How full and how busy the current device is; asked in a training every ``log_every`` steps.
+        """Memory and utilization of the current device; a training calls this every ``log_every`` steps.
 
         Returns:
-            As far as the device tells within milliseconds: ``allocated`` and ``max_allocated`` (bytes of this process),
-            ``free`` and ``total`` (bytes, other processes' use counted), ``utilisation_percent`` (of the last moments).
+            Values that the device reports within milliseconds: ``allocated`` and ``max_allocated`` (bytes of this
+            process), ``free`` and ``total`` (bytes, with the use of other processes), ``utilisation_percent``.
         """
         module = self.module
         free, total = ask(module, "mem_get_info") or (None, None)
@@ -233,7 +234,7 @@ class Backend(abc.ABC):
         return {name: int(value) for name, value in found.items() if value is not None}
 
     def synchronize(self) -> None:
-        """Wait until the device has finished its work."""
+        """Wait until the device has finished all queued work."""
         wait = getattr(self.module, "synchronize", None)
         if wait is not None:
             wait()
@@ -245,14 +246,14 @@ class Backend(abc.ABC):
         outputs: Sequence[torch.Tensor] = (),
         **kwargs: Any,
     ) -> None:
-        """Take the optimizer's step; lazy devices also end their graph here. Called once per step at any precision.
+        """Call ``optimizer.step``; lazy devices also end their graph here. Called once per optimizer step.
 
-        With a loss scaler, ``optimizer.step`` is the scaler's, which may leave the update out.
+        With a loss scaler, ``optimizer.step`` is the scaler's, which may skip the update.
 
         Args:
-            optimizer: takes its step.
-            model: what is trained; None: not known.
-            outputs: tensors of this step that are read, or added up, later, such as its loss.
+            optimizer: the optimizer.
+            model: the trained model; None: not known.
+            outputs: tensors of this step that are read or accumulated later, such as its loss.
             **kwargs: of ``optimizer.step``.
         """
         optimizer.step(**kwargs)
@@ -261,23 +262,23 @@ class Backend(abc.ABC):
         """End one batch of an evaluation; lazy devices run their graph here.
 
         Args:
-            outputs: of the model, in whatever structure; what is computed of them is small.
+            outputs: outputs of the model: tensors, also nested in dicts, lists and tuples.
         """
 
     def close(self) -> None:
-        """What the vendor does when the interpreter ends; a worker ends right after this, without the interpreter's."""
+        """Run the vendor's exit handlers: a worker exits right after this, without the interpreter's clean-up."""
 
     def supports(self, precision: str) -> bool:
         """Whether this rank's device trains in ``precision`` (one of :data:`PRECISIONS`)."""
         return precision in self.capabilities.precisions
 
     def set_precision(self, precision: str) -> None:
-        """Have this process multiply float32 values in full, or as TF32 where ``precision`` is ``tf32``.
+        """Set float32 matrix products of this process to TF32 if ``precision`` is ``tf32``, else to full float32.
 
-        Called before the first product. The switches that a family has beside torch's general one are set in its file.
+        Called before the first product. This method sets torch's general switch; a backend sets those of its family.
 
         Raises:
-            ConfigError: the environment overrules it.
+            ConfigError: an environment variable overrides the switch.
         """
         import torch
 
@@ -294,17 +295,19 @@ class Backend(abc.ABC):
         return torch.autocast(self.device_type, dtype=dtype)
 
     def fallbacks(self) -> Mapping[str, tuple[int, int]] | None:
-        """What has left the device in this process so far: calls and bytes (there and back) by ATen name.
+        """Operators that have run on the CPU instead of the device in this process so far.
 
-        None: nothing tells. Bytes are 0 where only calls are counted.
+        Returns:
+            Number of calls and bytes (both directions) by ATen name; bytes are 0 if only calls are counted. None: the
+            device does not count them.
         """
         return None
 
 
 def ask(module: Any, name: str, *arguments: Any) -> Any:
-    """What a function of a device's module gives; None: it has none, or does not know.
+    """Call a function of a device's module; None: it has no such function, or the function fails.
 
-    Arguments go by place: vendors give them names of their own.
+    Arguments are positional, because vendors name them differently.
     """
     function = getattr(module, name, None)
     if function is None:

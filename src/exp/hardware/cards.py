@@ -1,4 +1,4 @@
-"""Which physical card a rank has, and how a job is kept to its cards. Imports no torch."""
+"""Identifies the physical card of a rank, and limits a job to its cards. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ __all__ = ["check_distinct", "identity", "only", "reading_of", "shared"]
 
 
 def only(backend: Backend, devices: Sequence[int]) -> dict[str, str]:
-    """Environment of a job that is to leave the other devices alone.
+    """Environment variables that make only some devices visible to a job.
 
     Args:
-        backend: its visible-devices variables.
-        devices: their numbers among those that are visible here; in the variable they ascend, as some vendors demand.
+        backend: has the visible-devices variables.
+        devices: indices among the devices that are visible to this process; some vendors need them in ascending order,
+            so the variable lists them so.
     """
     for variable in backend.visible_variables:
         if variable in os.environ:
@@ -29,11 +30,13 @@ def only(backend: Backend, devices: Sequence[int]) -> dict[str, str]:
 
 
 def identity(device: Mapping[str, Any]) -> str:
-    """What tells a card from the others of its host, for people.
+    """Name of a card that is unique on its host, for messages.
+
+    The first that is known of ``uuid``, ``serial``, ``bus_id`` and ``card`` (its number on the host); otherwise torch's
+    index.
 
     Args:
-        device: from :meth:`exp.hardware.backend.Backend.describe`. The first of ``uuid``, ``serial``, ``bus_id`` and
-            ``card`` (its number on the host) that is known; torch's index only where nothing else is.
+        device: from :meth:`exp.hardware.backend.Backend.describe`.
     """
     known = _known(device)
     address = next((known[key] for key in _ADDRESSES if key in known), None)
@@ -41,14 +44,17 @@ def identity(device: Mapping[str, Any]) -> str:
 
 
 def shared(devices: Mapping[int, Mapping[str, Any]]) -> list[tuple[int, int]]:
-    """Pairs of ranks that have one card: the first rank that has it, and another.
+    """Find ranks that share a card.
 
-    Two cards are one where all identities that both tell agree: the parts of a divided card have its address or its
-    UUID, and not both. Where there is none that both tell, they are one only if torch calls both the same, within the
-    same list of visible cards.
+    Two descriptions are of the same card if all identities (UUID, serial, bus id, number) that both have are equal.
+    Partitions of one card share its bus id or its UUID, but not both. If the two have no identity in common, they are
+    of the same card only if torch's index and the list of visible cards are equal.
 
     Args:
-        devices: by rank, as :func:`identity` takes them, with ``host`` and, where it is known, ``device``.
+        devices: by rank, as for :func:`identity`, with ``host`` and, if known, ``device``.
+
+    Returns:
+        Pairs of ranks: the first rank with the card, and another one.
     """
     owners: dict[str, list[int]] = {}
     pairs = []
@@ -63,7 +69,7 @@ def shared(devices: Mapping[int, Mapping[str, Any]]) -> list[tuple[int, int]]:
 
 
 def reading_of(device: Mapping[str, Any], readings: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The monitor's reading of one card, or None where it has none.
+    """The monitor's reading of one card, or None if there is none.
 
     Args:
         device: from :meth:`exp.hardware.backend.Backend.describe`.
@@ -85,12 +91,12 @@ def _same(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
         return all(one[key] == other[key] for key in common)
     if one or other:
         return False
-    # Visible-device variables, which may differ from one process to the next, give one card several indices.
+    # With visible-devices variables, which may differ between processes, one card can have several indices.
     return all(first.get(key) == second.get(key) for key in ("index", "device", "visible"))
 
 
 def _known(device: Mapping[str, Any]) -> dict[str, Any]:
-    """The identities that a description has, in one spelling each."""
+    """The identities in a description, in normalized spelling."""
     found: dict[str, Any] = {}
     for key, normal in _ADDRESSES.items():
         value = normal(str(device[key])) if device.get(key) else ""
@@ -102,10 +108,10 @@ def _known(device: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _uuid(value: str) -> str:
-    """Without what only some programs put before it.
+    """A UUID in lower case, without the prefix that only some programs write.
 
-    Some cards have a number of 64 bits. Torch shows its 16 hexadecimal digits as if their letters were the 16 bytes of
-    a UUID; the monitor shows the number.
+    Some cards have a number of 64 bits instead of a UUID. The monitor shows it as 16 hexadecimal digits. Torch takes
+    the ASCII codes of these digits for the 16 bytes of a UUID; that form is decoded here.
     """
     plain = re.sub("^(gpu-|0x)", "", value.lower())
     letters = "".join(chr(int(pair, 16)) for pair in re.findall("[0-9a-f]{2}", plain.replace("-", "")))
@@ -113,7 +119,7 @@ def _uuid(value: str) -> str:
 
 
 def _bus(value: str) -> str:
-    """``00000000:3B:00.0`` and ``0000:3b:00.0`` are one bus."""
+    """A PCI bus id as ``0000:3b:00.0``: four digits of the domain, lower case."""
     parts = value.lower().split(":")
     return ":".join([parts[-3][-4:].zfill(4) if len(parts) > 2 else "0000", *parts[-2:]])
 
@@ -122,13 +128,13 @@ _ADDRESSES: dict[str, Callable[[str], str]] = {"uuid": _uuid, "serial": str, "bu
 
 
 def check_distinct(devices: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse ranks that have one card.
+    """Check that no two ranks share a card.
 
     Args:
-        devices: by rank, as :func:`shared` takes them.
+        devices: by rank, as for :func:`shared`.
 
     Raises:
-        RunError: two share one.
+        RunError: two ranks share a card.
     """
     for first, second in shared(dict(enumerate(devices))):
         raise RunError(

@@ -1,4 +1,4 @@
-"""How the ranks of a hardware family exchange tensors: the process group, its sums, and the DDP class that uses it."""
+"""How the ranks of a hardware family exchange tensors: process group, all-reduce, and the DDP class."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ __all__ = ["Collectives", "ddp_arguments", "device_part_of"]
 
 
 class Collectives:
-    """Those of ``torch.distributed``. A vendor whose package has collectives of its own derives a class.
+    """Collectives of ``torch.distributed``; a vendor whose package has its own collectives derives a class.
 
     Args:
-        process_group: what torch >= 2.0 is given, CPU tensors included, such as ``"cpu:gloo,<device>:<library>"``.
-        averages: whether the process group itself takes means over ranks, not only sums.
-        gloo: whether gloo takes tensors that lie on this device. Where it does not, they are copied through the CPU.
+        process_group: backend string for torch >= 2.0, CPU tensors included: ``"cpu:gloo,<device>:<library>"``.
+        averages: whether the process group supports ``ReduceOp.AVG``.
+        gloo: whether gloo accepts tensors on this device. Otherwise they are copied through the CPU.
     """
 
     only_sums: bool = False
-    """Whether :meth:`all_reduce` is all that these have for tensors on the device."""
+    """Whether :meth:`all_reduce` is the only collective for tensors on the device."""
 
     def __init__(self, process_group: str, averages: bool = False, gloo: bool = False) -> None:
         self.process_group = process_group
@@ -31,11 +31,11 @@ class Collectives:
         self.gloo = gloo
 
     def missing(self, process_group: str, device_type: str) -> str | None:
-        """Why this process cannot use these for tensors on its device, or None; asked after the device was selected.
+        """Why this process cannot use the collectives on its device, or None; called after the device was selected.
 
         Args:
-            process_group: that was chosen.
-            device_type: torch's.
+            process_group: the chosen backend string.
+            device_type: torch's device type.
         """
         import torch.distributed as dist
 
@@ -49,8 +49,8 @@ class Collectives:
              timeout: timedelta) -> None:  # fmt: skip
         """Make the default process group over ``store``.
 
-        Below torch 2.0 composite strings such as ``"cpu:gloo,x:y"`` are refused by torch: there the default group takes
-        the device's part, and :class:`exp.engine.distributed.Distributed` makes a gloo group for CPU tensors beside it.
+        torch < 2.0 refuses composite strings such as ``"cpu:gloo,x:y"``. There the default group has the device's part,
+        and :class:`exp.engine.distributed.Distributed` makes a second group, of gloo, for CPU tensors.
         """
         import torch.distributed as dist
 
@@ -61,13 +61,13 @@ class Collectives:
         dist.init_process_group(process_group, store=store, rank=rank, world_size=world_size, timeout=timeout)
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
-        """Add up a tensor on this device over all ranks, in place, with the collectives that gradients use."""
+        """Sum a tensor on this device over all ranks, in place, with the collectives that DDP uses for gradients."""
         import torch.distributed as dist
 
         dist.all_reduce(tensor)
 
     def destroy(self) -> None:
-        """Take the default process group down."""
+        """Destroy the default process group."""
         import torch.distributed as dist
 
         if dist.is_initialized():
@@ -82,7 +82,7 @@ class Collectives:
 
 
 def device_part_of(process_group: str, device_type: str) -> str:
-    """The backend that a composite string gives to ``device_type``: ``("cpu:gloo,x:y", "x") -> "y"``."""
+    """The backend of ``device_type`` in a composite string: ``("cpu:gloo,x:y", "x") -> "y"``."""
     if ":" not in process_group:
         return process_group
     parts = dict(part.split(":", 1) for part in process_group.split(","))
@@ -90,5 +90,5 @@ def device_part_of(process_group: str, device_type: str) -> str:
 
 
 def ddp_arguments(device: torch.device) -> dict[str, Any]:
-    """Those of a DDP class: the card of the model, where it has a number. Some vendors take none for all cards."""
+    """DDP arguments that name the model's card, if it has an index; without them some vendors' DDP takes all cards."""
     return {} if device.index is None else {"device_ids": [device.index], "output_device": device.index}

@@ -1,4 +1,4 @@
-"""What newer torch has, behind names that work on torch 1.10 too. The only module that compares torch versions."""
+"""Compatibility with torch 1.10 and later: the only core module that compares torch versions."""
 
 from __future__ import annotations
 
@@ -22,14 +22,17 @@ TORCH_VERSION: tuple[int, int] = tuple(  # type: ignore[assignment]
 
 
 def serving_store(host: str, port: int, listener: socket, timeout: timedelta, world_size: int | None = None) -> Any:
-    """A TCP store that serves at the address of ``listener`` alone (torch >= 2.0); None: torch opens its own port.
+    """A TCP store that listens on the address of ``listener`` alone (torch >= 2.0).
 
     Args:
-        host: as clients name it.
+        host: name or address that clients use.
         port: of ``listener``.
-        listener: listens; the store closes it.
+        listener: a listening socket; the store closes it.
         timeout: of the store.
-        world_size: clients to wait for; None: none.
+        world_size: number of clients to wait for; None: do not wait.
+
+    Returns:
+        The store; None if this torch can only open a port by itself (``listener`` is closed).
     """
     store = torch.distributed.TCPStore
     if "master_listen_fd" not in str(store.__init__.__doc__):
@@ -40,17 +43,17 @@ def serving_store(host: str, port: int, listener: socket, timeout: timedelta, wo
 
 
 def supports_compilation() -> bool:
-    """Whether a module compiles in place, by ``torch.nn.Module.compile`` (torch >= 2.3)."""
+    """Whether modules can be compiled in place, by ``torch.nn.Module.compile`` (torch >= 2.3)."""
     return TORCH_VERSION >= (2, 3)
 
 
 def supports_composite_groups() -> bool:
-    """Whether a process group may be composed, as ``"cpu:gloo,x:y"`` (torch >= 2.0)."""
+    """Whether a process group may have one backend per device type, as ``"cpu:gloo,x:y"`` (torch >= 2.0)."""
     return TORCH_VERSION >= (2, 0)
 
 
 def supports_full_sharding() -> bool:
-    """Whether ``torch.distributed.fsdp.fully_shard`` and what goes with it exist (torch >= 2.7)."""
+    """Whether ``torch.distributed.fsdp.fully_shard`` can be used (torch >= 2.7)."""
     return TORCH_VERSION >= (2, 7)
 
 
@@ -60,10 +63,10 @@ def has_fused_attention() -> bool:
 
 
 def forbid_fused_attention() -> None:
-    """Have ``scaled_dot_product_attention`` be made of products and a softmax, for the rest of this process.
+    """Make ``scaled_dot_product_attention`` use plain products and a softmax, for the rest of this process.
 
-    By torch's own switches, which hold for every device and thread, and for users' models; torch < 2.3 has none but a
-    vendor's.
+    Uses torch's own switches, which apply to all devices, threads and models. Does nothing on torch < 2.3, which has
+    switches for one vendor only.
     """
     if TORCH_VERSION >= (2, 3):
         from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -72,28 +75,28 @@ def forbid_fused_attention() -> None:
 
 
 _never_left = contextlib.ExitStack()
-"""Contexts that would undo what they do once nothing refers to them."""
+"""Keeps contexts entered for the rest of the process: a context that is garbage-collected is left."""
 
 
 def supports_estimates() -> bool:
-    """Whether a training step can be taken on tensors without memory, and what it makes be counted (torch >= 2.1)."""
+    """Whether a training step can run on fake tensors, without memory, to count what it needs (torch >= 2.1)."""
     return TORCH_VERSION >= (2, 1)
 
 
 def supports_export() -> bool:
-    """Whether a program is recorded with a free batch size, and saved (torch >= 2.5)."""
+    """Whether ``torch.export`` can record a model with a dynamic batch size, and save it (torch >= 2.5)."""
     return TORCH_VERSION >= (2, 5)
 
 
 def supports_portable_operators() -> bool:
-    """Whether kernels can be registered from Python for a type of device, whatever key it has (torch >= 2.2)."""
+    """Whether ``torch.library`` can register Python kernels by device type (torch >= 2.2)."""
     return TORCH_VERSION >= (2, 2)
 
 
 def autocast_disabled(device_type: str) -> ContextManager[Any]:
     """Context in which autocast is off for ``device_type``.
 
-    torch refuses device types that it has no autocast for (below 2.0 all but two); nothing is to be turned off there.
+    For device types without autocast (all but two on torch < 2.0) torch raises; then there is nothing to turn off.
     """
     try:
         return torch.autocast(device_type, enabled=False)
@@ -102,28 +105,28 @@ def autocast_disabled(device_type: str) -> ContextManager[Any]:
 
 
 def every_operator(call: Callable[[Any, Sequence[Any], dict[str, Any]], Any]) -> ContextManager[Any]:
-    """Context in which every operator that torch dispatches, those of the backward pass too, is left to ``call``.
+    """Context in which ``call`` runs every operator that torch dispatches, also those of the backward pass.
 
     Args:
-        call: is given the operator, its arguments and its keyword arguments, and returns what it gives. What it calls
-            itself is dispatched as ever.
+        call: takes the operator, its arguments and its keyword arguments, and returns the result. Operators that
+            ``call`` itself calls are dispatched as usual.
     """
     from torch.utils import _python_dispatch
 
     mode = getattr(_python_dispatch, "TorchDispatchMode", None)
-    if mode is None:  # torch 1.10 to 1.12: the mode is a class of tensors
+    if mode is None:  # torch 1.10 to 1.12: the mode is a tensor subclass
 
         class Tap(torch.Tensor):
             @classmethod
             def __torch_dispatch__(  # type: ignore[override]
                 cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
             ) -> Any:
-                guard = torch._C._DisableTorchDispatch()  # newer torch does so by itself
+                guard = torch._C._DisableTorchDispatch()  # newer torch does this by itself
                 try:
                     result = call(func, args, kwargs or {})
                     if type(result) is not tuple:
                         return result
-                    # A gradient that nobody asks for is None, which this torch cannot hand on.
+                    # A gradient that is not needed is None, which this torch cannot return.
                     return tuple(torch.empty(0) if each is None else each for each in result)
                 finally:
                     del guard
@@ -139,10 +142,10 @@ def every_operator(call: Callable[[Any, Sequence[Any], dict[str, Any]], Any]) ->
 
 
 def recompute_in_backward(module: Any, *inputs: Any) -> Any:
-    """``module(*inputs)``, whose activations are not kept but computed again in the backward pass.
+    """``module(*inputs)`` with activation checkpointing: activations are recomputed in the backward pass.
 
-    Random draws are repeated as they were. torch < 1.11 knows only the reentrant form, which is blind to gradients
-    where no input asks for one: there an input that does not is made to.
+    Random numbers are the same in both passes. torch < 1.11 has only reentrant checkpointing, which computes no
+    gradients if no input requires one; there the first input is made to require one.
     """
     from torch.utils.checkpoint import checkpoint
 
@@ -155,9 +158,9 @@ def recompute_in_backward(module: Any, *inputs: Any) -> Any:
 
 
 def backward_below_modes(loss: torch.Tensor) -> None:
-    """``loss.backward()`` that leaves modes of torch's functions on, for what is recomputed (torch >= 2.0).
+    """``loss.backward()`` that keeps torch function modes active for recomputed activations (torch >= 2.0).
 
-    Methods and functions that take the tensor itself suspend them.
+    ``Tensor.backward`` suspends these modes, as does any function that takes the tensor itself.
     """
     if TORCH_VERSION >= (2, 7):
         torch.autograd.backward(torch.autograd.graph.get_gradient_edge(loss))
@@ -166,7 +169,7 @@ def backward_below_modes(loss: torch.Tensor) -> None:
 
 
 def pinned_by(device_type: str) -> dict[str, Any]:
-    """Arguments of a ``DataLoader`` that puts batches into page-locked memory for a type of device."""
-    # Before 1.12 there is one vendor to lock memory for; from 2.9 on it is the current accelerator's.
+    """``DataLoader`` arguments for batches in page-locked (pinned) memory for a device type."""
+    # torch < 1.12 pins for one vendor only; torch >= 2.9 pins for the current accelerator.
     named = (1, 12) <= TORCH_VERSION < (2, 9)
     return {"pin_memory": True, **({"pin_memory_device": device_type} if named else {})}

@@ -1,4 +1,4 @@
-"""How many cores this process may use. Imports no torch."""
+"""The number of CPU cores that this process may use. Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _OWN_CGROUPS = Path("/proc/self/cgroup")
 
 
 def usable_cores() -> int:
-    """Cores that the affinity mask and the CPU quota of this process's control group leave it, at least one."""
+    """Number of cores by the affinity mask and the CPU quota of this process's control group (cgroup), at least 1."""
     cores = float(len(os.sched_getaffinity(0)))
     with contextlib.suppress(OSError, ValueError):
         for line in _OWN_CGROUPS.read_text(encoding="utf-8").splitlines():
@@ -24,18 +24,23 @@ def usable_cores() -> int:
 
 
 def cores_of_task() -> int | None:
-    """Cores that srun has given to this task alone, not to be shared out once more; None: it does not say."""
+    """Number of cores that srun has given to this task alone (SLURM_CPUS_PER_TASK); None: not set."""
     cores = os.environ.get("SLURM_CPUS_PER_TASK", "")
     return int(cores) if cores.isdigit() else None
 
 
 def _quota(root: Path, path: str) -> float:
-    """The least that a control group or one above it allows; within a container ``path`` may be the host's."""
+    """The smallest CPU quota, in cores, of a control group and its parents.
+
+    Args:
+        root: mount point of the CPU controller.
+        path: of the control group; inside a container it may be the host's path, which does not exist here.
+    """
     least = float("inf")
     for part in (PurePosixPath(path), *PurePosixPath(path).parents):
         folder = root / str(part).lstrip("/.")
         with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
-            if root == _CGROUPS:  # version 2: one tree
+            if root == _CGROUPS:  # cgroup version 2, with a single tree
                 quota, period = (folder / "cpu.max").read_text(encoding="ascii").split()
             else:
                 quota, period = ((folder / f"cpu.cfs_{name}_us").read_text("ascii") for name in ("quota", "period"))

@@ -1,4 +1,4 @@
-"""The loss scaler that a precision needs, and how fast a device multiplies in each."""
+"""The loss scaler of a precision, and the speed of matrix products in it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _LONG_PRODUCT_S = 0.004
 
 
 def grad_scaler(backend: Backend, precision: str) -> Any | None:
-    """A loss scaler with the interface of ``torch.amp.GradScaler``, or None where none is needed.
+    """A loss scaler with the interface of ``torch.amp.GradScaler``; None if ``precision`` needs none.
 
-    The vendor's where ``torch.<device_type>.amp`` has one: some cards overflow in a way of their own.
+    The vendor's scaler if ``torch.<device_type>.amp`` has one, because some cards report overflow in their own way.
     """
     if precision != "fp16":
         return None
@@ -33,25 +33,26 @@ def grad_scaler(backend: Backend, precision: str) -> Any | None:
 
 
 def multiply(backend: Backend, device: torch.device, seconds: float) -> tuple[float, float]:
-    """Multiply square matrices; the caller is in the precision (``backend.autocast``).
+    """Measure products of square matrices; the caller has entered ``backend.autocast``.
 
     Args:
         backend: of the device.
-        device: otherwise idle.
-        seconds: for how long to multiply, at least.
+        device: a device that is otherwise idle.
+        seconds: minimum duration of the measurement.
 
     Returns:
-        Floating-point operations per second, where an addition is one, too; and how wrong the products are.
+        Floating-point operations per second (a multiply-add counts as two), and the largest absolute error of the
+        products.
     """
     import torch
 
     side, each = 128, 0.0
     while each < _LONG_PRODUCT_S and side < _LARGEST_MATRIX:
         side *= 2
-        # All entries 1/n, with n a power of two: the product with ones is exactly ones, in every precision.
+        # All entries are 1/n, with n a power of two, so that the product with ones is exactly ones in every precision.
         matrix = torch.full((side, side), 1.0 / side, device=device)
         result = torch.ones(side, side, device=device)
-        for _ in range(3):  # the first may compile
+        for _ in range(3):  # the first product may compile; the last time counts
             started = time.monotonic()
             result = matrix @ result
             backend.synchronize()
@@ -68,9 +69,7 @@ def multiply(backend: Backend, device: torch.device, seconds: float) -> tuple[fl
 
 
 def matrix_rate(backend: Backend, device: torch.device, precision: str, seconds: float = 0.1) -> float:
-    """Floating-point operations per second of products of square matrices, in one of
-    :data:`exp.config.schema.PRECISIONS`; the other arguments are those of :func:`multiply`.
-    """
+    """Floating-point operations per second of products of square matrices (:func:`multiply`) in ``precision``."""
     import torch
 
     with torch.no_grad(), backend.autocast(precision):

@@ -1,4 +1,4 @@
-"""Finds backends: by ``_target_`` in a config, or by name in the entry-point group ``exp.backends``. No torch here."""
+"""Finds backends by class path, or by name in the entry-point group ``exp.backends``. Imports no torch."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def installed() -> Mapping[str, Any]:
 
 
 def create_backend(config: BackendConfig | Mapping[str, Any]) -> Backend:
-    """Make the backend that ``config`` names.
+    """Make the backend that ``config`` names by ``_target_``.
 
     Args:
         config: :class:`exp.config.schema.BackendConfig`, or a mapping with its fields. ``_target_`` is the path of a
             class, or the name of an entry point in the group ``exp.backends``.
 
     Raises:
-        ConfigError: there is no such class, or it is no backend.
-        UnavailableError: there is one, but its module does not import.
+        ConfigError: there is no such class, or it is not a backend.
+        UnavailableError: its module cannot be imported.
     """
     given: Any = config
     plain: Any = OmegaConf.to_container(given, resolve=True) if isinstance(given, DictConfig) else dict(given)
@@ -53,25 +53,27 @@ def create_backend(config: BackendConfig | Mapping[str, Any]) -> Backend:
 def _load(name: str) -> type[Backend]:
     try:
         found: Any = installed()[name].load()
-    except Exception as error:  # another's package may raise anything while it loads
+    except Exception as error:  # other packages may raise anything at import
         said = f"{type(error).__name__}: {error}"
-        raise UnavailableError(f"backend '{name}' is installed, but does not load ({said})") from error
+        raise UnavailableError(f"backend '{name}' is installed, but cannot be imported ({said})") from error
     if not (isinstance(found, type) and issubclass(found, Backend)):
-        raise ConfigError(f"backend._target_={name} is no subclass of exp.hardware.backend.Backend")
+        raise ConfigError(f"backend._target_={name} is not a subclass of exp.hardware.backend.Backend")
     return found
 
 
 def choose(candidates: Sequence[str]) -> str:
-    """The first available backend for ``backend=auto``.
+    """The first available backend, for ``backend=auto``.
+
+    A backend that is not installed or cannot be imported is skipped with a warning.
 
     Args:
-        candidates: names in the order of preference; backends that other packages have installed come before them.
+        candidates: names in order of preference; backends of other installed packages are tried before them.
 
     Returns:
-        Its name. A backend that is not installed or does not load is passed over with a warning that names it.
+        Name of the backend.
 
     Raises:
-        UnavailableError: none is available; says why, one line for each.
+        UnavailableError: no backend is available; the message has the reason for each.
     """
     foreign = sorted(name for name, point in installed().items() if not point.value.startswith("exp.backends."))
     looked: list[str] = []
@@ -79,7 +81,7 @@ def choose(candidates: Sequence[str]) -> str:
         try:
             reason = create_backend({"_target_": name, "name": name}).why_unavailable()
         except (ExpError, TypeError) as error:
-            console.warn(f"{error}; backend=auto passes over '{name}'")
+            console.warn(f"{error}; backend=auto skips '{name}'")
             continue
         if reason is None:
             return name

@@ -1,4 +1,4 @@
-"""How workers are started and supervised. Nothing here imports torch in the parent process."""
+"""Starts and supervises the workers of a run. The parent process does not import torch."""
 
 from exp.launcher.base import Launcher, resolve
 from exp.launcher.outcome import describe_failure

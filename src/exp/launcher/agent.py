@@ -1,8 +1,9 @@
 """The agent process: torch's elastic agent around the workers of one node. Run as ``python -m exp.launcher.agent``.
 
-Where that is safe, the workers are forked from one process that has imported everything (:mod:`exp.launcher.preload`):
-eight imports become one. It is that of Python's multiprocessing: a process without threads, which touches no device.
-Torch's agent starts its workers through it (``start_method="forkserver"``), and imports torch itself meanwhile.
+If the backend allows it, the workers are forked from one process that has imported everything
+(:mod:`exp.launcher.preload`), so that eight imports become one. This process is the fork server of Python's
+multiprocessing: it has no threads and touches no device. Torch's agent starts its workers through it
+(``start_method="forkserver"``), and imports torch in the meantime.
 """
 
 from __future__ import annotations
@@ -50,20 +51,20 @@ _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
 
 def main() -> int:
-    """Run the launch spec in ``sys.argv[1]`` (JSON, of the torchrun launcher); returns 0 where all went well."""
-    gc.disable()  # a fifth of the time that importing torch takes, and later there is next to nothing to collect
+    """Run the launch spec in ``sys.argv[1]`` (JSON, from the torchrun launcher); return 0 on success, 1 on failure."""
+    gc.disable()  # saves a fifth of the time to import torch; later there is next to nothing to collect
     spec: dict[str, Any] = json.loads(sys.argv[1])
     folder, scratch = RunFolder(spec["run_dir"]), os.environ[SCRATCH_VARIABLE]
     os.environ[AGENT_VARIABLE] = str(os.getpid())
     name_process("exp-agent")
     forked = _start_fork_server(folder, spec["nproc"], single_node=spec["nnodes"] == 1)
-    # What workers must not have from here comes after the fork.
+    # Everything that the workers must not inherit comes after the fork server has started.
     watcher = _watch_parent(spec["parent"], scratch)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s agent %(levelname)s %(message)s")
-    # Torch keeps its own logs for ever, in a new folder for each job; ours are in the run folder.
+    # Torch would keep its own logs forever, in a new folder for each job; exp's logs are in the run folder.
     tempfile.tempdir = scratch
     autoload = os.environ.get(_AUTOLOAD)
-    os.environ[_AUTOLOAD] = "0"  # this process touches no device, and a device's plug-in may fail to load
+    os.environ[_AUTOLOAD] = "0"  # this process uses no device, and importing a device's plug-in may fail
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import elastic_launch
 
@@ -78,18 +79,18 @@ def main() -> int:
             elastic_launch(_launch_config(spec), sys.executable)("-m", "exp.launcher.worker", spec["run_dir"])
     except ChildFailedError as error:
         ends = error.failures
-    except Exception:  # whatever torch's agent raises: the launcher shows the end of this log
+    except Exception:  # torch's agent may raise anything; the launcher shows the end of this log
         logger.exception("the agent failed")
         ends = None
     succeeded = ends is not None and Failures(folder, scratch).judge(ends)
-    gc.collect()  # objects of multiprocessing remove their semaphores when they go
+    gc.collect()  # multiprocessing removes a semaphore when its object is collected
     if os.getppid() != spec["parent"]:
-        watcher.join()  # the parent is dead, and the thread at work: it ends this process when nothing is left
+        watcher.join()  # the parent is dead: the thread kills the job, and then ends this process
     return 0 if succeeded else 1
 
 
 def work(run_dir: str) -> None:
-    """What a process of torch's agent does: it becomes a worker.
+    """Become a worker: the function that torch's agent runs in a forked process.
 
     Args:
         run_dir: the run folder.
@@ -101,19 +102,19 @@ def work(run_dir: str) -> None:
 
 
 def _start_fork_server(folder: RunFolder, nproc: int, single_node: bool) -> bool:
-    """Start the fork server, if the workers of a run can come from one. No thread may have been started before.
+    """Start the fork server, if the workers of this run can be forked. No thread may have been started before.
 
-    What the backend wants in the environment of every worker is set here, before the fork server imports torch; what
-    differs between workers they set themselves, as they would otherwise.
+    Environment variables that are the same for all workers are set here, before the fork server imports torch. The
+    workers set the others themselves.
 
     Args:
         folder: the run folder; its configuration is read.
         nproc: workers on this node.
-        single_node: whether the job stays on it.
+        single_node: whether all workers of the job are on this node.
 
     Returns:
-        Whether it was started. Not for one worker, nor for a diagnosis, which must find out what goes wrong in each
-        process, nor where the backend does not say that forking is safe.
+        Whether it was started. It is not for one worker, for a diagnosis (which must show what goes wrong in each
+        process), or if the backend does not declare forking as safe.
     """
     config: Any = OmegaConf.load(folder.in_use(folder.config))
     allow(config.get("plugins") or [])
@@ -121,7 +122,7 @@ def _start_fork_server(folder: RunFolder, nproc: int, single_node: bool) -> bool
     if nproc == 1 or task.diagnoses or not config.launcher.fork:
         return False
     backend = create_backend(config.backend)
-    # The fork server is reached by a socket.
+    # The fork server listens on a Unix socket in this folder.
     if not backend.capabilities.forking or not keep_sockets_in(os.environ[SCRATCH_VARIABLE]):
         return False
     first, *others = (backend.worker_env(rank, nproc, single_node) for rank in range(nproc))
@@ -130,23 +131,23 @@ def _start_fork_server(folder: RunFolder, nproc: int, single_node: bool) -> bool
             os.environ.setdefault(name, value)
     os.environ.update(backend.run_env(config.precision, task.counts_fallbacks))
     targets = [str(config[part].get("_target_", "")).rpartition(".")[0] for part in ("model", "data")]
-    # Modules of the user's are left to the workers: what they do while they load is not known to survive a fork.
+    # Users' modules are left to the workers: what they do at import may not survive a fork.
     modules = [module for module in targets if module.startswith("exp.")]
     os.environ[PRELOAD_VARIABLE] = ",".join([*modules, *filter(None, [task.work.rpartition(".")[0]])])
     multiprocessing.get_context(_START_METHOD).set_forkserver_preload(["exp.launcher.preload"])
     here = Path.cwd()
-    # A new interpreter looks for modules in its current folder first; the workers go back to this one.
+    # A new interpreter looks for modules in the current folder first. The workers change back to this folder.
     os.chdir(os.environ[SCRATCH_VARIABLE])
-    start_resource_tracker()  # or the fork server's start would start it, with signals let through
+    start_resource_tracker()  # otherwise the fork server's start would start it, and unblock signals
     forkserver.ensure_running()
     os.chdir(str(here))
     return True
 
 
 def _watch_parent(parent: int, scratch: str) -> threading.Thread:
-    """End the whole job when the parent dies without having ended it, of SIGKILL for instance.
+    """Start a thread that ends the whole job when the parent dies without having ended it, for example of SIGKILL.
 
-    A thread, not a signal: torch's agent takes the signals, and waits half a minute for a worker that ignores them.
+    A thread, not a signal: torch's agent handles the signals, and waits half a minute for a worker that ignores them.
     """
 
     def watch() -> None:
@@ -164,17 +165,17 @@ def _watch_parent(parent: int, scratch: str) -> threading.Thread:
 
 
 def _launch_config(spec: dict[str, Any]) -> Any:
-    """The agent's settings; torch 1.10 does not know all of them."""
+    """The agent's settings, without those that this torch does not know."""
     from torch.distributed.launcher.api import LaunchConfig
 
     timeout_s: int = spec["timeout_s"]
     address: str | None = "127.0.0.1"
-    # On one node the agent is alone, with a file in the private folder of the job.
+    # On one node there is a single agent, whose rendezvous is a file in the private folder of the job.
     rendezvous, configs = "c10d", {"store_type": "file", "timeout": timeout_s}
     if spec["nnodes"] > 1:
         from exp.launcher.rendezvous import RENDEZVOUS
 
-        # Nodes may come at any time within the time-out; without this, torch gives up after its own minute.
+        # Nodes may join at any time within the time-out; torch's own default is one minute.
         configs = {"timeout": timeout_s, "join_timeout": timeout_s, "read_timeout": min(timeout_s, 60)}
         rendezvous, address = RENDEZVOUS, address_towards(spec["rdzv_endpoint"])
     settings: dict[str, Any] = {
@@ -198,5 +199,5 @@ def _launch_config(spec: dict[str, Any]) -> Any:
 if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
-    # Threads of torch's rendezvous may still be waiting; nothing else matters.
+    # Threads of torch's rendezvous may still be waiting, and would delay a normal exit.
     os._exit(code)

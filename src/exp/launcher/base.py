@@ -1,4 +1,4 @@
-"""The launcher interface, and which launcher a configuration names."""
+"""The launcher interface, and how a launcher is made from its configuration."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Launcher(abc.ABC):
     Attributes:
         keys: typed keys of the configuration: a dataclass that inherits
             :class:`exp.config.schema.LauncherConfig`; they are the constructor's arguments.
-        submits: whether it hands runs to a scheduler, as jobs that may outlive this process, and takes the batch of a
-            sweep at once (:meth:`launch_all`).
-        joins: whether this process is one of a group that something outside has started: the variables that give its
-            rank count.
+        submits: whether it submits runs to a scheduler as jobs, which may outlive this process, and takes a whole batch
+            of a sweep at once (:meth:`launch_all`).
+        joins: whether another launcher has started this process as one rank of the job; the environment variables of
+            that launcher then decide rank and world size.
     """
 
     keys: ClassVar[type] = LauncherConfig
@@ -41,18 +41,18 @@ class Launcher(abc.ABC):
     joins: ClassVar[bool] = False
 
     def __init__(self, **settings: Any) -> None:
-        """Take the keys of ``config.launcher`` as ``self.config``, an object of ``keys``."""
+        """Store the keys of ``config.launcher`` in ``self.config``, an object of the class ``keys``."""
         self.config: Any = self.keys(**settings)
 
     @classmethod
     def is_elsewhere(cls, config: Any) -> bool:
-        """Whether runs with this ``config.launcher`` take place on other machines, whose hardware this one lacks."""
+        """Whether runs with this ``config.launcher`` run on other machines, which may have other hardware."""
         del config
         return False
 
     @classmethod
     def take_place(cls, config: ExpConfig, overrides: Sequence[str]) -> None:
-        """Where it ``joins``: set ``nproc`` and ``launcher.nnodes`` of the composed configuration to what is there.
+        """If the class ``joins``: set ``nproc`` and ``launcher.nnodes`` of ``config`` to the processes that exist.
 
         Raises:
             ConfigError: this process has no rank, or the user's overrides ask for another number of processes.
@@ -64,47 +64,54 @@ class Launcher(abc.ABC):
         return True
 
     def check(self, nproc: int) -> None:
-        """Refuse what this launcher cannot do, before anything is written.
+        """Check that this launcher can do what is configured, before anything is written.
 
         Raises:
             ConfigError: it cannot start ``nproc`` workers as configured.
         """
 
     def preflight(self, runs: Sequence[FrozenRun], logs: Path) -> str | None:
-        """Have the scheduler look at the request for runs, before anything is written.
+        """Have the scheduler check the request for these runs, before anything is written.
+
+        Args:
+            runs: all runs of the request.
+            logs: folder for the output of the jobs.
 
         Returns:
-            What would be handed to it (output in the folder ``logs``), if the configuration asks only for that.
+            The batch script, if the configuration asks only for that (a dry run); otherwise None.
 
         Raises:
-            ConfigError: it would refuse the request.
+            ConfigError: the scheduler would refuse the request.
         """
 
     def job_token(self) -> str | None:
-        """What all processes of a job that start it together in one run folder know it by; None: there is one."""
+        """Name of the job, equal in all processes that start it together in one run folder; None: only one starts it.
+
+        The processes share the lock of the run folder by this name.
+        """
         return None
 
     def launch_all(self, runs: Sequence[FrozenRun], watcher: Watcher, logs: Path) -> list[Outcome]:
-        """Where it ``submits``: runs that have been written, as one batch, to their ends.
+        """If the class ``submits``: submit the runs as one batch, and wait until all have ended.
 
         Args:
-            runs: all ask for the same of the scheduler.
+            runs: their run folders are written; all ask for the same resources.
             watcher: receives progress and outcomes.
-            logs: where the scheduler writes to.
+            logs: folder for the output of the jobs.
         """
         raise NotImplementedError
 
     @abc.abstractmethod
     def launch(self, run: FrozenRun) -> Outcome:
-        """Run what has been written, in ``run.config.nproc`` workers on this node, to the end."""
+        """Start ``run.config.nproc`` workers on this node and wait for their end; the run folder is written already."""
 
 
 def launcher_class(config: ExpConfig) -> type[Launcher]:
-    """The class that ``config.launcher`` names; for ``auto``, which is not decided yet, the base class.
+    """The class that ``config.launcher`` names; for ``auto``, which is decided later, the base class.
 
     Raises:
-        ConfigError: there is none, or it is no launcher.
-        UnavailableError: its module does not import.
+        ConfigError: there is no such class, or it is not a launcher.
+        UnavailableError: its module cannot be imported.
     """
     target = str(config.launcher["_target_"])
     if target == "auto":
@@ -121,7 +128,7 @@ def resolve(config: LauncherConfig, nproc: int) -> Launcher:
         nproc: workers per node.
 
     Raises:
-        ConfigError: it cannot do what is asked for.
+        ConfigError: the launcher cannot do what is configured.
     """
     settings: Any = OmegaConf.to_container(config, resolve=True)
     if settings["_target_"] == "auto":

@@ -1,7 +1,7 @@
-"""launcher=external: somebody else has started the processes of a run; each takes the place that it is given.
+"""launcher=external: another launcher (torchrun, MPI, srun) has started one process per rank.
 
-Every process composes and checks the configuration, and starts one worker. Rank 0's writes the run folder; the workers
-of the others learn over the store at MASTER_ADDR:MASTER_PORT which folder it is (:mod:`exp.launcher.worker`).
+Every process composes and checks the configuration, and starts one worker. The process of rank 0 writes the run folder;
+the workers of the other ranks get its path over the store at MASTER_ADDR:MASTER_PORT (:mod:`exp.launcher.worker`).
 """
 
 from __future__ import annotations
@@ -39,47 +39,47 @@ __all__ = ["ExternalLauncher"]
 
 
 class ExternalLauncher(Launcher):
-    """Runs one worker of a group that is there."""
+    """Runs one worker of a job that another launcher has started."""
 
     joins = True
 
     @classmethod
     def take_place(cls, config: ExpConfig, overrides: Sequence[str]) -> None:
-        """Set ``nproc`` and ``launcher.nnodes`` to what the launcher outside has started.
+        """Set ``nproc`` and ``launcher.nnodes`` to the processes that the outer launcher has started.
 
         Raises:
-            ConfigError: this process has no rank, or the user has asked for another number of processes.
+            ConfigError: this process has no rank, or ``overrides`` ask for another number of processes.
         """
         place = RankInfo.of(place_of(os.environ, config.nproc))
         found = {"nproc": place.local_world_size, "launcher.nnodes": place.nodes}
         for key, value in found.items():
             if any(each.startswith(f"{key}=") and each != f"{key}={value}" for each in overrides):
-                raise ConfigError(f"{key}=... with launcher=external: the processes are there, {value}; leave it out")
+                raise ConfigError(f"{key} cannot be set with launcher=external, which found {value}; leave it out")
         config.nproc, config.launcher.nnodes = place.local_world_size, place.nodes
 
     def check(self, nproc: int) -> None:
-        """Refuse what only a launcher of ours can do.
+        """Check the configuration and the variables of the outer launcher.
 
         Raises:
-            ConfigError: restarts; or the host to meet at is not known.
+            ConfigError: restarts are asked for, or the host in MASTER_ADDR is unknown.
         """
         self.variables = place_of(os.environ, nproc)
         self.place = RankInfo.of(self.variables)
         if self.config.max_restarts:
-            raise ConfigError("launcher.max_restarts needs launcher=torchrun; outside, torchrun --max-restarts does it")
+            raise ConfigError("launcher.max_restarts needs launcher=torchrun; use --max-restarts of the outer torchrun")
         if self.place.world_size > 1:
             check_host("MASTER_ADDR", self.variables["MASTER_ADDR"])
 
     @property
     def leads(self) -> bool:
-        """Rank 0's process writes the folder and reports the outcome."""
+        """Whether this is the process of rank 0, which writes the run folder and reports the outcome."""
         return self.place.rank == 0
 
     def launch(self, run: FrozenRun) -> Outcome:
-        """Run this rank's worker; rank 0's process reports what became of all.
+        """Run this rank's worker; rank 0's process reports the outcome of all ranks.
 
         Raises:
-            ConfigError: another rank was given another command, or does not see the run folder.
+            ConfigError: another rank has another command, or does not see the run folder.
         """
         place, folder = self.place, run.folder
         if self.leads:
@@ -106,7 +106,7 @@ class ExternalLauncher(Launcher):
             log = Path(scratch, "early.log")
             command = ["exp.launcher.worker", to_json(given)]
             pid, code = supervisor.run(command, environment, log, place.local_world_size, place.world_size)
-            met = read_json(Path(scratch, JOINED)) or {}  # empty: it has not met the others
+            met = read_json(Path(scratch, JOINED)) or {}  # empty: the worker did not meet the other ranks
             if "refused" in met and self.leads:
                 raise ConfigError(met["refused"])
             if "refused" in met:
@@ -125,7 +125,7 @@ class ExternalLauncher(Launcher):
             return outcome
 
     def _not_met(self, log: Path) -> Outcome:
-        """Why the worker has not come to work with the others."""
+        """The outcome of a worker that did not meet the other ranks."""
         place = self.place
         where = " ".join(f"{name}={self.variables[name]}" for name in ("MASTER_ADDR", "MASTER_PORT"))
         taken = taken_by(int(self.variables["MASTER_PORT"])) if self.leads else None
@@ -133,18 +133,18 @@ class ExternalLauncher(Launcher):
             detail = f"{where}: the port is taken by {taken}; choose another one, the same for every process"
         else:
             waited = (
-                f"the {place.world_size} processes have not met at {where} (launcher.timeout_s="
-                f"{self.config.timeout_s}), as rank {place.rank} on {this_host()} sees it; start all of them, and "
-                "check that each reaches rank 0 there"
+                f"the {place.world_size} processes did not meet at {where} within launcher.timeout_s="
+                f"{self.config.timeout_s} (seen by rank {place.rank} on {this_host()}); start all of them, and check "
+                "that each reaches rank 0 there"
             )
-            detail = "\n".join([waited, *tail_of(log)[1:]])  # which goes with its folder
+            detail = "\n".join([waited, *tail_of(log)[1:]])  # without the log's path: its folder is removed
         if not self.leads:
             console.error(detail)
         return Outcome(EXIT_FAILED, detail=detail)
 
 
 def _digest(config: ExpConfig) -> str:
-    """Of all that must be the same on every rank."""
+    """Digest of the configuration except ``output_dir``; it must be the same on every rank."""
     content: Any = OmegaConf.to_container(config, resolve=True)
     del content["output_dir"]
     return hashlib.sha256(to_json(content, sort_keys=True).encode()).hexdigest()

@@ -1,7 +1,7 @@
-"""Follows submitted jobs to their end, by what Slurm says of them and by what they leave in their run folders.
+"""Follows submitted jobs to their end, by their state in Slurm and by the files in their run folders.
 
-A job is followed by the command that submitted it, or by ``task=attach run=<folder>``, which finds what it needs in the
-run folder: ``logs/job.json``, written when the job was submitted, and the lock, which the job has as long as it lives.
+The command that submitted a job follows it, or ``task=attach run=<folder>``. The latter reads ``logs/job.json``, which
+was written when the job was submitted, and the lock of the run folder, which the job holds until it ends.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 __all__ = ["Followed", "Watcher", "attach", "clock", "follow", "progress_of", "remember"]
 
 _RECORD = "job.json"
-_SURE_AFTER = 2  # looks that show a job ended: one that is being queued again looks so for a moment
+_SURE_AFTER = 2  # polls that must show a job as ended: a job that is being requeued looks so for a moment
 
 
 def progress_of(folder: RunFolder) -> str:
-    """``step 120  loss 0.4312`` from the last reading in ``metrics.jsonl``; empty before the first."""
+    """``step 120  loss 0.4312`` from the last record in ``metrics.jsonl``; empty before the first."""
     for record in last_records(folder):
         values = [f"{name} {value:.4f}" for name, value in record.items() if name in ("loss", "metric")]
         if record.get("split") == "train" and values:
@@ -48,12 +48,12 @@ def progress_of(folder: RunFolder) -> str:
 
 
 class Watcher:
-    """Receives progress and outcomes; this one shows a single run: on a terminal, a line that is drawn again."""
+    """Receives progress and outcomes of runs. This class shows a single run: one line, redrawn on a terminal."""
 
     def __init__(self) -> None:
         self.console = console.make_console()
         self.live: Any = None
-        """What is drawn again and again; None without a terminal."""
+        """Rich's live display; None without a terminal."""
         self.began = time.monotonic()
         self._shown = ""
 
@@ -70,11 +70,16 @@ class Watcher:
             self.live.stop()
 
     def say(self, text: str) -> None:
-        """Print a line that stays."""
+        """Print a permanent line."""
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def state(self, number: int, text: str) -> None:
-        """How a run is doing; called often. Without a terminal, changes are printed, less their figures."""
+        """Show the state of a run; called often. Without a terminal, print it when the part before the figures changes.
+
+        Args:
+            number: of the run, in the order in which the runs were given.
+            text: the state, and after two spaces the figures.
+        """
         if self.live is not None:
             self.live.update(f"{text}  {clock(time.monotonic() - self.began)}", refresh=True)
         elif text.partition("  ")[0] != self._shown:
@@ -82,11 +87,11 @@ class Watcher:
             self.say(self._shown)
 
     def ended(self, number: int, outcome: Outcome) -> None:
-        """A run has ended; of a single one the report at the end says it."""
+        """A run has ended. Here nothing is shown: the final report of a single run does it."""
 
 
 def clock(seconds: float) -> str:
-    """``1:02:03``."""
+    """Hours, minutes and seconds, as ``1:02:03``."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}"
@@ -94,30 +99,30 @@ def clock(seconds: float) -> str:
 
 @dataclass
 class Followed:
-    """One job."""
+    """A submitted job, and what is known of it."""
 
     id: str
-    """Slurm's number of the job, in an array ``123_4``."""
+    """Slurm's job id; in an array ``123_4``."""
     folder: RunFolder
     """The run folder."""
     logs: Path
-    """Where the job prints to."""
+    """Folder for the output of the job."""
     outcome: Outcome | None = None
-    """What has become of it."""
+    """The outcome; None: the job has not ended."""
     looks: int = 0
-    """How often, one after the other, it was seen to have ended."""
+    """Number of successive polls that showed the job as ended."""
     has_run: bool = False
 
     @property
     def log(self) -> Path:
-        """What the first node's task printed."""
+        """Output of the first node's task."""
         return self.logs / f"{self.id}_0_log.out"
 
     def look(self, state: JobState) -> str:
-        """Take note of a state; returns what to show.
+        """Take the state of one poll; return the text to show.
 
-        An outcome that says completed ends it at once. A failure counts once Slurm says that the job has ended: one
-        that is queued again has left a record of its interruption, too.
+        An outcome file that reports success ends the job at once. One that reports a failure counts only when Slurm
+        shows the job as ended, because a job that is requeued has written the outcome of its interruption, too.
         """
         left = Outcome.read(outcome_file(self.folder, self.id))
         if left is not None and left.exit_code == EXIT_OK:
@@ -133,7 +138,7 @@ class Followed:
         return f"{again}{state.name.lower()}" + (f" ({state.reason})" if state.reason else "")
 
     def _end(self, state: JobState, left: Outcome | None) -> Outcome:
-        """The outcome of a job that has ended without success."""
+        """The outcome of a job that failed."""
         if left is not None and state.name in ("FAILED", "COMPLETED", "GONE"):
             return left
         lines = [slurm.describe_end(self.id, state)]
@@ -144,7 +149,7 @@ class Followed:
 
 
 class _Leave(KeyboardInterrupt):
-    """Ctrl-C, or another signal that ends the wait."""
+    """Raised by Ctrl-C, or another signal that ends the wait."""
 
 
 def _leave(number: int, _frame: object) -> None:
@@ -152,15 +157,15 @@ def _leave(number: int, _frame: object) -> None:
 
 
 def follow(jobs: Sequence[Followed], watcher: Watcher, poll_s: float) -> list[Outcome]:
-    """Wait until all jobs have ended; a signal to this process ends the wait, and they go on.
+    """Wait until all jobs have ended; a signal to this process ends the wait, but not the jobs.
 
     Args:
-        jobs: submitted.
-        watcher: receives each change.
-        poll_s: seconds between two looks.
+        jobs: submitted jobs.
+        watcher: receives states and outcomes.
+        poll_s: seconds between two polls of Slurm.
 
     Returns:
-        An outcome for each.
+        An outcome for each job.
     """
     waiting = dict(enumerate(jobs))
     try:
@@ -183,17 +188,17 @@ def follow(jobs: Sequence[Followed], watcher: Watcher, poll_s: float) -> list[Ou
         for job in waiting.values():
             job.outcome = Outcome(128 + number, interrupted_by=signal_name(number), left=True)
         log = next(iter(waiting.values())).log if waiting else ""
-        watcher.say(f"{names} will go on; tail -f {log} shows what is printed, scancel {names} ends it")
+        watcher.say(f"{names} will go on; tail -f {log} shows its output, scancel {names} ends it")
     return [job.outcome or Outcome() for job in jobs]
 
 
 def remember(run: FrozenRun, holder: Holder, logs: Path) -> Followed:
-    """Record a job that has just been submitted, and let it have the lock of its run folder.
+    """Record a job that has just been submitted, and pass the lock of its run folder to the job.
 
     Args:
-        run: what the job runs.
-        holder: the job.
-        logs: where the job prints to.
+        run: the run of the job.
+        holder: the job, as holder of the lock.
+        logs: folder for the output of the job.
 
     Returns:
         The job, to be followed.
@@ -205,10 +210,10 @@ def remember(run: FrozenRun, holder: Holder, logs: Path) -> Followed:
 
 
 def attach(config: ExpConfig) -> Finished:
-    """``task=attach``: follow the job whose run folder is ``task.run``, and report its end as its command would have.
+    """``task=attach``: follow the job whose run folder is ``task.run``, and report its end.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the folder has no submitted job.
     """
     run = config.task.run
     if run is None or isinstance(run, ListConfig):
@@ -217,7 +222,7 @@ def attach(config: ExpConfig) -> Finished:
     shown, holder, written = console.shown(folder.path), holder_of(folder.path), read_json(folder.logs / _RECORD)
     if written is None or (holder is not None and holder.job != written["holder"]["job"]):
         who = "" if holder is None else f": {holder} runs it"
-        raise ConfigError(f"run={shown} holds no submitted job{who}; attach follows those of launcher=submitit")
+        raise ConfigError(f"run={shown} has no submitted job{who}; task=attach follows jobs of launcher=submitit")
     frozen, number = FrozenRun.load(folder, of_others=True), written["holder"]["job"]
     with Watcher() as watcher:
         watcher.say(f"following job {number} of {shown}")

@@ -19,22 +19,22 @@ __all__ = ["LocalLauncher"]
 
 
 class _Interrupted(KeyboardInterrupt):
-    """A signal has come. A KeyboardInterrupt, because torch's data-loader workers end quietly on that."""
+    """Raised on a signal. A KeyboardInterrupt, because torch's data-loader workers end without a traceback on it."""
 
 
 class LocalLauncher(Launcher):
-    """Runs the only worker here."""
+    """Runs the only worker in this process."""
 
     def check(self, nproc: int) -> None:
-        """Refuse several workers, restarts and nodes."""
+        """Refuse more than one worker, restarts, and more than one node."""
         asked = {"nproc": (nproc, 1), "max_restarts": (self.config.max_restarts, 0), "nnodes": (self.config.nnodes, 1)}
         for key, (value, possible) in asked.items():
             if value != possible:
                 name = key if key == "nproc" else f"launcher.{key}"
-                raise ConfigError(f"{name}={value} needs launcher=torchrun; launcher=local runs one process, this one")
+                raise ConfigError(f"{name}={value} needs launcher=torchrun; launcher=local runs a single process")
 
     def launch(self, run: FrozenRun) -> Outcome:
-        """Run the worker; an error of it becomes the outcome, as with any other launcher."""
+        """Run the worker; its error becomes the outcome, as with any other launcher."""
         from exp import session
         from exp.launcher.worker import describe_error, reporting
 
@@ -46,7 +46,7 @@ class LocalLauncher(Launcher):
             nonlocal received
             if number == PREEMPT_SIGNAL:
                 if os.getpid() != process:
-                    return  # a loader's process, forked from this one: it goes on until this one has saved
+                    return  # a loader process, forked from this one: it continues until this process has saved
                 if saves and not info.preemption_flag.is_set():
                     info.preemption_flag.set()
                     return
@@ -58,11 +58,11 @@ class LocalLauncher(Launcher):
                 session.run(folder, info)
         except Preempted as preempted:
             return Outcome(EXIT_PREEMPTED, preempted={"step": preempted.step})
-        # The worker has written its error file; every error ends here, in the same words as those of other launchers.
+        # The worker has written its error file. Every error becomes an outcome, reported as with other launchers.
         except (Exception, SystemExit, _Interrupted) as error:  # noqa: BLE001
             if received == PREEMPT_SIGNAL and not saves:
                 return Outcome(EXIT_PREEMPTED, preempted={"step": None})
-            if received:  # native code makes another error of _Interrupted
+            if received:  # native code may have replaced _Interrupted by an error of its own
                 return Outcome(128 + received, interrupted_by=signal_name(received))
             return Outcome.of(Failures(folder).collect() or [describe_error(error, folder, info)])
         return Outcome()

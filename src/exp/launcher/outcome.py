@@ -1,4 +1,4 @@
-"""What became of a launch: which rank failed first, on which node, and how to report it."""
+"""The outcome of a launch: which rank failed first, on which node, and how to report it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
 ]  # fmt: skip
 
 TERM_PATIENCE_S = 3
-"""So long after SIGTERM torch's agent sends SIGKILL."""
+"""Seconds between SIGTERM and SIGKILL from torch's agent."""
 
 _OTHER_NODES_S = 10.0
 _LOST = "RankLost"
@@ -46,16 +46,16 @@ _OF_PEER = (
 
 @dataclass
 class RankFailure:
-    """How one rank ended; its error file holds the same."""
+    """How one rank failed; its error file has the same fields."""
 
     rank: int
     local_rank: int
     type: str
-    """The class of the error."""
+    """Class name of the error."""
     message: str
-    """What is wrong, in its first line."""
+    """The first line says what is wrong."""
     exit_code: int = EXIT_FAILED
-    """As a process has it: negative for a signal."""
+    """Exit code of the process; negative for a signal."""
     host: str = field(default_factory=this_host)
     time: float = field(default_factory=time.time)
     """Seconds since the epoch."""
@@ -63,47 +63,47 @@ class RankFailure:
     """Path of the rank's log."""
     pid: int | None = None
     of_peer: bool = False
-    """It lost another rank, or waited for one in vain: that one is the cause."""
+    """This rank lost another rank, or waited for it in vain; the other rank is the cause."""
     own: bool = False
-    """An error of exp's own, whose exit code is the command's; any other code is what a process ended with."""
+    """Whether the error is one of exp's own; then its exit code becomes that of the command."""
 
 
 @dataclass
 class Outcome:
-    """What became of a launch."""
+    """The outcome of a launch."""
 
     exit_code: int = EXIT_OK
-    """For the command line."""
+    """Of the command."""
     restarts: int = 0
     failures: list[RankFailure] = field(default_factory=list)
     """The first to fail comes first."""
     interrupted_by: str | None = None
-    """Name of the signal that ended it."""
+    """Name of the signal that ended the run."""
     preempted: dict[str, Any] | None = None
-    """It was preempted: ``step`` after which its state is saved, null where there is nothing to save; and, from
-    torchrun, ``signals``: those that this node got."""
+    """If the run was preempted: ``step``, the optimizer step of the saved state (null: nothing to save), and, under
+    torchrun, ``signals``, the names of the signals that this node received."""
     reported: bool = False
-    """It has been printed and recorded where it ran."""
+    """Whether the process that ran the run has printed and recorded the outcome."""
     recorded: bool = False
-    """``result.json`` is as it has to be: it was written, or left alone, where the run was."""
+    """Whether ``result.json`` is final: the process that ran the run has written it, or left it on purpose."""
     left: bool = False
-    """It has not ended, but nobody here waits for it any longer."""
+    """Whether the run still goes on, without anybody waiting for it here."""
     begun: bool = True
-    """False: the sweep that it is part of was interrupted before."""
+    """False if a sweep was interrupted before this job began."""
     detail: str | None = None
-    """What went wrong beside the ranks."""
+    """What went wrong, if it was not the failure of a rank."""
     unkillable: list[int] = field(default_factory=list)
-    """Processes that did not die."""
+    """Ids of processes that survived SIGKILL."""
 
     @classmethod
     def of(cls, failures: list[RankFailure], detail: str | None = None) -> Outcome:
-        """Of a launch that failed; what a process of the user's ended with does not decide on the exit code."""
+        """The outcome of a failed launch. Its exit code is that of exp's own errors, otherwise 1."""
         own = failures[0].exit_code if failures and failures[0].own else EXIT_FAILED
         return cls(own, failures=failures, detail=detail)
 
     @classmethod
     def read(cls, path: Path) -> Outcome | None:
-        """The outcome that a job has left in a file, or None."""
+        """The outcome that a job has written to a file; None if there is no file."""
         content = read_json(path)
         if content is None:
             return None
@@ -112,20 +112,25 @@ class Outcome:
 
 
 def outcome_file(folder: RunFolder, job: str) -> Path:
-    """Where a job (of Slurm's: its first node; of a sweep: its process) leaves its :class:`Outcome`."""
+    """File for the :class:`Outcome` of a job; the first node of a Slurm job or the process of a sweep's job writes it.
+
+    Args:
+        folder: the run folder.
+        job: Slurm's job id, or the process id.
+    """
     return folder.logs / f"outcome-{job}.json"
 
 
 def log_file(folder: RunFolder) -> Path:
-    """What a job of a sweep on this machine prints."""
+    """File for stdout and stderr of a sweep's job on this machine."""
     return folder.logs / "output.log"
 
 
 def is_of_peer(error: BaseException) -> bool:
-    """Whether an error says that another rank is gone or does not answer, rather than what is wrong in this one.
+    """Whether an error means that another rank is gone or does not answer, so that this rank is not the cause.
 
-    It does where a collective operation or a store raised it, or, from the backward pass, which has no frame of theirs,
-    where it speaks of a connection.
+    True if a collective operation or a store raised it. An error of the backward pass has no such frame, so a message
+    about a connection counts, too.
     """
     if not isinstance(error, (RuntimeError, OSError)):
         return False
@@ -136,7 +141,7 @@ def is_of_peer(error: BaseException) -> bool:
 
 
 def waited_in_vain(error: Mapping[str, Any]) -> bool:
-    """Whether an error, as its file has it, is that of a rank for which another one has not come in time."""
+    """Whether the error in an error file is a time-out while the rank waited for another rank."""
     return bool(error["of_peer"]) and re.search("time.?out|timed out", error["message"], re.IGNORECASE) is not None
 
 
@@ -146,7 +151,7 @@ def failure_of(beat: Beat, local_rank: int, code: int | None) -> RankFailure:
     Args:
         beat: the rank's last heartbeat.
         local_rank: its rank on this node.
-        code: exit code of its process; negative for a signal; 0: it ended before its time; None: not known.
+        code: exit code of its process; negative for a signal; None: not known.
     """
     kind, message = "SystemExit", f"exited with code {code} without an error; see agent*.log"
     if not code:
@@ -159,11 +164,14 @@ def failure_of(beat: Beat, local_rank: int, code: int | None) -> RankFailure:
 
 
 def unfinished(scratch: str, alive: bool = True) -> list[tuple[int, Beat]]:
-    """The workers of this node that have begun and have not come to their end, by local rank.
+    """The workers of this node that have begun and have not reported stage ``DONE``, with their last heartbeats.
 
     Args:
         scratch: the private folder of the job on this node.
-        alive: those that run; otherwise those that are gone.
+        alive: True for workers whose process runs, False for workers whose process is gone.
+
+    Returns:
+        Pairs of local rank and heartbeat.
     """
     return [
         (local_rank, beat)
@@ -173,7 +181,7 @@ def unfinished(scratch: str, alive: bool = True) -> list[tuple[int, Beat]]:
 
 
 class End(NamedTuple):
-    """How the process of a rank ended; torch's ``ProcessFailure`` has these, too."""
+    """How the process of a rank ended; torch's ``ProcessFailure`` has the same attributes."""
 
     local_rank: int
     pid: int
@@ -184,11 +192,11 @@ class End(NamedTuple):
 class Failures:
     """The failures of one launch: an error file for each rank, and which of them came first.
 
-    A rank writes its own file. Where it cannot, torch's agent or the launcher, which wait for its process, write it.
+    A rank writes its own file. If it cannot, torch's agent or the launcher writes it: they wait for its process.
 
     Args:
-        folder: the run folder, which has the error files.
-        scratch: the private folder of the job on this node: those for which there is no space in the run folder.
+        folder: the run folder.
+        scratch: the private folder of the job on this node; takes error files when the run folder has no space left.
     """
 
     def __init__(self, folder: RunFolder, scratch: str | None = None) -> None:
@@ -201,7 +209,7 @@ class Failures:
             stale.unlink()
 
     def write(self, failure: RankFailure) -> None:
-        """Write the error file of a rank, unless its process has left one."""
+        """Write the error file of a rank, unless its process has written one."""
         path = self.folder.error_file(failure.rank)
         places = [path, *([] if self.scratch is None else [Path(self.scratch, path.name)])]
         for known in map(read_json, places):
@@ -214,10 +222,14 @@ class Failures:
                     return
 
     def write_lost(self, why: str | None = None, code: int | None = None) -> bool:
-        """Write those of workers that are gone before their end, of which only ``why`` or ``code`` is known.
+        """Write error files for the workers that are gone before their end.
+
+        Args:
+            why: the reason, for all of them; None: derived from ``code``.
+            code: exit code of the processes; None: not known.
 
         Returns:
-            Whether there are any.
+            Whether there are such workers.
         """
         assert self.scratch is not None
         gone = unfinished(self.scratch, alive=False)
@@ -227,19 +239,20 @@ class Failures:
         return bool(gone)
 
     def judge(self, ends: Mapping[int, Any], of_peer: bool = False) -> bool:
-        """Whether the workers of this node have done what they had to; those that have not get error files.
+        """Whether all workers of this node reached their end; write error files for those that did not.
 
-        One that ended with code 0 before its end has not: something in it has called ``exit``. One that had come to it
-        and then died in its device's clean-up has: all that it was to write is written; its log says how it died.
+        A worker that exits with code 0 before its last heartbeat (stage ``DONE``) has failed: something in it called
+        ``exit``. A worker that dies after it, in its device's clean-up, has succeeded: everything is written; its log
+        records how it died.
 
         Args:
-            ends: an :class:`End` by rank, of processes that failed, or that the agent ended then: it ends the others by
-                SIGTERM, and by SIGKILL seconds later.
-            of_peer: they were ended because another rank had failed.
+            ends: an :class:`End` by rank, of the processes that failed, and of those that the agent then ended, by
+                SIGTERM and seconds later by SIGKILL.
+            of_peer: the workers were ended because another rank had failed.
         """
         assert self.scratch is not None
         beats = status.read(self.scratch)
-        if not ends or not beats:  # or the parent has died and the folder is gone
+        if not ends or not beats:  # without heartbeats the folder is gone, because the parent has died
             return not self.write_lost(code=0) and not ends
         come = not unfinished(self.scratch, alive=False) and all(beats[end.local_rank].pid for end in ends.values())
         first = min(end.timestamp for end in ends.values())
@@ -248,8 +261,8 @@ class Failures:
             for rank, end in ends.items()
             if end.exitcode != -signal.SIGTERM and end.timestamp < first + TERM_PATIENCE_S
         }
-        for rank, end in (causes or ends).items():  # else it was somebody else's SIGTERM
-            beat = beats[end.local_rank]._replace(pid=end.pid, rank=rank)  # it may have ended before its first
+        for rank, end in (causes or ends).items():  # without causes, the SIGTERM came from outside the job
+            beat = beats[end.local_rank]._replace(pid=end.pid, rank=rank)  # there may be no heartbeat yet
             failure = failure_of(beat, end.local_rank, end.exitcode)
             if not come:
                 self.write(replace(failure, time=end.timestamp, of_peer=of_peer))
@@ -259,20 +272,20 @@ class Failures:
         return come
 
     def collect(self, world_size: int = 0, local_world_size: int = 1) -> list[RankFailure]:
-        """Read the error files of the ranks, and wait for those of other nodes; the cause first.
+        """Read the error files of the ranks; wait for those of other nodes.
 
         Args:
-            world_size: ranks in all, whose files are waited for; 0: all that there are to be are there.
-            local_world_size: of each node.
+            world_size: number of ranks whose files are waited for; 0: do not wait.
+            local_world_size: ranks per node.
 
         Returns:
-            Failures, one for each rank, in the order of :func:`_in_order`.
+            One failure per rank, the cause first (:func:`_in_order`).
         """
         folder, deadline = self.folder, time.monotonic() + _OTHER_NODES_S
         scratch = [] if self.scratch is None else Path(self.scratch).glob("rank*.error.json")
         unplaced = [read_json(path) for path in scratch]
         while True:
-            # Opened, not looked for: an NFS client may keep saying for a while that there is none.
+            # Opened, not tested for existence: an NFS client may report a new file as missing for a while.
             every = map(folder.error_file, range(world_size))
             placed = map(read_json, every if world_size else sorted(folder.logs.glob("rank*.error.json")))
             known = {error["rank"]: error for error in [*placed, *unplaced] if error is not None}
@@ -287,7 +300,7 @@ class Failures:
             return found
         lost = [
             RankFailure(
-                rank, rank % local_world_size, _LOST, "gone without a word: killed, or its node is",
+                rank, rank % local_world_size, _LOST, "ended without an error: it was killed, or its node failed",
                 host=f"node {rank // local_world_size}", log=str(folder.log_file(rank)),
             )
             for rank in range(world_size) if rank not in known
@@ -296,17 +309,17 @@ class Failures:
 
 
 def _in_order(failures: Iterable[RankFailure]) -> list[RankFailure]:
-    """The cause first: clocks of nodes differ, and on a busy one the file of a rank that was killed comes late.
+    """Sort failures so that the most likely cause comes first.
 
-    What a rank may suffer from another comes last: its error is that it has lost a peer; and before that, one of which
-    nothing is known but that it is gone: its agent may have ended it. SIGKILL comes from without, never from another
-    rank's failure. The others, errors and crashes, have their own times.
+    Time alone does not tell: clocks of nodes differ, and on a busy node the error file of a killed rank comes late. The
+    order is: killed by SIGKILL, which is never a consequence of another rank's failure; errors and crashes, by time;
+    ranks that are gone without a known reason, since their agent may have ended them; ranks that lost another rank.
     """
     return sorted(failures, key=lambda f: (f.of_peer, f.type == _LOST, f.exit_code != -signal.SIGKILL, f.time))
 
 
 def describe_failure(outcome: Outcome) -> str:
-    """The first failing rank and its error on the first line; details below it."""
+    """Text for the user: the first failing rank and its error on the first line, details below."""
     lines: list[str] = []
     if outcome.interrupted_by is not None:
         lines.append(f"interrupted by {outcome.interrupted_by}")
@@ -319,7 +332,7 @@ def describe_failure(outcome: Outcome) -> str:
         if others:
             lines.append(f"  failed after it: {', '.join(f'rank {failure.rank}' for failure in others)}")
         if outcome.exit_code == EXIT_UNAVAILABLE:
-            lines += tail_of(Path(first.log))[1:]  # the log itself goes with the folder
+            lines += tail_of(Path(first.log))[1:]  # the log itself is removed with the run folder
         elif Path(first.log).is_file() and outcome.exit_code not in REFUSED:
             lines.append(f"  log: {first.log}")
     else:
@@ -331,11 +344,11 @@ def describe_failure(outcome: Outcome) -> str:
 
 
 def tail_of(log: Path, lines: int = 12) -> list[str]:
-    """The name and the last lines of a log, for an error's details.
+    """The path and the last lines of a log, for an error's details.
 
     Args:
-        log: may be missing.
-        lines: at most so many that are not empty.
+        log: the file; it may be missing.
+        lines: maximum number of lines; empty lines are left out.
     """
     if not log.is_file():
         return [f"  there is no log at {log}"]

@@ -1,4 +1,4 @@
-"""The meeting point of several nodes: readable complaints instead of a time-out."""
+"""Checks of hosts and ports before a rendezvous: a clear error instead of a time-out."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _LISTEN = "0A"  # the kernel's code in /proc/net/tcp
 
 
 def check_endpoint(endpoint: str) -> None:
-    """Refuse an endpoint that is malformed, whose host is not known, or whose port is taken by another program.
+    """Check a rendezvous endpoint.
 
     Args:
         endpoint: ``host:port``.
 
     Raises:
-        ConfigError: it cannot be used.
+        ConfigError: the endpoint is malformed, its host is unknown, or another program has taken its port.
     """
     host, _, port = endpoint.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
@@ -34,7 +34,7 @@ def check_endpoint(endpoint: str) -> None:
             try:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(address)
-            except OSError as error:  # EADDRNOTAVAIL: it is another machine's
+            except OSError as error:  # EADDRNOTAVAIL: the address belongs to another machine
                 holder = taken_by(int(port)) if error.errno == errno.EADDRINUSE else None
                 if holder is not None:
                     raise ConfigError(
@@ -44,10 +44,15 @@ def check_endpoint(endpoint: str) -> None:
 
 
 def check_host(where: str, host: str, port: int = 0) -> Sequence[Any]:
-    """The addresses of a host, as ``socket.getaddrinfo`` gives them.
+    """The addresses of a host, as ``socket.getaddrinfo`` returns them.
+
+    Args:
+        where: the key or variable that names the host, for the message.
+        host: name or address.
+        port: of the addresses.
 
     Raises:
-        ConfigError: it is not known; ``where`` says in front of its name who has named it.
+        ConfigError: the host is unknown.
     """
     try:
         return socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
@@ -56,7 +61,7 @@ def check_host(where: str, host: str, port: int = 0) -> Sequence[Any]:
 
 
 def check_loopback() -> None:
-    """Whether processes of this machine reach each other.
+    """Check that processes of this machine can connect to each other.
 
     Raises:
         UnavailableError: the loopback interface is down.
@@ -72,11 +77,11 @@ def check_loopback() -> None:
 
 
 def listen_at(host: str, port: int) -> socket.socket | None:
-    """A socket that listens at one address of this machine, instead of all.
+    """A socket that listens on the address of ``host`` alone, not on all interfaces.
 
     Returns:
-        None where the address is another machine's, somebody listens there, or where the name stands for the loopback
-        interface on this machine alone, as that of the host often does.
+        None if the address belongs to another machine, if the port is taken, or if ``host`` is a name that only this
+        machine resolves to the loopback interface, as machines often do with their own name.
     """
     host = host.strip("[]")
     for family, kind, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
@@ -92,7 +97,7 @@ def listen_at(host: str, port: int) -> socket.socket | None:
 
 
 def address_towards(endpoint: str) -> str | None:
-    """This machine's address on the interface that leads to an endpoint; None: it means nothing to other machines."""
+    """This machine's address on the interface that leads to an endpoint; None: only a loopback address leads there."""
     host, _, port = endpoint.rpartition(":")
     host = host.strip("[]")
     for family, _, _, _, address in socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM):
@@ -104,20 +109,21 @@ def address_towards(endpoint: str) -> str | None:
 
 
 def _is_usable(host: str, address: str) -> bool:
-    """Whether an address means the same to all who know ``host``: that of the loopback interface only if that is it."""
+    """False for a loopback address, unless ``host`` is ``localhost`` or that address: other machines need another."""
     return not ipaddress.ip_address(address).is_loopback or host in ("localhost", address)
 
 
 def taken_by(port: int) -> str | None:
-    """The program that listens on ``port``, as far as ``/proc`` lets this user see it; None: none, or a node's agent.
+    """The program that listens on ``port``, as far as ``/proc`` shows it to this user.
 
-    The agent of another node may run on this machine, and have come first.
+    Returns:
+        Program and process id; None if there is none, or if it is exp's agent, which may belong to this job.
     """
     tables = [path for path in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")) if path.is_file()]
     rows = [line.split() for path in tables for line in path.read_text(encoding="ascii").splitlines()[1:]]
     sockets = {f"socket:[{row[9]}]" for row in rows if row[3] == _LISTEN and row[1].endswith(f":{port:04X}")}
     for entry in Path("/proc").glob("[0-9]*") if sockets else ():
-        with contextlib.suppress(OSError):  # it has ended, or is somebody else's
+        with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
             links = (os.readlink(str(link)) for link in (entry / "fd").iterdir())  # Path.readlink needs Python 3.9
             if any(link in sockets for link in links):
                 command = (entry / "cmdline").read_text(encoding="utf-8", errors="replace")

@@ -1,4 +1,4 @@
-"""Imported by the fork server alone (:mod:`exp.launcher.agent`): imports what the workers will need."""
+"""Imports what the workers will need; only the fork server imports this module (:mod:`exp.launcher.agent`)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from exp.launcher.processes import PRELOAD_VARIABLE, name_process
 
 _MODULES = [
     "torch",
-    "torch._dynamo",  # of torch >= 2.0: imported when the first optimizer is made
-    "exp.engine",  # imports MMEngine, and waits where another process does so for the first time
+    "torch._dynamo",  # torch >= 2.0 imports it with the first optimizer
+    "exp.engine",  # imports MMEngine; waits if another process is importing it for the first time
     "mmengine.runner",
-    "matplotlib.backends.backend_agg",  # MMEngine's visualizer makes a figure, used or not
+    "matplotlib.backends.backend_agg",  # MMEngine's visualizer always makes a figure
     "matplotlib.figure",
     "exp.engine.distributed",
     "exp.engine.device",
@@ -26,11 +26,11 @@ _MODULES = [
 ]
 
 name_process("exp-fork-server")
-gc.disable()  # a fifth of the time: imports make a million objects, and none of them garbage
+gc.disable()  # saves a fifth of the time: imports make a million objects, and none of them is garbage
 for module in filter(None, _MODULES):
-    # What fails here fails in the workers again, where there is a log and an error file for it.
+    # An import that fails here fails again in the workers, which have a log and an error file.
     with contextlib.suppress(Exception):
         importlib.import_module(module)
-# The collector would otherwise touch, and so copy, the pages of all these objects in every worker.
+# Otherwise the collector would write to all these objects in every worker, and so copy their memory pages.
 gc.freeze()
 gc.enable()

@@ -1,4 +1,4 @@
-"""Starting processes, and ending those of one job only."""
+"""Starts processes, and kills those of one job only."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ __all__ = [
 ]
 
 JOB_VARIABLE = "EXP_JOB"
-"""Environment variable that all processes of one job inherit: it tells them from everyone else's."""
+"""Environment variable that marks all processes of one job; they inherit it."""
 
 AGENT_VARIABLE = "EXP_AGENT_PID"
-"""Environment variable that tells workers which process must be their parent."""
+"""Environment variable with the process id that must be the workers' parent."""
 
 PRELOAD_VARIABLE = "EXP_PRELOAD"
-"""Environment variable that tells the fork server which modules the run's model and data need."""
+"""Environment variable with the modules of the run's model and data, for the fork server to import."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -43,14 +43,14 @@ _PR_SET_NAME = 15
 def start_module(
     module: str, *arguments: str, environment: Mapping[str, str], stderr: IO[bytes], stdout: IO[bytes] | None = None
 ) -> subprocess.Popen[bytes]:
-    """``python -m module arguments...`` in a session of its own, with nothing to read.
+    """Start ``python -m module arguments...`` in a session of its own, with an empty stdin.
 
     Args:
-        module: its dotted name.
-        arguments: its own.
-        environment: all of the process's.
-        stderr: where that goes.
-        stdout: where that goes; None: where this process's does.
+        module: dotted name.
+        arguments: of the module.
+        environment: all environment variables of the process.
+        stderr: file for its stderr.
+        stdout: file for its stdout; None: the stdout of this process.
     """
     return subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
@@ -75,15 +75,15 @@ def die_with_parent(death_signal: int, parent: int) -> None:
 
 
 def name_process(name: str) -> None:
-    """What ``ps -o comm`` and ``top`` call this process: at most 15 bytes; forked workers would all look the same."""
+    """Set the name that ``ps -o comm`` and ``top`` show, at most 15 bytes; forked workers would all look the same."""
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 def start_resource_tracker() -> None:
-    """Start the process that cleans up after multiprocessing, and leave this process's blocked signals as they are.
+    """Start multiprocessing's resource tracker, and keep this process's blocked signals blocked.
 
-    Python starts it with the first semaphore that has a name, and unblocks SIGINT and SIGTERM then, whether they were
-    blocked before or not: the next one would kill this process. Where it runs already, Python touches nothing.
+    Python starts the tracker with the first named semaphore, and then unblocks SIGINT and SIGTERM even if they were
+    blocked before, so the next signal would kill this process. If the tracker runs already, Python changes nothing.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     try:
@@ -93,18 +93,18 @@ def start_resource_tracker() -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that has ended, and waits for its parent to notice, does not."""
+    """Whether a process runs; a zombie does not."""
     return stat_of(pid)[:1] not in ([], ["Z"])
 
 
 def kill_job(job: str, patience_s: float = 3.0) -> list[int]:
-    """Kill all processes of the job that are left, but for this one.
+    """Kill all remaining processes of the job except this one.
 
-    Python's resource trackers may end by themselves: each does when all that used it have ended, and removes the
-    semaphores that those could not remove. A tracker that this process has started outlives it.
+    Python's resource trackers get ``patience_s`` to end by themselves: a tracker ends when all its users have ended,
+    and removes the semaphores that they left. A tracker that this process started is not touched.
 
     Returns:
-        Processes that are still there after ``patience_s`` (stuck in the kernel).
+        Ids of processes that are still there after ``patience_s`` seconds (stuck in the kernel).
     """
     deadline = time.monotonic() + patience_s
     while True:
@@ -121,10 +121,10 @@ def kill_job(job: str, patience_s: float = 3.0) -> list[int]:
 
 
 def _processes_of(job: str) -> dict[int, bool]:
-    """The living processes of a job; whether each is a resource tracker."""
+    """Whether each running process of a job is a resource tracker, by process id."""
     mark, found = f"{JOB_VARIABLE}={job}".encode(), {}
     for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended, or is somebody else's
+        with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
             pid = int(entry.name)
             if mark in (entry / "environ").read_bytes().split(b"\0") and pid != os.getpid() and is_alive(pid):
                 is_tracker = b"multiprocessing.resource_tracker" in (entry / "cmdline").read_bytes()

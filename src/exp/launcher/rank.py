@@ -1,4 +1,4 @@
-"""A rank's place in the job, which our agent or another launcher gives it, and the store where the ranks meet."""
+"""Rank, world size and node of a worker, as its launcher's environment variables give them, and the ranks' store."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ __all__ = [
 ]
 
 SCRATCH_VARIABLE = "EXP_SCRATCH"
-"""Environment variable that tells the workers of one node where the private folder of their job lies."""
+"""Environment variable with the path of the job's private folder on this node."""
 
 JOINED = "joined.json"
-"""In that folder, of a worker that somebody else placed: the run folder that it has come to, or why it was refused."""
+"""File in that folder, written by a worker of ``launcher=external``: its run folder, or why it was refused."""
 
 REQUEUES_VARIABLE = "EXP_REQUEUES"
-"""Environment variable that tells workers how often a scheduler has started their job anew."""
+"""Environment variable with the number of times that the scheduler has restarted the job."""
 
-# What tells rank, world size, local rank and local world size; the first family that is complete counts, else the
-# first of which anything is set (srun sets some of PMI's).
+# Variables of rank, world size, local rank and local world size. The first complete family is used; if none is
+# complete, the first that is set in part (srun sets some of PMI's).
 _TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # torchrun, PyTorchJob, Volcano, by hand
 _OPEN_MPI = (
     "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
@@ -58,13 +58,13 @@ _SRUN = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TA
 _FAMILIES = (_TORCH, _OPEN_MPI, _MPICH, _SRUN)
 _MASTER = ("MASTER_ADDR", "MASTER_PORT")
 _SCHEDULED = ("TORCHELASTIC_RUN_ID", "KUBERNETES_SERVICE_HOST")
-_STEP = ("SLURM_JOB_ID", "SLURM_STEP_ID", "PMI_JOBID")  # what the processes of one group have in common
+_STEP = ("SLURM_JOB_ID", "SLURM_STEP_ID", "PMI_JOBID")  # equal in all processes of one group
 _STAYS_S = 5.0
 
 
 @dataclass(frozen=True)
 class RankInfo:
-    """One worker's place in the job; by default that of a worker that is alone."""
+    """Rank, world size and the like of one worker; the defaults are those of a single worker."""
 
     rank: int = 0
     world_size: int = 1
@@ -74,19 +74,19 @@ class RankInfo:
     store: str | None = None
     """Path of a file store; None: torch's ``env://``, that is MASTER_ADDR and MASTER_PORT."""
     requeues: int = 0
-    """How often a scheduler has started this job anew: it has to go on where it was."""
+    """How often the scheduler has restarted this job; if not 0, the run resumes."""
     own_cores: int | None = None
-    """Cores that srun has given to this rank alone; None: the ranks of a node share what they may use."""
+    """Cores that srun has given to this rank alone; None: the ranks of a node share the usable cores."""
     preemption_flag: PreemptionFlag = field(default_factory=PreemptionFlag, compare=False)
-    """Tells that the run has to save its state and end."""
+    """Set when the run has to save its state and end."""
     met: list[Store] = field(default_factory=list, compare=False)
-    """The store over which the ranks have met already; empty: they have not."""
+    """The store that the ranks use already; empty: there is none yet."""
     at_end: list[Callable[[], object]] = field(default_factory=list, compare=False)
-    """What a worker in a process of its own does last, before that ends without the interpreter's clean-up."""
+    """Called last in a worker process, which then exits without the interpreter's clean-up."""
 
     @property
     def nodes(self) -> int:
-        """How many nodes take part."""
+        """Number of nodes."""
         return self.world_size // self.local_world_size
 
     @property
@@ -96,30 +96,30 @@ class RankInfo:
 
     @property
     def cores(self) -> int:
-        """Cores for this rank alone, at least one."""
+        """Number of cores for this rank alone, at least 1."""
         share = usable_cores() // self.local_world_size
         return max(1, share if self.own_cores is None else min(self.own_cores, usable_cores()))
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> RankInfo:
-        """The place that torch's variables give."""
+        """Read RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE."""
         values: Any = [int(environ[name]) for name in _TORCH]
         return cls(*values)
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str], external: bool = False) -> RankInfo:
-        """The place of a worker, by torch's variables and the private folder of its job.
+        """The rank info of a worker, from torch's variables and the private folder of its job.
 
         Args:
-            environ: has them.
-            external: somebody else's launcher started the job; otherwise our agent.
+            environ: the environment.
+            external: another launcher started the processes; otherwise exp's agent did.
         """
         place, scratch = cls.of(environ), environ[SCRATCH_VARIABLE]
         restart = int(environ.get("TORCHELASTIC_RESTART_COUNT", 0))
         return dataclasses.replace(
             place,
             restart_count=restart,
-            # A new file for each attempt: an old one holds the keys of ranks that are dead.
+            # A new file for each attempt: the old one holds the keys of dead ranks.
             store=None if external or not place.single_node else f"{scratch}/store-{restart}",
             requeues=int(environ.get(REQUEUES_VARIABLE, 0)),
             own_cores=cores_of_task() if external else None,
@@ -128,20 +128,23 @@ class RankInfo:
 
 
 def place_of(environ: Mapping[str, str], nproc: int = 1) -> dict[str, str]:
-    """The place that another launcher gives this process, in torch's variables.
+    """Translate the variables of another launcher (torchrun, MPI, srun) into torch's.
 
     Args:
         environ: the environment.
-        nproc: processes of a node, where no variable tells that.
+        nproc: processes per node, used if no variable has it.
+
+    Returns:
+        RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 
     Raises:
-        ConfigError: a variable is missing, or two do not go together.
+        ConfigError: a variable is missing, or the variables contradict one another.
     """
     given = [names for names in _FAMILIES if any(name in environ for name in names[:2])]
     whole = [names for names in given if all(name in environ for name in names[:3])]
     if not given:
         raise ConfigError(
-            "launcher=external takes the place that another launcher gives, and finds none; use it under torchrun, "
+            "launcher=external looks for the variables of another launcher, and finds none; use it under torchrun, "
             f"mpirun or srun, or set {', '.join([*_TORCH, *_MASTER])}"
         )
     names = [*whole, *given][0]
@@ -161,26 +164,26 @@ def place_of(environ: Mapping[str, str], nproc: int = 1) -> dict[str, str]:
         sound = even and below and (size == 1 or 0 < port < 65536)
     if not sound:
         raise ConfigError(
-            f"{shown} do not go together: every node must have as many processes ({names[3]}, or nproc: "
-            f"{on_nodes[0]}), ranks must be numbers below their sizes, the two the same on one node, and the port in "
-            "1 to 65535; correct what sets them"
+            f"{shown} contradict each other: every node must have the same number of processes ({names[3]}, or nproc: "
+            f"{on_nodes[0]}), ranks must be numbers below the world size, on one node rank and local rank must be "
+            "equal, and the port must be in 1 to 65535; correct what sets them"
         )
     return dict(zip((*_TORCH, *_MASTER), [*texts[:4], environ.get("MASTER_ADDR", "127.0.0.1"), texts[4]]))
 
 
 def find_group(environ: Mapping[str, str], nnodes: int = 1) -> tuple[str, bool] | None:
-    """The group of processes that a launcher has started this one in; None: nothing says that there is one.
+    """Whether another launcher has started this process as one of several.
 
-    The launchers of MPI give their variables to what they start, and to nothing else. Those of torch and srun are also
-    left over in a shell (``srun --pty``): they count where a scheduler, or a process of another rank with the same
-    command line, is there. A step of srun's where neither is seen is worth a warning.
+    MPI launchers set their variables only in the processes that they start. The variables of torch and srun may also
+    be left over in a shell (``srun --pty``). They count only if a scheduler has set them, or if a process of another
+    rank with the same command line runs on this machine. Variables of srun without such a process deserve a warning.
 
     Args:
         environ: the environment.
-        nnodes: nodes that the user asks for: as many processes are one agent on each, which is what is wanted.
+        nnodes: nodes that the user asks for. So many processes may be one agent per node, and are not reported.
 
     Returns:
-        The variables with their values, and whether the others are there.
+        The variables with their values, and whether the other processes exist; None: nothing indicates a launcher.
     """
     for names in _FAMILIES:
         rank, size = (environ.get(name, "") for name in names[:2])
@@ -198,30 +201,30 @@ def drop_stale_variables(nnodes: int = 1) -> None:
     """Remove variables that an earlier launch left in this process's environment, with a warning.
 
     Args:
-        nnodes: nodes that the user asks for: as many processes may have been started, one on each.
+        nnodes: nodes that the user asks for; see :func:`find_group`.
 
     Raises:
-        ConfigError: they are no leftovers: this process is one of several.
+        ConfigError: the variables are in use: this process is one of several.
     """
     shown, lives = find_group(os.environ, nnodes) or ("", False)
     if lives:
         raise ConfigError(
-            f"this process was started as one of several ({shown}), and each would be a run of its own in one "
-            "folder; launcher=external takes this place; launcher=torchrun nproc=N, started once on each node without "
-            "them, starts the processes itself"
+            f"this process was started as one of several ({shown}), and each would be a run of its own in the same "
+            "folder; use launcher=external, which makes them one run, or start launcher=torchrun nproc=N once on each "
+            "node, without another launcher"
         )
     if shown:
         console.warn(
-            f"{shown} tell of several processes, but no other one with this command is seen here: this is a run "
-            "of its own; launcher=external makes them one"
+            f"{shown}: these variables are of several processes, but no other process with this command runs here, so "
+            "this is a run of one process; launcher=external makes several processes one run"
         )
     stale = take_stale_variables(os.environ)
     if stale:
-        console.warn(f"ignoring {', '.join(stale)} of the shell: exp starts its own workers")
+        console.warn(f"ignoring {', '.join(stale)} from the environment: exp starts its own workers")
 
 
 def take_stale_variables(environ: MutableMapping[str, str]) -> list[str]:
-    """Remove what an earlier launch left in the environment; returns the names."""
+    """Remove torch's launch variables from the environment; return the removed names."""
     names = (*_TORCH, *_MASTER, "GROUP_RANK")
     stale = sorted(name for name in environ if name in names or name.startswith("TORCHELASTIC_"))
     for name in stale:
@@ -230,7 +233,7 @@ def take_stale_variables(environ: MutableMapping[str, str]) -> list[str]:
 
 
 def be_quiet(arguments: list[str]) -> None:
-    """Let one process of each node print: the others would print the same; their logs have their own output.
+    """With ``launcher=external``, silence all processes but local rank 0, which would print the same.
 
     Args:
         arguments: of the command line.
@@ -245,7 +248,7 @@ def be_quiet(arguments: list[str]) -> None:
 
 
 def _another_runs(environ: Mapping[str, str], names: Sequence[str]) -> bool:
-    """Whether a process on this machine has the same command line, and another rank of the same group.
+    """Whether a process on this machine has the same command line and group, but another rank.
 
     Args:
         environ: the environment.
@@ -255,11 +258,11 @@ def _another_runs(environ: Mapping[str, str], names: Sequence[str]) -> bool:
     rank, mine = f"{names[0]}=".encode(), f"{names[0]}={environ[names[0]]}".encode()
     command = Path("/proc/self/cmdline").read_bytes()
     for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended, or is somebody else's
+        with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
             own = set((entry / "environ").read_bytes().split(b"\0"))
             others = any(each.startswith(rank) and each != mine for each in own)
             if others and group <= own and (entry / "cmdline").read_bytes() == command:
-                time.sleep(_STAYS_S)  # the others, too, have to see this process
+                time.sleep(_STAYS_S)  # stay alive until the other processes have seen this one
                 return True
     return False
 
@@ -269,11 +272,11 @@ def _shown(environ: Mapping[str, str], names: tuple[str, ...]) -> str:
 
 
 def make_store(info: RankInfo, timeout: timedelta) -> Store:
-    """The store over which the ranks of ``info`` meet.
+    """The store of the process group.
 
     Args:
-        info: the place of this rank.
-        timeout: the longest that a rank waits for another one's key.
+        info: of this rank.
+        timeout: longest wait for a key of another rank.
     """
     import torch.distributed as dist
 
@@ -288,7 +291,7 @@ def make_store(info: RankInfo, timeout: timedelta) -> Store:
         store.set_timeout(timeout)
         return store
     tcp_store: Store | None = None
-    # Some launchers serve the store themselves, and say so.
+    # Some launchers serve the store themselves, and set this variable.
     if info.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         listener = listen_at(host, port)

@@ -1,6 +1,6 @@
-"""How the agents of several nodes meet: torch's c10d rendezvous, less what strangers could use.
+"""Rendezvous of the agents of several nodes: torch's c10d rendezvous with restricted unpickling.
 
-Torch keeps the state of a meeting in a TCP store as a pickle, which every agent opens. Whoever reaches the store can
+Torch keeps the rendezvous state in a TCP store as a pickle, which every agent loads. Whoever reaches the store can
 write there, so a state that names other classes than torch's own is refused. Imports torch.
 """
 
@@ -24,7 +24,7 @@ from exp.launcher.ports import listen_at
 __all__ = ["RENDEZVOUS"]
 
 RENDEZVOUS = "exp-c10d"
-"""What torch's launcher knows it by."""
+"""Name in torch's registry of rendezvous handlers."""
 
 _STATE = "torch.distributed.elastic.rendezvous.dynamic_rendezvous"
 _CLASSES = {
@@ -35,14 +35,14 @@ _CLASSES = {
 
 class _StateReader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        """Look up a class of the state."""
+        """Look up a class of the rendezvous state; refuse all others."""
         if (module, name) not in _CLASSES:
-            raise RendezvousStateError(f"somebody else has written to the store of this job: {module}.{name}")
+            raise RendezvousStateError(f"another program has written {module}.{name} to the store of this job")
         return super().find_class(module, name)
 
 
 def _checked(found: Any) -> Any:
-    """A state with what goes with it, unless it is a pickle of anything else; None: there is none yet."""
+    """Return ``found`` (state and token), or None if there is no state yet; raise if it is not a rendezvous state."""
     if found is not None:
         _StateReader(io.BytesIO(found[0])).load()
     return found
@@ -52,26 +52,26 @@ class _Backend(C10dRendezvousBackend):
     name = RENDEZVOUS
 
     def get_state(self) -> Any:
-        """As torch's, checked."""
+        """Like torch's, but checks the state."""
         return _checked(super().get_state())
 
     def set_state(self, state: bytes, token: Any = None) -> Any:
-        """As torch's; the state that is there instead is checked."""
+        """Like torch's, but checks the state that another agent has set instead."""
         return _checked(super().set_state(state, token))
 
 
 def _create(params: RendezvousParameters) -> RendezvousHandler:
-    """Torch's c10d handler, whose agent does not share the connection of the heartbeats.
+    """Torch's c10d handler, with a connection of its own for the heartbeats.
 
-    A thread sends these every five seconds. The agent itself waits in the same store, for nodes that start or end
-    later than its own. On one connection, that of torch 1.10 mixes up the answers ("Connection reset by peer",
-    ``std::bad_alloc``: pytorch issue 62029), and later ones hold the heartbeats back until the node counts as dead.
+    A thread sends a heartbeat every five seconds, while the agent waits in the same store for nodes that start or end
+    later. Over one shared connection torch 1.10 mixes up the answers ("Connection reset by peer", ``std::bad_alloc``:
+    pytorch issue 62029), and later versions delay the heartbeats until the node counts as dead.
     """
     host, port = parse_rendezvous_endpoint(params.endpoint, default_port=-1)
     timeout = timedelta(seconds=params.get_as_int("read_timeout", 60) or 60)
     listener = listen_at(host, port)
     served = None if listener is None else serving_store(host, port, listener, timeout)
-    if served is None:  # another node's agent serves it, or torch cannot be given a socket
+    if served is None:  # another node's agent serves the store, or this torch accepts no ready socket
         _, served = create_backend(params)
     backend = _Backend(served, params.run_id)
     return create_handler(TCPStore(host, port, is_master=False, timeout=timeout), backend, params)

@@ -1,7 +1,7 @@
-"""launcher=submitit: runs as jobs of Slurm, followed by the command that submits; :func:`run_job` is a node's task.
+"""launcher=submitit: submits runs as Slurm jobs and follows them; :func:`run_job` is the task that runs on each node.
 
-Everything that a second start needs is in the run folder: where a job is queued again, by us, by its administrator or
-after a node's failure, the same task runs on the same folder and goes on from the newest checkpoint. Imports no torch.
+Everything that a restart needs is in the run folder. A job that is requeued (by exp, by an administrator, or after a
+node failure) runs the same task on the same folder, and continues from the newest checkpoint. Imports no torch.
 """
 
 from __future__ import annotations
@@ -49,26 +49,26 @@ _HERE = ("local", "debug")
 _AS_IN_SBATCH = ("partition", "account", "qos", "gres", "gpus_per_node", "constraint", "nodelist", "exclude")
 _POLL_S = 0.1
 _REQUEUE_PATIENCE_S = 300.0
-_PORTS = range(20000, 32768)  # below those that the kernel hands out by itself
+_PORTS = range(20000, 32768)  # below the kernel's range of ephemeral ports
 
 
 class SubmititLauncher(Launcher):
-    """Submits frozen runs, and follows them."""
+    """Submits frozen runs to Slurm, and follows them."""
 
     keys = SubmititConfig
     submits = True
 
     @classmethod
     def is_elsewhere(cls, config: Any) -> bool:
-        """On the nodes of a cluster."""
+        """True for ``cluster=slurm``: the runs are on the nodes of a cluster."""
         return bool(config.cluster == "slurm")
 
     def check(self, nproc: int) -> None:
-        """Refuse what no cluster would take.
+        """Check the keys of ``launcher`` before anything is submitted.
 
         Raises:
             ConfigError: a value is wrong.
-            UnavailableError: there is no Slurm here.
+            UnavailableError: this machine has no ``sbatch``.
         """
         given = self.config
         if given.cluster not in ("slurm", *_HERE):
@@ -76,11 +76,11 @@ class SubmititLauncher(Launcher):
             raise ConfigError(f"launcher.cluster={given.cluster} is neither slurm nor debug{hint}")
         if given.signal_delay_s >= 60 * given.time_minutes:
             raise ConfigError(
-                f"launcher.signal_delay_s={given.signal_delay_s} is no less than the whole time limit of "
+                f"launcher.signal_delay_s={given.signal_delay_s} is not below the time limit "
                 f"launcher.time_minutes={given.time_minutes}; lower it, or raise the limit"
             )
         if given.nodes > 1 and given.cluster != "slurm":
-            raise ConfigError("launcher.nodes>1 needs launcher.cluster=slurm")
+            raise ConfigError(f"launcher.nodes={given.nodes} needs launcher.cluster=slurm")
         if given.cluster == "slurm" and not given.dry_run and not shutil.which("sbatch"):
             raise UnavailableError(
                 "launcher=submitit found no sbatch; run it where Slurm's commands are (a login node), or use "
@@ -93,10 +93,10 @@ class SubmititLauncher(Launcher):
             return self.launch_all([run], watcher, run.folder.path / "slurm")[0]
 
     def preflight(self, runs: Sequence[FrozenRun], logs: Path) -> str | None:
-        """Show the batch script, with ``launcher.dry_run=true``; otherwise ask Slurm whether it would take it.
+        """Return the batch script, with ``launcher.dry_run=true``; otherwise ask Slurm whether it would accept it.
 
         Raises:
-            ConfigError: Slurm would not.
+            ConfigError: Slurm would refuse the script.
         """
         if self.config.cluster in _HERE and not self.config.dry_run:
             return None
@@ -113,7 +113,7 @@ class SubmititLauncher(Launcher):
         """Submit runs, several as a job array, and follow them.
 
         Returns:
-            An outcome for each; one that says ``left`` where nobody waits.
+            An outcome for each run; with ``launcher.wait=false`` they are marked ``left``.
         """
         if self.config.cluster in _HERE:
             return [self._run_here(run, number, watcher) for number, run in enumerate(runs)]
@@ -148,13 +148,13 @@ class SubmititLauncher(Launcher):
         return outcome
 
     def _executor(self, run: FrozenRun, logs: Path) -> Any:
-        """Submitit's executor for jobs like this run."""
+        """Submitit's executor, configured for jobs like this run; its output goes to the folder ``logs``."""
         import submitit
 
         class Executor(submitit.SlurmExecutor):
             @classmethod
             def affinity(cls) -> int:
-                """A script can be shown where there is no Slurm."""
+                """Pretend that Slurm is there, so that a script can be shown on a machine without it."""
                 return 1
 
         logging.getLogger("submitit").setLevel(logging.WARNING)
@@ -173,7 +173,7 @@ class SubmititLauncher(Launcher):
             signal_delay_s=given["signal_delay_s"],
             array_parallelism=given["array_parallelism"],
             setup=list(given["setup"]) or None,
-            # Since Slurm 22.05 srun does not take this over from sbatch, and gives its task a single core.
+            # Since Slurm 22.05 srun does not inherit this from sbatch, and would give its task a single core.
             srun_args=[f"--cpus-per-task={cpus}", *given["srun_args"]],
             stderr_to_stdout=True,
             additional_parameters=extra,
@@ -189,7 +189,7 @@ def _token(run: FrozenRun) -> str:
 
 
 class _NodeLauncher(TorchrunLauncher):
-    """SIGTERM means that there is a while left: Slurm sends SIGKILL later, after its grace time or KillWait."""
+    """Treats SIGTERM as preemption, too: Slurm sends SIGKILL only after its grace time or KillWait."""
 
     preemption_signals = (PREEMPT_SIGNAL, signal.SIGTERM)
     forgets = False
@@ -200,11 +200,11 @@ def run_job(run_dir: str, token: str | None, on_slurm: bool = True) -> int:
 
     Args:
         run_dir: the run folder.
-        token: what the job knows the lock of its run folder by; queued again, it is the same job.
-        on_slurm: as a task of each node; otherwise in the process that would have submitted it.
+        token: of the run folder's lock, which the job holds; the same after a requeue.
+        on_slurm: as a task on each node; otherwise in the process that would have submitted the job.
 
     Returns:
-        The exit code; on Slurm, which looks at that, the process exits with one that is not 0.
+        The exit code. On Slurm the process exits with this code instead of returning, unless it is 0.
     """
     os.umask(UMASK)
     take_stale_variables(os.environ)
@@ -222,18 +222,18 @@ def run_job(run_dir: str, token: str | None, on_slurm: bool = True) -> int:
         code = _lead(folder, token, job, on_slurm, attempt, restarts)
     sys.stdout.flush()
     if on_slurm and code != EXIT_OK:
-        sys.exit(code)  # submitit, which called this, would say COMPLETED
+        sys.exit(code)  # otherwise submitit, which called this function, would report the job as COMPLETED
     return code
 
 
 def _lead(folder: RunFolder, token: str | None, job: str, on_slurm: bool, attempt: str, restarts: int) -> int:
-    """The first node's share: it has the lock of the run folder, and reports the end."""
+    """What the first node does: take the lock of the run folder, run the workers, and record the outcome."""
     file, lock = outcome_file(folder, job), RunLock(folder.path, token)
     if file.is_file():
-        file.unlink()  # of this job, before it was queued again
+        file.unlink()  # written by this job before it was requeued
     try:
         lock.take_over(job, "slurm" if on_slurm else "local")
-    except ConfigError as error:  # the folder is another run's by now
+    except ConfigError as error:  # another run holds the folder by now
         write_json(file, asdict(Outcome(error.exit_code, detail=str(error), recorded=True)))
         return error.exit_code
     run = FrozenRun.load(folder)
@@ -248,7 +248,7 @@ def _lead(folder: RunFolder, token: str | None, job: str, on_slurm: bool, attemp
     signals = (outcome.preempted or {}).get("signals", [])
     if on_slurm and PREEMPT_SIGNAL.name in signals:
         _queue_again(restarts, run.config.launcher.max_requeues)
-    # On SIGTERM alone it is Slurm that queues the job again, which is to find its lock; or it was cancelled.
+    # After SIGTERM alone Slurm may requeue the job, which must find its lock then; or the job was cancelled.
     if not (on_slurm and (outcome.interrupted_by or signals == ["SIGTERM"])):
         lock.release()
     lock.let_go()
@@ -256,7 +256,7 @@ def _lead(folder: RunFolder, token: str | None, job: str, on_slurm: bool, attemp
 
 
 def _run_workers(run: FrozenRun, attempt: str, node: int) -> Outcome:
-    """Check this node's hardware, meet the other nodes, and run this node's workers."""
+    """Check this node's hardware, agree with the other nodes on a rendezvous, and run this node's workers."""
     config, folder, endpoint = run.config, run.folder, None
     nodes, keys = int(config.launcher.nodes), ("max_restarts", "fork", "timeout_s", "step_timeout_s")
     meeting = folder.logs / f"meet-{attempt}.json"
@@ -266,7 +266,7 @@ def _run_workers(run: FrozenRun, attempt: str, node: int) -> Outcome:
                 endpoint = _await(meeting, config.launcher.timeout_s)
             else:
                 Failures(folder).forget()
-                if nodes > 1:  # chosen on the machine that will listen: no two jobs on one node take the same
+                if nodes > 1:  # chosen on the machine that will listen, so that jobs on one node take different ports
                     endpoint = f"{this_host()}:{_free_port()}"
                     write_json(meeting, endpoint)
             backend = create_backend(config.backend)
@@ -276,7 +276,7 @@ def _run_workers(run: FrozenRun, attempt: str, node: int) -> Outcome:
         except ExpError as error:
             kind = type(error).__name__
             failure = RankFailure(node * config.nproc, 0, kind, str(error), error.exit_code, own=True)
-            if nodes > 1:  # whose launchers look for it
+            if nodes > 1:  # the launchers of the other nodes wait for this file
                 Failures(folder).write(failure)
             return Outcome.of([failure])
         if node == 0:
@@ -287,14 +287,14 @@ def _run_workers(run: FrozenRun, attempt: str, node: int) -> Outcome:
 
 
 def _await(meeting: Path, timeout_s: float) -> str:
-    """Where the first node has written that all meet.
+    """Wait for the rendezvous endpoint that the first node writes to ``meeting``.
 
     Raises:
-        UnavailableError: nothing has come.
+        UnavailableError: the file has not come within ``timeout_s`` seconds.
     """
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
-        content = read_json(meeting)  # opened, not looked for: an NFS client may keep saying that there is none
+        content = read_json(meeting)  # opened, not tested for existence: an NFS client caches that a file is missing
         if content is not None:
             return str(content)
         time.sleep(_POLL_S)
@@ -305,14 +305,14 @@ def _await(meeting: Path, timeout_s: float) -> str:
 
 @contextlib.contextmanager
 def locked_cards(backend: Backend, nproc: int) -> Iterator[None]:
-    """Make only ``nproc`` cards of this node visible, which no other job of ours here uses, while the block lasts.
+    """Context in which only ``nproc`` cards of this node are visible, none of them used by another job of exp.
 
-    For schedulers that count cards but do not say which. A lock is a name in the kernel's own space of socket names:
-    exclusive, the same for all users, and gone with the process that holds it. There is none where no more than
-    ``nproc`` cards are visible, or none can be hidden.
+    For schedulers that count cards but do not assign them. The lock of a card is an abstract Unix socket name: it is
+    exclusive, shared by all users, and gone with its process. No card is locked if at most ``nproc`` cards are visible,
+    or if the backend cannot hide cards.
 
     Raises:
-        UnavailableError: too few are left.
+        UnavailableError: fewer than ``nproc`` cards are free.
     """
     count = backend.device_count() if backend.exclusive_devices else 0
     if count <= nproc or not backend.visible_variables:
@@ -321,18 +321,18 @@ def locked_cards(backend: Backend, nproc: int) -> Iterator[None]:
     with contextlib.ExitStack() as locks:
         mine: list[int] = []
         for card in range(count):
-            # In place of host and card, whose names can be longer than a socket's may be, their digest.
+            # A digest, because host and card can be longer than a socket name may be.
             name = hashlib.sha256(f"{this_host()}/{only(backend, [card])}".encode()).hexdigest()
             lock = locks.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-            with contextlib.suppress(OSError):  # somebody else's
+            with contextlib.suppress(OSError):  # another job has the lock
                 lock.bind(f"\0exp-card/{name}".encode())
                 mine.append(card)
             if len(mine) == nproc:
                 break
         if len(mine) < nproc:
             raise UnavailableError(
-                f"{this_host()} has {len(mine)} of {count} {backend.name} cards to spare, but nproc={nproc}; have all "
-                "jobs ask for their cards (launcher.gres), or for whole nodes (launcher.exclusive=true)"
+                f"{this_host()} has {len(mine)} free {backend.name} cards of {count}, but nproc={nproc}; let all jobs "
+                "ask for their cards (launcher.gres), or for whole nodes (launcher.exclusive=true)"
             )
         os.environ.update(only(backend, mine))
         yield
@@ -348,7 +348,7 @@ def _free_port() -> int:
 
 
 def _queue_again(restarts: int, most: int) -> None:
-    """Have Slurm start the job anew; it ends this process."""
+    """Have Slurm requeue the job, which ends this process."""
     refused = f"launcher.max_requeues={most}" if restarts >= most else slurm.requeue(os.environ["SLURM_JOB_ID"])
     print("queued again" if refused is None else f"not queued again: {refused}", flush=True)  # noqa: T201
     if refused is None:

@@ -1,6 +1,6 @@
-"""Runs the process that starts the workers, or is one: passes signals on, ends what hangs, leaves nothing behind.
+"""Supervises the agent or a single worker: forwards signals, kills a hanging rank, leaves no process behind.
 
-A rank hangs if all stand still, and it holds up the others.
+If all ranks stand still, the rank that hangs is the one that the others wait for.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ __all__ = ["HangDetector", "Supervisor"]
 _TERM_PATIENCE_S = 4.0
 _GONE_PATIENCE_S = 1.5  # less than a rank waits after it has lost another one
 _ERROR_PATIENCE_S = 6.0  # torch's agent itself would wait half a minute for ranks that ignore SIGTERM
-_RESTART_PATIENCE_S = 60.0  # the agent starts the workers again
-_LEAST_S = 60.0
-_LEAST_FOR_HOOKS_S = 600.0  # the user's may do anything now and then, such as send a file away
-_TIMES_SLOWEST = 20
-_SHARE = 0.9  # of the time-out of collectives, so that we speak before the ranks that wait do
+_RESTART_PATIENCE_S = 60.0  # with restarts: the agent needs time to start the workers again
+_LEAST_S = 60.0  # shortest automatic limit for a stage of a step
+_LEAST_FOR_HOOKS_S = 600.0  # users' hooks may take long now and then, for example to upload a file
+_TIMES_SLOWEST = 20  # automatic limit for a stage: so many times the slowest stage so far
+_SHARE = 0.9  # of the time-out of collectives: the launcher reports before the waiting ranks time out
 _STACKS_WITHIN_S = 1.5
 _SHOWN_FRAMES = 12
 _WAITING = ("/torch/distributed/", "/torch/autograd/", "/exp/engine/distributed.py")
@@ -52,29 +52,29 @@ _STOPPED = {"T": "; it is stopped (SIGSTOP)", "D": "; it is stuck in the kernel"
 
 @dataclass
 class Supervisor:
-    """One process, torch's agent or a worker, with all that it starts."""
+    """Supervises one process, torch's agent or a worker, and all processes that it starts."""
 
     launcher: Launcher
-    """Whose limits of time hold."""
+    """Its configuration has the time limits."""
     scratch: str
     """The private folder of the job on this node."""
     failures: Failures | None
-    """Of the run; None: the worker says which folder it is, once it has met the others."""
+    """Error files of the run; None: the worker reports the run folder once all ranks have met."""
     saves: bool
     """Whether the workers can save their state when they have to end."""
     signals: Sequence[signal.Signals]
-    """On these they do, and on a second one of the same kind they end at once. No process of the job but this one ever
-    sees them: who sends them may send them to all."""
+    """Preemption signals: on the first the workers save their state, on a second of the same number they end at once.
+    All other processes of the job are started with these signals blocked, because a scheduler may send them to all."""
     local_rank: int | None = None
-    """Of the only worker to watch; None: all of this node."""
+    """Local rank of the only worker to watch; None: all workers of this node."""
     notices: list[int] = field(default_factory=list)
-    """Signals on which the workers were asked to save."""
+    """Preemption signals received so far."""
     received: int | None = None
     """The signal that ended the job."""
     killed: bool = False
     """Whether this process ended the job, because a rank had failed or did not end."""
     unkillable: list[int] = field(default_factory=list)
-    """Processes that were still there at the end."""
+    """Ids of processes that survived SIGKILL."""
     _job: str = field(default_factory=lambda: secrets.token_hex(8))
     _process: subprocess.Popen[bytes] | None = None
     _detector: HangDetector | None = None
@@ -84,17 +84,17 @@ class Supervisor:
     def run(
         self, command: Sequence[str], environment: Mapping[str, str], log: Path, nproc: int, groups: int
     ) -> tuple[int, int]:
-        """Run a module of ours to the end of all that it starts.
+        """Run a module as a process; return when it and all processes that it started have ended.
 
         Args:
             command: the module's dotted name, and its arguments.
-            environment: its variables.
-            log: where its stderr goes.
-            nproc: workers of this node.
-            groups: how many supervisors of the job watch workers, which agree on the one that hangs.
+            environment: all environment variables of the process.
+            log: file for its stderr.
+            nproc: workers on this node.
+            groups: number of supervisors in the job; together they find the rank that hangs.
 
         Returns:
-            Its process id and exit code; negative for a signal.
+            Process id and exit code; a negative exit code is a signal.
         """
         environment = {**environment, JOB_VARIABLE: self._job, SCRATCH_VARIABLE: self.scratch}
         status.make_file(self.scratch, nproc)
@@ -108,7 +108,7 @@ class Supervisor:
                         break
                     self._look(groups)
         finally:
-            if self.launcher.joins:  # those outside end the others when the first has ended: that comes too late
+            if self.launcher.joins:  # the outer launcher sends SIGTERM when the first rank ends; too late to matter
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
             if self._detector is not None:
                 self._detector.close()
@@ -116,7 +116,7 @@ class Supervisor:
         return self._process.pid, self._process.returncode
 
     def outcome(self) -> Outcome | None:
-        """Of a job that was preempted or interrupted; None: it has ended by itself."""
+        """The outcome of a job that was preempted or interrupted; None: the job ended by itself."""
         preempted = status.preempted_at(self.scratch)
         if preempted is None and self.received == PREEMPT_SIGNAL and not self.saves:
             preempted = {"step": None}
@@ -137,17 +137,17 @@ class Supervisor:
                 limits = self.launcher.config.timeout_s, self.launcher.config.step_timeout_s
                 self._detector = HangDetector(failures, self.scratch, groups, *limits, self.local_rank)
             hung = self._detector.look()
-            if hung is not None:  # what follows is as if it had died by itself
+            if hung is not None:  # killed, it is handled like a rank that died by itself
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(hung, signal.SIGKILL)
                 time.sleep(0.2)
-                self.killed = is_alive(hung)  # stuck in the kernel: its parent waits for it
-            # A rank that leaves with exit code 0 before its end is none that has failed, to torch's agent.
+                self.killed = is_alive(hung)  # alive after SIGKILL: stuck in the kernel, and torch's agent waits for it
+            # Torch's agent does not count a rank that exits with code 0 before its end as failed.
             gone = unfinished(self.scratch, alive=False)
             self._gone_since = (self._gone_since or now) if gone else None
             if self._gone_since is not None and now - self._gone_since > _GONE_PATIENCE_S:
                 failures.write_lost()
-            # Torch's agent ends the other ranks, and may start all again: a rank that does so removes its error file.
+            # Torch's agent ends the other ranks, and may restart all; a restarted rank removes its error file.
             restarts = self.launcher.config.max_restarts > 0
             failed = any(failures.folder.logs.glob("rank*.error.json")) and not (
                 restarts and not unfinished(self.scratch)
@@ -158,7 +158,7 @@ class Supervisor:
             self._end()
 
     def _end(self) -> None:
-        """End the workers, so that torch's agent reports how the first has ended; where that was not enough, all."""
+        """Kill the workers, so that torch's agent reports the first failure; if that did not help, kill the job."""
         others = unfinished(self.scratch)
         if self.failures is None or self.received is not None or self.killed or not others:
             self.killed = True
@@ -174,11 +174,11 @@ class Supervisor:
             self.killed, self._deadline = True, time.monotonic() + _TERM_PATIENCE_S
 
     def _on_signal(self, number: int, frame: object) -> None:
-        """Preempted: pass it on. First signal: have the process end its workers. Second, or preempted twice: kill."""
+        """Preemption: set the flag. Other signal: terminate the job. Second signal, or second preemption: kill it."""
         del frame
         again = number in self.notices
         if self.saves and number in self.signals and (self.launcher.joins or not again):
-            self.notices.append(number)  # those outside repeat it when the first rank has ended
+            self.notices.append(number)  # an outer launcher repeats the signal when the first rank has ended
             status.PreemptionFlag(self.scratch).set()
         elif self.received is None:
             self.received = number
@@ -192,23 +192,23 @@ class Supervisor:
 
 @dataclass
 class HangDetector:
-    """Watches the workers of one node, or one of them.
+    """Watches the heartbeats of the workers of one node, or of one worker.
 
-    Time that nobody watches does not count: on a laptop asleep this process stands still with the workers.
+    Time in which this process does not run is not counted: on a sleeping laptop it stands still with the workers.
     """
 
     failures: Failures
-    """Of the run; several nodes agree in its folder on whom to name."""
+    """Error files of the run; the detectors of several nodes agree in its folder on the rank that hangs."""
     scratch: str
-    """Where the workers leave their heartbeats."""
+    """Folder with the heartbeats of the workers."""
     nnodes: int
-    """Nodes of the job; where each process watches its own worker only, how many these are."""
+    """Number of detectors in the job: nodes, or ranks if each detector watches one worker."""
     timeout_s: float
-    """Of collectives: longest for anything."""
+    """Time-out of collectives in seconds; 0.9 of it is the limit for checkpoints and for the first time in a stage."""
     step_timeout_s: float | None
-    """Longest for what belongs to a step; None: from the slowest so far; 0: never ends a run."""
+    """Limit for one stage of a step, in seconds; None: a multiple of the slowest stage so far; 0: never end a run."""
     local_rank: int | None = None
-    """Of the only worker to watch; None: all."""
+    """Local rank of the only worker to watch; None: all."""
     _still: list[tuple[Beat, float]] = field(default_factory=list)
     _slowest: float = 0.0
     _looked: float = field(default_factory=time.monotonic)
@@ -220,7 +220,11 @@ class HangDetector:
             stale.unlink()
 
     def look(self) -> int | None:
-        """Called a few times a second; names the rank that hangs (its error file) and returns its process's id."""
+        """Look for a rank that hangs; called a few times per second.
+
+        Returns:
+            The process id of the rank that hangs, if it is one of this node; its error file is written. Otherwise None.
+        """
         now = time.monotonic()
         passed, self._looked = min(now - self._looked, 1.0), now
         beats = [beat for rank, beat in enumerate(status.read(self.scratch)) if self.local_rank in (None, rank)]
@@ -236,7 +240,7 @@ class HangDetector:
         failed = {error["rank"] for error in errors} if in_vain else set()
         going = [(beat, still) for beat, still in self._still if beat.stage != Stage.DONE and beat.rank not in failed]
         if any(not is_alive(beat.pid) for beat, _ in going):
-            return None  # it is the one that the others have lost, and torch's agent ends them
+            return None  # the others have lost this rank, and torch's agent ends them
         if in_vain:
             return self._judge(going, only_busy=True)
         if self.step_timeout_s == 0 or not going or any(still <= self._limit(beat) for beat, still in going):
@@ -245,12 +249,12 @@ class HangDetector:
         return self._judge(going)
 
     def close(self) -> None:
-        """Withdraw what this node has written: the job is over, or its ranks go on."""
+        """Remove this node's view from the run folder: the job is over, or its ranks make progress again."""
         with contextlib.suppress(FileNotFoundError):
             self._view.unlink()
 
     def _limit(self, beat: Beat) -> float:
-        """Seconds that a rank may stand still where it is."""
+        """Seconds that a rank may stay in the stage of its last heartbeat."""
         most = _SHARE * self.timeout_s
         if beat.stage not in _NAMES:
             return float("inf")
@@ -262,11 +266,11 @@ class HangDetector:
         return min(most, max(_LEAST_FOR_HOOKS_S if hooks else _LEAST_S, _TIMES_SLOWEST * self._slowest))
 
     def _judge(self, going: list[tuple[Beat, float]], only_busy: bool = False) -> int | None:
-        """Agree with the other nodes on the rank that holds up all; returns its process's id if it is one of ours.
+        """Agree with the other nodes on the rank that hangs; return its process id if it is one of this node.
 
         Args:
-            going: ranks that have neither ended nor failed.
-            only_busy: some have waited for another one until their time was up: it is none that waits itself.
+            going: heartbeats of the ranks that have neither ended nor failed, and seconds since they last changed.
+            only_busy: some ranks timed out in a collective, so the rank that hangs is not waiting in one.
         """
         mine = read_json(self._view)
         if mine is None:
@@ -279,11 +283,11 @@ class HangDetector:
             write_json(self._view, mine)
         views = [read_json(path) for path in self.folder.logs.glob("stuck-*.json")]
         if len(views) < self.nnodes:
-            return None  # the ranks of another node still move, or may take longer where they are
+            return None  # ranks of another node still make progress, or are in a stage with a longer limit
         held_up = [each for view in views for each in view or [] if not (only_busy and each["waits"])]
         first = min(held_up, key=lambda each: list(each["order"]), default=None)
         if first is None or first not in mine:
-            return None  # its own node names it
+            return None  # the node of that rank reports it
         hung = RankFailure(first["rank"], first["local_rank"], "RankHung", first["message"], pid=first["pid"])
         self.failures.write(hung)
         self._still = []
@@ -292,7 +296,7 @@ class HangDetector:
 
 
 def _describe(beat: Beat, still: float, local_rank: int, stack: str) -> dict[str, Any]:
-    """One rank, for all nodes to compare; the one that holds up the others has the least ``order``."""
+    """One rank in a node's view; the rank with the smallest ``order`` over all nodes is the one that hangs."""
     stopped = _STOPPED.get(_state(beat.pid), "")
     frames = [line for line in stack.splitlines() if line.lstrip().startswith("File ")]
     waits = any(mark in frame for frame in frames[:6] for mark in _WAITING)
@@ -310,7 +314,7 @@ def _describe(beat: Beat, still: float, local_rank: int, stack: str) -> dict[str
 
 
 def _stacks(scratch: str, beats: list[Beat]) -> dict[int, tuple[int, str]]:
-    """Local rank and stack of workers, by process id; the stack of one that is stopped is empty."""
+    """Local rank and stack of the workers, by process id; the stack of a stopped process is empty."""
     files = {each.pid: (rank, status.stack_file(scratch, rank)) for rank, each in enumerate(status.read(scratch))}
     sizes = {pid: file.stat().st_size if file.is_file() else 0 for pid, (_, file) in files.items()}
     for beat in beats:
@@ -320,12 +324,12 @@ def _stacks(scratch: str, beats: list[Beat]) -> dict[int, tuple[int, str]]:
     found = {}
     for pid, (local_rank, file) in files.items():
         text = file.read_bytes()[sizes[pid] :].decode(errors="replace") if file.is_file() else ""
-        # The main thread, which got the signal, comes last, and matters most.
+        # The main thread, which received the signal, is dumped last; it matters most, so put it first.
         *others, main = [thread for thread in text.split("\n\n") if "most recent call first" in thread] or [""]
         found[pid] = local_rank, "\n\n".join([main, *others])
     return found
 
 
 def _state(pid: int) -> str:
-    """``R``, ``S``, ``D``, ``T`` (stopped), ...; empty: gone."""
+    """State of a process: ``R``, ``S``, ``D``, ``T`` (stopped), ...; empty if there is no such process."""
     return "".join(stat_of(pid)[:1])

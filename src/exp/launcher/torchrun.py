@@ -1,4 +1,4 @@
-"""launcher=torchrun: workers under torch's elastic agent, in a session of their own, supervised from here."""
+"""launcher=torchrun: starts torch's elastic agent in a session of its own; the agent starts the workers."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ __all__ = ["TorchrunLauncher"]
 
 
 class TorchrunLauncher(Launcher):
-    """Starts the agent as a process of its own, so that this one never imports torch or holds a device."""
+    """Starts the agent as a process of its own, so that this process never imports torch or holds a device."""
 
     preemption_signals: tuple[signal.Signals, ...] = (PREEMPT_SIGNAL,)
-    """On these the run saves its state and ends; on a second one of the same kind it ends at once."""
+    """On these signals the run saves its state and ends; on a second signal of the same number it ends at once."""
     forgets: bool = True
-    """Whether a launch removes the error files of an earlier one; not where nodes have met before."""
+    """Whether :meth:`launch` removes old error files. False if the first node has removed them for all nodes."""
 
     def check(self, nproc: int) -> None:
-        """Refuse a meeting point that cannot be used.
+        """Check the rendezvous endpoint.
 
         Raises:
-            ConfigError: it is missing or malformed, its host is not known, or its port is taken.
-            UnavailableError: processes of this machine do not reach each other.
+            ConfigError: the endpoint is missing or malformed, its host is unknown, or its port is taken.
+            UnavailableError: the loopback interface is down.
         """
         if self.config.nnodes > 1 and not self.config.rdzv_endpoint:
             raise ConfigError(
-                f"launcher.nnodes={self.config.nnodes} needs a meeting point; set launcher.rdzv_endpoint=<host of one "
+                f"launcher.nnodes={self.config.nnodes} needs a rendezvous; set launcher.rdzv_endpoint=<host of one "
                 "node>:<port>"
             )
         if nproc > 1 and self.config.nnodes == 1 and "GLOO_SOCKET_IFNAME" not in os.environ:
@@ -53,22 +53,22 @@ class TorchrunLauncher(Launcher):
             check_endpoint(self.config.rdzv_endpoint)
 
     def job_token(self) -> str | None:
-        """Nodes that are started by hand share their meeting point, and the run folder."""
+        """The rendezvous: nodes that are started by hand share it, and the run folder."""
         return None if self.config.nnodes == 1 else f"{self.config.rdzv_endpoint}/{self.config.rdzv_id}"
 
     def launch(self, run: FrozenRun) -> Outcome:
-        """Run the workers; whatever ends the run, no process of it is left behind."""
+        """Run the workers; however the run ends, none of its processes is left behind."""
         folder, nproc, saves = run.folder, run.config.nproc, task_class(run.config).saves_state
         if self.forgets:
             Failures(folder).forget()
         log = folder.logs / ("agent.log" if self.config.nnodes == 1 else f"agent-{this_host()}-{os.getpid()}.log")
-        # The agent's own TCP store would serve the workers, too: on one node it listens on every interface; on several
-        # it still holds the keys of the ranks before a restart, and the new ones wait for the dead.
+        # Otherwise the workers would share the agent's TCP store. On one node that store listens on every interface; on
+        # several it keeps the keys of the ranks before a restart, and the new ranks would wait for the dead ones.
         environment = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
         holder = None
         if self.config.nnodes == 1:
-            environment.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo would listen on the host's public address
-        else:  # the nodes meet under a name that only readers of their folder's lock know
+            environment.setdefault("GLOO_SOCKET_IFNAME", "lo")  # otherwise gloo listens on the host's public address
+        else:  # the name of the rendezvous is a secret, which only readers of the run folder's lock know
             holder = read_holder(folder.path / LOCK)
         with tempfile.TemporaryDirectory(prefix="exp-") as scratch:
             spec = {
@@ -90,14 +90,14 @@ class TorchrunLauncher(Launcher):
         return outcome
 
     def _failed(self, known: Failures, nproc: int, killed: bool, code: int, log: Path) -> Outcome:
-        """Why the agent has ended with ``code``: a rank of this or another node has failed, or it has itself."""
+        """Why the agent ended with ``code``: a rank of this or another node failed, or the agent itself did."""
         nnodes = self.config.nnodes
         lost = f"torch's agent on {this_host()} was killed by {signal_name(-code)}"
-        if code < 0 and not killed and nnodes > 1:  # the other nodes have to know
+        if code < 0 and not killed and nnodes > 1:  # the other nodes read the cause from the run folder
             known.write_lost(lost)
         failures = known.collect(0 if nnodes == 1 else nproc * nnodes, nproc)
         if code < 0 and all(failure.of_peer for failure in failures):
-            return Outcome.of([], f"{lost}\n  log: {log}")  # what there is has lost those of this node
+            return Outcome.of([], f"{lost}\n  log: {log}")  # the other ranks only report that they lost this node's
         if nnodes > 1 and not any(beat.pid for beat in status.read(str(known.scratch))):
             lost = (
                 f"the {nnodes} nodes did not meet at launcher.rdzv_endpoint={self.config.rdzv_endpoint} within "

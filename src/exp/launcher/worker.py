@@ -1,8 +1,8 @@
-"""A worker process: how it comes to its run folder, its log, its error file, and its end.
+"""A worker process, from its start to its exit: run folder, log, error file, clean-up.
 
 What it computes is in :mod:`exp.session`. Torch's agent forks it (:mod:`exp.launcher.agent`) or runs
-``python -m exp.launcher.worker RUN_FOLDER``. ``launcher=external`` runs ``python -m exp.launcher.worker GIVEN`` (JSON):
-such a worker first agrees with the others on one command and one folder.
+``python -m exp.launcher.worker RUN_FOLDER``. ``launcher=external`` runs ``python -m exp.launcher.worker GIVEN`` (JSON);
+such a worker first checks that all ranks have the same command and run folder.
 """
 
 from __future__ import annotations
@@ -42,33 +42,34 @@ from exp.user_code import message_of, told
 
 __all__ = ["describe_error", "main", "reporting", "work_to_end"]
 
-_SEEN_WITHIN_S = 60.0  # an NFS client may keep saying for a while that a new file is not there
+_SEEN_WITHIN_S = 60.0  # an NFS client may report a new file as missing for a while
 _READ_WITHIN_S = 0.5
 _CLEAN_UP_S = 20.0
-_CLEAN_UP_AFTER_FAILURE_S = 3.0  # less than the launcher's patience with the other ranks
-_LOOKED_FOR_S = 3.0  # the launcher looks for the rank that has not come, before its agent ends all others
+_CLEAN_UP_AFTER_FAILURE_S = 3.0  # less than the launcher waits for the other ranks
+_LOOKED_FOR_S = 3.0  # time for the launcher to find the rank that is missing, before the agent ends all others
 _DONE_PATIENCE_S = 60.0
-_STDERR = 2  # the log of the rank
+_STDERR = 2  # file descriptor; redirected to the log of the rank
 
 
 def main(parent: int | None = None) -> None:
-    """Run the worker that the agent, or the external launcher, started; the process ends here.
+    """Run the worker, and end the process.
 
     Args:
-        parent: the fork server that this process comes from, which it must not outlive; None: it comes from the agent.
-            After a fork, this function returns where all went well: torch's agent waits for that.
+        parent: process id of the fork server that forked this process, which must not outlive it; None: the agent or
+            the external launcher started this process. After a fork, this function returns on success, because
+            torch's agent waits for that.
     """
     argument, agent = sys.argv[1], int(os.environ[AGENT_VARIABLE])
     die_with_parent(signal.SIGKILL, agent if parent is None else parent)
     if not is_alive(agent):
         os._exit(EXIT_FAILED)
     if signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, []):
-        start_resource_tracker()  # else the first loader process would do it, and let SIGTERM through
+        start_resource_tracker()  # otherwise the first loader process would start it, which unblocks SIGTERM
     external = argument.startswith("{")
     info, scratch = RankInfo.from_environment(os.environ, external), Path(os.environ[SCRATCH_VARIABLE])
     name_process(f"exp-rank{info.rank}")
-    # Each attempt leaves a mark for the launcher. Torch counts a restart only on the node where a worker died: the
-    # ranks of the others would not know that they have to resume.
+    # Each attempt leaves a file for the launcher. Torch counts a restart only on the node where a worker died, so the
+    # ranks of other nodes would not know that they have to resume.
     earlier = len(list(scratch.glob(f"attempt-{info.local_rank}-*")))
     (scratch / f"attempt-{info.local_rank}-{os.getpid()}").touch()
     info = dataclasses.replace(info, restart_count=max(info.restart_count, earlier))
@@ -77,12 +78,15 @@ def main(parent: int | None = None) -> None:
 
 
 def _join(info: RankInfo, given: dict[str, Any], joined: Path) -> str:
-    """Agree on one command and one folder, those of rank 0; returns the folder, or ends the process.
+    """Check that all ranks have rank 0's command and see its run folder.
 
     Args:
-        info: the place of this rank.
-        given: its command (``overrides``, ``digest``), ``timeout_s`` and, on rank 0, ``folder``.
-        joined: the file for the launcher.
+        info: of this rank.
+        given: the command of this rank (``overrides``, ``digest``), ``timeout_s`` and, on rank 0, ``folder``.
+        joined: file in which the launcher finds the folder, or why this rank was refused.
+
+    Returns:
+        The run folder. If the ranks do not agree or do not meet, the process ends.
     """
     if info.world_size > 1:
         try:
@@ -97,12 +101,12 @@ def _join(info: RankInfo, given: dict[str, Any], joined: Path) -> str:
                 every = (store.get(f"exp/wrong/{rank}").decode() for rank in range(info.world_size))
                 store.set("exp/refused", next(filter(None, every), ""))
             refused = store.get("exp/refused").decode()
-        except (RuntimeError, OSError) as error:  # it has no log yet: its launcher shows what it prints
+        except (RuntimeError, OSError) as error:  # there is no log yet; the launcher shows what this process prints
             os.write(_STDERR, f"{type(error).__name__}: {message_of(error)}\n".encode())
             os._exit(EXIT_FAILED)
         if refused:
             write_json(joined, {"refused": refused})
-            time.sleep(_READ_WITHIN_S)  # rank 0 may hold the store: the others have to read it
+            time.sleep(_READ_WITHIN_S)  # rank 0 may serve the store, which the others still have to read
             os._exit(EXIT_CONFIG)
         info.met.append(store)
         given = first
@@ -111,15 +115,15 @@ def _join(info: RankInfo, given: dict[str, Any], joined: Path) -> str:
 
 
 def _difference(rank: int, given: dict[str, Any], first: dict[str, Any]) -> str | None:
-    """What keeps a rank from working with rank 0; None: nothing."""
+    """How the command or folder of a rank differs from rank 0's; None: it does not."""
     here = f"rank {rank} ({this_host()})"
     if given["overrides"] != first["overrides"]:
         mine, theirs = ([each for each in one["overrides"] if each not in other["overrides"]]
                         for one, other in ((given, first), (first, given)))  # fmt: skip
-        what = f"{' '.join(mine) or 'nothing'} instead of {' '.join(theirs) or 'nothing'}; give all the same"
-        return f"{here} was given another command than rank 0: {what}"
+        what = f"{' '.join(mine) or 'nothing'} instead of {' '.join(theirs) or 'nothing'}; start all with the same"
+        return f"{here} has another command than rank 0: {what}"
     if given["digest"] != first["digest"]:
-        return f"{here} has another configuration than rank 0; have all use the same files and folder"
+        return f"{here} has another configuration than rank 0; let all ranks use the same files and folder"
     deadline = time.monotonic() + _SEEN_WITHIN_S
     while time.monotonic() < deadline:
         holder = read_holder(Path(first["folder"], LOCK))
@@ -130,12 +134,12 @@ def _difference(rank: int, given: dict[str, Any], first: dict[str, Any]) -> str 
 
 
 def work_to_end(folder: RunFolder, info: RankInfo, returns: bool = False) -> None:
-    """Run the worker in a process of its own, which ends here; its reports to the launcher are in the scratch folder.
+    """Run the worker, and end this process. Reports to the launcher go into the job's scratch folder.
 
     Args:
         folder: the run folder.
-        info: this rank's place.
-        returns: return where all went well, and end the process when that ends by itself.
+        info: of this rank.
+        returns: on success return, and run the clean-up when the process exits by itself.
     """
     scratch = os.environ[SCRATCH_VARIABLE]
     status.begin(scratch, info.local_rank, info.rank)
@@ -146,17 +150,17 @@ def work_to_end(folder: RunFolder, info: RankInfo, returns: bool = False) -> Non
 
             session.run(folder, info)
     except Preempted as preempted:
-        record_preempted(scratch, preempted.step)  # to torch's agent anything else is a failure, and may mean a restart
-    except BaseException as error:  # noqa: BLE001 - it is in the log and in the error file
+        record_preempted(scratch, preempted.step)  # the exit code stays 0: torch's agent restarts on any other code
+    except BaseException as error:  # noqa: BLE001 - the log and the error file have it
         if is_of_peer(error):
             time.sleep(_LOOKED_FOR_S)
         _exit(error.exit_code if isinstance(error, ExpError) else EXIT_FAILED, info)
     status.beat(Stage.DONE)
     if returns:
-        # The first that multiprocessing does at the end of a process that it has forked.
+        # Runs before all other clean-up of multiprocessing in a forked process.
         util.Finalize(None, _exit, (EXIT_OK, info), exitpriority=sys.maxsize)
         return
-    # Where the clean-up of a device crashes, torch's agent ends the other ranks of the node.
+    # If the clean-up of a device crashes, torch's agent ends the other ranks of the node: wait for them first.
     deadline = time.monotonic() + _DONE_PATIENCE_S
     while time.monotonic() < deadline and any(unfinished(scratch)):
         time.sleep(0.02)
@@ -164,22 +168,22 @@ def work_to_end(folder: RunFolder, info: RankInfo, returns: bool = False) -> Non
 
 
 def _exit(code: int, info: RankInfo) -> NoReturn:
-    """Do what the rank's device needs (:attr:`RankInfo.at_end`), and end without the interpreter's clean-up.
+    """Run the clean-up of the device (:attr:`RankInfo.at_end`), and exit without the interpreter's own clean-up.
 
-    After a failure that clean-up can wait for ranks that will never answer. After success, with everything written and
-    the group destroyed, native threads of autograd and gloo still race with it: on torch 2.13, one in some ten two-rank
-    runs died there of "terminate called without an active exception" (pytorch pull request 180701).
+    After a failure the interpreter's clean-up can wait for ranks that will never answer. After success, native threads
+    of autograd and gloo race with it, although everything is written and the process group is destroyed: on torch 2.13
+    about one in ten two-rank runs died of "terminate called without an active exception" (pytorch pull request 180701).
 
-    The device's clean-up runs in this thread, which has selected the device, and has a time limit that needs no
-    interpreter lock: a driver may hang while it holds that. By then the error file or the last heartbeat has reported
-    how the run ended: exit code and errors of the clean-up change nothing.
+    The device's clean-up runs in this thread, which has selected the device. Its time limit does not need the
+    interpreter lock, because a driver may hang while it holds the lock. The error file or the last heartbeat has
+    already reported how the run ended, so errors of the clean-up change nothing.
     """
     patience = _CLEAN_UP_S if code == EXIT_OK else _CLEAN_UP_AFTER_FAILURE_S
     faulthandler.dump_traceback_later(patience, exit=True, file=_STDERR)
     for action in info.at_end:
         try:
             action()
-        except BaseException:  # noqa: BLE001 - of a vendor's library; the run is over, and an exit is below
+        except BaseException:  # noqa: BLE001 - a vendor's library may raise anything; the run is over
             os.write(_STDERR, f"clean-up failed\n{traceback.format_exc()}".encode())
     sys.stdout.flush()
     sys.stderr.flush()
@@ -189,23 +193,23 @@ def _exit(code: int, info: RankInfo) -> NoReturn:
 
 @contextlib.contextmanager
 def reporting(folder: RunFolder, info: RankInfo, redirect: bool) -> Iterator[None]:
-    """While a rank does its part: what is logged goes to its log, and an error there and to its error file.
+    """Context in which a rank runs: log records go to the rank's log, an error to the log and the error file.
 
     Args:
         folder: the run folder.
-        info: this rank's place.
-        redirect: send stderr and stdout to the log of the rank; what Python writes to rank 0's stdout is for the
-            terminal.
+        info: of this rank.
+        redirect: send stderr and stdout to the log of the rank, except what Python prints to stdout on rank 0, which
+            goes to the terminal.
 
     Raises:
-        Exception: what the run raises, as it is; ``SystemExit`` counts as a failure, too.
+        Exception: the error of the run, unchanged; ``SystemExit`` counts as a failure, too.
     """
     log, error_file = folder.log_file(info.rank), folder.error_file(info.rank)
     if error_file.exists():
         error_file.unlink()
     if redirect:
         _redirect(log, keep_stdout=info.rank == 0)
-    logging.raiseExceptions = False  # where the disk is full, the run itself will find out
+    logging.raiseExceptions = False  # on a full disk the run itself raises a clear error
     handler = logging.FileHandler(log, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.getLogger().addHandler(handler)
@@ -216,13 +220,13 @@ def reporting(folder: RunFolder, info: RankInfo, redirect: bool) -> Iterator[Non
     except Preempted as preempted:
         logging.getLogger(__name__).info("%s", preempted)
         raise
-    except (Exception, SystemExit) as error:  # SystemExit: a library that gives up must not end a run without a word
+    except (Exception, SystemExit) as error:  # SystemExit: a library that calls sys.exit must not end a run silently
         logging.getLogger(__name__).error("rank %d failed\n%s", info.rank, traceback.format_exc())
         Failures(folder, os.environ.get(SCRATCH_VARIABLE)).write(describe_error(error, folder, info))
         raise
     finally:
         if info.world_size > 1:
-            # The frames of an error hold the wrapped model; they must let go of it before the interpreter exits.
+            # The frames of the error hold the wrapped model, which must be released before the interpreter exits.
             traceback.clear_frames(sys.exc_info()[2])
         logging.getLogger().removeHandler(handler)
         logging.captureWarnings(False)
@@ -231,7 +235,7 @@ def reporting(folder: RunFolder, info: RankInfo, redirect: bool) -> Iterator[Non
 
 
 def describe_error(error: BaseException, folder: RunFolder, info: RankInfo) -> RankFailure:
-    """What the launcher has to know of an error."""
+    """The failure of this rank, as its error file records it."""
     ours, of_peer = as_ours(error, folder.path), is_of_peer(error)
     message = None if ours is not None or of_peer else told(error)
     return RankFailure(
@@ -250,8 +254,8 @@ def describe_error(error: BaseException, folder: RunFolder, info: RankInfo) -> R
 def _redirect(log: Path, keep_stdout: bool) -> None:
     """Point the file descriptors at the log, so that native code writes there too.
 
-    Where stdout is kept, it is Python's alone: some builds of gloo greet each peer there, and vendors' libraries tell
-    their versions.
+    With ``keep_stdout`` Python's ``sys.stdout`` keeps the terminal. Native libraries print to the log: gloo prints a
+    line per peer, vendors' libraries their versions.
     """
     descriptor = os.open(str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
     sys.stdout.flush()

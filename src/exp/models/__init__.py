@@ -1,1 +1,1 @@
-"""The models, one subpackage each. Importing this package imports none of them."""
+"""The model interface and dropout. The models themselves are in the packages of their experiments."""

@@ -1,4 +1,4 @@
-"""The base class of all models: MMEngine's interface without work that our engine has done already."""
+"""The base class of all models: MMEngine's model interface, without steps that exp's engine has done already."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Model", "best_prefix", "parameter_counts", "under_own_names", "witho
 
 
 def parameter_counts(model: nn.Module) -> dict[str, int]:
-    """``parameters`` and ``trained_parameters``, those that are not frozen; of a sharded model those of all ranks."""
+    """Number of ``parameters`` and of ``trained_parameters`` (not frozen); of a sharded model over all ranks."""
     every = list(model.parameters())
     return {
         "parameters": sum(each.numel() for each in every),
@@ -28,96 +28,99 @@ def parameter_counts(model: nn.Module) -> dict[str, int]:
 
 
 class _PassThrough(nn.Module):
-    """Stands where MMEngine keeps its data preprocessor; the engine has moved the batch to the device already."""
+    """Replaces MMEngine's data preprocessor; the engine has moved the batch to the device already."""
 
     def forward(self, data: dict[str, torch.Tensor], training: bool = False) -> dict[str, torch.Tensor]:
         """Return ``data`` itself."""
         del training
         return data
 
-    __call__ = forward  # at every step: without the module's own machinery
+    __call__ = forward  # called at every step, so without the overhead of nn.Module.__call__
 
 
 class Model(BaseModel):
-    """A model that MMEngine's Runner, MMDistributedDataParallel and our engine can run.
+    """A model that MMEngine's Runner, MMDistributedDataParallel and exp's engine can run.
 
-    Subclasses write ``forward(<keys of the batch>, mode)``; a batch is a dict of tensors and is passed as keyword
-    arguments. ``mode`` is one of
+    Subclasses write ``forward(<keys of the batch>, mode)``; a batch is a dict of tensors, passed as keyword arguments.
+    ``mode`` is one of
 
-    - ``"loss"``: return ``{"loss": <0-dim tensor>}``, or several, whose names contain ``loss`` where they count; other
-      entries are only logged;
-    - ``"predict"``: return the predictions that the metrics take, and for ``task=predict`` a tensor (B, ...) with a row
-      for each sample of the batch;
+    - ``"loss"``: return a dict of 0-dim tensors, such as ``{"loss": ...}``. The sum of the entries whose names contain
+      ``loss`` is minimized; other entries are only logged;
+    - ``"predict"``: return the predictions that the metrics take; for ``task=predict`` a tensor (B, ...) with one row
+      per sample of the batch;
     - ``"tensor"``: return the network's raw output.
 
-    The batch is on the model's device, and autocast is on where ``precision`` asks for it. The constructor's arguments
-    are the keys of ``model`` in the configuration, and those of :meth:`exp.data.base.Data.model_arguments`.
+    The batch is on the model's device, and autocast is on if ``precision`` needs it. The constructor's arguments are
+    the keys of ``model`` in the configuration, and those of :meth:`exp.data.base.Data.model_arguments`.
 
-    A class that knows foreign checkpoints overrides :meth:`adapt_state_dict`; one whose learning rates may differ by
-    depth has ``num_layers`` and ``layer_of(name)`` (see :mod:`exp.engine.optim`); one whose parts ``wrapper=fsdp`` does
-    not find has ``sharded_units()`` (see :func:`exp.engine.fsdp.units_of`).
+    Optional members: :meth:`adapt_state_dict` for checkpoints of other projects; ``num_layers`` and ``layer_of(name)``
+    for learning rates by depth (see :mod:`exp.engine.optim`); ``sharded_units()`` if ``wrapper=fsdp`` does not find the
+    parts to shard (see :func:`exp.engine.fsdp.units_of`).
     """
 
     taken_on_trust: Sequence[str] = ()
-    """Keys of ``model`` that matter and that neither names nor shapes of weights tell, such as the number of heads: for
-    files without a configuration it is said which values are taken."""
+    """Keys of ``model`` that names and shapes of weights cannot confirm, such as the number of heads. If weights come
+    without a configuration, the values of these keys are reported to the user."""
 
     def __init__(self) -> None:
         super().__init__(data_preprocessor=_PassThrough())
 
     def adapt_state_dict(self, state: Mapping[str, torch.Tensor], source: Path) -> dict[str, torch.Tensor]:
-        """The weights of a file under this model's names; what does not fit is left for the caller to find.
+        """Rename the weights of a file to this model's names; the caller reports tensors that do not fit.
 
         Args:
             state: tensors by name.
-            source: the file that they come from, for messages.
+            source: the file of the weights, for messages.
 
         Returns:
-            All tensors, some of them by other names.
+            All tensors, some with other names.
 
         Raises:
-            ConfigError: they are known to be another model's.
+            ConfigError: the weights are known to be those of another model.
         """
         del source
         return under_own_names(state, self.state_dict())
 
     def fit_state_dict(self, state: Mapping[str, torch.Tensor], source: Path) -> dict[str, torch.Tensor]:
-        """Adapted weights made to fit a model that is about to be trained, such as one for other channels.
+        """Change the shapes of weights to fit a model that will be trained, for example for other input channels.
 
-        Never for evaluation or prediction: what is made here is a beginning, not what the weights were trained as.
+        Never used for evaluation or prediction: the changed weights are only a starting point.
 
         Args:
-            state: of :meth:`adapt_state_dict`.
-            source: the file that they come from, for messages.
+            state: result of :meth:`adapt_state_dict`.
+            source: the file of the weights, for messages.
         """
         del source
         return dict(state)
 
     def no_weight_decay(self) -> Collection[str]:
-        """Parameters that are no weights besides norms, biases and tokens, for ``optim.decay_norm_and_bias=false``."""
+        """Names of further parameters without weight decay, besides norms, biases and tokens.
+
+        They apply with ``optim.decay_norm_and_bias=false``.
+        """
         return ()
 
     def start_epoch(self, epoch: int) -> None:
-        """Called before each epoch of a training, and when one goes on in the middle of an epoch.
+        """Called before each epoch of a training, and when training resumes in the middle of an epoch.
 
         Args:
             epoch: from 0.
         """
 
     def may_start_anew(self, name: str) -> bool:
-        """Whether a training may begin with weights that lack this tensor: true for a head, on top of what is known.
+        """Whether a training may start with weights that lack this tensor, such as that of a new head.
 
         Args:
-            name: of a parameter or buffer.
+            name: name of a parameter or buffer.
         """
         del name
         return False
 
     def train_step(self, data: dict[str, torch.Tensor], optim_wrapper: OptimWrapper) -> dict[str, torch.Tensor]:
-        """Forward, backward and update on one batch that lies on the model's device.
+        """Forward pass, backward pass and update for one batch on the model's device.
 
         Returns:
-            The losses by name, still on the device.
+            The losses by name, 0-dim tensors on the device.
         """
         with optim_wrapper.optim_context(self):
             losses = self(**self.data_preprocessor(data, True), mode="loss")
@@ -134,24 +137,24 @@ class Model(BaseModel):
         return self(**self.data_preprocessor(data, False), mode="predict")
 
     def parse_losses(self, losses: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """The total to back-propagate, and what to log.
+        """The total loss to back-propagate, and the values to log.
 
-        The total is the sum of the entries whose name contains ``loss``, as everywhere in MMEngine. One 0-dim loss,
-        the usual case, is passed on as it is: MMEngine's own version launches a mean and an addition for it.
+        The total is the sum of the entries whose names contain ``loss``, as in MMEngine. A single loss, the usual case,
+        is returned unchanged; MMEngine's own version launches a mean and an addition for it.
 
         Args:
             losses: 0-dim tensors by name.
 
         Returns:
-            The total, and ``losses`` with the total under ``"loss"``; nothing is read from the device.
+            The total, and ``losses`` with the total under ``"loss"``; no value is read from the device.
 
         Raises:
-            ConfigError: it is no dict, no name contains ``loss``, or a value is not a 0-dim tensor.
+            ConfigError: ``losses`` is not a dict, no name contains ``loss``, or a value is not a 0-dim tensor.
         """
         found = f"a {type(losses).__name__}"
         if isinstance(losses, dict):
             if len(losses) == 1 and "loss" in losses and not losses["loss"].dim():
-                return losses["loss"], {"loss": losses["loss"]}  # the usual case, at every step: nothing to add up
+                return losses["loss"], {"loss": losses["loss"]}  # the usual case: nothing to add up
             parts = [value for name, value in losses.items() if "loss" in name]
             if parts and all(isinstance(value, torch.Tensor) and not value.dim() for value in losses.values()):
                 total = functools.reduce(operator.add, parts)
@@ -164,16 +167,16 @@ class Model(BaseModel):
 
 
 def under_own_names(state: Mapping[str, torch.Tensor], own: Mapping[str, object]) -> dict[str, torch.Tensor]:
-    """``state`` without the path before the names of ``own``, if most of these are found under one.
+    """Remove a prefix from names in ``state``: the one under which most names of ``own`` are found.
 
-    Such are ``model.`` (Lightning), ``encoder.`` or ``teacher.``: any path counts, and none has to be known here.
+    For example ``model.`` (Lightning), ``encoder.`` or ``teacher.``; the prefixes are not listed anywhere.
 
     Args:
         state: tensors by name.
         own: the model's state dict.
 
     Returns:
-        All tensors; those that are not under the path keep their names, as far as the model has not the same.
+        The tensors. Those without the prefix keep their names, but are left out if the model has the same name.
     """
     paths = {key[:end] for key in state for end, letter in enumerate(key, 1) if letter == "."}
     fits = {path: sum(path + name in state for name in own) for path in ("", *paths)}
@@ -182,12 +185,14 @@ def under_own_names(state: Mapping[str, torch.Tensor], own: Mapping[str, object]
 
 
 def best_prefix(prefixes: Iterable[str]) -> str:
-    """Of several models in one file a teacher or an average of weights, which evaluation takes; else the first."""
+    """Choose one of several models in a file: a teacher or an average of weights (ema) if there is one, then the
+    shortest prefix, then the first in alphabetical order.
+    """
     return min(prefixes, key=lambda prefix: ("teacher" not in prefix and "ema" not in prefix, len(prefix), prefix))
 
 
 def without_prefix(state: Mapping[str, torch.Tensor], prefix: str, taken: Container[str]) -> dict[str, torch.Tensor]:
-    """The tensors under ``prefix`` by the rest of their names, and the others as they are, but for names in ``taken``.
+    """The tensors under ``prefix`` without it, and the other tensors under their names, unless ``taken`` has these.
 
     Args:
         state: tensors by name.

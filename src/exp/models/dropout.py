@@ -1,14 +1,14 @@
-"""Dropout whose masks can be a function of (seed, step, layer, sample, position) alone.
+"""Dropout whose masks depend only on (seed, step, layer, sample, position), if ``dropout_by_sample=true``.
 
-With ``dropout_by_sample=true`` a training with dropout is the same on any number of devices of any kind, and goes on
-the same at another number of them: masks come from no generator but from a hash of counters, in 32-bit integers that
-every device computes alike. It takes some ten operators where torch's own dropout is one, and keeps attention from its
-fused form; hence it is off by default, and then all of this module is torch's dropout.
+A training with dropout then gives the same result on any number and kind of devices, also if the number changes on
+resume. Masks come from a hash of counters instead of a random generator; the hash uses 32-bit integers, which all
+devices compute alike. It takes about ten operators instead of one, and prevents fused attention. So it is off by
+default, and then this module uses torch's dropout.
 
-A model takes part by :class:`Dropout` instead of ``nn.Dropout``, and :func:`sample_mask` for what it drops itself. A
-module that draws otherwise says so by ``draws_by_itself = True``. One that is used several times in a pass has another
-mask each time, by the order of its uses; where it is also computed anew in the backward pass, whose order is another,
-uses are told apart by ``slot``.
+A model uses :class:`Dropout` instead of ``nn.Dropout``, and :func:`sample_mask` for its own masks. A module that draws
+random numbers otherwise sets ``draws_by_itself = True``. A module that is called several times per forward pass gets a
+new mask each time, by the order of the calls. With activation checkpointing the order in the backward pass differs, so
+the caller must distinguish the calls by ``slot``.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _active: DropoutStream | None = None
 
 
 class DropoutStream:
-    """Counts what the masks of a training are a function of.
+    """The counters from which the masks of a training are computed.
 
     Args:
-        model: bare; its modules get their names' numbers, by which their masks differ.
-        sampler: of the training: says which samples of the global batch this rank has.
+        model: the model, not wrapped; each module gets a ``dropout_key``, a hash of its name.
+        sampler: of the training; determines which samples of the global batch this rank has.
         seed: of the run.
     """
 
@@ -49,33 +49,33 @@ class DropoutStream:
             module.dropout_key = zlib.crc32(name.encode())
         drawing = ((name, module) for name, module in model.named_modules() if _draws_by_itself(module))
         self.left_out = [name or type(module).__name__ for name, module in drawing]
-        """Names of the modules that draw from the device's generator all the same."""
+        """Names of the modules that still draw from the device's generator."""
 
     def begin(self, step: int, micro_batch: int) -> None:
-        """A micro-batch begins; until :meth:`end` masks are those of its samples.
+        """Start a micro-batch: until :meth:`end`, masks are those of its samples.
 
         Args:
-            step: optimizer steps completed.
-            micro_batch: its number within the step.
+            step: number of completed optimizer steps.
+            micro_batch: index of the micro-batch within the step.
         """
         global _active
         sampler = self.sampler
         self.step = step
-        # Of the samples of a step, in the order of the permutation: the same at any number of ranks.
+        # Index of the first sample within the step, so that the masks do not depend on the number of ranks.
         self.first = (micro_batch * sampler.world_size + sampler.rank) * sampler.batch_size
         self._uses.clear()
         self._backward = False
         _active = self
 
     def begin_backward(self) -> None:
-        """The forward pass is over: what is drawn from here on was drawn in it."""
+        """End the forward pass: masks from here on are recomputed ones, and repeat those of the forward pass."""
         self._backward = True
 
     def use_of(self, module: nn.Module, slot: int) -> int:
-        """How many masks the module has had in this forward pass, for the slot.
+        """Index of the current mask of a module and slot in this forward pass.
 
         Raises:
-            ConfigError: it had several, and the backward pass asks for one of them.
+            ConfigError: there were several masks, and the backward pass recomputes one of them.
         """
         key: Any = module.dropout_key
         place = (key, slot)
@@ -84,14 +84,14 @@ class DropoutStream:
             return self._uses[place] - 1
         if self._uses[place] > 1:
             raise ConfigError(
-                f"dropout_by_sample=true: {type(module).__name__} drops {self._uses[place]} times in a pass, and is "
-                "computed anew in the backward pass; tell its uses apart by slot= (exp.models.dropout), or turn off "
-                "dropout_by_sample or the model's checkpointing"
+                f"dropout_by_sample=true: {type(module).__name__} is called {self._uses[place]} times per forward "
+                "pass, and recomputed in the backward pass; give each call its own slot= (exp.models.dropout), or turn "
+                "off dropout_by_sample or the model's checkpointing"
             )
         return 0
 
     def end(self) -> None:
-        """What is drawn from here on is drawn from the device's generator."""
+        """Stop masks by sample: dropout draws from the device's generator again."""
         global _active
         _active = None
 
@@ -106,27 +106,28 @@ def _draws_by_itself(module: nn.Module) -> bool:
 
 
 def draws_by_sample() -> bool:
-    """Whether masks are to come from :func:`sample_mask` now."""
+    """Whether masks must come from :func:`sample_mask` now."""
     return _active is not None
 
 
 def sample_mask(
     module: nn.Module, like: torch.Tensor, p: float, slot: int = 0, per_sample: bool = False
 ) -> torch.Tensor:
-    """What a tensor is multiplied with to drop elements of it, scaled so that the mean remains.
+    """Dropout mask by which a tensor is multiplied. Call it only while :func:`draws_by_sample` is True.
 
     Args:
-        module: whose mask it is.
-        like: (B * n, ...), samples outermost: the B samples of the micro-batch, n rows of each.
+        module: the module that drops.
+        like: the tensor, (B * n, ...): the B samples of the micro-batch on the first axis, with n rows each.
         p: probability in [0, 1) of dropping; rounded to a multiple of 2**-16.
-        slot: tells several masks of one module apart.
-        per_sample: one draw for each row, instead of one for each element.
+        slot: distinguishes several masks of one module.
+        per_sample: draw one value per row, instead of one per element.
 
     Returns:
-        0 or 1 / (1 - p), of the device and dtype of ``like``, whose shape it has; (B * n, 1, ...) with ``per_sample``.
+        Values 0 or 1 / (1 - p), on the device and of the dtype and shape of ``like``; with ``per_sample`` of shape
+        (B * n, 1, ...).
 
     Raises:
-        ValueError: the rows of ``like`` are not those of B samples.
+        ValueError: the number of rows of ``like`` is not a multiple of B.
         ConfigError: see :meth:`DropoutStream.use_of`.
     """
     stream = _active
@@ -136,7 +137,7 @@ def sample_mask(
     if like.shape[0] % size:
         raise ValueError(
             f"dropout_by_sample=true: {type(module).__name__} drops elements of a tensor {tuple(like.shape)}, whose "
-            f"first axis is no multiple of the {size} samples of the batch; put samples first, or turn it off"
+            f"first axis is not a multiple of the {size} samples of the batch; put samples first, or turn it off"
         )
     place = slot + (stream.use_of(module, slot) << 32)
     packed = struct.pack("<4q", stream.seed % 2**63, stream.step, module.dropout_key, place)
@@ -150,7 +151,7 @@ def sample_mask(
 
 
 def _mixed(x: torch.Tensor) -> torch.Tensor:
-    """A hash of 32-bit integers (C. Wellons, "lowbias32"), in place; shifts of signed integers keep the sign."""
+    """Hash 32-bit integers in place (C. Wellons, "lowbias32"). The masks clear sign bits that signed shifts copy."""
     x ^= (x >> 16).bitwise_and_(0xFFFF)
     x *= 0x7FEB352D
     x ^= (x >> 15).bitwise_and_(0x1FFFF)
@@ -160,17 +161,17 @@ def _mixed(x: torch.Tensor) -> torch.Tensor:
 
 
 class Dropout(nn.Dropout):
-    """``nn.Dropout``, with masks by sample where they are asked for (:class:`DropoutStream`)."""
+    """``nn.Dropout``, with masks by sample if ``dropout_by_sample=true`` (:class:`DropoutStream`)."""
 
     def forward(self, x: torch.Tensor, slot: int = 0) -> torch.Tensor:
-        """Args: x: (B * n, ...), samples outermost; slot: see :func:`sample_mask`."""
+        """Args: x: (B * n, ...), with samples on the first axis; slot: see :func:`sample_mask`."""
         if _active is None or not self.training or self.p == 0.0:
             return super().forward(x)
         return x * sample_mask(self, x, self.p, slot)
 
 
 class Dropout2d(nn.Dropout2d):
-    """``nn.Dropout2d``, which drops channels of (B, C, H, W), likewise."""
+    """``nn.Dropout2d``, which drops channels of (B, C, H, W), with masks by sample likewise."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Args: x: (B, C, H, W)."""

@@ -1,1 +1,1 @@
-"""What a run leaves: its folder, lock, record and signs of life."""
+"""The files of a run: its folder, lock, records and heartbeats."""

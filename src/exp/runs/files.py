@@ -1,6 +1,6 @@
-"""Files of a run: written whole or not at all, digested, and without passwords.
+"""Writes and reads the files of a run: atomically, with digests, and without passwords.
 
-JSON has neither infinity nor nan, and CSV no formulas.
+JSON files contain neither infinity nor nan, and CSV files no formulas.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 UMASK = 0o027
-"""Of all processes of a run, whatever the user's: folders 0750, files 0640."""
+"""Umask of all processes of a run, instead of the user's: folders get mode 0750, files 0640."""
 _CREDENTIALS = re.compile(r"(?<=://)[^\s/@?#\"']+(?=@)")
 _PIECE = 2**22  # bytes
 
@@ -39,8 +39,8 @@ def write_atomically(path: Path, content: bytes | Callable[[BinaryIO], object]) 
     """Write ``content`` under a temporary name in the same folder, flush it to the disk, and rename it to ``path``.
 
     Args:
-        path: the file to be.
-        content: what it is to hold, or what writes that into the file that it is given.
+        path: the file.
+        content: bytes, or a function that writes to the open file it is given.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -56,19 +56,30 @@ def write_atomically(path: Path, content: bytes | Callable[[BinaryIO], object]) 
 
 
 def digest_of(path: Path, less: int = 0, then: bytes = b"") -> str:
-    """SHA-256 of a file, hexadecimal; without so many bytes at its end, and with ``then`` in their place."""
+    """SHA-256 of a file, hexadecimal.
+
+    Args:
+        path: the file.
+        less: number of bytes at its end to leave out.
+        then: bytes to digest in their place.
+    """
     digest, left = hashlib.sha256(), path.stat().st_size - less
     with path.open("rb") as file:
         while left > 0:
             piece = file.read(min(left, _PIECE))
             digest.update(piece)
-            left -= len(piece) or left  # cut off since
+            left -= len(piece) or left  # nothing read: the file was truncated meanwhile
     digest.update(then)
     return digest.hexdigest()
 
 
 def digest_without_own(value: Mapping[str, Any], name: str) -> str:
-    """SHA-256 of a JSON object that keeps its digest under ``digests``, by the name of its file."""
+    """SHA-256 of a JSON object without the entry for itself in ``digests``.
+
+    Args:
+        value: the object; ``digests`` has digests by file name.
+        name: file name of the object itself.
+    """
     digests = {file: digest for file, digest in value["digests"].items() if file != name}
     return hashlib.sha256(to_json({**value, "digests": digests}, sort_keys=True).encode()).hexdigest()
 
@@ -79,16 +90,16 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def to_json(value: Any, **options: Any) -> str:
-    """``value`` as JSON, which has neither infinity nor nan: such numbers are null. Addresses lose their credentials.
+    """``value`` as JSON. Infinite numbers and nan become null; URLs lose user name and password.
 
-    What they were is told beside them, in the outermost object that holds them (of a list of records: in each of them),
-    under ``not_finite``: by dotted path ``"nan"``, ``"inf"`` or ``"-inf"``, such as ``{"metrics.mse": "nan"}``.
+    The outermost object, or each object of a list, records these numbers under ``not_finite``: ``"nan"``, ``"inf"`` or
+    ``"-inf"`` by dotted path, such as ``{"metrics.mse": "nan"}``.
 
     Args:
-        value: of what ``json.dumps`` takes.
+        value: what ``json.dumps`` accepts.
         **options: of ``json.dumps``.
     """
-    return json.dumps(_told(value), allow_nan=False, **options)  # noqa: TID251 - the one place
+    return json.dumps(_told(value), allow_nan=False, **options)  # noqa: TID251 - the only call in exp
 
 
 def _told(value: Any) -> Any:
@@ -102,7 +113,7 @@ def _told(value: Any) -> Any:
 
 
 def _finite(value: Any, path: str, found: dict[str, str]) -> Any:
-    """``value`` with null for what is not finite, which goes to ``found`` by its path."""
+    """``value`` with None for numbers that are not finite; ``found`` gets them by path."""
     if isinstance(value, dict):
         return {key: _finite(item, f"{path}.{key}" if path else str(key), found) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -114,15 +125,15 @@ def _finite(value: Any, path: str, found: dict[str, str]) -> Any:
 
 
 def without_credentials(text: str) -> str:
-    """A text whose addresses have ``***`` in place of user name and password."""
+    """``text`` with ``***`` in place of user name and password in URLs."""
     return _CREDENTIALS.sub("***", text) if "://" in text else text
 
 
 def read_json(path: Path) -> Any:
-    """The JSON value in ``path``, or None where there is no such file.
+    """The JSON value in ``path``, or None if there is no such file.
 
     Raises:
-        RunError: the file is not JSON, or not as :meth:`RunFolder.write_result` has written it.
+        RunError: the file is not JSON, or its content does not match the digest that it contains.
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -137,7 +148,7 @@ def read_json(path: Path) -> Any:
         and digests[path.name] != digest_without_own(value, path.name)
     ):
         raise RunError(
-            f"{path} is damaged: its digest is not that of what it holds; remove it, or use another output_dir"
+            f"{path} is damaged: its content does not match its digest; remove it, or use another output_dir"
         )
     return value
 
@@ -146,9 +157,9 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def as_text(cell: object) -> object:
-    """A cell that a spreadsheet does not compute: with an apostrophe in front, where it would (OWASP, CSV injection).
+    """Put an apostrophe before text that a spreadsheet would run as a formula (OWASP, CSV injection).
 
-    Numbers stay as they are, also as strings.
+    Numbers stay unchanged, also those in strings.
     """
     if not (isinstance(cell, str) and cell.startswith(_FORMULA)):
         return cell
@@ -163,7 +174,7 @@ def csv_content(rows: Iterable[Iterable[object]]) -> bytes:
     """The content of a CSV file in UTF-8; lines end with a line feed.
 
     Args:
-        rows: the titles first.
+        rows: the column titles first.
     """
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([as_text(cell) for cell in row] for row in rows)

@@ -1,4 +1,4 @@
-"""The run folder: where each file of a run lies, and how a start that is refused leaves it as it was."""
+"""The run folder: the paths of a run's files, and how a refused start leaves the folder unchanged."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ __all__ = [
 ]
 
 CHECKPOINT_NAME = re.compile(r"^step_(\d+)\.pth$")
-"""What a checkpoint is called that a training goes on from: by the optimizer steps behind it."""
-_LEAST_BYTES = 2**16  # what the records of the shortest run may need
-_TAIL_BYTES = 2**16  # of metrics.jsonl: many of its lines
+"""File name of a checkpoint from which training can resume; the number counts optimizer steps."""
+_LEAST_BYTES = 2**16  # the records of the shortest run may need so much
+_TAIL_BYTES = 2**16  # read from the end of metrics.jsonl; many lines
 _RECORDS = ("result.json", "config.yaml", "overrides.yaml", "env.json", "metrics.jsonl")
 _LOGS = {"logs", "slurm", "tensorboard", "trackers", "vis_data"}
-_OUTPUTS = (  # of all tasks; logs stay, and are added to
+_OUTPUTS = (  # of all tasks; logs are not in the list, since a new start appends to them
     "checkpoints", "differences.csv", "doctor", "doctor.json", "env.json", "features", "features.csv", "forecasts",
     "metrics.jsonl", "metrics_*.csv", "parity.json", "plots", "predictions", "predictions.csv", "probes.csv",
     "reference", "tensorboard", "tested", "trace.npz", "trackers",
@@ -41,14 +41,15 @@ _OUTPUTS = (  # of all tasks; logs stay, and are added to
 
 
 class RunFolder:
-    """Paths of one run; every rank shares one.
+    """Paths of one run; all ranks share the folder.
 
-    A start in a folder that holds a record writes its own ``config.yaml`` and what goes with it to ``.start`` (see
-    :meth:`stage`). They take the place of those of the earlier run once it has started (:meth:`begin`), which lie in
-    ``.earlier`` until the run has something to show; a start that comes to nothing leaves the record as it was.
+    If the folder has an earlier run, a new start writes its ``config.yaml`` and other records to ``.start``
+    (:meth:`stage`). When the new run begins (:meth:`begin`), the records of the earlier run move to ``.earlier``, and
+    those of ``.start`` take their place. ``.earlier`` is removed when the new run has results; if it is refused, the
+    earlier records are put back.
 
     Args:
-        path: the folder; made by :meth:`create`.
+        path: the folder; :meth:`create` makes it.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -66,66 +67,66 @@ class RunFolder:
         self.earlier = self.path / ".earlier"
 
     def create(self) -> None:
-        """Make the folder and its ``logs``.
+        """Make the folder and its subfolder ``logs``.
 
         Raises:
-            ConfigError: it cannot be made or written.
+            ConfigError: the folder cannot be made or written.
             RunError: the disk is full.
         """
         try:
             self.logs.mkdir(mode=0o750, parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.path) as file:
-                file.write(b"\1" * _LEAST_BYTES)  # a full disk lets empty files be made
+                file.write(b"\1" * _LEAST_BYTES)  # a full disk accepts empty files
         except OSError as error:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO)
             kind = RunError if full else ConfigError
             raise kind(f"cannot write to the run folder {self.path}: {error.strerror}; set output_dir") from error
 
     def check_there(self) -> None:
-        """A result in a folder that somebody has deleted would be all that there is of the run.
+        """Check that the folder still exists; otherwise a result would be written into a new, empty folder.
 
         Raises:
-            RunError: what :meth:`create` has made is gone.
+            RunError: the folder that :meth:`create` made is gone.
         """
         if not self.logs.is_dir():
             raise RunError(f"the run folder {self.path} was deleted or moved while the run was going on")
 
     def stage(self, files: Mapping[str, bytes]) -> None:
-        """Write the configuration of a start: at once where there is none, else beside the record.
+        """Write the configuration of a new start: to ``.start`` if the folder has an earlier run, else to the folder.
 
         Args:
-            files: contents by name; ``config.yaml`` among them.
+            files: contents by file name, with ``config.yaml`` among them.
         """
         self.drop_start()
-        self.drop_earlier()  # a run that was killed has left it
+        self.drop_earlier()  # left by a run that was killed
         place = self.start if self.config.is_file() else self.path
-        # The configuration last: with it the others count.
+        # The configuration comes last: its presence makes the other files valid.
         for name in sorted(files, key=lambda name: name == self.config.name):
             write_atomically(place / name, files[name])
 
     @property
     def pending(self) -> bool:
-        """Whether a start has written its configuration beside the record, and has not begun."""
+        """Whether a start has written its configuration to ``.start``, and has not begun."""
         return self.start.is_dir()
 
     def in_use(self, path: Path) -> Path:
-        """``path`` as the start has it that has not begun; that of the record where there is none."""
+        """The file in ``.start`` with the name of ``path``, if a start is pending and has it; else ``path``."""
         staged = self.start / path.name
         return staged if staged.is_file() else path
 
     def begin(self, overwrite: bool) -> None:
-        """Put the files of a start in the place of the record; called by one process of the run.
+        """Replace the records of the earlier run by those of the pending start; called by one process of the run.
 
-        The earlier ones are set aside first, and all is moved file by file: killed in between, the start is still
-        pending, and what has moved is found where it is.
+        The earlier records move to ``.earlier`` first, and all files move one by one. If the process is killed in
+        between, the start is still pending, and each file is in one of the folders.
 
         Args:
-            overwrite: set aside what the earlier run has computed, too.
+            overwrite: move the outputs of the earlier run to ``.earlier``, too.
         """
         if not self.pending:
             return
         self.earlier.mkdir(mode=0o750, exist_ok=True)
-        if self.metrics.is_file() and not overwrite:  # a run that goes on adds to it
+        if self.metrics.is_file() and not overwrite:  # a resumed run appends to the file
             shutil.copy2(str(self.metrics), str(self.earlier))
         for pattern in (*_OUTPUTS, *_RECORDS) if overwrite else _RECORDS:
             for old in self.path.glob(pattern):
@@ -136,7 +137,7 @@ class RunFolder:
         self.start.rmdir()
 
     def put_back(self) -> None:
-        """Undo :meth:`begin`; what the run has written since under the same names goes."""
+        """Undo :meth:`begin`; files that the run has written since under the same names are lost."""
         for old in self.earlier.iterdir() if self.earlier.is_dir() else ():
             place = self.path / old.name
             if place.is_dir() and not place.is_symlink():
@@ -145,22 +146,22 @@ class RunFolder:
         self.drop_earlier()
 
     def drop_earlier(self) -> None:
-        """Forget what :meth:`begin` has set aside: the run has not been refused."""
+        """Remove ``.earlier``: the run that began was not refused."""
         shutil.rmtree(str(self.earlier), ignore_errors=True)
 
     def drop_start(self) -> None:
-        """Forget a start that has come to nothing."""
+        """Remove the files of a start that never began."""
         if self.pending:
-            self.put_back()  # killed while it began
+            self.put_back()  # it may have been killed during begin()
         shutil.rmtree(str(self.start), ignore_errors=True)
 
     def write_result(self, result: Mapping[str, Any]) -> None:
-        """Write ``result.json``, with the digests of what :meth:`altered` looks at, and its own."""
+        """Write ``result.json``, with its own digest and those of the files that :meth:`altered` checks."""
         beside = {path.name: digest_of(path) for path in self._recorded if path.is_file()}
         content = json.loads(to_json({**result, "digests": beside}))
         content["digests"][self.result.name] = digest_without_own(content, self.result.name)
         write_json(self.result, content)
-        if result.get("status") != "failed":  # one that has failed may be refused, and be taken back
+        if result.get("status") != "failed":  # a failed run may be refused, which needs the earlier records
             self.drop_earlier()
 
     @property
@@ -168,38 +169,38 @@ class RunFolder:
         return self.config, self.metrics
 
     def altered(self, result: Mapping[str, Any]) -> list[str]:
-        """Names of the files that are not as they were when ``result.json`` was written.
+        """Names of the files that were changed after ``result.json`` was written.
 
         Args:
-            result: its content; one of an older version has no digests.
+            result: content of ``result.json``; files without a digest there (older versions) are not checked.
         """
         digests = result.get("digests") or {}
         kept = [path for path in self._recorded if path.name in digests]
         return [path.name for path in kept if not path.is_file() or digest_of(path) != digests[path.name]]
 
     def records(self) -> list[dict[str, Any]]:
-        """The records of ``metrics.jsonl`` (:func:`read_records`); none where there is no such file."""
+        """The records of ``metrics.jsonl`` (:func:`read_records`); empty if there is no such file."""
         return list(read_records(self.metrics.read_bytes().splitlines())) if self.metrics.is_file() else []
 
     def has_checkpoint(self) -> bool:
-        """Whether a training has saved its state here."""
+        """Whether the folder has a checkpoint of a training."""
         return any(self.checkpoints.glob("step_*.pth"))
 
     def log_file(self, rank: int) -> Path:
-        """The log of one (global) rank."""
+        """The log file of one (global) rank."""
         return self.logs / f"rank{rank}.log"
 
     def error_file(self, rank: int) -> Path:
-        """Where a failing rank leaves its error for the launcher."""
+        """The file in which a failing rank leaves its error for the launcher."""
         return self.logs / f"rank{rank}.error.json"
 
 
 class Snapshot:
-    """A run folder before a start, so that one that is refused can be taken back.
+    """The content of a run folder before a start, so that a refused start can be undone.
 
     Args:
-        folder: it may hold a run that is to be continued.
-        missing: what was not there before (:func:`missing_folders`).
+        folder: the run folder; it may have an earlier run.
+        missing: folders that did not exist before (:func:`missing_folders`).
     """
 
     def __init__(self, folder: RunFolder, missing: list[Path]) -> None:
@@ -209,10 +210,10 @@ class Snapshot:
         self._logs = {path: path.stat().st_size for path in self._before if self._is_log(path) and path.is_file()}
 
     def take_back(self) -> bool:
-        """Remove what the start has added, and put back what it has set aside; logs are cut back to their length.
+        """Remove the files that the start added, put back what it set aside, and truncate logs to their old length.
 
         Returns:
-            False, and nothing is removed, where there are results: what was computed is worth more than order.
+            True if this was done. False, and nothing is removed, if the start has computed results.
         """
         folder, earlier = self._folder, set(self._folder.earlier.rglob("*"))
         before = self._before - {folder.path / path.relative_to(folder.earlier) for path in earlier}
@@ -220,7 +221,7 @@ class Snapshot:
         if any(map(self._is_result, new)):
             folder.drop_earlier()
             return False
-        for path in sorted(new, reverse=True):  # what lies in a folder before the folder
+        for path in sorted(new, reverse=True):  # the content of a folder before the folder
             with contextlib.suppress(FileNotFoundError):
                 path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
         folder.put_back()
@@ -242,22 +243,22 @@ class Snapshot:
 
 
 def missing_folders(path: Path) -> list[Path]:
-    """``path`` and those above it that are not there, the innermost first."""
+    """``path`` and its parents that do not exist, the innermost first."""
     return [folder for folder in (path, *path.parents) if not folder.exists()]
 
 
 def remove_empty(folders: Iterable[Path]) -> None:
-    """Remove folders that are empty, in this order; somebody else may use one by now."""
+    """Remove the folders that are empty, in this order; those that are not empty stay."""
     for folder in folders:
         with contextlib.suppress(OSError):
             folder.rmdir()
 
 
 def read_result(folder: RunFolder) -> dict[str, Any] | None:
-    """What ``result.json`` of a run folder says, or None where there is none.
+    """The content of ``result.json`` of a run folder, or None if there is no such file.
 
     Raises:
-        ConfigError: it is not what a run leaves.
+        ConfigError: the file is damaged, or is not the result of a run.
     """
     try:
         result = read_json(folder.result)
@@ -269,7 +270,7 @@ def read_result(folder: RunFolder) -> dict[str, Any] | None:
 
 
 def read_records(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:
-    """The records in lines of a ``metrics.jsonl``; a line that was cut off, or is none, is left out."""
+    """The records in lines of ``metrics.jsonl``; lines that are truncated or not valid records are left out."""
     for line in lines:
         try:
             record = json.loads(line)
@@ -280,7 +281,7 @@ def read_records(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:
 
 
 def last_records(folder: RunFolder) -> Iterator[dict[str, Any]]:
-    """The last records of ``metrics.jsonl``, from the end on."""
+    """The last records of ``metrics.jsonl``, the newest first."""
     try:
         with folder.metrics.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -292,10 +293,10 @@ def last_records(folder: RunFolder) -> Iterator[dict[str, Any]]:
 
 
 def last_known(folder: RunFolder) -> dict[str, int]:
-    """How far a training has come that cannot tell it any more: what it last logged, or has saved since.
+    """Progress of a training that ended without a result, from ``metrics.jsonl`` and the names of checkpoints.
 
     Returns:
-        Optimizer ``steps`` and completed ``epochs``; of a folder without either, zeros.
+        Optimizer ``steps`` and completed ``epochs``; zeros if the folder has neither.
     """
     trained = (record for record in last_records(folder) if record["split"] in ("train", "val") and "epoch" in record)
     last = next(trained, {"step": 0, "epoch": 0})

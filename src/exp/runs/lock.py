@@ -1,9 +1,9 @@
-"""One run at a time in a run folder, whichever of the machines that share the folder it is on.
+"""The lock of a run folder: one run at a time, on all machines that share the folder.
 
-The lock is the file ``.lock`` in the run folder, created exclusively (``O_EXCL``), which holds on network file systems,
-too. It names its holder, and is worth nothing without it. On the holder's own machine its process is looked for;
-elsewhere the holder has to have touched the file lately, by the file server's own clock; and a job of Slurm's holds it
-from its submission to its end, queued again in between or not.
+The lock is the file ``.lock`` in the run folder, created exclusively (``O_EXCL``), which works on network file systems,
+too. The file names its holder; the lock of a dead holder does not count. On its own machine a holder is alive if its
+process runs. On other machines it is alive if it has touched the file lately, by the file server's clock. A Slurm job
+is alive from submission to its end, also while it is requeued.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["LOCK", "STALE_AFTER_S", "Holder", "RunLock", "holder_of", "is_runnin
 
 LOCK = ".lock"
 STALE_AFTER_S = 120.0
-"""So long after its last sign of life a holder on another machine counts as dead."""
+"""Seconds after its last heartbeat until a holder on another machine counts as dead."""
 _BEAT_S = 10.0
 _LOOK_S = 0.5
 _MOMENT_S = 0.05
@@ -40,19 +40,19 @@ _WRITTEN_WITHIN_S = 1.0
 
 @dataclass(frozen=True)
 class Holder:
-    """What a lock says.
+    """The holder of a lock, as the lock file records it.
 
     Attributes:
-        token: what all processes of one job know it by; empty: the lock cannot be read.
+        token: equal in all processes of one job; empty: the lock file cannot be read.
         host: name of the machine.
-        machine: its boot and the space of its process ids: where these are the same, ``pid`` means the same.
-        pid: the process.
-        started: when that began, in the kernel's clock ticks since boot: ids are used again.
-        since: seconds since the epoch.
-        job: id of the job that it belongs to, in its scheduler's words; empty: none.
-        cluster: ``slurm`` or ``local``; empty: none.
-        several: several processes hold it together, and ``pid`` is only one of them.
-        secret: what they call the store by over which they meet, so that nobody else can guess it.
+        machine: boot id and process id namespace; if these are equal, ``pid`` means the same process.
+        pid: process id.
+        started: start time of the process in clock ticks since boot; needed because process ids are reused.
+        since: when the lock was taken, in seconds since the epoch.
+        job: the scheduler's job id; empty: no job.
+        cluster: ``slurm`` or ``local``; empty: no job.
+        several: whether several processes share the lock; ``pid`` is one of them.
+        secret: random name of the rendezvous, which nobody without access to the folder can guess.
     """
 
     token: str = ""
@@ -68,17 +68,17 @@ class Holder:
 
     @classmethod
     def me(cls, token: str, job: str = "", cluster: str = "", several: bool = False, pid: int | None = None) -> Holder:
-        """This process, or another one of this machine."""
+        """This process, or process ``pid`` of this machine, as a holder."""
         pid = os.getpid() if pid is None else pid
         start, secret = _started(pid) or 0, secrets.token_hex(16)
         return cls(token, socket.gethostname(), _machine(), pid, start, time.time(), job, cluster, several, secret)
 
     def is_here(self) -> bool:
-        """Whether its process id means a process of this machine."""
+        """Whether ``pid`` is a process id of this machine (and process id namespace)."""
         return self.machine == _machine()
 
     def encoded(self) -> bytes:
-        """The content of its lock."""
+        """The content of the lock file."""
         return (json.dumps(asdict(self)) + "\n").encode()  # noqa: TID251 - plain
 
     def __str__(self) -> str:
@@ -90,13 +90,13 @@ class Holder:
 
 
 def holder_of(folder: Path) -> Holder | None:
-    """Who holds the lock of a run folder; None: nobody that is alive."""
+    """The live holder of the lock of a run folder; None: the lock is free, or its holder is dead."""
     holder = read_holder(folder / LOCK)
     return holder if holder is not None and _is_live(holder, _last_sign(folder / LOCK), time.time()) else None
 
 
 def read_holder(path: Path) -> Holder | None:
-    """What a lock says; None: there is none. One that cannot be read has a holder without a name."""
+    """The holder in a lock file; None: there is no file. If the file cannot be read, a holder with an empty token."""
     try:
         known = json.loads(path.read_bytes())
         return Holder(**{key: known[key] for key in asdict(Holder())})
@@ -107,15 +107,15 @@ def read_holder(path: Path) -> Holder | None:
 
 
 def is_running(holder: Holder) -> bool:
-    """Whether the process of a holder that is of this machine is alive."""
+    """Whether the process of a holder is alive; the holder must be of this machine."""
     return _started(holder.pid) == holder.started
 
 
 def stat_of(pid: int) -> list[str]:
-    """Fields of proc_pid_stat(5) from the third on: the state (``R``, ``S``, ``D``, ``T``, ``Z``), the parent, ...
+    """Fields of proc_pid_stat(5) from the third on: state (``R``, ``S``, ``D``, ``T``, ``Z``), parent, ...
 
     Returns:
-        Empty if there is no such process.
+        The fields; empty if there is no such process.
     """
     try:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
@@ -124,12 +124,12 @@ def stat_of(pid: int) -> list[str]:
 
 
 class RunLock:
-    """The lock of a run folder, as one process has it.
+    """The lock of a run folder, as one process holds it.
 
     Args:
-        folder: the run folder; it exists when :meth:`acquire` is called.
-        token: what the processes of one job that share the folder know it by; None: this process is alone.
-        key: of the configuration, by which another folder is chosen.
+        folder: the run folder; must exist when :meth:`acquire` is called.
+        token: equal in all processes of one job, which share the lock; None: this process does not share it.
+        key: configuration key of the folder, for messages.
     """
 
     def __init__(self, folder: Path, token: str | None = None, key: str = "output_dir") -> None:
@@ -142,39 +142,43 @@ class RunLock:
         self._inode = 0
         self._shown = console.shown(folder)
         self.lost: str | None = None
-        """How it was lost while it was held; None: it was not."""
+        """How the lock was lost while it was held; None: it was not lost."""
 
     def acquire(self) -> bool:
-        """Take the lock, from a holder that is dead if need be.
+        """Take the lock; a dead holder is replaced.
 
         Returns:
-            Whether others of the same job hold it already.
+            Whether another process of the same job holds it already.
 
         Raises:
-            ConfigError: somebody else holds it.
+            ConfigError: another run holds the lock.
             OSError: the folder cannot be written.
         """
         return self._hold(Holder.me(self.token, several=self._several))
 
     def take_over(self, job: str = "", cluster: str = "") -> None:
-        """Take the lock over from another process of the same job, or take it where that has let go of it.
+        """Take the lock over from another process of the same job (same token), or take it if it is free.
+
+        Args:
+            job: the scheduler's job id.
+            cluster: ``slurm`` or ``local``.
 
         Raises:
-            ConfigError: somebody else holds it.
+            ConfigError: another run holds the lock.
         """
         self._hold(Holder.me(self.token, job, cluster), replace=True)
 
     def let_go(self, to: Holder | None = None) -> None:
-        """Leave the lock to another process of the same job.
+        """Stop holding the lock, without removing its file: another process of the same job will take it over.
 
         Args:
-            to: a submitted job, which outlives this process; None: who takes it over will say so.
+            to: a submitted job, which is written into the file as the new holder; None: the next process writes itself.
         """
         with _guard:
             if self in _kept:
                 _kept.remove(self)
                 holder = read_holder(self.path)
-                # Unless the job has taken it over already.
+                # Only if the job has not taken the lock over already.
                 if to is not None and holder is not None and holder.token == self.token and not holder.job:
                     write_atomically(self.path, to.encoded())
 
@@ -182,7 +186,7 @@ class RunLock:
         """Remove the lock if this process holds it.
 
         Args:
-            ended: also one that was left to another process, because that has ended.
+            ended: remove it also if it was passed to another process (:meth:`let_go`), because that process has ended.
         """
         with _guard:
             if self not in _kept and not ended:
@@ -194,14 +198,18 @@ class RunLock:
                     self.path.unlink()
 
     def check(self) -> str | None:
-        """Show that the holder is alive; returns how the lock was lost, if it was: the folder is gone, or another's."""
+        """Touch the lock file as a heartbeat.
+
+        Returns:
+            How the lock was lost: the folder is gone, or another run has the lock. None: it was not lost.
+        """
         with _guard, contextlib.suppress(OSError):  # the file server may not answer for a while
             if self in _kept and self.lost is None:
                 holder = read_holder(self.path)
                 if not self._is_there():
                     self.lost = f"the run folder {self._shown} was deleted or moved while the run was going on"
                 elif holder is None:
-                    _created(self.path, self._content)  # somebody tidied up
+                    _created(self.path, self._content)  # somebody deleted the file: write it again
                 elif holder.token == self.token:
                     os.utime(str(self.path))
                 else:
@@ -216,7 +224,7 @@ class RunLock:
 
     def _hold(self, me: Holder, replace: bool = False) -> bool:
         joined = self._take(me, replace)
-        # Of several that join, the first has named the store over which all meet.
+        # The first process of a job has chosen the secret name of the rendezvous; the others keep its file content.
         self._content = self.path.read_bytes() if joined else me.encoded()
         self._inode = self.folder.stat().st_ino
         with _guard:
@@ -226,11 +234,11 @@ class RunLock:
         return joined
 
     def _take(self, me: Holder, replace: bool) -> bool:
-        first: tuple[Holder, float] | None = None  # the holder that was found, and its last sign of life
+        first: tuple[Holder, float] | None = None  # the holder that was found, and its last heartbeat
         while not _created(self.path, me.encoded()):
             holder, seen, now = read_holder(self.path), _last_sign(self.path), self._now()
             if holder is None or not seen or (not holder.token and now - seen < _WRITTEN_WITHIN_S):
-                time.sleep(_MOMENT_S)  # it is being removed, or written
+                time.sleep(_MOMENT_S)  # the file is being removed, or written
             elif holder.token == self.token:
                 if replace:
                     write_atomically(self.path, me.encoded())
@@ -241,23 +249,23 @@ class RunLock:
             elif _known_alive(holder) or (first is not None and first != (holder, seen)):
                 raise ConfigError(self._in_use(holder, now - seen))
             else:
-                # A container that was killed and has been started again finds its own lock: only time can tell.
+                # A restarted container finds its predecessor's lock; only missing heartbeats show that it is dead.
                 if first is None:
                     first = holder, seen
                     console.warn(
                         f"{self._shown} was in use by another run {max(now - seen, 0):.0f} s ago: {holder}; waiting "
-                        f"until it gives a sign of life, or has given none for {STALE_AFTER_S:.0f} s"
+                        f"for its next heartbeat, or until there was none for {STALE_AFTER_S:.0f} s"
                     )
                 time.sleep(_LOOK_S)
         return False
 
     def _now(self) -> float:
-        """The file server's clock, by which the lock was touched."""
+        """Time of the file server's clock, in seconds since the epoch; modification times are from this clock, too."""
         with tempfile.TemporaryFile(dir=str(self.folder)) as file:
             return os.fstat(file.fileno()).st_mtime
 
     def _replaced(self, dead: Holder, me: Holder) -> bool:
-        """Take the lock of a dead holder; of several that find it dead, one at a time: none takes a new one."""
+        """Take the lock of a dead holder, one process at a time, so that nobody replaces a holder that is alive."""
         taking = self.folder / _TAKING
         if not _created(taking, b""):
             with contextlib.suppress(OSError):
@@ -270,13 +278,13 @@ class RunLock:
                 return False
             write_atomically(self.path, me.encoded())
             time.sleep(_MOMENT_S)
-            return read_holder(self.path) == me  # two may have found that a third one died in this very place
+            return read_holder(self.path) == me  # two processes may have removed the same stale file `taking`
         finally:
             with contextlib.suppress(OSError):
                 taking.unlink()
 
     def _in_use(self, holder: Holder, age: float) -> str:
-        seen = "" if holder.is_here() else f", last sign of life {max(age, 0):.0f} s ago"
+        seen = "" if holder.is_here() else f", last heartbeat {max(age, 0):.0f} s ago"
         follow = f"; to follow it: task=attach run={self._shown}" if holder.job else ""
         return (
             f"{self._shown} is in use by another run: {holder}{seen}; wait for its end, or use another "
@@ -289,7 +297,7 @@ _guard = threading.RLock()
 
 
 def _keep_all() -> None:
-    """Show signs of life for all locks of this process; where one is lost, its run has to end."""
+    """Touch all locks of this process every 10 s; if one is lost, end this process by SIGTERM."""
     while True:
         time.sleep(_BEAT_S)
         for lock in list(_kept):
@@ -299,12 +307,12 @@ def _keep_all() -> None:
 
 
 def _created(path: Path, content: bytes) -> bool:
-    """Whether this process has made the file, which nobody had, and it is still the one at this path."""
+    """Create a file exclusively; return whether this process created the file that is at ``path`` now."""
     try:
         with open(str(path), "xb", opener=lambda name, flags: os.open(name, flags, 0o640)) as file:
             file.write(content)
             file.flush()
-            # Somebody who slept for minutes before he wrote is taken for dead by then.
+            # If this process slept for minutes before it wrote, another one took it for dead and replaced the file.
             with contextlib.suppress(FileNotFoundError):
                 return path.stat().st_ino == os.fstat(file.fileno()).st_ino
     except FileExistsError:
@@ -316,16 +324,16 @@ def _is_live(holder: Holder, seen: float, now: float) -> bool:
     """Whether a holder is alive.
 
     Args:
-        holder: what the lock says.
-        seen: when the lock was touched last, in seconds since the epoch.
-        now: by the same clock.
+        holder: the holder in the lock file.
+        seen: last heartbeat, in seconds since the epoch.
+        now: current time by the same clock.
     """
     certain = _known_alive(holder)
     return now - seen < STALE_AFTER_S if certain is None else certain
 
 
 def _last_sign(path: Path) -> float:
-    """When the holder of a lock has last touched it, in seconds since the epoch; 0: the lock is gone."""
+    """Last heartbeat of the holder of a lock, in seconds since the epoch; 0: the lock is gone."""
     try:
         return path.stat().st_mtime
     except OSError:
@@ -333,9 +341,9 @@ def _last_sign(path: Path) -> float:
 
 
 def _known_alive(holder: Holder) -> bool | None:
-    """Whether a holder is alive; None: it is on another machine, or in another container, and only the lock tells."""
+    """Whether a holder is alive; None: it is on another machine or in another container, so only heartbeats tell."""
     if holder.cluster == "slurm":
-        from exp.runs.slurm import find_states  # of no use to any other run
+        from exp.runs.slurm import find_states  # only runs on Slurm need it
 
         states = find_states([holder.job])
         if states is not None:
@@ -354,6 +362,6 @@ def _machine() -> str:
 
 
 def _started(pid: int) -> int | None:
-    """When a process began; None: there is none, or it has ended and waits for its parent to notice."""
+    """Start time of a process in clock ticks since boot; None: there is no such process, or it is a zombie."""
     fields = stat_of(pid)
     return None if not fields or fields[0] in "ZX" else int(fields[19])

@@ -1,6 +1,6 @@
-"""What a run records of itself: the keys of ``result.json``, and in ``env.json`` what it ran on.
+"""The keys of ``result.json``, and the description of the environment in ``env.json``.
 
-Imports no torch: the parent writes both, too, for a run that failed.
+Imports no torch: for a run that failed, the parent process writes both.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ __all__ = [
 ]  # fmt: skip
 
 SHM = "/dev/shm"  # noqa: S108 - looked at, not written
-"""Where data-loader workers hand over their batches."""
+"""Shared memory, through which data-loader workers pass batches."""
 
 _PACKAGES = ("torch", "mmengine", "hydra-core", "omegaconf", "numpy", "pandas")
-# Never the whole environment: it holds other people's secrets.
+# Never the whole environment: it may contain secrets.
 _VARIABLES = (
     "PYTHONPATH", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "TORCH_DISTRIBUTED_BACKEND",
     "TORCH_DISTRIBUTED_DEBUG", "TORCH_DEVICE_BACKEND_AUTOLOAD", "TORCH_SHOW_CPP_STACKTRACES", "TORCH_LOGS", "RANK",
@@ -48,7 +48,7 @@ _NOT_YET_KNOWN = (
 
 
 def describe_environment(backend: Backend, devices: list[dict[str, Any]]) -> dict[str, Any]:
-    """Versions, host, git revision and cards, as plain JSON."""
+    """Content of ``env.json``: versions, host, git revision and devices."""
     return {
         "exp": exp.__version__,
         "git_revision": git_revision(Path(exp.__file__).parent),
@@ -80,7 +80,7 @@ def version_of(package: str) -> str | None:
 
 
 def git_revision(folder: Path) -> str | None:
-    """The commit that ``folder`` is at, with ``-dirty`` where files differ; None outside a git checkout."""
+    """The commit of ``folder``, with ``-dirty`` if files differ from it; None outside a git checkout."""
     try:
         described = subprocess.run(
             ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40"],  # noqa: S607
@@ -95,13 +95,13 @@ def git_revision(folder: Path) -> str | None:
 
 
 def variables(backend: Backend) -> dict[str, str]:
-    """The environment variables that matter, as far as they are set: ours and those that ``backend`` names."""
+    """The relevant environment variables that are set: a fixed list, and those that ``backend`` names."""
     names = dict.fromkeys((*_VARIABLES, *backend.variables, *backend.env))
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
 def process_limits() -> dict[str, int | None]:
-    """Bytes of shared memory, and how many files may be open; None: there is no such thing, or no limit."""
+    """Size of the shared memory in bytes, and limits of open files; None: no shared memory, or no limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     shm = shutil.disk_usage(SHM) if os.path.isdir(SHM) else None  # noqa: PTH112
     return {
@@ -113,15 +113,15 @@ def process_limits() -> dict[str, int | None]:
 
 
 def in_role(metric: str | None, measured_on: str, value: float | None) -> dict[str, Any] | None:
-    """A figure of a run in one of its two roles, ``selected_by`` or ``reported``; None: there is none."""
+    """The value of ``selected_by`` or ``reported`` in ``result.json``; None if there is no ``value``."""
     return None if value is None else {"metric": metric, "measured_on": measured_on, "value": value}
 
 
 def selecting_value(result: Mapping[str, Any] | None) -> float | None:
-    """The figure by which a run is chosen among others: never one of the test part. None: it has none.
+    """The metric by which runs are compared and the best is chosen; never one of the test split. None: no such metric.
 
     Args:
-        result: content of ``result.json``; of older versions, too.
+        result: content of ``result.json``, also of older versions.
     """
     result = result or {}
     key: Any = "value" if "selected_by" in result else result.get("metric_name")
@@ -130,13 +130,18 @@ def selecting_value(result: Mapping[str, Any] | None) -> float | None:
 
 
 def number_text(value: float, like: float | None = None) -> str:
-    """A metric for a person: four decimals, or four digits where it, or what it stands beside, is tiny or huge."""
+    """A metric as text: four decimals; if its size is below 1e-3 or from 1e5 on, four significant digits.
+
+    Args:
+        value: the metric.
+        like: value whose size decides on the format, so that two values have the same; None: ``value``.
+    """
     size = abs(value if like is None else like)
     return f"{value:.4f}" if 1e-3 <= size < 1e5 or size == 0 else f"{value:.4g}"
 
 
 def blank_result(config: ExpConfig) -> dict[str, Any]:
-    """Every key of ``result.json``, with what the configuration alone tells and null for the rest.
+    """Every key of ``result.json``: values that follow from the configuration, and null for the rest.
 
     Args:
         config: the frozen configuration.

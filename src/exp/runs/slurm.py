@@ -1,4 +1,4 @@
-"""What Slurm knows of jobs; no accounting database is needed."""
+"""Asks Slurm about jobs, with squeue, scontrol and sbatch; needs no accounting database."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ _ENDS = {
 
 @dataclass(frozen=True)
 class JobState:
-    """One job."""
+    """State of one job."""
 
     name: str = "GONE"
-    """Slurm's word, such as ``PENDING``; ``GONE`` where Slurm does not know the job (any more)."""
+    """Slurm's name of the state, such as ``PENDING``; ``GONE`` if Slurm does not know the job (any more)."""
     reason: str = ""
-    """Why it waits, or why it ended."""
+    """Why the job waits, or why it ended."""
     nodes: str = ""
 
     @property
     def ended(self) -> bool:
-        """Whether it will not run any more, unless somebody queues it again."""
+        """Whether the job will not run any more, unless it is requeued."""
         return self.name in _ENDS
 
 
 def find_states(ids: Sequence[str]) -> dict[str, JobState] | None:
-    """The states of jobs, asked for in one call; Slurm forgets a job that has ended after MinJobAge (300 s).
+    """The states of jobs, by one call of squeue; Slurm forgets an ended job after MinJobAge (300 s by default).
 
     Args:
-        ids: ``123`` or ``123_4``.
+        ids: job ids, ``123`` or ``123_4``.
 
     Returns:
-        A state for each; None where Slurm does not answer.
+        A state for each id; None if Slurm does not answer.
     """
     bases = sorted({job.partition("_")[0] for job in ids})
     command = ["squeue", "--noheader", "--array", "--states=all", "--format=%i|%T|%r|%N"]
@@ -62,23 +62,23 @@ def find_states(ids: Sequence[str]) -> dict[str, JobState] | None:
 
 
 def describe_end(job: str, state: JobState) -> str:
-    """One line: which job, where, how it ended, and what to do."""
+    """One line for the user: which job, on which nodes, how it ended, and what to do."""
     where = f" on {state.nodes}" if state.nodes else ""
     return f"Slurm job {job}{where} is {state.name}: {_ENDS[state.name]}"
 
 
 def requeue(job: str) -> str | None:
-    """Have Slurm start a running job anew; it ends this one. Returns why it does not."""
+    """Have Slurm requeue a running job, which ends its processes; return the reason if Slurm refuses."""
     done = _run(["scontrol", "requeue", job])
     return None if done.returncode == 0 else done.stderr.strip()
 
 
 def check_script(script: str) -> None:
-    """Ask Slurm whether it would take a batch script, before anything is submitted.
+    """Ask Slurm whether it would accept a batch script, before anything is submitted.
 
     Raises:
-        ConfigError: it would not.
-        UnavailableError: it does not answer.
+        ConfigError: Slurm would refuse the script.
+        UnavailableError: Slurm does not answer.
     """
     with tempfile.NamedTemporaryFile("w", prefix="exp-", suffix=".sh") as file:
         file.write(script)
@@ -92,7 +92,7 @@ def check_script(script: str) -> None:
 
 
 def ask(command: Sequence[str]) -> str | None:
-    """What a client of Slurm's prints; "" where it knows no such job, None where it gets no answer."""
+    """Output of a Slurm command; "" if Slurm does not know the job, None if the command fails otherwise."""
     done = _run(command)
     if done.returncode == 0:
         return done.stdout
@@ -100,7 +100,7 @@ def ask(command: Sequence[str]) -> str | None:
 
 
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run a client; one that is missing, or does not answer in time, has failed."""
+    """Run a Slurm command; one that is missing, or takes longer than 60 s, counts as failed."""
     try:
         return subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False

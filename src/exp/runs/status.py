@@ -1,13 +1,13 @@
-"""What a launcher and its workers tell each other while a run lasts: how far it is, and that it has to end.
+"""What launcher and workers exchange during a run: heartbeats and the preemption flag.
 
-A worker that hangs reports nothing, and those that wait for it look the same from outside. So each writes how often it
-has beaten, where it is and at which step, into a file that both have mapped: no system call, nothing that lasts. The
-launcher looks from time to time (:mod:`exp.launcher.supervisor`), and can ask for the worker's stack by a signal.
+From outside, a worker that hangs looks like the workers that wait for it. So each worker writes heartbeats (a counter,
+stage and step) into a memory-mapped file, without any system call. The launcher reads the file from time to time
+(:mod:`exp.launcher.supervisor`), and can ask for a worker's stack by a signal.
 
-The notice that a run has to save its state and end is a signal to the launcher, and a file for its workers. These never
-see the signal: they, and everything under them, are started with it blocked, because Slurm sends it to every process of
-a job step, and its default is to kill. They look for the file between two steps instead, which no start-up, collective
-operation or loader process can miss.
+Preemption (the run has to save its state and end) is a signal to the launcher, and a file for its workers. Workers and
+their child processes start with the signal blocked, because Slurm sends it to every process of a job step, and its
+default action is to kill. They look for the file between two steps, so that start-up, collective operations and loader
+processes are never interrupted.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ __all__ = [
 ]  # fmt: skip
 
 STACK_SIGNAL = signal.SIGRTMIN + 7
-"""On this a worker writes the stacks of its threads. A real-time signal: libraries leave these alone."""
+"""On this signal a worker writes the stacks of its threads. A real-time signal, because libraries do not use these."""
 
 _BEATS = "beats"
-_FORMAT = struct.Struct("<6q")  # pid, rank, beats so far, stage, step, times in this stage
+_FORMAT = struct.Struct("<6q")  # the fields of Beat
 
 
 class Stage(enum.IntEnum):
-    """Where a worker is; within one step, a larger number comes later."""
+    """What a worker is doing; within one step, a larger number comes later."""
 
     FREE = 0
-    """Where nothing tells how long a thing may take."""
+    """Work without a time limit, such as set-up."""
     DATA = 1
     FORWARD = 2
     BACKWARD = 3
@@ -56,7 +56,7 @@ class Stage(enum.IntEnum):
 
 
 class Beat(NamedTuple):
-    """What a worker said last; all 0 where it has not begun."""
+    """The last heartbeat of a worker; all fields are 0 before the first."""
 
     pid: int
     rank: int
@@ -64,7 +64,7 @@ class Beat(NamedTuple):
     stage: int
     step: int
     times: int
-    """How often it has entered this stage: the first time may compile, or fill caches."""
+    """How often the worker has entered this stage. The first time is slower: it may compile, or fill caches."""
 
 
 _map: mmap.mmap | None = None
@@ -73,17 +73,17 @@ _times = [0] * len(Stage)
 
 
 def make_file(scratch: str, nproc: int) -> None:
-    """Make room for the beats of ``nproc`` workers in the job's private folder."""
+    """Create the file for the heartbeats of ``nproc`` workers in the job's private folder."""
     Path(scratch, _BEATS).write_bytes(bytes(_FORMAT.size * nproc))
 
 
 def begin(scratch: str, local_rank: int, rank: int) -> None:
-    """From here on this process tells where it is, and answers :data:`STACK_SIGNAL`; without a file, neither."""
+    """Start heartbeats of this process, and answer :data:`STACK_SIGNAL`; does nothing without a heartbeat file."""
     global _map, _offset, _pid, _rank
     path = Path(scratch, _BEATS)
     if not path.is_file():
         return
-    # Held open for ever: the handler writes to its descriptor.
+    # The stack file stays open: the handler writes to its descriptor.
     faulthandler.register(STACK_SIGNAL, stack_file(scratch, local_rank).open("wb", buffering=0), all_threads=True)
     with path.open("r+b") as file:
         _map = mmap.mmap(file.fileno(), 0)
@@ -92,7 +92,7 @@ def begin(scratch: str, local_rank: int, rank: int) -> None:
 
 
 def beat(stage: int, step: int | None = None) -> None:
-    """Say that this worker has come to ``stage`` of ``step`` (None: the same step as before)."""
+    """Write a heartbeat: this worker has come to ``stage`` of ``step`` (None: the same step as before)."""
     global _count, _step
     if _map is None:
         return
@@ -104,7 +104,7 @@ def beat(stage: int, step: int | None = None) -> None:
 
 
 def read(scratch: str) -> list[Beat]:
-    """The last beat of each worker, by local rank; empty where there is no file."""
+    """The last heartbeat of each worker, by local rank; empty if there is no file."""
     try:
         content = Path(scratch, _BEATS).read_bytes()
     except OSError:
@@ -113,23 +113,24 @@ def read(scratch: str) -> list[Beat]:
 
 
 def stack_file(scratch: str, local_rank: int) -> Path:
-    """Where a worker writes its stacks."""
+    """The file to which a worker writes its stacks."""
     return Path(scratch, f"stack-{local_rank}")
 
 
 PREEMPT_SIGNAL = signal.SIGUSR2
-"""Vendors' collectives use SIGUSR1."""
+"""Signal that announces preemption. Not SIGUSR1, which vendors' collectives use."""
 
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, PREEMPT_SIGNAL)
-"""What ends a run, after one line."""
+"""Signals that end a run; it reports them in one line."""
 
 
 @contextlib.contextmanager
 def handle_signals(handler: Callable[[int, object], None]) -> Iterator[None]:
-    """Give the signals that end a run to ``handler`` for a while.
+    """Context in which ``handler`` receives :data:`ENDING_SIGNALS`.
 
-    Signals that this process was started to ignore stay ignored: ``nohup`` ignores SIGHUP, and a shell's ``&`` SIGINT.
-    Afterwards the preemption signal is ignored: only the end is left to report, and its default is to kill.
+    Signals that this process ignores from its start stay ignored (``nohup`` ignores SIGHUP, a shell's ``&`` SIGINT),
+    except the preemption signal. After the block the preemption signal is ignored: only the report of the end is left
+    to do, and the default action of the signal would kill the process.
     """
     before = {}
     for number in ENDING_SIGNALS:
@@ -143,7 +144,7 @@ def handle_signals(handler: Callable[[int, object], None]) -> Iterator[None]:
 
 
 def signal_name(number: int) -> str:
-    """``SIGKILL`` for 9."""
+    """Name of a signal, such as ``SIGKILL`` for 9."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -156,11 +157,11 @@ _RECORD = "preempted.json"
 
 
 class PreemptionFlag:
-    """Whether this node has been told to end.
+    """Whether the run has to save its state and end.
 
     Args:
-        scratch: the private folder of the job on this node, where the launcher is another process than the workers;
-            None: they are one.
+        scratch: the private folder of the job on this node; None: the launcher and the worker are one process, so that
+            no file is needed.
     """
 
     def __init__(self, scratch: str | None = None) -> None:
@@ -169,7 +170,7 @@ class PreemptionFlag:
         self._looked = 0.0
 
     def set(self) -> None:
-        """Tell this node's workers. Safe in a signal handler."""
+        """Set the flag for this node's workers. Safe in a signal handler."""
         if self._file is None:
             self._set = True
         else:
@@ -182,13 +183,16 @@ class PreemptionFlag:
         now = time.monotonic()
         if now - self._looked >= _LOOK_EVERY_S:
             self._looked = now
-            self._set = os.path.exists(self._file)  # noqa: PTH110 - a fifth of Path's time, at every step
+            self._set = os.path.exists(self._file)  # noqa: PTH110 - runs at every step; Path takes five times as long
         return self._set
 
 
 @contextlib.contextmanager
 def held_back(signals: Iterable[signal.Signals]) -> Iterator[None]:
-    """Processes started within inherit these blocked; one that comes meanwhile is delivered here afterwards."""
+    """Block signals, so that processes started in this context inherit them blocked.
+
+    A signal that arrives meanwhile is delivered to this process afterwards.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield
@@ -197,10 +201,10 @@ def held_back(signals: Iterable[signal.Signals]) -> Iterator[None]:
 
 
 def record_preempted(scratch: str, step: int | None) -> None:
-    """A worker tells its launcher that it ended because of the notice, after ``step`` optimizer steps."""
+    """Record for the launcher that this worker was preempted after ``step`` optimizer steps."""
     write_json(Path(scratch, _RECORD), {"step": step})
 
 
 def preempted_at(scratch: str) -> Any:
-    """What :func:`record_preempted` wrote, or None."""
+    """The record of :func:`record_preempted`, ``{"step": ...}``, or None."""
     return read_json(Path(scratch, _RECORD))

@@ -1,4 +1,4 @@
-"""The jobs of a sweep: frozen first, then run side by side or as a job array, shown and recorded as they end."""
+"""The jobs of a sweep: frozen first, then run side by side or as a Slurm job array, and reported as they end."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ __all__ = ["Job", "NoMetric", "Sweep", "begin", "explained", "finish", "require_
 _OF_HYDRA = "multirun.yaml"
 _ELSEWHERE = ("figures", "launcher", "output_dir", "overwrite", "plots", "record", "report_placement", "resume",
               "resume_changed_data", "sweep")  # fmt: skip
-"""Keys that do not change what a run computes."""
+"""Configuration keys that do not change what a run computes."""
 
 _current: list[Sweep] = []
 
 
 class NoMetric(float):
-    """The metric of a job that has none: nan in any calculation; ``float(...)`` of it raises.
+    """The metric of a job without one: nan in calculations, but ``float(...)`` of it raises.
 
-    Nevergrad and Ax take a nan for a failed job. Optuna's sweeper has a trial fail whose value is no number, and
-    raises, for the whole search, at one that is nan.
+    Nevergrad and Ax treat nan as a failed job. Optuna's sweeper marks a trial as failed if its value is no number, but
+    ends the whole search if the value is nan.
     """
 
     def __new__(cls) -> NoMetric:
-        """It has no arguments."""
+        """Make the value nan."""
         return super().__new__(cls, "nan")
 
     def __float__(self) -> float:
@@ -65,19 +65,19 @@ class NoMetric(float):
 
 @dataclass
 class Job:
-    """One job of a sweep."""
+    """One job of a sweep, and what is known of it."""
 
     number: int
     overrides: list[str] = field(default_factory=list)
     run: FrozenRun | None = None
-    """None where it was refused."""
+    """None if the configuration of the job was refused."""
     outcome: Outcome | None = None
     skipped: bool = False
-    """It had been completed before."""
+    """Whether an earlier sweep has completed the job."""
 
     @property
     def metric(self) -> float:
-        """What a sweeper is given."""
+        """The value for the sweeper; :class:`NoMetric` if the job has not completed or has no finite metric."""
         done = self.skipped or (
             self.outcome is not None and self.outcome.exit_code == EXIT_OK and not self.outcome.left
         )
@@ -85,19 +85,19 @@ class Job:
         return NoMetric() if value is None or value != value else value
 
     def title(self, common: Collection[str] = ()) -> str:
-        """``3 seed=2 optim.lr=0.001``: its folder's number, and the overrides that are not ``common`` to all jobs."""
+        """Number of the job's folder and its overrides that are not ``common``, such as ``3 seed=2 optim.lr=0.001``."""
         number = str(self.number) if self.run is None else self.run.folder.path.name
         return " ".join([number, *(override for override in self.overrides if override not in common)])
 
 
 class Sweep:
-    """All the jobs of one command line; a sweeper may ask for them batch by batch.
+    """All jobs of one command line; a sweeper may ask for them batch by batch.
 
     Args:
-        config: composed for the whole sweep, Hydra's part included.
+        config: composed for the whole sweep, including the node ``hydra``.
 
     Raises:
-        ConfigError: its folder holds another one, or somebody else is at work there.
+        ConfigError: the folder has another sweep, or another process uses it.
     """
 
     def __init__(self, config: Any) -> None:
@@ -109,7 +109,7 @@ class Sweep:
         self.interrupted_by: str | None = None
         self.asked = self.busy = self.dry = self.launched = False
         self.runs: list[Run] = []
-        """As they were after the last batch."""
+        """The runs that can be compared, read after the last batch."""
         self._missing = missing_folders(folder)
         self._earlier: dict[str, list[tuple[Path, bool]]] = {}
         self.lock = RunLock(folder)
@@ -119,7 +119,7 @@ class Sweep:
             existing = _run_folders(folder)
             if existing and not self.settings.resume:
                 raise ConfigError(
-                    f"output_dir={folder} holds a sweep already; sweep.resume=true goes on with it, or use another one"
+                    f"output_dir={folder} has a sweep already; set sweep.resume=true to continue it, or use another one"
                 )
             self._earlier = _find_earlier(existing)
         except ExpError:
@@ -129,22 +129,22 @@ class Sweep:
         self._taken = {path.name for path in existing}
 
     def run(self, overrides: Sequence[Sequence[str]], first: int, composer: Composer) -> list[float]:
-        """Freeze the jobs of a batch, and run them to their ends.
+        """Freeze the jobs of a batch, run them, and wait until all have ended.
 
         Args:
-            overrides: of each job.
+            overrides: a list for each job.
             first: Hydra's number of the first job, from 0.
-            composer: makes their configurations.
+            composer: makes the configurations.
 
         Returns:
-            The metric of each; :class:`NoMetric` for one that failed.
+            The metric of each job; :class:`NoMetric` for one that failed.
 
         Raises:
             KeyboardInterrupt: a signal has ended the sweep.
-            ExpError: nothing of it can be run, or it searches in the wrong direction.
+            ExpError: all jobs of the first batch were refused, or the sweeper searches in the wrong direction.
         """
         self.asked = self.asked or bool(overrides)
-        self.busy = True  # until it returns: what is raised meanwhile is no error of the sweeper's
+        self.busy = True  # until this method returns: an error raised meanwhile is not the sweeper's
         require_jobs()
         batch = self._freeze(list(map(list, overrides)), first, composer)
         self._run(batch)
@@ -153,7 +153,7 @@ class Sweep:
         return [job.metric for job in batch]
 
     def _freeze(self, overrides: list[list[str]], first: int, composer: Composer) -> list[Job]:
-        """The jobs of a batch, frozen; one whose configuration is refused counts as failed."""
+        """The jobs of a batch, frozen; a job whose configuration is refused counts as failed."""
         master = self.config
         batch = [Job(number) for number in range(first, first + len(overrides))]
         for job, given in zip(batch, overrides):
@@ -163,14 +163,14 @@ class Sweep:
                 in_parent = hasattr(task_type(config.task.get("_target_")), "run_in_parent")
                 if in_parent or launcher_class(config).joins:
                     what = f"task={config.task.name}" if in_parent else "launcher=external"
-                    raise ConfigError(f"{what} is no job of a sweep: start it without -m (several runs as 'run=[a,b]')")
+                    raise ConfigError(f"{what} cannot be swept; start it without -m (several runs as 'run=[a,b]')")
                 sets_folder = any(each.lstrip("+").startswith("output_dir=") for each in job.overrides)
                 if sets_folder and str(config.output_dir) != str(master.output_dir):
                     raise ConfigError(
-                        "output_dir is the folder of the whole sweep, in which each job gets one of its own; it cannot "
-                        "differ between jobs. Sweep other keys, or start a sweep for each folder"
+                        "output_dir is the folder of the whole sweep, with a subfolder for each job; it cannot differ "
+                        "between jobs. Sweep other keys, or start a sweep for each folder"
                     )
-                # Where it goes depends on what it is: a folder of its own, or that of the same job in an earlier sweep.
+                # _place sets the folder: a new one, or that of the same job in an earlier sweep.
                 job.run = complete(config, job.overrides, self.folder / "new")
                 self._place(job, job.run)
             except ExpError as error:
@@ -182,7 +182,7 @@ class Sweep:
     def _place(self, job: Job, run: FrozenRun) -> None:
         same = self._earlier and self._earlier.get(_identity(run.config))
         if same:
-            path, job.skipped = same.pop(0)  # a job that is there twice has been run twice
+            path, job.skipped = same.pop(0)  # of two equal jobs, each continues a folder of its own
             run.config.resume = run.config.resume or "auto"
         else:
             name = next(str(number) for number in itertools.count(job.number) if str(number) not in self._taken)
@@ -224,7 +224,7 @@ class Sweep:
                     bring(job.run.config)
                     job.run.write()
                     to_run.append(job)
-                except ExpError as error:  # somebody else is at work in its folder
+                except ExpError as error:  # for example, another process uses the folder
                     job.outcome = Outcome(error.exit_code, detail=str(error))
         runs = [job.run for job in to_run if job.run is not None]
         display = SweepDisplay(self, to_run)
@@ -247,10 +247,10 @@ class Sweep:
             self.interrupted_by = self.interrupted_by or outcome.interrupted_by
 
     def _check_direction(self) -> None:
-        """Refuse a search for the end of the metric that is the bad one."""
+        """Refuse a sweeper that minimizes a metric of which larger is better, or the reverse."""
         direction = self.config.hydra.sweeper.get("direction")
         direction = direction[0] if isinstance(direction, ListConfig) and direction else direction
-        direction = getattr(direction, "name", direction)  # of an enumeration
+        direction = getattr(direction, "name", direction)  # it may be an enum member
         for run in self.runs:
             greater = bool(run.result.get("greater_is_better"))
             right = "maximize" if greater else "minimize"
@@ -261,11 +261,16 @@ class Sweep:
                 )
 
     def common_overrides(self) -> set[str]:
-        """Those that all jobs have."""
+        """The overrides that all jobs have."""
         return set.intersection(*(set(job.overrides) for job in self.jobs)) if len(self.jobs) > 1 else set()
 
     def exit_code(self) -> int:
-        """0: all is well; 75: jobs were preempted, and none failed; else 1, or the code of all jobs."""
+        """Exit code of the sweep.
+
+        Returns:
+            0: no job failed; 75: jobs were preempted, and none failed; 128 + n: interrupted by signal n; the common
+            code if all jobs failed with the same one; otherwise 1.
+        """
         outcomes = [job.outcome for job in self.jobs if job.outcome is not None]
         interrupted = [outcome.exit_code for outcome in outcomes if outcome.interrupted_by is not None]
         codes = {outcome.exit_code for outcome in outcomes} - {EXIT_OK}
@@ -277,7 +282,7 @@ class Sweep:
         return codes.pop() if everyone and len(codes) == 1 else EXIT_FAILED
 
     def remove(self) -> None:
-        """Remove what was made for a sweep of which no job has begun."""
+        """Remove the files and folders of a sweep of which no job has begun."""
         if _run_folders(self.folder):
             return
         if self.folder in self._missing:
@@ -287,7 +292,7 @@ class Sweep:
         remove_empty(self._missing)
 
     def report(self) -> None:
-        """Print the table of results and what became of the jobs; draw the plots and write the report."""
+        """Print the table of results and the number of jobs by state; write the report with its plots."""
         from exp.report.tables import as_rich, sweep_table
 
         terminal = console.make_console()
@@ -312,7 +317,7 @@ _STATES = ("completed", "done before", "submitted", "failed", "interrupted", "pr
 
 
 def _state(job: Job) -> str:
-    """What became of a job, in a word of ``_STATES``."""
+    """The state of a job, one of ``_STATES``."""
     outcome = job.outcome
     if job.skipped:
         return "done before"
@@ -324,48 +329,48 @@ def _state(job: Job) -> str:
 
 
 def _common_launcher(runs: list[FrozenRun]) -> Launcher | None:
-    """The cluster's launcher, if that is where these jobs run.
+    """The launcher of all jobs, if they run on a cluster; None if they run on this machine.
 
     Raises:
-        ConfigError: some would run there and others not, or they ask for different resources.
+        ConfigError: the jobs have different launchers or ask for different resources.
     """
     configs = [run.config for run in runs]
     if not any(launcher_class(config).is_elsewhere(config.launcher) for config in configs):
         return None
     if len({to_json([OmegaConf.to_container(c.launcher, resolve=True), c.nproc]) for c in configs}) > 1:
         raise ConfigError(
-            "a sweep on Slurm is one job array, whose jobs all ask for the same; sweep launcher.* and nproc in "
-            "commands of their own"
+            "a sweep on Slurm is one job array, whose jobs all ask for the same resources; start a command of its own "
+            "for each value of launcher.* and nproc"
         )
     return launcher.resolve(configs[0].launcher, configs[0].nproc)
 
 
 def _run_folders(folder: Path) -> list[Path]:
-    """The run folders of a sweep."""
+    """The run folders of a sweep, sorted by path."""
     return [path.parent for path in sorted(folder.glob("*/config.yaml"))]
 
 
 def _identity(config: ExpConfig) -> str:
-    """A digest of a configuration, less the keys that do not change what a run computes."""
+    """A digest of a configuration without the keys that do not change what a run computes."""
     kept = {key: value for key, value in as_plain(config).items() if key not in _ELSEWHERE}
     return hashlib.sha256(to_json(kept, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def _find_earlier(folders: Sequence[Path]) -> dict[str, list[tuple[Path, bool]]]:
-    """The run folders of an earlier sweep by their identity, and whether each is completed; those come first."""
+    """The run folders of an earlier sweep, by :func:`_identity`, each with whether it is completed (these first)."""
     found: dict[str, list[tuple[Path, bool]]] = {}
     for path in folders:
         try:
-            key = _identity(load(RunFolder(path).config))  # typed: keys which are new since then have their defaults
+            key = _identity(load(RunFolder(path).config))  # typed, so that newer keys have their defaults
         except OmegaConfBaseException:
-            continue  # written by another version of exp, with keys that are no more
+            continue  # written by another version of exp, with keys that no longer exist
         result = read_result(RunFolder(path)) or {}
         found.setdefault(key, []).append((path, result.get("status") == "completed"))
     return {key: sorted(jobs, key=lambda job: not job[1]) for key, jobs in found.items()}
 
 
 def _results(folder: Path) -> list[Run]:
-    """Runs of a sweep that can be compared; none where all jobs examine something, as those of ``task=doctor``."""
+    """The runs of a sweep that can be compared; empty if no task of theirs has comparable results (``task=doctor``)."""
     from exp.report.runs import find_runs
 
     try:
@@ -375,13 +380,13 @@ def _results(folder: Path) -> list[Run]:
 
 
 def begin(config: Any) -> Sweep:
-    """The sweep of this command line; made, with its folder, before Hydra writes there.
+    """The sweep of this command line; the first call makes it and its folder, before Hydra writes there.
 
     Args:
-        config: composed for the whole sweep, Hydra's part included.
+        config: composed for the whole sweep, including the node ``hydra``.
 
     Raises:
-        ConfigError: its folder is empty or holds another one, or jobs are to lie elsewhere.
+        ConfigError: the path of the folder is empty, the folder has another sweep, or ``hydra.sweep.subdir`` is set.
     """
     if not _current:
         refuse_empty("output_dir", config.get("output_dir"))
@@ -389,8 +394,8 @@ def begin(config: Any) -> Sweep:
         written: Any = OmegaConf.to_container(config.hydra.sweep)
         if written["subdir"] != "${hydra.job.num}":
             raise ConfigError(
-                "hydra.sweep.subdir is not for sweeps of exp, whose jobs lie in <output_dir>/0, 1, 2, ...; leave it "
-                "out (sweep.csv tells which is which)"
+                "hydra.sweep.subdir cannot be set: jobs of a sweep are in <output_dir>/0, 1, 2, ...; leave it out "
+                "(sweep.csv has the overrides of each job)"
             )
         if config.sweep.resume and "output_dir" not in str(list(config.hydra.overrides.task)):
             raise ConfigError("sweep.resume=true needs output_dir=<the folder of the sweep to go on with>")
@@ -399,39 +404,39 @@ def begin(config: Any) -> Sweep:
 
 
 def require_jobs() -> None:
-    """Refuse a sweep whose sweeper has not asked for a single job.
+    """Refuse a sweep whose sweeper has not asked for any job.
 
     Raises:
-        ConfigError: it is one.
+        ConfigError: the sweep has no job.
     """
     for sweep in _current:
         if not sweep.asked:
             raise ConfigError(
-                f"the sweep has no job: {' '.join(sweep.config.hydra.overrides.task)}; a range, choice or glob() "
-                "stands for no value (glob() is for the choices of a config group), or hydra.sweeper.* asks for none"
+                f"the sweep has no job: {' '.join(sweep.config.hydra.overrides.task)}; correct the range, choice or "
+                "glob() that has no value (glob() is for the choices of a config group), or hydra.sweeper.*"
             )
 
 
 def explained(error: Exception) -> Exception | None:
-    """An error that a sweeper raised, such as Optuna's where no trial has come to a value, as one of ours.
+    """Turn an error of the sweeper, such as Optuna's if no trial has a value, into one of exp's.
 
     Returns:
-        ``error`` itself where that was something else, such as what runs the jobs; None where the sweeper only misses
-        the results of a sweep that is shown, and not run.
+        The new error; ``error`` itself if it was raised while jobs ran, so that the sweeper is not its cause; None
+        after a dry run, in which the sweeper only misses the results.
     """
     sweep = _current[0] if _current else None
     if sweep is None or sweep.busy or sweep.dry:
         return None if sweep is not None and sweep.dry else error
-    kind = RunError if sweep.asked else ConfigError  # before it asks for a job, only its settings can be wrong
+    kind = RunError if sweep.asked else ConfigError  # before the first job, only the sweeper's settings can be wrong
     first = f"{type(error).__name__}: {error}".splitlines()[0]
     return kind(f"the sweeper has ended the sweep: {first}; see hydra.sweeper.*")
 
 
 def finish() -> tuple[int, str | None, list[Path]]:
-    """After the last batch: the table, the files, the report.
+    """End the sweep after its last batch: release the lock, print the table, write the report.
 
     Returns:
-        The exit code, the name of the signal that ended the sweep, and the run folders that there are.
+        The exit code, the name of the signal that ended the sweep (or None), and the run folders.
     """
     if not _current:
         return EXIT_OK, None, []
@@ -440,7 +445,7 @@ def finish() -> tuple[int, str | None, list[Path]]:
     if lost is not None:
         console.error(lost)
     sweep.lock.release()
-    code = sweep.exit_code() if sweep.launched or sweep.dry else EXIT_OK  # else it ended before its first job
+    code = sweep.exit_code() if sweep.launched or sweep.dry else EXIT_OK  # it may have ended before its first job
     taken_back = [job.run is None or job.run.take_back() for job in sweep.jobs if code in REFUSED]
     runs = _run_folders(sweep.folder) if sweep.launched and not (code in REFUSED and all(taken_back)) else []
     if runs:

@@ -1,8 +1,8 @@
-"""Composes the jobs of a sweep: what they share once, and for each job only what it changes.
+"""Composes the jobs of a sweep fast: Hydra composes the first job of a kind, the others are copies with other values.
 
-Jobs whose command lines set the same keys, and choose the same files of the config groups, differ in plain values only.
-The first of them is composed by Hydra; the others are copies with other values in these keys. A job that does anything
-else (adds or deletes keys, sets lists, dictionaries or interpolations, has values of Hydra's own) is composed by Hydra.
+Jobs are of one kind if they set the same keys and choose the same files of the config groups, so that they differ in
+plain values only. A job that does anything else (adds or deletes keys, sets lists, dictionaries or interpolations, or
+sets keys of Hydra) is composed by Hydra.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Composer"]
 
-# Keys of which more depends than their own value: whose file is read, which backend there is.
+# Keys whose value decides on more than themselves, such as which file is read or which backend is used.
 _DECIDE = ("backend", "experiment", "hydra", "init_from", "output_dir", "record", "task")
 
 
 class Composer:
-    """Stands in for Hydra's loader of configurations while a sweep is composed.
+    """Replaces Hydra's config loader while a sweep is composed.
 
     Args:
-        loader: Hydra's.
+        loader: Hydra's config loader, to which other attributes are forwarded.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -43,16 +43,16 @@ class Composer:
         self._is_group = functools.lru_cache(maxsize=None)(lambda key: bool(loader.repository.group_exists(key)))
         self._checked: set[Any] = set()
         self._shared: dict[Any, tuple[Any, Any] | None] = {}
-        """What Hydra has composed for the first job of a kind, and what became of it; None: each is Hydra's."""
+        """By kind: the first job's configuration as Hydra composed it, and prepared; None: it cannot be reused."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: Sequence[str]) -> Any:
-        """What a sweeper checks its jobs by: the first of each kind is composed.
+        """Called by a sweeper to check a job; composes only the first job of each kind.
 
         Raises:
-            HydraException: as Hydra composes it.
+            HydraException: Hydra cannot compose the job.
         """
         kind = self._kind(sweep_overrides)
         if kind is None or kind not in self._checked:
@@ -61,27 +61,27 @@ class Composer:
         return master_config
 
     def prepared(self, master_config: DictConfig, overrides: Sequence[str], number: int) -> Any:
-        """What :func:`exp.frozen.prepare` makes of a job's configuration.
+        """Compose a job's configuration and prepare it (:func:`exp.frozen.prepare`).
 
         Args:
-            master_config: of the whole sweep.
+            master_config: configuration of the whole sweep.
             overrides: of the job.
-            number: Hydra's, from 0.
+            number: Hydra's number of the job, from 0.
 
         Raises:
-            HydraException: as Hydra composes it.
-            ExpError: as :func:`exp.frozen.prepare`.
+            HydraException: Hydra cannot compose the job.
+            ExpError: raised by :func:`exp.frozen.prepare`.
         """
         kind = self._kind(overrides)
         shared = self._shared.get(kind)
-        # What does not fit is composed by Hydra, as if it were alone: that says what is wrong.
+        # If a value does not fit, fall through to Hydra, whose error message says what is wrong.
         with contextlib.suppress(OmegaConfBaseException):
             if shared is not None:
                 config = copy.deepcopy(shared[1])
                 for override in map(self._parse, overrides):
                     if self._is_plain(override):
                         OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
-                HydraConfig.instance().set_config(shared[0])  # for the choices in the config groups
+                HydraConfig.instance().set_config(shared[0])  # the choices in the config groups are read from it
                 return config
         composed = self._loader.load_sweep_config(master_config, list(overrides))
         with open_dict(composed):
@@ -93,17 +93,17 @@ class Composer:
         prepared = prepare(config, self.task_overrides(overrides))
         if kind is not None and kind not in self._shared:
             by_number = "${hydra:" in str(OmegaConf.to_container(prepared))
-            # An override by null, say, of what is a list or a dictionary.
+            # For example, null for a key whose value is a list or a dictionary.
             whole = any(OmegaConf.is_config(OmegaConf.select(composed, key)) for key in self._plain_keys(overrides))
             self._shared[kind] = None if by_number or whole else (composed, copy.deepcopy(prepared))
         return prepared
 
     def task_overrides(self, overrides: Sequence[str]) -> list[str]:
-        """Those that are not Hydra's own."""
+        """The overrides that are not of keys of Hydra itself."""
         return [override for override in overrides if not self._parse(override).is_hydra_override()]
 
     def _kind(self, overrides: Sequence[str]) -> Any:
-        """What jobs that can share have in common: their overrides, less the values of the plain ones."""
+        """The kind of a job: its overrides, without the values of plain keys; None: Hydra must compose the job."""
         parsed, plain = [self._parse(text) for text in overrides], self._plain_keys(overrides)
         changed = [each.key_or_group for each in parsed if not self._is_plain(each)]
         if any(_related(key, each) for key in plain for each in changed if not self._is_group(each)):
@@ -121,5 +121,5 @@ class Composer:
 
 
 def _related(key: str, other: str) -> bool:
-    """Whether one of two keys is the other, or lies below it."""
+    """Whether two dotted keys are equal, or one is below the other."""
     return f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.")

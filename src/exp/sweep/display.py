@@ -1,4 +1,4 @@
-"""A sweep on the terminal: a line for each job that has ended and, drawn again and again, those that run."""
+"""Shows a sweep on the terminal: a line for each job that has ended, and below them the running jobs, redrawn."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _MOST_RUNNING = 12
 
 
 class SweepDisplay(Watcher):
-    """Shows a batch of a sweep.
+    """Shows one batch of a sweep.
 
     Args:
         sweep: with all jobs so far.
-        jobs: those of the batch that run, in the order in which the launcher counts them.
+        jobs: jobs of the batch to run; ``number`` in the methods is the index in this list.
     """
 
     def __init__(self, sweep: Sweep, jobs: Sequence[Job]) -> None:
@@ -34,23 +34,23 @@ class SweepDisplay(Watcher):
         self.sweep = sweep
         self.jobs = jobs
         self._common = sweep.common_overrides()
-        self._running: dict[int, tuple[float, str]] = {}  # since when, and how each job is doing
+        self._running: dict[int, tuple[float, str]] = {}  # start time and state of each running job
         self._ended = self._failed = 0
         self._drawn = 0.0
 
     def refused(self, job: Job) -> None:
-        """A job whose configuration is wrong."""
+        """Print the error of a job that was refused."""
         assert job.outcome is not None
         self._error(job, job.outcome.detail or "refused")
 
     def state(self, number: int, text: str) -> None:
-        """Show it on a terminal."""
+        """Show the state of a running job; only on a terminal."""
         since, _ = self._running.get(number, (time.monotonic(), ""))
         self._running[number] = since, text
         self._draw()
 
     def ended(self, number: int, outcome: Outcome) -> None:
-        """Print what became of a job."""
+        """Print the result or the failure of a job."""
         self._running.pop(number, None)
         self._ended += 1
         job = self.jobs[number]

@@ -1,7 +1,4 @@
-"""One job of a sweep in a process of its own, which :mod:`exp.sweep.packing` starts.
-
-``python -m exp.sweep.job FOLDER TOKEN PARENT``.
-"""
+"""Runs one job of a sweep: ``python -m exp.sweep.job FOLDER TOKEN PARENT``, started by :mod:`exp.sweep.packing`."""
 
 from __future__ import annotations
 
@@ -24,9 +21,15 @@ __all__ = ["main"]
 
 
 def main(run_dir: str, token: str, parent: str) -> int:
-    """Run what is frozen in ``run_dir``, whose lock the sweep has under ``token``; returns the exit code.
+    """Run a frozen job and write its outcome file: code of the user may change the exit code of the process.
 
-    Its outcome is in a file: what the process ends with, code of the user's may decide.
+    Args:
+        run_dir: the run folder.
+        token: of the lock of the run folder, which the sweep holds.
+        parent: process id of the sweep, which this process must not outlive.
+
+    Returns:
+        The exit code.
     """
     die_with_parent(signal.SIGTERM, int(parent))
     folder, lock, detail = RunFolder(run_dir), RunLock(Path(run_dir), token), None
@@ -42,7 +45,7 @@ def main(run_dir: str, token: str, parent: str) -> int:
     finally:
         lock.release()
     result = read_json(folder.result) or {}
-    if result == before:  # it was refused, and has left the record of an earlier run as it was
+    if result == before:  # the job was refused, and the result is that of an earlier run
         result = {}
     if code not in (EXIT_OK, EXIT_PREEMPTED) and result.get("error"):
         detail = result["error"]["message"] + ("" if code in REFUSED else f"\n  log: {log_file(folder)}")

@@ -1,4 +1,4 @@
-"""Runs jobs side by side on this machine: as many as its cards, or its processor's cores, have room for."""
+"""Runs jobs side by side on this machine: as many as there are free cards, or CPU cores."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 __all__ = ["pack"]
 
 _POLL_S = 0.1
-_PATIENCE_S = 8.0  # a job's own launcher gives its workers some seconds to end
+_PATIENCE_S = 8.0  # longer than a job's own launcher waits for its workers to end
 _CORES = "cores"
 
 
 class _Pools:
-    """The devices that are free, by family; simulated cards and the CPU itself live on the processor's cores.
+    """The free devices, by backend. Simulated cards and the CPU backend use CPU cores.
 
     Args:
-        parallel_jobs: at most so many jobs at a time; they may then share cores.
+        parallel_jobs: maximum number of jobs at a time, which may then share cores; None: CPU jobs do not share cores.
     """
 
     def __init__(self, parallel_jobs: int | None) -> None:
@@ -44,14 +44,18 @@ class _Pools:
         self._free: dict[str, list[int]] = {_CORES: list(range(usable_cores()))}
 
     def take(self, backend: Backend, nproc: int) -> dict[str, list[int]] | None:
-        """What a job needs, if it is free; None: it has to wait."""
+        """Reserve the devices of a job.
+
+        Returns:
+            Device numbers by pool; None if not all that the job needs are free.
+        """
         if self.parallel_jobs is not None and self.running >= self.parallel_jobs:
             return None
         needed: dict[str, int] = {}
         if backend.exclusive_devices:
             count = backend.device_count()
             self._free.setdefault(backend.name, list(range(count)))
-            # Where a job cannot be kept from seeing all cards, it has them all.
+            # Without a variable that hides cards, a job sees all cards, so it gets all.
             needed[backend.name] = nproc if backend.visible_variables else count
         if (not backend.exclusive_devices or backend.simulate) and self.parallel_jobs is None:
             needed[_CORES] = min(nproc, usable_cores())
@@ -61,7 +65,7 @@ class _Pools:
         return {pool: [self._free[pool].pop(0) for _ in range(count)] for pool, count in needed.items()}
 
     def give_back(self, taken: dict[str, list[int]]) -> None:
-        """A job has ended."""
+        """Free the devices of a job that has ended."""
         self.running -= 1
         for pool, devices in taken.items():
             self._free[pool] = sorted(self._free[pool] + devices)
@@ -69,14 +73,14 @@ class _Pools:
 
 @dataclass
 class _Running:
-    """One job's process, and the devices that it has."""
+    """The process of one job, and its devices."""
 
     run: FrozenRun
     process: subprocess.Popen[bytes]
     taken: dict[str, list[int]]
 
     def outcome(self) -> Outcome:
-        """What became of it, now that it has ended."""
+        """The outcome of the job; its process has ended."""
         outcome = Outcome.read(outcome_file(self.run.folder, str(self.process.pid)))
         code, end = EXIT_FAILED if outcome is None else outcome.exit_code, self.process.returncode
         if outcome is None or (code not in (EXIT_OK, EXIT_PREEMPTED) and outcome.detail is None):
@@ -86,7 +90,7 @@ class _Running:
 
 
 class _Packing:
-    """Jobs that share this machine; see :func:`pack`."""
+    """State of :func:`pack`."""
 
     def __init__(self, runs: Sequence[FrozenRun], parallel_jobs: int | None) -> None:
         self.runs = runs
@@ -99,7 +103,7 @@ class _Packing:
         self.mark = secrets.token_hex(8)
 
     def start_what_fits(self) -> None:
-        """Start the jobs for which there is room, in order."""
+        """Start the waiting jobs whose devices are free, in order."""
         for number in list(self.waiting):
             run, backend = self.runs[number], self.backends[number]
             taken = self.pools.take(backend, run.config.nproc)
@@ -116,19 +120,19 @@ class _Packing:
 
     @staticmethod
     def _own(run: FrozenRun, backend: Backend, taken: dict[str, list[int]]) -> dict[str, str]:
-        """Variables that keep a job to its devices, and to its share of the processor."""
+        """Environment variables that limit a job to its devices and its share of the cores."""
         devices = taken.get(backend.name) or taken.get(_CORES)
         if devices is None:
             return {}
         own = only(backend, devices)
         if "OMP_NUM_THREADS" not in {**os.environ, **backend.env} and not backend.simulate:
-            # Beside a card, jobs on the others compute, too.
+            # Jobs on the other cards need cores, too.
             cards = backend.device_count() if backend.exclusive_devices else 0
             own["OMP_NUM_THREADS"] = str(max(1, usable_cores() // cards if cards else len(devices) // run.config.nproc))
         return own
 
     def on_signal(self, number: int, _frame: Any) -> None:
-        """Hand a signal on to the jobs, which have sessions of their own."""
+        """Forward a signal to the jobs: SIGTERM, or the preemption signal. Jobs run in sessions of their own."""
         if number != PREEMPT_SIGNAL:
             self.deadline = time.monotonic() + (_PATIENCE_S if self.received is None else 0)
         self.received = number
@@ -137,7 +141,11 @@ class _Packing:
                 job.process.send_signal(number if number == PREEMPT_SIGNAL else signal.SIGTERM)
 
     def interrupted(self, begun: bool) -> Outcome | None:
-        """The outcome of a job that a signal has ended, or kept from beginning; None: that of its own counts."""
+        """The outcome of a job that a signal ended or kept from starting; None: the job's own outcome counts.
+
+        Args:
+            begun: whether the job was started.
+        """
         if self.received is None or (begun and self.received == PREEMPT_SIGNAL):
             return None
         if self.received == PREEMPT_SIGNAL:
@@ -146,15 +154,15 @@ class _Packing:
 
 
 def pack(runs: Sequence[FrozenRun], parallel_jobs: int | None, watcher: Watcher) -> list[Outcome]:
-    """Run jobs, each in a process of its own with devices of its own, in order, as soon as there is room.
+    """Run jobs, each in a process of its own with devices of its own; start them in order, as devices become free.
 
     Args:
-        runs: with their folders written.
-        parallel_jobs: at most so many at a time; None: as many as there is room for.
+        runs: their run folders are written.
+        parallel_jobs: maximum number of jobs at a time; None: as many as devices allow.
         watcher: receives progress and outcomes.
 
     Returns:
-        An outcome for each. After a signal: what was running has been ended, what waited has not been started.
+        An outcome for each run. After a signal, running jobs were ended, and waiting jobs were not started.
     """
     packing = _Packing(runs, parallel_jobs)
     outcomes: dict[int, Outcome] = {}

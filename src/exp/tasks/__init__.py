@@ -1,4 +1,4 @@
-"""exp's own tasks. They come in as any plugin's do."""
+"""exp's own tasks, registered in the same way as those of a plugin."""
 
 from __future__ import annotations
 
@@ -17,4 +17,4 @@ _TASKS: tuple[type[Task], ...] = (
 )  # fmt: skip
 _BY_PLACE = {f"task/{task.name}": task for task in _TASKS}
 plugin = Plugin(structures=_BY_PLACE, choices={k: task for k, task in _BY_PLACE.items() if k != "task/doctor"})
-"""The doctor's file in ``conf/task`` also sets a key of the launcher."""
+"""``task=doctor`` is not among the choices: it has a file in ``conf/task``, which also sets a key of the launcher."""

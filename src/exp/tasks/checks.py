@@ -1,6 +1,6 @@
 """Tasks that check the hardware (:mod:`exp.checks`): task=doctor, env, parity and qualify.
 
-task=operators, collectives and speed are rows of the last; each can be run alone.
+task=qualify is a suite of checks; its checks task=operators, collectives and speed can also be run alone.
 """
 
 from __future__ import annotations
@@ -23,34 +23,35 @@ __all__ = ["Collectives", "Doctor", "Env", "Operators", "Parity", "Qualify", "Sp
 
 
 _EARLY_STEPS = 20
-"""Steps whose losses can be held to a tolerance. Training magnifies rounding errors: on a card that computes what the
-CPU does, the default experiment was 1e-5 away after 33 to more than 100 steps, and up to 2e-4 after 100."""
+"""Steps whose losses can be compared with a tolerance. Training amplifies rounding errors: on a card that computes
+correctly, losses of the default experiment differed from the CPU's by 1e-5 after 33 to more than 100 steps, and by up
+to 2e-4 after 100."""
 
 
 def _refuse_several_machines(config: ExpConfig) -> None:
-    """For tasks that start runs of their own, one after the other."""
+    """Check the launcher of a task that starts runs of its own on this machine, one after the other."""
     from exp.launcher.base import launcher_class
 
     name, launcher = config.task.name, launcher_class(config)
     if config.launcher.nnodes > 1:
         raise ConfigError(f"task={name} is for one machine; run it on each, without launcher.nnodes")
     if launcher.submits or launcher.joins:
-        raise ConfigError(f"task={name} starts runs here; take launcher=torchrun, within a job if need be")
+        raise ConfigError(f"task={name} starts runs on this machine; use launcher=torchrun, if need be within a job")
 
 
 @dataclass
 class Doctor(Task):
-    """Examines every rank, its card, and the job that they make; the parent judges."""
+    """Examines every rank, its card, and how the ranks work together; the parent evaluates the findings."""
 
     _target_: str = "exp.tasks.checks.Doctor"
     name: str = "doctor"
     timeout_s: int = 60
-    """Longest that a check may take, and that ranks wait for one another, in seconds."""
+    """Time limit of one check, and of the wait for other ranks, in seconds."""
     burst_s: float = 2.0
     """How long every card multiplies matrices, in seconds."""
 
     diagnoses: ClassVar[bool] = True
-    isolated: ClassVar[bool] = True  # the parent is to survive a device that hangs or crashes
+    isolated: ClassVar[bool] = True  # the parent must survive a device that hangs or crashes
 
     def diagnose(self, config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
         """See :func:`exp.checks.doctor.diagnose`."""
@@ -59,14 +60,14 @@ class Doctor(Task):
         diagnose(config, folder, info, backend)
 
     def announce(self, config: ExpConfig, folder: RunFolder) -> bool:
-        """What is examined."""
+        """Print what is examined."""
         from exp.checks import diagnosis
 
         diagnosis.begin(config, folder)
         return True
 
     def tell_end(self, config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int | None:
-        """The table of findings."""
+        """Print the table of findings; return its exit code."""
         from exp.checks import diagnosis
 
         return None if outcome.interrupted_by is not None else diagnosis.end(config, folder, outcome)
@@ -74,7 +75,7 @@ class Doctor(Task):
 
 @dataclass
 class Env(Task):
-    """Plain text to paste into a bug report."""
+    """Prints a description of the environment as plain text, for bug reports."""
 
     _target_: str = "exp.tasks.checks.Env"
     name: str = "env"
@@ -85,7 +86,7 @@ class Env(Task):
     def check(self, config: ExpConfig) -> None:
         """Refuse more than one process."""
         if config.nproc > 1:
-            raise ConfigError(f"task=env looks from one process; leave out nproc={config.nproc}, or use task=doctor")
+            raise ConfigError(f"task=env runs in one process; leave out nproc={config.nproc}, or use task=doctor")
 
     def diagnose(self, config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
         """See :func:`exp.checks.env.describe`."""
@@ -94,17 +95,17 @@ class Env(Task):
         describe(config, folder, info, backend)
 
     def announce(self, config: ExpConfig, folder: RunFolder) -> bool:
-        """Nothing: the text alone is wanted."""
+        """Print nothing: the output is the text alone."""
         return True
 
     def tell_end(self, config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int | None:
-        """All has been said."""
+        """Print nothing more on success."""
         return EXIT_OK if outcome.exit_code == EXIT_OK else None
 
 
 @dataclass
 class Parity(ParentTask):
-    """Makes two runs, each of which leaves a trace of a few steps, and compares them (:mod:`exp.checks.parity`)."""
+    """Runs a few steps on two backends, records a trace of each, and compares the traces (:mod:`exp.checks.parity`)."""
 
     _target_: str = "exp.tasks.checks.Parity"
     name: str = "parity"
@@ -121,13 +122,13 @@ class Parity(ParentTask):
     uses_hardware: ClassVar[bool] = True
 
     def check(self, config: ExpConfig) -> None:
-        """Two runs on one node, one after the other, whose tensors are whole."""
+        """Check the number of steps, and that the runs are on one node and without sharded tensors."""
         if not 1 <= self.steps <= _EARLY_STEPS:
             raise ConfigError(
-                f"steps={self.steps} must be at least 1, and at most {_EARLY_STEPS}: rounding errors grow"
+                f"steps={self.steps} must be in 1 to {_EARLY_STEPS}, because rounding errors grow with the steps"
             )
         if config.wrapper.kind == "fsdp" and config.nproc > 1:
-            raise ConfigError("task=parity compares whole tensors, and wrapper=fsdp leaves none; use wrapper=ddp")
+            raise ConfigError("task=parity compares whole tensors, but wrapper=fsdp shards them; use wrapper=ddp")
         _refuse_several_machines(config)
 
     def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> Finished:
@@ -152,26 +153,26 @@ class Trace(Task):
 
 @dataclass
 class Qualify(ParentTask):
-    """Makes all rows, each in a process of its own, and one page of them (:mod:`exp.checks.suite`)."""
+    """Runs a suite of checks, each in a process of its own, and writes a page of results (:mod:`exp.checks.suite`)."""
 
     _target_: str = "exp.tasks.checks.Qualify"
     name: str = "qualify"
     budget_minutes: float = 60.0
-    """After it no further row begins; the same command goes on with them."""
+    """After this time no further check starts; the same command continues with the remaining checks."""
     row_minutes: float = 8.0
-    """A row that takes longer has failed."""
+    """Time limit of one check; a check that takes longer has failed."""
     rows: Optional[List[str]] = None
-    """Which rows are made, as patterns: ``[doctor,"speed*"]``; null: all."""
+    """Checks to run, as patterns: ``[doctor,"speed*"]``; null: all."""
     experiments: Optional[List[str]] = None
-    """Experiments that are trained; null: the example of each installed family."""
+    """Experiments to train; null: the example of each installed family of experiments."""
     steps: int = 30
     """Optimizer steps of each measurement of speed."""
 
     def check(self, config: ExpConfig) -> None:
-        """Refuse steps that are none, and more than one machine."""
+        """Refuse too few steps, and more than one machine."""
         if self.steps <= Speed.warm_up:
             raise ConfigError(
-                f"task.steps={self.steps} must be more than {Speed.warm_up}, which come before the measurement"
+                f"task.steps={self.steps} must be more than the {Speed.warm_up} warm-up steps, which are not measured"
             )
         _refuse_several_machines(config)
 
@@ -184,7 +185,7 @@ class Qualify(ParentTask):
 
 @dataclass
 class _Journaled(Task):
-    """Writes a journal of what it tries, which is judged at the end."""
+    """Base class of checks that write a journal of what they try; the parent evaluates it at the end."""
 
     isolated: ClassVar[bool] = True
     compared: ClassVar[bool] = False
@@ -207,14 +208,14 @@ class Operators(_Journaled):
     work: ClassVar[str] = "exp.checks.operators.check_operators"
 
     def check(self, config: ExpConfig) -> None:
-        """Refuse more than one process: what they exchange is task=collectives' to check."""
+        """Refuse more than one process: task=collectives checks several."""
         if config.nproc > 1:
-            raise ConfigError(f"task=operators looks at one card; leave out nproc={config.nproc}")
+            raise ConfigError(f"task=operators checks one card; leave out nproc={config.nproc}")
 
 
 @dataclass
 class Collectives(_Journaled):
-    """Checks and times what ranks exchange."""
+    """Checks and times collective operations."""
 
     _target_: str = "exp.tasks.checks.Collectives"
     name: str = "collectives"
@@ -236,7 +237,7 @@ class Speed(Task):
     _target_: str = "exp.tasks.checks.Speed"
     name: str = "speed"
     warm_up: int = 5
-    """Steps at the beginning that do not count."""
+    """Steps at the beginning that are not timed."""
 
     trains: ClassVar[bool] = True
     isolated: ClassVar[bool] = True
@@ -244,6 +245,6 @@ class Speed(Task):
     work: ClassVar[str] = "exp.checks.training.measure_speed"
 
     def check(self, config: ExpConfig) -> None:
-        """Refuse a warm-up that leaves nothing."""
+        """Refuse a number of steps that leaves nothing to time after the warm-up."""
         if config.max_steps is not None and config.max_steps <= self.warm_up:
             raise ConfigError(f"max_steps={config.max_steps} must be more than task.warm_up={self.warm_up}")

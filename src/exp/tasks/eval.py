@@ -1,4 +1,4 @@
-"""task=eval and predict: weights of a checkpoint as they are, on data that they were not trained on."""
+"""task=eval and task=predict: use the weights of a checkpoint unchanged."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ __all__ = ["Eval", "Predict"]
 
 @dataclass
 class Eval(Task):
-    """Tests weights as they are, also in detail: per series and horizon step, or per class."""
+    """Evaluates weights on the test split, also in detail: per series and horizon step, or per class."""
 
     _target_: str = "exp.tasks.eval.Eval"
     name: str = "eval"
     worst: int = 4
-    """How many of the worst samples are drawn, truth beside prediction, where the data can; with ``plots=true``."""
+    """Number of the worst samples to draw, ground truth beside prediction; needs ``plots=true`` and support by the
+    data."""
     best: int = 2
-    """How many of the best."""
+    """Number of the best samples to draw."""
 
     needs_weights: ClassVar[bool] = True
     work: ClassVar[str] = "exp.engine.outputs.evaluate"
@@ -31,18 +32,18 @@ class Eval(Task):
 
 @dataclass
 class Predict(Task):
-    """Predicts with the weights of ``init_from``, as files and pictures; data bring further keys."""
+    """Predicts with the weights of ``init_from``, and writes files and pictures; data may add keys."""
 
     _target_: str = "exp.tasks.eval.Predict"
     name: str = "predict"
     input: Optional[str] = None
-    """What to predict for, as the data say: images, a CSV file of new rows; null: the test split."""
+    """Input of the prediction: images, or a CSV file of new rows, depending on the data; null: the test split."""
 
     needs_weights: ClassVar[bool] = True
     work: ClassVar[str] = "exp.engine.outputs.predict"
 
     def check(self, config: ExpConfig) -> None:
-        """``task.input`` stands for the data where their family says so: a file of new rows."""
+        """Let the data take ``task.input``, such as a file of new rows, in place of their file, if they support it."""
         take = getattr(preflight_of(config.data), "take_input", None)
         if self.input is not None and take is not None:
             take(config.data, self.input)

@@ -1,4 +1,4 @@
-"""task=report, track and attach: what is done with runs that are over, or submitted. No worker, no torch."""
+"""task=report, track and attach: work with finished or submitted runs, without workers and torch."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Attach", "Report", "Track"]
 
-_ROWS = 40  # of a table as papers print it; longer ones are in the files
+_ROWS = 40  # maximum for a paper's table on the terminal; longer tables are only in the files
 
 
 @dataclass
 class _OfRuns(ParentTask):
     run: Any = None
-    """A run folder, a sweep's folder, a glob, or a list of them."""
+    """A run folder, a sweep's folder, a glob, or a list of these."""
 
     def find(self) -> tuple[list[str], list[Run]]:
-        """The paths as they were given, and their runs.
+        """The paths in ``run``, and the runs that they name.
 
         Raises:
             ConfigError: ``run`` is not set or empty, or there are no runs.
@@ -45,16 +45,16 @@ class _OfRuns(ParentTask):
 
 @dataclass
 class Report(_OfRuns):
-    """Compares runs: a table and a page."""
+    """Compares runs in a table and on a page."""
 
     _target_: str = "exp.tasks.runs.Report"
     name: str = "report"
 
     def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> Finished:
-        """Find the runs, print their table and what is published beside it, and write the files.
+        """Find the runs, print their table and tables with published results, and write the files.
 
-        They go to ``output_dir`` where the user gives one; else into the sweep's folder, if ``run`` is one; else into a
-        new folder below ``outputs/report``, so that nothing is added to a run.
+        The files go to ``output_dir`` if the user sets it; else into the sweep's folder, if ``run`` is one; else into a
+        new folder below ``outputs/report``, so that no run folder changes.
         """
         from exp.report import write_report
         from exp.report.tables import as_rich, paper_tables, sweep_table
@@ -76,7 +76,7 @@ class Report(_OfRuns):
         unknown = sum(bool(run.result) and "digests" not in run.result for run in runs)
         if unknown:
             terminal.print(
-                f"note: {unknown} of {len(runs)} results have no digests: nobody can tell whether they are as written"
+                f"note: {unknown} of {len(runs)} results have no digests, so later changes of them cannot be detected"
             )
         terminal.print(f"report: {page}", soft_wrap=True)
         return Finished(runs=[run.folder for run in runs])
@@ -84,13 +84,13 @@ class Report(_OfRuns):
 
 @dataclass
 class Track(_OfRuns):
-    """Hands runs to the trackers of ``logger``: runs of a node without network, or whose tracker had gone."""
+    """Sends runs to the trackers of ``logger``, for example runs of a node without network access."""
 
     _target_: str = "exp.tasks.runs.Track"
     name: str = "track"
 
     def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> Finished:
-        """One run after the other; what a tracker has received is not sent again.
+        """Send the runs one after the other; records that a tracker has received are not sent again.
 
         Raises:
             ConfigError: there is no run, or no tracker.
@@ -107,7 +107,7 @@ class Track(_OfRuns):
         complete = True
         terminal = console.make_console()
         for run in runs:
-            going_on = " goes on, and reports by itself" if holder_of(run.folder) is not None else ""
+            going_on = " is still running, and reports by itself" if holder_of(run.folder) is not None else ""
             terminal.print(f"{console.shown(run.folder)}{going_on}", highlight=False, markup=False, soft_wrap=True)
             if not going_on:
                 for reporter in hand_over(config.logger, RunFolder(run.folder), console.warn):

@@ -1,4 +1,4 @@
-"""task=train: train with validation, then test the best weights; and task=estimate: what that takes, beforehand."""
+"""task=train: train with validation, then test the best weights; task=estimate: the cost of that, in advance."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Estimate", "Train"]
 
 @dataclass
 class Train(Task):
-    """Trains, and goes on from checkpoints of its own."""
+    """Trains a model, saves checkpoints, and can resume from them."""
 
     _target_: str = "exp.tasks.train.Train"
     name: str = "train"
@@ -27,7 +27,7 @@ class Train(Task):
     work: ClassVar[str] = "exp.engine.training.train"
 
     def run(self, session: Session) -> dict[str, Any]:
-        """Train, once more from the checkpoint after ``debug.restart_after`` (:func:`exp.engine.training.train`)."""
+        """Train (:func:`exp.engine.training.train`); with ``debug.restart_after``, rebuild all and resume after it."""
         from exp.engine.hooks import Interrupted
         from exp.engine.training import train
 
@@ -35,9 +35,7 @@ class Train(Task):
             return train(session, _rate, _what_fits)
         except Interrupted as interrupted:
             step = interrupted.step
-        session.say(
-            f"debug: interrupted after step {step}; everything is built anew, and continues from the checkpoint"
-        )
+        session.say(f"debug: interrupted after step {step}; everything is rebuilt, and resumes from the checkpoint")
         session.start_anew()
         return train(session, _rate, _what_fits)
 
@@ -56,14 +54,14 @@ def _what_fits(*arguments: Any) -> Any:
 
 @dataclass
 class Estimate(ParentTask):
-    """Parameters, operations, memory by kind, and the batch that fits; needs no hardware."""
+    """Estimates parameters, operations, memory by kind, and the batch size that fits; needs no hardware."""
 
     _target_: str = "exp.tasks.train.Estimate"
     name: str = "estimate"
     memory_gib: Optional[float] = None
-    """Memory of a card, in GiB; null: that of the cards here, as the vendor's monitor tells it."""
+    """Memory of a card, in GiB; null: that of the cards here, as the vendor's monitor reports it."""
     headroom: float = 0.1
-    """Share of the memory that is left to what is not counted: the driver, collectives' buffers, fragments."""
+    """Share of the memory for what is not counted: the driver, buffers of collectives, fragmentation."""
 
     trains: ClassVar[bool] = True
 

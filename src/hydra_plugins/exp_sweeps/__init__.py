@@ -1,7 +1,7 @@
-"""What Hydra calls: for ``-m`` a launcher, and before it composes what adds config groups.
+"""Plugins of Hydra: a launcher for ``-m``, and a search path plugin that adds config groups of exp's plugins.
 
-Only a launcher of Hydra's sees all the jobs of a batch at once. It freezes them, so that nothing that is edited while
-they wait changes them: see :mod:`exp.sweep`.
+Only a Hydra launcher receives all jobs of a batch at once. It freezes them first, so that later edits of files do not
+change jobs that still wait: see :mod:`exp.sweep`.
 """
 
 from __future__ import annotations
@@ -23,40 +23,40 @@ __all__ = ["ExpLauncher", "PluginConfigs"]
 
 
 class PluginConfigs(SearchPathPlugin):
-    """Adds the config groups of installed plugins, after exp's own and the user's."""
+    """Adds the config groups of installed plugins to the search path, after exp's own and the user's."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Called by Hydra before it composes."""
+        """Append the config packages; Hydra calls this before it composes."""
         for name, plugin in installed().items():
             if plugin.config is not None:
                 search_path.append(f"exp-{name}", f"pkg://{plugin.config}")
 
 
 class ExpLauncher(Launcher):
-    """Hydra's side of a sweep."""
+    """The Hydra launcher, which runs jobs through :mod:`exp.sweep`."""
 
     def __init__(self) -> None:
         self._config: Any = None
         self._context: Any = None
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Take the sweep's folder, and keep what the jobs' configurations are composed from."""
+        """Make the sweep and its folder, and keep the context for composing the jobs."""
         from exp import sweep
         from exp.config.resolve import check_path_part
         from exp.sweep.composing import Composer
 
-        check_path_part("name", config.get("name"))  # of which Hydra makes the sweep's folder next
+        check_path_part("name", config.get("name"))  # Hydra makes the name of the sweep's folder from it
         self._config, self._context = config, hydra_context
-        if not isinstance(hydra_context.config_loader, Composer):  # the sweeper composes all jobs, too, to check them
+        if not isinstance(hydra_context.config_loader, Composer):  # the sweeper, too, composes all jobs, to check them
             hydra_context.config_loader = Composer(hydra_context.config_loader)
         sweep.begin(config)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Run a batch to its end; see :meth:`exp.sweep.Sweep.run`.
+        """Run a batch and wait for its end; see :meth:`exp.sweep.Sweep.run`.
 
         Args:
-            job_overrides: of each job.
-            initial_job_idx: number of the first.
+            job_overrides: a list for each job.
+            initial_job_idx: number of the first job.
         """
         from exp import sweep
 

@@ -1,13 +1,11 @@
-"""Operators for devices that lack them, made of what every device has: products, elementwise, sums, gather, scatter.
+"""Portable kernels for devices that lack operators, made of products, elementwise operators, sums, gather and scatter.
 
-A device whose plug-in has no kernel for an operator runs it on the CPU, tensor by tensor: correct, and slow beyond use
-in training. :func:`install` registers a kernel for it by torch's own extension point, at the dispatch key of the
-device. Autograd's formulas, what it saves for the backward pass, and models stay as they are; other devices see nothing
-of it.
+A device whose plug-in has no kernel for an operator runs it on the CPU, tensor by tensor: correct, but far too slow for
+training. :func:`install` registers a kernel with ``torch.library``, at the dispatch key of the device. Autograd and
+models do not change, and other devices are not affected.
 
-Every kernel has the name of the ATen operator, takes its arguments in their order, and gives its results; it adds up in
-float32 where the tensors are narrower. Formulas are derivatives of the definitions in torch's documentation, unless a
-source is named.
+Every kernel has the name, arguments and results of the ATen operator. For float16 and bfloat16 it accumulates in
+float32. Formulas are derivatives of the definitions in torch's documentation, unless a source is given.
 """
 
 from __future__ import annotations
@@ -33,11 +31,11 @@ KERNELS: dict[str, Callable[..., Any]] = {
     for kernel in module.KERNELS
 }
 KERNELS["nll_loss2d_backward"] = losses.nll_loss_backward
-"""By ATen name, without an overload: what there is a portable form of."""
+"""Portable kernels by ATen name, without the overload."""
 
 
 class _Library(torch.library.Library):
-    """One that refuses to replace a kernel which another has registered from Python; torch's own has done either."""
+    """Refuses to replace a kernel that another library has registered from Python, whatever torch's default is."""
 
     def impl(self, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any) -> None:
         if "allow_override" in inspect.signature(super().impl).parameters:
@@ -46,19 +44,19 @@ class _Library(torch.library.Library):
 
 
 _library = _Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-"""For the rest of the process: one that is collected takes its kernels with it."""
+"""Kept for the rest of the process, because a library that is garbage-collected removes its kernels."""
 
 _installed: dict[str, set[str]] = {}
 
 
 def install(device_type: str, lacking: Iterable[str]) -> frozenset[str]:
-    """Have a device take portable kernels for what it lacks; for the rest of the process, and once for each operator.
+    """Register portable kernels for a device type, for the rest of the process; further calls add only new operators.
 
     A kernel that another library has registered from Python for the same operator and device stays.
 
     Args:
-        device_type: torch's, such as ``device.type``.
-        lacking: ATen names of overloads (:meth:`exp.hardware.backend.Backend.lacking_operators`).
+        device_type: ``device.type``.
+        lacking: ATen names of overloads (:attr:`exp.hardware.backend.Capabilities.lacking_operators`).
 
     Returns:
         Those of ``lacking`` that have a portable kernel now.
@@ -78,7 +76,7 @@ def install(device_type: str, lacking: Iterable[str]) -> frozenset[str]:
 
 
 def _without_autocast(kernel: Callable[..., Any], device_type: str) -> Callable[..., Any]:
-    """The dispatcher is below autocast here, but the operators in the kernel begin at its top."""
+    """Turn autocast off inside a kernel: the dispatcher has applied it to the arguments already."""
 
     @functools.wraps(kernel)
     def run(*args: Any, **kwargs: Any) -> Any:

@@ -1,6 +1,7 @@
-"""Derivatives of activations and of softmax. Tensors of one operator have one shape and dtype, which is the result's.
+"""Backward operators of activations and of softmax. All tensors of one operator, and its result, have one shape.
 
-Each is the derivative of the function in torch.nn.functional, at the points where it has none as torch takes it.
+``grad_output`` is the gradient of the output; a docstring gives the derivative that it is multiplied with. At points
+without a derivative, the value is the one that torch uses.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Tensor = torch.Tensor
 
 
 def gelu_backward(grad_output: Tensor, self: Tensor, *, approximate: str = "none") -> Tensor:
-    """Hendrycks and Gimpel, arXiv 1606.08415: (x Phi(x))' = Phi(x) + x phi(x), and of the form with tanh."""
+    """(x Phi(x))' = Phi(x) + x phi(x), or that of the tanh approximation (Hendrycks and Gimpel, arXiv 1606.08415)."""
     x = wide(self)
     if approximate == "tanh":
         slope, cubic = math.sqrt(2.0 / math.pi), 0.044715
@@ -31,12 +32,12 @@ def gelu_backward(grad_output: Tensor, self: Tensor, *, approximate: str = "none
         density = (x * x).mul_(-0.5).exp_()
         factor = (x * math.sqrt(0.5)).erf_().addcmul_(x, density, value=math.sqrt(2.0 / math.pi)).add_(1.0)
         del density
-    del x  # of half types a copy as large as the gradient's: one at a time
+    del x  # a float32 copy for half types: keep one of them at a time
     return factor.mul_(wide(grad_output)).mul_(0.5).to(self.dtype)
 
 
 def silu_backward(grad_output: Tensor, self: Tensor) -> Tensor:
-    """(x s)' = s (1 + x (1 - s)), s = sigmoid(x)."""
+    """(x s)' = s (1 + x (1 - s)), with s = sigmoid(x)."""
     x = wide(self)
     sigmoid = torch.sigmoid(x)
     factor = (1.0 - sigmoid).mul_(x).add_(1.0).mul_(sigmoid)
@@ -45,35 +46,35 @@ def silu_backward(grad_output: Tensor, self: Tensor) -> Tensor:
 
 
 def sigmoid_backward(grad_output: Tensor, output: Tensor) -> Tensor:
-    """Gives s (1 - s); ``output``: s."""
+    """Slope s (1 - s), with s = ``output``."""
     grad, sigmoid = wide(grad_output), wide(output)
     return (1.0 - sigmoid).mul_(sigmoid).mul_(grad).to(output.dtype)
 
 
 def tanh_backward(grad_output: Tensor, output: Tensor) -> Tensor:
-    """Gives 1 - t**2; ``output``: t."""
+    """Slope 1 - t**2, with t = ``output``."""
     grad, tanh = wide(grad_output), wide(output)
     return torch.addcmul(grad, grad * tanh, tanh, value=-1.0).to(output.dtype)
 
 
 def threshold_backward(grad_output: Tensor, self: Tensor, threshold: float) -> Tensor:
-    """0 up to the threshold, 1 above it; ReLU's with threshold 0."""
+    """0 up to the threshold, 1 above it; with threshold 0 the derivative of ReLU."""
     return grad_output.masked_fill(self <= threshold, 0.0)
 
 
 def leaky_relu_backward(grad_output: Tensor, self: Tensor, negative_slope: float, self_is_result: bool) -> Tensor:
-    """1 above 0, else the slope; input and result have one sign where the slope is not below 0."""
+    """1 above 0, else the slope. ``self`` may be the result: its sign is that of the input if the slope is >= 0."""
     del self_is_result
     return torch.where(self > 0, grad_output, grad_output * negative_slope)
 
 
 def hardtanh_backward(grad_output: Tensor, self: Tensor, min_val: float, max_val: float) -> Tensor:
-    """1 between the bounds, 0 at them and beyond."""
+    """1 between the bounds, else 0, also at the bounds."""
     return grad_output.masked_fill((self <= min_val).logical_or_(self >= max_val), 0.0)
 
 
 def hardsigmoid_backward(grad_output: Tensor, self: Tensor) -> Tensor:
-    """1 / 6 between -3 and 3 (Howard et al., arXiv 1905.02244)."""
+    """1 / 6 between -3 and 3, else 0 (Howard et al., arXiv 1905.02244)."""
     return (grad_output / 6.0).masked_fill_((self <= -3.0).logical_or_(self >= 3.0), 0.0)
 
 
@@ -85,7 +86,7 @@ def hardswish_backward(grad_output: Tensor, self: Tensor) -> Tensor:
 
 
 def mish_backward(grad_output: Tensor, self: Tensor) -> Tensor:
-    """(x t)' = t + x (1 - t**2) sigmoid(x), t = tanh(softplus(x)) (Misra, arXiv 1908.08681)."""
+    """(x t)' = t + x (1 - t**2) sigmoid(x), with t = tanh(softplus(x)) (Misra, arXiv 1908.08681)."""
     x, grad = wide(self), wide(grad_output)
     tanh = torch.nn.functional.softplus(x).tanh_()
     slope = (1.0 - tanh * tanh).mul_(x).mul_(torch.sigmoid(x))
@@ -93,27 +94,34 @@ def mish_backward(grad_output: Tensor, self: Tensor) -> Tensor:
 
 
 def softplus_backward(grad_output: Tensor, self: Tensor, beta: float, threshold: float) -> Tensor:
-    """(log(1 + exp(b x)) / b)' = sigmoid(b x); 1 above the threshold for b x, where torch's is linear."""
+    """(log(1 + exp(b x)) / b)' = sigmoid(b x); 1 if b x is above the threshold, where torch's softplus is linear."""
     x, grad = wide(self) * beta, wide(grad_output)
     return torch.where(x > threshold, grad, grad * torch.sigmoid(x)).to(self.dtype)
 
 
 def log_sigmoid_forward(self: Tensor) -> tuple[Tensor, Tensor]:
-    """Log s(x) = min(x, 0) - log(1 + exp(-|x|)), and exp(-|x|), which the CPU keeps for the backward pass."""
+    """Log s(x) = min(x, 0) - log(1 + exp(-|x|)), with s = sigmoid.
+
+    Returns:
+        The result, and the buffer exp(-|x|), which the CPU's backward operator needs.
+    """
     x = wide(self)
     buffer = torch.abs(x).neg_().exp_()
     return (x.clamp_max(0.0) - torch.log1p(buffer)).to(self.dtype), buffer.to(self.dtype)
 
 
 def log_sigmoid_backward(grad_output: Tensor, self: Tensor, buffer: Tensor) -> Tensor:
-    """(log s(x))' = s(-x)."""
-    del buffer  # empty on some devices
+    """(log s(x))' = s(-x), with s = sigmoid."""
+    del buffer  # not used: it is empty on some devices
     x, grad = wide(self), wide(grad_output)
     return torch.sigmoid(-x).mul_(grad).to(self.dtype)
 
 
 def glu_backward(grad_output: Tensor, self: Tensor, dim: int) -> Tensor:
-    """Of a s(b), a and b the halves along ``dim`` (Dauphin et al., arXiv 1612.08083)."""
+    """Gradients of a s(b) with respect to a and b, the halves of ``self`` along ``dim``, with s = sigmoid.
+
+    Source: Dauphin et al., arXiv 1612.08083.
+    """
     first, second = wide(self).chunk(2, dim)
     grad, sigmoid = wide(grad_output), torch.sigmoid(second)
     of_first = grad * sigmoid
@@ -122,13 +130,13 @@ def glu_backward(grad_output: Tensor, self: Tensor, dim: int) -> Tensor:
 
 
 def _prelu_kernel_backward(grad_output: Tensor, self: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Of max(x, 0) + w min(x, 0) by x, and by w, which is of the shape of x."""
+    """Gradients of max(x, 0) + w min(x, 0) with respect to x and to w; w has the shape of x."""
     positive = self > 0
     return torch.where(positive, grad_output, grad_output * weight), (grad_output * self).masked_fill_(positive, 0.0)
 
 
 def sgn(self: Tensor) -> Tensor:
-    """Gives x / |x|, 0 at 0: the derivative of |x|, real or complex."""
+    """Sign x / |x|, and 0 at 0, for real or complex x."""
     if not self.is_complex():
         return torch.sign(self)
     size = torch.abs(self)
@@ -136,13 +144,13 @@ def sgn(self: Tensor) -> Tensor:
 
 
 def _softmax_backward_data(grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
-    """Gives y (g - sum g y), y the softmax; any shape, of ``input_dtype``."""
+    """Gradient y (g - sum(g y)), with softmax y = ``output`` and g = ``grad_output``; of dtype ``input_dtype``."""
     product = wide(grad_output) * wide(output)
     return product.addcmul_(wide(output), product.sum(dim, keepdim=True), value=-1.0).to(input_dtype)
 
 
 def _log_softmax_backward_data(grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
-    """Gives g - exp(y) sum g, y the logarithm of the softmax; any shape, of ``input_dtype``."""
+    """Gradient g - exp(y) sum(g), with log-softmax y = ``output`` and g = ``grad_output``; of dtype ``input_dtype``."""
     grad = wide(grad_output)
     probabilities = torch.exp(wide(output))
     return torch.addcmul(grad, probabilities, grad.sum(dim, keepdim=True), value=-1.0).to(input_dtype)

@@ -1,8 +1,8 @@
-"""Derivatives of convolutions (Dumoulin and Visin, arXiv 1603.07285): by convolutions, and by matrix products.
+"""Gradients of convolutions, as convolutions and matrix products (Dumoulin and Visin, arXiv 1603.07285).
 
-Where "small" is y = x * w without transposition, "large" is x; of a transposed one it is the other way round. The
-gradient by the weight is the same function of the two: at each place of the kernel, the product of the small tensor
-with the part of the large one that this place sees.
+Of y = conv(x, w), y is called "small" and x "large"; of a transposed convolution, x is "small" and y "large". The
+gradient with respect to the weight is the same function of the two: for each position in the kernel, the product of the
+small tensor with the part of the large tensor that this position is applied to.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ def convolution_backward(
     groups: int,
     output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Of a convolution of any number of axes.
+    """Gradients of a convolution with any number of spatial axes.
 
     Args:
         grad_output: (N, C_out, ...).
         x: (N, C_in, ...).
-        weight: (C_out, C_in / groups, ...), or (C_in, C_out / groups, ...) of a transposed one.
+        weight: (C_out, C_in / groups, ...); of a transposed convolution (C_in, C_out / groups, ...).
         bias_sizes: not used.
-        stride: for each axis, or one for all; so are the next two and ``output_padding``.
-        padding: zeros at both ends.
-        dilation: between the places of the kernel.
-        transposed: see above.
-        output_padding: further elements at the end of a transposed one's result.
-        groups: that channels are divided into.
-        output_mask: which results are wanted; None for the others.
+        stride: one number for each spatial axis, or one for all; likewise ``padding`` and ``dilation``.
+        padding: number of zeros at both ends.
+        dilation: distance between neighboring positions of the kernel.
+        transposed: whether the convolution is a transposed one.
+        output_padding: not used; the shapes imply it.
+        groups: number of channel groups.
+        output_mask: which results are needed; the others are None.
 
     Returns:
         Gradients of input, weight and bias.
     """
-    del bias_sizes, output_padding  # the shapes tell
+    del bias_sizes, output_padding  # the shapes imply both
     kernel = weight.shape[2:]
     axes = len(kernel)
     stride, padding, dilation = (
@@ -64,7 +64,7 @@ def convolution_backward(
         if transposed:
             zeros = [0] * axes
             of_input = torch.convolution(grad_output, weight, None, stride, padding, dilation, False, zeros, groups)
-            for axis, extent in enumerate(x.shape[2:], start=2):  # more with an output_padding of a stride or more
+            for axis, extent in enumerate(x.shape[2:], start=2):  # too long if output_padding is a stride or more
                 of_input = of_input.narrow(axis, 0, extent)
         else:
             of_input = _transposed(grad_output, weight, x.shape[2:], stride, padding, dilation, groups)
@@ -86,7 +86,7 @@ def _transposed(
     dilation: Sequence[int],
     groups: int,
 ) -> Tensor:
-    """The convolution's adjoint; ``size``: of the spatial axes of the result."""
+    """The adjoint of a convolution, a transposed convolution; the result has the spatial shape ``size``."""
     geometry = zip(size, grad.shape[2:], stride, padding, dilation, weight.shape[2:])
     rest = [
         want - ((have - 1) * step - 2 * pad + spread * (places - 1) + 1)
@@ -98,9 +98,10 @@ def _transposed(
 def _by_weight(
     small: Tensor, large: Tensor, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int], groups: int
 ) -> Tensor:
-    """(N, S, ...), (N, L, ...) padded -> (S, L / groups, *kernel).
+    """Gradient of the weight: small (N, S, ...), large (N, L, ...) with padding -> (S, L / groups, *kernel).
 
-    Summed up over samples in float32; narrower tensors are rounded at each sample's product, where it is one by itself.
+    Sums over samples are in float32. For float16 and bfloat16, a product that is computed sample by sample is rounded
+    once per sample.
     """
     batch, channels, cells = small.shape[0], small.shape[1] // groups, small.shape[2:]
     if list(stride) == list(kernel) and max(kernel) > 1 and max(dilation) == groups == 1:
@@ -118,7 +119,7 @@ def _by_weight(
 
 
 def _by_patches(small: Tensor, large: Tensor, kernel: Sequence[int]) -> Tensor:
-    """Where every element is seen once at most: one product with all patches."""
+    """Like :func:`_by_weight`, if the stride equals the kernel size: one product with non-overlapping patches."""
     axes = len(kernel)
     for axis, (extent, count) in enumerate(zip(kernel, small.shape[2:])):
         at = 2 + 2 * axis
@@ -129,10 +130,10 @@ def _by_patches(small: Tensor, large: Tensor, kernel: Sequence[int]) -> Tensor:
 
 
 def _product(small: Tensor, large: Tensor) -> Tensor:
-    """(N, G, S, P), (N, G, L, P) -> (G * S, L): summed over samples N and places P."""
+    """(N, G, S, P), (N, G, L, P) -> (G * S, L): the product, summed over samples N and positions P."""
     groups, rows, places = small.shape[1:]
     columns = large.shape[2]
-    if groups == 1 and rows * columns > places * (rows + columns):  # copies are smaller than a product per sample
+    if groups == 1 and rows * columns > places * (rows + columns):  # transposed copies need less memory
         return torch.mm(small.transpose(0, 2).reshape(rows, -1), large.transpose(0, 2).reshape(columns, -1).t())
     products = torch.matmul(small, large.transpose(2, 3))
     return products.sum(0, dtype=wide(products[:0]).dtype).to(products.dtype).view(groups * rows, columns)

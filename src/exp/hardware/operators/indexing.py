@@ -1,4 +1,4 @@
-"""What goes by number: rows, counts, and the largest elements of pooling by maxima."""
+"""Operators that use integer indices: embedding gradients, bincount, and gradients of max pooling."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Tensor = torch.Tensor
 def embedding_dense_backward(
     grad_output: Tensor, indices: Tensor, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
 ) -> Tensor:
-    """Each row's gradients in sum, over how often it was looked up where ``scale_grad_by_freq``; 0 for the padding.
+    """Gradient of an embedding table: the sum of the gradients of each row.
 
     Args:
         grad_output: (..., D).
         indices: (...), integers below ``num_weights``.
-        num_weights: rows.
-        padding_idx: row without a gradient; none where it is below 0.
-        scale_grad_by_freq: see above.
+        num_weights: number of rows.
+        padding_idx: row whose gradient is 0; no row if negative.
+        scale_grad_by_freq: divide each row by the number of times that it was looked up.
 
     Returns:
         (num_weights, D), of the dtype of ``grad_output``.
@@ -40,20 +40,21 @@ def embedding_dense_backward(
 
 
 def bincount(self: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
-    """How often each number occurs, or its weights in sum (float64, as torch's; float32 where weights are).
+    """How often each number occurs, or the sum of its weights.
 
     Args:
         self: (N,), integers from 0.
         weights: (N,), or None.
-        minlength: least length of the result.
+        minlength: minimum length of the result.
 
     Returns:
-        (largest number + 1,), or longer.
+        (max(largest number + 1, minlength),): int64 counts; sums of float32 weights in float32, others in float64, as
+        in torch.
     """
     if not self.numel():
         return self.new_zeros(minlength, dtype=torch.int64)
     length = max(minlength, int(self.max()) + 1)
-    if self.dtype not in (torch.int32, torch.int64):  # narrower ones cannot be indices
+    if self.dtype not in (torch.int32, torch.int64):  # narrower types cannot be indices
         self = self.int()
     if weights is None:
         return self.new_zeros(length, dtype=torch.int64).index_add_(0, self, torch.ones_like(self, dtype=torch.int64))
@@ -63,7 +64,7 @@ def bincount(self: Tensor, weights: Tensor | None = None, minlength: int = 0) ->
 
 
 def _scatter(grad_output: Tensor, self: Tensor, indices: Tensor, axes: int) -> Tensor:
-    """Add gradients up at ``indices``, which count through the last axes of ``self``."""
+    """Add gradients up at ``indices``, which are flat indices into the last ``axes`` axes of ``self``."""
     grad = wide(grad_output).flatten(-axes)
     zeros = grad.new_zeros(self.shape).flatten(-axes)
     return zeros.scatter_add_(-1, indices.flatten(-axes), grad).view(self.shape).to(self.dtype)
@@ -71,10 +72,10 @@ def _scatter(grad_output: Tensor, self: Tensor, indices: Tensor, axes: int) -> T
 
 def _max_pool_backward(name: str, axes: int) -> Callable[..., Tensor]:
     def backward(grad_output: Tensor, self: Tensor, *geometry: Any) -> Tensor:
-        return _scatter(grad_output, self, geometry[-1], axes)  # the last of them: indices
+        return _scatter(grad_output, self, geometry[-1], axes)  # the last argument has the indices
 
     backward.__name__ = name
-    backward.__doc__ = "Of the maximum of each window; ``self``: ([N,] C, ...), as the result."
+    backward.__doc__ = "Gradient of max pooling; ``self`` and the result: ([N,] C, ...)."
     return backward
 
 

@@ -1,4 +1,8 @@
-"""Derivatives of losses by their input; ``grad_output`` is 0-dim after a reduction (0 none, 1 mean, 2 sum)."""
+"""Gradients of losses with respect to their input.
+
+``reduction`` is 0 (none), 1 (mean) or 2 (sum); ``grad_output`` is 0-dim for mean and sum. Results have the shape and
+dtype of ``self``. x is ``self``, t is ``target``.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ def _share(grad_output: Tensor, count: int, reduction: int) -> Tensor:
 def binary_cross_entropy_backward(
     grad_output: Tensor, self: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = _MEAN
 ) -> Tensor:
-    """(x - t) / (x (1 - x)) for probabilities x; the denominator is 1e-12 at least, as torch's."""
+    """Slope (x - t) / (x (1 - x)) for probabilities x; the denominator is at least 1e-12, as in torch."""
     x = wide(self)
     slope = (x - wide(target)).div_((1.0 - x).mul_(x).clamp_min_(1e-12))
     if weight is not None:
@@ -29,14 +33,14 @@ def binary_cross_entropy_backward(
 
 
 def smooth_l1_loss_backward(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int, beta: float) -> Tensor:
-    """Slope d / beta up to beta, then the sign of d = x - t (Girshick, arXiv 1504.08083, where beta is 1)."""
+    """Slope d / beta if |d| < beta, else sign(d), with d = x - t (Girshick, arXiv 1504.08083, where beta is 1)."""
     distance = wide(self) - wide(target)
     slope = torch.where(torch.abs(distance) < beta, distance / beta, torch.sign(distance))
     return (slope * _share(grad_output, distance.numel(), reduction)).to(self.dtype)
 
 
 def huber_loss_backward(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int, delta: float) -> Tensor:
-    """Slope d = x - t within -delta ... delta, cut off there (Huber, Ann. Math. Statist. 35(1), 1964)."""
+    """Slope d = x - t, clamped to -delta ... delta (Huber, Ann. Math. Statist. 35(1), 1964)."""
     distance = wide(self) - wide(target)
     return (distance.clamp_(-delta, delta) * _share(grad_output, distance.numel(), reduction)).to(self.dtype)
 
@@ -50,16 +54,16 @@ def nll_loss_backward(
     ignore_index: int,
     total_weight: Tensor,
 ) -> Tensor:
-    """Gives -g w[t] at [t], over the sum of the weights for the mean; 0 elsewhere and where t is ``ignore_index``.
+    """Gradient of the negative log-likelihood: -g w[t] at class t, else 0; for the mean divided by ``total_weight``.
 
     Args:
-        grad_output: 0-dim, or of the shape of ``target`` without a reduction.
+        grad_output: g: 0-dim, or of the shape of ``target`` without reduction.
         self: log-probabilities, (N, K, ...) or (K,).
-        target: integers below K, (N, ...) or 0-dim.
-        weight: (K,), or None.
+        target: t: integers below K, (N, ...) or 0-dim.
+        weight: w: (K,), or None.
         reduction: 0 none, 1 mean, 2 sum.
-        ignore_index: target of what does not count.
-        total_weight: 0-dim, sum of the weights of what counts.
+        ignore_index: target value of elements that are left out; their gradient is 0.
+        total_weight: 0-dim, sum of the weights of the other elements.
 
     Returns:
         Of the shape and dtype of ``self``.

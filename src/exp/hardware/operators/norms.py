@@ -1,7 +1,8 @@
-"""Derivatives of norms (Ioffe and Szegedy, arXiv 1502.03167; Ba et al., arXiv 1607.06450; Wu and He, arXiv 1803.08494).
+"""Gradients of norms (Ioffe and Szegedy, arXiv 1502.03167; Ba et al., arXiv 1607.06450; Wu and He, arXiv 1803.08494).
 
-With n the normalized input, w the weight, g the gradient of w n + b, and means over what is normalized together:
-by x it is (w g - mean(w g) - n mean(w g n)) / std, by w the sum of g n, and by b the sum of g.
+Let n be the normalized input, w the weight, b the bias, g the gradient of the output w n + b, and mean() the mean over
+the elements that are normalized together. The gradient of the input is (w g - mean(w g) - n mean(w g n)) / std, that of
+the weight the sum of g n, and that of the bias the sum of g.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ def native_layer_norm_backward(
     bias: Tensor | None,
     output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Of a layer norm over the last axes.
+    """Gradients of a layer norm over the last axes.
 
     Args:
         grad_out: (..., *normalized_shape).
         x: the same shape.
-        normalized_shape: of what is normalized together.
-        mean: one for each of ``...``.
-        rstd: likewise, 1 / sqrt(variance + eps).
+        normalized_shape: shape of the axes that are normalized together.
+        mean: (...), or with trailing axes of size 1.
+        rstd: 1 / sqrt(variance + eps), of the same shape.
         weight: ``normalized_shape``, or None.
         bias: likewise.
-        output_mask: which results are wanted; None for the others.
+        output_mask: which results are needed; the others are None.
 
     Returns:
         Gradients of input, weight and bias.
@@ -77,19 +78,19 @@ def native_group_norm_backward(
     groups: int,
     output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Of a group norm.
+    """Gradients of a group norm.
 
     Args:
         grad_out: (N, C, ...).
         x: the same shape.
         mean: (N, groups).
-        rstd: likewise, 1 / sqrt(variance + eps).
+        rstd: 1 / sqrt(variance + eps), (N, groups).
         weight: (C,), or None.
         samples: N.
         channels: C.
-        elements: of a channel.
-        groups: that channels are divided into.
-        output_mask: which results are wanted; None for the others.
+        elements: number of elements per channel.
+        groups: number of channel groups.
+        output_mask: which results are needed; the others are None.
 
     Returns:
         Gradients of input, weight and bias.
@@ -126,19 +127,20 @@ def native_batch_norm_backward(
     eps: float,
     output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Of a batch norm; with running statistics, which do not depend on the input, the means are left out.
+    """Gradients of a batch norm.
 
     Args:
         grad_out: (N, C, ...).
         x: the same shape.
         weight: (C,), or None.
-        running_mean: (C,); used where ``train`` is False.
+        running_mean: (C,); used if ``train`` is False.
         running_var: likewise.
-        save_mean: (C,) of the batch; used where ``train`` is True.
+        save_mean: (C,), mean of the batch; used if ``train`` is True.
         save_invstd: likewise, 1 / sqrt(variance + eps).
-        train: see above.
+        train: whether statistics of the batch were used. Running statistics do not depend on the input, so that the
+            terms with means are left out.
         eps: added to the variance.
-        output_mask: which results are wanted; None for the others.
+        output_mask: which results are needed; the others are None.
 
     Returns:
         Gradients of input, weight and bias.
@@ -173,14 +175,14 @@ def native_batch_norm_backward(
 def _weight_norm_interface_backward(
     grad_w: Tensor, saved_v: Tensor, saved_g: Tensor, saved_norms: Tensor, dim: int
 ) -> tuple[Tensor, Tensor]:
-    """Of w = g v / |v|, |v| over all axes but ``dim``, the first or the last (Salimans and Kingma, arXiv 1602.07868).
+    """Gradients of w = g v / |v|, with the norm over all axes but ``dim`` (Salimans and Kingma, arXiv 1602.07868).
 
     Args:
-        grad_w: of the shape of v.
+        grad_w: gradient of w, of the shape of v.
         saved_v: v.
         saved_g: g, of size 1 in all axes but ``dim``.
-        saved_norms: |v|, likewise.
-        dim: see above.
+        saved_norms: |v|, of the shape of g.
+        dim: the first or the last axis.
 
     Returns:
         Gradients of v and g.

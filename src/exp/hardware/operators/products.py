@@ -1,4 +1,4 @@
-"""Products of vectors."""
+"""Vector products."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Tensor = torch.Tensor
 
 
 def dot(self: Tensor, tensor: Tensor) -> Tensor:
-    """The sum of the products of two vectors (N,), 0-dim."""
+    """Dot product of two vectors (N,); 0-dim."""
     product = wide(self) * wide(tensor)
     return product.sum(dtype=product.dtype).to(self.dtype)
 

@@ -1,8 +1,9 @@
-"""Operators that are linear along each axis by itself: interpolation, average pooling, padding with the tensor's own.
+"""Separable linear operators: interpolation, average pooling, and padding by reflection or replication.
 
-Along an axis such an operator is a matrix, and the gradient takes the transposed one. What the matrix is, the forward
-operator says, applied to the unit vectors on the CPU, in the arithmetic of the tensor: so both agree to the last bit.
-Matrices are small (elements before x after) and kept. A gradient that is not finite spreads along its row and column.
+Along one axis such an operator is a product with a matrix, and its gradient a product with the transposed matrix. The
+matrix is the result of the CPU's forward operator for the unit vectors, in the dtype of the computation, so both agree
+to the last bit. Matrices are small (input length x output length) and cached. A gradient element that is not finite
+spreads along its row and column.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Tensor = torch.Tensor
 
 @functools.lru_cache(maxsize=64)
 def _matrix(operator: str, size: int, arguments: tuple[Any, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """What a two-dimensional operator does along its last axis: (elements after, elements before)."""
+    """Matrix of a two-dimensional operator along its last axis: (output length, input length)."""
     units = torch.eye(size, dtype=dtype, device="cpu").view(1, size, 1, size)
     given = [list(argument) if isinstance(argument, tuple) else argument for argument in arguments]
     columns: Tensor = getattr(torch.ops.aten, operator)(units, *given)
@@ -29,7 +30,7 @@ def _matrix(operator: str, size: int, arguments: tuple[Any, ...], device: torch.
 
 
 def _adjoint(grad: Tensor, like: Tensor | None, matrices: Sequence[Tensor]) -> Tensor:
-    """Apply the transposed matrices to the last axes, in their order."""
+    """Multiply the last axes of ``grad`` with the transposed matrices, one for each axis; dtype as ``like``'s."""
     result = wide(grad)
     for axis, matrix in zip(range(-1, -len(matrices) - 1, -1), reversed(matrices)):
         if axis == -1:
@@ -53,7 +54,7 @@ def _per_axis(values: Sequence[int], axes: int) -> list[int]:
 
 
 def _interpolation(output_size: Sequence[int], options: Sequence[Any], with_corners: bool) -> list[tuple[Any, ...]]:
-    """Arguments of the two-dimensional operator for each axis; options: align_corners where it is one, scales."""
+    """Arguments of the two-dimensional operator for each axis; ``options``: align_corners (if it has one), scales."""
     corners = tuple(options[:1]) if with_corners else ()
     scales = [*options[len(corners) :], *[None] * len(output_size)]
     return [((1, after), *corners, None, scale) for after, scale in zip(output_size, scales)]
@@ -65,7 +66,7 @@ def _interpolation_backward(name: str, operator: str, with_corners: bool) -> Cal
         return _adjoint(grad_output, None, _matrices(grad_output, input_size[2:], operator, arguments))
 
     backward.__name__ = f"{name}_backward"
-    backward.__doc__ = f"Of {name}; ``grad_output``: (N, C, *output_size), result: ``input_size``."
+    backward.__doc__ = f"Gradient of {name}; ``grad_output``: (N, C, *output_size), result: ``input_size``."
     return backward
 
 
@@ -76,12 +77,12 @@ def _upsample_bicubic2d_aa(
     scales_h: float | None = None,
     scales_w: float | None = None,
 ) -> Tensor:
-    """Bicubic with low-pass filter: (N, C, H, W) -> (N, C, *output_size); whole numbers up to 255 stay such."""
+    """Bicubic interpolation with antialiasing: (N, C, H, W) -> (N, C, *output_size); integers stay within 0 ... 255."""
     arguments = _interpolation(output_size, (align_corners, scales_h, scales_w), with_corners=True)
     rows, columns = _matrices(self, self.shape[2:], "_upsample_bicubic2d_aa", arguments)
     if self.is_floating_point():
         return _adjoint(self, None, [rows.t(), columns.t()])
-    # torch's own has them after each axis
+    # Like torch's operator, round and clamp integers after each axis.
     across = torch.matmul(self.float(), columns.t()).round_().clamp_(0.0, 255.0)
     return torch.matmul(rows, across).round_().clamp_(0.0, 255.0).to(self.dtype)
 
@@ -94,7 +95,7 @@ def _nearest(name: str, operator: str) -> Callable[..., Tensor]:
         return self
 
     forward.__name__ = name
-    forward.__doc__ = "The nearest element: (N, C, ...) -> (N, C, *output_size)."
+    forward.__doc__ = "Nearest-neighbor interpolation: (N, C, ...) -> (N, C, *output_size)."
     return forward
 
 
@@ -122,7 +123,7 @@ def _average_backward(name: str, axes: int) -> Callable[..., Tensor]:
         return result if divisor_override is None else result / divisor_override
 
     backward.__name__ = name
-    backward.__doc__ = "Of the mean over windows; ``self``: ([N,] C, ...), the shape of the result."
+    backward.__doc__ = "Gradient of average pooling; ``self`` and the result: ([N,] C, ...)."
     return backward
 
 
@@ -133,7 +134,7 @@ def _adaptive(name: str, axes: int) -> Callable[..., Tensor]:
         return _adjoint(self, None, [matrix.t() for matrix in matrices])
 
     forward.__name__ = name
-    forward.__doc__ = "The mean over windows that share an axis evenly: ([N,] C, ...) -> ([N,] C, *output_size)."
+    forward.__doc__ = "Adaptive average pooling: ([N,] C, ...) -> ([N,] C, *output_size)."
     return forward
 
 
@@ -143,7 +144,7 @@ def _adaptive_backward(name: str, axes: int) -> Callable[..., Tensor]:
         return _adjoint(grad_output, self, _matrices(self, self.shape[-axes:], "_adaptive_avg_pool2d", arguments))
 
     backward.__name__ = name
-    backward.__doc__ = "Of the mean over windows that share an axis evenly; ``self``: ([N,] C, ...), as the result."
+    backward.__doc__ = "Gradient of adaptive average pooling; ``self`` and the result: ([N,] C, ...)."
     return backward
 
 
@@ -157,12 +158,12 @@ def _padding_backward(kind: str, axes: int) -> Callable[..., Tensor]:
         return _adjoint(grad_output, self, _matrices(self, self.shape[-axes:], f"{kind}_pad2d", arguments))
 
     backward.__name__ = f"{kind}_pad{axes}d_backward"
-    backward.__doc__ = "Of padding with the tensor's own elements; ``self``: ([N,] C, ...), as the result."
+    backward.__doc__ = f"Gradient of {kind} padding; ``self`` and the result: ([N,] C, ...)."
     return backward
 
 
 def replication_pad1d(self: Tensor, padding: Sequence[int]) -> Tensor:
-    """The first and the last element again: ([N,] C, L) -> ([N,] C, padding[0] + L + padding[1])."""
+    """Replication padding: ([N,] C, L) -> ([N,] C, padding[0] + L + padding[1])."""
     length = self.shape[-1]
     index = torch.arange(-padding[0], length + padding[1], device=self.device).clamp_(0, length - 1)
     return self.index_select(-1, index)
@@ -192,4 +193,4 @@ KERNELS = (
 )
 
 TELLING = frozenset({"_adaptive_avg_pool2d", "_upsample_bicubic2d_aa"})
-"""Kernels whose matrices the CPU's operator of this name tells: never to be registered for the CPU itself."""
+"""Kernels that call the CPU's operator of the same name for their matrices; never register these for the CPU itself."""

@@ -1,4 +1,4 @@
-"""Simulated ``torch_gcu``: the public names of the vendor's plug-in for Enflame GCU, over host memory.
+"""Simulated ``torch_gcu``: the public interface of the vendor's plug-in for Enflame GCU, over host memory.
 
 Importing it registers the device type ``gcu``, the module ``torch.gcu`` and the process group ``eccl``; importing it
 twice is harmless. Only :func:`simulated_gcu.activate`, or its folder on ``PYTHONPATH``, makes it importable.
@@ -12,17 +12,17 @@ import sys
 import time
 from pathlib import Path
 
-# Importing torch would import this package again, through the entry point that announces it. As in the vendor's, it
-# stays so for child processes, unless it was the entry point that imported this.
+# Otherwise importing torch would import this package again, through its entry point. As in the vendor's package, the
+# variable stays 0 for child processes, unless the entry point has imported this package.
 _autoload_before = os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD")
 os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
 import torch
-import torch.distributed  # the types that the process group hands back
+import torch.distributed  # defines the types that the process group returns
 
 if os.environ.get("SIM_GCU_PROFILE", "") not in ("", "s60", "l600"):
     raise ValueError(f"SIM_GCU_PROFILE={os.environ['SIM_GCU_PROFILE']} is no card; write s60 or l600, or leave it out")
 
-# As the vendor's: a module distributed, gcu or version of the user's own is shadowed from here on.
+# As in the vendor's package: this shadows a user's own modules named distributed, gcu or version.
 sys.path.insert(0, str(Path(__file__).parent))
 
 from simulated_gcu.build import load
@@ -44,7 +44,7 @@ __version__ = f"{torch.__version__.split('+')[0]}+simulated"
 
 
 def _autoload() -> None:
-    """What torch calls when it finds the entry point; importing the module has done everything else."""
+    """Entry point that torch calls after it has imported this package: restore the variable."""
     if _autoload_before is None:
         os.environ.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)
     else:
@@ -52,10 +52,10 @@ def _autoload() -> None:
 
 
 def _drain() -> None:
-    """Let autograd's device threads drop what they hold before the interpreter goes.
+    """Let autograd's device threads release their objects before the interpreter shuts down.
 
-    On torch 2.13 such a thread may need the interpreter's lock while it is being taken down, and aborts the process
-    ("terminate called without an active exception", pytorch pull request 180701).
+    On torch 2.13 such a thread may need the interpreter lock during the shutdown, which aborts the process ("terminate
+    called without an active exception", pytorch pull request 180701).
     """
     if _C.is_initialized():
         for _ in range(5):

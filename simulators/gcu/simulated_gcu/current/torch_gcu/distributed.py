@@ -1,4 +1,4 @@
-"""Registers the process group ``eccl`` for the device type ``gcu`` only: CPU tensors need gloo beside it."""
+"""Registers the process group ``eccl`` for the device type ``gcu``. CPU tensors need gloo."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["is_available"]
 
 
 def is_available() -> bool:
-    """Whether there are collectives."""
+    """Whether collectives are available."""
     return dist.is_available()
 
 
@@ -31,7 +31,12 @@ def _create(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
 
 
 def _refusing_objects(function: Callable[..., Any], place: int) -> Callable[..., Any]:
-    """Real cards hang in it; ``place`` is the group's among the arguments."""
+    """Make a collective for objects raise over eccl, where real cards hang.
+
+    Args:
+        function: the collective.
+        place: position of the argument ``group``.
+    """
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
@@ -55,4 +60,4 @@ if is_available():
             setattr(distributed_c10d, _name, _checked)
             setattr(dist, _name, _checked)
     dist.Backend.register_backend("eccl", _create, devices=["gcu"])
-    dist.is_eccl_available = is_available  # where torch itself looks, as is_nccl_available
+    dist.is_eccl_available = is_available  # torch looks for it here, as for is_nccl_available

@@ -1,8 +1,8 @@
-"""On a GCU machine there is no CUDA: calls of ``torch.cuda`` that would touch a card must not pass unnoticed.
+"""Makes calls of ``torch.cuda`` that would use a card raise: a GCU machine has no CUDA.
 
-A CPU build of torch refuses most of them by itself. The ones below it answers with nothing, or with zeros, which is how
-a program that calls them gets through its tests and measures no memory on the cluster. Probes such as
-``torch.cuda.is_available``, and ``manual_seed_all``, which torch itself calls, stay as they are.
+A CPU build of torch refuses most such calls by itself. But the functions below do nothing or return zeros, so a program
+that calls them passes its tests, and then measures no memory on the cluster. Not changed are probes such as
+``torch.cuda.is_available``, and ``manual_seed_all``, which torch itself calls.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SILENT = (
 
 
 def guard() -> None:
-    """Make the silent calls raise; does nothing on a machine that has CUDA."""
+    """Make these functions raise; does nothing on a machine that has CUDA."""
     if torch.cuda.is_available():
         return
     for name in _SILENT:

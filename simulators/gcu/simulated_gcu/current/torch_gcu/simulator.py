@@ -1,4 +1,4 @@
-"""What only the simulated card has: what a real one would send to the CPU and back, and wait for."""
+"""Counters that only the simulated card has: operators run on the CPU, copies, waits and kernel launches."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ __all__ = [
 
 
 def fallbacks() -> dict[str, int]:
-    """How often each operator was run on the CPU instead of the card, by name such as ``aten::gelu_backward``."""
+    """Number of calls that ran on the CPU instead of the card, by operator such as ``aten::gelu_backward``."""
     return {name: calls for name, (calls, _) in _C.fallbacks().items()}
 
 
 def fallback_bytes() -> dict[str, int]:
-    """Bytes that those calls would take over the bus: of the tensors that they read and of those that they write."""
+    """Bytes that these calls would copy over the bus, for the tensors that they read and write, by operator."""
     return {name: size for name, (_, size) in _C.fallbacks().items()}
 
 
 def reset_fallbacks() -> None:
-    """Forget what :func:`fallbacks` has counted."""
+    """Reset the counters of :func:`fallbacks` and :func:`fallback_bytes`."""
     _C.reset_fallbacks()
 
 
 def traffic() -> dict[str, tuple[int, int]]:
-    """Calls and bytes of the copies ``to card``, ``to host`` and ``within`` cards; those of fallbacks are apart."""
+    """Number and bytes of the copies ``to card``, ``to host`` and ``within`` cards, without those of fallbacks."""
     found = _C.traffic()
     return {name: found.get(name, (0, 0)) for name in ("to card", "to host", "within")}
 
 
 def waits() -> dict[str, int]:
-    """How often the process would have waited for a card, by what made it wait.
+    """How often the process would have waited for a card, by cause.
 
-    Operators that give a number or a shape which only the card knows; ``device``, ``stream`` and ``event``, where the
-    program asks for it; and ``to card`` and ``to host``, for copies that are not from or to pinned memory, or are not
-    asked to go on by themselves (``non_blocking``).
+    Causes are operators whose result is a number or a shape that only the card knows; ``device``, ``stream`` and
+    ``event`` for explicit synchronization; ``to card`` and ``to host`` for copies without pinned memory or without
+    ``non_blocking=True``.
     """
     return {name[5:]: calls for name, (calls, _) in _C.traffic().items() if name.startswith("wait ")}
 
 
 def launches() -> dict[str, int]:
-    """How often kernels ran, by operator: under ``ENFLAME_PT_OP_DEBUG_CONFIG=op_statistics=true`` only.
+    """Number of kernel launches by operator; needs ``ENFLAME_PT_OP_DEBUG_CONFIG=op_statistics=true``.
 
-    Views and allocations launch nothing; a copy within a card is one, ``within``.
+    Views and allocations launch no kernel; copies within a card are counted under ``within``.
     """
     found = {name: calls for name, calls in _C.uses_of_operators().items() if not _is_view(name)}
     within = traffic()["within"][0]
@@ -59,7 +59,7 @@ def launches() -> dict[str, int]:
 
 
 def reset_traffic() -> None:
-    """Forget what :func:`traffic`, :func:`waits` and :func:`launches` have counted."""
+    """Reset the counters of :func:`traffic`, :func:`waits` and :func:`launches`."""
     _C.reset_traffic()
     _C.reset_uses()
 

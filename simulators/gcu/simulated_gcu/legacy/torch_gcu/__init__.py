@@ -1,10 +1,10 @@
 """The legacy generation of simulated GCU cards: torch 1.10, device type ``xla``, lazy graphs.
 
-Has the interface of the vendor's package of the same name, as far as training needs it, over host memory. What is
-modelled and what is not stands in the README of the package ``simulated_gcu``.
+Has the interface of the vendor's package of the same name, as far as training needs it, over host memory. The README
+of the package ``simulated_gcu`` lists what is modeled.
 """
 
-# torch's process groups are classes of its own module, which must be there before the extension uses them.
+# The extension uses torch's process group classes, so their module must be imported first.
 import torch.distributed  # noqa: F401 isort: skip
 
 import atexit
@@ -65,7 +65,7 @@ _tensor.install()
 
 
 def _prepare_to_exit() -> None:
-    """The vendor's clean-up, which a process that ends by ``os._exit`` has to call itself."""
+    """The vendor's clean-up; a process that ends by ``os._exit`` must call it."""
     _exit.unmark()
 
 

@@ -1,4 +1,4 @@
-"""Cards: counting, naming and selecting them."""
+"""Cards: count, name, selection."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ AnyDevice = Union[torch.device, str, int, None]
 
 
 def index_of(card: AnyDevice, optional: bool = False) -> int:
-    """The number of a card given as a torch.device, a string or a number.
+    """Index of a card given as a torch.device, a string or a number.
 
     Args:
-        card: which one.
-        optional: whether the current card stands for a device without a number, and for None.
+        card: the card.
+        optional: use the current card for None and for a device without an index.
 
     Raises:
-        ValueError: it is of another device type, or has no number and must have one.
+        ValueError: ``card`` is of another device type, or has no index although ``optional`` is False.
     """
     if isinstance(card, str):
         card = torch.device(card)
@@ -57,52 +57,52 @@ def is_available() -> bool:
 
 
 def device_count() -> int:
-    """Cards that this process sees, ``TOPS_VISIBLE_DEVICES`` respected."""
+    """Number of cards that this process sees; respects ``TOPS_VISIBLE_DEVICES``."""
     return _C.device_count()
 
 
 def gcu_device(device: AnyDevice = None) -> torch.device:
-    """The torch.device of a card; the current one where none is given."""
+    """The torch.device of a card; by default of the current card."""
     return torch.device("xla", index_of(device, optional=True))
 
 
 def set_device(device: AnyDevice) -> None:
-    """Make a card the current one of this thread. As in the vendor's package, a card that is not there is ignored."""
+    """Select the current card of this thread. As in the vendor's package, a card that does not exist is ignored."""
     card = index_of(device)
     if 0 <= card < device_count():
         _C.set_device(card)
 
 
 def current_device() -> int | None:
-    """The number of the current card, or None where there is no card at all."""
+    """Index of the current card, or None if there is no card."""
     return _C.current_device() if is_available() else None
 
 
 def get_device_name(device: AnyDevice = None) -> str:
-    """What a card calls itself."""
+    """Name of a card."""
     check_index(index_of(device, optional=True))
     return "T20 (simulated)"
 
 
 def get_hbm_alloc_size(device: AnyDevice = None) -> int:
-    """Bytes that this process holds on a card; the current one where none is given."""
+    """Bytes that this process holds on a card; by default on the current card."""
     card = index_of(device, optional=True)
     check_index(card)
     return _C.memory_use(card)[0]
 
 
 class device:  # noqa: N801 (the vendor's name)
-    """Context manager that makes a card the current one; a card that is not there is ignored."""
+    """Context manager that selects a card; a card that does not exist is ignored."""
 
     def __init__(self, device: AnyDevice) -> None:
         self._card = index_of(device, optional=True)
         self._previous = -1
 
     def __enter__(self) -> None:
-        """Select."""
+        """Select the card."""
         self._previous = _C.current_device()
         set_device(self._card)
 
     def __exit__(self, *_exception: Any) -> None:
-        """Go back to the card before."""
+        """Select the previous card."""
         set_device(self._previous)

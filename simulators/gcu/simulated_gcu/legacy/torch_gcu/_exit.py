@@ -1,7 +1,7 @@
-"""Whether a process ended with the vendor's clean-up: real ones without it have died of SIGILL.
+"""Shows whether processes ended with the vendor's clean-up: without it, real processes died of SIGILL.
 
-Where ``SIM_GCU_EXIT_MARKS`` names a folder, every process leaves a file with its number there when it imports the
-package, and takes it away in the clean-up. What remains is of processes that ended without.
+If ``SIM_GCU_EXIT_MARKS`` names a folder, every process writes a file with its process id there when it imports the
+package, and removes it in the clean-up. Files that remain belong to processes that ended without the clean-up.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _marked: dict[int, Path] = {}
 
 
 def mark() -> None:
-    """Leave the file of this process."""
+    """Write the file of this process."""
     folder = os.environ.get("SIM_GCU_EXIT_MARKS")
     if folder:
         path = _marked[os.getpid()] = Path(folder, f"{os.getpid()}.unclean")
@@ -23,7 +23,7 @@ def mark() -> None:
 
 
 def unmark() -> None:
-    """Take it away; a forked child leaves its parent's."""
+    """Remove the file of this process; a forked child does not remove that of its parent."""
     path = _marked.pop(os.getpid(), None)
     if path is not None and path.exists():
         path.unlink()

@@ -1,4 +1,4 @@
-"""What the environment asks of the simulated cards."""
+"""Settings of the simulated cards, from environment variables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
 class Settings(NamedTuple):
-    """The cards of this process, in the order in which the native half takes them."""
+    """Settings of the cards; fields are in the order of the native function ``configure``."""
 
     count: int
     memory: int
@@ -27,7 +27,7 @@ def from_environment() -> Settings:
     """Read ``SIM_GCU_*``, ``TOPS_VISIBLE_DEVICES`` and ``TORCH_GCU_ENABLE_INT64_AND_UINT64``.
 
     Raises:
-        ValueError: a variable has a value that cannot be read.
+        ValueError: a variable has an invalid value.
     """
     return Settings(
         count=simulated_gcu.device_count(),
@@ -39,7 +39,7 @@ def from_environment() -> Settings:
 
 
 def physical_card(card: int) -> int:
-    """The number on the host of a card that this process sees as ``card``."""
+    """Number on the host of the card with index ``card`` in this process."""
     visible = os.environ.get("TOPS_VISIBLE_DEVICES")
     return card if visible is None else int(visible.split(",")[card])
 

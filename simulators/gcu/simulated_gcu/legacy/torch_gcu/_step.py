@@ -1,7 +1,7 @@
-"""Ending steps: what runs the lazy graph.
+"""Functions that end a step, which runs the lazy graph.
 
-The simulation computes at once, and keeps account of what a real card would still have to run (see
-:mod:`torch_gcu.simulator`). The functions here run what they would run there.
+The simulation computes immediately, and records which operations a real card would still have to run (see
+:mod:`torch_gcu.simulator`). The functions here mark operations as run, as they would run on a real card.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
 
 
 class JitRunMode(enum.Enum):
-    """How a graph is run; all the same in the simulation, which counts them (:func:`torch_gcu.simulator.modes`)."""
+    """How a graph is run; the simulation only counts the modes (:func:`torch_gcu.simulator.modes`)."""
 
     SYNC = 0
     ASYNC = 1
@@ -40,15 +40,15 @@ modes: collections.Counter[str] = collections.Counter()
 
 
 def synchronize(device: AnyDevice = None) -> None:
-    """Wait for the graphs that run on a card. Starts none: what still waits in the lazy graph goes on waiting."""
+    """Wait for the graphs that run on a card. Does not start any: operations in the lazy graph keep waiting."""
     check_index(index_of(device, optional=True))
 
 
 def unlazy(tensors: Sequence[torch.Tensor], mode: JitRunMode = JitRunMode.SAFEASYNC) -> None:
-    """Run what ``tensors`` need, and no more.
+    """Run only the operations that ``tensors`` need.
 
     Raises:
-        TypeError: it is not a list of tensors on a card, or ``mode`` is no mode.
+        TypeError: ``tensors`` is not a list of tensors on a card, or ``mode`` is not a :class:`JitRunMode`.
     """
     _note(mode)
     if not isinstance(tensors, (list, tuple)) or not all(_on_card(tensor) for tensor in tensors):
@@ -57,7 +57,7 @@ def unlazy(tensors: Sequence[torch.Tensor], mode: JitRunMode = JitRunMode.SAFEAS
 
 
 def sync_lived_tensor(device: AnyDevice = None, mode: JitRunMode = JitRunMode.SAFEASYNC) -> None:
-    """Run what every live tensor on a card needs; the current card where none is given."""
+    """Run the operations that any live tensor on a card needs; by default on the current card."""
     _note(mode)
     card = index_of(device, optional=True)
     check_index(card)
@@ -72,16 +72,16 @@ def optimizer_step(
     mode: JitRunMode = JitRunMode.SAFEASYNC,
     device: AnyDevice = None,
 ) -> Any:
-    """Take the optimizer's step, and end the step of the graph.
+    """Call ``optimizer.step``, and run the lazy graph.
 
     Args:
-        optimizer: takes its step first.
-        extra_output: with ``model`` only: tensors to run as well, such as a loss that will be read.
+        optimizer: its ``step`` is called first.
+        extra_output: further tensors to compute, such as a loss that will be read; only used with ``model``.
         optimizer_args: keyword arguments of ``optimizer.step``.
-        model: run parameters, optimizer state and this model's buffers only; whatever else is alive goes on waiting.
-            None: run what every live tensor of the card needs.
+        model: compute only parameters, optimizer state and the buffers of this model; other live tensors keep waiting.
+            None: compute all live tensors of the card.
         mode: how the graph is run.
-        device: whose live tensors, without ``model``; the current card where none is given.
+        device: card whose live tensors are computed, without ``model``; None: the current card.
 
     Returns:
         What ``optimizer.step`` returned.

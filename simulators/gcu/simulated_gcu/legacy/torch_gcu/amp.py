@@ -1,7 +1,7 @@
-"""Mixed precision of this generation, which is there, and fails.
+"""Mixed precision of this generation, which exists, but fails.
 
-Its users met a driver that ended their processes with ``free(): invalid pointer``, and turned it off. The simulation
-raises an error in its place.
+Users of real cards report that it crashes in the driver with ``free(): invalid pointer``. The simulation raises an
+error instead.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def _crash(what: str) -> NoReturn:
 
 
 class autocast:  # noqa: N801 (the vendor's name)
-    """Fails when entered, unless it is not enabled."""
+    """Fails when entered, if enabled."""
 
     def __init__(self, enabled: bool = True, dtype: torch.dtype = torch.float16, cache_enabled: bool = True) -> None:
         del cache_enabled
@@ -32,16 +32,16 @@ class autocast:  # noqa: N801 (the vendor's name)
         self._enabled = enabled
 
     def __enter__(self) -> None:
-        """Crash."""
+        """Raise the error of the crash, if enabled."""
         if self._enabled:
             _crash("torch_gcu.amp.autocast")
 
     def __exit__(self, *_exception: Any) -> None:
-        """Nothing was entered."""
+        """Do nothing."""
 
 
 class GradScaler:
-    """Fails when made, unless it is not enabled."""
+    """Fails when constructed, if enabled."""
 
     def __init__(self, *_arguments: Any, enabled: bool = True, **_options: Any) -> None:
         if enabled:

@@ -1,4 +1,4 @@
-"""What a simulated card knows of itself, and a real one would not tell."""
+"""Counters that only the simulated card has: waiting operations, graphs, fallbacks and memory."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ __all__ = [
 
 
 def pending() -> int:
-    """Operations of this process that a card would still have to run, because a live tensor needs them."""
+    """Number of operations that a card would still have to run because a live tensor of this process needs them."""
     return _C.graph_counts()[0]
 
 
 def largest_graph() -> int:
-    """The most operations that ever waited at once; ``SIM_GCU_GRAPH_LIMIT`` bounds it."""
+    """Largest number of operations that waited at once; ``SIM_GCU_GRAPH_LIMIT`` is its limit."""
     return _C.graph_counts()[1]
 
 
 def runs() -> int:
-    """How many tensors' graphs have been run, by a read value or by the end of a step."""
+    """Number of tensors whose graphs were run, by reading a value or by the end of a step."""
     return _C.graph_counts()[2]
 
 
 def fallbacks() -> dict[str, int]:
-    """Calls by operator that the card would have sent to the CPU; ``SIM_GCU_STRICT=1`` makes them errors."""
+    """Number of calls that the card would run on the CPU, by operator; ``SIM_GCU_STRICT=1`` makes them errors."""
     return dict(_C.fallbacks())
 
 
 def reset_fallbacks() -> None:
-    """Count fallbacks anew."""
+    """Reset the counters of :func:`fallbacks`."""
     _C.reset_fallbacks()
 
 
@@ -47,10 +47,10 @@ def modes() -> dict[str, int]:
 
 
 def memory_allocated(card: int = 0) -> int:
-    """Bytes that live tensors of this process hold on a card."""
+    """Bytes of live tensors of this process on a card."""
     return _C.memory_use(card)[0]
 
 
 def max_memory_allocated(card: int = 0) -> int:
-    """The most bytes that this process ever held on a card."""
+    """Largest number of bytes that this process held on a card."""
     return _C.memory_use(card)[1]

@@ -1,4 +1,4 @@
-"""``torch.gcu``: cards, streams, memory, random states and mixed precision, by the names of ``torch.cuda``."""
+"""``torch.gcu``: cards, streams, memory, random states and mixed precision, with the names of ``torch.cuda``."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # torch.utils.checkpoint reads it to decide whether the device's random state has to be saved.
+    # torch.utils.checkpoint reads this to decide whether to save the device's random state.
     if name == "_initialized":
         return is_initialized()
     raise AttributeError(f"module 'torch.gcu' has no attribute '{name}'")

@@ -1,4 +1,4 @@
-"""``torch.gcu.amp``: torch's mixed precision with the device filled in."""
+"""``torch.gcu.amp``: torch's mixed precision for the device ``gcu``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cards: how many, which one is current, and what is known of each."""
+"""Cards: count, selection and properties."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _maybe_exchange_device = _C.exchange_device
 
 
 def _get_device_index(device: Any = None, optional: bool = True) -> int:
-    """Index of a card given as number, string or torch.device; None is the current one.
+    """Index of a card given as number, string or torch.device; None is the current card.
 
     Raises:
-        ValueError: it is no card.
+        ValueError: ``device`` is not a card.
     """
     if device is None:
         if not optional:
@@ -42,7 +42,7 @@ def is_available() -> bool:
 
 
 def current_device() -> int:
-    """Index of the card that new tensors of device ``gcu`` go to."""
+    """Index of the current card, which gets new tensors of device ``gcu``."""
     _C.lazy_init()
     return _C.current_device()
 
@@ -59,30 +59,30 @@ def set_device(device: Any) -> None:
 
 
 class device:  # noqa: N801 - torch's name
-    """Context manager that selects a card for a while."""
+    """Context manager that selects a card."""
 
     def __init__(self, device: Any) -> None:
         self.index = _get_device_index(device)
         self.before = -1
 
     def __enter__(self) -> None:
-        """Select."""
+        """Select the card."""
         self.before = _exchange_device(self.index)
 
     def __exit__(self, *_error: object) -> None:
-        """Select the one before again."""
+        """Select the previous card."""
         _maybe_exchange_device(self.before)
 
 
 class device_of(device):  # noqa: N801 - torch's name
-    """Context manager that selects the card of a tensor, or none for a tensor elsewhere."""
+    """Context manager that selects the card of a tensor; does nothing for a tensor on another device."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         super().__init__(tensor.device.index if tensor.device.type == "gcu" else -1)
 
 
 def synchronize(device: Any = None) -> None:
-    """Wait for a card; operators have finished when their call returns, so that there is nothing to wait for."""
+    """Count a wait for a card. Operators have finished when their call returns, so there is nothing to wait for."""
     get_device_properties(device)
     _C.count_wait("device")
 
@@ -91,9 +91,9 @@ _MODELS = {"s60": ("Enflame S60 (simulated)", 3), "l600": ("Enflame L600 (simula
 
 
 def get_device_properties(device: Any = None) -> SimpleNamespace:
-    """What a real card tells: ``name``, ``major``, ``total_memory`` (bytes); nothing that tells cards apart.
+    """Properties as of a real card: ``name``, ``major``, ``total_memory`` (bytes); without an identity of the card.
 
-    ``major`` is that of ``SIM_GCU_PROFILE``: 3 for S60, 4 for L600; 0 where it is not set, which no real card has.
+    ``major`` follows ``SIM_GCU_PROFILE``: 3 for S60, 4 for L600; 0 if it is not set, which no real card has.
 
     Raises:
         RuntimeError: there is no such card.
@@ -112,7 +112,7 @@ def get_device_properties(device: Any = None) -> SimpleNamespace:
 
 
 def get_device_name(device: Any = None) -> str:
-    """Name of a card; says that it is simulated."""
+    """Name of a card, with ``(simulated)``."""
     return get_device_properties(device).name
 
 
@@ -123,10 +123,10 @@ def get_device_capability(device: Any = None) -> tuple[int, int]:
 
 
 def is_bf16_supported() -> bool:
-    """Whether the cards have bfloat16."""
+    """Whether the cards support bfloat16."""
     return is_available()
 
 
 def is_fp16_supported() -> bool:
-    """Whether the cards have float16."""
+    """Whether the cards support float16."""
     return is_available()

@@ -1,4 +1,4 @@
-"""The vendor's statistics of operators, for ``ENFLAME_PT_OP_DEBUG_CONFIG=op_statistics=true`` set before the import."""
+"""The vendor's operator statistics; need ``ENFLAME_PT_OP_DEBUG_CONFIG=op_statistics=true`` before the import."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _FRAME = "#" * 97
 
 
 def get_op_statistics_info() -> str:
-    """How often each operator was used, wherever it ran: the summary of the vendor's text, without its parameters."""
+    """Number of calls by operator, on the card or the CPU, as the summary part of the vendor's text."""
     uses = _C.uses_of_operators()
     if not uses:
         return "Torch_gcu Op Statistics no data!\n"
@@ -19,5 +19,5 @@ def get_op_statistics_info() -> str:
 
 
 def clear_op_statistics_info() -> None:
-    """Start counting anew."""
+    """Reset the counters."""
     _C.reset_uses()

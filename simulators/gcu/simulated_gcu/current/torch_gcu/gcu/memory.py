@@ -1,4 +1,4 @@
-"""Memory of a card, in bytes: real allocations are counted, in pages of 512 bytes; nothing is cached."""
+"""Memory of a card, in bytes: the real allocations, in blocks of 512 bytes, without a cache."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def memory_allocated(device: Any = None) -> int:
 
 
 def max_memory_allocated(device: Any = None) -> int:
-    """Most bytes in use since the start, or since :func:`reset_peak_memory_stats`."""
+    """Largest number of bytes in use since the start, or since :func:`reset_peak_memory_stats`."""
     return _C.memory_stats(_get_device_index(device))[1]
 
 
@@ -22,12 +22,12 @@ memory_reserved, max_memory_reserved = memory_allocated, max_memory_allocated
 
 
 def reset_peak_memory_stats(device: Any = None) -> None:
-    """Let :func:`max_memory_allocated` start anew."""
+    """Reset :func:`max_memory_allocated` to the bytes in use."""
     _C.reset_peak(_get_device_index(device))
 
 
 def empty_cache() -> None:
-    """Nothing: there is no cache."""
+    """Do nothing: there is no cache."""
 
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
@@ -37,7 +37,7 @@ def mem_get_info(device: Any = None) -> tuple[int, int]:
 
 
 def memory_stats(device: Any = None) -> dict[str, int]:
-    """The figures above by the names of ``torch.cuda.memory_stats``."""
+    """These values under the names of ``torch.cuda.memory_stats``."""
     current, peak, allocations, _ = _C.memory_stats(_get_device_index(device))
     return {
         "allocated_bytes.all.current": current,

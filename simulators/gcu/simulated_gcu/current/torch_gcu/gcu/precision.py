@@ -1,4 +1,4 @@
-"""What torch.autocast asks a device's module."""
+"""Functions that torch.autocast calls in a device's module."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
-    """Types that autocast may cast to."""
+    """Dtypes that autocast may cast to."""
     return [torch.float16, torch.bfloat16]
 
 
@@ -16,7 +16,7 @@ def is_autocast_enabled() -> bool:
 
 
 def get_autocast_dtype() -> torch.dtype:
-    """The type that autocast casts to."""
+    """The dtype that autocast casts to."""
     return torch.get_autocast_dtype("gcu")
 
 
@@ -26,5 +26,5 @@ def set_autocast_enabled(enabled: bool) -> None:
 
 
 def set_autocast_dtype(dtype: torch.dtype) -> None:
-    """Choose the type that autocast casts to."""
+    """Set the dtype that autocast casts to."""
     torch.set_autocast_dtype("gcu", dtype)

@@ -1,4 +1,4 @@
-"""Random states: one generator for each card."""
+"""Random number generators, one per card."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def manual_seed_all(seed: int) -> None:
 
 
 def seed() -> None:
-    """Seed the current card from the system's randomness."""
+    """Seed the current card with a random number of the operating system."""
     default_generators[current_device()].seed()
 
 
 def seed_all() -> None:
-    """Seed every card from the system's randomness, all alike."""
+    """Seed all cards with the same random number of the operating system."""
     first, *others = default_generators
     value = first.seed()
     for generator in others:
@@ -66,11 +66,11 @@ def get_rng_state_all() -> list[torch.Tensor]:
 
 
 def set_rng_state(new_state: torch.Tensor, device: Any = "gcu") -> None:
-    """Restore what :func:`get_rng_state` gave."""
+    """Restore a result of :func:`get_rng_state`."""
     default_generators[_get_device_index(device)].set_state(new_state.cpu())
 
 
 def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
-    """Restore what :func:`get_rng_state_all` gave."""
+    """Restore a result of :func:`get_rng_state_all`."""
     for index, state in enumerate(new_states):
         set_rng_state(state, index)

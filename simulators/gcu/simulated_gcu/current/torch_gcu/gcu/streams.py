@@ -1,4 +1,4 @@
-"""Streams and events. Work is done in the order of the calls, whatever the stream: any order asked for holds."""
+"""Streams and events. Operators run in the order of the calls on all streams, so every required order is kept."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Stream, Event = torch.Stream, torch.Event
 
 
 def current_stream(device: Any = None) -> torch.Stream:
-    """The stream that operators of a card go to."""
+    """The current stream of a card."""
     return torch.accelerator.current_stream(torch.device("gcu", _get_device_index(device)))
 
 
 def default_stream(device: Any = None) -> torch.Stream:
-    """The stream that a card begins with."""
+    """The default stream of a card."""
     private_use_1 = 20  # c10::DeviceType
     return Stream(stream_id=0, device_index=_get_device_index(device), device_type=private_use_1)
 
@@ -28,20 +28,20 @@ def set_stream(stream: torch.Stream) -> None:
 
 
 class stream:  # noqa: N801 - torch's name
-    """Context manager that selects a stream for a while; None selects nothing."""
+    """Context manager that selects a stream; None selects nothing."""
 
     def __init__(self, stream: torch.Stream | None) -> None:
         self.chosen = stream
         self.before: torch.Stream | None = None
 
     def __enter__(self) -> None:
-        """Select."""
+        """Select the stream."""
         if self.chosen is not None:
             self.before = current_stream(self.chosen.device)
             set_stream(self.chosen)
 
     def __exit__(self, *_error: object) -> None:
-        """Select the one before again."""
+        """Select the previous stream."""
         if self.before is not None:
             set_stream(self.before)
 

@@ -1,4 +1,4 @@
-"""The vendor's own process groups and collectives, apart from ``torch.distributed``, which does not know ``eccl``."""
+"""The vendor's own process groups and collectives; ``torch.distributed`` has no backend ``eccl`` here."""
 
 from torch_gcu.distributed._collectives import (
     ReduceOp,

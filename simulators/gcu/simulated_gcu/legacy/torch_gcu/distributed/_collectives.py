@@ -38,7 +38,7 @@ __all__ = [
 
 
 class ReduceOp(enum.Enum):
-    """How values are put together; the vendor's own, so that torch's members of the same names are refused."""
+    """Reduction operators; the vendor's own class, so that torch's members of the same names are refused."""
 
     SUM = TorchReduceOp.SUM
     PRODUCT = TorchReduceOp.PRODUCT
@@ -52,7 +52,7 @@ class ReduceOp(enum.Enum):
 def all_reduce(
     tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM, group: ProcessGroup | None = None, async_op: bool = False
 ) -> Any:
-    """Put the tensors of all ranks together, in place."""
+    """Reduce the tensors of all ranks, in place, on all ranks."""
     _check_tensor(tensor, "tensor")
     if group is GroupMember.NON_GROUP_MEMBER:
         return None
@@ -62,7 +62,7 @@ def all_reduce(
 
 
 def broadcast(tensor: torch.Tensor, src: int, group: ProcessGroup | None = None, async_op: bool = False) -> Any:
-    """Give all ranks the tensor of global rank ``src``."""
+    """Copy the tensor of global rank ``src`` to all ranks."""
     _check_tensor(tensor, "tensor")
     if group is GroupMember.NON_GROUP_MEMBER:
         return None
@@ -80,7 +80,7 @@ def reduce(
     group: ProcessGroup | None = None,
     async_op: bool = False,
 ) -> Any:
-    """Put the tensors of all ranks together, on global rank ``dst``."""
+    """Reduce the tensors of all ranks, on global rank ``dst``."""
     _check_tensor(tensor, "tensor")
     if group is GroupMember.NON_GROUP_MEMBER:
         return None
@@ -97,7 +97,7 @@ def all_gather(
     group: ProcessGroup | None = None,
     async_op: bool = False,
 ) -> Any:
-    """Give all ranks the tensors of all ranks."""
+    """Gather the tensors of all ranks on all ranks."""
     _check_tensors(tensor_list, "tensor_list")
     _check_tensor(tensor, "tensor")
     if group is GroupMember.NON_GROUP_MEMBER:
@@ -112,7 +112,7 @@ def reduce_scatter(
     group: ProcessGroup | None = None,
     async_op: bool = False,
 ) -> Any:
-    """Put the lists of all ranks together, and give each rank its element."""
+    """Reduce the lists of all ranks element by element, and give each rank its element."""
     _check_tensor(output, "output")
     _check_tensors(input_list, "input_list")
     if group is GroupMember.NON_GROUP_MEMBER:
@@ -129,7 +129,7 @@ def gather(
     group: ProcessGroup | None = None,
     async_op: bool = False,
 ) -> Any:
-    """Give global rank ``dst`` the tensors of all ranks. Not in every release of the vendor's."""
+    """Gather the tensors of all ranks on global rank ``dst``. Some releases of the vendor lack this function."""
     _check_tensor(tensor, "tensor")
     if group is GroupMember.NON_GROUP_MEMBER:
         return None
@@ -147,7 +147,7 @@ def scatter(
     group: ProcessGroup | None = None,
     async_op: bool = False,
 ) -> Any:
-    """Give each rank its element of global rank ``src``'s list. Not in every release of the vendor's."""
+    """Give each rank its element of global rank ``src``'s list. Some releases of the vendor lack this function."""
     _check_tensor(tensor, "tensor")
     if group is GroupMember.NON_GROUP_MEMBER:
         return None
@@ -159,7 +159,7 @@ def scatter(
 
 
 def isend(tensor: torch.Tensor, dst: int, group: ProcessGroup | None = None, tag: int = 0) -> Any:
-    """Send to global rank ``dst``, and return the work to wait for."""
+    """Start to send to global rank ``dst``; return the work handle."""
     _check_tensor(tensor, "tensor")
     if group is GroupMember.NON_GROUP_MEMBER:
         return None
@@ -168,7 +168,7 @@ def isend(tensor: torch.Tensor, dst: int, group: ProcessGroup | None = None, tag
 
 
 def irecv(tensor: torch.Tensor, src: int, group: ProcessGroup | None = None, tag: int = 0) -> Any:
-    """Receive from global rank ``src``, and return the work to wait for."""
+    """Start to receive from global rank ``src``; return the work handle."""
     _check_tensor(tensor, "tensor")
     if group is GroupMember.NON_GROUP_MEMBER:
         return None
@@ -185,7 +185,7 @@ def send(tensor: torch.Tensor, dst: int, group: ProcessGroup | None = None, tag:
 
 
 def recv(tensor: torch.Tensor, src: int, group: ProcessGroup | None = None, tag: int = 0) -> int:
-    """Receive from global rank ``src``; returns it. As in the vendor's package, runs the whole graph first."""
+    """Receive from global rank ``src``; return ``src``. As in the vendor's package, runs the whole graph first."""
     _run_all()
     work = irecv(tensor, src, group, tag)
     if work is None:
@@ -227,7 +227,7 @@ def _torch_op(op: ReduceOp) -> TorchReduceOp:
 
 
 def _only_at(root: int, group: ProcessGroup, tensors: list[torch.Tensor] | None, name: str) -> list[Any]:
-    """What gloo takes: a list of one list on the root, and nothing elsewhere."""
+    """Check the tensors, and return them as gloo takes them: in a list on the root, else an empty list."""
     if get_rank(group) != root:
         if tensors:
             raise RuntimeError(f"torch_gcu.distributed: {name} must be given on the root rank only")

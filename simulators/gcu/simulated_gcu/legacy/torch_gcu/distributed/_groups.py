@@ -1,4 +1,4 @@
-"""Making and taking down the vendor's process groups."""
+"""Makes and destroys the vendor's process groups."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ __all__ = [
 
 
 class Backend:
-    """The one kind of group that there is; any other name becomes ``undefined``."""
+    """Name of a backend: ``eccl``, the only one; any other name becomes ``undefined``."""
 
     UNDEFINED = "undefined"
     ECCL = "eccl"
 
     def __new__(cls, name: str) -> str:  # type: ignore[misc]
-        """Look the name up.
+        """Look up a name.
 
         Raises:
-            ValueError: it is not a string.
+            ValueError: ``name`` is not a string.
         """
         if not isinstance(name, str):
             raise ValueError(f"Backend name must be a string, but got: {name}")
@@ -50,7 +50,7 @@ class Backend:
 
 
 class GroupMember:
-    """The default group, and what stands for a group that this process is not in."""
+    """The default group, and the marker for a group that this process is not in."""
 
     WORLD: ProcessGroup | None = None
     NON_GROUP_MEMBER = object()
@@ -60,7 +60,7 @@ group = GroupMember
 
 
 class _Record(NamedTuple):
-    """What is known of a group: its name, and the global ranks of its members in order."""
+    """A group: its name, the global ranks of its members in order, and its store."""
 
     name: str
     ranks: list[int]
@@ -81,7 +81,7 @@ def is_available() -> bool:
 
 
 def is_eccl_available() -> bool:
-    """Whether the card's collectives are there; they are a component of their own, which an installation may lack."""
+    """Whether the card's collectives are installed; they are a component of their own."""
     return _ECCL_AVAILABLE
 
 
@@ -94,7 +94,7 @@ def default_group() -> ProcessGroup:
     """The default group.
 
     Raises:
-        RuntimeError: there is none.
+        RuntimeError: there is no default group.
     """
     if GroupMember.WORLD is None:
         raise RuntimeError(
@@ -105,7 +105,7 @@ def default_group() -> ProcessGroup:
 
 
 def group_and_rank(process_group: ProcessGroup | None, global_rank: int) -> Any:
-    """A group (the default one for None), and the rank in it of a process given by its global rank.
+    """A group (None: the default group), and the rank in this group of the process with a global rank.
 
     Raises:
         RuntimeError: there is no such group, or the process is not in it.
@@ -133,18 +133,18 @@ def init_process_group(
 
     Args:
         backend: ``"eccl"``.
-        init_method: where the ranks meet; ``env://`` (MASTER_ADDR, MASTER_PORT, and TORCHELASTIC_USE_AGENT_STORE) if
-            left out, or ``tcp://``.
-        timeout: how long to wait for the others, now and in collectives.
-        world_size: number of processes; WORLD_SIZE if left out.
-        rank: of this process; RANK if left out.
+        init_method: rendezvous, ``env://`` (MASTER_ADDR, MASTER_PORT, and TORCHELASTIC_USE_AGENT_STORE) or ``tcp://``;
+            None: ``env://``.
+        timeout: longest wait for the other ranks, now and in collectives.
+        world_size: number of processes; by default WORLD_SIZE.
+        rank: of this process; by default RANK.
         store: a store of the vendor's own classes, which the simulation does not have.
         group_name: ignored.
         pg_options: must be None.
 
     Raises:
-        RuntimeError: ECCL is missing, another backend, a second call, a LOCAL_RANK that no card has, or two ranks on
-            one card.
+        RuntimeError: ECCL is missing, the backend is not eccl, the default group exists already, LOCAL_RANK has no
+            card, or two ranks are on one card.
         TypeError: a store was given.
     """
     global _made
@@ -182,7 +182,7 @@ def new_group(
     """Make a group of some of the ranks; every rank must call this, in the same order.
 
     Raises:
-        RuntimeError: another backend than eccl, or ranks that do not exist.
+        RuntimeError: the backend is not eccl, or a rank does not exist.
     """
     global _made
     del pg_options
@@ -200,7 +200,7 @@ def new_group(
 
 
 def destroy_process_group(group: ProcessGroup | None = None) -> None:
-    """Forget a group; with none given, the default group and all others."""
+    """Destroy a group; None: the default group and all others."""
     if group is GroupMember.NON_GROUP_MEMBER:
         return
     chosen = group if group is not None else GroupMember.WORLD
@@ -215,28 +215,28 @@ def destroy_process_group(group: ProcessGroup | None = None) -> None:
 
 
 def get_backend(group: ProcessGroup | None = None) -> str:
-    """``eccl``."""
+    """Name of the backend of a group, always ``eccl``."""
     if (group if group is not None else default_group()) not in _groups:
         raise RuntimeError("Invalid process group specified")
     return Backend.ECCL
 
 
 def get_rank(group: ProcessGroup | None = None) -> int:
-    """Rank of this process in a group; -1 where it is not in it."""
+    """Rank of this process in a group; -1 if it is not in the group."""
     if group is GroupMember.NON_GROUP_MEMBER:
         return -1
     return (group if group is not None else default_group()).rank()
 
 
 def get_world_size(group: ProcessGroup | None = None) -> int:
-    """Number of processes in a group; -1 where this one is not in it."""
+    """Number of processes in a group; -1 if this process is not in the group."""
     if group is GroupMember.NON_GROUP_MEMBER:
         return -1
     return (group if group is not None else default_group()).size()
 
 
 def get_local_rank() -> int:
-    """LOCAL_RANK, which is also the number of the card that collectives use; the rank where it is not set."""
+    """LOCAL_RANK, which is also the index of the card that collectives use; the rank if the variable is not set."""
     return int(os.environ["LOCAL_RANK"]) if "LOCAL_RANK" in os.environ else get_rank()
 
 
@@ -255,13 +255,13 @@ def _make(record: _Record, rank: int, timeout: timedelta) -> ProcessGroup:
 
 
 def _check_distinct(record: _Record, rank: int, place: str) -> None:
-    """Every rank tells the others where it is, and refuses to share its card."""
+    """Exchange the cards of all ranks, and refuse two ranks on one card."""
     store = PrefixStore(f"{record.name}/place", record.store)
     store.set(str(rank), place)
     ranks = range(len(record.ranks))
     places = [store.get(str(other)).decode() for other in ranks]
     store.set(f"read/{rank}", "")
-    if rank == 0:  # it serves the store: were it to end at once, others would read of a broken pipe
+    if rank == 0:  # rank 0 serves the store: if it ended now, the others would get a broken pipe
         store.wait([f"read/{other}" for other in ranks])
     for other in ranks:
         if other != rank and places[other] == place:

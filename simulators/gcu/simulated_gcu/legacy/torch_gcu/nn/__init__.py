@@ -1,4 +1,4 @@
-"""Modules of the vendor's: its data-parallel wrapper."""
+"""The vendor's modules: its DistributedDataParallel."""
 
 from torch_gcu.nn import parallel
 

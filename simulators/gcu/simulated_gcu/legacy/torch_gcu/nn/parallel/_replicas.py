@@ -1,9 +1,9 @@
-"""One process, several cards: what ``device_ids=None`` means to the vendor's DistributedDataParallel.
+"""One process with several cards: the vendor's DistributedDataParallel with ``device_ids=None``.
 
-Each batch is cut into as many pieces as there are cards, and every card works on its piece with a copy of the model.
-The copies are made once. Their gradients are not brought together, and they do not follow the optimizer: in the public
-sources of the vendor's class only the first card's parameters reach the reducer. It is a mode to stay out of, and it is
-modelled so that a program that falls into it shows it: in the memory of the other cards, and in its results.
+Each batch is divided among the cards, and every card computes its part with a copy of the model. The copies are made
+once. Their gradients are not reduced, and the optimizer does not update them: in the public sources of the vendor's
+class only the first card's parameters reach the reducer. Programs should avoid this mode. It is modeled so that a
+program that uses it by mistake shows it, in the memory of the other cards and in its results.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ __all__ = ["gather", "replicate", "run_replicas", "scatter_arguments"]
 
 
 def replicate(module: nn.Module, cards: Sequence[int]) -> list[nn.Module]:
-    """The module itself, and a copy of it on every card after the first."""
+    """The module itself for the first card, and a copy of it on every other card."""
     return [module, *(copy.deepcopy(module).to(f"xla:{card}") for card in cards[1:])]
 
 
 def scatter_arguments(
     inputs: tuple[Any, ...], kwargs: dict[str, Any], cards: Sequence[int], dim: int
 ) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Cut the tensors among the arguments along ``dim``, and put the pieces on the cards; the rest goes to all.
+    """Divide the tensors among the arguments along ``dim`` over the cards; other arguments go to all cards.
 
     Returns:
-        Arguments for each card; for fewer cards where a tensor has fewer pieces.
+        Arguments for each card; for fewer cards if a tensor has fewer pieces.
     """
     pieces = _scatter((inputs, kwargs), [torch.device("xla", card) for card in cards], dim)
     return [(tuple(inputs), kwargs) for inputs, kwargs in pieces]
@@ -61,7 +61,7 @@ def run_replicas(
 
 
 def gather(outputs: Sequence[Any], device: torch.device, dim: int) -> Any:
-    """Put the outputs of all cards together on ``device``; numbers become a vector."""
+    """Concatenate the outputs of all cards on ``device`` along ``dim``; 0-dim tensors become a vector."""
     first = outputs[0]
     if isinstance(first, torch.Tensor):
         moved = [output.to(device) for output in outputs]

@@ -1,4 +1,4 @@
-"""The vendor's DistributedDataParallel: its arguments, its refusals, and gradients averaged over its own group."""
+"""The vendor's DistributedDataParallel: its arguments and errors, and gradients averaged over the vendor's group."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class DistributedDataParallel(nn.Module):
     """Averages the gradients of a model over the ranks, in buckets, while the backward pass runs.
 
     Args:
-        module: on the card already; parameters and persistent buffers become those of rank 0.
+        module: the model, on its card; parameters and persistent buffers become those of rank 0.
         device_ids: one card. None means ALL cards that the process sees (:mod:`torch_gcu.nn.parallel._replicas`).
-        output_device: where outputs go; the first of ``device_ids`` if left out.
-        dim: along which batches are cut for several cards.
-        broadcast_buffers: give all ranks the buffers of rank 0 before each forward pass.
-        process_group: a group of :mod:`torch_gcu.distributed`; the default one if left out.
-        bucket_cap_mb: size of a bucket of gradients.
-        find_unused_parameters: look for parameters that a forward pass did not use, and wait for none of them.
+        output_device: device of the outputs; None: the first of ``device_ids``.
+        dim: axis along which batches are divided over several cards.
+        broadcast_buffers: copy the buffers of rank 0 to all ranks before each forward pass.
+        process_group: a group of :mod:`torch_gcu.distributed`; None: the default group.
+        bucket_cap_mb: size of a gradient bucket, in MiB.
+        find_unused_parameters: find parameters that a forward pass did not use, and do not wait for their gradients.
         check_reduction: without effect.
         gradient_as_bucket_view: refused.
 
@@ -105,7 +105,7 @@ class DistributedDataParallel(nn.Module):
         self.reducer = self._make_reducer()
 
     def _make_reducer(self) -> Any:
-        """The reducer of torch, over the vendor's group."""
+        """Torch's reducer, over the vendor's group."""
         owners = [(module, p) for module in self.module.modules() for p in module.parameters(recurse=False)]
         seen = set()
         parameters, sparse = [], []
@@ -119,7 +119,7 @@ class DistributedDataParallel(nn.Module):
         )
         return torch_distributed.Reducer(
             [parameters],
-            buckets[::-1],  # gradients come in about the reverse of the order in which parameters were made
+            buckets[::-1],  # gradients arrive in about the reverse order of the parameters
             limits[::-1],
             self.process_group,
             [sparse],
@@ -128,13 +128,13 @@ class DistributedDataParallel(nn.Module):
         )
 
     def _broadcast(self, tensors: list[torch.Tensor]) -> None:
-        """Give all ranks the tensors of rank 0."""
+        """Copy the tensors of rank 0 to all ranks."""
         if tensors:
             torch_distributed._broadcast_coalesced(self.process_group, tensors, _BROADCAST_BUCKET, 0)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Let gradients of backward passes add up on this rank; the first pass after this exchanges them."""
+        """Accumulate gradients on this rank; the first forward and backward pass after this context reduces them."""
         before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
         try:
             yield
@@ -142,7 +142,7 @@ class DistributedDataParallel(nn.Module):
             self.require_backward_grad_sync = before
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Call the module, on the card or cards of this rank, and get ready for the backward pass."""
+        """Call the module on the card or cards of this rank, and prepare the reducer for the backward pass."""
         exchanges = torch.is_grad_enabled() and self.require_backward_grad_sync
         if exchanges:
             self.reducer.prepare_for_forward()
