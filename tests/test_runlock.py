@@ -78,6 +78,17 @@ def test_a_holder_that_only_its_lock_tells_of_is_waited_for(tmp_path, what):
     beat.join()
 
 
+def test_a_job_in_the_queue_of_a_slurm_that_does_not_answer_keeps_its_folder(tmp_path, monkeypatch):
+    """It has no heartbeat before it runs."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "squeue").write_text("#!/bin/sh\necho 'Unable to contact slurm controller' >&2; exit 1\n")
+    (tmp_path / "bin" / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    held_by(tmp_path, STALE_AFTER_S + 1, machine="another", cluster="slurm", job="7")
+    with pytest.raises(ConfigError, match="in use by another run: Slurm job 7"):
+        RunLock(tmp_path).acquire()
+
+
 def test_a_lock_that_is_being_written_is_not_taken(tmp_path):
     (tmp_path / LOCK).touch()
     writer = threading.Timer(1.5, lambda: (tmp_path / LOCK).write_bytes(Holder.me("theirs").encoded()))

@@ -40,7 +40,7 @@ class Task:
             they could report.
         isolated: its worker is a process of its own, even if it is the only one.
         counts_fallbacks: its workers count what leaves the device, however slow that makes them
-            (:meth:`exp.hardware.backend.Backend.counting_env`).
+            (:meth:`exp.hardware.backend.Backend.run_env`).
         compared: what it leaves can be compared with other runs.
         uses_hardware: the devices have to be here.
         uses_data: model and data of the configuration play a part; without, the files of the data need not be here.

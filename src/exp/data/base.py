@@ -256,7 +256,10 @@ class _Batched(Dataset[Any]):
 
 def _difference(samples: list[Any]) -> str:
     """The first key whose values differ in shape or type, or are None; torch's own error may mislead."""
-    for key in samples[0] if isinstance(samples[0], dict) else ():
+    types = {type(each).__name__ for each in samples}
+    if types != {"dict"}:
+        return f"; samples are {' or '.join(sorted(types))}" if len(types) > 1 else ""
+    for key in samples[0]:
         values = [each.get(key) for each in samples]
         kinds = {str(tuple(each.shape)) if hasattr(each, "shape") else type(each).__name__ for each in values}
         if len(kinds) > 1 or "NoneType" in kinds:

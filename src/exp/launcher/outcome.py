@@ -206,7 +206,7 @@ class Failures:
     def forget(self) -> None:
         """Remove the error files of an earlier launch."""
         for stale in self.folder.logs.glob("rank*.error.json"):
-            stale.unlink()
+            stale.unlink(missing_ok=True)
 
     def write(self, failure: RankFailure) -> None:
         """Write the error file of a rank, unless its process has written one."""

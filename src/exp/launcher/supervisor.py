@@ -217,7 +217,7 @@ class HangDetector:
         self.folder = self.failures.folder
         self._view = self.folder.logs / f"stuck-{this_host()}-{os.getpid()}.json"
         for stale in self.folder.logs.glob("stuck-*.json"):
-            stale.unlink()
+            stale.unlink(missing_ok=True)  # of several nodes each removes all
 
     def look(self) -> int | None:
         """Look for a rank that hangs; called a few times per second.
@@ -235,7 +235,8 @@ class HangDetector:
         for (last, still), beat in zip(before, beats):
             if last != beat and last.pid == beat.pid and last.stage in _NAMES and last.stage != Stage.CHECKPOINT:
                 self._slowest = max(self._slowest, still)
-        errors = [read_json(path) or {} for path in self.folder.logs.glob("rank*.error.json")]
+        files = self.folder.logs.glob("rank*.error.json")  # a rank that starts again removes its own
+        errors = [error for error in map(read_json, files) if error is not None]
         in_vain = bool(errors) and all(map(waited_in_vain, errors))
         failed = {error["rank"] for error in errors} if in_vain else set()
         going = [(beat, still) for beat, still in self._still if beat.stage != Stage.DONE and beat.rank not in failed]

@@ -12,6 +12,7 @@ import json
 import math
 import os
 import re
+import secrets
 from pathlib import Path
 from typing import Any, BinaryIO, Callable, Iterable, Mapping
 
@@ -43,7 +44,7 @@ def write_atomically(path: Path, content: bytes | Callable[[BinaryIO], object]) 
         content: bytes, or a function that writes to the open file it is given.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         with temporary.open("wb") as file:
             file.write(content) if isinstance(content, bytes) else content(file)

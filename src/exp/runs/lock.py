@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import secrets
+import shutil
 import signal
 import socket
 import tempfile
@@ -348,6 +349,8 @@ def _known_alive(holder: Holder) -> bool | None:
         states = find_states([holder.job])
         if states is not None:
             return not states[holder.job].ended
+        if shutil.which("squeue"):  # Slurm does not answer, and a job that waits in its queue has no heartbeat
+            return True
     elif holder.is_here() and not holder.several:
         return is_running(holder)
     return None
