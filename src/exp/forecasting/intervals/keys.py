@@ -1,4 +1,4 @@
-"""The keys of ``task`` that ask for intervals, checked by themselves. Imports neither torch nor numpy."""
+"""Checks of the keys of ``task`` for intervals, before data and model are built. Imports neither torch nor numpy."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ __all__ = ["check_keys"]
 
 
 def check_keys(task: Any) -> list[float]:
-    """The coverages that ``task`` asks for, ascending and each once; empty: no intervals.
+    """The coverages of ``task.intervals``, ascending, without duplicates; empty: no intervals.
 
     Args:
-        task: ``config.task``, which need not have such keys.
+        task: ``config.task``; keys may be missing.
 
     Raises:
-        ConfigError: a value cannot be, or a key is set that needs ``task.intervals``, which is not.
+        ConfigError: a value is out of range, or a key is set that has no effect without ``task.intervals``.
     """
     levels = sorted({round(float(level), 6) for level in task.get("intervals") or ()})
     for level in levels:
