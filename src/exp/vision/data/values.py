@@ -255,8 +255,8 @@ class ImageReader:
             path: of the file, for messages.
 
         Returns:
-            Values (H, W, C); True where a value has no data, bool (H, W, C); True where a pixel has no data in any
-            channel, bool (H, W). None instead of either array: all have data.
+            Values (H, W, C); True where a value has no data, bool (H, W, C); True where a pixel lacks data in all
+            channels, bool (H, W). None instead of either array: all have data.
 
         Raises:
             DataError: the number of channels is another one.
