@@ -54,7 +54,7 @@ def predict(session: Session, data: Any, model: Any) -> Prediction:
     if (task.num_windows or task.backtest) and not len(data.test):
         session.say(
             f"{data.path} has {data.num_rows} rows, too few for a window with truth (data.lookback + data.horizon = "
-            f"{data.lookback + data.horizon}): only what follows them is forecast"
+            f"{data.lookback + data.horizon}): only the rows after them are forecast"
         )
     own = data.metrics()
     evaluator = Evaluator(own if isinstance(own, list) else [own])

@@ -86,7 +86,7 @@ def read_series(path: Path, config: ForecastingDataConfig, usual_format: str | N
     if config.missing == "mask":
         bad &= ~empty
     elif bad.any() and empty.flat[int(bad.argmax())]:
-        do = "fill the gap, leave the row out, or take empty cells for such (data.missing=mask)"
+        do = "fill the gap, leave the row out, or allow empty cells (data.missing=mask)"
     _refuse(series, bad, f"is not a finite number that float32 carries; {do}")
     return series
 
@@ -141,7 +141,7 @@ def _refuse(series: Series, bad: np.ndarray, problem: str) -> None:
     if bad.any():
         row, channel = divmod(int(bad.argmax()), bad.shape[1])
         if bad[:, channel].all() and len(bad) > 1:
-            problem += "; it is so in the whole column: leave it out if it is no series (data.inputs)"
+            problem += "; so is the whole column: leave it out if it is no series (data.inputs)"
         raise DataError(f"{series.place(row, channel)} {problem}")
 
 

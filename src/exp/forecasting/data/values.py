@@ -100,8 +100,8 @@ def warn_of_constants(series: Series, num_train: int) -> list[str]:
     if not names:
         return []
     return [
-        f"{series.path}: constant in the training rows: {shortened(names)}; the standard deviation is taken as 1, and "
-        "a forecast that is right there lowers the mean over all series"
+        f"{series.path}: constant in the training rows: {shortened(names)}; their standard deviation is set to 1, and "
+        "exact forecasts of them lower the mean error over all series"
     ]
 
 
@@ -115,8 +115,8 @@ def warn_of_outliers(series: Series) -> list[str]:
             places = "; ".join([first, *(other.replace(f"{series.path} ", "", 1) for other in others)])
             more = f" and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else ""
             found.append(
-                f"{places}{more}: far from the other values of the series; a fill value, perhaps, which stands for "
-                "none. In the training rows such a value makes standardized errors small, elsewhere large; correct it, "
+                f"{places}{more}: far from the other values of the series; perhaps a fill value for missing data. In "
+                "the training rows such a value makes standardized errors small, elsewhere large; correct it, "
                 "or leave the cell empty and set data.missing=mask"
             )
     rest = len(found) - _SHOWN

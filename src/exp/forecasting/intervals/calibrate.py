@@ -86,8 +86,8 @@ def _kind(task: Any, model: Any, levels: Sequence[float]) -> tuple[str, bool]:
     offered, wanted = getattr(model, "spread", None), task.intervals_from
     if wanted == "model" and offered not in ("std", "quantiles"):
         raise ConfigError(
-            f"task.intervals_from=model: {shown(model)} says nothing of how sure it is; set model.quantiles for the "
-            f"training, or task.intervals_from=residuals"
+            f"task.intervals_from=model: {shown(model)} has neither quantiles nor standard deviations; set "
+            f"model.quantiles for the training, or task.intervals_from=residuals"
         )
     kind = str(offered) if wanted == "model" or (wanted is None and offered == "quantiles") else "residuals"
     if kind == "quantiles":
@@ -95,8 +95,8 @@ def _kind(task: Any, model: Any, levels: Sequence[float]) -> tuple[str, bool]:
         missing = sorted(set(levels) - there)
         if missing:
             raise ConfigError(
-                f"task.intervals: {missing[0]:g} is between no two of model.quantiles={list(model.quantiles)}; these "
-                f"give {sorted(there)}; or set task.intervals_from=residuals"
+                f"task.intervals: {missing[0]:g} needs two levels that model.quantiles={list(model.quantiles)} lacks; "
+                f"these give {sorted(there)}; or set task.intervals_from=residuals"
             )
     rescaled = kind == "residuals" or (kind == "std" if task.intervals_rescaled is None else task.intervals_rescaled)
     if task.intervals_signed and (kind == "quantiles" or not rescaled):
@@ -119,16 +119,16 @@ def _trained_on(session: Session, data: Any) -> Any:
     if run is not None and session.weights is not None:
         files = checkpoint.read(session.weights.path, mapped=True, whole=False).get("data_files")
     if not files:
-        raise ConfigError(f"{problem}, and the weights do not tell which file they were trained on; use those of a run")
+        raise ConfigError(f"{problem}, and the weights do not name the file that they were trained on; use a run's")
     theirs = OmegaConf.load(RunFolder(Path(str(run))).config).data
     keys = session.config.data.copy()
     keys.update({key: theirs[key] for key in _OF_FILE}, inputs=list(data.names))  # in the order of the weights
     try:
         own = create(keys, Data, "data")
     except DataError as error:
-        raise ConfigError(f"{problem}, nor can those of {run} be read: {error}") from error
+        raise ConfigError(f"{problem}, and the data of {run} cannot be read: {error}") from error
     if list(own.fingerprint().values()) != list(files.values()):
-        raise ConfigError(f"{problem}, and {own.path} is not what the weights were trained on any more")
+        raise ConfigError(f"{problem}, and {own.path} has changed since the weights were trained on it")
     return own
 
 

@@ -23,7 +23,7 @@ def check_keys(task: Any) -> list[float]:
     levels = sorted({round(float(level), 6) for level in task.get("intervals") or ()})
     for level in levels:
         if not 0.0 < level < 1.0:
-            raise ConfigError(f"task.intervals: {level:g} is no share between 0 and 1, such as [0.8,0.95]")
+            raise ConfigError(f"task.intervals: {level:g} must be between 0 and 1, such as [0.8,0.95]")
     wanted = task.get("intervals_from")
     if wanted not in (None, "residuals", "model"):
         raise ConfigError(f"task.intervals_from={wanted} must be residuals or model (null: as the model allows)")

@@ -88,8 +88,8 @@ class TimeBridgePrior(TimeBridge):
     def _check(config: TimeBridgePriorConfig) -> None:
         if config.quantiles is not None:
             raise ConfigError(
-                "model.quantiles: the variant with a prior says by its variance how sure it is; leave them out, or use "
-                "model=timebridge"
+                "model.quantiles: the variant with a prior has standard deviations, not quantiles; leave them out, or "
+                "use model=timebridge"
             )
         if config.stationary_share > 1.0:
             raise ConfigError(f"model.stationary_share={config.stationary_share} is not a share; set one from 0 to 1")

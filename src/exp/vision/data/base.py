@@ -279,12 +279,12 @@ class ImageData(Data):
         if copies:
             self._record["files_in_two_parts"] = len(copies)
             say(
-                f"warning: {len(copies)} images of {self.name} are in two parts, such as {copies[0]}: figures are "
-                "measured on what was trained on; remove them from one"
+                f"warning: {len(copies)} images of {self.name} are in two splits, such as {copies[0]}: metrics would "
+                "include images of the training; remove them from one"
             )
         meanings = {
             "train": ("classes_without_training_images", "cannot be learned"),
-            self.tested_on: ("classes_not_measured", "no figure tells of it"),
+            self.tested_on: ("classes_not_measured", "it is not measured"),
         }
         for split, data in self._splits.items() if self.learns_classes else ():
             samples, (key, means) = data.samples, meanings.get(split, ("", ""))

@@ -74,8 +74,8 @@ class IndexMasks:
         content = read_bytes(path)
         if is_jpeg(content):
             raise DataError(
-                f"{path} is a JPEG, which changes values: no class number in it is certain; write masks as PNG, from "
-                "what this file was made of"
+                f"{path} is a JPEG, which changes values, so that class numbers are not reliable; write the original "
+                "masks as PNG"
             )
         with naming(path), Image.open(path) as file:
             values = np.asarray(file)
@@ -142,7 +142,7 @@ class ColorMasks:
             found, counts = np.unique(packed[strange], return_counts=True)
             common = [f"{found[number]:06X}" for number in np.argsort(-counts)]
             hint = (
-                "it is a JPEG, which changes colors: write masks as PNG, from what this file was made of"
+                "it is a JPEG, which changes colors: write the original masks as PNG"
                 if is_jpeg(content)
                 else "name them in data.palette or data.ignore_colors, or allow more with data.max_unknown"
             )

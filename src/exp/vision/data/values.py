@@ -334,7 +334,7 @@ def _to_byte_range(pixels: np.ndarray, path: Path, value_range: Any) -> np.ndarr
     if value_range is None:
         raise DataError(
             f"{path} holds {pixels.dtype} values from {np.nanmin(pixels):g} to {np.nanmax(pixels):g}; set "
-            "data.value_range=[low,high] to what is to become 0 and 255 (task=stats tells percentiles)"
+            "data.value_range=[low,high] to the values that become 0 and 255 (task=stats prints percentiles)"
         )
     low, high = (np.asarray(limit, np.float64) for limit in value_range)
     scaled = (pixels.astype(np.float32) - low.astype(np.float32)) * (255.0 / (high - low)).astype(np.float32)
