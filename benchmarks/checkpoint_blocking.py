@@ -1,9 +1,8 @@
-"""How long a checkpoint stops training, against writing the same state while training waits.
+"""Time that a checkpoint blocks training, against writing the same state while training waits.
 
-A model whose state (weights and Adam's two moments) takes about ``--gib`` is trained by the engine, with a checkpoint
-after every second step. Blocked is the time within the checkpoint hook; a plain save is the same hook's with
-``checkpoint.write`` in the same run, in turns. The steps after a save say what its thread costs those that are not
-blocked.
+The engine trains a model whose state (weights and Adam's two moments) takes about ``--gib``, with a checkpoint after
+every second step. Blocked is the time within the checkpoint hook; a plain save is the time within the same hook when it
+calls ``checkpoint.write``, in turns in the same run. The steps after a save show what its thread costs them.
 
     python benchmarks/checkpoint_blocking.py [--gib 1] [--saves 5] [--folder /where/checkpoints/go]
 """
@@ -41,7 +40,7 @@ LAYERS, BATCH = 8, 128
 
 
 class Stack(Model):
-    """Linear layers; all its time is in their products."""
+    """Linear layers: all time goes into matrix products."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -53,7 +52,7 @@ class Stack(Model):
 
 
 class Batches:
-    """One batch, again and again."""
+    """The same batch for every step."""
 
     def __init__(self, width: int) -> None:
         self.batch = {"x": torch.randn(BATCH, width)}
@@ -63,7 +62,7 @@ class Batches:
 
 
 class TimedHook(CheckpointHook):
-    """After every second step, saves in the background and plainly, in turns."""
+    """Saves after every second step, in the background and plainly in turns."""
 
     priority = "VERY_LOW"
 
@@ -76,7 +75,7 @@ class TimedHook(CheckpointHook):
         self.mark = time.perf_counter()
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        """Take the time of the step; save after it if it is one with an even number."""
+        """Take the time of the step; save after every second one."""
         begun = time.perf_counter()
         self.steps[self.writing].append(begun - self.mark)
         step = runner.iter + 1

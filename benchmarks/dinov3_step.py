@@ -1,7 +1,7 @@
 """Forward and backward of our DINOv3 backbone against transformers' DINOv3ViTModel, with the same weights and images.
 
-In turns (A B A B ...), in one process; the medians are compared. On a card in bfloat16 with fused attention, and beside
-the rate of the card's own matrix products in the same run; on the CPU in float32.
+In turns (A B A B ...), in one process; the medians are compared. On a card in bfloat16 with fused attention, also
+relative to the card's rate of matrix products in the same run; on the CPU in float32.
 
     pip install transformers
     python benchmarks/dinov3_step.py [--sizes vits16 vitl16] [--image 512] [--batch 1] [--rounds 3] [--device cpu]

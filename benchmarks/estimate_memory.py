@@ -1,7 +1,8 @@
-"""``task=estimate`` against what simulated cards count, for every experiment: most memory of a rank in MiB, and ratio.
+"""``task=estimate`` against the count of simulated cards, for every experiment: peak memory of a rank in MiB, and
+ratio.
 
-Each experiment is made small, with its own model, loss, optimizer and validation; series that do not come with exp are
-made of the one that does, and images are those that come with it.
+Each experiment is made small, with its own model, loss, optimizer and validation. Series are made from the bundled one,
+images are the bundled ones.
 
     python benchmarks/estimate_memory.py [--nproc 1] [--only 'timebridge_*'] [precision=bf16 ...]
 """
@@ -61,7 +62,7 @@ def smaller(experiment: str) -> list[str]:
 
 
 def write_series(folder: Path, experiment: str, overrides: list[str]) -> None:
-    """The file that an experiment reads, of the columns of ETTh1."""
+    """Write the file that an experiment reads, from the columns of ETTh1."""
     with initialize_config_module("exp.conf", version_base="1.3"):
         data = compose("config", [f"experiment={experiment}", *overrides]).data
     if "lookback" not in data:
@@ -84,7 +85,7 @@ def measured(folder: Path, *arguments: str) -> dict[str, object]:
 
 
 def compared(experiments: list[str], nproc: int, more: list[str]) -> Iterator[tuple[str, int, int]]:
-    """Name, estimated and counted bytes."""
+    """Estimate and run an experiment; returns its name, the estimated and the counted bytes."""
     for experiment in experiments:
         with tempfile.TemporaryDirectory() as place:
             given = smaller(experiment)

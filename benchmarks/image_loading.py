@@ -1,6 +1,6 @@
 """Images per second and core of the training pipelines, against only decoding and resizing the same files with OpenCV.
 
-One process, one thread, in turns (A B A B ...); the medians are compared. Nothing is kept in memory between the turns.
+One process, one thread, in turns (A B A B ...); the medians are compared. No decoded file is cached between the turns.
 
     python benchmarks/image_loading.py [--rounds 5] [data=dubai data.size=512]
 """
@@ -24,7 +24,7 @@ BATCH = 8
 
 
 def make_data(experiment: str, overrides: list[str]) -> Any:
-    """The data set of an experiment, without its memory of decoded files."""
+    """The data set of an experiment, without its cache of decoded files."""
     register()
     with initialize_config_module("exp.conf", version_base="1.3"):
         config = compose("config", [f"experiment={experiment}", "data.cache_megabytes=0", *overrides])
@@ -32,7 +32,7 @@ def make_data(experiment: str, overrides: list[str]) -> Any:
 
 
 def pipeline(data: Any) -> int:
-    """All training samples, augmented, in batches; gives their number."""
+    """Load all training samples, augmented, in batches; returns their number."""
     numbers = torch.arange(len(data.train))
     keys = torch.stack([numbers, torch.zeros_like(numbers)], dim=1)
     for batch in keys.split(BATCH):
@@ -41,7 +41,7 @@ def pipeline(data: Any) -> int:
 
 
 def reference(data: Any) -> int:
-    """The same files, decoded and resized, and nothing else."""
+    """Only decode and resize the same files; returns their number."""
     size = data.train.blank[0]
     for path, label in data.train.samples:
         cv2.resize(cv2.imread(path), (size, size))

@@ -1,9 +1,9 @@
 """Whole training steps with portable operators (exp.hardware.operators) against torch's own, on the CPU.
 
-Two processes with the same weights and batch, one of which has every portable kernel registered for the CPU; they step
-in turns (A B A B ...), and the least CPU time of each is compared. Saved: storages that autograd keeps for the backward
-pass, each counted once. Peak: resident memory above that before the step. Gradients: the norm of the difference of
-all, relative to that of all.
+Two processes have the same weights and batch; one has every portable kernel registered for the CPU. They step in turns
+(A B A B ...), and the smallest CPU times are compared. Saved: storages that autograd keeps for the backward pass, each
+counted once. Peak: resident memory above that before the step. Gradients: norm of the difference of all gradients,
+relative to the norm of all gradients.
 
     python benchmarks/portable_operators.py [--models dinov3 timebridge] [--rounds 7] [--threads 1]
 """
@@ -53,20 +53,20 @@ MODELS = {"dinov3": dinov3, "segmenter": segmenter, "timebridge": timebridge}
 
 
 def reset_peak() -> int:
-    """Begin to measure the peak of resident memory anew; bytes resident now."""
+    """Reset the peak of resident memory; returns the bytes that are resident now."""
     Path("/proc/self/clear_refs").write_text("5")
     return resident("VmRSS")
 
 
 def resident(field: str) -> int:
-    """Bytes of a line of the process's status."""
+    """Bytes in a line of ``/proc/self/status``."""
     found = re.search(rf"^{field}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
     assert found is not None
     return int(found[1]) * 1024
 
 
 def contender(name: str, portable: bool, threads: int, pipe: Connection) -> None:
-    """Step whenever asked: send CPU seconds and the peak of memory; on ``False`` send the gradients, and end."""
+    """On each request take a step, and send CPU seconds and peak memory; on ``False`` send the gradients and end."""
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     if portable:
@@ -107,7 +107,7 @@ def compare(name: str, rounds: int, threads: int) -> None:
         given = (name, kind == "portable", threads, theirs)
         processes.append(context.Process(target=contender, args=given, daemon=True))
         processes[-1].start()
-        theirs.close()  # or a contender that has died would be waited for
+        theirs.close()  # else a dead contender would be waited for
     taken: dict[str, list[float]] = {kind: [] for kind in pipes}
     peaks: dict[str, list[int]] = {kind: [] for kind in pipes}
     for turn in range(rounds + 1):

@@ -1,4 +1,4 @@
-"""A sampler for benchmarks of the training loop: batches in their order, with what the loop asks of a sampler."""
+"""A sampler for benchmarks of the training loop: batches in order, with the interface that the loop needs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class Positions(Sampler):  # type: ignore[type-arg]
     """Numbers of batches, one for each step.
 
     Args:
-        steps: of the only epoch.
-        batch_size: samples of a step.
+        steps: number of steps in the only epoch.
+        batch_size: samples per step.
     """
 
     def __init__(self, steps: int, batch_size: int) -> None:
@@ -27,9 +27,9 @@ class Positions(Sampler):  # type: ignore[type-arg]
         return iter(range(self.steps_per_epoch))
 
     def set_position(self, epoch: int, samples: int) -> None:
-        """Move."""
+        """Set the position in the epoch."""
         self.samples = samples
 
     def advance(self) -> None:
-        """One step."""
+        """Advance by one step."""
         self.samples += self.global_batch_size

@@ -1,8 +1,9 @@
-"""What a transition prior adds to TimeBridge's training step, against the forecaster's own step.
+"""Time that a transition prior adds to TimeBridge's training step, against the forecaster's own step.
 
-Three models with the settings of the experiment's published recipe train on the same random batch, in turns
-(A B C A B C ...): the forecaster alone; with drawn latents, which takes a second network; and with the prior and its
-regimes, both while these learn and frozen. The prior's cost is the last less the second. Medians over the turns.
+Three models with the published settings of an experiment train on the same random batch, in turns (A B C A B C ...):
+the forecaster alone; with drawn latents, which need a second network; and with prior and regimes, both while the
+regimes learn and when they are frozen. The cost of the prior is the difference between the last two. Medians over the
+turns.
 
     python benchmarks/prior_step.py [--experiment weather] [--hidden 384] [--steps 3] [--rounds 7] [--threads 2]
 """
@@ -24,13 +25,13 @@ from exp.config.resolve import create
 
 
 def configuration(*overrides: str) -> Any:
-    """What the command line would make of it."""
+    """The configuration that the command line would compose."""
     with initialize_config_module("exp.conf", version_base="1.3"):
         return compose("config", ["backend=cpu", *overrides])
 
 
 def stepper(config: Any, epoch: int = 0) -> Callable[[], None]:
-    """One training step: loss, gradients and Adam."""
+    """A function that takes one training step: loss, gradients and Adam."""
     torch.manual_seed(0)
     model = create(config.model, nn.Module, "model")
     if hasattr(model, "start_epoch"):
@@ -91,4 +92,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    os._exit(0)  # threads of autograd may otherwise race with the interpreter's end
+    os._exit(0)  # skips the interpreter's shutdown, which may race with autograd's threads

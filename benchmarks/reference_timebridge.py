@@ -1,7 +1,7 @@
-"""TimeBridge written plainly from its formulas (Liu et al., arXiv 2410.04442), to compare with and to race against.
+"""TimeBridge written directly from its formulas (Liu et al., arXiv 2410.04442), as a reference for results and speed.
 
-Every channel is computed, each averaging window is stacked, attention is einsum, the loss uses torch.fft. The names of
-the parameters are those of the authors' checkpoints, so that weights can be exchanged with exp.forecasting.timebridge.
+Every channel is computed, each averaging window is stacked, attention is einsum, the loss uses torch.fft. Parameters
+have the names of the authors' checkpoints, so that weights can be exchanged with exp.forecasting.timebridge.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["PlainTimeBridge", "plain_loss"]
 
 
 def plain_loss(prediction: torch.Tensor, target: torch.Tensor, alpha: float) -> torch.Tensor:
-    """Mean absolute error in time and, of the complex spectrum, in frequency; (B, H, C) each."""
+    """Mean absolute error in time, and of the complex spectrum in frequency; arguments (B, H, C) each."""
     in_time = (prediction - target).abs().mean()
     in_frequency = (torch.fft.rfft(prediction, dim=1) - torch.fft.rfft(target, dim=1)).abs().mean()
     return (1 - alpha) * in_time + alpha * in_frequency
@@ -103,7 +103,7 @@ class PlainLayer(nn.Module):
 
 
 class PlainEncoder(nn.Module):
-    """The layers, under the name of the authors' code."""
+    """The layers; a module so that parameters have the names of the authors' code."""
 
     def __init__(self, layers: list[nn.Module]) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class PlainEncoder(nn.Module):
 
 
 class PlainEmbedding(nn.Module):
-    """The projection of the patches, under the name of the authors' code."""
+    """The projection of the patches; a module so that parameters have the names of the authors' code."""
 
     def __init__(self, period: int, d_model: int, dropout: float) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class PlainEmbedding(nn.Module):
 
 
 class PlainTimeBridge(nn.Module):
-    """The forecaster; arguments as :class:`exp.forecasting.timebridge.TimeBridge`."""
+    """The forecaster; arguments as for :class:`exp.forecasting.timebridge.TimeBridge`."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
-"""How long a checkpoint of a sharded model stops training, against torch's ``dcp.save`` of the same state.
+"""Time that a checkpoint of a sharded model blocks training, against torch's ``dcp.save`` of the same state.
 
 A model whose state (weights and Adam's two moments) takes ``--gib`` on all ranks together is sharded over ``--ranks``
-processes on the CPU. Blocked is the time of the calls that prepare and start a save. ``dcp.save`` of the same tensors
-in the same run, in turns; the slowest rank counts.
+processes on the CPU. Blocked is the time of the calls that prepare and start a save. Both save the same tensors in the
+same run, in turns; the slowest rank counts.
 
     python benchmarks/sharded_saves.py [--gib 1] [--ranks 2] [--saves 5] [--folder /where/checkpoints/go]
 """
@@ -48,7 +48,7 @@ class Stack(torch.nn.Module):
 
 
 def measure(rank: int, arguments: argparse.Namespace) -> None:
-    """Save in both ways, in turns, with a step between; rank 0 prints."""
+    """Save in both ways in turns, with a step in between; rank 0 prints."""
     import torch.distributed.checkpoint as dcp
 
     backend, world_size = CpuBackend(name="cpu"), arguments.ranks

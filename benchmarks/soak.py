@@ -1,9 +1,9 @@
-"""Short runs one after another, most of them killed in some way: what is left of them on the machine.
+"""Short runs one after another, most of them killed in some way: counts what they leave behind on the machine.
 
     python benchmarks/soak.py [runs]
 
 Counts processes, temporary files, shared memory and the launching process's open descriptors after each run. Runs are
-launched from this process, but for those whose parent is killed.
+launched from this process, except those whose parent is killed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def marked(mark: str) -> dict[int, str]:
 
 
 def shared_memory(pids: Iterable[int]) -> set[Path]:
-    """What the processes have mapped of /dev/shm: named semaphores, for instance."""
+    """Files of /dev/shm that the processes have mapped, such as named semaphores."""
     found = set()
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -58,7 +58,7 @@ def shared_memory(pids: Iterable[int]) -> set[Path]:
 
 
 def interfere(kind: str, metrics: Path, mark: str, shared: set[Path]) -> None:
-    """Wait for the first steps, then do what ``kind`` says; on the way see what is shared."""
+    """Wait for the first steps, record shared memory, then interfere in the way of ``kind``."""
     while not metrics.is_file() or '"train"' not in metrics.read_text():
         time.sleep(0.1)
         shared |= shared_memory(marked(mark))
@@ -72,7 +72,7 @@ def interfere(kind: str, metrics: Path, mark: str, shared: set[Path]) -> None:
 
 
 def prepare(place: Path) -> None:
-    """One ordinary run, whose configuration the others take."""
+    """Make an ordinary run, whose configuration the other runs use."""
     first = place / "first"
     command = [sys.executable, "-m", "exp", *SETTINGS, "max_steps=4", "max_epochs=1", f"output_dir={first}"]
     subprocess.run(command, check=True, capture_output=True)
@@ -83,7 +83,7 @@ def prepare(place: Path) -> None:
 
 
 def run(kind: str, place: Path, number: int, mark: str, shared: set[Path]) -> int:
-    """One run; returns its exit code."""
+    """Make one run; returns its exit code."""
     folder = RunFolder(place / f"run{number}")
     threading.Thread(target=interfere, args=(kind, folder.metrics, mark, shared), daemon=True).start()
     if kind == "kill -9 of the parent":
@@ -96,7 +96,7 @@ def run(kind: str, place: Path, number: int, mark: str, shared: set[Path]) -> in
 
 def entries(folder: str) -> set[str]:
     """Names in a folder."""
-    return set(os.listdir(folder))  # noqa: PTH208 - of /proc, whose entries go while they are looked at
+    return set(os.listdir(folder))  # noqa: PTH208 - of /proc, whose entries vanish meanwhile
 
 
 def main() -> None:

@@ -1,7 +1,8 @@
-"""Seconds from Enter to the end of the first training step, against torchrun of a plain script with the same imports.
+"""Seconds from Enter to the end of the first training step, against a plain script with the same imports under
+torchrun.
 
 On the CPU, one thread per process, in turns (A B A B ...); the medians are compared. The plain script reads the same
-file with pandas, and trains a linear layer in DDP: less than ours does before its first step.
+file with pandas, and trains a linear layer with DDP, which is less than ours does before its first step.
 
     python benchmarks/startup.py [--nproc 1 2 8] [--rounds 3]
 """
@@ -42,7 +43,7 @@ TINY = ["data.lookback=96", "model.d_model=16", "model.d_ff=16", "model.num_head
 
 
 def seconds_until(command: list[str], sign: Path) -> float:
-    """From the start of a command to the moment when a file of its has something in it; waits for its end."""
+    """Seconds from the start of a command until a file of its run has content; waits for the command's end."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     began = time.perf_counter()
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)

@@ -1,8 +1,8 @@
-"""What a training step costs a card, counted on a simulated one: nothing here is a time, so any machine tells the same.
+"""Cost of a training step for a card, counted on a simulated one. Nothing here is a time: all machines count the same.
 
-For each family of experiments, shrunk: how often the host waits for the card, what crosses the bus, kernel launches and
-the peak of memory, of our engine and of the plainest loop by hand over the same model, optimizer and batches; and, on
-two ranks, collectives. `LIMITS` is what a test holds them to.
+For a small experiment of each family: host synchronizations, bytes over the bus, kernel launches and peak memory, of
+our engine and of a minimal hand-written loop over the same model, optimizer and batches; and, on two ranks,
+collectives. A test compares them with `LIMITS`.
 
     python benchmarks/step_counts.py [family ...]
 """
@@ -41,14 +41,14 @@ FAMILIES = {
     "scenes": ["experiment=dinov3_eurosat", *_IMAGES],
     "segmentation": ["experiment=dinov3_dubai", *_IMAGES, "data.eval_batch_size=1", "model.inference=whole"],
 }
-_FIRST, _STEPS, _BATCH = 2, 2, 2  # within the first epoch of the smallest sample data, on two ranks, too
+_FIRST, _STEPS, _BATCH = 2, 2, 2  # within the first epoch of the smallest sample data, also on two ranks
 
 
 class StepCounts(Hook):
-    """Counts some steps in the middle of a training, then as many by hand, and writes what came out as JSON.
+    """Counts some steps in the middle of a training, then as many of the hand-written loop; writes both as JSON.
 
     Args:
-        path: of the file; rank 0 writes.
+        path: of the JSON file, which rank 0 writes.
     """
 
     priority = "LOWEST"  # from the end of a step to the end of another
@@ -61,10 +61,10 @@ class StepCounts(Hook):
         self.batch: dict[str, Any] = {}
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        """Begin and end to count."""
+        """Start and stop counting."""
         step = runner.iter + 1
         if step == _FIRST:
-            if runner.world_size > 1:  # every operator by way of Python: not where launches are counted
+            if runner.world_size > 1:  # passes every operator through Python, so not when launches are counted
                 self.context.enter_context(every_operator(self._called))
             _reset()
         elif step == _FIRST + _STEPS:
@@ -81,7 +81,7 @@ class StepCounts(Hook):
         return called(*arguments, **keywords)
 
     def after_train(self, runner: Any) -> None:
-        """The loop by hand, and the file."""
+        """Count the hand-written loop, and write the file."""
         model = unwrapped(runner.model)
         gradients = sum(p.nbytes for p in model.parameters() if p.requires_grad)
         self.found.update(gradient_bytes=gradients, collectives=self.collectives)
@@ -95,7 +95,7 @@ class StepCounts(Hook):
 
 
 def _by_hand(model: Any, wrapper: Any, loader: Any) -> dict[str, Any]:
-    """What one would write, over the same batches and the same optimizer."""
+    """The hand-written loop over the same batches, with the same optimizer."""
     optimizer = wrapper.optimizer
     running: dict[str, torch.Tensor] = {}
     loader.sampler.set_position(0, 0)
@@ -111,7 +111,7 @@ def _by_hand(model: Any, wrapper: Any, loader: Any) -> dict[str, Any]:
             torch.nn.utils.clip_grad_norm_(model.parameters(), wrapper.clip_grad_norm)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        for name, value in losses.items():  # to be read later, as ours are
+        for name, value in losses.items():  # read later, like ours
             if step == 1:
                 running[name] = torch.zeros_like(value)
             running[name] += value.detach()
@@ -128,7 +128,7 @@ def _reset() -> None:
 
 
 def _counted() -> dict[str, Any]:
-    """Since :func:`_reset`, over all its steps; the peak in bytes."""
+    """The counts since :func:`_reset`, summed over all steps; the peak in bytes."""
     from torch_gcu import simulator
 
     return {
@@ -148,9 +148,9 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def order(family: str, nproc: int, folder: str) -> tuple[list[str], dict[str, str]]:
-    """Arguments of ``python -m exp`` that train a few steps of a family with the hook above, and its environment.
+    """Arguments and environment of ``python -m exp`` for a few training steps of a family with the hook above.
 
-    It leaves ``counts.json`` in the folder.
+    The run writes ``counts.json`` to the folder.
     """
     arguments = [
         *FAMILIES[family], "backend=gcu_simulated", f"nproc={nproc}", f"global_batch_size={_BATCH * nproc}",
@@ -163,7 +163,7 @@ def order(family: str, nproc: int, folder: str) -> tuple[list[str], dict[str, st
 
 
 def measure(family: str, nproc: int = 1) -> dict[str, Any]:
-    """Run that, and read what it has written."""
+    """Run it, and read ``counts.json``."""
     with tempfile.TemporaryDirectory() as folder:
         arguments, environment = order(family, nproc, folder)
         command = [sys.executable, "-m", "exp", *arguments]
@@ -177,7 +177,7 @@ def measure(family: str, nproc: int = 1) -> dict[str, Any]:
 
 
 def per_step(found: dict[str, Any]) -> dict[str, float]:
-    """The figures that :data:`LIMITS` names, of what one rank has counted."""
+    """The figures of :data:`LIMITS`, per step, from the counts of one rank."""
     if "by hand" not in found:
         sent = sum(size for _, size in found["collectives"].values()) / _STEPS
         return {"collective_bytes": sent / found["gradient_bytes"]}

@@ -1,8 +1,8 @@
 """Time per training step of our engine on a tiny model, against a hand-written PyTorch loop and MMEngine's own Runner.
 
-All three train the same model with the same optimizer on the same batches (of a plain DataLoader; ours has exp's), in
-one process, in turns (A B C A B C ...). What counts is the median, over the turns, of the time against the loop by hand
-of the same turn: a machine whose speed drifts, as shared ones do by a fifth within a minute, touches both alike.
+All three train the same model with the same optimizer on the same batches (from a plain DataLoader; ours from exp's),
+in one process, in turns (A B C A B C ...). The result is the median, over the turns, of the ratio to the hand-written
+loop in the same turn: a drift of the machine's speed (a fifth within a minute on shared machines) affects both alike.
 
     python benchmarks/step_overhead.py [--steps 2000] [--rounds 15]
 """
@@ -61,7 +61,7 @@ class Samples(Dataset):
 
 
 def network() -> torch.nn.Sequential:
-    """A tiny MLP: its step is all overhead."""
+    """A tiny MLP, so that the time of a step is mostly overhead."""
     torch.manual_seed(0)
     return torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU(), torch.nn.Linear(WIDTH, 1))
 
@@ -96,7 +96,7 @@ class StockModel(BaseModel):
 
 
 def by_hand(loader: DataLoader, steps: int) -> float:
-    """What one would write: reads the loss every 20 steps. Returns seconds per step."""
+    """The hand-written loop, which reads the loss every 20 steps; returns seconds per step."""
     net = network()
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
     running = torch.zeros(())
@@ -132,14 +132,14 @@ def ours(loader: DataLoader, steps: int, folder: str) -> float:
 
 
 class Clock(Hook):
-    """Times an epoch, without what comes before and after it."""
+    """Times an epoch, without the set-up before and the work after it."""
 
     def before_train_epoch(self, runner: Any) -> None:
-        """Begin."""
+        """Start the clock."""
         self.begun = time.perf_counter()
 
     def after_train_epoch(self, runner: Any) -> None:
-        """End."""
+        """Stop the clock."""
         self.seconds = time.perf_counter() - self.begun
 
 

@@ -1,7 +1,7 @@
-"""What a further job of a sweep costs until it is written down: milliseconds and memory. Then the report of all jobs.
+"""Milliseconds and memory for each further job of a sweep until it is written, and time of the report of all jobs.
 
-The sweep is exp's own command, in this process: composed, frozen, written, and reported at its end. Only training is
-left out: each job gets a result and some lines of losses instead.
+The sweep is exp's own command, in this process: jobs are composed, frozen and written, and reported at the end. Only
+training is left out: each job gets a result and some lines of losses instead.
 
     python benchmarks/sweep_freeze.py [--jobs 1000]
 """
@@ -25,7 +25,7 @@ STEPS = 20
 
 
 def pretend(runs: Sequence[Any], parallel_jobs: int | None, watcher: Any) -> list[Outcome]:
-    """Stands in for training: the files that a job leaves."""
+    """Write the files of a finished job, in place of training."""
     del parallel_jobs, watcher
     for number, run in enumerate(runs):
         mse = 0.4 + number % 97 / 1000
@@ -39,7 +39,7 @@ def pretend(runs: Sequence[Any], parallel_jobs: int | None, watcher: Any) -> lis
 
 
 def measure(jobs: int, folder: Path) -> tuple[float, float, float]:
-    """CPU seconds until all jobs are written, those of the end of the sweep, and MiB at the most."""
+    """CPU seconds until all jobs are written, CPU seconds of the sweep's end, and peak memory in MiB."""
     marks: list[float] = []
 
     def mark(*arguments: Any) -> list[Outcome]:
@@ -58,7 +58,7 @@ def measure(jobs: int, folder: Path) -> tuple[float, float, float]:
 
 
 def main() -> None:
-    """Print the costs of one job and of many."""
+    """Print the cost of each further job, and of the report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--jobs", type=int, default=1000)
     jobs = parser.parse_args().jobs

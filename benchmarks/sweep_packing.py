@@ -21,7 +21,7 @@ SMALL = ["backend=cpu", "data.lookback=192", "model.d_model=32", "model.d_ff=32"
 
 
 def seconds_of(jobs: int, steps: int, parallel: str, folder: Path) -> float:
-    """One sweep over the seed; ``parallel`` is the value of ``sweep.parallel_jobs``."""
+    """Wall time of a sweep over the seed; ``parallel`` is the value of ``sweep.parallel_jobs``."""
     seeds = ",".join(map(str, range(jobs)))
     command = [sys.executable, "-m", "exp", "-m", *SMALL, f"max_steps={steps}", f"val_every={steps}", f"seed={seeds}",
                f"sweep.parallel_jobs={parallel}", f"output_dir={folder}"]  # fmt: skip

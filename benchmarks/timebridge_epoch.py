@@ -2,8 +2,8 @@
 
 Published size: lookback 720, horizon 96, batch 64, d_model 128, 3 + 1 layers, attention dropout 0.15, float32, Adam.
 The plain loop has a data set that returns one window, a DataLoader that collates, reference_timebridge.py and
-torch.fft. Both start from the same weights, take the same windows in the same order, and train in blocks of steps in
-turns (A B A B ...); the medians over the blocks are compared, so that a drift of the machine's speed touches both.
+torch.fft. Both start from the same weights, use the same windows in the same order, and train in blocks of steps in
+turns (A B A B ...); the medians over the blocks are compared, so that a drift of the machine's speed affects both.
 
     python benchmarks/timebridge_epoch.py [--steps 10] [--blocks 5] [--threads 2]
 """
@@ -28,7 +28,7 @@ LOOKBACK, HORIZON, BATCH, CHANNELS, LR, ALPHA = 720, 96, 64, 7, 2e-4, 0.35
 
 
 class PlainWindows(Dataset):
-    """One window at a time, cut out of (T, C) arrays."""
+    """A data set of single windows, cut from (T, C) arrays."""
 
     def __init__(self, values: torch.Tensor, marks: torch.Tensor) -> None:
         self.values, self.marks = values, marks
@@ -42,7 +42,7 @@ class PlainWindows(Dataset):
 
 
 def ours(data: ForecastingData, sampler: TrainBatchSampler, weights: dict[str, torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Train with the parts of exp; yields the loss of each step."""
+    """Train with exp's data, model and loss; yields the loss of each step."""
     model = TimeBridge(channels=CHANNELS, lookback=LOOKBACK, horizon=HORIZON, alpha=ALPHA)
     model.load_state_dict(weights)
     optimizer = torch.optim.Adam(model.parameters(), lr=LR)
@@ -57,7 +57,7 @@ def ours(data: ForecastingData, sampler: TrainBatchSampler, weights: dict[str, t
 def plain(
     data: ForecastingData, sampler: TrainBatchSampler, weights: dict[str, torch.Tensor]
 ) -> Iterator[torch.Tensor]:
-    """Train by the book; yields the loss of each step."""
+    """Train with the plain loop; yields the loss of each step."""
     model = PlainTimeBridge(CHANNELS, LOOKBACK, HORIZON)
     model.load_state_dict(weights)
     optimizer = torch.optim.Adam(model.parameters(), lr=LR)
@@ -72,7 +72,7 @@ def plain(
 
 
 def whole_series(data: ForecastingData) -> tuple[torch.Tensor, torch.Tensor]:
-    """The training rows as (T, C) and (T, M), put together from windows."""
+    """The training rows (T, C) and their time features (T, M), joined from windows."""
     size = LOOKBACK + HORIZON
     starts = [*range(0, len(data.train), LOOKBACK), len(data.train) - 1]
     values = torch.empty(len(data.train) + size - 1, CHANNELS)

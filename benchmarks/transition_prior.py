@@ -3,11 +3,11 @@
 A step is the mean log-density of latents (16, T, C) under a stationary prior (one lag, one hidden layer), the mean
 log-likelihood of a hidden Markov model of 4 regimes over the T steps, the gradients of both, and the best path.
 The straightforward form loops over the latents with vmap(jacfwd(MLP)), of which it uses one column, and over time with
-logsumexp, and leaves gradients to autograd. From 100 latents on both compress the lagged latents to 10 numbers.
+logsumexp; autograd computes its gradients. From 100 latents on both forms compress the lagged latents to 10 numbers.
 
-Each measurement has a process of its own, the two forms in turns; of all steps the fastest counts for both. The
-straightforward form keeps every latent's Jacobian until the backward pass: where that takes more than --memory, it is
-measured on fewer latents, and time and memory are scaled up in proportion. Such figures are marked with ~.
+Each measurement runs in a process of its own, the two forms in turns; the fastest step of each counts. The
+straightforward form keeps every latent's Jacobian until the backward pass. If that takes more than --memory, it is
+measured on fewer latents, and time and memory are scaled up in proportion; such figures are marked with ~.
 
     python benchmarks/transition_prior.py [--rounds 2] [--threads 2] [--memory 6] [--latents 7 21 321] [--hidden 64]
 """
@@ -71,7 +71,7 @@ class PlainPrior(nn.Module):
 
 
 def plain_hmm(emissions: torch.Tensor, initial: torch.Tensor, transition: torch.Tensor) -> torch.Tensor:
-    """Mean log-likelihood by a loop over time; the path is computed and dropped, as ours."""
+    """Mean log-likelihood by a loop over time; the path is computed and discarded, as in ours."""
     message = initial + emissions[:, 0]
     for t in range(1, emissions.shape[1]):
         message = emissions[:, t] + torch.logsumexp(message.unsqueeze(2) + transition, dim=1)
@@ -88,7 +88,7 @@ def plain_hmm(emissions: torch.Tensor, initial: torch.Tensor, transition: torch.
 
 
 def our_hmm(emissions: torch.Tensor, initial: torch.Tensor, transition: torch.Tensor) -> torch.Tensor:
-    """Mean log-likelihood; the path is computed and dropped."""
+    """Mean log-likelihood; the path is computed and discarded."""
     viterbi(emissions, initial, transition)
     return log_likelihood(emissions, initial, transition).mean()
 
@@ -126,7 +126,7 @@ def resident() -> float:
 def measure(form: str, latents: int, measured: int, hidden: int, steps: int) -> dict[str, float]:
     """Times in seconds, the fastest of two to ten within two seconds; the prior's peak memory above the inputs, MiB."""
     for step in parts(form, min(latents, 3), min(measured, 3), hidden, 50).values():
-        step()  # what is set up once: threads, kernels, functorch
+        step()  # one-time set-up of threads, kernels and functorch
     result = {}
     for name, step in parts(form, latents, measured, hidden, steps).items():
         before = resident()
@@ -154,7 +154,7 @@ def in_a_process(threads: int, *arguments: Any) -> dict[str, float]:
 def compare(latents: int, hidden: int, steps: int, options: argparse.Namespace) -> None:
     """Measure one size and print its row."""
     context = COMPRESSED if latents > 100 else latents
-    # Of each latent the Jacobian's columns are kept behind the linear layer and behind LeakyReLU.
+    # Each latent's Jacobian columns are kept after the linear layer and after LeakyReLU.
     kept = 2 * BATCH * steps * (context + 2) * hidden * 4 / 2**30
     measured = max(min(latents, int(options.memory / kept)), 1)
     found: dict[str, list[dict[str, float]]] = {"plain": [], "exp": []}
@@ -192,7 +192,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     if options.measure:
         print(json.dumps(measure(*json.loads(options.measure))), flush=True)
-        os._exit(0)  # threads of autograd may otherwise race with the interpreter's end
+        os._exit(0)  # skips the interpreter's shutdown, which may race with autograd's threads
     if not hasattr(torch, "func"):
         parser.error("the straightforward form needs torch.func, which is in torch >= 2.0")
     print(f"torch {torch.__version__}, {options.threads} threads, batch {BATCH}; seconds, MiB; forward and backward")

@@ -1,4 +1,4 @@
-"""Keep what is told of a run: its configuration, its log, the versions it ran with and their digest, in one small file.
+"""Keep a record of a run in one small file: its configuration, its log, the versions it ran with, and their digest.
 
     python docs/keep_result.py outputs/etth1                # a run folder, or that of a sweep
     python docs/keep_result.py outputs/etth1 --into docs/results

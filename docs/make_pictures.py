@@ -151,7 +151,7 @@ def packages() -> str:
             up = below < row
             ends = y if up else y + 34, 10 + below * _ROW_HEIGHT + (34 if up else 0)
             x1, x2 = x + 20 + 110 * (beside + 1) / 6, _LEFT + beside * (_BOX + 12) + 20 + 110 * (column + 1) / 6
-            # Those that skip a row, as most do, are faint: the picture is of the neighbours.
+            # Those that skip a row, as most do, are faint: the picture is of the neighbors.
             color, faint = ("#c0392b", 0.9) if up else ("#555555", 0.55 if below == row + 1 else 0.13)
             arrows.append(
                 f'<line x1="{x1:.0f}" y1="{ends[0]}" x2="{x2:.0f}" y2="{ends[1]}" stroke="{color}" opacity="{faint}"/>'

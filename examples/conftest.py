@@ -18,8 +18,8 @@ from tests.conftest import exp, run_exp  # noqa: F401 - exp is a fixture here, t
 def site(request, tmp_path_factory) -> Path:
     """A folder for PYTHONPATH with the example installed in it.
 
-    Not into the environment: there it would be a plug-in of every other test. From a copy: a build leaves folders in
-    its sources, and two builds of the same sources disturb each other.
+    Not in the environment, where it would be a plug-in of every other test. Built from a copy: a build leaves folders
+    in its sources, and two builds of the same sources conflict.
     """
     example = Path(request.path if hasattr(request, "path") else request.fspath).parents[1]
     place = tmp_path_factory.mktemp(example.name)
@@ -27,7 +27,7 @@ def site(request, tmp_path_factory) -> Path:
     shutil.copytree(str(example), str(source), ignore=shutil.ignore_patterns("__pycache__", "build", "*.egg-info"))
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps"]
     found = importlib.util.find_spec
-    if found("setuptools") and found("setuptools.command.bdist_wheel"):  # else pip fetches one that can build it alone
+    if found("setuptools") and found("setuptools.command.bdist_wheel"):  # else pip downloads setuptools
         pip.append("--no-build-isolation")
     done = subprocess.run([*pip, "--target", str(target), str(source)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -3,9 +3,9 @@
     pip install fev
     python examples/fev/ett_1h.py ~/data/ETT-small outputs/ett_1h
 
-ETTh1 and ETTh2, seven series each; the last 20 windows of 168 hours, of which nothing is trained on: training and
-validation are the first 80 % of the rows, and the first window begins after 81 %. One model for each file, with the
-settings published for it and nine quantile heads. Overrides that follow are those of both trainings, as ``seed=1``.
+ETTh1 and ETTh2, seven series each; the last 20 windows of 168 hours. Training and validation never see these windows:
+they use the first 80 % of the rows, and the first window begins after 81 %. One model for each file, with the settings
+published for it and nine quantile heads. Further arguments, such as ``seed=1``, are overrides of both trainings.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ import exp
 HORIZON, WINDOWS, SEASON = 168, 20, 24
 SETS = ("ETTh1", "ETTh2")
 LEVELS = [round(0.1 * number, 1) for number in range(1, 10)]
-# A quantile is an end of the interval around the median that has it.
+# The columns of the backtest's table for each quantile: quantiles are ends of intervals around the median.
 COLUMNS = {0.5: "forecast", 0.1: "lo80", 0.2: "lo60", 0.3: "lo40", 0.4: "lo20", 0.6: "hi20", 0.7: "hi40", 0.8: "hi60",
            0.9: "hi80"}  # fmt: skip
 
 
 def benchmark(data: Path, folder: Path) -> fev.Task:
-    """The task, on the files of ``data``."""
+    """The benchmark's task, with the files in ``data``."""
     tables = {name: pd.read_csv(data / f"{name}.csv", parse_dates=["date"]) for name in SETS}
     rows = [
         {"id": name, "timestamp": table["date"].tolist(), **{key: table[key].tolist() for key in table.columns[1:]}}
@@ -44,13 +44,13 @@ def benchmark(data: Path, folder: Path) -> fev.Task:
 
 
 def forecasts_of(name: str, data: Path, folder: Path, overrides: list[str]) -> pd.DataFrame:
-    """Train on the first rows of a file and forecast its windows; a row for each series and hour of each window."""
+    """Train on the first rows of a file and forecast its windows; the table has a row per window, series and hour."""
     run = exp.run([
         f"experiment=timebridge_{name.lower()}", f"data.root={data}", "data.split=ratio", f"data.horizon={HORIZON}",
         f"model.quantiles={LEVELS}", f"output_dir={folder / name}", "resume=auto", *overrides,
     ])  # fmt: skip
     lines = (data / f"{name}.csv").read_text().splitlines(keepends=True)
-    last = folder / f"{name}_last.csv"  # its windows begin at 0, 1, 2, ...; each 168th is one of the benchmark's
+    last = folder / f"{name}_last.csv"  # the backtest's windows are 168 rows apart, as the benchmark's
     last.write_text("".join([lines[0], *lines[-(run.config.data.lookback + WINDOWS * HORIZON) :]]))
     found = run.predict(
         f"data.root={folder}", f"data.file={last.name}", "data.split=new", "task.intervals=[0.2,0.4,0.6,0.8]",
@@ -60,7 +60,7 @@ def forecasts_of(name: str, data: Path, folder: Path, overrides: list[str]) -> p
 
 
 def naive_of(past: list[float]) -> dict[str, list[float]]:
-    """The last day again and again, with no idea of how sure it is."""
+    """Repeat the last day; all quantiles are the same."""
     again = past[-SEASON:] * (HORIZON // SEASON)
     return dict.fromkeys(["predictions", *map(str, LEVELS)], again)
 

@@ -1,4 +1,4 @@
-"""Corruptions of any tensor. What is random depends on seed and sample alone: on no batch, rank or device."""
+"""Corruptions of any tensor. Random numbers depend on seed and sample alone, not on batch, rank or device."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ __all__ = ["corrupt"]
 
 
 def corrupt(values: torch.Tensor, kind: str, amount: float, seed: int, numbers: torch.Tensor) -> torch.Tensor:
-    """A batch with each of its samples corrupted.
+    """Corrupt each sample of a batch.
 
     Args:
-        values: (B, ...), any type; integers are rounded and stay within their range.
-        kind: of :data:`corrupted.task.AMOUNTS`.
-        amount: how much, as it says there.
-        seed: of what is drawn at random; a larger amount of a kind has the same draws.
+        values: (B, ...), any dtype; integers are rounded and stay within their range.
+        kind: a key of :data:`corrupted.task.AMOUNTS`.
+        amount: in the unit given there.
+        seed: of the random numbers, which are the same for all amounts of a kind.
         numbers: of the samples in their data set, (B,).
+
+    Returns:
+        The shape and dtype of ``values``.
     """
     samples = []
     for sample, number in zip(values.float(), numbers.tolist()):

@@ -1,4 +1,4 @@
-"""task=corruptions: how much worse weights become when their inputs are corrupted. No torch before it runs."""
+"""task=corruptions: metrics of weights on corrupted inputs. Imports no torch before it runs."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ AMOUNTS = {
     "missing": (0.05, 0.1, 0.2, 0.35, 0.5),  # shares of its values
     "blackout": (0.05, 0.1, 0.2, 0.35, 0.5),  # shares of its longest axis, in one piece
 }
-"""What is done, and how much of it at severities 1 to 5."""
+"""Kinds of corruption, with the amounts of severities 1 to 5."""
 
 
 @dataclass
 class Corruptions(Task):
-    """Tests the weights of ``init_from`` on inputs as they are, and with each corruption in each severity."""
+    """Tests the weights of ``init_from`` on clean inputs, and on each corruption in each severity."""
 
     _target_: str = "corrupted.task.Corruptions"
     name: str = "corruptions"
     key: str = "x"
-    """What is corrupted, of the batch: ``x`` of series, ``image`` of images."""
+    """Name of the tensor of the batch to corrupt: ``x`` for series, ``image`` for images."""
     kinds: List[str] = field(default_factory=lambda: list(AMOUNTS))
     severities: List[int] = field(default_factory=lambda: [1, 3, 5])
     """From 1 to 5."""
@@ -38,7 +38,7 @@ class Corruptions(Task):
     needs_weights: ClassVar[bool] = True
 
     def check(self, config: Any) -> None:
-        """In the parent: refuse what is none."""
+        """In the parent: refuse unknown kinds and severities."""
         unknown = [kind for kind in self.kinds if kind not in AMOUNTS]
         if unknown or not self.kinds:
             raise ConfigError(f"task.kinds={self.kinds} must be some of {', '.join(AMOUNTS)}")
@@ -46,7 +46,7 @@ class Corruptions(Task):
             raise ConfigError(f"task.severities={self.severities} must be some of 1, 2, 3, 4, 5")
 
     def run(self, session: Session) -> dict[str, Any]:
-        """On every rank; rank 0 writes ``corruptions.csv``."""
+        """Called on every rank; rank 0 writes ``corruptions.csv``."""
         import torch
 
         from corrupted.inputs import corrupt

@@ -1,4 +1,4 @@
-"""The example from its installation on: a task of one's own kind, on experiments of exp."""
+"""The installed example: a custom task, on experiments of exp."""
 
 from __future__ import annotations
 

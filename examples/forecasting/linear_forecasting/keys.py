@@ -1,4 +1,4 @@
-"""The typed keys, for exp's command line; no torch here."""
+"""The typed keys of both models, for exp's command line. Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ __all__ = ["DLinearConfig", "SeasonalNaiveConfig", "plugin"]
 
 @dataclass
 class DLinearConfig(ForecastingModelConfig):
-    """Of :class:`linear_forecasting.models.DLinear`."""
+    """Keys of :class:`linear_forecasting.models.DLinear`."""
 
     _target_: str = "linear_forecasting.models.DLinear"
     kernel: int = 25
-    """Rows of the moving average; odd."""
+    """Rows of the moving average; must be odd."""
 
 
 @dataclass
 class SeasonalNaiveConfig(ForecastingModelConfig):
-    """Of :class:`linear_forecasting.models.SeasonalNaive`."""
+    """Keys of :class:`linear_forecasting.models.SeasonalNaive`."""
 
     _target_: str = "linear_forecasting.models.SeasonalNaive"
     period: int = 24

@@ -1,4 +1,4 @@
-"""Two simple forecasts. Shapes: batch B, lookback L, horizon H, series C."""
+"""Two simple forecasters. Shapes: batch B, lookback L, horizon H, series C."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ class _Forecast(Model):
         mode: str = "tensor",
         **_: Any,
     ) -> torch.Tensor | dict[str, torch.Tensor]:
-        """``loss``: against y (B, H, C), where ``known`` (B, H, C) is 1 or None; else the forecast (B, H, C)."""
+        """The forecast (B, H, C); with mode ``loss`` the mean squared error against ``y`` (B, H, C), over the cells in
+        which ``known`` (B, H, C) is 1, or over all cells if it is None.
+        """
         forecast = self.forecast(x)
         if mode != "loss":
             return forecast
@@ -41,13 +43,15 @@ class _Forecast(Model):
 
 
 class DLinear(_Forecast):
-    """A linear layer for the trend, one for the rest (Zeng et al., AAAI 2023, arXiv 2205.13504); series share them.
+    """A linear layer for the trend, and one for the remainder (Zeng et al., AAAI 2023, arXiv 2205.13504).
+
+    All series share both layers.
 
     Args:
-        lookback: rows that a forecast sees (L).
-        horizon: rows that it forecasts (H).
-        channels: series (C).
-        kernel: rows of the moving average that is the trend; the first and the last row continue it at the ends.
+        lookback: input rows of a window (L).
+        horizon: forecast rows of a window (H).
+        channels: number of series (C).
+        kernel: rows of the moving average that is the trend; at both ends the first and the last row are repeated.
 
     Raises:
         ConfigError: the kernel is even.
@@ -69,12 +73,12 @@ class DLinear(_Forecast):
 
 
 class SeasonalNaive(_Forecast):
-    """The last season, again and again; it has nothing to train.
+    """Repeats the last season; without weights.
 
     Args:
-        lookback: rows that a forecast sees (L).
-        horizon: rows that it forecasts (H).
-        channels: series (C).
+        lookback: input rows of a window (L).
+        horizon: forecast rows of a window (H).
+        channels: number of series (C).
         period: rows of a season.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The example from its installation on: models for the data and the metrics of exp."""
+"""The installed example: models for the data and the metrics of exp."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tiles: images and masks of colors."""
+"""The data set: tiles with masks of colors."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def read_tile(image: Path, shrink: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def mask_of(image: Path) -> Path:
-    """The file of its mask."""
+    """The path of an image's mask."""
     return image.parents[1] / "masks" / f"{image.stem}.png"
 
 
 def cut(image: Path, shrink: int, size: int, top: int, left: int) -> dict[str, np.ndarray]:
-    """A window as a sample; what is outside of the tile is black, and does not count."""
+    """A window of a tile as a sample; pixels outside of the tile are black, and their labels are ignored."""
     pixels, labels = (part[top : top + size, left : left + size] for part in read_tile(image, shrink))
     missing = [(0, size - extent) for extent in labels.shape]
     pixels = np.pad(pixels, [*missing, (0, 0)])
@@ -52,7 +52,7 @@ def cut(image: Path, shrink: int, size: int, top: int, left: int) -> dict[str, n
 
 
 class Crops(Dataset):
-    """Random crops, flipped at random, so many of each tile."""
+    """Random crops, flipped at random: ``crops`` samples of each tile."""
 
     def __init__(self, images: list[Path], shrink: int, size: int, crops: int) -> None:
         self.images, self.shrink, self.size, self.crops = images, shrink, size, crops
@@ -71,7 +71,7 @@ class Crops(Dataset):
 
 
 class Windows(Dataset):
-    """Windows side by side: each pixel of each tile once."""
+    """Windows side by side, which cover each pixel of each tile once."""
 
     def __init__(self, images: list[Path], shrink: int, size: int) -> None:
         self.shrink, self.size = shrink, size
@@ -89,14 +89,14 @@ class Windows(Dataset):
 
 
 class Tiles(Data):
-    """``tile<n>/images/*.jpg`` with ``tile<n>/masks/*.png``; every fourth of a folder is for validation and test.
+    """``tile<n>/images/*.jpg`` with ``tile<n>/masks/*.png``; every fourth image is for validation and test.
 
     Args:
         name: of the data set.
         root: folder of the tiles; None: those that come with exp.
-        size: pixels a side of a sample.
-        shrink: the files are read at one such part of their resolution.
-        crops: samples of a tile in an epoch.
+        size: side of a sample in pixels.
+        shrink: factor by which the resolution of the files is reduced.
+        crops: samples of each tile in an epoch.
         eval_batch_size: windows per rank and batch in evaluation.
         num_workers: data-loader processes per rank.
 
@@ -128,15 +128,15 @@ class Tiles(Data):
         self.tested_on = "validation"
 
     def metrics(self, detailed: bool = False) -> MeanIou:
-        """Over the pixels that count."""
+        """Mean IoU over the labeled pixels."""
         return MeanIou(list(COLORS))
 
     def model_arguments(self) -> dict[str, Any]:
-        """What the model must know."""
+        """Arguments of the model that follow from the data."""
         return {"num_classes": len(COLORS), "in_channels": 3, "ignore_index": IGNORED}
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights belong to classes in an order."""
+        """What is saved with weights: the classes in their order."""
         return {"classes": list(COLORS)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -145,11 +145,11 @@ class Tiles(Data):
             raise DataError(f"the weights are for {', '.join(state['classes'])}, not for {', '.join(COLORS)}")
 
     def setup(self, session: Session) -> None:
-        """Have pictures drawn after a training."""
+        """Register the plots that are drawn after a training."""
         session.extras.pictures = functools.partial(self.pictures, session)
 
     def pictures(self, session: Session, model: Any, evaluator: Any = None) -> dict[str, bytes]:
-        """Image, truth and prediction of four windows, below one another."""
+        """Image, truth and prediction of four windows, one below the other."""
         step = max(len(self.test) // 4, 1)
         batch = default_collate([self.test[number] for number in range(0, len(self.test), step)][:4])
         predicted = batch_outputs(session, model, batch)

@@ -1,4 +1,4 @@
-"""The typed keys, for exp's command line; no torch here."""
+"""The typed keys of model and data, for exp's command line. Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ __all__ = ["TilesConfig", "UNetConfig", "plugin"]
 
 @dataclass
 class UNetConfig:
-    """Of :class:`dubai_unet.model.UNet`."""
+    """Keys of :class:`dubai_unet.model.UNet`."""
 
     _target_: str = "dubai_unet.model.UNet"
     width: int = 32
-    """Channels of the first level; each further one has twice as many."""
+    """Channels of the first level; each further level has twice as many."""
     depth: int = 3
-    """How often the resolution is halved."""
+    """Number of times that the resolution is halved."""
 
 
 @dataclass
 class TilesConfig:
-    """Of :class:`dubai_unet.data.Tiles`."""
+    """Keys of :class:`dubai_unet.data.Tiles`."""
 
     _target_: str = "dubai_unet.data.Tiles"
     name: str = "dubai_tiles"
     root: Optional[str] = None
     """Folder of ``tile<n>/{images,masks}``; null: the tiles that come with exp."""
     size: int = 128
-    """Pixels a side of what the model sees."""
+    """Side of the model's input in pixels."""
     shrink: int = 4
-    """The files are read at one such part of their resolution."""
+    """Factor by which the resolution of the files is reduced."""
     crops: int = 4
     """Random crops of each tile in an epoch."""
     eval_batch_size: int = 16

@@ -1,4 +1,4 @@
-"""What is measured."""
+"""The metric: mean intersection over union."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["MeanIou"]
 
 
 class MeanIou(Metric):
-    """``iou``: intersection over union, mean over the classes that occur; pixels with other labels do not count.
+    """``iou``: mean intersection over union of the classes that occur; pixels with other labels are ignored.
 
     Args:
         classes: names of the classes (K).
@@ -27,12 +27,12 @@ class MeanIou(Metric):
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Start a new evaluation."""
         self._counts: list[torch.Tensor] = []
         self._per_class: list[float] = []
 
     def update(self, outputs: torch.Tensor, batch: dict[str, Any]) -> None:
-        """Count the pairs of a batch, on its device: classes (B, H, W), and ``label`` likewise."""
+        """Count the pairs of a batch on its device; ``outputs`` and ``label``: class numbers (B, H, W)."""
         kinds = len(self.classes)
         truth, predicted = batch["label"].reshape(-1), outputs.reshape(-1)
         pairs = torch.where((truth >= 0) & (truth < kinds), truth * kinds + predicted, kinds**2)
@@ -40,7 +40,7 @@ class MeanIou(Metric):
         self._counts.append(counts.scatter_add_(0, pairs, torch.ones_like(pairs, dtype=counts.dtype)))
 
     def compute(self, distributed: Distributed) -> dict[str, float]:
-        """Over all ranks."""
+        """The metric over all ranks."""
         kinds = len(self.classes)
         total = torch.zeros(kinds**2, dtype=torch.float64)
         for counts in self._counts:
@@ -51,5 +51,5 @@ class MeanIou(Metric):
         return {"iou": float(iou[~iou.isnan()].mean())}
 
     def tables(self) -> list[Table]:
-        """By class."""
+        """The intersection over union of each class."""
         return [Table("per_class", "class", self.classes, {"iou": self._per_class})]

@@ -1,4 +1,4 @@
-"""The network (Ronneberger et al., arXiv 1505.04597), with batch norm and padding."""
+"""UNet (Ronneberger et al., arXiv 1505.04597), with batch norm and padding."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def _block(inputs: int, outputs: int) -> nn.Sequential:
 
 
 class UNet(Model):
-    """Labels each pixel.
+    """Predicts a class for each pixel.
 
     Args:
-        num_classes: of the labels (K); from the data, as the next two.
+        num_classes: classes (K); from the data, like the next two.
         in_channels: of the images (C).
-        ignore_index: label of pixels that do not count.
+        ignore_index: label of ignored pixels.
         width: channels of the first level.
-        depth: how often the resolution is halved.
+        depth: number of times that the resolution is halved.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class UNet(Model):
         self.head = nn.Conv2d(width, num_classes, 1)
 
     def logits(self, image: torch.Tensor) -> torch.Tensor:
-        """Images (B, C, H, W) of 0..255 to (B, K, H, W)."""
+        """Images (B, C, H, W), 0..255, to logits (B, K, H, W)."""
         x = image.to(self.head.weight.dtype) / 127.5 - 1
         skips: list[torch.Tensor] = []
         for block in self.down:
@@ -59,8 +59,9 @@ class UNet(Model):
     ) -> torch.Tensor | dict[str, torch.Tensor]:
         """``loss``: cross entropy; ``predict``: classes (B, H, W); ``tensor``: logits.
 
-        The loss is summed over the pixels that count and divided by all: one that each rank divided by its own known
-        pixels would depend on how a batch is spread over ranks, and be NaN where a rank has none.
+        The loss is summed over the labeled pixels and divided by the number of all pixels. If each rank divided by its
+        own number of labeled pixels, the loss would depend on how a batch is distributed over ranks, and would be NaN
+        on a rank without any.
         """
         logits = self.logits(image)
         if mode == "loss":

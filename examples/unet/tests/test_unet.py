@@ -1,4 +1,4 @@
-"""The example from its installation on: everything that exp does with an experiment."""
+"""The installed example, with all that exp does with an experiment."""
 
 from __future__ import annotations
 

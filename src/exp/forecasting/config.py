@@ -25,13 +25,13 @@ __all__ = [
 
 @dataclass
 class ForecastingModelConfig:
-    """What all models of series share; ``conf/model/timebridge.yaml`` takes the values from the data.
+    """Keys of every forecasting model; ``conf/model/timebridge.yaml`` takes their values from the data.
 
     ``forward`` gets ``x`` (B, lookback, channels), ``marks`` (B, lookback, time features), ``y`` (B, horizon, channels)
-    and ``index`` (B,), and predicts (B, horizon, channels). Where not every cell of ``y`` has a truth
-    (``data.targets``, ``data.covariates``, ``data.missing``), ``known`` (B, horizon, channels), too: 1 where it has,
-    and else 0; ``y`` is NaN there, so that a loss that does not know of it is refused. With ``data.covariates``,
-    ``future`` (B, horizon, covariates + time features).
+    and ``index`` (B,), and predicts (B, horizon, channels). Where some cells of ``y`` have no truth
+    (``data.targets``, ``data.covariates``, ``data.missing``), it also gets ``known`` (B, horizon, channels): 1 where
+    ``y`` has a truth, else 0. ``y`` is NaN where ``known`` is 0, so that a loss that ignores ``known`` fails. With
+    ``data.covariates`` it also gets ``future`` (B, horizon, covariates + time features).
     """
 
     _target_: str = MISSING
@@ -48,31 +48,32 @@ class TimeBridgeConfig(ForecastingModelConfig):
     time_features: int = 4
     """Number of time-feature channels."""
     period: int = 24
-    """Patch length in time steps, where it divides the lookback L; else ``L // (L // period)``."""
+    """Patch length in time steps if it divides the lookback L; otherwise the length is ``L // (L // period)``."""
     num_patches_out: Optional[int] = None
-    """Patches after down-sampling (``num_p``); null: as many as before."""
+    """Patches after down-sampling (``num_p`` in the authors' code); null: no fewer than before."""
     d_model: int = 128
     """Elements of a token."""
     d_ff: int = 128
     """Hidden units of the feed-forward layers."""
     num_heads: int = 8
-    """Attention heads; they divide ``d_model``."""
+    """Attention heads; must divide ``d_model``."""
     integrated_layers: int = 3
     """Layers of integrated attention (``ia_layers``): within a channel, between its patches."""
     downsampling_layers: int = 1
-    """Layers that bring the patches down to ``num_patches_out`` (``pd_layers``)."""
+    """Layers that reduce the patches to ``num_patches_out`` (``pd_layers``)."""
     cointegrated_layers: int = 0
     """Layers of cointegrated attention (``ca_layers``): between channels."""
     stable_len: int = 6
     """Length of the moving average that detrends queries and keys."""
     attention_dropout: float = 0.15
-    """Of the attention weights."""
+    """Dropout probability of the attention weights."""
     dropout: float = 0.0
+    """Dropout probability of all other layers."""
     alpha: float = 0.35
     """Weight of the frequency part of the loss."""
     quantiles: Optional[List[float]] = None
-    """Quantile levels that heads are trained for, such as ``[0.025,0.1,0.5,0.9,0.975]``; 0.5 is the forecast. null:
-    the forecast alone."""
+    """Quantile levels with a head each, such as ``[0.025,0.1,0.5,0.9,0.975]``; 0.5 is the forecast. null: the forecast
+    alone."""
 
 
 @dataclass
@@ -81,14 +82,15 @@ class TimeBridgePriorConfig(TimeBridgeConfig):
 
     _target_: str = "exp.forecasting.timebridge.TimeBridgePrior"
     prior: bool = True
-    """Whether there are a prior and regimes at all."""
+    """Whether the model has a transition prior and regimes."""
     stationary_share: float = 0.7
-    """Share of the channels, rounded down, whose latents are stationary."""
+    """Share of the channels, in [0, 1], whose latents are stationary; their number is rounded down."""
     lags: int = 1
     """Past steps that a stationary latent depends on."""
     regimes: int = 4
+    """Number of regimes (states of the hidden Markov model)."""
     regime_channels: int = 4
-    """How many channels the regimes are seen in, from the first on."""
+    """Number of channels, from the first on, that the hidden Markov model observes."""
     regime_epochs: int = 1
     """Epochs before the regimes are frozen."""
     regime_embedding: int = 2
@@ -96,26 +98,26 @@ class TimeBridgePriorConfig(TimeBridgeConfig):
     prior_hidden: Optional[int] = None
     """Units of the hidden layer of a stationary latent's MLP; null: 384, and 3 from 100 channels on."""
     changing_hidden: Optional[int] = None
-    """Of a changing latent's; null: ``prior_hidden``, or 384."""
+    """Units of the hidden layer of a changing latent's MLP; null: ``prior_hidden`` if set, else 384."""
     prior_layers: int = 1
-    """Hidden layers of both."""
+    """Hidden layers of both kinds of MLP."""
     prior_context: Optional[int] = None
-    """Numbers to which the lagged latents are brought for the MLPs; null: all up to 100 stationary latents, 10 of
-    more."""
+    """Size to which a linear layer compresses the lagged latents before the MLPs; null: no compression for up to 100
+    stationary latents, 10 for more."""
     reconstruction_weight: float = 1.0
-    """Of the loss over the lookback."""
+    """Weight of the loss over the lookback."""
     stationary_kl_weight: float = 1e-3
-    """Of the KL term of the stationary latents, per time step."""
+    """Weight of the KL term of the stationary latents, per time step."""
     changing_kl_weight: float = 1e-3
-    """Of that of the changing ones."""
+    """Weight of the KL term of the changing latents, per time step."""
     hmm_weight: float = 1.0
-    """Of the regimes' negative log-likelihood per time step. Nothing else trains them."""
+    """Weight of the regimes' negative log-likelihood per time step. No other term trains the regimes."""
     initial_log_variance: float = -4.0
-    """Added to the network's log-variance, so that training begins with little noise. It stays with the weights: those
-    of a checkpoint bring their own."""
+    """Added to the network's log-variance, so that training begins with little noise. It is a buffer: a checkpoint
+    restores its own value."""
     sampling: bool = True
-    """False: the mean instead of a draw. Draws come from each device's own generator, as dropout does, so that only
-    without them losses are the same for any number of devices."""
+    """Whether training draws the latents; false: it uses their mean. Each device draws from its own generator, as for
+    dropout, so losses are the same for any number of devices only with false."""
 
 
 @dataclass
@@ -127,71 +129,72 @@ class ForecastingDataConfig:
     root: Optional[str] = None
     """Folder of the user's files; null: the sample data that come with exp."""
     file: str = MISSING
-    """Path below ``root``; ``.npz``: an archive of numpy with an array ``data``, as PEMS is published."""
+    """Path below ``root``: CSV (also ``.gz``), or ``.npz`` with an array ``data``, the format of PEMS."""
     archive_folder: Optional[str] = None
-    """Folder below ``root`` in which the Time-Series-Library's archive has the file: looked into, too."""
+    """Folder below ``root`` in which the Time-Series-Library's archive has the file; searched after ``root``."""
     split: str = "ratio"
     """``ett_hour``, ``ett_minute`` (12/4/4 months of 30 days), ``ratio`` (70/10/20 %), ``pems`` (60/20/20 %,
-    sharing no row), or ``new``: all rows are for testing, with the weights of another run."""
+    without common rows), or ``new``: all rows are for testing, with the weights of another run."""
     channels: int = MISSING
     """Number of series that are read."""
     inputs: Optional[List[str]] = None
     """Columns that are read, in this order; null: all."""
     targets: Optional[List[str]] = None
-    """Columns that are forecast and scored, of those that are read; null: all but the covariates."""
+    """Columns of ``inputs`` that are forecast and scored; null: all but the covariates."""
     covariates: Optional[List[str]] = None
-    """Columns whose future values are known: seen and not scored, and given ahead as ``future``, beside the calendar of
-    the horizon; ``[]``: the calendar alone."""
+    """Columns whose future values are known. They are inputs and not scored; ``future`` has their values over the
+    horizon beside its time features. ``[]``: the time features alone."""
     missing: str = "refuse"
-    """Empty cells: ``refuse``, or ``mask``: filled where they are seen, left out of loss and metrics."""
+    """Empty cells: ``refuse`` raises; ``mask`` fills them in the inputs and leaves them out of loss and metrics."""
     lookback: int = 720
     horizon: int = 96
     header: bool = True
-    """False: comma-separated numbers only, without header and dates (plain or gzipped)."""
+    """Whether the first row has the names of the columns; false: numbers only, without dates."""
     date_column: Optional[str] = "date"
-    """Name of the column of dates, in letters of either case; null: the file has none."""
+    """Name of the column of dates, upper or lower case; null: the file has none."""
     date_format: Optional[str] = None
-    """How dates are written, for strftime: ``%d/%m/%Y %H:%M``; ``%s``: seconds since 1970. null: found from
-    the column."""
+    """Format of the dates, as for strftime: ``%d/%m/%Y %H:%M``; ``%s``: seconds since 1970. null: inferred from the
+    column."""
     allow_gaps: bool = True
-    """Whether rows may be at other distances in time than most; if so, the run says how many are, and the first."""
+    """Whether the time between rows may vary; if it does, the run logs a warning with the count and the first row."""
     on_device: Any = "auto"
-    """Whether a card keeps the series and cuts windows: true, false, or ``auto``: where it takes little memory."""
+    """Whether a card keeps the series and cuts windows: true, false, or ``auto``: if it takes little memory."""
     eval_batch_size: int = 128
     num_workers: int = 0
 
 
 @dataclass
 class IntervalKeys:
-    """Of task=eval and task=predict, for forecasts: how sure they are (``docs/guide/intervals.md``)."""
+    """Keys of task=eval and task=predict for intervals around forecasts (``docs/guide/intervals.md``)."""
 
     intervals: Optional[List[float]] = None
-    """Coverages of the intervals around forecasts, such as ``[0.8,0.95]``; null: none."""
+    """Coverages of the intervals around forecasts, such as ``[0.8,0.95]``; null: no intervals."""
     intervals_from: Optional[str] = None
-    """``residuals``: of the validation part, for any model; ``model``: its own quantiles or standard deviations;
-    null: its quantiles where it has some, else residuals."""
+    """``residuals``: those of the validation split, for any model; ``model``: the model's own quantiles or standard
+    deviations; null: the model's quantiles if it has any, else residuals."""
     intervals_rescaled: Optional[bool] = None
-    """Whether what the model says is corrected on the validation part; null: standard deviations are, which no loss
-    need have fitted to errors, and quantile heads are not."""
+    """Whether the model's own quantiles or standard deviations are corrected on the validation split; null: standard
+    deviations are, since a loss need not have fitted them to errors, and quantiles are not."""
     intervals_signed: bool = False
-    """Whether both ends get a quantile of their own, not that of the absolute residual."""
+    """Whether the lower and the upper end use separate quantiles of the signed residual; false: both use the same
+    quantile of the absolute residual."""
 
 
 @dataclass
 class PredictKeys(IntervalKeys):
-    """Of task=predict, for forecasts."""
+    """Keys of task=predict for forecasts."""
 
     num_windows: int = 4
-    """How many windows get a file and pictures of their own, spread over the test split."""
+    """Number of windows, spread evenly over the test split, that get a file and pictures of their own."""
     backtest: Optional[str] = None
-    """Name of a file for all windows of the test split as one long table: ``backtest.csv`` or ``backtest.parquet``
-    (needs pyarrow), in ``forecasts/``; null: none."""
+    """Name of a file in ``forecasts/`` for all windows of the test split as one long table: ``backtest.csv`` or
+    ``backtest.parquet`` (needs pyarrow); null: no such file."""
     backtest_windows: Optional[int] = None
-    """How many windows that table has, spread evenly; null: all."""
+    """Number of windows in that table, spread evenly; null: all."""
     max_channels: int = 4
-    """How many channels share a picture."""
+    """Channels per picture."""
     channels: Any = None
-    """Which are drawn: ``all``, or names or numbers (from 0); null: the first ``max_channels``."""
+    """Channels that are drawn: ``all``, or names or numbers (from 0); null: the first ``max_channels``."""
 
 
 def _published(name: str, folder: str, channels: int, file: str = "", **keys: Any) -> ForecastingDataConfig:

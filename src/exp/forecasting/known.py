@@ -1,4 +1,4 @@
-"""Means over cells that have a truth: some columns are not forecast (``data.targets``), some cells are empty."""
+"""Differences and means over the cells that have a truth: not every column is forecast, and some cells are empty."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ __all__ = ["known_difference", "mean_over_known"]
 
 
 def known_difference(prediction: torch.Tensor, truth: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
-    """``prediction - truth``, and 0 where there is no truth; no gradient flows from there.
+    """``prediction - truth``, and 0 without gradient where there is no truth.
 
     Args:
         prediction: (B, H, C).
-        truth: (B, H, C); anything where ``known`` is 0, NaN too.
+        truth: (B, H, C); any value where ``known`` is 0, also NaN.
         known: (B, H, C), 1 where there is a truth, else 0.
     """
     difference = prediction - truth
@@ -20,9 +20,9 @@ def known_difference(prediction: torch.Tensor, truth: torch.Tensor, known: torch
 
 
 def mean_over_known(errors: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
-    """The mean over each window's cells that have a truth, and then over windows; one without any counts as 0.
+    """The mean over each window's cells that have a truth, and then over windows; a window without truth counts as 0.
 
-    So a batch weighs its windows alike, on any number of devices.
+    Every window has the same weight, so the result does not depend on how windows are distributed over devices.
 
     Args:
         errors: (B, H, C), 0 where ``known`` is 0.

@@ -1,4 +1,4 @@
-"""Errors of forecasts, also where not every cell has a truth: some columns are not forecast, some cells are empty."""
+"""Errors of forecasts, over the cells that have a truth: not every column is forecast, and some cells are empty."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ __all__ = ["Baselines", "ForecastMetrics", "position_tables", "sum_over_ranks", 
 
 @dataclass
 class Baselines:
-    """What forecasts are compared with.
+    """The naive forecasts that a model is compared with.
 
     Attributes:
-        season: rows after which the series repeat themselves; 1: not known.
+        season: length of a season in rows; 1: not known.
         seasonal: whether the lookback has a whole season, so that it can be repeated.
         scale: mean absolute difference of training rows a season apart, standardized, float64 (C,); 0: the series is
             left out of MASE; None: not known.
-        verdict: of the last figures that were computed: which baseline is better; None: neither.
+        verdict: after :meth:`ForecastMetrics.compute`: a sentence that names the better baselines; None: none is
+            better.
     """
 
     season: int
@@ -39,23 +40,24 @@ class ForecastMetrics(Metric):
     """Mean squared and absolute error over all windows, horizon steps and channels.
 
     ``mse`` and ``mae`` are of standardized values, as they are published; ``mse_file_units`` and ``mae_file_units`` are
-    the same means over errors in the units of the file, a channel's multiplied by its standard deviation (squared). In
-    a file whose channels have different units, the mean over channels mixes them: :meth:`tables` has each for itself.
+    the same means of errors in the units of the file: each channel's error times its standard deviation (squared for
+    the MSE). If channels have different units, these means mix them; :meth:`tables` has the error of each channel.
 
-    Beside them the errors of repeating the last value (``mse_naive``, ``mae_naive``) and, where the lookback has one,
-    the last season (``mse_seasonal_naive``, ``mae_seasonal_naive``) in the same windows; and ``mase``, the mean of
-    absolute errors divided by each series' ``scale`` (Hyndman and Koehler, Int. J. Forecasting 22(4), 2006).
+    ``mse_naive`` and ``mae_naive`` are the errors of repeating the last value in the same windows;
+    ``mse_seasonal_naive`` and ``mae_seasonal_naive`` those of repeating the last season, if the lookback has one.
+    ``mase`` is the mean of absolute errors divided by each series' ``scale`` (Hyndman and Koehler, Int. J. Forecasting
+    22(4), 2006).
 
     Each window's error is one float32 number, computed on the device; windows are summed in float64 on the CPU, once,
-    at the end. So the result is the same for any batch size and world size to the last digits that float32 kernels
-    keep, and evaluation never waits for the device in between.
+    at the end. The result is therefore the same for any batch size and world size, up to the rounding of float32
+    kernels, and evaluation does not synchronize with the device before the end.
 
     Args:
         series: names of the C series, to keep errors per series and per horizon step, too; None: only the totals.
         std: by which the series were divided, float64 (C,) on the CPU; None: the values are in the units of the file.
-        scored: positions of the series that are forecast, where not every cell has a truth: then means are over the
-            cells with one, and a window with few of them weighs little. None: every cell has a truth.
-        baselines: None: errors are not compared with anything.
+        scored: positions of the series that are forecast, if some cells have no truth. Means are then over the cells
+            that have one, so a window counts in proportion to them. None: every cell has a truth.
+        baselines: the naive forecasts to compare with; None: no comparison.
     """
 
     greater_is_better = False
@@ -84,13 +86,13 @@ class ForecastMetrics(Metric):
             names += ["mse_seasonal_naive", "mae_seasonal_naive"] if baselines.seasonal else []
         self.names = names
         self.units = {} if std is None else {"mse": "standardised", "mae": "standardised"}
-        # Relative to the largest, so that float32 carries the squares, too.
+        # Relative to the largest deviation: the squares of large units would overflow float32.
         self._largest = 1.0 if std is None else float(std.max())
         self._relative = None if std is None else (std / self._largest).float()
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Start a new evaluation."""
         self._windows: list[torch.Tensor] = []
         self._positions: list[torch.Tensor] = []
         self._tables: list[Table] = []
@@ -100,8 +102,8 @@ class ForecastMetrics(Metric):
 
         Args:
             outputs: forecasts (B, H, C), any floating dtype.
-            batch: its ``y`` (B, H, C) is the truth; with ``scored``, ``known`` (B, H, C) is 1 where there is one; with
-                baselines, ``x`` (B, L, C) are the rows before.
+            batch: ``y`` (B, H, C) is the truth; with ``scored``, ``known`` (B, H, C) is 1 where ``y`` has a truth; with
+                ``baselines``, ``x`` (B, L, C) is the lookback.
         """
         error, known = self._error(outputs.float(), batch)
         values = [error.square(), error.abs()]
@@ -121,7 +123,7 @@ class ForecastMetrics(Metric):
             self._positions.append(torch.stack([value.sum(dim=0) for value in (*values[:2], known)]))
 
     def _error(self, forecast: torch.Tensor, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-        """The difference to the truth, and 1 where there is one, of the series that are scored."""
+        """For the scored series: the difference to the truth, and 1 where there is a truth, (B, H, scored) each."""
         if self.scored is None:
             error = forecast - batch["y"]
             return error, torch.ones_like(error)
@@ -130,7 +132,7 @@ class ForecastMetrics(Metric):
         return error.index_select(2, self.scored), batch["known"].index_select(2, self.scored)
 
     def _naive(self, batch: dict[str, Any]) -> list[torch.Tensor]:
-        """The last value and the last season of a batch, repeated, (B, H, C) each."""
+        """The forecasts that repeat the last value and the last season, (B, H, C) each."""
         if self.baselines is None:
             return []
         x, horizon = batch["x"], batch["y"].shape[1]
@@ -162,7 +164,7 @@ class ForecastMetrics(Metric):
         return found
 
     def tables(self) -> list[Table]:
-        """Errors per series and per horizon step, where they were asked for; after :meth:`compute`."""
+        """Errors per series and per horizon step, if ``series`` was given; call after :meth:`compute`."""
         return self._tables
 
 
@@ -178,14 +180,14 @@ def window_totals(parts: Sequence[torch.Tensor], count: int, distributed: Distri
 def position_tables(
     name: str, series: Sequence[str], cells: torch.Tensor, sums: Mapping[str, torch.Tensor], units: Mapping[str, str]
 ) -> list[Table]:
-    """Means per series and per horizon step; nan where no cell has a truth.
+    """Means per series and per horizon step; NaN where no cell has a truth.
 
     Args:
-        name: what the names of the tables begin with.
+        name: prefix of the tables' names.
         series: names of C series.
-        cells: how many have a truth, (H, C).
-        sums: of the figures by name, likewise.
-        units: of :class:`exp.metrics.Table`.
+        cells: number of cells with a truth, (H, C).
+        sums: sum of each figure over these cells, (H, C), by name.
+        units: see :class:`exp.metrics.Table`.
     """
     steps = [str(step + 1) for step in range(len(cells))]
     tables = []
@@ -204,7 +206,7 @@ def _verdict(figures: dict[str, float], season: int) -> str | None:
 
 
 def sum_over_ranks(parts: Sequence[torch.Tensor], distributed: Distributed) -> torch.Tensor:
-    """The sum of tensors of one shape over all ranks, float64; a rank may have none."""
+    """The sum of tensors of one shape over all ranks, float64; a rank may have no tensor."""
     shape = tuple(parts[0].shape) if parts else None
     shape = next(other for other in distributed.gather(shape) if other is not None)
     total = torch.zeros(shape, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Pictures of forecasts: history, truth and forecast of some channels over dates, in the units of the file."""
+"""Plots of forecasts: history, truth and forecast of some channels over dates, in the units of the file."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Forecast", "draw_forecast", "pages"]
 
-_HORIZONS = 3  # of history, at most
+_HORIZONS = 3  # most history that is drawn, in horizons
 _BANDS = ("#ffc48a", "#ffe3c7", "#fff3e6")  # from the narrowest interval on; opaque, so that each keeps its own color
-_LONGEST_NAME = 80  # characters of a file's name
+_LONGEST_NAME = 80  # bytes of a file name
 _UNSAFE = re.compile(r"[^\w.+-]+")
 
 
@@ -30,11 +30,11 @@ class Forecast(NamedTuple):
     """One window, in the units of the file.
 
     Attributes:
-        title: what it is.
+        title: title of its plots.
         history: (L, C).
         forecast: (H, C).
-        truth: (H, C); None: nobody knows yet.
-        dates: of the L + H rows; None where the file has none.
+        truth: (H, C); None: not known yet.
+        dates: of the L + H rows; None: the file has no dates.
         bands: intervals around the forecast, (H, C) each, ascending.
     """
 
@@ -47,15 +47,18 @@ class Forecast(NamedTuple):
 
 
 def pages(names: Sequence[str], wanted: Any, most: int) -> dict[str, list[int]]:
-    """The pictures of a window: which channels each has, by a name for its file.
+    """Distribute the channels of a window over pictures.
 
     Args:
-        names: of the C series.
+        names: names of the C series.
         wanted: ``task.channels``: ``all``, names or numbers (from 0) of series; None: the first ``most``.
         most: ``task.max_channels``, the channels of a picture.
 
+    Returns:
+        The positions of each picture's channels, by a name for its file.
+
     Raises:
-        ConfigError: a channel is not there, or ``most`` is below 1.
+        ConfigError: a channel does not exist, or ``most`` is below 1.
     """
     if most < 1:
         raise ConfigError(f"task.max_channels={most} must be at least 1")
@@ -86,19 +89,19 @@ def pages(names: Sequence[str], wanted: Any, most: int) -> dict[str, list[int]]:
 
 
 def draw_forecast(forecast: Forecast, names: Sequence[str], channels: Sequence[int]) -> Figure:
-    """History (three horizons at most), truth and forecast: a panel for each channel.
+    """Plot history (three horizons at most), truth and forecast, with a panel for each channel.
 
     Args:
         forecast: all channels of a window.
-        names: of all series.
-        channels: the numbers of those to draw.
+        names: names of all series.
+        channels: positions of the series to draw.
     """
     horizon = len(forecast.forecast)
     shown = min(len(forecast.history), _HORIZONS * horizon)
     dates = forecast.dates
     if dates is None:
         times: Any = list(range(-shown, horizon))
-    else:  # as the file has them, wherever the reader is
+    else:  # the local times of the file: matplotlib would convert them to UTC
         times = list(dates[-shown - horizon :].tz_localize(None).to_pydatetime())
     figure = new_figure(8, 1.5 * len(channels) + 0.9)
     panels = figure.subplots(len(channels), 1, sharex=True, squeeze=False)[:, 0]
@@ -108,7 +111,7 @@ def draw_forecast(forecast: Forecast, names: Sequence[str], channels: Sequence[i
         if forecast.truth is not None:
             known = [past[-1], *forecast.truth[:, channel]]
             axes.plot(times[shown - 1 :], known, color="black", linewidth=1.2, label="truth")
-        for number, band in enumerate(reversed(forecast.bands)):  # the widest below, and the palest
+        for number, band in enumerate(reversed(forecast.bands)):  # the widest first, so that narrower ones lie on top
             axes.fill_between(
                 times[shown:],
                 band.lower[:, channel],

@@ -1,4 +1,4 @@
-"""Forecasts of a checkpoint as tables in the units of the file, and pictures of some of them."""
+"""Forecasts of a checkpoint as tables in the units of the file, and plots of some of them."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ if TYPE_CHECKING:
 
 __all__ = ["backtest_table", "predict", "rounded", "wide_table"]
 
-_DIGITS = 5  # below the first one of the standard deviation; float32 tells more apart, and a truth reads as in the file
+# Digits after the first digit of the standard deviation: within float32's precision, and a truth reads as in the file.
+_DIGITS = 5
 
 
 def predict(session: Session, data: Any, model: Any) -> Prediction:
-    """Forecast windows of the test split, and what follows the last row of the file.
+    """Forecast windows of the test split, and the horizon after the last row of the file.
 
-    Rank 0 does the work. Writes ``forecasts/future.csv`` (no truth yet) and, for ``task.num_windows`` windows,
-    ``forecasts/window_<n>.csv`` (date, and per target forecast, ends of intervals and truth), each with pictures of the
-    channels asked for below ``plots/``; and all windows as one table where ``task.backtest`` names a file
-    (:func:`backtest_table`). New rows that are too few for a window with truth give the future alone.
+    Rank 0 alone computes and writes ``forecasts/future.csv`` (without truth) and, for ``task.num_windows`` windows,
+    ``forecasts/window_<n>.csv`` (date; for each target the forecast, ends of intervals and truth), each with plots of
+    the chosen channels in ``plots/``. If ``task.backtest`` names a file, it has all windows as one table
+    (:func:`backtest_table`). If new rows are too few for a window with truth, only ``future`` is written.
 
     Args:
         session: the session.
@@ -39,11 +40,11 @@ def predict(session: Session, data: Any, model: Any) -> Prediction:
         model: on the session's device, in eval mode.
 
     Returns:
-        Metrics of the windows (of the backtest, where there is one) and their number, and the files below the run
-        folder; both empty but on rank 0.
+        Metrics of the windows (of the backtest if there is one) with their number, and the files, relative to the run
+        folder; both empty on other ranks than 0.
 
     Raises:
-        ConfigError: ``task.channels`` names a series that is not there.
+        ConfigError: ``task.channels`` names a series that does not exist.
     """
     task = session.config.task
     drawn = pages(data.target_names, task.channels, task.max_channels)
@@ -53,7 +54,7 @@ def predict(session: Session, data: Any, model: Any) -> Prediction:
     if (task.num_windows or task.backtest) and not len(data.test):
         session.say(
             f"{data.path} has {data.num_rows} rows, too few for a window with truth (data.lookback + data.horizon = "
-            f"{data.lookback + data.horizon}): only what follows them is forecast"
+            f"{data.lookback + data.horizon}): only the rows after them are forecast"
         )
     own = data.metrics()
     evaluator = Evaluator(own if isinstance(own, list) else [own])
@@ -85,19 +86,19 @@ def predict(session: Session, data: Any, model: Any) -> Prediction:
         write = _write_parquet if path.suffix == ".parquet" else _write_csv
         write_atomically(path, lambda file: write(file, tables))
         files.append(str(path.relative_to(session.folder.path)))
-    metrics = evaluator.compute(Distributed()) if count else {}  # of this rank alone: the others take no part
+    metrics = evaluator.compute(Distributed()) if count else {}  # of this rank alone: no other rank calls it
     return Prediction({**metrics, "windows": count}, files, "backtest" if task.backtest else "plotted windows")
 
 
 def _spread(windows: int, count: int) -> torch.Tensor:
-    """``count`` of all windows, from the first to the last, evenly."""
+    """The numbers of ``count`` windows, evenly spaced from the first to the last, int64 (count,)."""
     return torch.linspace(0, windows - 1, count, dtype=torch.float64).round().long()
 
 
 def _values(
     session: Session, data: Any, model: Any, batch: dict[str, Any], evaluator: Evaluator | None = None
 ) -> dict[str, np.ndarray]:
-    """Forecast, ends of intervals and, where the batch has it, truth, (B, H, targets) in the units of the file."""
+    """Forecast, ends of intervals and, if the batch has it, truth, (B, H, targets) each, in the units of the file."""
     outputs = batch_outputs(session, model, batch)
     if evaluator is not None:
         evaluator.update(outputs, batch)
@@ -112,27 +113,30 @@ def _values(
 
 
 def _in_file_units(data: Any, values: torch.Tensor) -> np.ndarray:
-    """The targets (..., targets) of standardized values (..., C), float64, in the units of the file."""
+    """The targets, float64 (..., targets) in the units of the file, of standardized values (..., C)."""
     array: np.ndarray = data.to_original_units(values.double()).numpy()  # on the CPU, where float64 costs nothing
     return rounded(array, data.std.numpy())[..., data.scored]
 
 
 def rounded(values: np.ndarray, std: np.ndarray) -> np.ndarray:
-    """Values rounded to five digits after the first one of the standard deviation, so that text of them is short.
+    """Values rounded to five digits after the first digit of the standard deviation, so that their text is short.
 
     Args:
         values: float64 (..., C).
         std: of each series, (C,).
+
+    Returns:
+        float64 (..., C).
     """
     digits = _DIGITS - np.floor(np.log10(std))
-    # Powers of ten with a positive exponent are exact: a quotient of whole numbers is the number that the text means.
+    # Powers of ten with a positive exponent are exact, so that a quotient of integers is the float nearest to the text.
     up, down = 10.0 ** np.maximum(digits, 0), 10.0 ** np.maximum(-digits, 0)
     result: np.ndarray = np.rint(values * up / down) * down / up + 0.0  # no -0
     return result
 
 
 def _forecast(data: Any, what: str, first: int, dates: Any, values: dict[str, np.ndarray], row: int = 0) -> Forecast:
-    """A row of a batch, whose lookback begins at the row ``first`` of the file."""
+    """One window of a batch; its lookback begins at row ``first`` of the file."""
     of_row = {name: each[row] for name, each in values.items()}
     levels = data.intervals.levels if data.intervals is not None else []
     bands = [Band(level, of_row[f"lo{percent(level)}"], of_row[f"hi{percent(level)}"]) for level in levels]
@@ -142,13 +146,13 @@ def _forecast(data: Any, what: str, first: int, dates: Any, values: dict[str, np
 
 
 def wide_table(window: Forecast, names: Sequence[str]) -> pd.DataFrame:
-    """A window with a row for each step: date or step; and of each series forecast, ends of intervals and truth.
+    """A table with a row per step: its date or number, then forecast, ends of intervals and truth of each series.
 
-    A column beside the forecast whose name a series has already gets a ``_`` at its end.
+    The forecast's column has the name of its series. Another column whose name is also a series' gets ``_`` appended.
 
     Args:
         window: the window.
-        names: of the C series.
+        names: names of the C series.
     """
     import pandas as pd
 
@@ -168,13 +172,13 @@ def wide_table(window: Forecast, names: Sequence[str]) -> pd.DataFrame:
         columns = {free("date"): window.dates[-horizon:]}
     for channel, name in enumerate(names):
         columns.update({free(name + ending) if ending else name: each[:, channel] for ending, each in values.items()})
-    return pd.DataFrame(columns).rename(columns=as_text)  # names of somebody's file; the rest are dates and numbers
+    return pd.DataFrame(columns).rename(columns=as_text)  # a name must not be a formula in a spreadsheet
 
 
 def _backtest(
     session: Session, data: Any, model: Any, windows: torch.Tensor, evaluator: Evaluator
 ) -> Iterator[pd.DataFrame]:
-    """Tables of some windows at a time, which the evaluator takes in, too."""
+    """Forecast windows batch by batch: update the evaluator, and yield the table of each batch."""
     import pandas as pd
 
     rows = pd.RangeIndex(data.num_rows) if data.dates is None else data.dates
@@ -185,13 +189,13 @@ def _backtest(
 
 
 def backtest_table(values: dict[str, np.ndarray], names: Sequence[str], rows: Any, origins: np.ndarray) -> pd.DataFrame:
-    """A long table: series, origin (the last row that was seen), date, and a column for each of the values.
+    """A long table: series, origin (the last row of the lookback), date, and a column for each of the values.
 
     Args:
         values: (B, H, C) each, in the units of the file.
-        names: of the C series.
-        rows: dates or numbers of the rows of the file, an index of pandas.
-        origins: positions in it of the windows' last rows that were seen, (B,).
+        names: names of the C series.
+        rows: dates or numbers of the file's rows, a pandas index.
+        origins: position in ``rows`` of the last row of each window's lookback, (B,).
     """
     import pandas as pd
 

@@ -17,12 +17,13 @@ __all__ = ["PredictKeys", "plugin"]
 
 @dataclass
 class PredictKeys:
-    """Of task=predict, for images."""
+    """Keys of task=predict for images."""
 
     gsd: Optional[float] = None
-    """For areas and scale bars, whatever the files tell; null: as GeoTIFFs tell it, else that of the data."""
+    """Ground sampling distance in meters per pixel, for areas; overrides that of the files. null: that of a GeoTIFF,
+    else ``data.gsd``."""
     max_images: int = 16
-    """How many images are pictured: tiles of the contact sheet."""
+    """Number of images on the contact sheet."""
 
 
 _SMALL = ("model.size=tiny", "data.size=64", "global_batch_size=8", "schedule.warmup_steps=1", "data.num_workers=0")

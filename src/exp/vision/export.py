@@ -1,4 +1,4 @@
-"""task=export: a trained model as files that other programs read, each compared with the model before it counts."""
+"""task=export: write a trained model as files for other programs, and compare the output of each with the model's."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 __all__ = ["export", "input_of"]
 
-_BATCH = 2  # that a program is recorded with; compared are others, too
+_BATCH = 2  # size of the batch that a program is recorded with
 
 
 class _Scores(nn.Module):
-    """Images in, the model's ``tensor`` out.
+    """The model in mode ``tensor``, with the image as its only argument.
 
     Args:
-        model: that is exported.
+        model: the model to export.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -38,16 +38,16 @@ class _Scores(nn.Module):
         self.model = model
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
-        """(B, C, H, W), 0..255 -> what ``model(image=image, mode="tensor")`` gives."""
+        """(B, C, H, W), 0..255 -> ``model(image=image, mode="tensor")``."""
         return self.model(image=image, mode="tensor")
 
 
 class _Sized(nn.Module):
-    """A recorded program that refuses images of another size than it was recorded with: it would get them wrong.
+    """A recorded program that refuses images of another size than it was recorded with: results would be wrong.
 
     Args:
-        program: of ``torch.jit.trace``.
-        image: that it was recorded with, (B, C, H, W).
+        program: result of ``torch.jit.trace``.
+        image: the images that it was recorded with, (B, C, H, W).
     """
 
     def __init__(self, program: Any, image: torch.Tensor) -> None:
@@ -55,7 +55,7 @@ class _Sized(nn.Module):
         self.program, self.shape = program, list(image.shape[1:])
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
-        """The program's; compiled by ``torch.jit.script``, so in the words that it knows."""
+        """Check the size and run the program; only with operations that ``torch.jit.script`` can compile."""
         if list(image.shape[1:]) != self.shape:
             raise ValueError("images must be (B, C, H, W) of the size of export.json: cut them, or set task.size")
         result: torch.Tensor = self.program(image)
@@ -63,16 +63,15 @@ class _Sized(nn.Module):
 
 
 def export(session: Session) -> dict[str, Any]:
-    """Write ``export/`` below the run folder, in the forms of ``task.formats``; low-rank updates are merged.
+    """Write ``export/`` in the run folder, in the formats of ``task.formats``; low-rank updates are merged.
 
-    ``huggingface/`` has the backbone, ``model.torchscript.pt`` and ``model.pt2`` have backbone and head with the
-    normalization in them: raw images (B, C, H, W) of ``task.size`` pixels a side, 0..255, go in, and no others.
-    ``model.pt2`` takes float32, the other one uint8, too. ``export.json`` describes input and output.
-    Computed on the CPU, in float32, whatever the backend.
+    ``huggingface/`` has the backbone. ``model.torchscript.pt`` and ``model.pt2`` have normalization, backbone and head:
+    they take raw images (B, C, H, W), 0..255, of ``task.size`` pixels a side only, as float32 (TorchScript also as
+    uint8). ``export.json`` describes input and output. All is computed on the CPU in float32, for any backend.
 
     Raises:
-        ConfigError: the model has no DINOv3 backbone, or this torch cannot write a form.
-        RunError: a written form does not compute what the model does.
+        ConfigError: the model has no DINOv3 backbone, or this torch cannot write a format.
+        RunError: outputs of a written file differ from the model's by more than ``task.tolerance``.
     """
     task = session.config.task
     if "torch_export" in task.formats and not supports_export():
@@ -85,7 +84,7 @@ def export(session: Session) -> dict[str, Any]:
     if not isinstance(getattr(model, "backbone", None), VisionTransformer):
         raise ConfigError(f"task=export: model {session.config.model._target_} has no DINOv3 backbone to export")
     side = task.size or int(session.config.data.size)
-    # Fractions, as files give them that are not of 8 bits.
+    # Not only whole numbers: files of more than 8 bits give fractions.
     image = torch.rand(_BATCH, data.read.channels, side, side) * 255.0
     session.begin()
     folder = session.folder.path / "export"
@@ -117,15 +116,16 @@ def export(session: Session) -> dict[str, Any]:
 
 
 def input_of(data: Any) -> dict[str, Any]:
-    """How values of files become those that a model takes, for programs that read the files themselves.
+    """How to convert the values of files to a model's input, for programs that read the files themselves.
 
     Args:
-        data: an :class:`exp.vision.data.base.ImageData`, as the weights were trained on it.
+        data: an :class:`exp.vision.data.base.ImageData`, set up like the training data.
 
     Returns:
-        ``dtype`` (which every form takes) and ``range`` of what goes in; ``bands`` of a file, by name or number (null:
-        all); ``value_range``, what becomes 0 and 255 of values that are not of 8 bits, clipped, a number each or one
-        for each band (null: nothing is scaled); what values without data become, by band (``no_data``).
+        ``dtype`` (which every format takes) and ``range`` of the input; ``bands`` of a file, by name or number (null:
+        all); ``value_range``: the two values, one pair for all bands or for each band, that values of more than 8 bits
+        are clipped to and that become 0 and 255 (null: no scaling); ``no_data``: for each band, the input value where
+        a file has no data.
     """
     reader, names = data.read, data.normalization.names
     found: dict[str, Any] = {
@@ -141,14 +141,14 @@ def input_of(data: Any) -> dict[str, Any]:
 
 
 def _difference(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """The largest difference, as a share of the largest value."""
+    """The largest absolute difference, divided by the largest absolute value."""
     if found.shape != expected.shape:
         return float("inf")
     return float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-12))
 
 
 def _hugging_face(session: Session, model: Any, folder: Path, image: torch.Tensor) -> float:
-    """The backbone alone; read again as any weights are, and compared."""
+    """Write the backbone, read it like any other weights, and compare."""
     backbone, side, folder = model.backbone, image.shape[-1], folder / "huggingface"
     folder.mkdir(exist_ok=True)
     path = folder / "model.safetensors"
@@ -206,6 +206,6 @@ _WRITERS: dict[str, Callable[[Session, Any, Path, torch.Tensor], float]] = {
 
 
 def _compared(loaded: Callable[[torch.Tensor], torch.Tensor], scores: nn.Module, image: torch.Tensor) -> float:
-    """The largest difference over batches of one, of that which was recorded, and of one more."""
+    """The largest difference over batches of the recorded size, one more image, and a single image."""
     more = torch.cat([image, image[:1].flip(-1)])
     return max(_difference(loaded(batch), scores(batch)) for batch in (image, more, more[-1:]))

@@ -1,4 +1,4 @@
-"""task=features: features of images, as files with maps of their principal components, or in a store for probes."""
+"""task=features: write features of images as files, with plots of their principal components, or to a feature store."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ __all__ = ["Components", "image_features", "keep_features", "write_features", "w
 
 _COLUMNS = ["file", "features", "height", "width", "rows", "columns"]
 _WINDOW = 1024
-_DEVIATIONS = 2.0  # of a component, from the mean to the darkest and the brightest color
-_LONGEST = 1024  # pixels of an image beside its map
+_DEVIATIONS = 2.0  # standard deviations from the mean of a component to its darkest and brightest color
+_LONGEST = 1024  # most pixels of the longer side of an image beside its map
 
 
 def _build(session: Session) -> tuple[Any, Any]:
     """The data, and the model on the device.
 
     Raises:
-        ConfigError: the model gives no features.
+        ConfigError: the model has no method ``features``.
     """
     config = session.config
     record_environment(session)
@@ -57,21 +57,21 @@ def _build(session: Session) -> tuple[Any, Any]:
     check_placement(model, session.device, session.info.rank)
     model.eval()
     if config.compile:
-        model.features = torch.compile(model.features)  # which is called, not the model
+        model.features = torch.compile(model.features)  # this method is called, not the model
     return data, model
 
 
 def write_features(session: Session) -> dict[str, Any]:
-    """Features of the images of ``task.input`` (null: of the test split), each rank its share of the files.
+    """Compute features of the images of ``task.input`` (null: of the test split); each rank takes a share of the files.
 
-    Writes ``features/<name>.safetensors`` and ``features.csv``; and for ``task.max_images`` of them, spread over all,
+    Writes ``features/<name>.safetensors`` and ``features.csv``. For ``task.max_images`` images, evenly spaced, also
     ``plots/features/<name>.png``: the image beside its three leading principal components in red, green and blue. The
-    components are those of all patches of all images, so that a color means the same everywhere.
+    components are those of all patches of all images, so that a color has the same meaning in all plots.
     ``plots/features.png`` shows them on one sheet.
 
     Raises:
-        ConfigError: a key of ``task`` is wrong, there are no images, or the model gives no features.
-        RunError: images could not be read; the others are done.
+        ConfigError: a key of ``task`` is wrong, there are no images, or the model has no features.
+        RunError: images could not be read; the features of the others are written.
     """
     task = session.config.task
     data, model = _build(session)
@@ -109,16 +109,16 @@ def write_features(session: Session) -> dict[str, Any]:
 
 
 def write_image(session: Session, model: Any, read: Any, entry: Input) -> tuple[list[Any], torch.Tensor]:
-    """Write ``features/<name>.safetensors``: ``cls`` (D,), ``patches`` (h, w, D); metadata say what of.
+    """Write ``features/<name>.safetensors``: ``cls`` (D,), ``patches`` (h, w, D), and metadata of the image.
 
     Args:
         session: the session.
         model: has ``features`` (:class:`exp.vision.dinov3.base.ImageModel`).
-        read: an image file as (H, W, C), 0..255.
+        read: reads an image file as (H, W, C), 0..255.
         entry: the image.
 
     Returns:
-        Its row of ``features.csv``, and the features of its patches.
+        Its row of ``features.csv``, and the features of its patches (h, w, D).
 
     Raises:
         DataError: the image cannot be read.
@@ -140,10 +140,10 @@ def write_image(session: Session, model: Any, read: Any, entry: Input) -> tuple[
 
 
 def _narrowed(name: str, value: np.ndarray, dtype: str) -> np.ndarray:
-    """Features, float32, in ``dtype``; ``name`` is for the error.
+    """Convert features from float32 to ``dtype``; ``name`` is for the error.
 
     Raises:
-        RunError: they are not finite, or too large for it.
+        RunError: features are not finite, or too large for ``dtype``.
     """
     with np.errstate(over="ignore"):
         narrow: np.ndarray = value.astype(dtype)
@@ -156,17 +156,17 @@ def _narrowed(name: str, value: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def image_features(session: Session, model: Any, pixels: np.ndarray, window: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Features of the last block.
+    """Features of the last block for one image.
 
     Args:
         session: the session.
         model: has ``features``.
         pixels: (H, W, C), 0..255.
-        window: larger images are seen through windows of at most this side (:func:`exp.vision.tiling.cells`).
+        window: most pixels along a side; larger images are cut into windows (:func:`exp.vision.tiling.cells`).
 
     Returns:
-        ``cls`` (D,): of several windows, their mean by area. ``patches`` (ceil(H / patch), ceil(W / patch), D). Both
-        float32, on the CPU.
+        ``cls`` (D,), with several windows their mean weighted by area; ``patches`` (ceil(H / patch), ceil(W / patch),
+        D). Both float32, on the CPU.
     """
     patch = int(model.backbone.patch_size)
     rows, columns = (-(-extent // patch) for extent in pixels.shape[:2])
@@ -189,7 +189,7 @@ def image_features(session: Session, model: Any, pixels: np.ndarray, window: int
 
 
 def _draw(session: Session, model: Any, files: list[Any], read: Any, components: Components) -> list[str]:
-    """Maps of some images, and a sheet of them."""
+    """Draw the maps of some images, and a contact sheet; returns the files."""
     pictures, patch, tiles, drawn = PictureWriter(session), int(model.backbone.patch_size), [], []
     for number in spread(len(files), session.config.task.max_images):
         file, features, _, width, *_ = files[number]
@@ -207,13 +207,13 @@ def _draw(session: Session, model: Any, files: list[Any], read: Any, components:
 class Components:
     """The three leading principal components of features, as colors.
 
-    Count, mean and covariance are gathered piece by piece on the CPU, so that no feature is kept. The sums are float64:
-    some features of a vision transformer are a hundred times larger than the rest, and float32 would lose the small
-    ones when the mean is taken off.
+    Count, mean and covariance are summed up on the CPU, so that no feature is kept. The sums are float64: some elements
+    of a vision transformer's features are a hundred times larger than others, and in float32 subtracting the mean would
+    lose the small ones.
 
     Attributes:
-        mean: float32 (D,); this and the others after :meth:`fit`.
-        axes: float32 (3, D), of length 1.
+        mean: float32 (D,); like the others, available after :meth:`fit`.
+        axes: unit vectors, float32 (3, D).
         deviation: standard deviation along each axis, float32 (3,).
         explained: share of the variance along each axis.
 
@@ -225,15 +225,15 @@ class Components:
         self._sums = torch.zeros((dim + 1, dim + 1), dtype=torch.float64)  # of [x, 1] [x, 1]^T
 
     def add(self, features: torch.Tensor) -> None:
-        """Take in features (..., D), any floating dtype and device."""
+        """Add features (..., D), any floating dtype and device."""
         flat = features.reshape(-1, features.shape[-1]).float().cpu().double()
         flat = torch.cat([flat, flat.new_ones((len(flat), 1))], dim=1)
         self._sums += flat.t() @ flat
 
     def fit(self, distributed: Distributed) -> Components:
-        """The eigenvectors of the covariance over all ranks; every rank must call.
+        """Compute the eigenvectors of the covariance over all ranks. Every rank must call this.
 
-        Their signs, which no theory fixes, are such that the largest element of each is positive.
+        The sign of each, which is arbitrary, is chosen so that its largest element is positive.
         """
         sums = distributed.sum(self._sums)
         mean = sums[-1, :-1] / sums[-1, -1]
@@ -246,15 +246,15 @@ class Components:
         return self
 
     def picture(self, patches: np.ndarray, height: int, width: int, patch_size: float) -> np.ndarray:
-        """A map of the features of an image, up-sampled to its pixels: the same color for the same feature everywhere.
+        """A color map of the features of an image, up-sampled to its pixels.
 
-        The mean feature is gray, two standard deviations from it are black or full.
+        In each color channel the mean feature is half of full brightness; two standard deviations away are 0 and full.
 
         Args:
             patches: (h, w, D).
             height: of the image in pixels.
             width: of the image in pixels.
-            patch_size: pixels along a patch; the last patches may reach beyond the image.
+            patch_size: side of a patch in pixels; the last patches may extend beyond the image.
 
         Returns:
             RGB (height, width, 3), uint8.
@@ -267,13 +267,13 @@ class Components:
 
 
 def keep_features(session: Session) -> dict[str, Any]:
-    """Compute what the folder does not have yet, each rank its share of the batches.
+    """Compute the features that the store ``task.store`` lacks; each rank takes a share of the batches.
 
-    Every split is seen through the evaluation pipeline; features are of the model's ``blocks``.
+    All splits go through ``data.eval_pipeline``; features are those of ``model.blocks``.
 
     Raises:
-        ConfigError: the folder holds other features, another run is writing to it, or the images are of different sizes
-            where patches are kept.
+        ConfigError: the store has other features, another run is writing to it, or images have different sizes with
+            ``task.patches=true``.
         RunError: a feature is not finite.
     """
     distributed, folder = session.distributed, Path(session.config.task.store)
@@ -283,7 +283,7 @@ def keep_features(session: Session) -> dict[str, Any]:
 
     def open_store() -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        lock.acquire()  # another run would begin it anew, or compute the same batches
+        lock.acquire()  # another run would overwrite it, or compute the same batches
         _open_or_make(session, data, model, splits)
 
     try:
@@ -314,7 +314,7 @@ def keep_features(session: Session) -> dict[str, Any]:
 
 
 def _compute(session: Session, data: Any, model: Any, splits: dict[str, Any]) -> tuple[int, float]:
-    """Compute the batches that the store lacks, each rank its share: how many images, and in how many seconds."""
+    """Compute the batches that the store lacks; returns the number of images over all ranks, and seconds."""
     distributed, store, size = session.distributed, Store(session.config.task.store), data.eval_batch_size
     lacking = distributed.gather(store.images(TO_DO))[0]
     batches = [
@@ -341,12 +341,12 @@ def _compute(session: Session, data: Any, model: Any, splits: dict[str, Any]) ->
 
 
 def _open_or_make(session: Session, data: Any, model: Any, splits: dict[str, Any]) -> None:
-    """Check the store that is there, or make an empty one."""
+    """Check an existing store, or make an empty one."""
     config, folder = session.config, Path(session.config.task.store)
     fingerprint = _fingerprint(session, data, model, splits)
     if (folder / "about.json").exists():
         store = Store(folder)
-        if any(store.array(split, "state").any() for split in store.about["parts"]):  # else a refused run has left it
+        if any(store.array(split, "state").any() for split in store.about["parts"]):  # else it is empty
             store.check(fingerprint, _kinds(session))
             return
     first = next(iter(splits.values()))
@@ -367,7 +367,7 @@ def _kinds(session: Session) -> list[str]:
 
 
 def _fingerprint(session: Session, data: Any, model: Any, splits: dict[str, Any]) -> dict[str, Any]:
-    """What features depend on: ``weights``, ``preprocessing`` and ``data``."""
+    """Digests of everything that features depend on: ``weights``, ``preprocessing`` and ``data``."""
     config = session.config
     digest = hashlib.sha256()
     for name, value in sorted(model.backbone.state_dict().items()):
@@ -387,7 +387,7 @@ def _fingerprint(session: Session, data: Any, model: Any, splits: dict[str, Any]
 
 
 def _in_order(samples: Any) -> list[Any]:
-    """Which image is at which place of the arrays, as an entry of a fingerprint; where the files lie plays no part."""
+    """A digest of the order of the images in the arrays, independent of the folder above the data."""
     digest = hashlib.sha256()
     for path, label in samples:
         shown = "" if isinstance(label, str) else label
@@ -415,7 +415,7 @@ def _of_batch(session: Session, model: Any, batch: Any) -> dict[str, np.ndarray]
     labels = batch["label"].cpu().numpy()
     if labels.ndim == 3 and "patches" not in kinds:
         labels = np.full(len(labels), -1, np.int64)
-    elif "label_sizes" in batch:  # of the files' pixels: those of the patches are the image's
+    elif "label_sizes" in batch:  # labels at the resolution of the file -> at that of the patches' image
         each = zip(labels, batch["label_sizes"])
         labels = np.stack([resized_labels(label[:height, :width], *shape) for label, (height, width) in each])
     return {**arrays, "labels": labels}

@@ -1,4 +1,4 @@
-"""Figures of images: side by side with titles and a legend; contact sheets; confusion matrices; what a run draws."""
+"""Figures of images: panels with titles and a legend, contact sheets, confusion matrices, and the plots of a run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _DPI = 128  # a power of two: sizes in pixels are exact
 _GAP = 8  # pixels between pictures side by side
 _LEAST = 640  # pixels of the longer side that a legend needs to be readable
 _NUMBERS_UP_TO = 25  # classes of a confusion matrix; more leave no room for numbers
-_OVERLAYS, _SCENES = 4, 24  # of a training: validation images beside their labels, scenes of a sheet
+_OVERLAYS, _SCENES = 4, 24  # plots of a training: validation images with labels; scenes on the sheet
 _PANEL = 768  # pixels of the longer side of an image beside its labels
 _RIGHT, _WRONG = "#2ea043", "#d62728"
 
@@ -40,12 +40,12 @@ def panels(
     titles: Sequence[str] = (),
     legend: Sequence[tuple[str, Color]] = (),
 ) -> np.ndarray:
-    """Pictures side by side, each pixel of them a pixel of the result.
+    """Place pictures side by side, at their original resolution.
 
     Args:
         pictures: RGB (H, W, 3), uint8, of one size.
-        titles: one above each.
-        legend: names and their colors, below.
+        titles: one above each picture; empty: none.
+        legend: names and their colors, below the pictures.
 
     Returns:
         RGB on white, uint8.
@@ -76,12 +76,12 @@ def panels(
 
 
 def _shortened(text: str, width: int, letters: int) -> str:
-    """As much of a text as fits, with an ellipsis in its middle: names of files differ at their ends.
+    """Shorten a text to a width, with an ellipsis in its middle, since file names differ at their ends.
 
     Args:
         text: one line.
-        width: pixels.
-        letters: their size in pixels.
+        width: in pixels.
+        letters: font size in pixels.
     """
     room = max(int(width / (0.62 * letters)), 3)
     head = (room - 1) // 3
@@ -110,8 +110,8 @@ class Tile(NamedTuple):
     """One picture of a sheet.
 
     Attributes:
-        picture: RGB (H, W, 3), uint8, of any size.
-        captions: lines below it.
+        picture: RGB (H, W, 3), uint8, any size.
+        captions: lines below the picture.
         frame: color of a frame around it; None: no frame.
     """
 
@@ -121,12 +121,12 @@ class Tile(NamedTuple):
 
 
 def sheet(tiles: Sequence[Tile], side: int = 224, title: str = "") -> np.ndarray:
-    """Pictures in rows.
+    """Place pictures in rows: a contact sheet.
 
     Args:
         tiles: at least one.
         side: pixels of the longer side of each picture.
-        title: a line above all; may be empty.
+        title: a line above the sheet; may be empty.
 
     Returns:
         RGB on white, uint8.
@@ -151,7 +151,7 @@ def sheet(tiles: Sequence[Tile], side: int = 224, title: str = "") -> np.ndarray
 
 
 def spread(count: int, most: int) -> list[int]:
-    """At most ``most`` of the numbers below ``count``, from the first to the last, evenly."""
+    """At most ``most`` numbers below ``count``, evenly spaced from the first to the last."""
     if count <= most:
         return list(range(count))
     return [round(step * (count - 1) / max(most - 1, 1)) for step in range(most)]
@@ -161,9 +161,9 @@ class Scene(NamedTuple):
     """The prediction for one image.
 
     Attributes:
-        file: its path.
-        best: the likeliest classes, as (class, probability), the likeliest first.
-        truth: its class, where that is known.
+        file: path of the image.
+        best: the most probable classes, as (class, probability), in descending order.
+        truth: true class; None: not known.
     """
 
     file: str
@@ -172,7 +172,7 @@ class Scene(NamedTuple):
 
 
 def scene_tile(picture: np.ndarray, scene: Scene) -> Tile:
-    """A picture with its predicted class; framed green or red where the truth is known, which is then named."""
+    """A picture with its predicted class; if the truth is known, it is named, and the frame is green or red."""
     name, share = scene.best[0]
     captions = [f"{name}  {100 * share:.0f} %"]
     if scene.truth is None:
@@ -182,10 +182,10 @@ def scene_tile(picture: np.ndarray, scene: Scene) -> Tile:
 
 
 def confusion_figure(counts: np.ndarray, classes: Sequence[str], title: str) -> Figure:
-    """Rows are the truth, columns the prediction; colors are shares of the truth, numbers are counts.
+    """Draw a confusion matrix: rows are the truth, columns the prediction; colors are shares of a row.
 
     Args:
-        counts: (K, K), whole numbers.
+        counts: int64 (K, K).
         classes: their names.
         title: above the figure.
     """
@@ -211,19 +211,19 @@ def confusion_figure(counts: np.ndarray, classes: Sequence[str], title: str) -> 
 
 
 def draw_images(session: Session, data: Any, model: Any, metrics: Any = None) -> dict[str, Picture]:
-    """Predictions of the best weights for some validation images.
+    """Plot predictions of the best weights for some validation images.
 
-    Segmentation: ``val_<n>.png``, image, truth and prediction of images spread over the split. Scenes: ``val.png``, a
-    sheet of them. Both: ``confusion.png``.
+    Segmentation: ``val_<n>.png`` with image, truth and prediction. Scenes: ``val.png``, a contact sheet. Both:
+    ``confusion.png``. The images are evenly spaced over the split.
 
     Args:
         session: the session.
         data: the data set.
-        model: wrapped or not, on the session's device; is left in eval mode.
-        metrics: after its ``compute``, to draw its confusion matrix; None: there is none to draw.
+        model: wrapped or not, on the session's device; it is set to eval mode.
+        metrics: metrics of classes after ``compute``, for the confusion matrix; None: no confusion matrix.
 
     Returns:
-        Pictures by the names of PNG files.
+        Plots by the names of PNG files.
     """
     model = unwrapped(model)
     model.eval()
@@ -249,15 +249,16 @@ def draw_images(session: Session, data: Any, model: Any, metrics: Any = None) ->
 
 
 def draw_samples(data: Any, worst: Sequence[RankedSample], best: Sequence[RankedSample]) -> dict[str, Picture]:
-    """Truth beside prediction, of images of the test split.
+    """Plot truth and prediction of some test images.
 
     Args:
         data: the data set.
-        worst: those that the model does worst, the worst first.
-        best: likewise.
+        worst: the images with the worst predictions, the worst first.
+        best: the images with the best predictions, the best first.
 
     Returns:
-        Segmentation: ``worst_<n>.png`` and ``best_<n>.png``, from 1; scenes: ``worst.png`` and ``best.png``, sheets.
+        Plots by file name. Segmentation: ``worst_<n>.png`` and ``best_<n>.png``, from 1; scenes: the contact sheets
+        ``worst.png`` and ``best.png``.
     """
     pictures: dict[str, Picture] = {}
     for kind, samples in (("worst", worst), ("best", best)):
@@ -278,7 +279,7 @@ def draw_samples(data: Any, worst: Sequence[RankedSample], best: Sequence[Ranked
 
 
 def _scene(data: Any, batch: Any, logits: torch.Tensor, row: int = 0) -> Tile:
-    """An image of a batch with its likeliest class, and the truth."""
+    """A tile of one image of a batch, with its most probable class and the truth."""
     share, best = torch.softmax(logits.float(), dim=-1).max(dim=-1)
     scene = Scene("", [(data.classes[int(best)], float(share))], data.classes[int(batch["label"][row])])
     return scene_tile(to_rgb(shrunk(batch["image"][row].permute(1, 2, 0).numpy(), 512)), scene)

@@ -1,4 +1,4 @@
-"""Metrics of classes, over scenes or pixels: all of them follow from one confusion matrix of whole numbers."""
+"""Metrics of classes, over scenes or pixels, all from one confusion matrix of integers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["ConfusionMatrix", "FeatureAgreement", "PixelsRight", "SceneMetrics",
 
 
 class ConfusionMatrix:
-    """How often each class was taken for which, exactly, for any batch size and world size.
+    """Confusion matrix; exact for any batch size and world size.
 
     Args:
         num_classes: classes (K).
@@ -32,20 +32,20 @@ class ConfusionMatrix:
         """(K, K), on the CPU: rows are the truth, columns the prediction."""
 
     def update(self, predicted: torch.Tensor, truth: torch.Tensor) -> None:
-        """Count.
+        """Count pairs of labels.
 
         Args:
             predicted: labels of any shape and integer type, below K where the truth is known.
-            truth: the same shape; what is no class (below 0, or K and more) is left out.
+            truth: the same shape; labels that are no class (below 0, or K and more) are left out.
         """
-        # Whole numbers are counted on the CPU: accelerators may narrow them, or count in an order of their own.
+        # On the CPU: some accelerators narrow integers.
         truth, predicted = (labels.detach().cpu().reshape(-1).to(torch.int64) for labels in (truth, predicted))
         known = (truth >= 0) & (truth < self.num_classes)
         pairs = truth[known] * self.num_classes + predicted[known]
         self.counts += torch.bincount(pairs, minlength=self.num_classes**2).view(self.num_classes, self.num_classes)
 
     def per_class(self) -> dict[str, list[float]]:
-        """``iou``, ``fscore`` (Dice), ``precision``, ``recall`` by class; nan where it is neither there nor seen."""
+        """``iou``, ``fscore`` (Dice), ``precision`` and ``recall`` of each class; NaN where undefined (0 / 0)."""
         counts = self.counts.double()
         hits, truth, predicted = counts.diagonal(), counts.sum(dim=1), counts.sum(dim=0)
         parts = {"iou": truth + predicted - hits, "fscore": (truth + predicted) / 2, "precision": predicted,
@@ -53,12 +53,12 @@ class ConfusionMatrix:
         return {name: (hits / part).tolist() for name, part in parts.items()}
 
     def accuracy(self) -> float:
-        """Share of all that is right."""
+        """Share of labels that are predicted right."""
         return float(self.counts.diagonal().sum().double() / self.counts.sum())
 
 
 def as_in_file(outputs: torch.Tensor, batch: dict[str, Any]) -> torch.Tensor:
-    """Predicted labels (B, h, w) at the pixels of the masks (B, H, W), where ``data.eval_pipeline`` resizes images."""
+    """Predicted labels (B, h, w) at the pixels of the masks, (B, H, W); ``data.eval_pipeline`` may resize images."""
     if "label_sizes" not in batch:
         return outputs
     found = torch.full(batch["label"].shape, IGNORED, dtype=outputs.dtype)
@@ -68,7 +68,7 @@ def as_in_file(outputs: torch.Tensor, batch: dict[str, Any]) -> torch.Tensor:
 
 
 class _ClassMetrics(Metric):
-    """What the metrics of scenes and of pixels share.
+    """Base class of the metrics of scenes and of pixels.
 
     Args:
         classes: names of the classes.
@@ -76,23 +76,23 @@ class _ClassMetrics(Metric):
 
     greater_is_better = True
     means: ClassVar[Mapping[str, str]] = {}
-    """Of what by class each figure is the mean, over the classes that occur; ``accuracy`` is that of all."""
+    """For each metric the figure per class that it is the mean of, over the classes that occur; or ``accuracy``."""
     nothing: ClassVar[str] = ""
-    """Why there may be nothing to measure."""
+    """Possible reasons why no label counts, for the error message."""
 
     def __init__(self, classes: Sequence[str]) -> None:
         self.classes = list(classes)
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Start a new evaluation."""
         self.confusion = ConfusionMatrix(len(self.classes))
 
     def compute(self, distributed: Distributed) -> dict[str, float]:
         """The figures over all ranks.
 
         Raises:
-            DataError: nothing counts on any rank.
+            DataError: no label counts on any rank.
         """
         distributed.sum(self.confusion.counts)
         if not self.confusion.counts.any():
@@ -123,7 +123,7 @@ class SegmentationMetrics(_ClassMetrics):
     )
 
     def update(self, outputs: torch.Tensor, batch: dict[str, Any]) -> None:
-        """Take in labels (B, H, W) of the image's pixels, beside ``label`` (B, H, W) of the batch."""
+        """Take in predicted labels (B, h, w); ``label`` (B, H, W) of the batch is the truth."""
         self.confusion.update(as_in_file(outputs, batch), batch["label"])
 
 
@@ -135,15 +135,15 @@ class SceneMetrics(_ClassMetrics):
     nothing = "no image has a class; all were left out (data.on_error=skip)"
 
     def update(self, outputs: torch.Tensor, batch: dict[str, Any]) -> None:
-        """Take in logits (B, K), beside ``label`` (B,) of the batch."""
+        """Take in logits (B, K); ``label`` (B,) of the batch is the truth."""
         self.confusion.update(outputs.argmax(dim=-1), batch["label"])
 
 
 class PixelsRight(SampleMetric):
-    """Share of an image's pixels that are given their class; pixels that do not count are left out.
+    """Share of an image's pixels that are predicted right; ignored pixels are left out.
 
     Args:
-        num_classes: K.
+        num_classes: classes (K).
     """
 
     names = ("pixels_right",)
@@ -154,7 +154,7 @@ class PixelsRight(SampleMetric):
         self.num_classes = num_classes
 
     def per_sample(self, outputs: torch.Tensor, batch: dict[str, Any]) -> torch.Tensor:
-        """Of labels (B, H, W); nan where no pixel counts."""
+        """The share for each image, (B,), of predicted labels (B, h, w); NaN where no pixel counts."""
         truth = batch["label"]
         known = truth < self.num_classes
         right = known & (as_in_file(outputs, batch).to(truth.dtype) == truth)
@@ -162,13 +162,13 @@ class PixelsRight(SampleMetric):
 
 
 class TrueClassProbability(SampleMetric):
-    """The probability that a model gives to the class that an image has."""
+    """The probability that a model assigns to an image's true class."""
 
     names = ("true_class_probability",)
     greater_is_better = True
 
     def per_sample(self, outputs: torch.Tensor, batch: dict[str, Any]) -> torch.Tensor:
-        """Of logits (B, K); nan where the class is not known."""
+        """The probability for each image, (B,), of logits (B, K); NaN where the class is not known."""
         truth = batch["label"].to(torch.int64)
         shares = torch.softmax(outputs.float(), dim=-1).gather(1, truth.clamp(min=0).unsqueeze(1)).squeeze(1)
         return torch.where(truth < 0, torch.full_like(shares, float("nan")), shares)
@@ -178,7 +178,7 @@ class FeatureAgreement(SampleMetric):
     """The mean cosine between projected student and teacher over images.
 
     Args:
-        part: ``cls`` or ``patches``, of :class:`exp.vision.dinov3.distiller.Agreement`.
+        part: field of :class:`exp.vision.dinov3.distiller.Agreement`: ``cls`` or ``patches``.
     """
 
     greater_is_better = True
@@ -189,12 +189,12 @@ class FeatureAgreement(SampleMetric):
         self.names = [f"cosine_{part}"]
 
     def per_sample(self, outputs: Any, batch: dict[str, Any]) -> torch.Tensor:
-        """(B,)."""
+        """The cosine for each image, (B,)."""
         values: torch.Tensor = getattr(outputs, self.part)
         return values
 
 
 def mean_of_known(values: Sequence[float]) -> float:
-    """The mean of the values that are not nan; nan where there are none."""
-    known = [value for value in values if value == value]  # nan is not
+    """The mean of the values that are not NaN; NaN if there are none."""
+    known = [value for value in values if value == value]  # False for NaN
     return sum(known) / len(known) if known else float("nan")

@@ -17,14 +17,14 @@ class LoraConfig:
     """Low-rank updates of a frozen backbone (:mod:`exp.vision.dinov3.lora`; Hu et al., arXiv 2106.09685)."""
 
     rank: int = 0
-    """Of the updates; they and the head are all that is trained then. 0: no updates."""
+    """Rank of the updates. Above 0 only the updates and the head are trained; 0: no updates."""
     alpha: float = 16.0
     """Updates are multiplied by alpha / rank."""
     dropout: float = 0.0
     """Probability of dropping an element of an update's input."""
     targets: List[str] = field(default_factory=lambda: ["attention", "mlp"])
-    """Which projections have one: ``attention`` (``q``, ``k``, ``v``, ``proj``), ``mlp`` (``fc1``, ``fc2``; of gated
-    sizes ``w1``, ``w2``, ``w3``), or names of these."""
+    """Linear layers with an update: ``attention`` (``q``, ``k``, ``v``, ``proj``), ``mlp`` (``fc1``, ``fc2``; of gated
+    sizes ``w1``, ``w2``, ``w3``), or single names of these."""
 
 
 @dataclass
@@ -36,36 +36,36 @@ class BackboneConfig:
     patch_size: int = 16
     """Pixels along each side of a patch."""
     embed_dim: Optional[int] = None
-    """Elements of a token instead of the size's."""
+    """Elements of a token; null: those of ``size``."""
     depth: Optional[int] = None
-    """Blocks instead of the size's."""
+    """Number of blocks; null: that of ``size``."""
     num_heads: Optional[int] = None
-    """Attention heads instead of the size's."""
+    """Attention heads; null: those of ``size``."""
 
 
 @dataclass
 class ImageModelConfig(BackboneConfig):
-    """What the models on a DINOv3 backbone share (:class:`exp.vision.dinov3.base.ImageModel`).
+    """Keys of all models on a DINOv3 backbone (:class:`exp.vision.dinov3.base.ImageModel`).
 
     The number of classes and of channels comes from the data.
     """
 
     normalization: str = "auto"
-    """``web``, ``satellite``, or ``auto``: as the weights of ``init_from`` want it, else ``web``."""
+    """Pixel statistics: ``web``, ``satellite``, or ``auto``: those of the weights in ``init_from``, else ``web``."""
     blocks: Optional[List[int]] = None
-    """Blocks whose features the head sees, from 0 (-1: the last); null: the last, four for ``upernet`` and ``dpt``."""
+    """Blocks whose features the head gets, from 0 (-1: the last); null: the last, four for ``upernet`` and ``dpt``."""
     layer_scale: float = 1e-5
-    """Initial layer scale; the paper's 1e-5 wants long training from random weights."""
+    """Initial layer scale; from random weights, the paper's 1e-5 needs long training."""
     drop_path: float = 0.0
-    """Probability of skipping a residual branch in the last block; grows linearly from 0 in the first."""
+    """Probability of skipping a residual branch in the last block; it grows linearly from 0 in the first block."""
     freeze: Any = "none"
-    """``none``, ``all`` (linear probe), or how many of the first blocks stay as they are."""
+    """``none``, ``all`` (linear probe), or the number of first blocks that are not trained."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     dropout: float = 0.0
-    """Before the last layer of a head."""
+    """Dropout probability before the last layer of a head."""
     lora: LoraConfig = field(default_factory=LoraConfig)
-    """Low-rank updates instead of training the backbone's own weights."""
+    """Low-rank updates, trained instead of the backbone's own weights."""
 
 
 @dataclass
@@ -75,11 +75,11 @@ class LossConfig:
     class_weights: Optional[List[float]] = None
     """One weight per class in the cross-entropy and the focal loss; null: all 1."""
     cross_entropy_weight: float = 1.0
-    """Weight of the cross-entropy in the sum of losses; 0: without it."""
+    """Weight of the cross-entropy in the sum of losses; 0: not used."""
     focal_weight: float = 0.0
-    """Weight of the focal loss."""
+    """Weight of the focal loss; 0: not used."""
     focal_gamma: float = 2.0
-    """How much less the focal loss counts what is right already; 0: it is the cross-entropy."""
+    """Focusing parameter of the focal loss: the larger, the less well-classified examples count; 0: cross-entropy."""
 
 
 @dataclass
@@ -88,7 +88,7 @@ class SceneClassifierConfig(ImageModelConfig, LossConfig):
 
     _target_: str = "exp.vision.dinov3.SceneClassifier"
     label_smoothing: float = 0.0
-    """Share of a label that is spread over all classes in the cross-entropy."""
+    """Share of the target that the cross-entropy spreads over all classes."""
 
 
 @dataclass
@@ -97,39 +97,40 @@ class SegmenterConfig(ImageModelConfig, LossConfig):
 
     _target_: str = "exp.vision.dinov3.Segmenter"
     head: Any = "upsample"
-    """``linear`` (one layer per patch), ``upsample`` (two convolutional stages, four times the resolution), over four
-    blocks ``upernet`` or ``dpt``, or {_target_: <path of a class>, <its keys>} (docs/guide/dinov3.md)."""
+    """``linear`` (one layer per patch), ``upsample`` (two convolutional stages, four times the resolution),
+    ``upernet`` or ``dpt`` (both over four blocks), or {_target_: <path of a class>, <its keys>}
+    (docs/guide/dinov3.md)."""
     head_channels: int = 256
-    """Channels of the head's own layers (not of ``linear``) and of the auxiliary head's."""
+    """Channels of the layers of the head (except ``linear``) and of the auxiliary head."""
     head_norm: str = "batch"
     """``batch`` (see ``wrapper.sync_batchnorm``) or ``group``."""
     auxiliary_weight: float = 0.0
     """Weight of the loss of an auxiliary head on an inner block; 0: no such head."""
     auxiliary_block: Optional[int] = None
-    """The block that it sees, from 0; null: at two thirds of the depth."""
+    """Block whose features the auxiliary head gets, from 0; null: at two thirds of the depth."""
     dice_weight: float = 0.0
-    """Weight of the Dice loss."""
+    """Weight of the Dice loss; 0: not used."""
     lovasz_weight: float = 0.0
-    """Weight of the Lovász-softmax loss, which stands for the mean IoU of each image."""
+    """Weight of the Lovász-softmax loss, a surrogate of the mean IoU of each image; 0: not used."""
     inference: str = "slide"
     """``slide`` (overlapping windows) or ``whole`` images."""
     window: int = 512
-    """Side of a window in pixels: best as large as training crops."""
+    """Side of a window in pixels; best the size of training crops."""
     overlap: float = 0.25
-    """Share of a window that the next one covers again."""
+    """Share of a window that the next window covers, too, from 0 to 1."""
     tta_scales: List[float] = field(default_factory=lambda: [1.0])
-    """Test-time augmentation: images are also predicted at these scales."""
+    """Test-time augmentation: images are predicted at each of these scales."""
     tta_flip: bool = False
     """Test-time augmentation: images are also predicted mirrored."""
 
 
 @dataclass
 class TeacherConfig(BackboneConfig):
-    """The backbone that a student learns from; where its patches have another size, its maps are interpolated."""
+    """The backbone that a student learns from; if its patch size differs, its feature maps are interpolated."""
 
     size: str = "vitl16"
     init_from: Optional[str] = None
-    """Its weights: published ones, or a run."""
+    """The teacher's weights: published ones, or a run. Must be set."""
 
 
 @dataclass
@@ -138,10 +139,10 @@ class DistillerConfig(ImageModelConfig):
 
     _target_: str = "exp.vision.dinov3.Distiller"
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
-    """It stays as it is, and is in no checkpoint."""
+    """The teacher; it is not trained, and not in checkpoints."""
     cls_weight: float = 1.0
     """Weight of the loss of the CLS token: one minus the cosine."""
     patch_weight: float = 1.0
     """Weight of the loss of the patches."""
     smooth_l1_share: float = 0.1
-    """Share of the smooth L1 distance in it, from 0 to 1; the rest is one minus the cosine."""
+    """Share of the smooth L1 distance in the loss of the patches, from 0 to 1; the rest is one minus the cosine."""

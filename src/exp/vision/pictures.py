@@ -1,4 +1,4 @@
-"""From what a model sees, and labels, to what a person can look at: RGB, in a sensible size."""
+"""Conversions of images and labels to RGB for display."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Color = Tuple[int, int, int]
 
 
 def to_rgb(image: np.ndarray) -> np.ndarray:
-    """An image of any number of channels, for the eye; shrink it first.
+    """Convert an image of any number of channels to RGB. Shrink large images first.
 
     Args:
-        image: (H, W, C), 0..255. uint8 is shown as it is. float32 comes from sensors that use a small part of their
-            range: it is stretched, so that 1 % of the values are black and 1 % are white.
+        image: (H, W, C), 0..255. uint8 values are unchanged. float32 values come from sensors that use a small part of
+            their range: they are stretched so that 1 % of them are black and 1 % are white.
 
     Returns:
         (H, W, 3), uint8: the first three channels, or one channel three times.
@@ -30,7 +30,7 @@ def to_rgb(image: np.ndarray) -> np.ndarray:
 
 
 def shrunk(image: np.ndarray, longest: int) -> np.ndarray:
-    """The image with at most ``longest`` pixels on its longer side, by means over areas; (h, w, C), the same dtype."""
+    """Scale an image to at most ``longest`` pixels on its longer side, by area means; (h, w, C), the same dtype."""
     factor = longest / max(image.shape[:2])
     if factor >= 1.0:
         return image
@@ -39,42 +39,42 @@ def shrunk(image: np.ndarray, longest: int) -> np.ndarray:
 
 
 def resized_labels(labels: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Every pixel the label at its middle: labels have no mean. (height, width), the same dtype."""
+    """Resize labels by nearest neighbor (the label at each pixel's center); (height, width), the same dtype."""
     both = zip(labels.shape, (height, width))
     rows, columns = ((2 * np.arange(wanted) + 1) * extent // (2 * wanted) for extent, wanted in both)
     return np.asarray(labels[rows][:, columns])
 
 
 def enlarged(image: np.ndarray, least: int) -> np.ndarray:
-    """Whole pixels repeated until the longer side has at least ``least``: a tiny image is to be seen as it is."""
+    """Repeat whole pixels until the longer side has at least ``least``, so that a tiny image stays sharp."""
     factor = -(-least // max(image.shape[:2]))
     return image if factor <= 1 else image.repeat(factor, axis=0).repeat(factor, axis=1)
 
 
 def palette_table(palette: Sequence[Color]) -> np.ndarray:
-    """(256, 3), uint8: the classes' colors; black for other numbers."""
+    """The colors of class numbers, uint8 (256, 3); black for numbers of no class."""
     table = np.zeros((256, 3), np.uint8)
     table[: len(palette)] = palette
     return table
 
 
 def colored(labels: np.ndarray, palette: Sequence[Color]) -> np.ndarray:
-    """Labels (H, W), uint8, as RGB (H, W, 3), uint8; pixels without a class are black."""
+    """Convert labels, uint8 (H, W), to RGB, uint8 (H, W, 3); pixels without a class are black."""
     return palette_table(palette)[labels]
 
 
 def overlay(picture: np.ndarray, labels: np.ndarray, palette: Sequence[Color]) -> np.ndarray:
-    """The classes' colors over an image, and lines where classes meet.
+    """Blend the colors of classes with an image, and darken the borders between classes.
 
     Args:
         picture: RGB (H, W, 3), uint8.
-        labels: (H, W), uint8; pixels without a class keep the image.
+        labels: (H, W), uint8; pixels without a class are not blended.
         palette: RGB of each class.
 
     Returns:
         RGB (H, W, 3), uint8.
     """
-    # Half of each, in bytes: floats would take a gigabyte for a large picture.
+    # Half of each, in uint8: floats would take a gigabyte for a large picture.
     mixed = picture // 2 + (palette_table(palette) // 2)[labels]
     unknown = labels >= len(palette)
     mixed[unknown] = picture[unknown]

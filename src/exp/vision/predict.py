@@ -1,4 +1,4 @@
-"""task=predict of images: of the files that the user names, or else of the test split of the data."""
+"""task=predict for images: the files that the user names, or the test split of the data."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 __all__ = ["Failure", "Input", "chosen", "each_of_mine", "find_images", "label_map", "named", "predict",
            "predictions_csv", "report_failures", "write_png", "write_tiff"]  # fmt: skip
 
-_TOP = 3  # classes of a scene
+_TOP = 3  # classes of a scene that are listed
 NO_DATA = 255
-_OVERLAY = 4096  # pixels of the longer side of an overlay, at most
-_WINDOW, _OVERLAP = 2048, 0.25  # of a model without a tiling: it is evaluated on whole images
-_ROWS = 256  # at a time; also pixels along each side of a tile of a TIFF
+_OVERLAY = 4096  # most pixels of the longer side of an overlay
+_WINDOW, _OVERLAP = 2048, 0.25  # for a model without a tiling, which is evaluated on whole images
+_ROWS = 256  # rows processed at a time; also the side of a tile of a TIFF in pixels
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class Input(NamedTuple):
 
     Attributes:
         path: of the file.
-        name: of its results: the stem of the file, or more of its path where stems repeat.
+        name: of its results: the stem of the file, with parts of its path if stems repeat.
     """
 
     path: Path
@@ -67,10 +67,10 @@ class Failure(NamedTuple):
 
 
 def chosen(task: Any, data: Any) -> tuple[list[Input], list[str] | None]:
-    """The images to work on: those of ``task.input``, or else the test split.
+    """The images to work on: those of ``task.input``, or the test split.
 
     Returns:
-        The files, and for scenes of the test split the class of each.
+        The files; and for scenes of the test split the class of each, else None.
 
     Raises:
         ConfigError: ``task.input`` names no image.
@@ -82,13 +82,13 @@ def chosen(task: Any, data: Any) -> tuple[list[Input], list[str] | None]:
 
 
 def find_images(wanted: str) -> list[Path]:
-    """The image files that ``task.input`` means, sorted.
+    """The image files of ``task.input``, sorted.
 
     Args:
-        wanted: a file, whatever its suffix; a folder: all images in it and below it; or a glob (``**`` included).
+        wanted: a file with any suffix; a folder, which is searched recursively; or a glob, also with ``**``.
 
     Raises:
-        ConfigError: there are none.
+        ConfigError: there are no image files.
     """
     path = Path(wanted).expanduser()
     if path.is_file():
@@ -105,10 +105,10 @@ def find_images(wanted: str) -> list[Path]:
 
 
 def named(paths: Sequence[Path]) -> list[Input]:
-    """A name for each file, by which no two results meet, on file systems that ignore case either.
+    """A unique name for each file, also on file systems that ignore case.
 
-    A stem that occurs once is the name. One that repeats becomes the path from the folder that all share, with ``_``
-    between its parts and before the suffix; where these still meet, a number follows.
+    A stem that occurs once is the name. For a stem that repeats, the name is the path below the common folder of all
+    files, with ``_`` between its parts and before the suffix; names that are still equal get a number.
     """
     count = Counter(path.stem.lower() for path in paths)
     shared = os.path.commonpath([path.absolute().parent for path in paths])
@@ -126,7 +126,7 @@ def named(paths: Sequence[Path]) -> list[Input]:
 
 
 def model_scores(session: Session, model: Any, image: torch.Tensor) -> torch.Tensor:
-    """Logits of images, float32, without gradients and in the run's precision.
+    """Logits of images, float32, computed without gradients and in the run's precision.
 
     Args:
         session: the session.
@@ -144,12 +144,12 @@ def model_scores(session: Session, model: Any, image: torch.Tensor) -> torch.Ten
 
 
 def each_of_mine(session: Session, inputs: Sequence[Input], work: Callable[[int, Input], Any]) -> list[Failure]:
-    """Do this rank's share of the files: every ``world_size``-th, so that large neighbors do not meet on one rank.
+    """Process this rank's share of the files: every ``world_size``-th, since neighboring files are often alike in size.
 
-    An image that cannot be read is logged and does not stop the others; other errors do.
+    An image that cannot be read is logged, and the others are processed; other errors are raised.
 
     Args:
-        session: for the place of this rank.
+        session: the session.
         inputs: all files, the same on every rank.
         work: called with the number of a file and the file.
 
@@ -168,14 +168,14 @@ def each_of_mine(session: Session, inputs: Sequence[Input], work: Callable[[int,
 
 
 def report_failures(failures: Sequence[Failure], total: int) -> None:
-    """Refuse to call a run successful in which images failed.
+    """Let a run fail at its end if images failed.
 
     Args:
         failures: of all ranks.
-        total: images in all.
+        total: number of all images.
 
     Raises:
-        RunError: there are failures; says which.
+        RunError: there are failures; the message names them.
     """
     if failures:
         lines = [f"{failure.path}: {failure.reason}" for failure in failures[:NAMED_FILES]]
@@ -185,13 +185,13 @@ def report_failures(failures: Sequence[Failure], total: int) -> None:
 
 
 def predict(session: Session, data: Any, model: Any) -> Prediction:
-    """Predict every image, spread over the ranks file by file.
+    """Predict every image; each rank takes a share of the files.
 
     Segmentation writes ``predictions/{classes,overlays,geo}/<name>`` and ``predictions/areas.csv``;
     scenes write ``predictions.csv`` and ``plots/predictions.png``.
 
-    An image that cannot be read does not stop the others, which may be hours of work; but the run must not look like a
-    success to the script that called it: it fails at its end.
+    If an image cannot be read, the others are predicted all the same, which may be hours of work, and the run fails at
+    its end.
 
     Args:
         session: the session.
@@ -199,7 +199,7 @@ def predict(session: Session, data: Any, model: Any) -> Prediction:
         model: on the session's device, in eval mode.
 
     Returns:
-        Metrics, and the files of all ranks below the run folder.
+        Metrics, and the files of all ranks, relative to the run folder.
 
     Raises:
         ConfigError: a key of ``task`` is wrong, or there are no images.
@@ -217,17 +217,17 @@ def predict(session: Session, data: Any, model: Any) -> Prediction:
 def predict_scenes(
     session: Session, data: Any, model: Any, inputs: Sequence[Input], truths: Sequence[str] | None
 ) -> tuple[dict[str, float], list[str], list[Failure]]:
-    """Predict this rank's share of the images; rank 0 writes the table and the sheet.
+    """Predict this rank's share of the images; rank 0 writes the table and the contact sheet.
 
     Args:
         session: the session.
-        data: has ``classes``, ``read`` for a file, and ``prepare`` for an image.
-        model: gives logits of images.
+        data: a :class:`exp.vision.data.base.SceneData`.
+        model: returns logits of images.
         inputs: all images, the same on every rank.
-        truths: the class of each, where they are known.
+        truths: the class of each image; None: not known.
 
     Returns:
-        Metrics; on rank 0 the files, below the run folder; the images of all ranks that could not be used.
+        Metrics; on rank 0 the files, relative to the run folder; the images of all ranks that could not be used.
     """
     scenes: dict[int, Scene] = {}
     waiting: list[tuple[int, Input, np.ndarray]] = []
@@ -277,7 +277,9 @@ def predict_scenes(
 
 
 def predictions_csv(scenes: Sequence[Scene]) -> bytes:
-    """``file,class,probability,class_2,probability_2,class_3,probability_3``, and ``truth`` where it is known."""
+    """Content of a CSV file with the columns ``file,class,probability,class_2,probability_2,class_3,probability_3``
+    and, if it is known, ``truth``.
+    """
     ends = ["", *(f"_{rank}" for rank in range(2, len(scenes[0].best) + 1))]
     known = scenes[0].truth is not None
     rows: list[list[object]] = [
@@ -290,11 +292,11 @@ def predictions_csv(scenes: Sequence[Scene]) -> bytes:
 
 
 def area_rows(counts: Sequence[int], area: float | None, classes: Sequence[str]) -> list[list[Any]]:
-    """``class, pixels, share, square_metres`` of each class; shares are of the pixels that have a class.
+    """Rows ``class, pixels, share, square_metres`` of each class; shares are of the pixels that have a class.
 
     Args:
         counts: pixels of each class.
-        area: square meters of a pixel; None: not known.
+        area: area of a pixel in square meters; None: not known.
         classes: names.
     """
     known = max(sum(counts), 1)
@@ -307,16 +309,16 @@ def area_rows(counts: Sequence[int], area: float | None, classes: Sequence[str])
 def predict_segmentation(
     session: Session, data: Any, model: Any, inputs: Sequence[Input]
 ) -> tuple[dict[str, float], list[str], list[Failure]]:
-    """Predict this rank's share of the images; rank 0 adds the table over all of them.
+    """Predict this rank's share of the images; rank 0 writes the table of areas.
 
     Args:
         session: the session.
-        data: has ``classes``, ``palette`` and ``read``.
-        model: gives logits of pixels.
+        data: a :class:`exp.vision.data.base.SegmentationData`.
+        model: returns logits of pixels.
         inputs: all images, the same on every rank.
 
     Returns:
-        Metrics; on rank 0 all files, below the run folder; the images of all ranks that could not be used.
+        Metrics; on rank 0 all files, relative to the run folder; the images of all ranks that could not be used.
     """
     done: dict[int, tuple[list[list[Any]], list[str]]] = {}
     began = time.perf_counter()
@@ -342,10 +344,10 @@ def _predict(session: Session, data: Any, model: Any, entry: Input) -> tuple[lis
     """Predict an image, and write its maps.
 
     Returns:
-        Its rows of ``areas.csv``, and the files below the run folder.
+        Its rows of ``areas.csv``, and the files, relative to the run folder.
 
     Raises:
-        DataError: it cannot be read.
+        DataError: the image cannot be read.
     """
     began, classes, folder = time.perf_counter(), len(data.classes), session.folder.path / "predictions"
     scores = functools.partial(model_scores, session, model)
@@ -356,7 +358,7 @@ def _predict(session: Session, data: Any, model: Any, entry: Input) -> tuple[lis
         size, seen = (image.height, image.width), (image.seen.height, image.seen.width)
         picture = image.thumbnail(_OVERLAY)
         parts: Any = ((top, part.cpu().numpy()) for top, part in tiling.rows(scores, classes, image.seen))
-        if seen != size:  # by data.eval_pipeline, in memory: each pixel gets the label at its middle, as in evaluation
+        if seen != size:  # data.eval_pipeline has resized it: labels are resized to the file, as in evaluation
             parts = [(0, resized_labels(np.concatenate([part for _, part in parts]), *size))]
         for top, part in parts:
             missing = image.without_data(top, len(part))
@@ -381,10 +383,10 @@ def _predict(session: Session, data: Any, model: Any, entry: Input) -> tuple[lis
 
 @contextmanager
 def label_map(path: Path, image: Any) -> Iterator[np.ndarray]:
-    """Labels of an image of any size, in a temporary file that is mapped: uint8 (H, W).
+    """A memory-mapped temporary file for the labels of an image of any size, uint8 (H, W).
 
     Args:
-        path: of the map that it becomes; the temporary file is beside it.
+        path: of the final file; the temporary file is in its folder.
         image: has ``height`` and ``width``.
     """
     with _temporary(path.with_suffix(".map")) as temporary:
@@ -392,16 +394,16 @@ def label_map(path: Path, image: Any) -> Iterator[np.ndarray]:
 
 
 def counted(labels: np.ndarray) -> np.ndarray:
-    """Pixels of each label in (H, W), uint8, of any size: int64 (256,)."""
+    """Count the pixels of each label, int64 (256,); ``labels``: uint8 (H, W), of any size."""
     parts = (labels[top : top + _ROWS].ravel() for top in range(0, len(labels), _ROWS))
     return sum((np.bincount(part, minlength=256) for part in parts), np.zeros(256, np.int64))
 
 
 def write_png(path: Path, labels: np.ndarray, palette: Sequence[tuple[int, int, int]]) -> None:
-    """Write a palette PNG, 8 bits for each pixel: programs read class numbers, viewers show the classes' colors.
+    """Write an 8-bit palette PNG: programs read class numbers, viewers show the classes' colors.
 
     Args:
-        path: of the new file, which is there once it is complete.
+        path: of the new file, which appears once it is complete.
         labels: uint8 (H, W).
         palette: RGB of each class.
     """
@@ -413,12 +415,12 @@ def write_png(path: Path, labels: np.ndarray, palette: Sequence[tuple[int, int, 
 
 
 def write_tiff(path: Path, labels: np.ndarray, dataset: Any, palette: Sequence[tuple[int, int, int]]) -> None:
-    """Write a GeoTIFF: one band, uint8, 255 is no data, with the palette.
+    """Write a GeoTIFF with a palette: one band, uint8, no-data value 255.
 
     Args:
-        path: of the new file, which is there once it is complete; its folder is made.
+        path: of the new file, which appears once it is complete; its folder is made.
         labels: uint8 (H, W).
-        dataset: of ``rasterio.open``, whose georeference it gets.
+        dataset: result of ``rasterio.open``, for the georeference.
         palette: RGB of each class.
     """
     import rasterio
@@ -439,7 +441,7 @@ def write_tiff(path: Path, labels: np.ndarray, dataset: Any, palette: Sequence[t
 
 @contextmanager
 def _temporary(path: Path) -> Iterator[Path]:
-    """A temporary name beside ``path``; in the end there is no file of that name."""
+    """A temporary path in the folder of ``path``, which is made; the file is removed at the end."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
     try:

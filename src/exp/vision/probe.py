@@ -1,4 +1,4 @@
-"""task=probe: neighbors and linear probes of kept features, at every setting; the best on validation is tested."""
+"""task=probe: nearest neighbors and linear probes on kept features; settings are chosen on the validation split."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 __all__ = ["Rows", "fit_logistic", "fit_sgd", "nearest", "of_pixels", "patch_labels", "per_class", "rows_of",
            "run_probes", "votes"]  # fmt: skip
 
-_HELD_OUT = 5  # a fifth of the training images, where there is no test split besides validation
-_DIGITS = 6  # of a share of votes: sums of the same votes differ in their last digits
-_NEVER = -1e9  # the bias of a class that no training row has
-# Of the heads that SGD trains at once: the grid of DINOv2's and DINOv3's authors, times batch / 256.
+_HELD_OUT = 5  # a fifth of the training images is held out to choose settings, if there are not both val and test
+_DIGITS = 6  # of a share of votes: sums of the same votes differ by rounding
+_NEVER = -1e9  # bias of a class without training rows
+# Learning rates of the heads that SGD trains at once, before scaling: the grid of DINOv2's and DINOv3's authors.
 _RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1)
 _BATCH = 128
 
@@ -40,10 +40,10 @@ class Rows(NamedTuple):
     """The rows of one split that have a label.
 
     Attributes:
-        split: of the store.
-        table: float64 (n, D).
+        split: name of the split in the store.
+        table: features, float64 (n, D).
         labels: int64 (n,).
-        images: numbers of the images that they are of, ascending.
+        images: numbers of the images that the rows belong to, ascending.
     """
 
     split: str
@@ -53,7 +53,7 @@ class Rows(NamedTuple):
 
 
 def rows_of(store: Store, split: str, kind: str, images: np.ndarray | None = None) -> Rows:
-    """Read rows; a patch has the label of most of its pixels.
+    """Read rows; the label of a patch is that of most of its pixels.
 
     Args:
         store: of features.
@@ -84,7 +84,7 @@ def rows_of(store: Store, split: str, kind: str, images: np.ndarray | None = Non
 
 
 def patch_labels(store: Store, split: str) -> np.ndarray:
-    """The class of most known pixels of each patch, -1 where none is known: int64 (N * h * w,)."""
+    """The most frequent class of each patch, int64 (N * h * w,); -1 for patches without a known pixel."""
     masks, (count, tall, wide, _) = store.array(split, "labels"), store.array(split, "patches").shape
     patch, found = int(store.about["patch_size"]), np.empty((count, tall * wide), np.int64)
     for number in range(count):
@@ -98,7 +98,7 @@ def patch_labels(store: Store, split: str) -> np.ndarray:
 
 
 def per_class(rows: Rows, shots: int, seed: int) -> Rows:
-    """At most ``shots`` rows of each class, drawn by a seed."""
+    """At most ``shots`` rows of each class, drawn at random."""
     generator = np.random.default_rng([seed, shots])
     chosen = [generator.permutation(np.flatnonzero(rows.labels == label))[:shots] for label in np.unique(rows.labels)]
     places = np.sort(np.concatenate(chosen))
@@ -109,13 +109,13 @@ def nearest(train: np.ndarray, queries: np.ndarray, most: int, metric: str) -> t
     """The most similar training rows of each query.
 
     Args:
-        train: what is searched, (N, D).
+        train: training rows, (N, D).
         queries: (n, D).
-        most: neighbors of each (k), no more than there are training rows.
+        most: neighbors per query (k), at most N.
         metric: ``cosine``, or ``l2``.
 
     Returns:
-        Similarities (n, k), descending: cosines, or distances below 0; and places in ``train``, int64 (n, k).
+        Similarities (n, k), descending: cosines, or negative distances; and positions in ``train``, int64 (n, k).
     """
     if metric == "cosine":
         train, queries = normalize(train), normalize(queries)
@@ -124,18 +124,18 @@ def nearest(train: np.ndarray, queries: np.ndarray, most: int, metric: str) -> t
 
 
 def votes(similarities: np.ndarray, labels: np.ndarray, num_classes: int, temperature: float) -> np.ndarray:
-    """Shares of the votes: each neighbor has the weight exp(similarity / temperature) (Wu et al., arXiv 1805.01978).
+    """Shares of votes; a neighbor's vote has the weight exp(similarity / temperature) (Wu et al., arXiv 1805.01978).
 
     Args:
         similarities: (n, k).
         labels: of the neighbors, (n, k).
         num_classes: classes (K).
-        temperature: the paper's 0.07; inf: all votes are equal.
+        temperature: 0.07 in the paper; inf: all votes have the same weight.
 
     Returns:
-        (n, K), rounded to six digits: of two classes that have as many votes the first is the likelier.
+        (n, K), rounded to six digits, so that ties go to the first class.
     """
-    # Relative to the nearest: the same shares, and no overflow.
+    # Relative to the nearest neighbor: the same shares, without overflow.
     weights = np.exp((similarities - similarities[:, :1]) / temperature)[..., None]
     return np.round((weights * np.eye(num_classes)[labels]).sum(axis=1) / weights.sum(axis=1), _DIGITS)
 
@@ -143,17 +143,17 @@ def votes(similarities: np.ndarray, labels: np.ndarray, num_classes: int, temper
 def fit_logistic(
     table: np.ndarray, labels: np.ndarray, num_classes: int, strength: float, iterations: int
 ) -> tuple[np.ndarray, bool]:
-    """scikit-learn's multinomial logistic regression.
+    """Train scikit-learn's multinomial logistic regression.
 
     Args:
-        table: rows of the training, float64 (n, D).
+        table: training rows, float64 (n, D).
         labels: int64 (n,).
         num_classes: classes (K).
-        strength: C: the larger, the less regularized.
-        iterations: of L-BFGS, at most.
+        strength: C of scikit-learn: the larger, the less regularization.
+        iterations: most iterations of L-BFGS.
 
     Returns:
-        Weights and, in the last row, biases: (D + 1, K); and whether the iterations were enough.
+        Weights and, in the last row, biases: float64 (D + 1, K); and whether L-BFGS has converged.
     """
     weights, known = np.zeros((table.shape[1] + 1, num_classes)), np.unique(labels)
     weights[-1] = _NEVER
@@ -165,7 +165,7 @@ def fit_logistic(
         warnings.simplefilter("ignore", ConvergenceWarning)
         model.fit(table, labels)
     made = np.concatenate([model.coef_.T, model.intercept_[None]])
-    # Of two classes scikit-learn has the weights of the second alone.
+    # For two classes scikit-learn returns the weights of the second one only.
     weights[:, known] = made if len(known) > 2 else made * [[-0.5, 0.5]]
     return weights, bool(np.max(model.n_iter_) < iterations)
 
@@ -173,18 +173,18 @@ def fit_logistic(
 def fit_sgd(
     table: np.ndarray, labels: np.ndarray, num_classes: int, epochs: int, seed: int, rates: Sequence[float] = _RATES
 ) -> np.ndarray:
-    """Heads of several learning rates, trained at once on the same batches, as the authors evaluate DINOv2 and DINOv3.
+    """Train linear heads with several learning rates on the same batches, as the authors of DINOv2 and DINOv3 do.
 
-    Momentum 0.9, no weight decay, rates times batch / 256 and then along half a cosine to 0. Theirs see augmented
-    images, these the features of the plain ones.
+    Momentum 0.9, no weight decay, learning rates scaled by batch / 256 with a cosine schedule to 0. Unlike the authors'
+    heads, which get features of augmented images, these get features of images without augmentation.
 
     Args:
-        table: rows of the training, (n, D).
+        table: training rows, (n, D).
         labels: int64 (n,).
         num_classes: classes (K).
-        epochs: over all rows.
-        seed: of the first weights and of the order.
-        rates: of the heads (G), before they are scaled.
+        epochs: epochs over all rows.
+        seed: of the initial weights and of the order of the rows.
+        rates: learning rates of the heads (G), before they are scaled.
 
     Returns:
         float32 (G, D + 1, K), biases last.
@@ -209,19 +209,19 @@ def fit_sgd(
 
 
 def of_images(found: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """``accuracy`` and ``macro_f1`` of scores (n, K), by labels int64 (n,)."""
+    """``accuracy`` and ``macro_f1`` of scores (n, K); ``labels``: int64 (n,)."""
     best = found.argmax(axis=1)
     return {"accuracy": float(accuracy_score(labels, best)), "macro_f1": float(f1_score(labels, best, average="macro"))}
 
 
 def of_pixels(store: Store, rows: Rows, change: Any, weights: np.ndarray) -> dict[str, float]:
-    """Of a linear probe on patches: its logits are interpolated to the pixels of each image (bilinear).
+    """``mIoU`` and ``pixel_accuracy`` of a linear probe on patches; logits are interpolated to the pixels (bilinear).
 
     Args:
         store: has patches and masks.
-        rows: whose images count.
-        change: of the features.
-        weights: (D + 1, K).
+        rows: rows whose images are measured.
+        change: transform of features before the probe.
+        weights: of the probe, biases last, (D + 1, K).
     """
     features, masks = store.array(rows.split, "patches"), store.array(rows.split, "labels")
     matrix, patch, (tall, wide, dim) = ConfusionMatrix(weights.shape[1]), store.about["patch_size"], features.shape[1:]
@@ -235,11 +235,11 @@ def of_pixels(store: Store, rows: Rows, change: Any, weights: np.ndarray) -> dic
 
 
 def _jobs(task: Any) -> list[dict[str, Any]]:
-    """What one rank does at a time, in the order of the results; 0 shots mean all."""
+    """The jobs that are distributed over ranks, in the order of the results; ``shots`` 0 means all images."""
     found = []
     for shots in sorted(task.shots) or [0]:
         for probe in task.probes:
-            # Without a draw, only SGD has anything random.
+            # Without ``shots``, only sgd depends on the seed.
             for seed in task.seeds if shots or probe == "sgd" else task.seeds[:1]:
                 job = {"probe": probe, "shots": shots, "seed": seed}
                 found += [{**job, "strength": each} for each in task.strengths] if probe == "logistic" else [job]
@@ -247,7 +247,7 @@ def _jobs(task: Any) -> list[dict[str, Any]]:
 
 
 class _Bench:
-    """The rows of all splits, and what is done with them."""
+    """The rows of all splits, and the probes on them."""
 
     def __init__(self, task: Any) -> None:
         self.task, self.store = task, Store(task.store)
@@ -272,10 +272,10 @@ class _Bench:
         self.test = rows_of(self.store, "test" if "test" in parts else "val", kind)
 
     def notes(self) -> list[str]:
-        """Where the training rows are fewer than ``task.k``, a line.
+        """A warning if some of ``task.k`` exceed the number of training rows.
 
         Raises:
-            ConfigError: each k is more.
+            ConfigError: all of them do.
         """
         task, counts = self.task, np.unique(self.train.labels, return_counts=True)[1]
         fewest = int(np.minimum(counts, min(task.shots, default=counts.max())).sum())
@@ -285,7 +285,7 @@ class _Bench:
         return [f"task.k={beyond}: left out where there are fewer training rows; the least are {fewest}"] * bool(beyond)
 
     def run(self, probe: str, shots: int, seed: int, strength: float = 0.0) -> list[dict[str, Any]]:
-        """All settings of a job, in the order of the user's: rows of ``probes.csv``."""
+        """Run a job: a row of ``probes.csv`` for each setting, in the order of the keys."""
         train = per_class(self.train, shots, seed) if shots else self.train
         made = self._neighbors(train) if probe == "knn" else self._linear(train, probe, seed, strength)
         job = {"probe": probe, "shots": shots, "seed": seed}
@@ -309,7 +309,7 @@ class _Bench:
 
     def _linear(self, train: Rows, probe: str, seed: int, strength: float) -> list[Any]:
         task = self.task
-        # Columns less their mean, over their standard deviation; constant columns stay on their scale.
+        # Constant columns are only centered.
         change = StandardScaler().fit(train.table).transform if task.standardize else np.asarray
         table, labels = change(train.table), train.labels
         if probe == "sgd":
@@ -332,12 +332,12 @@ class _Bench:
 
 
 def run_probes(session: Session) -> dict[str, Any]:
-    """Each rank does its share of the jobs; no result depends on how many there are.
+    """Run all jobs, each rank a share, and write ``probes.csv`` with a row for each setting.
 
-    Writes ``probes.csv``, a row for each setting.
+    Results do not depend on the number of ranks.
 
     Raises:
-        ConfigError: the features do not go with the probes.
+        ConfigError: ``task.features``, ``task.probes`` or ``task.k`` does not fit the store.
     """
     task, distributed = session.config.task, session.distributed
     record_environment(session)
@@ -392,11 +392,11 @@ def run_probes(session: Session) -> dict[str, Any]:
 
 
 def _chosen(table: pd.DataFrame, metric: str) -> tuple[dict[str, float], pd.DataFrame, float, str]:
-    """The setting of each probe that is best on validation; of equal ones the first.
+    """Choose the setting of each probe that is best on validation; ties go to the first.
 
     Returns:
-        Metrics for the record: those of the best probe by their own names, and of each probe, with means over seeds;
-        the rows that were chosen; the best probe's metric on validation, and its name.
+        Metrics for the record, as means over seeds: those of the best probe, and those of each probe with its name as a
+        prefix; the chosen rows; the best probe's metric on validation; the name of the best probe.
     """
     best = table.loc[table.groupby(["probe", "shots", "seed"], sort=False)[f"val_{metric}"].idxmax()]
     groups = best.groupby(["probe", "shots"], sort=False)

@@ -1,4 +1,4 @@
-"""Images that are read part by part: decoded whole, or, with the optional package rasterio, rows by rows."""
+"""Images for prediction: decoded whole, or, with the optional package rasterio, read a band of rows at a time."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 __all__ = ["DecodedImage", "RasterImage", "check_pixels", "open_image", "pixel_area"]
 
 MOST_PIXELS = 2**27
-"""Of an image that is decoded whole."""
-_WHOLE = 2**26  # pixels of three bands; larger images are read by rows where they can be
-_EXAMPLE = 1024  # pixels of a side that tell whether a band is transparency
+"""Largest number of pixels of an image that is decoded whole."""
+_WHOLE = 2**26  # pixels of three bands; larger images are read by rows if possible
+_EXAMPLE = 1024  # most pixels along a side of the sample that decides whether a band is transparency
 
 
 def pixel_area(dataset: Any) -> float | None:
-    """Square meters of a pixel, in the plane of the file's projection; None: not known.
+    """Area of a pixel in square meters, in the plane of the file's projection; None: not known.
 
-    In degrees and in Mercator's projection (EPSG:3857) pixels shrink with the latitude: these have no area here.
+    None, too, for degrees and Web Mercator (EPSG:3857), where the area depends on the latitude.
 
     Args:
-        dataset: of ``rasterio.open``.
+        dataset: result of ``rasterio.open``.
     """
     crs = dataset.crs
     if crs is None or not crs.is_projected or crs.to_epsg() == 3857:
@@ -45,16 +45,16 @@ class DecodedImage:
     """An image in memory.
 
     Attributes:
-        height: pixels.
-        width: pixels.
-        pixel_area: square meters of a pixel; None: not known.
-        dataset: of ``rasterio.open``, for its place on Earth; None: there is none.
-        seen: what the model is to see, of any size (:class:`exp.vision.tiling.Image`).
+        height: in pixels.
+        width: in pixels.
+        pixel_area: area of a pixel in square meters; None: not known.
+        dataset: result of ``rasterio.open``, for the georeference; None: there is none.
+        seen: the model's input, of any size (:class:`exp.vision.tiling.Image`).
 
     Args:
         pixels: (H, W, C), uint8 or float32, 0..255.
-        missing: which pixels hold no data, bool (H, W); None: all do.
-        seen: (h, w, C), what ``data.eval_pipeline`` has made of them; None: they themselves.
+        missing: True where a pixel has no data, bool (H, W); None: all have data.
+        seen: (h, w, C), the pixels after ``data.eval_pipeline``; None: the same as ``pixels``.
         dataset: see above.
     """
 
@@ -82,21 +82,21 @@ class DecodedImage:
 
 
 class RasterImage:
-    """A TIFF, a JPEG 2000 file or a PNG on disk, maybe far larger than the memory: only the rows in work are held.
+    """An image on disk that may be larger than the memory: only the rows of the current windows are in memory.
 
-    Rows are read once, in the order of the windows: files in strips, and compressed ones, would be decoded again for
-    each window.
+    Each row is read once, in the order of the windows: for files in strips, and compressed files, reading single
+    windows would decode rows again and again.
 
     Attributes:
-        height: pixels.
-        width: pixels.
-        pixel_area: square meters of a pixel; None: not known.
-        seen: what the model is to see: the image itself.
+        height: in pixels.
+        width: in pixels.
+        pixel_area: area of a pixel in square meters; None: not known.
+        seen: the model's input: the image itself.
 
     Args:
-        dataset: of ``rasterio.open``.
-        path: for messages.
-        reader: channels and range of values that the model gets.
+        dataset: result of ``rasterio.open``.
+        path: of the file, for messages.
+        reader: converts values of the file to the model's input.
     """
 
     def __init__(self, dataset: Any, path: Path, reader: ImageReader) -> None:
@@ -118,7 +118,7 @@ class RasterImage:
         self._rows = np.empty((len(self._bands + self._alpha), 0, self.width), dataset.dtypes[0])
 
     def crop(self, top: int, left: int, height: int, width: int) -> torch.Tensor:
-        """That part: (C, height, width)."""
+        """A part of the model's input, (C, height, width)."""
         columns = slice(left, left + width)
         masked = self._masked(top, height)
         measured = self._measured(
@@ -142,7 +142,7 @@ class RasterImage:
         return self._measured(self._held(top, height), self._masked(top, height))[2]
 
     def _measured(self, rows: np.ndarray, masked: np.ndarray | None) -> tuple[Any, Any, Any]:
-        """(bands, h, w) as they are in the file -> :meth:`ImageReader.measured_of`."""
+        """:meth:`ImageReader.measured_of` for rows of the file, (bands, h, w)."""
         pixels, count = np.moveaxis(rows, 0, -1), len(self._bands)
         transparency = pixels[..., count] if self._alpha else None
         return self.reader.measured_of(pixels[..., :count], transparency, self.dataset.nodata, masked, self.path)
@@ -153,7 +153,7 @@ class RasterImage:
         return mask_of(self.dataset, Window(0, top, self.width, height))
 
     def _held(self, top: int, height: int) -> np.ndarray:
-        """Whole rows (bands, height, W), as they are in the file; those held before are not read again."""
+        """Whole rows (bands, height, W) of the file; rows that are in memory are not read again."""
         from rasterio.windows import Window
 
         held = self._rows.shape[1]
@@ -162,7 +162,7 @@ class RasterImage:
             known = max(min(self._top + held - top, height), 0) if top >= self._top else 0
             if known:
                 rows[:, :known] = self._rows[:, top - self._top : top - self._top + known]
-            self._rows = rows  # the old ones may go before new ones come
+            self._rows = rows  # frees the old rows before new ones are read
             self._top = top
             window = Window(0, top + known, self.width, height - known)
             rows[:, known:] = self._read(self._bands + self._alpha, window=window)
@@ -185,16 +185,16 @@ def open_image(
     prepare: Callable[[np.ndarray, Path, np.ndarray | None], np.ndarray] | None = None,
     whole: int = _WHOLE,
 ) -> Iterator[DecodedImage | RasterImage]:
-    """Open an image: decoded whole, or, where rasterio is installed and the image is large, to be read by rows.
+    """Open an image: decoded whole, or, if it is large and rasterio is installed, to be read by rows.
 
     Args:
         path: of the file.
-        reader: of the data that the model was trained on.
+        reader: converts values of the file to the model's input.
         prepare: ``data.eval_pipeline`` (:meth:`exp.vision.data.base.ImageData.prepare`); None: there is none.
-        whole: images of no more pixels, of three bands, are decoded whole.
+        whole: images of up to this many pixels (of three bands) are decoded whole.
 
     Raises:
-        DataError: it cannot be read, has other channels, or is too large for what is to be done with it.
+        DataError: the file cannot be read, has other channels, or is too large to be decoded whole.
     """
     size = None if by_rasterio(path) else image_size(path)
     if not by_rasterio(path) and (size is None or size[0] * size[1] <= whole or not has_rasterio()):
@@ -202,7 +202,7 @@ def open_image(
         return
     with opened(path) as dataset:
         small = dataset.height * dataset.width * dataset.count <= 3 * whole
-        if small or prepare is not None or dataset.colorinterp[0].name == "palette":  # whose numbers are no colors
+        if small or prepare is not None or dataset.colorinterp[0].name == "palette":  # color numbers
             yield _decoded(path, reader, prepare, dataset)
         else:
             yield RasterImage(dataset, path, reader)
@@ -217,10 +217,10 @@ def _decoded(path: Path, reader: ImageReader, prepare: Any, dataset: Any = None)
 
 
 def check_pixels(path: Path) -> None:
-    """Refuse to decode an image whole that is too large for it, by its header.
+    """Refuse an image that is too large to be decoded whole, by its header.
 
     Raises:
-        DataError: names it.
+        DataError: the image has more than ``MOST_PIXELS`` pixels.
     """
     size = image_size(path)
     if size is not None and size[0] * size[1] > MOST_PIXELS:

@@ -1,13 +1,13 @@
-"""Features in a folder: memory-mapped arrays, what they were made of, and which images are done.
+"""A feature store: a folder of memory-mapped arrays, with their origin and the state of each image.
 
     about.json             experiment, classes, fingerprint, number of images of each split
-    <split>_cls.npy        (N, D), of the image
-    <split>_mean.npy       (N, D), the mean of its patches
-    <split>_patches.npy    (N, h, w, D), where they were asked for
-    <split>_labels.npy     (N,) int64, -1: does not count; (N, H, W) uint8 of pixels
-    <split>_state.npy      (N,) uint8: TO_DO, DONE or UNUSABLE (data.on_error=skip)
+    <split>_cls.npy        (N, D), CLS tokens
+    <split>_mean.npy       (N, D), means of the patches
+    <split>_patches.npy    (N, h, w, D), with task.patches=true
+    <split>_labels.npy     int64 (N,), -1: ignored; or uint8 (N, H, W), a label for each pixel
+    <split>_state.npy      uint8 (N,): TO_DO, DONE or UNUSABLE (data.on_error=skip)
 
-Imports no torch: the parent process looks at ``about.json``, too.
+Imports no torch, since the parent process reads ``about.json``, too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Store:
     """The arrays of one folder.
 
     Attributes:
-        folder: where they are.
+        folder: path of the store.
         about: content of ``about.json``.
 
     Raises:
@@ -56,30 +56,30 @@ class Store:
     def prepare(
         cls, folder: Path, about: Mapping[str, Any], example: Mapping[str, np.ndarray], counts: Mapping[str, int]
     ) -> Store:
-        """Make an empty store; one process does.
+        """Make an empty store. Only one process may call this.
 
         Args:
             folder: of the store.
-            about: content of ``about.json`` beside what is derived.
-            example: arrays of a batch, by name (``cls``, ``mean``, ``patches``, ``labels``).
-            counts: images of each split.
+            about: content of ``about.json``; version, kinds and counts are added.
+            example: arrays of a batch, by name (``cls``, ``mean``, ``patches``, ``labels``), for shapes and dtypes.
+            counts: number of images of each split.
         """
         for split, count in counts.items():
             for name, value in {**example, "state": np.zeros(1, np.uint8)}.items():
-                # A sparse file: only its header is written, however large it is to become.
+                # A sparse file: only its header is written now.
                 path, shape = str(folder / f"{split}_{name}.npy"), (count, *value.shape[1:])
                 np.lib.format.open_memmap(path, mode="w+", dtype=value.dtype, shape=shape)
         kinds = [name for name in example if name != "labels"]
-        # Last: a folder without it is no store.
+        # Last, since this file marks the folder as a store.
         write_json(folder / "about.json", {"version": _VERSION, **about, "kinds": kinds, "parts": dict(counts)})
         return cls(folder)
 
     def array(self, split: str, name: str) -> Any:
-        """An array, mapped: only what is looked at takes memory."""
+        """A memory-mapped array: only the parts that are read take memory."""
         return np.load(str(self.folder / f"{split}_{name}.npy"), mmap_mode="r")
 
     def images(self, state: int) -> list[tuple[str, int]]:
-        """Split and number of the images in that state."""
+        """Split and number of each image in that state."""
         return [
             (split, int(number))
             for split in self.about["parts"]
@@ -87,31 +87,40 @@ class Store:
         ]
 
     def used(self) -> dict[str, Any]:
-        """What the features were made by, for the record of a run: weights and preprocessing."""
+        """The fingerprints of weights and preprocessing, for the record of a run."""
         return {key: self.about["fingerprint"][key] for key in ("weights", "preprocessing")}
 
     def write(self, split: str, numbers: Sequence[int], values: Mapping[str, np.ndarray]) -> None:
-        """Write images by their numbers; the state must come last."""
+        """Write the values of some images.
+
+        Args:
+            split: of the images.
+            numbers: of the images in the split.
+            values: arrays by name, a row per image; ``state`` must come last, since it marks the others as complete.
+
+        Raises:
+            ValueError: a row has another shape than the store's.
+        """
         for name, value in values.items():
             array = self.array(split, name)
             content = np.ascontiguousarray(value, array.dtype)
             if content.shape[1:] != array.shape[1:]:
                 raise ValueError(f"{split}_{name}.npy holds {array.shape[1:]} of each image, not {content.shape[1:]}")
-            # A positioned write, no map: several machines may write to one file of a shared folder.
+            # Positioned writes instead of a memory map: several machines may write to one file of a shared folder.
             with (self.folder / f"{split}_{name}.npy").open("r+b") as file:
                 for number, row in zip(numbers, content):
                     file.seek(array.offset + number * array.strides[0])
                     file.write(row.tobytes())
 
     def check(self, fingerprint: Mapping[str, Any], kinds: Sequence[str]) -> None:
-        """Refuse to go on with other features than would be computed now.
+        """Refuse a store whose features differ from those that this run would compute.
 
         Args:
-            fingerprint: of weights, preprocessing and data, as it would be made now.
-            kinds: what is wanted of each image.
+            fingerprint: of this run's weights, preprocessing and data.
+            kinds: features that this run needs: ``cls``, ``mean``, ``patches``.
 
         Raises:
-            ConfigError: they are others; says what differs, and how.
+            ConfigError: something differs; the message says what.
         """
         kept, wrong = self.about["fingerprint"], [f"no {kind}" for kind in kinds if kind not in self.about["kinds"]]
         for name in ("weights", "preprocessing"):
@@ -125,10 +134,10 @@ class Store:
             )
 
     def check_complete(self) -> None:
-        """Refuse a store whose images are not all done.
+        """Refuse a store that lacks the features of some images.
 
         Raises:
-            ConfigError: some are not.
+            ConfigError: features are missing.
         """
         lacking = len(self.images(TO_DO))
         if lacking:

@@ -1,4 +1,4 @@
-"""Tasks of images alone."""
+"""Tasks for image data: export, features, stats, probe."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FORMATS = ("huggingface", "torchscript", "torch_export")
 
 
 def refuse_unknown(key: str, values: Sequence[str], known: Sequence[str]) -> None:
-    """Raise a :class:`ConfigError` where there is no value, or one that is not known."""
+    """Raise a :class:`ConfigError` if ``values`` is empty or has a value that is not in ``known``."""
     wrong = [value for value in values if value not in known]
     if wrong or not values:
         shown, hint = (wrong[0], nearest(wrong[0], known)) if wrong else ("[]", "")
@@ -30,7 +30,7 @@ def refuse_unknown(key: str, values: Sequence[str], known: Sequence[str]) -> Non
 
 @dataclass
 class Export(Task):
-    """task=export: a trained model as files for other programs, compared with the model."""
+    """task=export: write a trained model as files for other programs, and compare them with the model."""
 
     _target_: str = "exp.vision.tasks.Export"
     name: str = "export"
@@ -39,17 +39,17 @@ class Export(Task):
     size: Optional[int] = None
     """Side in pixels of the images that ``torchscript`` and ``torch_export`` take; null: ``data.size``."""
     tolerance: float = 1e-4
-    """How far outputs may be from the model's, as a share of the largest."""
+    """Largest allowed difference from the model's outputs, as a share of the largest output."""
 
     needs_weights: ClassVar[bool] = True
     compared: ClassVar[bool] = False
 
     def check(self, config: ExpConfig) -> None:
-        """Formats are known; one process does it."""
+        """Refuse unknown formats and several processes."""
         refuse_unknown("task.formats", self.formats, _FORMATS)
         if config.nproc > 1 or config.launcher.nnodes > 1:
             raise ConfigError("task=export runs in one process; set nproc=1")
-        config.compile = False  # what is recorded is the model's own code
+        config.compile = False  # export records the plain model
 
     def run(self, session: Session) -> dict[str, Any]:
         """See :func:`exp.vision.export.export`."""
@@ -60,27 +60,27 @@ class Export(Task):
 
 @dataclass
 class Features(Task):
-    """task=features: what a backbone sees in images, as files for further work and as maps to look at."""
+    """task=features: write the features of a backbone as files or to a store, with plots of them."""
 
     _target_: str = "exp.vision.tasks.Features"
     name: str = "features"
     input: Optional[str] = None
-    """An image file, a folder of them (with those below it) or a glob; null: the test split."""
+    """An image file, a folder of images (searched recursively) or a glob; null: the test split."""
     max_images: int = 16
-    """How many images are pictured: maps, and tiles of the contact sheet."""
+    """Number of images whose feature maps are drawn, each on its own and on a contact sheet."""
     feature_dtype: str = "float16"
     """``float16`` or ``float32``."""
     store: Optional[str] = None
-    """A folder that keeps the features of all images of the data, for task=probe, instead of files for each image; what
-    it has and fits is not computed again."""
+    """Folder for the features of all images of the data, for task=probe; null: a file for each image. Features that the
+    folder already has are not computed again."""
     patches: bool = False
-    """``store``: also keep the features of every patch, for segmentation: (h, w, D) for each image."""
+    """With ``store``: also keep the features of every patch, (h, w, D) for each image, for segmentation."""
 
     needs_weights: ClassVar[bool] = True
     paths: ClassVar[Sequence[str]] = ("input", "store")
 
     def check(self, config: ExpConfig) -> None:
-        """Refuse keys that would do nothing, and dtypes that features are not kept in."""
+        """Refuse ``task.input`` with ``task.store``, and unknown dtypes."""
         refuse_unknown("task.feature_dtype", [self.feature_dtype], ("float16", "float32"))
         if self.store is not None and self.input:
             raise ConfigError("task.input does not go with task.store, which takes the data; leave it out")
@@ -94,12 +94,12 @@ class Features(Task):
 
 @dataclass
 class Stats(Task):
-    """task=stats: what the training images hold: mean, standard deviation and percentiles of each band."""
+    """task=stats: measure mean, standard deviation and percentiles of each band of the training images."""
 
     _target_: str = "exp.vision.tasks.Stats"
     name: str = "stats"
     percentiles: List[float] = field(default_factory=lambda: [1.0, 2.0, 50.0, 98.0, 99.0])
-    """Of the values of each band, from 0 to 100."""
+    """Percentiles of the values of each band, from 0 to 100."""
 
     def run(self, session: Session) -> dict[str, Any]:
         """See :func:`exp.vision.data.statistics.write_statistics`."""
@@ -110,44 +110,44 @@ class Stats(Task):
 
 @dataclass
 class Probe(Task):
-    """task=probe: what frozen features tell, by neighbors and linear probes, without the backbone."""
+    """task=probe: classify kept features by nearest neighbors and linear probes, without the backbone."""
 
     _target_: str = "exp.vision.tasks.Probe"
     name: str = "probe"
     store: Optional[str] = None
-    """The folder that task=features has kept features in."""
+    """The folder in which task=features keeps features. Must be set."""
     probes: List[str] = field(default_factory=lambda: ["knn", "logistic", "sgd"])
-    """``knn`` (nearest neighbors), ``logistic`` (regression by L-BFGS), ``sgd`` (linear heads of 13 learning
+    """``knn`` (nearest neighbors), ``logistic`` (regression by L-BFGS), ``sgd`` (linear heads with 13 learning
     rates, the authors' grid)."""
     features: Optional[str] = None
-    """``cls``, ``mean`` (of the patches), ``cls+mean`` (side by side) or ``patches``; null: ``patches`` where
-    pixels have labels, else ``cls+mean``."""
+    """``cls``, ``mean`` (of the patches), ``cls+mean`` (concatenated) or ``patches``; null: ``patches`` if pixels have
+    labels, else ``cls+mean``."""
     k: List[int] = field(default_factory=lambda: [5, 10, 20, 100])
-    """knn: how many neighbors; the best on validation counts, as for all lists here."""
+    """knn: numbers of neighbors. As for all lists here, the best value on the validation split is reported."""
     temperature: List[float] = field(default_factory=lambda: [0.07])
-    """knn: a neighbor votes with the weight exp(cosine similarity / temperature)."""
+    """knn: a neighbor votes with the weight exp(similarity / temperature)."""
     strengths: List[float] = field(default_factory=lambda: [1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0])
-    """logistic: inverse strengths of the regularisation (C of scikit-learn), of the sum of the losses."""
+    """logistic: inverse strengths of the regularization (C of scikit-learn), relative to the sum of the losses."""
     iterations: int = 1000
-    """logistic: of L-BFGS, at most."""
+    """logistic: most iterations of L-BFGS."""
     epochs: int = 10
-    """sgd: over all rows, in batches of 128."""
+    """sgd: epochs over all rows, in batches of 128."""
     standardize: bool = True
-    """logistic, sgd: columns less their mean, over their standard deviation, of the training rows."""
+    """logistic, sgd: whether columns are standardized by mean and standard deviation of the training rows."""
     shots: List[int] = field(default_factory=list)
-    """Train on so many images of each class; empty: on all."""
+    """Numbers of training images per class; empty: all."""
     seeds: List[int] = field(default_factory=lambda: [0])
-    """Of the draws of ``shots`` and of sgd; results are means over them."""
+    """Seeds of the draws of ``shots`` and of sgd; results are means over seeds."""
     metric: str = "cosine"
-    """knn: how alike features are: ``cosine``, or ``l2``, the distance between them."""
+    """knn: similarity of features: ``cosine``, or ``l2`` (Euclidean distance)."""
     refit: bool = False
-    """logistic: train again on the training and validation images at each strength, before testing."""
+    """logistic: whether to train again on training and validation images at each strength before testing."""
 
     uses_data: ClassVar[bool] = False
     paths: ClassVar[Sequence[str]] = ("store",)
 
     def check(self, config: ExpConfig) -> None:
-        """Refuse unknown probes, and a store that is not there or not done; the experiment is that of the features."""
+        """Refuse unknown probes, and a missing or incomplete store; take the experiment's name from the store."""
         from exp.vision.store import Store  # loads numpy
 
         if self.store is None:

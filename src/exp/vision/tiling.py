@@ -1,8 +1,8 @@
-"""From scores of crops to labels of images of any size: the same for validation, evaluation and prediction.
+"""Labels of images of any size from scores of windows; used by validation, evaluation and prediction.
 
-An image is seen whole, or in overlapping windows whose scores are averaged. Scores of a whole image would be K numbers
-for each pixel, gigabytes for a satellite scene. So they exist only for the rows that one row of windows covers, and for
-no more columns at a time than ``band_bytes`` allow; pixels that no later window covers become labels.
+An image is predicted whole, or in overlapping windows whose scores are averaged. The scores of a whole satellite scene,
+K numbers per pixel, would take gigabytes. So scores are kept only for the rows of one row of windows, and for no more
+columns at a time than ``band_bytes`` allows; pixels that no later window covers become labels.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ Scores = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Image(Protocol):
-    """What is cut into windows.
+    """An image that can be cut into windows.
 
     Attributes:
-        height: pixels.
-        width: pixels.
+        height: in pixels.
+        width: in pixels.
     """
 
     height: int
     width: int
 
     def crop(self, top: int, left: int, height: int, width: int) -> torch.Tensor:
-        """That part: (C, height, width), uint8 or float32, 0..255."""
+        """A part of the image: (C, height, width), uint8 or float32, 0..255."""
 
 
 class Tiling:
-    """How images are predicted.
+    """Predicts images in windows, with test-time augmentation.
 
     Attributes:
-        band_bytes: the most that the scores of a band of rows take, and those of windows seen together.
+        band_bytes: most bytes of the scores of a band of rows, and of those of windows in one batch.
 
     Args:
         kind: ``slide`` or ``whole``.
         window: side of a window in pixels.
-        overlap: share of it that the next one covers again.
+        overlap: share of a window that the next window covers, too, from 0 to 1.
         scales: test-time augmentation: every window is predicted at each of these scales.
-        flip: also mirrored left to right.
+        flip: test-time augmentation: every window is also predicted mirrored left to right.
 
     Raises:
         ConfigError: ``kind`` is neither.
@@ -68,7 +68,7 @@ class Tiling:
         self.flip = flip
 
     def window_of(self, height: int, width: int) -> tuple[int, int]:
-        """The size of the windows in which an image of this size is seen."""
+        """The (height, width) of the windows for an image of this size."""
         return (height, width) if self.kind == "whole" else (min(height, self.window), min(width, self.window))
 
     def labels(
@@ -79,13 +79,13 @@ class Tiling:
         sizes: Sequence[tuple[int, int]] | None,
         fill: int,
     ) -> torch.Tensor:
-        """The likeliest class of every pixel; labels of an image do not depend on what it is batched with.
+        """The most probable class of every pixel; the labels of an image do not depend on the rest of the batch.
 
         Args:
             scores: the network.
             num_classes: scores for each pixel (K), at most 255.
             image: (B, C, H, W).
-            sizes: (height, width) of each image without its padding; None: there is none.
+            sizes: (height, width) of each image without its padding; None: no image is padded.
             fill: the label of the padding.
 
         Returns:
@@ -98,15 +98,15 @@ class Tiling:
         return labels
 
     def rows(self, scores: Scores, num_classes: int, image: Image) -> Iterator[tuple[int, torch.Tensor]]:
-        """The likeliest class of every pixel of one image, from top to bottom.
+        """The most probable class of every pixel of one image, from top to bottom.
 
         Args:
             scores: the network.
             num_classes: see :meth:`labels`.
-            image: is read window by window.
+            image: the image, which is read window by window.
 
         Yields:
-            The number of the first of some rows, and their labels, uint8 (rows, width); each row once.
+            The number of the first row of a band, and the band's labels, uint8 (rows, width); each row once.
         """
         height, width = self.window_of(image.height, image.width)
         upper = window_origins(image.height, height, self.stride)
@@ -114,7 +114,7 @@ class Tiling:
         columns = max(self.band_bytes // (4 * num_classes * height), width)
         at_once = max(min(_WINDOWS_AT_ONCE, self.band_bytes // (4 * num_classes * height * width)), 1)
         strips = [(begin, min(begin + columns, image.width)) for begin in range(0, image.width, columns)]
-        kept: list[torch.Tensor | None] = [None] * len(strips)  # sums in the rows that the next windows cover, too
+        kept: list[torch.Tensor | None] = [None] * len(strips)  # sums of the rows that the next windows cover, too
         for top, following in zip(upper, [*upper[1:], image.height]):
             final, labels = following - top, []
             for number, (begin, end) in enumerate(strips):
@@ -135,7 +135,7 @@ class Tiling:
                         here, there = max(left, begin), min(left + width, end)
                         total[:, :, here - begin : there - begin] += found[row, :, :, here - left : there - left]
                 assert total is not None
-                # All classes of a pixel have been added up equally often: that cannot change which is the likeliest.
+                # Sums, not means: all classes of a pixel have equally many terms, so the largest is the same.
                 labels.append(total[:, :final].argmax(dim=0).to(torch.uint8))
                 kept[number] = total[:, final:].clone()
             yield top, torch.cat(labels, dim=1)
@@ -154,13 +154,13 @@ class InMemory:
 
 
 def augmented(scores: Scores, image: torch.Tensor, scales: Sequence[float], flip: bool) -> torch.Tensor:
-    """Logits, or the sum of probabilities over scaled and mirrored copies, brought back to the image's own pixels.
+    """The sum of probabilities over scaled and mirrored copies, at the resolution of the image.
 
     Args:
         scores: the network.
         image: (B, C, H, W).
-        scales: of the copies; [1.0] without ``flip``: there are none, and logits come back.
-        flip: each also mirrored left to right.
+        scales: of the copies. With [1.0] and without ``flip`` there are no copies, and logits are returned.
+        flip: whether each copy is also mirrored left to right.
 
     Returns:
         (B, K, H, W).
@@ -186,7 +186,7 @@ def augmented(scores: Scores, image: torch.Tensor, scales: Sequence[float], flip
 
 
 def window_origins(extent: int, window: int, stride: int) -> list[int]:
-    """Where windows begin along one axis: every ``stride`` pixels, the last one at the far end.
+    """The first pixels of windows along one axis: every ``stride`` pixels, and one window that ends at the last pixel.
 
     Args:
         extent: pixels of the image, at least ``window``.
@@ -197,16 +197,17 @@ def window_origins(extent: int, window: int, stride: int) -> list[int]:
 
 
 def cells(count: int, window: int) -> list[tuple[slice, slice]]:
-    """Cut ``count`` patches along one axis into cells of like length, each seen with an eighth of a window around it.
+    """Cut the patches along one axis into cells of similar length, each within a window with a margin around the cell.
 
-    For features, which are not averaged where windows overlap: patches at the edge of a window have seen less.
+    For features, which are not averaged where windows overlap: patches at the edge of a window lack context, so a
+    margin of an eighth of a window is not used.
 
     Args:
-        count: patches.
-        window: patches of a window, at most.
+        count: number of patches.
+        window: most patches of a window.
 
     Returns:
-        Each cell, and the window that sees it.
+        (cell, its window) each.
     """
     if count <= window:
         return [(slice(0, count), slice(0, count))]

@@ -1,4 +1,4 @@
-"""The calendar of a series: how far apart its rows are, how its dates go on, and what a model sees of them."""
+"""Dates of a series: time between rows, dates after the last row, and time features."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import pandas as pd
 __all__ = ["NUM_TIME_FEATURES", "Frequency", "continued", "frequency_of", "same_spacing", "time_features"]
 
 NUM_TIME_FEATURES = 4
-_ALIKE = 1.12  # months have 28 to 31 days
+_ALIKE = 1.12  # ratio of distances that count as equal: months have 28 to 31 days
 
 
 class Frequency(NamedTuple):
-    """How far apart the rows of a series are.
+    """The time between neighboring rows of a series.
 
     Attributes:
-        seconds: the median distance; None where half of the rows are nearer to the row before or further away.
-        step: most rows from the one before, for people: ``1:00:00``, ``7 days, 0:00:00``, ``1 month``.
-        irregular: number of rows that are not.
-        first: the first of them, from 0; None: there is none.
+        seconds: the median; None if more than half of the rows depart from ``step``.
+        step: the most frequent one, as text: ``1:00:00``, ``7 days, 0:00:00``, ``1 month``.
+        irregular: number of rows that depart from ``step``.
+        first: the first of these rows, from 0; None: there is none.
     """
 
     seconds: float | None
@@ -30,7 +30,11 @@ class Frequency(NamedTuple):
 
     @property
     def season(self) -> int:
-        """Rows of a day, of a week of days or working days, of a year of weeks, months or quarters; 1: of neither."""
+        """Rows per season; 1: no known season.
+
+        A season is a day for rows within a day, a week for daily rows and working days, and a year for weekly, monthly
+        and quarterly rows.
+        """
         days = 0.0 if self.seconds is None else self.seconds / 86400
         if 0.0 < days < 1.0:
             return round(1.0 / days)
@@ -38,10 +42,13 @@ class Frequency(NamedTuple):
 
 
 def frequency_of(dates: pd.DatetimeIndex) -> Frequency | None:
-    """The most frequent distance of neighboring rows, in months or working days where all dates follow these.
+    """The time between neighboring rows, counted in months or working days if all dates follow these.
 
     Args:
-        dates: strictly increasing; None is the answer to fewer than two.
+        dates: strictly increasing.
+
+    Returns:
+        None for fewer than two dates.
     """
     if len(dates) < 2:
         return None
@@ -57,20 +64,23 @@ def frequency_of(dates: pd.DatetimeIndex) -> Frequency | None:
 
 
 def same_spacing(seconds: float, other: float) -> bool:
-    """Whether distances of rows are of the same frequency: months differ by a tenth."""
+    """Whether two distances between rows, in seconds, count as the same frequency: months differ by a tenth."""
     return seconds < other * _ALIKE and other < seconds * _ALIKE
 
 
 def continued(dates: pd.DatetimeIndex, count: int, recent: int) -> pd.DatetimeIndex | None:
     """The ``count`` dates after ``dates``.
 
-    They go on in months or working days, where all dates follow these, though some be missing, or where the recent ones
-    do; else at the most frequent distance of the recent ones.
+    They continue in months or working days if all dates follow these (some may be missing) or if the recent ones do,
+    else at the most frequent distance of the recent ones.
 
     Args:
-        dates: strictly increasing; None is the answer to fewer than two.
-        count: how many.
-        recent: how many of the last dates tell, where the whole has no calendar.
+        dates: strictly increasing.
+        count: number of dates.
+        recent: number of the last dates that count as recent.
+
+    Returns:
+        None for fewer than two dates.
     """
     if len(dates) < 2:
         return None
@@ -90,7 +100,12 @@ def _most_frequent(steps: np.ndarray) -> int:
 
 
 def _calendar(dates: pd.DatetimeIndex) -> tuple[np.ndarray, str, Callable[[int], Any]] | None:
-    """Rows numbered in months or working days, that unit, and an offset of so many; None: durations tell the same."""
+    """Number the rows in months or working days.
+
+    Returns:
+        The numbers (T,), the unit, and a function from a count to an offset of pandas; None if the dates follow
+        neither.
+    """
     days = dates.tz_localize(None).normalize()
     if (dates.tz_localize(None) - days).nunique() > 1:
         return None
@@ -111,11 +126,11 @@ def time_features(dates: pd.DatetimeIndex | None, num_rows: int) -> np.ndarray:
     """Hour of the day, day of the week, of the month and of the year, each scaled to [-0.5, 0.5].
 
     The convention of GluonTS (Alexandrov et al., arXiv 1906.05264) for hourly data. Published TimeBridge runs use these
-    four for every data set, those in minutes too.
+    four for every data set, also for rows every few minutes.
 
     Args:
         dates: of the rows; None: not known.
-        num_rows: number of rows (T), the length of ``dates`` where there are any.
+        num_rows: number of rows (T); if there are ``dates``, their length.
 
     Returns:
         float32 (T, 4); zeros where there are no dates.

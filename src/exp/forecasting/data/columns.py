@@ -19,12 +19,12 @@ MISSING = ("refuse", "mask")
 
 
 class Columns(NamedTuple):
-    """The columns of a file by what they are for; the keys are those of ``data``.
+    """The columns of a file by their use; keys of ``data`` are in parentheses.
 
     Attributes:
-        names: of those that are read (``inputs``), C of them.
-        scored: positions in ``names`` of those that are forecast and scored (``targets``).
-        ahead: positions in ``names`` of those whose future is known (``covariates``); None: not even the calendar is.
+        names: the C columns that are read (``inputs``).
+        scored: positions in ``names`` of the columns that are forecast and scored (``targets``).
+        ahead: positions in ``names`` of the columns whose future is known (``covariates``); None: the key is null.
     """
 
     names: list[str]
@@ -33,16 +33,16 @@ class Columns(NamedTuple):
 
 
 def choose(path: Path, series: Sequence[str], config: ForecastingDataConfig) -> Columns:
-    """The columns that the configuration names.
+    """Choose the columns that the configuration names.
 
     Args:
         path: of the file, for messages.
         series: names of all series of the file.
-        config: has ``inputs``, ``targets``, ``covariates`` and ``channels``.
+        config: ``inputs``, ``targets``, ``covariates`` and ``channels`` are read.
 
     Raises:
-        DataError: a name is not there, or twice; a column is both target and covariate, or none is left to be forecast;
-            or ``channels`` is another number.
+        DataError: a name does not exist or occurs twice; a column is both target and covariate; no column is left to be
+            forecast; or ``channels`` is not the number of columns that are read.
     """
     names = _named(path, "inputs", config.inputs, series)
     if config.channels != len(names):
@@ -65,7 +65,7 @@ def choose(path: Path, series: Sequence[str], config: ForecastingDataConfig) -> 
 
 
 def _named(path: Path, key: str, wanted: Sequence[object] | None, there: Sequence[str]) -> list[str]:
-    """The names of a key; all that are there where it has none."""
+    """The names of a key, checked against the existing ones; all existing ones if the key is null."""
     names = list(there) if wanted is None else [str(name).strip() for name in wanted]
     for number, name in enumerate(names):
         if name not in there:

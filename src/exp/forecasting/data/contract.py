@@ -1,4 +1,4 @@
-"""What goes with weights, and what other rows are checked against."""
+"""How the training series were read and standardized: saved with the weights, and compared with new rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Contract", "NeedsContractError"]
 
-_EMPTIER = 0.2  # of all cells
+_EMPTIER = 0.2  # more empty cells, as a share of all, that are worth a warning
 
 
 class NeedsContractError(DataError):
@@ -28,20 +28,22 @@ class NeedsContractError(DataError):
 
 @dataclass(frozen=True)
 class Contract:
-    """What goes with weights: how the series that they were trained on were read and standardized.
+    """How the training series were read and standardized; saved in every checkpoint.
+
+    Statistics are of the training rows, one per series, in the units of the file; None: not known.
 
     Attributes:
         name: of the data set.
         names: of the C series, in order.
-        mean: of the training rows in the units of the file, one for each series.
-        std: population standard deviation, likewise; 1 where a series is constant.
-        low: below it lies a hundredth of the values, likewise; None: not known.
-        high: above it lies a hundredth.
-        missing: the share of empty cells, likewise.
-        date_format: in which dates were written; None: there were none.
-        seconds: how far apart rows were; None where that is not known, or too irregular.
-        season: rows of a season (:attr:`exp.forecasting.data.calendar.Frequency.season`); 1: not known.
-        scale: mean absolute difference of rows that are a season apart, standardized; None: not known.
+        mean: mean.
+        std: population standard deviation; 1 where a series is constant.
+        low: 1 % quantile.
+        high: 99 % quantile.
+        missing: share of empty cells.
+        date_format: format of the dates; None: there were none.
+        seconds: median time between rows; None: not known, or too irregular.
+        season: rows per season (:attr:`exp.forecasting.data.calendar.Frequency.season`); 1: not known.
+        scale: mean absolute difference of standardized rows that are a season apart.
     """
 
     name: str
@@ -57,14 +59,14 @@ class Contract:
     scale: list[float] | None = None
 
     def check_spacing(self, path: Path, seconds: float | None) -> None:
-        """Refuse rows at another distance in time.
+        """Refuse rows with another time between them than the training rows had.
 
         Args:
             path: of the file.
-            seconds: how far apart its rows are; None: not known.
+            seconds: median time between its rows; None: not known.
 
         Raises:
-            DataError: they are not of the frequency of the training.
+            DataError: the time between rows is another one.
         """
         if seconds and self.seconds and not same_spacing(seconds, self.seconds):
             raise DataError(
@@ -73,11 +75,14 @@ class Contract:
             )
 
     def unlike(self, series: Series, rows: range) -> list[str]:
-        """Name columns that are unlike those of the training: far outside of their range, or far more empty.
+        """Compare rows with the training rows.
 
         Args:
             series: as it was read, in the order of :attr:`names`.
-            rows: those that are looked at.
+            rows: the rows to compare.
+
+        Returns:
+            A warning each for columns far outside of the training range, and for columns with far more empty cells.
         """
         far, emptier = [], []
         values = series.values[rows.start : rows.stop].T

@@ -38,27 +38,28 @@ class ForecastingData(Data):
     """A multivariate series for forecasting, standardized in float64 with the training rows' mean and deviation.
 
     A file that is too short for its split, that has no training rows (``split=new``) or whose dates are ambiguous is
-    taken, too: it can be used once :meth:`load_state_dict` brings the contract of weights. If it is too short, all of
-    its rows are for testing then.
+    accepted: it can be used after :meth:`load_state_dict` has brought the :class:`Contract` of the weights. If the file
+    is too short, all of its rows are then for testing.
 
     Attributes:
         train, val, test: windows of each split, views of one series.
         num_marks: number of time features (M).
-        intervals: around forecasts (:meth:`calibrate`); None: none are asked for.
+        intervals: intervals around forecasts (:meth:`calibrate`); None: there are none.
         config: the keys of ``data``.
         path: of the file.
         names: of the C series.
         scored: positions in ``names`` of the series that are forecast.
-        num_rows: of the file.
-        dates: of the rows; None where the file has none.
-        frequency: how far apart they are (:class:`exp.forecasting.data.calendar.Frequency`); None: not known.
+        num_rows: number of rows of the file (T).
+        dates: of the rows; None: the file has no dates.
+        frequency: time between rows (:class:`exp.forecasting.data.calendar.Frequency`); None: not known.
+        notes: warnings about the data.
 
     Args:
         **keys: of :class:`exp.forecasting.config.ForecastingDataConfig`.
 
     Raises:
-        DataError: a key is out of range; the file is missing or malformed, or has gaps that are not allowed; or float32
-            does not carry its values.
+        DataError: the file is missing or malformed, has gaps although ``allow_gaps`` is false, or has values that
+            float32 cannot represent.
     """
 
     num_marks = calendar.NUM_TIME_FEATURES
@@ -67,7 +68,7 @@ class ForecastingData(Data):
     _contract: Contract
     _problem: DataError | None = None
     _rows: dict[str, range]
-    _series: dict[str, Any]  # float32 (T, ...) by the argument of WindowDataset; None: there is none
+    _series: dict[str, Any]  # float32 (T, ...) or None, by the name of WindowDataset's argument
 
     def __init__(self, **keys: Any) -> None:
         self.config = config = ForecastingDataConfig(**keys)
@@ -80,10 +81,10 @@ class ForecastingData(Data):
             self._problem = error
 
     def _load(self, contract: Contract | None = None) -> None:
-        """Read the file; standardize it by its own training rows, or as the contract says.
+        """Read the file; standardize it by its own training rows, or by the contract's statistics.
 
         Raises:
-            NeedsContractError: it does not do by itself.
+            NeedsContractError: the file cannot be used without a contract.
         """
         series = read_series(self.path, self.config, contract.date_format if contract else None)
         self.names, self.scored = series.columns.names, series.columns.scored
@@ -92,7 +93,7 @@ class ForecastingData(Data):
         self.frequency = dates.frequency if dates else None
         self.notes = list(dates.warnings) if dates else []
         self._num_past = self._count_past(series)
-        # What is known ahead of the last truth is no part to measure errors in.
+        # Rows after the last truth have covariates only: no error can be measured there.
         past = self.num_rows if self.config.split == "new" else self._num_past
         try:
             self._rows = borders(self.config.split, past, self.lookback, self.horizon)
@@ -126,7 +127,7 @@ class ForecastingData(Data):
         self._problem = None
 
     def _count_past(self, series: Series) -> int:
-        """All rows; with covariates and empty cells, those up to the last one with a value that is forecast."""
+        """The number of rows up to the last one with a target's value; all rows unless covariates may run ahead."""
         if self.config.covariates is None or self.config.missing != "mask":
             return self.num_rows
         known = ~np.isnan(series.values[:, self.scored]).all(axis=1)
@@ -164,17 +165,17 @@ class ForecastingData(Data):
 
     @property
     def mean(self) -> torch.Tensor:
-        """Of the training rows in original units, float64 (C,)."""
+        """Mean of the training rows in the units of the file, float64 (C,)."""
         return torch.tensor(self._contract.mean, dtype=torch.float64)
 
     @property
     def std(self) -> torch.Tensor:
-        """Population standard deviation, as :attr:`mean`; 1 where a series is constant."""
+        """Population standard deviation of the training rows, float64 (C,); 1 where a series is constant."""
         return torch.tensor(self._contract.std, dtype=torch.float64)
 
     @property
     def target_names(self) -> list[str]:
-        """Of the series that are forecast."""
+        """Names of the series that are forecast."""
         return [self.names[position] for position in self.scored]
 
     @functools.cached_property
@@ -215,27 +216,27 @@ class ForecastingData(Data):
         return ExampleBatch(window, window, {}, config.eval_batch_size)
 
     def fingerprint(self) -> Fingerprint:
-        """What the file holds, in short (:mod:`exp.data.fingerprint`)."""
+        """A digest of the file (:mod:`exp.data.fingerprint`)."""
         return of_file(self.path)
 
     def state_dict(self) -> dict[str, Any]:
-        """The fields of the :class:`Contract` that goes with weights which are trained on these data."""
+        """The fields of the :class:`Contract` that is saved with weights trained on these data."""
         return asdict(self._contract)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Standardize as the data were that weights have been trained on.
+        """Standardize like the data that the weights were trained on.
 
-        A data set of another name that has rows for training keeps its own standardization, in which the figures for it
-        are published; that is noted. Where the file is too short for its split, all of its rows are for testing from
-        now on. Ambiguous dates are read as those of the other data. Series in another order are matched by name.
+        A data set of another name that has training rows keeps its own standardization, since published figures use it;
+        a warning says so. If the file is too short for its split, all of its rows are for testing from now on.
+        Ambiguous dates are read in the format of the training data. Series are matched by name, not by position.
 
         Args:
-            state: of :meth:`state_dict`.
+            state: the :meth:`state_dict` of the training data.
 
         Raises:
-            DataError: the series have other names; rows are at another distance in time; there are not even
-                ``lookback`` rows; a value is so far from the mean that float32 cannot carry the difference; or dates
-                are still ambiguous.
+            DataError: the series have other names; the time between rows is another one; there are fewer than
+                ``lookback`` rows; a value is so far from the mean that float32 cannot represent the difference; or
+                dates are still ambiguous.
         """
         contract = Contract(**state)
         own = self._problem is None
@@ -254,11 +255,11 @@ class ForecastingData(Data):
         self.notes = [*self.notes, *self._unlike]
 
     def setup(self, session: Session) -> None:
-        """Refuse, before the model is built, new rows that cannot be scored.
+        """Check data, model keys and task against each other before the model is built.
 
         Raises:
-            ConfigError: a model of exp's has a window that is not the data's.
-            DataError: there is no window with truth, and the task is not to forecast what follows the rows.
+            ConfigError: ``lookback`` or ``horizon`` of one of exp's models differs from the data's.
+            DataError: there is no window with truth, and the task is not predict.
         """
         session.extras = Extras(self.fingerprint, self.record)
         task, model = session.config.task, session.config.model
@@ -290,13 +291,13 @@ class ForecastingData(Data):
             )
 
     def check_truth(self, splits: Sequence[str]) -> None:
-        """Refuse a split in which nothing that is forecast has a value; name the series that have none.
+        """Refuse a split in which no target has a value; warn of single targets without a value.
 
         Args:
-            splits: those that something will be measured in.
+            splits: the splits in which errors will be measured.
 
         Raises:
-            DataError: names the split and the series.
+            DataError: no target has a value; the message names split and series.
         """
         truth = self._truth
         for split in splits if truth is not None else ():
@@ -314,14 +315,13 @@ class ForecastingData(Data):
                 self.notes.append(f"{self.path}: {where}: what is measured there is of the other series")
 
     def calibrate(self, session: Session, model: Any) -> None:
-        """Intervals around forecasts, where ``task.intervals`` asks for them (:mod:`exp.forecasting.intervals`)."""
+        """Prepare the intervals of ``task.intervals`` (:mod:`exp.forecasting.intervals`)."""
         from exp.forecasting.intervals.calibrate import prepare
 
         self.intervals = prepare(session, self, model)
 
     def metrics(self, detailed: bool = False) -> Metric | list[Metric]:
-        """A new accumulator of this data set's metrics: of standardized values, as they are published, and beside them
-        in the units of the file; and of the intervals, once they are prepared.
+        """New metrics: errors of forecasts and, after :meth:`calibrate`, metrics of the intervals.
 
         Args:
             detailed: also errors per series and per step of the horizon.
@@ -341,10 +341,10 @@ class ForecastingData(Data):
         return predict(session, self, model)
 
     def record(self, gather: Callable[[Any], list[Any]]) -> dict[str, Any]:
-        """Windows of each split, and how regular the dates are, for the result of a run.
+        """Entries for the result of a run: windows per split, cells without truth, regularity of the dates, warnings.
 
         Args:
-            gather: of :class:`exp.engine.distributed.Distributed`, for data that ranks know different things of.
+            gather: of :class:`exp.engine.distributed.Distributed`; not needed, since every rank knows the same.
         """
         content: dict[str, Any] = {split: len(getattr(self, split)) for split in self.rows}
         if self._truth is not None:
@@ -370,21 +370,21 @@ class ForecastingData(Data):
         Returns:
             The same shape, dtype and device.
         """
-        # The dtype first: not every device takes float64.
+        # Convert the dtype first: not every device supports float64.
         mean, std = (stat.to(values.dtype).to(values.device) for stat in (self.mean, self.std))
         return values * std + mean
 
     def past(self, begin: int) -> torch.Tensor:
-        """L standardized rows of the file from a row on, (L, C): NaN where there is no truth, not what fills it."""
+        """The L standardized rows of the file from ``begin`` on, (L, C); NaN where a cell has no truth."""
         rows: torch.Tensor = self._series["values"] if self._truth is None else self._truth
         return rows[begin : begin + self.lookback]
 
     @property
     def num_past(self) -> int:
-        """Rows that are past: all, or with covariates and empty cells, those up to the last one with a target's value.
+        """Number of rows up to the last one with a target's value; all rows unless covariates may run ahead.
 
         Raises:
-            DataError: they are too few for a forecast.
+            DataError: there are too few of them for a forecast.
         """
         if self._num_past < self.lookback:
             raise DataError(
@@ -394,14 +394,12 @@ class ForecastingData(Data):
         return self._num_past
 
     def future_window(self) -> tuple[dict[str, torch.Tensor], pd.DatetimeIndex | None]:
-        """What a forecast beyond the last row of the file sees, and the H dates that it is for.
-
-        Where covariates are known ahead, ``future`` (1, H, K) has those of the rows after :attr:`num_past`; beyond the
-        end of the file the last ones go on.
+        """The batch for a forecast of the H rows after :attr:`num_past`, and their dates.
 
         Returns:
-            ``{"x": (1, L, C), "marks": (1, L, M)}``, and the dates (None where the file has none, or only one): they
-            continue the file's (:func:`exp.forecasting.data.calendar.continued`).
+            ``{"x": (1, L, C), "marks": (1, L, M)}``, with ``data.covariates`` also ``"future"`` (1, H, K), in which the
+            last row of the file is repeated beyond its end; and the dates, which continue the file's
+            (:func:`exp.forecasting.data.calendar.continued`), or None if it has no dates or only one.
         """
         end = self.num_past
         seen = slice(end - self.lookback, end)
@@ -424,5 +422,5 @@ class ForecastingData(Data):
 
 
 def _series_contiguous(values: np.ndarray) -> torch.Tensor:
-    """float32 (T, C) with strides (1, T)."""
+    """Convert to float32 (T, C) with strides (1, T): each series is contiguous."""
     return torch.from_numpy(np.ascontiguousarray(values.T, dtype=np.float32)).t()

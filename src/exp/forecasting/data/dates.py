@@ -1,4 +1,4 @@
-"""Dates of a series: in one format for the whole column, never guessed row by row; increasing, and evenly spaced."""
+"""Read and check the dates of a series: one format for the whole column, increasing, evenly spaced."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 __all__ = ["AmbiguousDatesError", "Dates", "parse_dates", "read_dates"]
 
-# A day, with the separator of the column in place of "-", and a time of day.
+# Formats of a day ("-" stands for the separator of the column) and of a time of day.
 _DAYS = ("%Y-%m-%d", "%d-%m-%Y", "%m-%d-%Y", "%d-%m-%y", "%m-%d-%y", "%y-%m-%d", "%d-%b-%Y", "%d-%b-%y", "%y-%b-%d",
          "%Y-%m", "%Y%m%d")  # fmt: skip
 _TIMES = [time + zone for time in ("%H", "%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%I %p", "%I:%M %p", "%I:%M:%S %p")
           for zone in ("", "%z", " %z")]  # fmt: skip
-# Numbers by their digits: dates without separators, which begin with 19 or 20, or time since 1970.
+# Formats of plain numbers, by number of digits: dates that begin with 19 or 20, or time since 1970.
 _DIGITS = {8: "%Y%m%d", 10: "%Y%m%d%H", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
 _SINCE_1970 = {10: "%s", 13: "%s ms", 16: "%s us", 19: "%s ns"}
 
@@ -39,10 +39,10 @@ class Dates(NamedTuple):
     """The dates of a series.
 
     Attributes:
-        index: strictly increasing, T of them.
-        date_format: in which they are written.
-        frequency: how far apart they are; None where there is one row.
-        warnings: where the distance departs from the usual one, a line; empty: nowhere.
+        index: the T dates, strictly increasing.
+        date_format: format of the cells.
+        frequency: time between rows; None: there is one row.
+        warnings: a sentence about irregular rows; empty: there are none.
     """
 
     index: pd.DatetimeIndex
@@ -52,16 +52,16 @@ class Dates(NamedTuple):
 
 
 def read_dates(table: pd.DataFrame, header: Header, config: ForecastingDataConfig, usual: str | None) -> Dates | None:
-    """The column of dates of a file; None: it has none.
+    """Read the column of dates of a file; None if there is no such column.
 
     Args:
-        table: of the file; columns are named by their positions.
+        table: cells of the file; columns are named by their positions.
         header: of the file.
-        config: has ``date_format`` and ``allow_gaps``.
+        config: ``date_format`` and ``allow_gaps`` are read.
         usual: see :func:`parse_dates`.
 
     Raises:
-        DataError: a cell is no date, dates do not increase, or their distances depart from the usual one and may not.
+        DataError: a cell is no date, dates do not increase, or some are irregular and ``allow_gaps`` is false.
         AmbiguousDatesError: see :func:`parse_dates`.
     """
     column = header.date
@@ -92,7 +92,7 @@ def read_dates(table: pd.DataFrame, header: Header, config: ForecastingDataConfi
 
 
 def _order(table: pd.DataFrame, names: Sequence[str], date: int, dates: pd.DatetimeIndex) -> str:
-    """What to do about dates that do not increase: a table in which every series has each date once is a long one."""
+    """How to correct dates that do not increase: pivot a long table (dates repeat once per series), else sort."""
     for key in table.columns if 4 * dates.nunique() <= 3 * len(dates) else ():
         few = 1 < table[key].nunique() <= len(table) // 2
         if few and not pd.DataFrame({0: table[key].astype(str), 1: dates}).duplicated().any():
@@ -108,24 +108,24 @@ def _order(table: pd.DataFrame, names: Sequence[str], date: int, dates: pd.Datet
 def parse_dates(
     column: pd.Series, date_format: str | None, usual: str | None, place: Callable[[int], str]
 ) -> tuple[pd.DatetimeIndex, str]:
-    """Parse a column of dates in the one format that fits all of them.
+    """Parse a column of dates in one format.
 
-    Without a format, the first cell names the candidates, and the whole column says which number is the day where that
-    is open: 01/12/2019 is the first of December if some date of the column cannot be read with the month first. Numbers
-    of 10, 13, 16 and 19 digits are time since 1970 (UTC) in s, ms, us and ns.
+    If no format is given, the first cell gives the candidates, and the whole column decides between them: 01/12/2019 is
+    December 1 if some other date cannot be read with the month first. Numbers of 10, 13, 16 and 19 digits are time
+    since 1970 (UTC) in s, ms, us and ns.
 
     Args:
         column: text, without blanks at its ends.
-        date_format: of strftime; ``%s``: seconds since 1970. None: found from the column.
-        usual: the format of other rows of the series, taken where several fit; None: not known.
-        place: names the cell of a row, from 0, for messages.
+        date_format: as for strftime; ``%s``: seconds since 1970. None: inferred from the column.
+        usual: the format of the training rows, used if several formats fit; None: not known.
+        place: returns the name of a row's cell, for messages; rows count from 0.
 
     Returns:
-        The dates, with the offset from UTC that the cells name, in the order of the column; and their format.
+        The dates in the order of the column, with the cells' offset from UTC; and their format.
 
     Raises:
-        DataError: a cell is no date, or not in the format of the others; or offsets from UTC change.
-        AmbiguousDatesError: the whole column can be read in several ways.
+        DataError: a cell is no date, or not in the format of the others; or the offset from UTC changes.
+        AmbiguousDatesError: several formats fit the whole column and give different dates.
     """
     formats = list(_candidates(column.iloc[0])) if date_format is None else [date_format]
     if not formats:
@@ -138,7 +138,7 @@ def parse_dates(
         raise DataError(f"{place(0)} cannot be read with data.date_format={date_format}: {error}") from error
     whole = {each: dates for each, dates in found.items() if not dates.hasnans}
     if not whole:
-        # The format that goes on for longest is meant.
+        # Report the first bad cell of the format that fits the most rows.
         row = max(int(dates.isna().argmax()) for dates in found.values())
         like = f"the format of the first one, {column.iloc[0]!r}" if date_format is None else date_format
         raise DataError(f"{place(row)} is not a date in {like}; write all in one format, or set data.date_format")
@@ -154,7 +154,7 @@ def parse_dates(
 
 
 def _candidates(cell: str) -> Iterator[str]:
-    """Formats that can be meant by a cell."""
+    """The formats in which a cell can be read."""
     if cell.isdigit():
         dated = len(cell) in _DIGITS and re.match("(19|20)..(0[1-9]|1[0-2])", cell)
         found = _DIGITS[len(cell)] if dated else _SINCE_1970.get(len(cell))
@@ -190,7 +190,7 @@ def _check_offsets(column: pd.Series, place: Callable[[int], str]) -> None:
 
 
 def _parsed(column: pd.Series, form: str) -> pd.DatetimeIndex:
-    """The dates; NaT where a cell is none."""
+    """The dates; NaT where a cell does not have the format."""
     if not form.startswith("%s"):
         return pd.DatetimeIndex(pd.to_datetime(column, format=form, errors="coerce"))
     numbers = pd.to_numeric(column, errors="coerce")

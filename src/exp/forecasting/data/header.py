@@ -1,4 +1,4 @@
-"""The rows of a CSV file with their line numbers, and what its first one must be. Imports neither torch nor pandas."""
+"""Rows of a CSV file with line numbers, and checks of its first row. Imports neither torch nor pandas."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Header(NamedTuple):
 
     Attributes:
         path: of the file.
-        begin: lines before the first row of numbers.
-        names: of all columns, without blanks at their ends; their numbers where the file has no header.
+        begin: number of lines before the first row of numbers.
+        names: of all columns, without blanks at their ends; ``0``, ``1``, ... if the file has no header.
         date: position of the column of dates; None: there is none.
     """
 
@@ -44,7 +44,7 @@ class Header(NamedTuple):
         return [name for index, name in enumerate(self.names) if index != self.date]
 
     def place(self, row: int, column: int) -> str:
-        """``<path> row 7, column load: '3.5'``: a cell, by row and column from 0."""
+        """``<path> row 7, column load: '3.5'``: a cell by its row and column, which count from 0."""
         rows = (each for each in numbered_rows(self.path) if each[0] > self.begin)
         line, cells = next(islice(rows, row, None))
         name = self.names[column] if self.begin else str(column + 1)
@@ -52,13 +52,13 @@ class Header(NamedTuple):
 
 
 def numbered_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Line number (from 1) and cells of every row; slower than pandas, but knows where it is.
+    """Line number (from 1) and cells of every row; slower than pandas, but errors name the line.
 
-    A blank line is no row, but below the first one of a file with one column: there it is an empty cell.
+    Blank lines are skipped, except below the first row of a file with one column, where they are empty cells.
 
     Raises:
-        DataError: the file cannot be read, is not UTF-8 text, has a quote at the wrong place, or a row is longer or
-            shorter than the first.
+        DataError: the file cannot be read, is not UTF-8 text, has a misplaced quote, or a row is longer or shorter than
+            the first one.
     """
     line, width = 0, 0
     text: dict[str, Any] = {"encoding": "utf-8-sig", "errors": "surrogateescape", "newline": ""}
@@ -95,11 +95,11 @@ def read_header(path: Path, config: ForecastingDataConfig) -> Header:
 
     Args:
         path: of the file.
-        config: has ``header`` and ``date_column``.
+        config: ``header`` and ``date_column`` are read.
 
     Raises:
-        DataError: there is none, or it is not what the configuration says: no names, no numbers, no column of dates, a
-            name that lacks or stands there twice, or another separator than the comma.
+        DataError: the file is empty, or its first row is not what the configuration says: a column without a name, a
+            name twice, no column of dates, text instead of numbers, or another separator than the comma.
     """
     line, first = next(numbered_rows(path), (0, []))
     if not first:
@@ -122,7 +122,7 @@ def read_header(path: Path, config: ForecastingDataConfig) -> Header:
 
 
 def layout(config: ForecastingDataConfig) -> str:
-    """What a file is to look like, for messages."""
+    """A description of the expected file, for messages."""
     if str(config.file).endswith(".npz"):
         return "an archive of numpy with an array `data`: (rows, series) or (rows, series, measures), oldest row first"
     if config.header:
@@ -143,7 +143,7 @@ def _check_separator(path: Path, first: Sequence[str]) -> None:
 def _check_names(path: Path, names: Sequence[str]) -> None:
     for number, name in enumerate(names):
         place = f"{path} row 1, column {number + 1}:"
-        if not name or name.startswith("Unnamed: "):  # what pandas makes of a missing name
+        if not name or name.startswith("Unnamed: "):  # pandas writes this for a missing name
             raise DataError(
                 f"{place} the column has no name (of row numbers, perhaps, or a comma at the end of every line); name "
                 "it, or remove it"

@@ -1,6 +1,6 @@
-"""Where a data file lies, and whether it can be the right one: checked by the parent before any process starts.
+"""Find the data file and check its first row against the keys, in the parent before any process starts.
 
-Looks at the first row only, and imports neither torch nor pandas nor numpy.
+Imports neither torch nor pandas nor numpy.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["check_task", "locate", "preflight", "take_input"]
 
 
 def preflight(data: Mapping[str, Any]) -> None:
-    """Refuse keys that cannot be, a file that is not there, and a CSV file whose first row does not fit the keys.
+    """Refuse keys out of range, a missing file, and a CSV file whose first row does not fit the keys.
 
     Args:
         data: ``config.data``.
@@ -50,15 +50,15 @@ def preflight(data: Mapping[str, Any]) -> None:
 
 
 def check_task(task: Any) -> None:
-    """Refuse keys of ``task`` that forecasts bring along, as far as they can be judged by themselves.
+    """Check the keys that forecasting adds to ``task``, before data and model are built.
 
     Args:
         task: ``config.task``.
 
     Raises:
-        ConfigError: the backtest's file is neither CSV nor Parquet, or has no windows; or see
-            :func:`exp.forecasting.intervals.keys.check_keys`.
-        UnavailableError: it is Parquet, and pyarrow is not installed.
+        ConfigError: ``backtest`` is not a file name that ends in .csv or .parquet; ``backtest_windows`` is below 1 or
+            set without ``backtest``; or see :func:`exp.forecasting.intervals.keys.check_keys`.
+        UnavailableError: ``backtest`` is a Parquet file, and pyarrow is not installed.
     """
     check_keys(task)
     name, windows = task.get("backtest"), task.get("backtest_windows")
@@ -71,7 +71,7 @@ def check_task(task: Any) -> None:
 
 
 def take_input(data: Any, wanted: str) -> None:
-    """Let ``task.input`` stand for the data: the rows of this file are all new to the model.
+    """Replace the data file by ``task.input``, with ``split=new``.
 
     Args:
         data: ``config.data``; changed in place.
@@ -82,10 +82,10 @@ def take_input(data: Any, wanted: str) -> None:
 
 
 def locate(config: ForecastingDataConfig) -> Path:
-    """The file that the keys of ``data`` mean: ``file`` below ``root``, or in ``archive_folder`` there.
+    """The path of the data file: ``file`` below ``root``, or below ``archive_folder`` in ``root``.
 
     Raises:
-        DataError: it is not there, or no file; says what is there instead.
+        DataError: there is no such file; the message lists the folder's content.
     """
     folder = sample_folder("ett") if config.root is None else Path(config.root).expanduser().absolute()
     path = folder / Path(config.file).expanduser()

@@ -1,4 +1,4 @@
-"""Read a multivariate series from disk, or say what is wrong with the file, in which row and column."""
+"""Read a multivariate series from disk; errors name the row and column of the file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd  # once in the fork server, not in each worker
+import pandas as pd  # here, so that the fork server imports it once, not each worker
 
 from exp.errors import DataError
 from exp.forecasting.data.columns import Columns, choose
@@ -31,11 +31,11 @@ class Series:
     """A multivariate series.
 
     Attributes:
-        path: where it was read.
-        header: of the file; None: it is an archive of numpy.
-        columns: those that are read, C of them.
-        values: float64 (T, C), oldest row first; within the range of float32, or NaN where a cell may be and is empty.
-        dates: of the rows; None where the file has none.
+        path: of the file.
+        header: of the file; None for ``.npz``.
+        columns: the C columns that are read.
+        values: float64 (T, C), oldest row first; within the range of float32, or NaN for an empty cell that is allowed.
+        dates: of the rows; None: the file has no dates.
     """
 
     path: Path
@@ -56,17 +56,16 @@ def read_series(path: Path, config: ForecastingDataConfig, usual_format: str | N
     """Read a file.
 
     Args:
-        path: comma-separated UTF-8 text, plain or ``.gz``, one row per time step; or ``.npz``, as PEMS is published: an
-            archive of numpy with an array ``data`` of (rows, series) or (rows, series, measures). Of several measures
-            the first is taken (the traffic flow, as in the loaders of SCINet, arXiv 2106.09305, and iTransformer, arXiv
-            2310.06625).
+        path: comma-separated UTF-8 text, plain or ``.gz``, one row per time step; or ``.npz`` with an array ``data`` of
+            shape (rows, series) or (rows, series, measures), the format of PEMS. Only the first measure is read (the
+            traffic flow, as in the loaders of SCINet, arXiv 2106.09305, and iTransformer, arXiv 2310.06625).
         config: the keys of ``data``.
-        usual_format: of dates, where several fit; see :func:`exp.forecasting.data.dates.parse_dates`.
+        usual_format: format of the dates if several fit; see :func:`exp.forecasting.data.dates.parse_dates`.
 
     Raises:
         DataError: the file is unreadable, empty or ragged; its first row does not fit (see
-            :func:`exp.forecasting.data.header.read_header`); a cell is not a finite number that float32 can carry, or
-            not a date; dates are not strictly increasing. Rows are numbered as lines of the file, from 1.
+            :func:`exp.forecasting.data.header.read_header`); a cell is not a date, or not a finite number that float32
+            can represent; dates are not strictly increasing. Messages number rows as lines of the file, from 1.
         AmbiguousDatesError: dates can be read in several formats.
     """
     if path.suffix == ".npz":
@@ -87,7 +86,7 @@ def read_series(path: Path, config: ForecastingDataConfig, usual_format: str | N
     if config.missing == "mask":
         bad &= ~empty
     elif bad.any() and empty.flat[int(bad.argmax())]:
-        do = "fill the gap, leave the row out, or take empty cells for such (data.missing=mask)"
+        do = "fill the gap, leave the row out, or allow empty cells (data.missing=mask)"
     _refuse(series, bad, f"is not a finite number that float32 carries; {do}")
     return series
 
@@ -95,7 +94,7 @@ def read_series(path: Path, config: ForecastingDataConfig, usual_format: str | N
 def _read_table(path: Path, header: Header) -> pd.DataFrame:
     """All rows below the header; the columns are named by their positions."""
     width = len(header.names)
-    list(islice(numbered_rows(path), 2))  # pandas takes the first cells for labels, if the first row is too long
+    list(islice(numbered_rows(path), 2))  # raises if the first row is too long: pandas would read its cells as labels
     try:
         table = pd.read_csv(
             path,
@@ -103,12 +102,12 @@ def _read_table(path: Path, header: Header) -> pd.DataFrame:
             skiprows=header.begin,
             names=list(range(width)),
             skip_blank_lines=width > 1,
-            # Dates as they stand: a column of plain numbers would otherwise pass for nanoseconds since 1970.
+            # Dates as text: plain numbers would later be read as nanoseconds since 1970.
             dtype=None if header.date is None else {header.date: str},
             low_memory=False,
         )
     except (pd.errors.ParserError, UnicodeDecodeError, OSError, EOFError, zlib.error) as error:
-        for _ in numbered_rows(path):  # names the row
+        for _ in numbered_rows(path):  # raises an error that names the row
             pass
         raise DataError(f"{path} cannot be read as comma-separated UTF-8: {error}; write it anew") from error
     except pd.errors.EmptyDataError:
@@ -118,7 +117,7 @@ def _read_table(path: Path, header: Header) -> pd.DataFrame:
         table = table[: len(table) - int(there[::-1].argmax())]
     if not len(table):
         raise DataError(f"{path} is empty below its header; expected one row per time step")
-    if table[width - 1].isna().any():  # pandas fills short rows up
+    if table[width - 1].isna().any():  # a row may be too short: pandas fills it up
         for _ in numbered_rows(path):
             pass
     return table
@@ -138,16 +137,16 @@ def _to_numbers(table: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _refuse(series: Series, bad: np.ndarray, problem: str) -> None:
-    """Raise for the first cell that is ``bad``."""
+    """Raise a DataError for the first cell that is ``bad``, bool (T, C)."""
     if bad.any():
         row, channel = divmod(int(bad.argmax()), bad.shape[1])
         if bad[:, channel].all() and len(bad) > 1:
-            problem += "; it is so in the whole column: leave it out if it is no series (data.inputs)"
+            problem += "; so is the whole column: leave it out if it is no series (data.inputs)"
         raise DataError(f"{series.place(row, channel)} {problem}")
 
 
 def _read_array(path: Path, config: ForecastingDataConfig) -> np.ndarray:
-    """float64 (T, C)."""
+    """The array ``data`` of an ``.npz`` file, float64 (T, C)."""
     try:
         with np.load(path, allow_pickle=False) as archive:
             values: np.ndarray = archive["data"]

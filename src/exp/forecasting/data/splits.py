@@ -15,27 +15,31 @@ class TooFewRowsError(DataError):
 
 
 def borders(split: str, num_rows: int, lookback: int, horizon: int) -> dict[str, range]:
-    """The rows of each split, as in the published benchmarks (Informer, arXiv 2012.07436, and those after it).
+    """The rows of each split, as in the published benchmarks (Informer, arXiv 2012.07436, and later papers).
 
-    ``ett_hour`` and ``ett_minute``: 12, 4 and 4 months of 30 days, hourly or every 15 minutes; what follows is unused.
-    ``ratio``: ``int(0.7 n)`` rows, the rest, and the last ``int(0.2 n)``. Validation and test begin ``lookback`` rows
-    early, so that their first window forecasts the first row of the split. ``pems``: the first 60 %, the next 20 % and
-    the rest, which share no row: the first window forecasts ``lookback`` rows later (the loaders of PEMS in SCINet,
-    arXiv 2106.09305, and iTransformer, arXiv 2310.06625). ``new``: all rows are for testing; they may be too few for a
-    window, but not for a forecast of what follows them.
+    - ``ett_hour`` and ``ett_minute``: 12, 4 and 4 months of 30 days, hourly or every 15 minutes; later rows are unused.
+    - ``ratio``: the first ``int(0.7 n)`` rows for training, the last ``int(0.2 n)`` for testing, the rest between them
+      for validation.
+    - ``pems``: the first 60 %, the next 20 % and the rest (the loaders of PEMS in SCINet, arXiv 2106.09305, and
+      iTransformer, arXiv 2310.06625).
+    - ``new``: all rows are for testing. They may be too few for a window, but not for a forecast of the rows after
+      them.
+
+    Validation and test begin ``lookback`` rows early, so that their first window forecasts the first row of the split;
+    not with ``pems``, whose splits have no common rows.
 
     Args:
         split: one of :data:`SPLITS`.
         num_rows: rows of the series (n).
-        lookback: rows that a forecast sees.
-        horizon: rows that it forecasts.
+        lookback: input rows of a window.
+        horizon: forecast rows of a window.
 
     Returns:
-        ``{"train": range(first, last + 1), "val": ..., "test": ...}``, each with at least one window; of ``new`` only
-        ``test``.
+        ``{"train": range(first, last + 1), "val": ..., "test": ...}``, each with at least one window; only ``test``
+        with ``new``.
 
     Raises:
-        TooFewRowsError: says how many each split has, and needs.
+        TooFewRowsError: a split has too few rows; the message has the rows of each split and the rows needed.
     """
     if split == "new":
         if num_rows < lookback:
@@ -43,7 +47,7 @@ def borders(split: str, num_rows: int, lookback: int, horizon: int) -> dict[str,
         return {"test": range(num_rows)}
     early = lookback  # rows that validation and test share with the split before
     if split == "pems":
-        train, known, end, early = int(0.6 * num_rows), int((0.6 + 0.2) * num_rows), num_rows, 0  # those loaders' sum
+        train, known, end, early = int(0.6 * num_rows), int((0.6 + 0.2) * num_rows), num_rows, 0  # not 0.8: as there
     elif split == "ratio":
         train, known, end = int(num_rows * 0.7), num_rows - int(num_rows * 0.2), num_rows
     else:

@@ -1,4 +1,4 @@
-"""Values of a series: what standardizes them, what fills empty cells, and where their figures would mislead."""
+"""Values of a series: statistics, filling of empty cells, and warnings of constants and outliers."""
 
 from __future__ import annotations
 
@@ -14,24 +14,26 @@ if TYPE_CHECKING:
 
 __all__ = ["filled", "ranges", "seasonal_difference", "statistics", "warn_of_constants", "warn_of_outliers"]
 
-_MANY = 20.0  # median absolute deviations
-_FEW = 0.01  # of the values
-_WIDER = 1.25  # times the standard deviation of the rest: the MSE is 1.6 times as small
-_SHOWN = 5
+# An outlier is this many (scaled) median absolute deviations away, belongs to a small share of the values, and widens
+# the standard deviation this many times (1.25: the MSE gets 1.6 times smaller).
+_MANY = 20.0
+_FEW = 0.01
+_WIDER = 1.25
+_SHOWN = 5  # values, and series, that a warning names
 
 
 def statistics(series: Series, num_train: int) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and population standard deviation, float64 (C,) (the convention of sklearn's StandardScaler).
+    """Mean and population standard deviation of the training rows (the convention of sklearn's StandardScaler).
 
     Args:
-        series: as it was read; empty cells count for nothing.
-        num_train: the first rows, which are for training.
+        series: as it was read; empty cells are ignored.
+        num_train: number of training rows, which come first.
 
     Returns:
-        The deviation is 1 where a series is constant.
+        Mean and standard deviation, float64 (C,) each; the latter is 1 where a series is constant.
 
     Raises:
-        DataError: all cells of a series are empty.
+        DataError: all training cells of a series are empty.
     """
     rows = series.values[:num_train]
     empty = np.isnan(rows)
@@ -44,16 +46,16 @@ def statistics(series: Series, num_train: int) -> tuple[np.ndarray, np.ndarray]:
     mean, std = (
         (np.nanmean(rows, axis=0), np.nanstd(rows, axis=0)) if empty.any() else (rows.mean(axis=0), rows.std(axis=0))
     )
-    # By extremes: rounding gives a constant series a tiny standard deviation, not zero.
+    # Compare the extremes: rounding gives a constant series a tiny standard deviation, not zero.
     std[np.fmax.reduce(rows, axis=0) == np.fmin.reduce(rows, axis=0)] = 1.0
     return mean, std
 
 
 def ranges(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Between which values 98 % of each series lie, and which share of its cells is empty; (C,) each.
+    """The 1 % and 99 % quantiles of each series, and its share of empty cells, float64 (C,) each.
 
     Args:
-        values: float64 (T, C), NaN where a cell is empty; each series has a value.
+        values: float64 (T, C), NaN where a cell is empty; each series has at least one value.
     """
     empty = np.isnan(values)
     low, high = (np.nanquantile if empty.any() else np.quantile)(values, (0.01, 0.99), axis=0)
@@ -61,11 +63,11 @@ def ranges(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def seasonal_difference(values: np.ndarray, season: int) -> np.ndarray:
-    """Mean absolute difference of rows that are a season apart, (C,); 0 where there is none.
+    """Mean absolute difference of rows that are a season apart, float64 (C,); 0 for a series without such a pair.
 
     Args:
         values: float64 (T, C), NaN where a cell is empty.
-        season: in rows.
+        season: length of a season in rows.
     """
     differences = np.abs(values[season:] - values[:-season])
     counts = (~np.isnan(differences)).sum(axis=0)
@@ -74,9 +76,7 @@ def seasonal_difference(values: np.ndarray, season: int) -> np.ndarray:
 
 
 def filled(values: np.ndarray) -> np.ndarray:
-    """Empty cells as a model sees them: the last value before; 0, the mean of the training rows, where there is none.
-
-    Nothing later than a cell goes into it.
+    """Fill each empty cell with the last value before it, or with 0 (the mean of the training rows) if there is none.
 
     Args:
         values: standardized, float64 (T, C); NaN where a cell is empty.
@@ -93,20 +93,20 @@ def filled(values: np.ndarray) -> np.ndarray:
 
 
 def warn_of_constants(series: Series, num_train: int) -> list[str]:
-    """Name the series that are constant in the training rows, which are divided by 1."""
+    """A warning that names the series that are constant in the training rows; empty: there are none."""
     rows = series.values[:num_train]
     constant = np.fmax.reduce(rows, axis=0) == np.fmin.reduce(rows, axis=0)
     names = [series.columns.names[channel] for channel in np.flatnonzero(constant)]
     if not names:
         return []
     return [
-        f"{series.path}: constant in the training rows: {shortened(names)}; the standard deviation is taken as 1, and "
-        "a forecast that is right there lowers the mean over all series"
+        f"{series.path}: constant in the training rows: {shortened(names)}; their standard deviation is set to 1, and "
+        "exact forecasts of them lower the mean error over all series"
     ]
 
 
 def warn_of_outliers(series: Series) -> list[str]:
-    """Name values that are far from all others of their series: they make its standard deviation, or the errors."""
+    """Warnings that name values far from all others of their series: they dominate its standard deviation or errors."""
     found = []
     for channel, column in enumerate(series.values.T):
         rows = np.flatnonzero(_outliers(column)).tolist()
@@ -115,8 +115,8 @@ def warn_of_outliers(series: Series) -> list[str]:
             places = "; ".join([first, *(other.replace(f"{series.path} ", "", 1) for other in others)])
             more = f" and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else ""
             found.append(
-                f"{places}{more}: far from the other values of the series; a fill value, perhaps, which stands for "
-                "none. In the training rows such a value makes standardized errors small, elsewhere large; correct it, "
+                f"{places}{more}: far from the other values of the series; perhaps a fill value for missing data. In "
+                "the training rows such a value makes standardized errors small, elsewhere large; correct it, "
                 "or leave the cell empty and set data.missing=mask"
             )
     rest = len(found) - _SHOWN
@@ -124,10 +124,10 @@ def warn_of_outliers(series: Series) -> list[str]:
 
 
 def _outliers(column: np.ndarray) -> np.ndarray:
-    """A few values, or one value again and again, that widen the standard deviation; bool (T,).
+    """Find a few values, or one repeated value, that widen the standard deviation; bool (T,).
 
-    They are found by median and median absolute deviation: a mean and a standard deviation would be made by the very
-    values that are looked for. Where most values are equal, the deviation is that of the others.
+    Median and median absolute deviation find them, since outliers would distort a mean and a standard deviation. Values
+    that equal the median do not count for the deviation: it would be 0 if most values are equal.
     """
     known = column[~np.isnan(column)]
     distances = np.abs(column - np.median(known)) if len(known) else column

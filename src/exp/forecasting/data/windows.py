@@ -1,4 +1,4 @@
-"""All windows of a series, cut a batch at a time."""
+"""The windows of a series, cut a batch at a time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from torch.utils.data import Dataset
 
 __all__ = ["WindowDataset"]
 
-_SHARE, _WITHOUT_ASKING = 1 / 16, 2**28  # of a device's free memory for a series; bytes, where that is not known
+# Most memory that a series may take on a device: a share of its free memory, or bytes if that is not known.
+_SHARE, _WITHOUT_ASKING = 1 / 16, 2**28
 
 
 class WindowDataset(Dataset):
@@ -18,16 +19,16 @@ class WindowDataset(Dataset):
     Holds views only: all splits of a series, and all data-loader workers, share its memory.
 
     Args:
-        values: the series, float32 (T, C). Best with each series contiguous (strides (1, T)): a window is then C runs
-            of memory, and batches come out as the models use them, (B, C, L) contiguous.
+        values: the series, float32 (T, C). Fastest if each series is contiguous (strides (1, T)): a window is then C
+            contiguous pieces, and batches are contiguous as (B, C, L), the layout that the models use.
         marks: time features, float32 (T, M), of the same layout.
-        rows: which rows; there is no window in fewer than ``lookback + horizon``.
-        lookback: rows that a forecast sees (L).
-        horizon: rows that it forecasts (H).
-        resident: whether a card keeps the rows and cuts the windows itself; None: where they are small beside its free
+        rows: the rows that windows are cut from; fewer than ``lookback + horizon`` give no window.
+        lookback: input rows of a window (L).
+        horizon: forecast rows of a window (H).
+        resident: whether a card keeps the rows and cuts the windows; None: if they are small compared with its free
             memory.
-        truth: what is to be forecast, as ``values``, but NaN where there is no truth; None: ``values``.
-        future: what is known ahead, float32 (T, K); None: nothing.
+        truth: the truth, float32 (T, C), NaN where there is none; None: ``values``.
+        future: values that are known over the horizon, float32 (T, K); None: there are none.
     """
 
     takes_batches = gives_tensors = True
@@ -43,7 +44,8 @@ class WindowDataset(Dataset):
         truth: torch.Tensor | None = None,
         future: torch.Tensor | None = None,
     ) -> None:
-        # One tensor per memory, cut into views when asked: torch 1.10 cannot send two of one memory to a new process.
+        # One tensor per storage, cut into windows on access: torch 1.10 cannot send two views of one storage to a new
+        # process.
         series = {"x": values, "marks": marks, "y": truth, "future": future}
         self._series = {name: each[rows.start : rows.stop] for name, each in series.items() if each is not None}
         self.rows = rows
@@ -62,8 +64,8 @@ class WindowDataset(Dataset):
 
         Returns:
             ``{"x": (B, L, C), "marks": (B, L, M), "y": (B, H, C)}``, float32, transposed views of contiguous (B, C, L);
-            and ``"index"``: the window numbers, int64 (B,). With ``truth``, ``"known"`` (B, H, C), too: 1 where ``y``
-            has a truth, else 0; with ``future``, ``"future"`` (B, H, K).
+            and ``"index"``: the window numbers, int64 (B,). With ``truth`` also ``"known"`` (B, H, C): 1 where ``y``
+            has a truth, else 0; with ``future`` also ``"future"`` (B, H, K).
 
         Raises:
             IndexError: a number is negative or not below ``len(self)``.
@@ -71,33 +73,35 @@ class WindowDataset(Dataset):
         index = torch.as_tensor(indices, dtype=torch.int64)
         # unfold: (rows, C) -> (windows, C, size), without copying.
         windows = {name: each.unfold(0, self.lookback + self.horizon, 1) for name, each in self._series.items()}
-        # index_select copies runs of memory; view[index] goes element by element, 3 to 30 times slower on torch 2.13.
+        # index_select copies contiguous pieces; view[index] copies element by element, 3 to 30 times slower on torch
+        # 2.13.
         return self._batch(index, lambda name, rows: windows[name][..., rows].index_select(0, index))
 
     def _batch(self, index: torch.Tensor, cut: Callable[[str, slice], torch.Tensor]) -> dict[str, torch.Tensor]:
-        """A batch of the rows that ``cut`` gives of each window, (B, C, rows) contiguous."""
+        """Assemble a batch; ``cut`` returns some rows of each window of a tensor, contiguous as (B, C, rows)."""
         seen, ahead = slice(self.lookback), slice(self.lookback, None)
         batch = {name: cut(name, seen).transpose(1, 2) for name in ("x", "marks")}
         batch["y"] = cut("y" if "y" in self._series else "x", ahead).transpose(1, 2)
         if "future" in self._series:
             batch["future"] = cut("future", ahead).transpose(1, 2)
         if "y" in self._series:
-            batch["known"] = (batch["y"] == batch["y"]).to(torch.float32)  # NaN alone is unlike itself
+            batch["known"] = (batch["y"] == batch["y"]).to(torch.float32)  # only NaN differs from itself
         return {**batch, "index": index}
 
     def numbers(self, keys: torch.Tensor) -> torch.Tensor:
-        """The keys themselves."""
+        """The keys of the sampler, which are window numbers already."""
         return keys
 
     def on_device(self, device: torch.device, free: int | None) -> Callable[[torch.Tensor], dict[str, Any]] | None:
-        """Batches cut on a device from rows that lie there: equal to those that are cut here, strides included.
+        """Copy the rows to a device, and return a function that cuts batches there.
 
         Args:
             device: a card.
-            free: bytes of its memory; None: not known.
+            free: free bytes of its memory; None: not known.
 
         Returns:
-            Takes window numbers on the device, int64 (B,). None: cut them here.
+            A function of window numbers on the device, int64 (B,); its batches equal those of :meth:`__getitem__`,
+            strides included. None: batches are to be cut on the host.
         """
         size = sum(tensor.numel() * tensor.element_size() for tensor in self._series.values())
         fits = size <= (_WITHOUT_ASKING if free is None else free * _SHARE)
@@ -107,8 +111,8 @@ class WindowDataset(Dataset):
         window = torch.arange(self.lookback + self.horizon, dtype=torch.int32).to(device)
 
         def cut(index: torch.Tensor) -> dict[str, Any]:
-            # Not by strided views, as on the host: some devices copy the whole view, all windows, before they select.
-            # In 32 bits, which every card computes with.
+            # Not by strided views, as on the host: some devices copy the whole view (all windows) before they select.
+            # The arithmetic is in int32, which every card supports.
             rows = (index.to(torch.int32).unsqueeze(1) + window).reshape(-1)
             windows = {
                 name: series.index_select(1, rows).view(len(series), len(index), len(window)).transpose(0, 1)

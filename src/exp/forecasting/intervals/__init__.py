@@ -1,1 +1,1 @@
-"""How sure a forecast is: intervals from residuals of the validation part, or from what a model itself says."""
+"""Intervals around forecasts: from the residuals of the validation split, or from the model's own spread."""

@@ -1,14 +1,15 @@
-"""Intervals calibrated on the validation part: split conformal prediction for any forecaster.
+"""Intervals calibrated on the validation split: split conformal prediction for any forecaster.
 
-Conformity scores are, at each step and channel,
+The conformity score of each step and channel depends on what the intervals are made of:
 
-- residuals: |y - forecast|, or y - forecast for the two ends apart (Lei et al., JASA 113(523), 2018);
-- standard deviations: the same divided by them (normalized conformal prediction, Papadopoulos et al., ECML 2002);
+- residuals: |y - forecast|, or y - forecast if both ends are separate (Lei et al., JASA 113(523), 2018);
+- standard deviations: the residual divided by the standard deviation (normalized conformal prediction, Papadopoulos et
+  al., ECML 2002);
 - quantiles: how far y lies outside of an interval, negative inside (conformalized quantile regression, Romano et al.,
   NeurIPS 2019).
 
-Of n of them the one of rank ``ceil((n + 1) * level)`` bounds a new one with probability ``level`` or more, if all are
-exchangeable (Vovk, Gammerman and Shafer 2005).
+A new score is at most the ``ceil((n + 1) * level)``-th smallest of n scores with probability ``level`` or more, if all
+scores are exchangeable (Vovk, Gammerman and Shafer 2005).
 """
 
 from __future__ import annotations
@@ -44,15 +45,15 @@ _OF_FILE = ("name", "root", "file", "archive_folder", "split", "header", "date_c
 
 
 def prepare(session: Session, data: Any, model: Any) -> Intervals | None:
-    """The intervals that ``task`` asks for; None: it asks for none.
+    """The intervals that ``task.intervals`` asks for; None if it is empty. Every rank must call this.
 
     Args:
-        session: the session; every rank calls.
+        session: the session.
         data: an :class:`exp.forecasting.data.dataset.ForecastingData`.
         model: wrapped or not; moved to the session's device.
 
     Raises:
-        ConfigError: the keys do not go together or with the model, or there is nothing to calibrate with.
+        ConfigError: the keys contradict each other or the model, or there are no rows to calibrate with.
     """
     task = session.config.task
     levels = check_keys(task)
@@ -63,7 +64,7 @@ def prepare(session: Session, data: Any, model: Any) -> Intervals | None:
     record: dict[str, Any] = {"from": kind, "levels": levels}
     spread = None if kind == "residuals" else Spread(session, model)
     taus = [float(tau) for tau in model.quantiles] if kind == "quantiles" else quantile_levels([*levels, *GRID])
-    if not rescaled:  # as the model says
+    if not rescaled:  # the model's own spread, uncorrected
         said = [0.0 if kind == "quantiles" else NormalDist().inv_cdf(tau) for tau in taus]
         offsets = torch.tensor(said).view(-1, 1, 1)
         return Intervals(kind, levels, taus, offsets, spread, calibrated=False, record=record)
@@ -81,12 +82,12 @@ def prepare(session: Session, data: Any, model: Any) -> Intervals | None:
 
 
 def _kind(task: Any, model: Any, levels: Sequence[float]) -> tuple[str, bool]:
-    """What the intervals are made of, and whether the validation part makes or corrects them."""
+    """What the intervals are made of (:class:`Intervals`), and whether the validation split is needed."""
     offered, wanted = getattr(model, "spread", None), task.intervals_from
     if wanted == "model" and offered not in ("std", "quantiles"):
         raise ConfigError(
-            f"task.intervals_from=model: {shown(model)} says nothing of how sure it is; set model.quantiles for the "
-            f"training, or task.intervals_from=residuals"
+            f"task.intervals_from=model: {shown(model)} has neither quantiles nor standard deviations; set "
+            f"model.quantiles for the training, or task.intervals_from=residuals"
         )
     kind = str(offered) if wanted == "model" or (wanted is None and offered == "quantiles") else "residuals"
     if kind == "quantiles":
@@ -94,53 +95,53 @@ def _kind(task: Any, model: Any, levels: Sequence[float]) -> tuple[str, bool]:
         missing = sorted(set(levels) - there)
         if missing:
             raise ConfigError(
-                f"task.intervals: {missing[0]:g} is between no two of model.quantiles={list(model.quantiles)}; these "
-                f"give {sorted(there)}; or set task.intervals_from=residuals"
+                f"task.intervals: {missing[0]:g} needs two levels that model.quantiles={list(model.quantiles)} lacks; "
+                f"these give {sorted(there)}; or set task.intervals_from=residuals"
             )
     rescaled = kind == "residuals" or (kind == "std" if task.intervals_rescaled is None else task.intervals_rescaled)
     if task.intervals_signed and (kind == "quantiles" or not rescaled):
         raise ConfigError(
-            "task.intervals_signed=true is for residuals of the validation part: set task.intervals_from=residuals, or "
+            "task.intervals_signed=true needs residuals of the validation split: set task.intervals_from=residuals, or "
             "correct standard deviations by task.intervals_rescaled=true"
         )
     return kind, rescaled
 
 
 def _trained_on(session: Session, data: Any) -> Any:
-    """The data of the run that the weights are from: new rows have no validation part.
+    """The data that the weights were trained on; used if the current data have no validation split.
 
     Raises:
-        ConfigError: the weights are of no run, or its file is not there any more, or not what it was.
+        ConfigError: the weights do not come from a run, or the run's data file is missing or has changed.
     """
-    problem = f"task.intervals: {data.path} has no validation part to calibrate with"
+    problem = f"task.intervals: {data.path} has no validation split to calibrate with"
     run = session.config.record.trained_in
     files = None
     if run is not None and session.weights is not None:
         files = checkpoint.read(session.weights.path, mapped=True, whole=False).get("data_files")
     if not files:
-        raise ConfigError(f"{problem}, and the weights do not tell which file they were trained on; use those of a run")
+        raise ConfigError(f"{problem}, and the weights do not name the file that they were trained on; use a run's")
     theirs = OmegaConf.load(RunFolder(Path(str(run))).config).data
     keys = session.config.data.copy()
     keys.update({key: theirs[key] for key in _OF_FILE}, inputs=list(data.names))  # in the order of the weights
     try:
         own = create(keys, Data, "data")
     except DataError as error:
-        raise ConfigError(f"{problem}, nor can those of {run} be read: {error}") from error
+        raise ConfigError(f"{problem}, and the data of {run} cannot be read: {error}") from error
     if list(own.fingerprint().values()) != list(files.values()):
-        raise ConfigError(f"{problem}, and {own.path} is not what the weights were trained on any more")
+        raise ConfigError(f"{problem}, and {own.path} has changed since the weights were trained on it")
     return own
 
 
 class Scores(NamedTuple):
-    """Conformity scores of the validation part.
+    """Conformity scores of the validation split.
 
     Attributes:
         session: the session; every rank takes part.
         data: an :class:`exp.forecasting.data.dataset.ForecastingData`.
         val: the windows, indexed by a whole batch.
         model: on the session's device, in eval mode.
-        spread: what the model says of how sure it is; None: nothing.
-        budget: bytes of scores; where all windows take more, evenly spread ones are used.
+        spread: the model's own spread; None: not used.
+        budget: most bytes of scores; if all windows need more, evenly spaced windows are used.
     """
 
     session: Session
@@ -151,14 +152,15 @@ class Scores(NamedTuple):
     budget: int = 2**28
 
     def collect(self, score: _Score, parts: int) -> np.ndarray:
-        """Scores in ascending order, the same on every rank, which computes its share.
+        """All scores in ascending order. Each rank computes a share; the result is the same on every rank.
 
         Args:
-            score: of forecast, truth and spread, each (B, H, C), on the CPU; gives ``parts`` of that shape.
-            parts: how many.
+            score: takes forecast (B, H, C), truth (B, H, C) and spread on the CPU; returns ``parts`` tensors
+                (B, H, C).
+            parts: number of scores per cell.
 
         Returns:
-            (parts, N, H, C), float32; nan, where a truth is missing, comes last.
+            (parts, N, H, C), float32; NaN, where a truth is missing, comes last.
         """
         of = len(self.val)
         places = tuple(self.val[torch.zeros(1, dtype=torch.int64)]["y"].shape[1:])
@@ -170,21 +172,24 @@ class Scores(NamedTuple):
             forecast = batch_outputs(self.session, self.model, batch).float()
             said = None if self.spread is None else self.spread(batch)
             scores[:, mine] = torch.stack(list(score(forecast, batch["y"], said)))
-        return np.sort(distributed.sum(scores).numpy(), axis=1)  # sums of one number and zeros: exact
+        return np.sort(distributed.sum(scores).numpy(), axis=1)  # exact: each element is non-zero on one rank only
 
 
 def calibrated(
     given: Scores, kind: str, levels: Sequence[float], taus: Sequence[float], signed: bool = False
 ) -> tuple[torch.Tensor, int]:
-    """Offsets of quantiles, float32 (K, H, C), and of how many windows they are made.
+    """Compute the offsets of :class:`exp.forecasting.intervals.intervals.Intervals` from the validation split.
 
     Args:
-        given: the validation part.
-        kind: of :class:`exp.forecasting.intervals.intervals.Intervals`.
-        levels: coverages; there must be windows enough for them. Of the other central intervals of ``taus`` the largest
-            score counts where there are too few.
+        given: the validation split.
+        kind: as for :class:`exp.forecasting.intervals.intervals.Intervals`.
+        levels: coverages, for which there must be enough windows. The other central intervals of ``taus`` use the
+            largest score if there are too few windows.
         taus: the K quantile levels, ascending.
-        signed: quantiles of each end by itself, not of the absolute residual.
+        signed: whether both ends use separate quantiles of the signed residual.
+
+    Returns:
+        Offsets, float32 (K, H, C), and the number of windows that they were computed from.
 
     Raises:
         ConfigError: there are too few windows.
@@ -214,12 +219,13 @@ def calibrated(
 
 
 def bound(scores: np.ndarray, level: float, lower: bool = False) -> np.ndarray:
-    """What a new score does not exceed with probability ``level``, (H, C); the largest where there are too few.
+    """The bound, (H, C), that a new score does not exceed with probability ``level``.
 
     Args:
-        scores: float32 (N, H, C), ascending, nan last; where all are nan, the bound is 0.
+        scores: float32 (N, H, C), ascending, NaN last. With too few scores the bound is the largest one; with none
+            but NaN it is 0.
         level: between 0 and 1.
-        lower: what it does not fall below instead.
+        lower: return the bound that a new score does not fall below instead.
     """
     counts = len(scores) - np.isnan(scores).sum(axis=0)
     ranks = np.clip(np.ceil(np.round((counts + 1) * level, 6)).astype(np.int64), 1, counts)
@@ -228,16 +234,16 @@ def bound(scores: np.ndarray, level: float, lower: bool = False) -> np.ndarray:
 
 
 def check_count(scores: np.ndarray, level: float, names: Sequence[str], scored: Sequence[int]) -> None:
-    """Refuse a level for which a step of a series that is forecast has too few windows with a truth.
+    """Refuse a level if, at some step of a forecast series, too few windows have a truth.
 
     Args:
         scores: as for :func:`bound`.
         level: between 0 and 1.
-        names: of the C series.
-        scored: positions of those that are forecast.
+        names: names of the C series.
+        scored: positions of the series that are forecast.
 
     Raises:
-        ConfigError: says how many there are and how many are needed.
+        ConfigError: there are too few windows; the message has their number and the number needed.
     """
     counts = len(scores) - np.isnan(scores[:, :, list(scored)]).sum(axis=0)
     step, number = np.unravel_index(counts.argmin(), counts.shape)
@@ -246,5 +252,5 @@ def check_count(scores: np.ndarray, level: float, names: Sequence[str], scored: 
         raise ConfigError(
             f"task.intervals: {fewest} of {len(scores)} validation windows have a truth of {names[scored[number]]} at "
             f"step {step + 1}, and {needed} are needed for a quantile of {level:g}; ask for a lower level, or give the "
-            "validation part more rows"
+            "validation split more rows"
         )

@@ -1,4 +1,4 @@
-"""The quantiles of forecasts, whatever they are made of."""
+"""Quantiles of forecasts, from residuals, standard deviations or a model's own quantiles."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 __all__ = ["GRID", "LEAST_STD", "Band", "Intervals", "Spread", "central_pairs", "percent", "quantile_levels"]
 
 GRID = tuple(round(0.1 * step, 1) for step in range(1, 10))
-"""Central intervals of which CRPS and WQL are made, whatever is asked for: with the median, 19 quantiles."""
+"""Central intervals that CRPS and WQL are computed from, independent of ``task.intervals``; with the median, 19
+quantiles."""
 
 LEAST_STD = 1e-6
-"""Standardized: the least standard deviation that errors are divided by. Over a flat lookback a model says 0."""
+"""Smallest standard deviation (standardized) that errors are divided by: over a flat lookback a model gives 0."""
 
 
 def quantile_levels(levels: Sequence[float]) -> list[float]:
@@ -34,7 +35,7 @@ def central_pairs(taus: Sequence[float]) -> list[tuple[float, float]]:
 
 
 def percent(level: float) -> str:
-    """A level as it is written in names: 80, 97.5."""
+    """A level as text for names: 80, 97.5."""
     return f"{round(100.0 * level, 4):g}"
 
 
@@ -42,7 +43,7 @@ class Band(NamedTuple):
     """A central interval.
 
     Attributes:
-        level: the coverage that it aims at.
+        level: nominal coverage, between 0 and 1.
         lower: (B, H, C), standardized.
         upper: (B, H, C), standardized.
     """
@@ -53,11 +54,12 @@ class Band(NamedTuple):
 
 
 class Spread:
-    """What a model itself says of how sure it is: standard deviations, or quantiles.
+    """A model's own spread: standard deviations, or quantiles.
 
-    A model offers it by an attribute ``spread``: ``"std"`` or ``"quantiles"``. Then ``forward(..., mode="spread")``
-    gives standard deviations (B, H, C) of a Gaussian around its forecast, or quantiles (B, H, C, Q) at its levels
-    ``quantiles``, ascending and not crossing, of which the one at 0.5 is its forecast; all standardized.
+    A model that has one sets the attribute ``spread`` to ``"std"`` or ``"quantiles"``. ``forward(..., mode="spread")``
+    then returns standard deviations (B, H, C) of a Gaussian around its forecast, or quantiles (B, H, C, Q) at the
+    levels of its attribute ``quantiles``, ascending and not crossing; the one at 0.5 is the forecast. All are
+    standardized.
 
     Args:
         session: the session.
@@ -70,7 +72,7 @@ class Spread:
 
     @torch.no_grad()
     def __call__(self, batch: dict[str, Any]) -> torch.Tensor:
-        """For a batch on any device; float32, on the device of the batch."""
+        """The spread of a batch on any device; float32, on the device of the batch."""
         moved = move(batch, self.session.device)
         with self.session.backend.autocast(self.session.config.precision):
             found: torch.Tensor = forward(self.model, preprocessed(self.model, moved), "spread")
@@ -89,20 +91,21 @@ class Intervals:
     quantiles               the model's       0, or of their errors       1
     ======================  ================  ==========================  =====================
 
-    From the median outwards each is at least as far out as the one before it, also where a correction is negative.
+    Quantiles do not cross, also where a correction is negative: from the median outwards each is at least as far out as
+    the one before it.
 
     Args:
         kind: ``residuals``, ``std`` or ``quantiles``.
         levels: coverages asked for, ascending.
-        taus: quantile levels, ascending: both ends of each interval, and the median.
-        offsets: float32 (K, H, C), or (K, 1, 1) where all places have the same.
-        spread: of a model that says it; None with residuals.
-        calibrated: whether ``offsets`` come from the validation part.
-        record: what the result of a run says of them.
+        taus: the K quantile levels, ascending: both ends of each interval, and the median.
+        offsets: float32 (K, H, C), or (K, 1, 1) if they are the same for all steps and channels.
+        spread: the model's own spread; None with residuals.
+        calibrated: whether ``offsets`` come from the validation split.
+        record: entries for the result of a run.
 
     Attributes:
-        scored: places in ``taus`` of the levels that CRPS and WQL are made of, whatever levels are asked for: those of
-            :data:`GRID`; all of a model's own.
+        scored: positions in ``taus`` of the levels that CRPS and WQL are computed from: those of :data:`GRID`, or with
+            ``quantiles`` all.
     """
 
     def __init__(
@@ -125,24 +128,24 @@ class Intervals:
         self._ends = [[self.number((1.0 + sign * level) / 2.0) for sign in (-1, 1)] for level in self.levels]
 
     def number(self, tau: float) -> int:
-        """The place of a quantile level in ``taus``."""
+        """The position of a quantile level in ``taus``."""
         return self._numbers[round(tau, 6)]
 
     def spread(self, batch: dict[str, Any]) -> torch.Tensor | None:
-        """What the model says of a batch (:class:`Spread`); None with residuals."""
+        """The model's spread for a batch (:class:`Spread`); None with residuals."""
         return None if self._spread is None else self._spread(batch)
 
     def quantiles(self, forecast: torch.Tensor, spread: torch.Tensor | None) -> Iterator[tuple[int, torch.Tensor]]:
-        """All quantiles, from the median down, and then up, each with its place in ``taus``.
+        """All quantiles: the median, then those below it downwards, then those above it upwards.
 
-        One after the other: together they may be larger than the device's memory.
+        One at a time, since all together may not fit into the device's memory.
 
         Args:
             forecast: (B, H, C), standardized, float32.
             spread: of :meth:`spread`, on the same device.
 
         Yields:
-            A place and (B, H, C), standardized.
+            The position in ``taus``, and the quantile (B, H, C), standardized.
         """
         self.offsets = self.offsets.to(forecast.device)
         below, median = sum(tau < 0.5 for tau in self.taus), self._numbers.get(0.5)
@@ -163,13 +166,13 @@ class Intervals:
         return spread[..., number] + offset if self.kind == "quantiles" else forecast + offset * spread
 
     def bands(self, quantiles: Mapping[int, torch.Tensor]) -> list[Band]:
-        """The intervals asked for.
+        """The intervals of ``levels``.
 
         Args:
-            quantiles: of :meth:`quantiles`, by place.
+            quantiles: those of :meth:`quantiles`, by position in ``taus``.
         """
         return [Band(level, quantiles[low], quantiles[high]) for level, (low, high) in zip(self.levels, self._ends)]
 
     def is_end(self, number: int) -> bool:
-        """Whether a place in ``taus`` is an end of an interval asked for."""
+        """Whether a position in ``taus`` is an end of an interval of ``levels``."""
         return any(number in ends for ends in self._ends)

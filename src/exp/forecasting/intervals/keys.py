@@ -1,4 +1,4 @@
-"""The keys of ``task`` that ask for intervals, checked by themselves. Imports neither torch nor numpy."""
+"""Checks of the keys of ``task`` for intervals, before data and model are built. Imports neither torch nor numpy."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ __all__ = ["check_keys"]
 
 
 def check_keys(task: Any) -> list[float]:
-    """The coverages that ``task`` asks for, ascending and each once; empty: no intervals.
+    """The coverages of ``task.intervals``, ascending, without duplicates; empty: no intervals.
 
     Args:
-        task: ``config.task``, which need not have such keys.
+        task: ``config.task``; keys may be missing.
 
     Raises:
-        ConfigError: a value cannot be, or a key is set that needs ``task.intervals``, which is not.
+        ConfigError: a value is out of range, or a key is set that has no effect without ``task.intervals``.
     """
     levels = sorted({round(float(level), 6) for level in task.get("intervals") or ()})
     for level in levels:
         if not 0.0 < level < 1.0:
-            raise ConfigError(f"task.intervals: {level:g} is no share between 0 and 1, such as [0.8,0.95]")
+            raise ConfigError(f"task.intervals: {level:g} must be between 0 and 1, such as [0.8,0.95]")
     wanted = task.get("intervals_from")
     if wanted not in (None, "residuals", "model"):
         raise ConfigError(f"task.intervals_from={wanted} must be residuals or model (null: as the model allows)")

@@ -1,4 +1,4 @@
-"""How good intervals are: coverage, width, continuous ranked probability score, weighted quantile loss."""
+"""Metrics of intervals: coverage, width, continuous ranked probability score, weighted quantile loss."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ def gaussian_crps(error: torch.Tensor, std: torch.Tensor) -> torch.Tensor:
     """Continuous ranked probability score of a Gaussian (Gneiting and Raftery, JASA 102(477), 2007, eq. 21).
 
     Args:
-        error: truth less mean.
-        std: of the same shape; one below :data:`exp.forecasting.intervals.intervals.LEAST_STD` counts as that.
+        error: truth minus mean, any shape.
+        std: same shape; raised to at least :data:`exp.forecasting.intervals.intervals.LEAST_STD`.
+
+    Returns:
+        The score of each element, same shape.
     """
     std = std.clamp_min(LEAST_STD)
     z = error / std
@@ -32,24 +35,24 @@ def gaussian_crps(error: torch.Tensor, std: torch.Tensor) -> torch.Tensor:
 
 
 class IntervalMetrics(Metric):
-    """Of intervals and the quantiles that go with them, over all windows, steps and channels whose truth is known.
+    """Metrics of intervals and quantiles, over all windows, steps and channels whose truth is known.
 
     - ``coverage_80``: share of true values within the interval of 80 %, and ``width_80``: its mean width;
     - ``crps``: continuous ranked probability score (Gneiting and Raftery 2007), ``2 * integral of the pinball loss over
-      quantile levels``: exact for a Gaussian, else by trapezoids over ``intervals.scored``, with 0 at levels 0 and 1.
-      Few levels, as a model's own may be, make it too small;
+      quantile levels``: exact for a Gaussian, else by the trapezoidal rule over ``intervals.scored``, with 0 at levels
+      0 and 1. With few levels, as a model's own quantiles may have, it is too small;
     - ``wql``: mean weighted quantile loss, as in GluonTS (Alexandrov et al., JMLR 21(116), 2020): the mean over
       the same levels of ``2 * sum of pinball losses / sum of |truth|``, in the units of the file.
 
-    Sums are made as those of :class:`exp.forecasting.metrics.ForecastMetrics`: float32 within a window, on the device,
-    and float64 over windows: equal for any batch size and world size to the last digits.
+    Sums are computed as in :class:`exp.forecasting.metrics.ForecastMetrics`: in float32 within a window, on the device,
+    and in float64 over windows.
 
     Args:
-        intervals: what is measured.
-        series: their names, for tables by channel and step; None: only the totals.
+        intervals: the intervals that are measured.
+        series: names of the C series, for tables per channel and step; None: only the totals.
         mean: of the series in the units of the file, float64 (C,).
-        std: likewise.
-        scored: positions of the series that are forecast: those of the tables; None: all.
+        std: standard deviation of the series in the units of the file, float64 (C,).
+        scored: positions of the series that are forecast, which the tables show; None: all.
     """
 
     greater_is_better = False
@@ -70,16 +73,16 @@ class IntervalMetrics(Metric):
         in_file = [f"width_{level}_file_units" for level in levels]
         self.names = [*self._of_level, *in_file, "crps", "crps_file_units", "wql"]
         self.units = dict.fromkeys(("crps", *(f"width_{level}" for level in levels)), "standardised")
-        # Relative to the largest, so that float32 carries them.
+        # Relative to the largest deviation: sums of large units would overflow float32.
         self._largest = float(std[self.scored].max())
         self._scale, self._shift = (std / self._largest).float(), (mean / self._largest).float()
-        # Twice the integral from 0 to 1 by trapezoids, of losses that are 0 at both ends.
+        # Weights of the trapezoidal rule for twice the integral from 0 to 1; the losses are 0 at both ends.
         ends = [0.0, *(intervals.taus[number] for number in intervals.scored), 1.0]
         self._weights = {number: after - before for number, before, after in zip(intervals.scored, ends, ends[2:])}
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Start a new evaluation."""
         self._windows: list[torch.Tensor] = []
         self._positions: list[torch.Tensor] = []
         self._found: list[Table] = []
@@ -89,7 +92,7 @@ class IntervalMetrics(Metric):
 
         Args:
             outputs: forecasts (B, H, C), any floating dtype.
-            batch: its ``y`` (B, H, C) is the truth; nan: not known.
+            batch: ``y`` (B, H, C) is the truth; NaN: not known.
         """
         forecast = outputs.float()
         self._scale, self._shift = self._scale.to(forecast.device), self._shift.to(forecast.device)
@@ -136,5 +139,5 @@ class IntervalMetrics(Metric):
         return found
 
     def tables(self) -> list[Table]:
-        """Coverage, width and CRPS per series and per horizon step, where asked for; after :meth:`compute`."""
+        """Coverage, width and CRPS per series and per horizon step, if ``series`` was given; after :meth:`compute`."""
         return self._found

@@ -1,4 +1,4 @@
-"""TimeBridge (Liu et al., ICML 2025, arXiv 2410.04442), with the weights' names of the authors' code."""
+"""TimeBridge (Liu et al., ICML 2025, arXiv 2410.04442); weights have the names of the authors' code."""
 
 from __future__ import annotations
 

@@ -1,19 +1,19 @@
-"""Densities of latents whose noise is standard normal: change of variables with one derivative per latent.
+"""Log-densities of latents whose noise is standard normal: change of variables with one derivative per latent.
 
-MLP c maps the context, which all latents share, and its own latent z_c to one number. The derivative d value_c / d z_c
-is the tangent carried along: a linear layer multiplies it by its weight, LeakyReLU by its slope at the value,
+MLP c maps the context, which all latents share, and its own latent z_c to one number. Its derivative d value_c / d z_c
+is computed along with the value (forward-mode differentiation; Griewank and Walther, "Evaluating Derivatives", 2008,
+ch. 3): a linear layer multiplies the tangent by its weight, LeakyReLU by its slope at the value,
 
     hidden_1 = W_1 [context, z_c] + b_1,          tangent_1 = last column of W_1,
     hidden_l = W_l (s * hidden_{l-1}) + b_l,      tangent_l = W_l (s * tangent_{l-1}),     s = slope at hidden_{l-1}.
 
-The slope is constant but for its steps, so that no gradient flows through it, and plain first-order autograd gives the
-derivative's gradients (forward-mode differentiation; Griewank and Walther, "Evaluating Derivatives", 2008, ch. 3).
+The slope is piecewise constant, so no gradient flows through it, and first-order autograd gives the gradients of the
+derivative.
 
-N x C x h hidden units would not fit into memory for some hundred latents, and beyond the caches not be fast: they are
-worked through in blocks of rows and latents, and computed again in the backward pass. On the CPU, with one hidden
-layer, a block is a few matrix products with gradients by hand (:class:`_ShallowBlock`): measured 7 to 11 times as fast
-there as the plain batched product (7 and 21 latents, one thread). On cards, where nobody has measured it, the plain one
-runs.
+The N x C x h hidden units do not fit into memory for some hundred latents, and are slow outside of the caches. They are
+computed in blocks of rows and latents, and again in the backward pass. On the CPU, with one hidden layer, a block is a
+few matrix products with hand-written gradients (:class:`_ShallowBlock`), 7 to 11 times as fast as the plain batched
+product (7 and 21 latents, one thread). Cards use the plain product; the other was not measured there.
 """
 
 from __future__ import annotations
@@ -30,37 +30,37 @@ from exp.hardware.compat import autocast_disabled
 __all__ = ["DERIVATIVE_FLOOR", "NEGATIVE_SLOPE", "gaussian_log_density", "log_square", "noise_log_density"]
 
 NEGATIVE_SLOPE = 0.2
-"""Of LeakyReLU, as in the users' variant."""
+"""Slope of LeakyReLU for negative values, as in the variant."""
 
 DERIVATIVE_FLOOR = 1e-3
-"""Derivatives of less than this magnitude have a guarded logarithm (:func:`log_square`).
+"""Smallest magnitude of a derivative whose logarithm is exact (:func:`log_square`).
 
-The gradient of log |d| is 1 / d. A derivative that adds up hundreds of float32 products is known to some 1e-7, and of
-10**4 rows some come close to zero: with a floor of 1e-6 single rows decide over a whole step's gradient, the prior
-learns more slowly for it, and runs on different devices drift apart within five steps. With 1e-3 neither was seen; one
-row in a thousand is below it when training begins.
+The gradient of log |d| is 1 / d. A derivative is a sum of hundreds of float32 products, with an error of about 1e-7,
+and of 10**4 rows some come close to zero. With a floor of 1e-6 single rows dominate the gradient of a step, the prior
+learns more slowly, and runs on different devices drift apart within five steps. With 1e-3 neither was seen; when
+training begins, one row in a thousand is below it.
 """
 
 _CPU_COLUMNS, _CPU_ELEMENTS = 256, 2**18
-"""Hidden units of a block on the CPU: columns that make a matrix product fast, elements that fit into a cache.
+"""Size of a block's hidden units on the CPU: columns for a fast matrix product, elements that fit into a cache.
 
 Forward and backward for 160 latents, 64 hidden units, 13,040 rows, context 10, on one thread of a server CPU, in ms:
 128 columns 560, 192 columns 485, 256 columns 440, 512 columns 440; 2**17 and 2**18 elements alike.
 """
 
 _DEVICE_COLUMNS, _DEVICE_ELEMENTS = 1024, 2**25
-"""Elsewhere: few large kernels, of 128 MiB each. Chosen, not measured."""
+"""The same on other devices: few large kernels, of 128 MiB each. Chosen, not measured."""
 
 _MOST_LATENTS = 32
-"""Latents of a block: products per latent are done as block-diagonal ones, which this many times more work takes."""
+"""Most latents of a block: c latents in one block-diagonal product take c times the work of c separate products."""
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 
 
 def log_square(derivative: torch.Tensor) -> torch.Tensor:
-    """Log d**2, exact down to the floor f of |d|, and d**2 / f**2 - 1 + log f**2 below it: as smooth, and finite at 0.
+    """Log d**2 for |d| >= f = ``DERIVATIVE_FLOOR``; below it d**2 / f**2 - 1 + log f**2, which is finite at 0.
 
-    Its gradient 2 d / max(d**2, f**2) is 2 / f at most, and 0 at d = 0.
+    Value and gradient are continuous. The gradient 2 d / max(d**2, f**2) is at most 2 / f, and 0 at d = 0.
 
     Args:
         derivative: any shape, float32.
@@ -68,7 +68,7 @@ def log_square(derivative: torch.Tensor) -> torch.Tensor:
     Returns:
         The same shape.
     """
-    floored = _floored_square(derivative.detach())  # where it is the square itself, both its gradients cancel
+    floored = _floored_square(derivative.detach())  # detached: where it equals the square, its gradients cancel
     return torch.log(floored) + (derivative * derivative / floored - 1.0)
 
 
@@ -79,7 +79,7 @@ def _floored_square(derivative: torch.Tensor) -> torch.Tensor:
 def gaussian_log_density(
     x: torch.Tensor, mean: torch.Tensor | None = None, log_variance: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Log-density of N(mean, exp(log_variance)) at x, in sum over the last axis.
+    """Log-density of N(mean, exp(log_variance)) at x, summed over the last axis.
 
     Args:
         x: (..., C).
@@ -104,11 +104,11 @@ def noise_log_density(
     Args:
         context: (N, K), input of every MLP.
         own: (N, C), the latent of each MLP, its last input.
-        weights: for each of two or more layers (C, outputs, inputs), from K + 1 inputs to 1 output.
-        biases: for each layer (C, outputs).
+        weights: of two or more layers, (C, outputs, inputs) each; the first has K + 1 inputs, the last 1 output.
+        biases: of each layer, (C, outputs).
 
     Returns:
-        (N,), in the dtype of the arguments, which is one.
+        (N,), of the arguments' dtype, which must be the same for all.
     """
     parameters = [tensor for pair in zip(weights, biases) for tensor in pair]
     result: torch.Tensor = _NoiseLogDensity.apply(context, own, *parameters)
@@ -146,7 +146,7 @@ class _NoiseLogDensity(torch.autograd.Function):
 def _blocks(
     context: torch.Tensor, own: torch.Tensor, parameters: Sequence[torch.Tensor]
 ) -> Iterator[_PlainBlock | _ShallowBlock]:
-    """All rows and latents, some at a time; a block is done with before the next one overwrites its inputs."""
+    """All rows and latents in blocks. Use up a block before taking the next one, which overwrites its inputs."""
     hidden = parameters[0].shape[1]
     columns, elements = _limits(own)
     most = min(max(columns // hidden, 1), _MOST_LATENTS, own.shape[1])
@@ -171,25 +171,25 @@ def _takes_shallow_blocks(own: torch.Tensor, parameters: Sequence[torch.Tensor])
 
 
 def _limits(tensor: torch.Tensor) -> tuple[int, int]:
-    """Columns to aim at and most elements of a block's hidden units, on the tensor's device."""
+    """Target number of columns, and most elements, of a block's hidden units on the tensor's device."""
     on_cpu = tensor.device.type == "cpu"
     return (_CPU_COLUMNS, _CPU_ELEMENTS) if on_cpu else (_DEVICE_COLUMNS, _DEVICE_ELEMENTS)
 
 
 def _slices(length: int, most: int) -> Iterator[slice]:
-    """Cut 0 ... length - 1 into stretches of ``most``."""
+    """Slices of at most ``most`` positions that cover 0 ... length - 1."""
     return (slice(start, min(start + most, length)) for start in range(0, length, most))
 
 
 class _PlainBlock:
-    """Some rows and latents of MLPs with any number of hidden layers, in plain operators.
+    """A block of rows and latents, for any number of hidden layers, in plain operators.
 
     Args:
         context: (N, K).
         own: (N, C).
-        rows: which of all N they are.
-        latents: which of all C.
-        parameters: weights and biases of all layers, of all C latents.
+        rows: the block's rows, out of N.
+        latents: the block's latents, out of C.
+        parameters: weights and biases of all layers and all C latents.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class _PlainBlock:
         return self._value_and_tangent(*self.inputs)
 
     def backward(self, value_grad: torch.Tensor, derivative_grad: torch.Tensor, grads: Sequence[torch.Tensor]) -> None:
-        """Fill in the block's share of the gradients of all arguments; add it for context and parameters."""
+        """Write the block's gradient of ``own`` into ``grads``, and add those of context and parameters."""
         inputs = [tensor.detach().requires_grad_() for tensor in self.inputs]
         with torch.enable_grad():
             outputs = self._value_and_tangent(*inputs)
@@ -236,17 +236,16 @@ class _PlainBlock:
 
 
 class _ShallowBlock:
-    """Some latents of MLPs with one hidden layer, whose hidden units are the columns of one matrix.
+    """A block of c latents of MLPs with one hidden layer; the hidden units of all c are columns of one matrix.
 
-    With ``inputs`` = [1, context, own latents] the hidden units are ``inputs @ first``, where the own latents' weights
-    are block-diagonal; so are those of the output. One matrix product each does all latents.
+    With ``inputs`` = [1, context, own latents] the hidden units are ``inputs @ first``, in which the weights of the own
+    latents are block-diagonal, as are those of the output. Each layer is one matrix product for all latents.
 
     Args:
-        inputs: (N, 1 + K + c); the last c columns are the latents'.
-        scratch: memory for hidden units: freed, it would go back to the system, and getting it again costs more than
-            filling it.
-        latents: which of all C they are.
-        parameters: weights and biases of both layers, of all C latents.
+        inputs: (N, 1 + K + c); the last c columns are the own latents.
+        scratch: buffer for hidden units, reused: allocating it again would cost more than filling it.
+        latents: the block's latents, out of C.
+        parameters: weights and biases of both layers and all C latents.
     """
 
     def __init__(
@@ -267,7 +266,7 @@ class _ShallowBlock:
     def forward(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Values and derivatives, (N, c) each.
 
-        The slope is ``NEGATIVE_SLOPE`` everywhere, and what is missing to 1 where the hidden unit is positive.
+        The slope is ``NEGATIVE_SLOPE`` everywhere, plus ``1 - NEGATIVE_SLOPE`` where the hidden unit is positive.
         """
         product = self.own * self.last
         out, positive_out = self._diagonal(self.last).t(), self._diagonal((1.0 - NEGATIVE_SLOPE) * product).t()
@@ -280,16 +279,16 @@ class _ShallowBlock:
         return value, derivative
 
     def backward(self, value_grad: torch.Tensor, derivative_grad: torch.Tensor, grads: Sequence[torch.Tensor]) -> None:
-        """Fill in the latents' share of the gradients of all arguments; add it for the context.
+        """Write the latents' gradients into ``grads``, and add that of the context.
 
-        With s the slope of a hidden unit, g and d the gradients of value and derivative, all of them follow from the
-        sums over rows of s g inputs and of s d, since the hidden unit is itself linear in the inputs. Both are sums
-        over the positive units, to which the part of the slope that is everywhere is added at the end.
+        Let s be the slope of a hidden unit, g and d the gradients of value and derivative. All gradients follow from
+        the sums over rows of s g inputs and of s d, since a hidden unit is linear in the inputs. Both sums run over the
+        positive units with ``1 - NEGATIVE_SLOPE``; the share of ``NEGATIVE_SLOPE``, for all units, is added at the end.
 
         Args:
             value_grad: (N, c).
             derivative_grad: (N, c).
-            grads: of the context (N, K), of all own latents (N, C) and of all parameters.
+            grads: gradients of the context (N, K), of all own latents (N, C) and of all parameters.
         """
         back = self.first[1:] * self.last.reshape(-1)  # from value to context and own latent, through each hidden unit
         back_everywhere = NEGATIVE_SLOPE * back.unflatten(1, self.shape).sum(2).t()

@@ -1,17 +1,17 @@
 """Hidden Markov model: log-likelihood and most probable path of a batch of sequences.
 
-Both take log p(x_t | regime) of every step, the log-probabilities of the first regime and those of the transitions, and
+Both take log p(x_t | regime) of every step and the log-probabilities of the first regime and of the transitions. They
 work in float32 and the log domain with messages normalized at every step, so that neither long sequences nor improbable
-observations under- or overflow. An associative scan over time computes the messages exactly, in log2(T) dependent steps
-of K**3 work: 10 ms for 16 sequences of 1440 steps and 4 regimes on one thread of a server CPU, where a loop over time,
-T steps of K**2 work, takes 40 ms; and some 550 launches on a card instead of 14,000.
+observations under- or overflow. An associative scan over time computes the messages in log2(T) dependent steps of K**3
+work: 10 ms for 16 sequences of 1440 steps and 4 regimes on one thread of a server CPU; a loop over time, T steps of
+K**2 work, takes 40 ms. On a card the scan launches about 550 kernels, the loop 14,000.
 
-Log-probabilities below ``LOG_FLOOR``, -inf among them, count as ``LOG_FLOOR``: a transition of probability zero is
-never taken where there is another way, its expected count and so its gradient are 0, and a sequence that is impossible
-has a log-likelihood of about ``LOG_FLOOR`` rather than -inf, and finite gradients.
+Log-probabilities below ``LOG_FLOOR``, also -inf, count as ``LOG_FLOOR``: a transition of probability zero is never
+taken if there is another path, and its expected count and gradient are 0. An impossible sequence has a log-likelihood
+of about ``LOG_FLOOR``, not -inf, and finite gradients.
 
-Messages are exact to float32's 6e-8 of the log-ratios between the regimes of a whole stretch of time: where regimes do
-not communicate (transitions of probability zero) these grow with its length.
+The relative error of messages is float32's 6e-8, of the log-ratios between regimes. These grow with the length of the
+sequence if regimes do not communicate (transitions of probability zero).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from exp.hardware.compat import autocast_disabled
 __all__ = ["LOG_FLOOR", "log_likelihood", "viterbi"]
 
 LOG_FLOOR = -1e30
-"""Least log-probability: far below any of a real observation, and some 1e8 of them add up without overflow."""
+"""Smallest log-probability: far below that of any real observation, and about 1e8 of them sum without overflow."""
 
 _Reduce = Callable[[torch.Tensor, int], torch.Tensor]
 
@@ -40,15 +40,15 @@ def log_likelihood(
     from backward messages that the forward pass computes along with the forward ones. Differentiable once.
 
     Args:
-        log_emissions: (B, T, K), T at least 2: log p(x_t | regime); may have any magnitude, for densities also above 0.
+        log_emissions: (B, T, K), T at least 2: log p(x_t | regime); densities may exceed 1, so values may be positive.
         log_initial: (K,), log p(first regime).
-        log_transition: (K, K), log p(to | from) at [from, to]; a row's probabilities add up to 1, which is not checked.
+        log_transition: (K, K), log p(to | from) at [from, to]; each row's probabilities must sum to 1 (not checked).
 
     Returns:
         (B,), float32. The backward pass holds B T K**2 numbers for a moment if ``log_transition`` needs a gradient.
     """
     inputs = (log_emissions, log_initial, log_transition)
-    # Asked here, since within a Function gradients are always off.
+    # Here, since gradients are always disabled within a Function.
     with_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
     with autocast_disabled(log_emissions.device.type):
         result: torch.Tensor = _LogLikelihood.apply(*(tensor.float() for tensor in inputs), with_gradient)
@@ -59,8 +59,8 @@ def log_likelihood(
 def viterbi(log_emissions: torch.Tensor, log_initial: torch.Tensor, log_transition: torch.Tensor) -> torch.Tensor:
     """The most probable path (Viterbi 1967; Rabiner, Proc. IEEE 77(2), 1989, sec. III B).
 
-    Of equally probable ways the one from the lowest regime is taken, from the last step backwards. What is equal is
-    decided in float32: of paths whose probabilities differ by no more than rounding either may be returned.
+    Ties go to the lowest regime, from the last step backwards. If the probabilities of two paths differ only by float32
+    rounding, either may be returned.
 
     Args:
         log_emissions: (B, T, K), T at least 2.
@@ -82,11 +82,14 @@ def viterbi(log_emissions: torch.Tensor, log_initial: torch.Tensor, log_transiti
 
 
 def _prepared(emissions: torch.Tensor, initial: torch.Tensor, transition: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Time first, batch last, so that every reduction over regimes runs along contiguous batches: emissions (T, K, B),
-    each step's most probable one at 0, and what was subtracted, (T, B); the rest as it is, floored.
+    """Apply ``LOG_FLOOR``, and put the batch last, so that reductions over regimes run along contiguous memory.
+
+    Returns:
+        Emissions (T, K, B), whose largest of each step is 0; the values subtracted for that, (T, B); the initial and
+        the transition log-probabilities.
     """
     emissions = emissions.clamp_min(LOG_FLOOR).permute(1, 2, 0).contiguous()
-    peaks = emissions.amax(1)  # improbable steps would cost the messages their digits
+    peaks = emissions.amax(1)  # large negative values would cost the messages precision
     emissions = (emissions - peaks.unsqueeze(1)).clamp_min_(LOG_FLOOR)
     return emissions, peaks, initial.clamp_min(LOG_FLOOR), transition.clamp_min(LOG_FLOOR)
 
@@ -132,17 +135,16 @@ def _messages(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The forward and backward messages (Rabiner, Proc. IEEE 77(2), 1989, eqs. 19-25), normalized at every step.
 
-    By an associative scan over time: up a tree with products of K x K matrices, down with vectors only (Blelloch,
-    "Prefix sums and their applications", 1990; for hidden Markov models Hassan, Sarkka and Garcia-Fernandez, arXiv
-    2102.05743).
+    An associative scan over time: up a tree with products of K x K matrices, down with vectors only (Blelloch, "Prefix
+    sums and their applications", 1990; for hidden Markov models Hassan, Sarkka and Garcia-Fernandez, arXiv 2102.05743).
 
     Args:
-        emissions: (T, K, B), log p(x_t | regime); finite, and 0 at most.
+        emissions: (T, K, B), log p(x_t | regime); finite, at most 0.
         initial: (K,), log p(first regime); finite.
         transition: (K, K), log p(to | from) at [from, to]; finite.
-        with_future: whether the backward messages are wanted too.
-        reduce: over regimes: log-sum-exp; or the maximum, for the score of the best way into each regime.
-        normalize: makes messages of a step comparable, (K, T, B).
+        with_future: whether to compute the backward messages, too.
+        reduce: reduction over regimes: log-sum-exp, or the maximum for the score of the best path into each regime.
+        normalize: normalizes the messages of each step, (K, T, B).
 
     Returns:
         ``predicted`` (T, K, B), log p(regime_t | x_<t); ``future`` (T, K, B), log p(x_>t | regime_t) up to a constant
@@ -165,7 +167,7 @@ def _messages(
         if after is not None:
             message = after[:, :pairs]
             after = _interleave(_below_zero(reduce(message.unsqueeze(0) + right, 1)), message, after, count)
-    # One step from the boundaries: constants that the scan has dropped come back.
+    # One more step from each boundary restores the constants that the scan has dropped.
     known = normalize(before + emissions[:-1].transpose(0, 1))
     predicted = torch.cat([start, reduce(known.unsqueeze(1) + matrix, 0)], 1).transpose(0, 1)
     if after is None:
@@ -175,9 +177,9 @@ def _messages(
 
 
 def _backtrace(pointers: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
-    """Follow pointers from the last step to the first.
+    """Follow pointers from the last step to the first, by an associative scan.
 
-    A segment of time is a map from the regime after it to the regime before it: composition is associative.
+    A segment of time maps the regime after it to the regime before it; composition of such maps is associative.
 
     Args:
         pointers: (T - 1, K, B), int64: the regime at step t from which the regime at step t + 1 is best reached.
@@ -197,10 +199,10 @@ def _backtrace(pointers: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
 def _tree(
     leaves: torch.Tensor, combine: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], dim: int
 ) -> list[tuple[torch.Tensor, torch.Tensor, int]]:
-    """Combine neighbors along ``dim`` until one is left; an odd one at the end goes up as it is.
+    """Combine neighbors along ``dim`` until one is left; an odd one at the end moves up unchanged.
 
     Returns:
-        From the leaves upwards: left and right partners, and how many there were in all.
+        For each level, from the leaves upwards: left partners, right partners, and the number of elements.
     """
     levels = []
     count = leaves.shape[dim]
@@ -215,7 +217,7 @@ def _tree(
 
 
 def _interleave(even: torch.Tensor, odd: torch.Tensor, parents: torch.Tensor, count: int) -> torch.Tensor:
-    """(K, pairs, B) twice -> (K, count, B), where an odd last one is its parent."""
+    """Interleave two (K, pairs, B) to (K, count, B); if ``count`` is odd, the last element is its parent."""
     children = torch.stack([even, odd], 2).flatten(1, 2)
     return torch.cat([children, parents[:, even.shape[1] :]], 1) if count % 2 else children
 
@@ -223,7 +225,7 @@ def _interleave(even: torch.Tensor, odd: torch.Tensor, parents: torch.Tensor, co
 def _best_origins(scores: torch.Tensor, transition: torch.Tensor) -> torch.Tensor:
     """The lowest i that maximizes scores[t, i, b] + transition[i, j] for each t, j and b.
 
-    One regime after the other, since argmax promises the lowest of equals on some devices only, and is slower.
+    A loop over regimes, since argmax is slower and does not return the lowest index of a tie on every device.
 
     Args:
         scores: (T, K, B).
@@ -242,7 +244,7 @@ def _best_origins(scores: torch.Tensor, transition: torch.Tensor) -> torch.Tenso
 
 
 def _log_sum_exp(x: torch.Tensor, dim: int) -> torch.Tensor:
-    # torch.logsumexp with less traffic: x is not read again, so that it takes the exponentials.
+    # torch.logsumexp with less memory traffic: x is not used again, so the exponentials overwrite it.
     peak = x.amax(dim, keepdim=True)
     return x.sub_(peak).exp_().sum(dim).log_().add_(peak.squeeze(dim))
 

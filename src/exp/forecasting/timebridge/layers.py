@@ -26,15 +26,15 @@ def attention(
 ) -> torch.Tensor:
     """Scaled dot-product attention (Vaswani et al., arXiv 1706.03762, eq. 1), with dropout on its weights.
 
-    Accelerators take torch's fused kernel where there is one. The CPU does not: for the some 30 tokens of this model
-    plain batched products take some two thirds of its time there, forward and backward, with dropout and without.
+    Accelerators use torch's fused kernel if there is one. The CPU does not: with this model's 30 or so tokens, plain
+    batched products take about two thirds of the fused kernel's time there, forward and backward.
 
     Args:
         query: (B, heads, Q, width).
         key: (B, heads, K, width).
         value: (B, heads, K, width).
         dropout_p: probability in [0, 1) of dropping a weight; 0 when evaluating.
-        owner: the module whose masks they are, where these may be drawn by sample (:mod:`exp.models.dropout`).
+        owner: the module that the dropout masks belong to, if they are drawn per sample (:mod:`exp.models.dropout`).
 
     Returns:
         (B, heads, Q, width).
@@ -54,12 +54,12 @@ def attention(
 
 
 def dropout(x: torch.Tensor, p: float) -> torch.Tensor:
-    """Dropout that does not dominate the time of a training step on the CPU.
+    """Dropout, faster than torch's on the CPU.
 
     torch draws one Bernoulli variable per element, which takes most of the time of attention on the CPU. Here one
-    64-bit draw from torch's generator serves four elements, each compared with ``p`` as 16 bits: the probability is
-    rounded to a multiple of 2**-16, and the scale is the reciprocal of the rounded one, so that the mean is exact.
-    Other devices take torch's own.
+    64-bit draw from torch's generator serves four elements, 16 bits each: ``p`` is rounded to a multiple of 2**-16, and
+    kept elements are scaled by the reciprocal of the rounded probability of keeping, so that the mean is exact. Other
+    devices use torch's dropout.
 
     Args:
         x: any shape.
@@ -72,14 +72,14 @@ def dropout(x: torch.Tensor, p: float) -> torch.Tensor:
         return F.dropout(x, p)
     threshold = min(round(p * 2**16), 2**16 - 1)
     draws = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
-    # Through numpy, since torch 1.10 has no view from one width of integers to another.
+    # Through numpy, since torch 1.10 cannot view integers of one width as another.
     bits = torch.from_numpy(draws.numpy().view(np.int16))[: x.numel()].view(x.shape)
     mask = (bits >= threshold - 2**15).to(x.dtype).mul_(2**16 / (2**16 - threshold))
     return x * mask
 
 
 def detrending_matrix(size: int, length: int) -> torch.Tensor:
-    """The linear map that subtracts a moving average along the embedding axis, as a matrix.
+    """The matrix that subtracts a moving average along the embedding axis.
 
     The authors' ``PeriodNorm`` averages over the last axis of the tokens, which is the embedding, not time: element j
     loses the mean of the elements j - length + 1 ... j; the first length - 1 elements lose the first complete mean.
@@ -119,10 +119,9 @@ class MultiHeadAttention(nn.Module):
         return self._attend(self.q_proj(queries), key, value)
 
     def detrended(self, tokens: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
-        """Self-attention whose queries and keys see ``tokens @ matrix``, and pass no gradient to ``tokens``.
+        """Self-attention with queries and keys from ``tokens @ matrix``, which pass no gradient to ``tokens``.
 
-        The matrix goes into the projections' weights: (x A) W' = x (A W'), so that the detrended tokens, of which
-        there are many more than weights, are never computed.
+        The matrix is multiplied into the projections' weights, (x A) W' = x (A W'): weights are far fewer than tokens.
 
         Args:
             tokens: (N, S, d_model).
@@ -169,7 +168,7 @@ class PatchEmbedding(nn.Module):
 
 
 class Encoder(nn.Module):
-    """The layers in their order; a module of its own only for the names of the authors' weights."""
+    """Applies layers in order; a module of its own so that weights have the names of the authors' code."""
 
     def __init__(self, layers: list[nn.Module]) -> None:
         super().__init__()
@@ -183,12 +182,12 @@ class Encoder(nn.Module):
 
 
 class _Layer(nn.Module):
-    """What every layer ends with: LayerNorm, two linear layers with GELU and a residual, LayerNorm.
+    """Base class of the layers; its end is LayerNorm, two linear layers with GELU and a residual, LayerNorm.
 
     Args:
         config: the keys of the model.
-        **mixers: the modules that come first. They are arguments so that they are also initialized first: one seed then
-            gives the initial weights of the authors' code.
+        **mixers: the modules before that end. They are arguments so that they are initialized first: the same seed then
+            gives the same initial weights as the authors' code.
     """
 
     def __init__(self, config: TimeBridgeConfig, **mixers: nn.Module) -> None:
@@ -226,15 +225,15 @@ class IntegratedAttention(_Layer):
 
 
 class PatchDownsampling(_Layer):
-    """Patch Down-sampling: within each channel, fewer patches as learned mixtures that attend to all patches.
+    """Patch Down-sampling: within each channel, learned mixtures of the patches attend to all patches.
 
-    The authors' two 1x1 convolutions over the patch axis, with the mean token beside the first one's output and a
-    residual, are linear: they are applied as one.
+    The authors make the mixtures with two 1x1 convolutions over the patch axis, the second one on the first one's
+    output and the mean token, with a residual. All of that is linear, so it is applied as one matrix.
 
     Args:
         config: the keys of the model.
-        patches_in: patches before.
-        patches_out: patches after.
+        patches_in: number of patches before.
+        patches_out: number of patches after.
     """
 
     attention: MultiHeadAttention
@@ -266,7 +265,7 @@ class CointegratedAttention(_Layer):
     """Cointegrated Attention: within each patch over the channels, laid out as a square grid.
 
     Axial attention (Ho et al., arXiv 1912.12180): first within the rows of the grid, then within its columns. The grid
-    is filled up with zero tokens, which take part, as in the authors' code.
+    is padded with zero tokens, which are not masked, as in the authors' code.
 
     Args:
         config: the keys of the model; the time features are further channels.
@@ -278,8 +277,8 @@ class CointegratedAttention(_Layer):
     def __init__(self, config: TimeBridgeConfig) -> None:
         rows = MultiHeadAttention(config)
         super().__init__(config, attention1=rows, attention2=copy.deepcopy(rows))
-        # Part of the authors' checkpoints, but of no use in their forward pass. Without gradient, so that neither
-        # data-parallel training waits for one nor weight decay touches it.
+        # The authors' checkpoints have it, their forward pass does not use it. Without gradient, so that DDP does not
+        # wait for one and weight decay does not change it.
         self.norm0 = nn.LayerNorm(config.d_model).requires_grad_(False)
         self.side = math.ceil(math.sqrt(config.channels + config.time_features))
 
@@ -294,6 +293,6 @@ class CointegratedAttention(_Layer):
         rows = self.attention1(grid.reshape(-1, side, width)).view(batch * patches, side, side, width)
         columns = rows.transpose(1, 2).reshape(-1, side, width)
         columns = self.attention2(columns) + columns
-        # (B, P, column, row, D) -> (B, row * column, P, D), the order in which the channels came in.
+        # (B, P, column, row, D) -> (B, row * column, P, D): the original order of the channels.
         grid = columns.view(batch, patches, side, side, width).permute(0, 3, 2, 1, 4)
         return grid.flatten(1, 2)[:, :channels]

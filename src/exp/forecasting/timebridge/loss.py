@@ -14,7 +14,7 @@ from exp.hardware.compat import autocast_disabled
 __all__ = ["TimeFrequencyLoss", "dft_matrix", "quantile_loss", "uncrossed"]
 
 _TINY = 1e-30
-"""Squared magnitudes below it count as zero; the squares of float32 differences that matter lie far above."""
+"""Smaller squared magnitudes count as zero; those of relevant float32 differences are far larger."""
 
 
 def dft_matrix(length: int) -> torch.Tensor:
@@ -28,7 +28,7 @@ def dft_matrix(length: int) -> torch.Tensor:
     """
     steps = torch.arange(length, dtype=torch.int64)
     frequencies = torch.arange(length // 2 + 1, dtype=torch.int64)
-    # The product is reduced modulo H as an integer: angles of many turns would lose digits.
+    # The product is reduced modulo H as an integer: large angles would lose precision.
     turns = (steps[:, None] * frequencies[None, :]) % length
     angle = turns.double() * (2.0 * math.pi / length)
     return torch.cat([torch.cos(angle), -torch.sin(angle)], dim=1).float()
@@ -37,8 +37,8 @@ def dft_matrix(length: int) -> torch.Tensor:
 class TimeFrequencyLoss(nn.Module):
     """``(1 - alpha) * mean |d| + alpha * mean |rFFT(d)|`` for ``d = prediction - target`` (arXiv 2410.04442, sec. 4).
 
-    The Fourier transform is one real matrix product, since complex numbers and FFT are not available or slow on some
-    accelerators. The magnitude's gradient is 0 where the magnitude is 0. Computed in float32 under autocast too.
+    The Fourier transform is one real matrix product, since complex numbers and FFT are missing or slow on some
+    accelerators. The magnitude's gradient is 0 where the magnitude is 0. Computed in float32, also under autocast.
 
     Args:
         horizon: time steps H.
@@ -57,9 +57,9 @@ class TimeFrequencyLoss(nn.Module):
     ) -> torch.Tensor:
         """``prediction`` and ``target``: (B, H, C); result: 0-dim, float32.
 
-        ``known`` (B, H, C) is 1 where there is a truth, else 0: the difference counts as 0 where there is none. Means
-        are then over each window's cells with a truth (in time) and its series with one (in frequency), and over
-        windows (:func:`exp.forecasting.known.mean_over_known`).
+        ``known`` (B, H, C) is 1 where there is a truth, else 0; None: 1 everywhere. The difference is 0 where there is
+        no truth. Means are over each window's cells with a truth (in time) or its series with a truth (in frequency),
+        and then over windows (:func:`exp.forecasting.known.mean_over_known`).
         """
         with autocast_disabled(prediction.device.type):
             if known is not None:
@@ -69,7 +69,7 @@ class TimeFrequencyLoss(nn.Module):
             return (1.0 - self.alpha) * difference.abs().mean() + self.alpha * magnitude.mean()
 
     def _magnitude(self, difference: torch.Tensor) -> torch.Tensor:
-        """Of the Fourier transform: (B, H, C) to (B, C, F)."""
+        """Magnitude of the Fourier transform: (B, H, C) to (B, C, F)."""
         real, imaginary = (difference.transpose(1, 2) @ self.dft).chunk(2, dim=-1)
         return (real * real + imaginary * imaginary).clamp_min(_TINY).sqrt()
 
@@ -85,13 +85,13 @@ def quantile_loss(
 ) -> torch.Tensor:
     """Twice the pinball loss (Koenker and Bassett, Econometrica 46(1), 1978), averaged over levels, 0-dim, float32.
 
-    Twice, so that the one of the median is the mean absolute error.
+    Twice, so that the loss of the median is the mean absolute error.
 
     Args:
-        others: the quantiles, by level, (B, H, C) each.
+        others: a quantile for each level, (B, H, C) each.
         y: (B, H, C), the truth.
-        levels: between 0 and 1.
-        known: (B, H, C), 1 where ``y`` has a truth, else 0; None: everywhere.
+        levels: quantile levels, between 0 and 1.
+        known: (B, H, C), 1 where ``y`` has a truth, else 0; None: 1 everywhere.
     """
     losses = []
     for quantile, tau in zip(others, levels):
@@ -102,15 +102,18 @@ def quantile_loss(
 
 
 def uncrossed(forecast: torch.Tensor, others: Sequence[torch.Tensor], median: int) -> list[torch.Tensor]:
-    """Quantiles in ascending order, with the forecast as the median.
+    """Make quantiles ascend, with the forecast as the median.
 
-    From the median outwards each is at least as far out as the one before it. The forecast stays as it is, and only
-    minimum and maximum are needed, which every card has; sorting is not to be had on all of them.
+    From the median outwards each is moved to be at least as far out as the one before it; the forecast is unchanged.
+    This needs only minimum and maximum, which every card has; not every card can sort.
 
     Args:
         forecast: any shape.
-        others: of the same shape; the first ``median`` of them are below the median, ascending.
-        median: its place among all.
+        others: the other quantiles, same shape, ascending levels; the first ``median`` of them are below the median.
+        median: position of the median among all quantiles.
+
+    Returns:
+        All quantiles, ascending, of the shape of ``forecast``.
     """
     lower = [forecast]
     for quantile in reversed(others[:median]):

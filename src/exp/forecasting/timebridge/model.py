@@ -33,18 +33,18 @@ _AT_LEAST_ONE = ("channels", "horizon", "time_features", "period", "num_patches_
 
 
 class TimeBridge(Model):
-    """TimeBridge (Liu et al., ICML 2025, arXiv 2410.04442), with the names of the weights of the authors' code.
+    """TimeBridge (Liu et al., ICML 2025, arXiv 2410.04442); weights have the names of the authors' code.
 
     Each series is standardized over the lookback, cut into patches of one period and embedded. Integrated Attention
     works within each channel, Patch Down-sampling shortens the sequence of patches, Cointegrated Attention works across
-    channels; a linear head gives the horizon. The time features are further channels, which only Cointegrated Attention
-    lets meet the series and which the head drops: without such layers they are not computed at all.
+    channels; a linear head gives the horizon. The time features are further channels. Only Cointegrated Attention mixes
+    them with the series, and the head drops them, so without such layers they are not computed.
 
     Args:
         **keys: of :class:`exp.forecasting.config.TimeBridgeConfig`, which documents them.
 
     Raises:
-        ConfigError: the settings do not go together.
+        ConfigError: a key is unknown or out of range, or keys contradict each other.
     """
 
     config_class: ClassVar[Any] = TimeBridgeConfig
@@ -77,7 +77,7 @@ class TimeBridge(Model):
             self.quantile_decoder = head(self.token_elements, (len(config.quantiles) - 1) * config.horizon)
 
     def adapt_state_dict(self, state: Mapping[str, torch.Tensor], source: Path) -> dict[str, torch.Tensor]:
-        """Weights by our names, those of the users' variant, too; of one with a prior the forecaster alone."""
+        """Rename the weights of the variant to ours; a model without a prior takes the forecaster's weights alone."""
         prefix = variant_prefix(state)
         adapted = super().adapt_state_dict(state, source) if prefix is None else adapt_variant(state, prefix)
         if "past_decoder.1.weight" not in adapted or hasattr(self, "past_decoder"):
@@ -85,7 +85,7 @@ class TimeBridge(Model):
         return {key: value for key, value in adapted.items() if key.startswith(("embedding.", "encoder.", "decoder."))}
 
     def sharded_units(self) -> list[nn.Module]:
-        """The encoder's layers; those of a second encoder, too (``wrapper=fsdp``)."""
+        """The layers of all encoders (``wrapper=fsdp``)."""
         encoders = [module for module in self.modules() if isinstance(module, Encoder)]
         return [layer for encoder in encoders for layer in encoder.attn_layers]
 
@@ -105,16 +105,16 @@ class TimeBridge(Model):
             x: (B, L, C), the lookback.
             marks: (B, L, M), time features in [-0.5, 0.5]; not read without Cointegrated Attention.
             y: (B, H, C), the truth; only for the loss.
-            index: (B,), number of each window; part of a batch, not used.
-            known: (B, H, C), 1 where ``y`` has a truth, else 0; None: everywhere.
-            future: (B, H, K), covariates and calendar of the horizon; part of a batch, not used: covariates are seen as
-                further series over the lookback.
+            index: (B,), number of each window; not used.
+            known: (B, H, C), 1 where ``y`` has a truth, else 0; None: 1 everywhere.
+            future: (B, H, K), covariates and time features of the horizon; not used: the model uses covariates over the
+                lookback only, as further series.
             mode: ``"loss"``, ``"predict"`` or ``"tensor"`` (:class:`exp.models.base.Model`); ``"spread"`` where
                 ``spread`` is set (:class:`exp.forecasting.intervals.intervals.Spread`).
 
         Returns:
-            ``{"loss": <0-dim float32 tensor>}``; the forecast (B, H, C); or how sure it is, such as quantiles
-            (B, H, C, Q).
+            The terms of the loss by name, such as ``{"loss": <0-dim float32 tensor>}``; the forecast (B, H, C); or the
+            spread, such as quantiles (B, H, C, Q).
 
         Raises:
             ValueError: ``mode`` is unknown, or the loss is asked for without ``y``.
@@ -144,12 +144,12 @@ class TimeBridge(Model):
         }
 
     def spread_of(self, x: torch.Tensor, marks: torch.Tensor) -> torch.Tensor:
-        """Quantiles (B, H, C, Q) around the forecast, none across another; arguments as for :meth:`forward`."""
+        """Quantiles (B, H, C, Q) around the forecast, which do not cross; arguments as for :meth:`forward`."""
         assert self.quantiles is not None
         return torch.stack(uncrossed(*self._heads(x, marks), self.quantiles.index(_MEDIAN)), dim=-1)
 
     def _heads(self, x: torch.Tensor, marks: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """The forecast and the other quantiles, as they come, (B, H, C) each."""
+        """The forecast and the other quantiles, which may cross, (B, H, C) each."""
         series, mean, std = standardized(x)
         tokens = self.encode(series, marks)
         forecast = in_float32(self.decoder, tokens).transpose(1, 2) * std + mean
@@ -176,7 +176,7 @@ class TimeBridge(Model):
         return tokens[:, : self.channels]
 
     def may_start_anew(self, name: str) -> bool:
-        """The layers that make forecasts of the tokens: they depend on the horizon."""
+        """Whether weights may be missing in a checkpoint: those of the heads, which depend on the horizon."""
         return name.startswith(("decoder.", "quantile_decoder."))
 
 
@@ -186,7 +186,7 @@ def head(tokens: int, steps: int) -> nn.Sequential:
 
 
 def in_float32(head: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
-    """What ``head`` gives without autocast, (..., steps), float32: a forecast is not rounded to half precision."""
+    """Apply ``head`` without autocast, float32 (..., steps): a forecast must not be rounded to half precision."""
     with autocast_disabled(tokens.device.type):
         output: torch.Tensor = head(tokens.float())
     return output
@@ -194,13 +194,13 @@ def in_float32(head: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def standardized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Each series with its mean and standard deviation over the lookback; no gradients flow through them.
+    """Standardize each series by its mean and (unbiased) standard deviation over the lookback, without gradients.
 
     Args:
         x: (B, L, C).
 
     Returns:
-        The standardized series (B, L, C), mean and standard deviation (B, 1, C).
+        The standardized series (B, L, C), mean (B, 1, C) and standard deviation (B, 1, C).
     """
     mean = x.mean(1, keepdim=True)
     std = x.std(1, keepdim=True)
@@ -208,26 +208,26 @@ def standardized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
 
 
 def check_sizes(config: Any) -> None:
-    """Refuse numbers of a model's keys that are too small; those that are None are left to their defaults.
+    """Check the lower bounds of a model's numeric keys; None is skipped.
 
     Raises:
-        ConfigError: one is.
+        ConfigError: a number is too small.
     """
     for key, value in vars(config).items():
         if isinstance(value, (int, float)) and key != "initial_log_variance":
-            least = 2 if key == "lookback" else int(key in _AT_LEAST_ONE)  # of one step there is no deviation
+            least = 2 if key == "lookback" else int(key in _AT_LEAST_ONE)  # one step has no deviation
             if value < least:
                 raise ConfigError(f"model.{key}={value} is too small; set at least {least}")
 
 
 def _patches(config: TimeBridgeConfig) -> tuple[int, int]:
-    """How many patches a series has, as in the authors' code, and how many after down-sampling."""
+    """The number of patches of a series, as in the authors' code, and their number after down-sampling."""
     patches = max(config.lookback // max(config.period, 1), 1)
     return patches, patches if config.num_patches_out is None else config.num_patches_out
 
 
 def _check(config: TimeBridgeConfig, patches: int, patches_out: int) -> None:
-    """Refuse settings that do not go together."""
+    """Refuse keys that are out of range or contradict each other."""
     check_sizes(config)
     levels = [] if config.quantiles is None else list(config.quantiles)
     valid = sorted({level for level in levels if 0.0 < level < 1.0} | {_MEDIAN})

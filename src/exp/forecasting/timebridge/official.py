@@ -1,8 +1,8 @@
-"""Checkpoints of the users' variant with a prior: ``torch.save(model.state_dict())`` of hao405/tb96-xianyan_big.
+"""Read checkpoints of the variant with a prior: ``torch.save(model.state_dict())`` of hao405/tb96-xianyan_big.
 
-Those of the authors' code (github.com/Hank0626/TimeBridge) have our names. The variant's hold the same numbers as ours
-under other names, and one MLP per latent where ours are stacked. Its emissions have a standard deviation of
-max(s, 0) + 0.1 where ours have softplus(s) + 0.1, and see the first four channels.
+Checkpoints of the authors' code (github.com/Hank0626/TimeBridge) need no conversion: they have our names. The variant's
+have other names, and one MLP per latent where ours are stacked. Its emissions observe the first four channels, with
+standard deviation max(s, 0) + 0.1; ours is softplus(s) + 0.1.
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ _MLP = re.compile(r"gs\.(\d+)\.net\.(\d+)\.(weight|bias)$")
 _REGIME_CHANNELS = 4
 _COMPRESSED_ABOVE = 100
 _LEAST_SPREAD = -20.0
-"""softplus of it is 2e-9: nothing beside 0.1."""
+"""Its softplus is 2e-9, negligible beside 0.1."""
 
 
 def variant_prefix(state: _State) -> str | None:
-    """The path before the names of the variant, such as ``model.``; None where these are not its weights."""
+    """The prefix of the variant's names, such as ``model.``; None if these are not its weights."""
     found = [key[: -len(_LANDMARK)] for key in state if key == _LANDMARK or key.endswith(f".{_LANDMARK}")]
     return best_prefix(found) if found else None
 
 
 def adapt_variant(state: _State, prefix: str) -> dict[str, torch.Tensor]:
-    """The variant's weights by the names of :class:`exp.forecasting.timebridge.TimeBridgePrior`.
+    """Rename the variant's weights to the names of :class:`exp.forecasting.timebridge.TimeBridgePrior`.
 
-    Tensors that its forward pass never reads are left out: networks of ``encoder_zc`` and ``encoder_zd`` other than the
-    transition priors, ``encoder_u.trans``, ``final_mlp``, and the compression below 101 latents.
+    Tensors that the variant's forward pass never reads are left out: networks of ``encoder_zc`` and ``encoder_zd``
+    other than the transition priors, ``encoder_u.trans``, ``final_mlp``, and the compression below 101 latents.
 
     Args:
         state: tensors by name.
-        prefix: of :func:`variant_prefix`.
+        prefix: the result of :func:`variant_prefix`.
 
     Returns:
-        All weights and buffers of ours. The regimes are not frozen yet: a training that starts from them goes on with
-        them for ``regime_epochs`` epochs, and keeps them then.
+        All weights and buffers of :class:`~exp.forecasting.timebridge.TimeBridgePrior`. The regimes are not frozen: a
+        training that starts from them trains them for ``regime_epochs`` more epochs, then freezes them.
     """
     theirs = {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
     adapted: dict[str, torch.Tensor] = {"log_variance_shift": torch.zeros(())}
@@ -74,13 +74,13 @@ def adapt_variant(state: _State, prefix: str) -> dict[str, torch.Tensor]:
 
 
 def _stacked(prior: _State) -> dict[str, torch.Tensor]:
-    """One MLP per latent, ``gs.<latent>.net.<index>``, as stacked layers; what compresses their context, if in use."""
+    """Stack the MLPs of all latents, ``gs.<latent>.net.<index>``, and keep the layer that compresses their context."""
     parts: dict[tuple[int, str], dict[int, torch.Tensor]] = {}
     for key, value in prior.items():
         match = _MLP.match(key)
         if match:
             parts.setdefault((int(match.group(2)), match.group(3)), {})[int(match.group(1))] = value
-    places = sorted({index for index, _ in parts})  # between the linear layers are activations
+    places = sorted({index for index, _ in parts})  # of the linear layers; activations are between them
     result = {
         f"mlps.layers.{places.index(index)}.{kind}": torch.stack([latents[number] for number in sorted(latents)])
         for (index, kind), latents in parts.items()

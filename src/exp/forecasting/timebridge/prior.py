@@ -19,34 +19,33 @@ from exp.forecasting.timebridge.transition import ChangingPrior, StationaryPrior
 __all__ = ["FARTHEST", "TimeBridgePrior"]
 
 FARTHEST = 30.0
-"""How many standard deviations of the lookback the regimes see a value of the horizon away from its mean, at most.
+"""Values of the horizon are clamped to this many standard deviations (of the lookback) before the regimes see them.
 
-Over a flat lookback any change is 1e5 of them, and squared in an emission the loss of a few steps would drown all else.
-Values of the lookback itself are never further away than its length's square root (Samuelson, JASA 63(324), 1968).
+Over a flat lookback any change is 1e5 standard deviations; squared in an emission, a few steps would dominate the loss.
+Values of the lookback itself are at most sqrt(L) standard deviations away (Samuelson, JASA 63(324), 1968).
 """
 
 
 class TimeBridgePrior(TimeBridge):
-    """TimeBridge whose series are latents of a state-space model (users' variant hao405/tb96-xianyan_big).
+    """TimeBridge whose series are latents of a state-space model (the variant hao405/tb96-xianyan_big).
 
-    One TimeBridge gives the mean, another the log-variance of a latent for each channel and each of the L + H time
-    steps of lookback and horizon: q(z | x). In training latents are drawn from it, and
+    There is one latent for each channel and each of the L + H time steps of lookback and horizon. One TimeBridge gives
+    the mean of q(z | x), another its log-variance. Training draws latents from q, with
 
         loss = forecast(z over the horizon) + reconstruction(z over the lookback)
              + KL of the stationary latents + KL of the changing latents - log p(x) of the regimes,
 
-    each term with its weight. A KL term is the mean over steps of log q(z_t) - log p(z_t | ...) at the latents drawn;
-    p is a :class:`StationaryPrior` for the first channels, and for the rest a :class:`ChangingPrior` that sees the
-    regime of the step, the most probable one by :class:`Regimes`. These learn from the data alone during the first
-    ``regime_epochs`` epochs, and are frozen then; of the horizon they see values up to :data:`FARTHEST` away. A
-    forecast is the mean, without drawing: nothing of the prior is needed for it, and weights of a plain TimeBridge fit
-    as they are.
+    each term with its weight. A KL term is the mean over steps of log q(z_t) - log p(z_t | ...) at the latents drawn.
+    p is a :class:`StationaryPrior` for the first channels, and for the rest a :class:`ChangingPrior` that depends on
+    the step's most probable regime (:class:`Regimes`). The regimes learn from the data alone during the first
+    ``regime_epochs`` epochs, and are then frozen; they see values of the horizon up to :data:`FARTHEST`. A forecast is
+    the mean, without drawing. It does not need the prior, so weights of a plain TimeBridge fit unchanged.
 
     Args:
         **keys: of :class:`exp.forecasting.config.TimeBridgePriorConfig`, which documents them.
 
     Raises:
-        ConfigError: the settings do not go together.
+        ConfigError: a key is unknown or out of range, or keys contradict each other.
     """
 
     log_variance_shift: torch.Tensor
@@ -89,8 +88,8 @@ class TimeBridgePrior(TimeBridge):
     def _check(config: TimeBridgePriorConfig) -> None:
         if config.quantiles is not None:
             raise ConfigError(
-                "model.quantiles: the variant with a prior says by its variance how sure it is; leave them out, or use "
-                "model=timebridge"
+                "model.quantiles: the variant with a prior has standard deviations, not quantiles; leave them out, or "
+                "use model=timebridge"
             )
         if config.stationary_share > 1.0:
             raise ConfigError(f"model.stationary_share={config.stationary_share} is not a share; set one from 0 to 1")
@@ -98,11 +97,11 @@ class TimeBridgePrior(TimeBridge):
             raise ConfigError(f"model.lags={config.lags} must be less than lookback={config.lookback}")
 
     def may_start_anew(self, name: str) -> bool:
-        """All but the forecaster: weights of a plain TimeBridge are a beginning."""
+        """Whether weights may be missing in a checkpoint: all but the forecaster's, so that a plain TimeBridge fits."""
         return not name.startswith(("embedding.", "encoder."))
 
     def no_weight_decay(self) -> list[str]:
-        """What the regimes are, learned from their likelihood alone."""
+        """Names of the regimes' parameters: only their likelihood may change them."""
         return [name for name, _ in self.named_parameters() if name.startswith("regimes.")]
 
     def start_epoch(self, epoch: int) -> None:
@@ -114,8 +113,7 @@ class TimeBridgePrior(TimeBridge):
     def spread_of(self, x: torch.Tensor, marks: torch.Tensor) -> torch.Tensor:
         """Standard deviation of each latent of the horizon around the forecast, (B, H, C), in the units of ``x``.
 
-        That is what q(z | x) says: of latents, which training keeps as close to the series as its loss asks. It is not
-        fitted to the residuals, and may be far from them.
+        It is that of q(z | x), which no term of the loss fits to residuals: it may be far from them.
         """
         series, _, std = standardized(x)
         log_variance = in_float32(self.scale.decoder, self.scale.encode(series, marks)).transpose(1, 2)
@@ -124,13 +122,11 @@ class TimeBridgePrior(TimeBridge):
     def losses(
         self, x: torch.Tensor, marks: torch.Tensor, y: torch.Tensor, known: torch.Tensor | None = None
     ) -> dict[str, torch.Tensor]:
-        """The terms, weighted; arguments as for :meth:`forward`.
-
-        Where there is no truth, the regimes see the last value of the lookback; the reconstruction is of the lookback
-        as it is seen, filled cells included.
+        """The weighted terms of the loss by name, 0-dim each; arguments as for :meth:`forward`.
 
         ``loss_forecast``, ``loss_reconstruction`` and, with the prior, ``loss_stationary_kl``, ``loss_changing_kl`` and
-        ``loss_hmm``, 0-dim each.
+        ``loss_hmm``. Where ``y`` has no truth, the regimes see the last value of the lookback. The reconstruction
+        counts filled cells of the lookback, too.
         """
         if known is not None:
             y = torch.where(known > 0, y, x[:, -1:].expand_as(y))
@@ -161,7 +157,7 @@ class TimeBridgePrior(TimeBridge):
     def _divergences(
         self, z: torch.Tensor, mean: torch.Tensor, log_variance: torch.Tensor, series: torch.Tensor
     ) -> dict[str, torch.Tensor]:
-        """The KL terms and the regimes' own, unweighted."""
+        """The KL terms and the negative log-likelihood of the regimes, unweighted, 0-dim each."""
         split = self.stationary
         terms = {}
         if split:
@@ -172,7 +168,7 @@ class TimeBridgePrior(TimeBridge):
             density = gaussian_log_density(z[..., split:], mean[..., split:], log_variance[..., split:])
             terms["changing_kl"] = (density - self.changing_prior(z[..., split:], embeddings)).mean()
             if self._frozen:
-                # DDP waits for a gradient of every parameter: these get zeros, and nothing looks at them any more.
+                # DDP waits for a gradient of every parameter: frozen regimes get zeros.
                 terms["hmm"] = sum((p.sum() for p in self.regimes.parameters()), z.new_zeros(())) * 0.0
             else:
                 terms["hmm"] = self.regimes.negative_log_likelihood(series)

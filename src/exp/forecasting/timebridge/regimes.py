@@ -14,20 +14,20 @@ from exp.hardware.compat import autocast_disabled
 __all__ = ["LEAST_STD", "Regimes"]
 
 LEAST_STD = 0.1
-"""Of an emission."""
+"""Lower bound of an emission's standard deviation."""
 _STAY = 2.0
-"""Initial log-odds of staying in a regime: without, paths begin as noise."""
+"""Initial logit of staying in a regime, relative to 0 for each other regime: with 0, initial paths would be noise."""
 
 
 class Regimes(nn.Module):
     """Gaussian hidden Markov model over the time steps of standardized series.
 
-    While it learns, :meth:`negative_log_likelihood` trains it. :meth:`freeze` copies its parameters; from then on
-    :meth:`path` goes by the copy, so that whatever an optimizer still does to the parameters changes no path.
+    Only :meth:`negative_log_likelihood` trains it. :meth:`freeze` copies the parameters; from then on :meth:`path` uses
+    the copy, so that further optimizer steps do not change paths.
 
     Args:
-        count: regimes K.
-        channels: how many of the series, from the first on, are observed: D.
+        count: number of regimes (K).
+        channels: number of series, from the first on, that are observed (D).
     """
 
     frozen: torch.Tensor
@@ -57,10 +57,10 @@ class Regimes(nn.Module):
         """-log p(series) per time step, mean over the batch.
 
         Args:
-            series: (B, T, C), C >= D; float32.
+            series: float32 (B, T, C), C >= D.
 
         Returns:
-            0-dim.
+            0-dim float32.
         """
         emissions = _emissions(series[..., : self.channels], self.means, self.spreads)
         chain = log_likelihood(emissions, self.initial.log_softmax(0), self.transition.log_softmax(1))
@@ -72,7 +72,8 @@ class Regimes(nn.Module):
 
         Args:
             series: (B, T, C).
-            frozen: whether :meth:`freeze` has been called; told, since asking the device would wait for it.
+            frozen: whether :meth:`freeze` has been called; an argument, since reading the buffer would synchronize with
+                the device.
 
         Returns:
             (B, T), int64.
@@ -86,12 +87,12 @@ class Regimes(nn.Module):
 def _emissions(x: torch.Tensor, means: torch.Tensor, spreads: torch.Tensor) -> torch.Tensor:
     """Log N(x; mean, std) of every regime, std = softplus(spread) + 0.1: (B, T, D) -> (B, T, K).
 
-    In float32 under autocast too: the products are large numbers that cancel, of which bfloat16 keeps three digits.
+    In float32 under autocast, too: large products cancel here, and bfloat16 keeps only three digits of them.
     """
     with autocast_disabled(x.device.type):
         x = x.float()
         std = F.softplus(spreads) + LEAST_STD
-        # The square is multiplied out into two matrix products: no (B, T, K, D) is held.
+        # The square is expanded into two matrix products, which avoids a tensor (B, T, K, D).
         precision = 1.0 / (std * std)
         quadratic = (x * x) @ precision.t() - 2.0 * (x @ (means * precision).t()) + (means * means * precision).sum(1)
         return -0.5 * quadratic - std.log().sum(1) - 0.5 * math.log(2.0 * math.pi) * x.shape[-1]

@@ -1,7 +1,7 @@
 """Learned transition priors of latent time series, by a change of variables.
 
-The prior of a latent z_t^c is that of a noise eps_t^c, standard normal, which an MLP f_c per latent recovers from it:
-eps_t^c = f_c(context_t, z_t^c). The Jacobian of z_t -> eps_t is diagonal, so that
+An MLP f_c per latent maps the latent z_t^c to noise eps_t^c = f_c(context_t, z_t^c), which is standard normal. The
+Jacobian of z_t -> eps_t is diagonal, so that
 
     log p(z_t | context_t) = sum over c of [log N(eps_t^c; 0, 1) + log |d eps_t^c / d z_t^c|]
 
@@ -9,14 +9,14 @@ eps_t^c = f_c(context_t, z_t^c). The Jacobian of z_t -> eps_t is diagonal, so th
 sec. 3.2). There are two kinds of context: the last L steps of all latents (:class:`StationaryPrior`), and an embedding
 of the step's regime (:class:`ChangingPrior`).
 
-A variational model adds to its reconstruction losses weights times the divergences between the posterior q, from which
-z was drawn, and the prior, estimated at z (:func:`~exp.forecasting.timebridge.density.gaussian_log_density`: log q),
+A variational model adds weighted divergences between the posterior q, from which z is drawn, and the prior to its loss,
+estimated at z (:func:`~exp.forecasting.timebridge.density.gaussian_log_density` gives log q):
 
-    log q(z_t) - prior(z)_t, averaged over steps and batch,
+    log q(z_t) - prior(z)_t, averaged over steps and batch.
 
-and a weight times -log p(x) of the hidden Markov model of the regimes (:mod:`exp.forecasting.timebridge.hmm`), whose
-most probable path chooses the embeddings. The priors give log-densities per step, (B, T): the first L steps of a
-stationary prior, which have no complete past and are standard normal, are often summed and weighted apart.
+It also adds a weighted -log p(x) of the hidden Markov model of the regimes (:mod:`exp.forecasting.timebridge.hmm`),
+whose most probable path selects the embeddings. The priors return log-densities per step, (B, T). The first L steps of
+a stationary prior have no complete past; they are standard normal.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ __all__ = ["ChangingPrior", "LatentMLPs", "StackedLinear", "StationaryPrior"]
 
 
 class StackedLinear(nn.Module):
-    """The parameters of one linear layer per latent; each is initialized as ``nn.Linear``.
+    """The parameters of one linear layer per latent; each is initialized like ``nn.Linear``.
 
     Args:
-        latents: layers C.
-        inputs: of each.
-        outputs: of each.
+        latents: number of layers (C).
+        inputs: inputs of each layer.
+        outputs: outputs of each layer.
     """
 
     def __init__(self, latents: int, inputs: int, outputs: int) -> None:
@@ -53,14 +53,14 @@ class StackedLinear(nn.Module):
 class LatentMLPs(nn.Module):
     """One MLP with LeakyReLU per latent, from the context and the own latent to one number, all evaluated together.
 
-    The parameters are ``layers.<i>.weight`` and ``.bias``, stacked over the latents: (C, outputs, inputs) and
-    (C, outputs). Of the first layer's inputs the own latent is the last.
+    The parameters are ``layers.<i>.weight`` (C, outputs, inputs) and ``.bias`` (C, outputs), stacked over the latents.
+    The own latent is the last input of the first layer.
 
     Args:
-        latents: MLPs C.
-        context: numbers K that all MLPs see.
+        latents: number of MLPs (C).
+        context: size of the context (K), which all MLPs share.
         hidden: units of a hidden layer.
-        num_layers: hidden layers.
+        num_layers: number of hidden layers.
     """
 
     def __init__(self, latents: int, context: int, hidden: int, num_layers: int = 1) -> None:
@@ -76,7 +76,7 @@ class LatentMLPs(nn.Module):
             own: (..., C).
 
         Returns:
-            (...), in the parameters' dtype, under autocast too.
+            (...), of the parameters' dtype, also under autocast.
         """
         weights, biases = ([getattr(layer, name) for layer in self.layers] for name in ("weight", "bias"))
         flat_context, flat_own = (x.reshape(-1, x.shape[-1]).to(weights[0].dtype) for x in (context, own))
@@ -89,12 +89,12 @@ class StationaryPrior(nn.Module):
     """Prior of latents whose transition does not change: eps_t^c = f_c(z_{t-L}, ..., z_{t-1}, z_t^c).
 
     Args:
-        latents: C.
-        lags: past steps L that a step depends on.
+        latents: number of latents (C).
+        lags: past steps that a step depends on (L).
         hidden: units of a hidden layer.
-        num_layers: hidden layers.
-        compressed: numbers to which a linear layer common to all latents brings the L * C lagged latents, before the
-            MLPs see them; None: they see all. Some 10 from 100 latents on.
+        num_layers: number of hidden layers.
+        compressed: size to which a linear layer, common to all MLPs, compresses the L * C lagged latents; None: no
+            compression. About 10 is enough for more than 100 latents.
     """
 
     def __init__(
@@ -119,10 +119,10 @@ class ChangingPrior(nn.Module):
     """Prior of latents whose distribution changes with the regime: eps_t^c = f_c(embedding_t, z_t^c).
 
     Args:
-        latents: C.
-        embedding: elements D of a regime's embedding.
+        latents: number of latents (C).
+        embedding: size of a regime's embedding (D).
         hidden: units of a hidden layer.
-        num_layers: hidden layers.
+        num_layers: number of hidden layers.
     """
 
     def __init__(self, latents: int, embedding: int, hidden: int = 64, num_layers: int = 1) -> None:

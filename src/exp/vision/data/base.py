@@ -1,4 +1,4 @@
-"""Data sets of scenes and of segmentation: their splits, and what others ask of the data."""
+"""Image data sets: scenes, distillation and segmentation."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 __all__ = ["DistillationData", "ImageData", "SceneData", "SegmentationData", "fit_classes"]
 
 _ASSUMED_CLASSES = 50
-_MOST_FILES = 4096  # that are compared
-_MASKS = 16  # of each split, that are looked at before a training
+_MOST_FILES = 4096  # largest data set whose splits are searched for copies
+_MASKS = 16  # masks of each split that are read before a training
 _CLASS_ROWS = re.compile(r"^(auxiliary_)?head\.(classify\.)?(weight|bias)$")
 """Tensors of a head (:mod:`exp.vision.dinov3`) whose rows are classes."""
 
@@ -49,21 +49,21 @@ class ImageData(Data):
     Attributes:
         name: of the data set.
         classes: names of the K classes.
-        palette: RGB of each.
+        palette: RGB of each class.
         read: reads an image file.
         normalization: range, mean and standard deviation of each band.
-        tested_on: which split :attr:`test` is.
+        tested_on: name of the split that is :attr:`test`: ``test``, or ``val`` if there is no test split.
         classes_key: the key of the configuration that orders the classes.
-        learns_classes: whether a model for these data tells classes.
-        ignore_index: the label that does not count.
+        learns_classes: whether models for these data predict classes.
+        ignore_index: the label of ignored samples or pixels.
         per_pixel: whether each pixel has a label.
-        hint: what may be meant where a class has no label.
+        hint: end of the messages about classes without labels.
 
     Args:
         config: the keys of ``data``.
 
     Raises:
-        DataError: files are missing, or not laid out as expected.
+        DataError: files are missing, or not where the layout expects them.
         ConfigError: a pipeline is wrong.
     """
 
@@ -105,14 +105,18 @@ class ImageData(Data):
             self._record["modality_shares"] = draw.shares
 
     def masks_of(self, listing: Listing, config: Any) -> ColorMasks | IndexMasks | None:
-        """Set ``classes`` and ``palette``; returns what reads masks, where samples have some."""
+        """Set ``classes`` and ``palette``.
+
+        Returns:
+            The reader of masks; None: samples have no masks.
+        """
         self.classes, self.palette = listing.classes, distinct_colors(len(listing.classes))
         return None
 
     # -- samples -------------------------------------------------------------------------------------------------------
 
     def plain_parts(self) -> dict[str, ImageDataset]:
-        """All splits as an evaluation sees them: the training images, too, through ``data.eval_pipeline``."""
+        """All splits, also train, with ``data.eval_pipeline`` and without augmentation."""
         return {
             split: ImageDataset(data.samples, self.read, self._eval_pipeline, self._config, self._masks)
             for split, data in self._splits.items()
@@ -130,13 +134,14 @@ class ImageData(Data):
         missing: np.ndarray | None = None,
         for_map: bool = False,
     ) -> np.ndarray:
-        """The evaluation pipeline for one image, as an evaluation applies it.
+        """Apply ``data.eval_pipeline`` to one image.
 
         Args:
-            pixels: as :attr:`read` gives them.
-            path: of its file.
-            missing: which of them hold no data, bool (H, W); None: all do.
-            for_map: refuse a pipeline that does more than resize: a map of what it gives is none of the image.
+            pixels: (H, W, C), the result of :attr:`read`.
+            path: of the file.
+            missing: True where a pixel has no data, bool (H, W); None: all have data.
+            for_map: whether to refuse a pipeline that changes the size other than by one ``Resize``: its output cannot
+                be mapped back to the image.
 
         Returns:
             (h, w, C), of the same dtype.
@@ -156,14 +161,14 @@ class ImageData(Data):
         return made
 
     def read_as_seen(self, path: str | os.PathLike[str]) -> np.ndarray:
-        """An image file as the model gets it without a pipeline: (H, W, C), 0..255."""
+        """Read an image file as the model's input, without a pipeline: (H, W, C), 0..255."""
         return self.read.modalities.mapped(self.read(path), path)
 
     # -- what models and weights need ----------------------------------------------------------------------------------
 
     @classmethod
     def example_batch(cls, **keys: Any) -> ExampleBatch:
-        """Images of ``data.size``; the classes of ``data.palette`` or ``data.classes``."""
+        """An image of ``data.size`` pixels a side, with the classes of ``data.palette`` or ``data.classes``."""
         size, channels = int(keys["size"]), len(keys.get("bands") or ()) or int(keys["channels"])
         classes = len(keys.get("palette") or keys.get("classes") or ())
         notes = [f"validation images are taken to be {size} x {size}"]
@@ -176,7 +181,9 @@ class ImageData(Data):
         return ExampleBatch(sample, sample, arguments, int(keys["eval_batch_size"]), notes)
 
     def model_arguments(self) -> dict[str, Any]:
-        """What the model must know of the files; names of bands, mean and deviation only where there are some."""
+        """Arguments of the model: ``num_classes``, ``in_channels`` and ``ignore_index``; if known, ``band_names``,
+        ``pixel_mean`` and ``pixel_std``.
+        """
         self.normalization.look()
         arguments: dict[str, Any] = {
             "num_classes": len(self.classes),
@@ -191,30 +198,30 @@ class ImageData(Data):
         return arguments
 
     def on_model(self, model: Any) -> None:
-        """Values without data become those that the model's normalization makes 0."""
+        """From now on, fill values without data with the model's mean, which its normalization makes 0."""
         mean = getattr(model, "pixel_mean", None)
         if isinstance(mean, torch.Tensor) and mean.numel() == self.read.channels:
             self.read.fill = mean.detach().cpu().reshape(-1).numpy().astype("float32")
             self.read.modalities.on_model(self.read.fill, model.pixel_std.detach().cpu().reshape(-1).numpy())
 
     def state_dict(self) -> dict[str, Any]:
-        """What belongs to the weights trained on these data.
+        """What is saved with weights trained on these data.
 
         Returns:
             ``{"classes": [name], "channels": count, "value_range": [low, high] | None}``; with ``data.bands`` also
             ``bands``, ``band_names`` and ``band_count``, with ``data.mean`` also ``mean``, ``std`` and ``scaled``, with
-            those of modalities also ``modality_statistics``.
+            ``data.modality_statistics`` also ``modality_statistics``.
         """
         return {"classes": list(self.classes), **self.normalization.state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Be used with weights that were trained on other files: call it before anything is loaded.
+        """Read files like the data that the weights were trained on; call before any file is read.
 
         Args:
-            state: of the data that they were trained on.
+            state: the :meth:`state_dict` of the training data.
 
         Raises:
-            DataError: they have other channels. :meth:`setup` refuses other classes where they matter.
+            DataError: the weights have other channels. :meth:`setup` refuses other classes if they matter.
         """
         theirs = state.get("classes")
         if self.learns_classes and theirs is not None and list(theirs) != list(self.classes):
@@ -227,14 +234,13 @@ class ImageData(Data):
         self._adopted = True
 
     def setup(self, session: Any) -> None:
-        """Measure over all training images what is to be measured; a collective.
+        """Measure mean and standard deviation of the training images if the keys ask for it. Every rank must call this.
 
-        Before a training, rank 0 looks at some files (:meth:`look_at_files`). It keeps the figures in
-        ``statistics.json``, which a training that goes on takes them from.
+        Rank 0 writes them to ``statistics.json``; a resumed training reads them from there. Before a training, rank 0
+        checks some files (:meth:`look_at_files`).
 
         Raises:
-            DataError: the weights are to tell other classes, or had the bands in another order; or see
-                :meth:`look_at_files`.
+            DataError: the weights have other classes; or see :meth:`look_at_files`.
         """
         session.when_built(self.on_model)
         pictures = functools.partial(self.pictures, session)
@@ -260,26 +266,25 @@ class ImageData(Data):
             session.when_started(functools.partial(write_json, path, table))
 
     def look_at_files(self, say: Callable[[str], None]) -> None:
-        """Warn of images that are trained on and tested on, and of classes that are not there; rank 0 does so before a
-        training.
+        """Warn of held-out images that are also in the training split, and of classes without labels.
 
         Args:
             say: shows a line.
 
         Raises:
-            DataError: no label of a split counts.
+            DataError: all labels of a split are ignored.
         """
         splits = {split: [path for path, _ in data.samples] for split, data in self._splits.items()}
         copies = _copies(splits.pop("train"), [path for paths in splits.values() for path in paths])
         if copies:
             self._record["files_in_two_parts"] = len(copies)
             say(
-                f"warning: {len(copies)} images of {self.name} are in two parts, such as {copies[0]}: figures are "
-                "measured on what was trained on; remove them from one"
+                f"warning: {len(copies)} images of {self.name} are in two splits, such as {copies[0]}: metrics would "
+                "include images of the training; remove them from one"
             )
         meanings = {
             "train": ("classes_without_training_images", "cannot be learned"),
-            self.tested_on: ("classes_not_measured", "no figure tells of it"),
+            self.tested_on: ("classes_not_measured", "it is not measured"),
         }
         for split, data in self._splits.items() if self.learns_classes else ():
             samples, (key, means) = data.samples, meanings.get(split, ("", ""))
@@ -288,50 +293,50 @@ class ImageData(Data):
             whole, where = looked_at == len(samples), f"{looked_at} of {len(samples)} {split} labels"
             if whole and len(lacking) == len(self.classes):
                 raise DataError(f"no class is in {where}{self.hint}")
-            # Of a few of many only what is no chance is a warning.
+            # If only a sample of the masks was read, a few lacking classes may be chance.
             if key and looked_at and lacking and (whole or len(lacking) >= len(self.classes) - 1):
                 say(f"warning: {', '.join(lacking)}: in none of {where}: {means}{self.hint}")
                 if whole:
                     self._record[key] = lacking
 
     def labels_in(self, samples: Sequence[tuple[str, Any]]) -> tuple[set[int], int]:
-        """The class numbers among some samples, and how many of these were looked at."""
+        """The class numbers that occur in some samples, and the number of samples whose labels were read."""
         return {label for _, label in samples}, len(samples)
 
     # -- figures and pictures ------------------------------------------------------------------------------------------
 
     def predict(self, session: Any, model: Any) -> Prediction:
-        """Images as files and pictures (:func:`exp.vision.predict.predict`)."""
+        """Predict images, and write files and plots (:func:`exp.vision.predict.predict`)."""
         from exp.vision.predict import predict
 
         return predict(session, self, model)
 
     def ranking(self) -> SampleMetric | None:
-        """The figure by which ``task=eval`` finds the worst and the best images; None: it draws none."""
+        """The metric by which ``task=eval`` finds the worst and the best images; None: it draws none."""
         return None
 
     def pictures(self, session: Any, model: Any, evaluator: Any = None) -> dict[str, Any]:
-        """Pictures by name, of what a training has come to (:func:`exp.vision.figures.draw_images`)."""
-        from exp.vision.figures import draw_images  # which takes its time to load, and only one rank draws
+        """Plots of validation images after a training, by file name (:func:`exp.vision.figures.draw_images`)."""
+        from exp.vision.figures import draw_images  # slow to load, and only one rank draws
 
         counted = next((each for each in evaluator.metrics if hasattr(each, "confusion")), None) if evaluator else None
         return draw_images(session, self, model, counted)
 
     def draw_samples(self, worst: Sequence[Any], best: Sequence[Any]) -> dict[str, Any]:
-        """Truth beside prediction, of images of the test split (:func:`exp.vision.figures.draw_samples`)."""
+        """Plots of test images with truth and prediction (:func:`exp.vision.figures.draw_samples`)."""
         from exp.vision.figures import draw_samples
 
         return draw_samples(self, worst, best)
 
     def fingerprint(self) -> Fingerprint:
-        """Names, labels and sizes of the files, in short (:mod:`exp.data.fingerprint`)."""
+        """A digest of names, labels and sizes of the files (:mod:`exp.data.fingerprint`)."""
         return of_samples({split: data.samples for split, data in self._splits.items()})
 
     def record(self, gather: Callable[[Any], list[Any]]) -> dict[str, Any]:
-        """What ``result.json`` says of the data; all ranks call it, with ``gather`` of their ``Distributed``."""
+        """Entries for ``result.json``. Every rank must call this, with ``gather`` of its ``Distributed``."""
         found: dict[str, Any] = {split: len(data) for split, data in self._splits.items()}
         found.update(tested_on=self.tested_on, **self.normalization.record(), **self._record)
-        # By sample: several ranks may have met the same one, in different epochs.
+        # By sample: several ranks may have loaded the same one in different epochs.
         ranks = gather({split: data.met() for split, data in self._splits.items()})
         lost = sorted({(split, number) for rank in ranks for split in rank for number in rank[split][0]})
         unknown = {split: {n: c for rank in ranks for n, c in rank[split][1].items()} for split in self._splits}
@@ -353,44 +358,44 @@ class SceneData(ImageData):
         super().__init__(self.keys(**keys))
 
     def metrics(self, detailed: bool = False) -> SceneMetrics:
-        """A new accumulator of this data set's metrics."""
+        """New metrics of scenes."""
         return SceneMetrics(self.classes)
 
     def ranking(self) -> TrueClassProbability:
-        """The probability of the class that an image has."""
+        """The probability of the true class."""
         return TrueClassProbability()
 
 
 class DistillationData(SceneData):
-    """Folders of images as of scenes, or one of images alone; folders are not classes here, they only divide splits."""
+    """Images without labels, for distillation; folders are not classes, but each of them is dealt out to all splits."""
 
     learns_classes = False
     keys = DistillationDataConfig
 
     def model_arguments(self) -> dict[str, int]:
-        """Channels alone: a model for classes does not go with these data."""
+        """``in_channels`` alone, without classes."""
         return {"in_channels": self.read.channels}
 
     @classmethod
     def example_batch(cls, **keys: Any) -> ExampleBatch:
-        """As of scenes, without classes."""
+        """Like that of scenes, without classes."""
         example = super().example_batch(**keys)
         arguments = {"in_channels": example.model_arguments["in_channels"]}
         return example._replace(model_arguments=arguments, notes=example.notes[:1])
 
     def metrics(self, detailed: bool = False) -> list[FeatureAgreement]:  # type: ignore[override]
-        """How alike student and teacher are."""
+        """New metrics: the cosine of student and teacher, of CLS tokens and of patches."""
         return [FeatureAgreement("cls"), FeatureAgreement("patches")]
 
     def ranking(self) -> None:  # type: ignore[override]
-        """None: there is no truth to draw beside a prediction."""
+        """None: there is no truth to draw."""
 
     def pictures(self, session: Any, model: Any, evaluator: Any = None) -> dict[str, Any]:
-        """None; ``task=features`` draws what a student sees."""
+        """No plots; ``task=features`` draws features."""
         return {}
 
     def predict(self, session: Any, model: Any) -> Prediction:
-        """Refused.
+        """Not supported.
 
         Raises:
             ConfigError: always.
@@ -402,7 +407,7 @@ class SegmentationData(ImageData):
     """A segmentation data set; its keys are those of :class:`exp.vision.data.config.SegmentationDataConfig`.
 
     Attributes:
-        gsd: on the ground, of files that do not tell it; None: not known.
+        gsd: ground sampling distance in meters per pixel, of files without georeference; None: not known.
     """
 
     ignore_index = IGNORED
@@ -415,7 +420,7 @@ class SegmentationData(ImageData):
         super().__init__(config)
 
     def masks_of(self, listing: Listing, config: Any) -> ColorMasks | IndexMasks:
-        """See :meth:`ImageData.masks_of`; masks hold colors where there is a palette, and the layout knows none."""
+        """See :meth:`ImageData.masks_of`; masks have colors if ``data.palette`` is set, unless the layout decides."""
         self.classes = listing.classes or list(config.palette or config.classes or ())
         self.palette = distinct_colors(len(self.classes))
         if config.palette:
@@ -431,36 +436,36 @@ class SegmentationData(ImageData):
         return masks
 
     def labels_in(self, samples: Sequence[tuple[str, str]]) -> tuple[set[int], int]:
-        """See :meth:`ImageData.labels_in`; 16 masks are looked at, spread over all."""
+        """See :meth:`ImageData.labels_in`; reads at most 16 masks, evenly spaced."""
         found: set[int] = set()
         looked_at = 0
         for _, path in samples[:: -(-len(samples) // _MASKS) or 1]:
-            with contextlib.suppress(DataError):  # reported when it is its turn, if it is not left out
+            with contextlib.suppress(DataError):  # reported when the mask is loaded
                 found.update(np.unique(self.train.masks.read(path).values).tolist())
                 looked_at += 1
         return found, looked_at
 
     @classmethod
     def example_batch(cls, **keys: Any) -> ExampleBatch:
-        """As for scenes, with a label for each pixel."""
+        """Like that of scenes, with a label for each pixel."""
         made, size = super().example_batch(**keys), int(keys["size"])
         sample = {**made.train, "label": torch.zeros(1, size, size, dtype=torch.uint8)}
         return made._replace(train=sample, val={**sample, "sizes": [(size, size)]})
 
     def metrics(self, detailed: bool = False) -> SegmentationMetrics:
-        """A new accumulator of this data set's metrics."""
+        """New metrics of segmentation."""
         return SegmentationMetrics(self.classes)
 
     def ranking(self) -> PixelsRight:
-        """The share of an image's pixels that are right."""
+        """The share of an image's pixels that are predicted right."""
         return PixelsRight(len(self.classes))
 
 
 def _copies(trained: Sequence[str], held: Sequence[str]) -> list[str]:
-    """Held-out images of which the training split has a file of the same content; of up to 4096 files."""
+    """Held-out images whose content is also in the training split; empty for more than 4096 files."""
     if len(trained) + len(held) > _MOST_FILES:
         return []
-    with contextlib.suppress(OSError):  # it is reported when it is read
+    with contextlib.suppress(OSError):  # reported when the file is loaded
         sizes = {path: os.stat(path).st_size for path in (*trained, *held)}  # noqa: PTH116
         alike = {sizes[path] for path in trained} & {sizes[path] for path in held}
         held, trained = ([path for path in paths if sizes[path] in alike] for paths in (held, trained))
@@ -474,15 +479,18 @@ def _content(path: str) -> bytes:
 
 
 def fit_classes(weights: Weights, classes: Sequence[str], say: Callable[[str], None]) -> Weights:
-    """Weights to begin a training with, whose head has the classes of the data, by name.
+    """Adapt the head of another run's weights to the classes of the data, for ``init_from``.
 
-    The same classes in another order: the rows of the head are put into the order of the data. As many others: its last
-    layer is left out, and begins anew, as it does for another number of them.
+    If the classes are the same in another order, the rows of the head are reordered by name. If they are other classes,
+    but as many, the head's last layer is left out and starts from random values, as with another number of classes.
 
     Args:
         weights: of another run.
         classes: of the data.
         say: shows a line.
+
+    Returns:
+        The weights, unchanged if the classes are the same in the same order.
     """
     theirs, state = list((weights.data or {}).get("classes") or ()), dict(weights.state)
     rows = [key for key, value in state.items() if _CLASS_ROWS.match(key) and value.shape[:1] == (len(theirs),)]

@@ -14,7 +14,7 @@ __all__ = ["DistillationDataConfig", "ImageDataConfig", "SceneDataConfig", "Segm
 
 @dataclass
 class ImageDataConfig:
-    """What image data share (:class:`exp.vision.data.base.ImageData`)."""
+    """Keys of all image data (:class:`exp.vision.data.base.ImageData`)."""
 
     name: str = MISSING
     root: Optional[str] = None
@@ -22,45 +22,46 @@ class ImageDataConfig:
     sample_data: Optional[str] = None
     """Folder among the sample data that come with exp."""
     layout: Dict[str, Any] = MISSING
-    """How files are laid out: ``_target_`` is a :class:`exp.vision.data.layouts.Layout`; keys of its own beside it."""
+    """Where files are: ``_target_`` names a :class:`exp.vision.data.layouts.Layout`; its own keys stand beside it."""
     size: int = 256
     """Side of training images in pixels; the pipelines refer to it."""
     channels: int = 3
-    """That the model gets: gray images are repeated for 3, colored ones become gray for 1; with ``bands`` as many as
-    these."""
+    """Channels of the model's input: gray images are repeated for 3, color images become gray for 1; with ``bands`` it
+    is the number of these."""
     bands: Optional[List[Any]] = None
     """Bands of the files in the order of the model, by number from 1 or by name (``[4,3,2,8]``, ``[B04,B03,B02]``);
-    null: all, as they come."""
+    null: all, in the order of the files."""
     mean: Any = None
-    """Of each band, in the units of the files: numbers, or ``train``: measured once over the training split and kept,
-    with the standard deviation; null: as ``model.normalization`` says."""
+    """Mean of each band, in the units of the files: numbers, or ``train``: mean and standard deviation are measured
+    once over the training split and saved with the weights; null: those of ``model.normalization``."""
     std: Any = None
-    """Standard deviations, likewise."""
+    """Standard deviation of each band, likewise."""
     datasets: Optional[List[str]] = None
     """MMRS-1M: names of its data sets; null: all that are there."""
     modality: Optional[str] = None
-    """MMRS-1M: ``optical``, ``sar`` or ``infrared``; null: any."""
+    """MMRS-1M: ``optical``, ``sar`` or ``infrared``; null: all."""
     modality_weights: Optional[Dict[str, float]] = field(default_factory=dict)
-    """MMRS-1M: shares of ``optical``, ``sar`` and ``infrared`` images in every epoch of a training; none: as many as
-    there are."""
+    """MMRS-1M: shares of ``optical``, ``sar`` and ``infrared`` images in each training epoch; empty: in proportion to
+    their numbers."""
     modality_statistics: Optional[Dict[str, Any]] = field(default_factory=dict)
-    """MMRS-1M: modality -> {mean: [...], std: [...]}, 0..255, where these are others than the model's."""
+    """MMRS-1M: modality -> {mean: [...], std: [...]}, 0..255, for modalities with other statistics than the model's."""
     value_range: Any = None
-    """[low, high] that become 0 and 255 where values are not 8 bit, a number each or one for each band; null: only
-    8-bit values are taken."""
+    """[low, high] that become 0 and 255 if values are not 8-bit: numbers for all bands, or a list for each band; null:
+    only 8-bit files are allowed."""
     split: List[float] = field(default_factory=lambda: [0.7, 0.1, 0.2])
-    """Shares of train, val and test where the files do not say; without test, val is tested on."""
+    """Shares of train, val and test if the layout has no splits; with 0 for test, val is the test split, too."""
     classes: Optional[List[str]] = None
     """Names in the order of their numbers; null: those of the files, sorted."""
     train_pipeline: List[Any] = field(default_factory=list)
-    """mmcv's transforms, each as {type: <name>, <arguments>}; loading comes before them."""
+    """mmcv's transforms after loading, each as {type: <name>, <arguments>}."""
     eval_pipeline: List[Any] = field(default_factory=list)
+    """The same for validation, evaluation and prediction."""
     on_error: str = "raise"
-    """``raise`` or ``skip`` a file that cannot be used; the result names those that were skipped."""
+    """``raise`` or ``skip`` for a file that cannot be used; the result names skipped files."""
     cache_megabytes: int = 0
-    """Decoded files are kept in memory up to this size, in each process that loads."""
+    """Size of a cache of decoded files in each process that loads data; 0: no cache."""
     seed: int = II("seed")
-    """Of the augmentation."""
+    """Seed of the augmentation."""
     eval_batch_size: int = 16
     num_workers: int = 0
 
@@ -75,7 +76,7 @@ class SceneDataConfig(ImageDataConfig):
 
 @dataclass
 class DistillationDataConfig(SceneDataConfig):
-    """Images without regard to their labels (:class:`exp.vision.data.base.DistillationData`)."""
+    """Images without labels (:class:`exp.vision.data.base.DistillationData`)."""
 
     _target_: str = "exp.vision.data.base.DistillationData"
     layout: Dict[str, Any] = field(default_factory=lambda: {"_target_": "exp.vision.data.layouts.ImageFolders"})
@@ -92,16 +93,16 @@ class SegmentationDataConfig(ImageDataConfig):
     masks: str = "masks"
     """Name of the folders of masks, beside those of images; a mask has its image's name."""
     parts: Optional[Dict[str, List[str]]] = field(default_factory=dict)
-    """Instead of ``split``: for train, val and test patterns of image paths below ``root``."""
+    """Instead of ``split``: train, val and test -> patterns of image paths below ``root``."""
     palette: Optional[Dict[str, str]] = field(default_factory=dict)
-    """Masks of colors: class -> "RRGGBB"; none: masks of class numbers, of ``classes``."""
+    """Masks of colors: class -> "RRGGBB"; empty: masks of class numbers, with names in ``classes``."""
     ignore_colors: List[str] = field(default_factory=list)
-    """Colors that do not count; pixels of any other color do not either, but the result tells how many."""
+    """Masks of colors: colors of ignored pixels. Unknown colors are ignored, too, but counted in the result."""
     gsd: Optional[float] = None
-    """Of files that do not tell it themselves, as GeoTIFFs do: for areas and scale bars."""
+    """Ground sampling distance in meters per pixel, for areas, of files without georeference; null: not known."""
     max_unknown: float = 0.1
-    """Masks of colors: the largest share of a mask's pixels that may be of other colors; in a JPEG a tenth of it."""
+    """Masks of colors: largest share of pixels of unknown colors in a mask, from 0 to 1; for a JPEG a tenth of it."""
     mask_values: Optional[Dict[int, int]] = field(default_factory=dict)
-    """Masks of numbers: value in the file -> class number; none: they are the class numbers."""
+    """Masks of numbers: value in the file -> class number; empty: values are class numbers."""
     ignore_values: List[int] = field(default_factory=lambda: [255])
-    """Masks of numbers: values that do not count, unless ``mask_values`` has them; -1 in those of 32 bits, too."""
+    """Masks of numbers: values of ignored pixels, unless ``mask_values`` has them; may contain -1 (32-bit masks)."""

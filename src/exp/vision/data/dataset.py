@@ -1,4 +1,4 @@
-"""Samples of one split, indexed by a whole batch: images with one label each, or with one for each pixel."""
+"""The samples of one split, indexed by a whole batch: images with one label each, or with one for each pixel."""
 
 from __future__ import annotations
 
@@ -24,34 +24,33 @@ __all__ = ["ImageDataset", "ModalityDraw", "stacked"]
 logger = logging.getLogger(__name__)
 
 NO_LABEL = -1
-"""The class number of images that do not count."""
+"""The class number of ignored images."""
 Loaded = Tuple[np.ndarray, Optional[np.ndarray]]
-"""An image, decoded, before the pipeline; and its labels, or where it holds no data (:data:`NO_DATA`), uint8 (H, W)."""
+"""A decoded image before the pipeline; and uint8 (H, W): its labels, and :data:`NO_DATA` where it has no data."""
 
 
 class ImageDataset(Dataset):
-    """Samples of one split: loaded, sent through a pipeline, stacked; indexed by a whole batch.
+    """The samples of one split, loaded, transformed and stacked; indexed by a whole batch.
 
     Augmentation is a function of (seed, epoch, sample): runs are the same for any number of ranks and loader workers,
     and after resuming.
 
-    Batches: ``image`` (B, C, H, W), uint8 or float32, 0..255; ``index``; ``label``. Of scenes that is int64 (B,), -1:
-    does not count. With masks it is uint8 (B, H, W), 255: does not count; in evaluation images of different sizes are
-    padded at the right and at the bottom, and ``sizes`` holds (height, width) of each. Where the pipeline resizes
-    images, labels keep the pixels of the file, by which predictions are measured, and ``label_sizes`` holds (H, W) of
-    each.
+    A batch has ``image`` (B, C, H, W), uint8 or float32, 0..255; ``index`` (B,), int64; and ``label``: for scenes int64
+    (B,), -1: ignored; for masks uint8 (B, H, W), 255: ignored. In evaluation with masks, images of different sizes are
+    padded at the right and at the bottom, and ``sizes`` has (height, width) of each. If the pipeline resizes images,
+    labels keep the resolution of the file, at which predictions are measured, and ``label_sizes`` has (H, W) of each.
 
     Attributes:
         needs_epoch: whether batches of keys are (B, 2): sample and epoch.
-        skipped: which samples could not be used, bool (N,), shared with loader workers.
-        unknown: pixels of no known class by sample, int32 (N,), shared with loader workers.
-        draw: gives the number of the sample for a place of an epoch; None: that number itself.
-        blank: (H, W, C) of the image that stands for one that is left out, in a batch without others.
+        skipped: True for samples that could not be used, bool (N,), shared with loader workers.
+        unknown: pixels of unknown color of each sample, int32 (N,), shared with loader workers.
+        draw: maps a position in an epoch, and the epoch, to the number of a sample; None: the position is the number.
+        blank: (H, W, C) of the image that replaces a skipped one if the batch has no other images.
 
     Args:
         samples: (image path, class number or mask path) each.
         read: reads an image file.
-        pipeline: of transforms.
+        pipeline: transforms of images and masks.
         config: keys of ``data``.
         masks: reads masks; None: samples have class numbers.
         augmented: whether the pipeline draws random numbers.
@@ -86,19 +85,19 @@ class ImageDataset(Dataset):
         return len(self.samples)
 
     def __getitem__(self, keys: torch.Tensor) -> dict[str, Any]:
-        """A batch.
+        """Load a batch.
 
         Args:
-            keys: int64 (B,), or (B, 2) with the epoch where :attr:`needs_epoch`.
+            keys: sample numbers, int64 (B,); with :attr:`needs_epoch` sample numbers and epochs, (B, 2).
 
         Returns:
-            ``{"image", "label", "index"}`` and what else the kind of data adds.
+            ``{"image", "label", "index"}``, in evaluation with masks also ``"sizes"`` and ``"label_sizes"``.
 
         Raises:
-            DataError: a file cannot be used, and errors are not skipped.
-            ConfigError: the pipeline gives images of different sizes where a batch needs one.
+            DataError: a file cannot be used, and ``data.on_error`` is not skip.
+            ConfigError: the pipeline returns images of different sizes, which cannot be stacked.
         """
-        # Plain lists of tensors' numbers: torch's scalars would slow down every use of them.
+        # Python numbers: scalars of torch would slow down every use.
         pairs = keys.tolist() if keys.dim() == 2 else [(number, 0) for number in keys.tolist()]
         with preserved_generators():
             items = []
@@ -111,10 +110,10 @@ class ImageDataset(Dataset):
         return batch
 
     def _item(self, number: int) -> Any:
-        """A sample, or None where it is left out.
+        """A transformed sample; None if it is skipped.
 
         Raises:
-            DataError: it cannot be used, and errors are not skipped.
+            DataError: a file cannot be used, and ``data.on_error`` is not skip.
         """
         loaded = self._cache.get(number)
         if loaded is None:
@@ -137,7 +136,7 @@ class ImageDataset(Dataset):
         """Read a sample's files.
 
         Raises:
-            DataError: one cannot be used; names it.
+            DataError: a file cannot be used; the message names it.
         """
         path, label = self.samples[number]
         image, missing = self.read.with_missing(path)
@@ -151,7 +150,7 @@ class ImageDataset(Dataset):
         return image, labels.values if missing is None else np.where(missing, np.uint8(NO_DATA), labels.values)
 
     def transform(self, number: int, loaded: Loaded) -> tuple[np.ndarray, Any]:
-        """Send a sample through the pipeline; does not change ``loaded``."""
+        """Apply the pipeline to a sample, and return image and label; does not change ``loaded``."""
         path, label = self.samples[number]
         results = self.pipeline(loaded[0], path, loaded[1])
         if self.masks is not None:
@@ -160,7 +159,7 @@ class ImageDataset(Dataset):
         return self.filled(results, path), label
 
     def collate(self, items: Sequence[tuple[np.ndarray, Any] | None]) -> dict[str, Any]:
-        """A batch of samples, of which some are None: those get an image of zeros and a label that does not count."""
+        """Stack samples to a batch; None becomes an image of zeros with an ignored label."""
         images = [None if item is None else item[0] for item in items]
         image = stacked(images, self.blank, self.pipeline.key if self.needs_epoch or self.masks is None else None)
         if self.masks is None:
@@ -180,12 +179,13 @@ class ImageDataset(Dataset):
         return batch
 
     def filled(self, results: Mapping[str, Any], path: str) -> np.ndarray:
-        """The image that a pipeline gives, with what stands for no data where its mask says :data:`NO_DATA`:
-        interpolation has mixed it with its neighbors, and distortions have changed it.
+        """The image of a pipeline's results, filled again where the mask is :data:`NO_DATA`.
+
+        Interpolation has mixed the filled values with their neighbors, and distortions have changed them.
 
         Args:
             results: of the pipeline.
-            path: of the image, whose modality may have values of its own.
+            path: of the image, which determines its modality.
         """
         image: np.ndarray = results["img"]
         mask, fill = results.get("gt_seg_map"), self.read.modalities.fill_for(path, self.read.fill)
@@ -197,12 +197,12 @@ class ImageDataset(Dataset):
         return self.read.modalities.mapped(image, path)
 
     def met(self) -> tuple[list[int], dict[int, int]]:
-        """The samples that this rank and its workers left out so far, and pixels of no known class by sample."""
+        """The samples that this rank and its workers have skipped so far, and pixels of unknown color by sample."""
         skipped, unknown = (torch.nonzero(flags)[:, 0].tolist() for flags in (self.skipped, self.unknown))
         return skipped, {number: int(self.unknown[number]) for number in unknown}
 
     def reason(self, number: int) -> str:
-        """Why a sample is left out, in one line."""
+        """Why a sample is skipped, in one line."""
         try:
             self.load(number)
         except DataError as error:
@@ -211,18 +211,18 @@ class ImageDataset(Dataset):
 
 
 class ModalityDraw:
-    """Which sample takes each place of an epoch, so that every epoch has the same share of each modality.
+    """Draws the samples of an epoch so that every epoch has the same share of each modality.
 
-    A function of (seed, epoch, place) alone, like augmentation. Of each modality all samples come once before one comes
-    again.
+    A function of (seed, epoch, position) alone, like augmentation. Within a modality no sample repeats before all have
+    been drawn.
 
     Args:
         groups: the modality of each sample.
-        weights: shares by modality; those of modalities that are not there are given to the others.
+        weights: share of each modality; shares are relative to those of the modalities that occur.
         seed: of the order.
 
     Raises:
-        DataError: a modality that is there has no weight.
+        DataError: a modality that occurs has no weight.
     """
 
     def __init__(self, groups: Sequence[str], weights: Mapping[str, float], seed: int) -> None:
@@ -242,7 +242,7 @@ class ModalityDraw:
         self.shares = {name: weights[name] / total for name in names}
 
     def __call__(self, place: int, epoch: int) -> int:
-        """The number of the sample at a place of an epoch."""
+        """The number of the sample at a position of an epoch."""
         group = int(np.searchsorted(self._ends, place, side="right"))
         begin = self._ends[group - 1] if group else 0
         members = self._members[group]
@@ -256,19 +256,19 @@ def _order(seed: int, group: int, turn: int, count: int) -> np.ndarray:
 
 
 def stacked(images: Sequence[np.ndarray | None], blank: tuple[int, int, int], key: str | None) -> torch.Tensor:
-    """Images of one batch.
+    """Stack the images of a batch.
 
     Args:
         images: (H, W, C), uint8 or float32, each; None: zeros.
-        blank: (H, W, C) where all are None.
-        key: of the pipeline, if images of different sizes are an error; None: they are padded with zeros at the right
-            and at the bottom.
+        blank: (H, W, C) of the result if all images are None.
+        key: of the pipeline, for the error if sizes differ; None: images are padded with zeros at the right and at the
+            bottom.
 
     Returns:
-        (B, C, H, W), contiguous; uint8 if all are.
+        (B, C, H, W), contiguous; uint8 if all images are, else float32.
 
     Raises:
-        ConfigError: sizes differ.
+        ConfigError: sizes differ, and ``key`` is given.
     """
     there = [image for image in images if image is not None]
     shapes = {image.shape for image in there} or {blank}

@@ -1,6 +1,6 @@
-"""From an image file to an array, whatever its format; :mod:`exp.vision.data.values` tells what its values mean.
+"""Decode image files of any format to arrays; :mod:`exp.vision.data.values` converts their values for the model.
 
-Channels come in the order of the file, RGB for colors; rotation marks of cameras are not applied.
+Channels are in the order of the file, RGB for colors; EXIF orientation is not applied.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from exp.errors import DataError
 __all__ = ["Raw", "by_rasterio", "has_rasterio", "image_size", "opened", "read_raw"]
 
 COLORS = ("red", "green", "blue", "alpha")
-_CHANNELS = {1: ("gray",), 2: ("gray", "alpha"), 3: COLORS[:3], 4: COLORS}  # of a picture that is no TIFF
+_CHANNELS = {1: ("gray",), 2: ("gray", "alpha"), 3: COLORS[:3], 4: COLORS}  # of files that are no TIFF
 _BY_RASTERIO = (".tif", ".tiff", ".jp2")
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0")
-_SUBFILE, _COPY_OR_MASK = 254, 1 | 4  # a tag, and two of its bits: a smaller copy, a mask of transparency
-_ENDS = {b"\xff\xd8": (b"\xff\xda", b"\xff\xd9"), b"\x89P": (b"IHDR", b"IEND")}  # of JPEG: of a scan, of the file
-_CACHE_BYTES = 16 * 2**20  # of GDAL, which would take a twentieth of the machine's memory
+_SUBFILE, _COPY_OR_MASK = 254, 1 | 4  # TIFF tag NewSubfileType, and its bits for a smaller copy and a transparency mask
+_ENDS = {b"\xff\xd8": (b"\xff\xda", b"\xff\xd9"), b"\x89P": (b"IHDR", b"IEND")}  # file -> marker before, marker at end
+_CACHE_BYTES = 16 * 2**20  # of GDAL, whose default is a twentieth of the machine's memory
 
-Image.MAX_IMAGE_PIXELS = None  # the header of a large image is small; what is decoded whole has limits of its own
-# One thread for each process that loads images: ranks and loader workers are the parallelism. And what OpenCV would
-# print about a damaged file is in our errors, once and with the file's name.
+Image.MAX_IMAGE_PIXELS = None  # only headers are read here; images that are decoded whole have a limit of their own
+# One OpenCV thread per process: ranks and loader workers are the parallelism. OpenCV prints nothing about damaged
+# files, since our errors name them.
 cv2.setNumThreads(0)
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
 
 
 class Raw(NamedTuple):
-    """What a file holds.
+    """The decoded content of a file.
 
     Attributes:
-        pixels: (H, W, C), as they are in the file; colors are RGB.
+        pixels: (H, W, C), values and dtype of the file; colors are RGB.
         alpha: whether the file marks its last channel as transparency.
-        nodata: the value that the file says stands for no data; None: it says none.
-        names: of its channels, as far as the file tells; empty: it does not.
-        masked: pixels that a mask in the file says hold no data, bool (H, W); None: there is no such mask.
+        nodata: the file's no-data value; None: there is none.
+        names: of its channels; empty: not known.
+        masked: True where a mask in the file marks missing data, bool (H, W); None: there is no such mask.
     """
 
     pixels: np.ndarray
@@ -57,7 +57,7 @@ def read_raw(path: str | os.PathLike[str]) -> Raw:
     """Decode a file.
 
     Raises:
-        DataError: it is missing, corrupt or truncated, has several pages, or complex values.
+        DataError: the file is missing, corrupt or truncated, has several pages, or complex values.
     """
     with naming(path):
         if by_rasterio(path):
@@ -67,18 +67,18 @@ def read_raw(path: str | os.PathLike[str]) -> Raw:
         if count == 1:
             return Raw(pixels.reshape(*pixels.shape[:2], 1), names=_CHANNELS[1])
         order = cv2.COLOR_BGR2RGB if count == 3 else cv2.COLOR_BGRA2RGBA
-        # The fourth channel of PNG and WebP is transparency by their definition.
+        # The fourth channel of PNG and WebP is always transparency.
         return Raw(cv2.cvtColor(pixels, order), alpha=count == 4, names=_CHANNELS[count])
 
 
 def decoded(path: str | os.PathLike[str]) -> tuple[np.ndarray, np.ndarray]:
-    """A file by OpenCV alone.
+    """Decode a file with OpenCV.
 
     Returns:
         Its bytes, uint8 (size,), and its pixels, (H, W) or (H, W, C), colors as BGR.
 
     Raises:
-        DataError: it is missing, corrupt or truncated.
+        DataError: the file is missing, corrupt or truncated.
     """
     content = read_bytes(path)
     pixels = cv2.imdecode(content, cv2.IMREAD_UNCHANGED)
@@ -88,13 +88,13 @@ def decoded(path: str | os.PathLike[str]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def read_bytes(path: str | os.PathLike[str]) -> np.ndarray:
-    """The content of a file that has an end: uint8 (size,).
+    """Read the bytes of a complete file, uint8 (size,).
 
     Raises:
-        DataError: it cannot be read, is empty or truncated, or a TIFF of several pages.
+        DataError: the file cannot be read, is empty or truncated, or is a TIFF of several pages.
     """
     try:
-        content = np.fromfile(path, np.uint8)  # any path, which cv2.imread cannot do everywhere
+        content = np.fromfile(path, np.uint8)  # any path; cv2.imread cannot read every path on every system
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}; check data.root and permissions") from error
     if content.size == 0:
@@ -103,7 +103,7 @@ def read_bytes(path: str | os.PathLike[str]) -> np.ndarray:
     begin, end = _ENDS.get(head[:2], (b"", b""))
     if end not in content[-12:].tobytes():
         data = content.tobytes()
-        # Bytes may follow the end; but an embedded preview has an end of its own, too.
+        # Bytes may follow the end marker; an embedded preview has an end marker of its own.
         if data.rfind(end) <= data.rfind(begin):
             raise DataError(f"{path} is truncated: its end is missing; copy it anew")
     if head in _TIFF:
@@ -112,18 +112,18 @@ def read_bytes(path: str | os.PathLike[str]) -> np.ndarray:
                 frames: Any = ImageSequence.Iterator(file)
                 pages = sum(not each.tag_v2.get(_SUBFILE, 0) & _COPY_OR_MASK for each in frames)
         except (OSError, ValueError, SyntaxError, TypeError):
-            return content  # left to the decoder
+            return content  # the decoder will report the error
         _refuse_pages(path, pages)
     return content
 
 
 def is_jpeg(content: np.ndarray) -> bool:
-    """Whether the bytes of a file, uint8 (size,), begin as a JPEG does."""
+    """Whether the bytes of a file, uint8 (size,), begin like a JPEG."""
     return content[:2].tobytes() == b"\xff\xd8"
 
 
 def _refuse_pages(path: str | os.PathLike[str], pages: int) -> None:
-    """Refuse a TIFF of several pages, of which a decoder would read the first alone."""
+    """Refuse a TIFF of several pages: a decoder would read only the first one."""
     if pages > 1:
         raise DataError(
             f"{path} has {pages} pages, and a sample is one: write each page to a file of its own, or all of them as "
@@ -133,7 +133,7 @@ def _refuse_pages(path: str | os.PathLike[str], pages: int) -> None:
 
 @contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn whatever a decoder raises into a :class:`DataError` that names the file."""
+    """Turn any exception of a decoder into a :class:`DataError` that names the file."""
     try:
         yield
     except DataError:
@@ -143,7 +143,7 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def image_size(path: str | os.PathLike[str]) -> tuple[int, int] | None:
-    """(height, width) by the header of a file, before anything is decoded; None: its decoder has to tell."""
+    """(height, width) from the header of a file, without decoding it; None: the header is not readable."""
     if by_rasterio(path):
         with opened(path) as file:
             return file.height, file.width
@@ -163,7 +163,7 @@ def has_rasterio() -> bool:
 
 
 def by_rasterio(path: str | os.PathLike[str]) -> bool:
-    """Whether rasterio reads a file: a TIFF or JPEG 2000, where it is installed."""
+    """Whether rasterio reads a file: it is installed, and the file is a TIFF or JPEG 2000."""
     return str(path).lower().endswith(_BY_RASTERIO) and has_rasterio()
 
 
@@ -178,12 +178,12 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Any]:
     """A dataset of ``rasterio.open``.
 
     Raises:
-        DataError: it cannot be opened, has several pages, or complex values, of which a model would get the real part.
+        DataError: the file cannot be opened, has several pages, or complex values.
     """
     import rasterio
 
     with rasterio.Env(GDAL_CACHEMAX=_CACHE_BYTES), warnings.catch_warnings():
-        warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)  # plain TIFFs are welcome
+        warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)  # TIFFs without georeference are fine
         with naming(path):
             dataset = rasterio.open(Path(path))
         with dataset:
@@ -197,7 +197,7 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Any]:
 
 
 def _read_raster(path: str | os.PathLike[str]) -> Raw:
-    """As it is in the file; color numbers become colors."""
+    """Read a file with rasterio; color numbers of a palette become colors."""
     with opened(path) as file:
         bands = file.read()
         if file.colorinterp[0].name == "palette":
@@ -210,8 +210,9 @@ def _read_raster(path: str | os.PathLike[str]) -> Raw:
 
 
 def reading(file: Any) -> tuple[bool, tuple[str, ...]]:
-    """Whether an open dataset marks its last band as transparency, and the names of its bands: their descriptions, or
-    what colors the file says they are; empty: there are none.
+    """Whether an open dataset marks its last band as transparency, and the names of its bands.
+
+    Names are the bands' descriptions, else their color interpretations; empty: there are neither.
     """
     interpreted = [each.name for each in file.colorinterp]
     names = [each or "" for each in file.descriptions]
@@ -220,9 +221,9 @@ def reading(file: Any) -> tuple[bool, tuple[str, ...]]:
 
 
 def mask_of(file: Any, window: Any = None) -> np.ndarray | None:
-    """Where a mask in an open dataset says that there is no data, bool (H, W); None: there is no such mask.
+    """True where a mask in an open dataset marks missing data, bool (H, W); None: there is no such mask.
 
-    Transparency and a no-data value are no masks.
+    Transparency and a no-data value do not count as masks here.
     """
     flags = [{flag.name for flag in flags} for flags in file.mask_flag_enums]
     if not any("per_dataset" in names and "alpha" not in names for names in flags):

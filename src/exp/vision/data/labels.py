@@ -1,4 +1,4 @@
-"""From a mask file to the class of each pixel: masks hold class numbers, or colors."""
+"""Read masks, files with the class of each pixel as a number or as a color."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from exp.vision.data.decode import decoded, is_jpeg, naming, read_bytes
 __all__ = ["IGNORED", "NO_DATA", "ColorMasks", "IndexMasks", "Labels", "distinct_colors"]
 
 IGNORED = 255
-"""The label of pixels that do not count."""
+"""The label of ignored pixels."""
 NO_DATA = 254
-"""In a pipeline: the label of pixels whose image holds no data; afterwards they do not count."""
+"""Within a pipeline, the label of pixels without image data; after the pipeline it becomes :data:`IGNORED`."""
 _UNKNOWN = 254
 
 
 class Labels(NamedTuple):
-    """What a mask says.
+    """The content of a mask.
 
     Attributes:
-        values: class numbers, uint8 (H, W); 255: does not count.
-        unknown: pixels that no rule knew, and that are 255 now.
+        values: class numbers, uint8 (H, W); 255: ignored.
+        unknown: number of pixels of unknown color, which are 255.
     """
 
     values: np.ndarray
@@ -36,24 +36,24 @@ class Labels(NamedTuple):
 
 
 class IndexMasks:
-    """Masks whose values are class numbers; a palette that such a file may have is for the eye only.
+    """Masks whose values are class numbers; a palette in the file is not used.
 
     Attributes:
-        left_out: which pixels do not count, by which key, for messages.
+        left_out: a sentence for messages: which pixels are ignored, by which key.
 
     Args:
-        num_classes: K.
-        values: file value -> class number; None: they are the class numbers.
-        ignored: file values that do not count, unless they are among those.
+        num_classes: classes (K).
+        values: file value -> class number; None: values are class numbers.
+        ignored: file values of ignored pixels, unless they are in ``values``.
 
     Raises:
-        DataError: ``values`` gives a number of no class.
+        DataError: ``values`` has a number that is no class.
     """
 
     def __init__(self, num_classes: int, values: Mapping[int, int] | None = None, ignored: Sequence[int] = ()) -> None:
         if values and not 0 <= min(values.values()) <= max(values.values()) < num_classes:
             raise DataError(f"data.mask_values={dict(values)} must give class numbers below {num_classes}")
-        # By value, from 0; at the end for larger values, for -2 and below, and for -1.
+        # Indexed by value; the last three entries are for larger values, for -2 and below, and for -1.
         self.table = np.full(2**16 + 3, _UNKNOWN, np.uint8)
         for value, label in {
             **({} if values else {number: number for number in range(num_classes)}),
@@ -69,13 +69,13 @@ class IndexMasks:
         """Read a mask.
 
         Raises:
-            DataError: it cannot be read, or what it holds cannot be meant.
+            DataError: the file cannot be read, is a JPEG, or has values that are neither classes nor ignored.
         """
         content = read_bytes(path)
         if is_jpeg(content):
             raise DataError(
-                f"{path} is a JPEG, which changes values: no class number in it is certain; write masks as PNG, from "
-                "what this file was made of"
+                f"{path} is a JPEG, which changes values, so that class numbers are not reliable; write the original "
+                "masks as PNG"
             )
         with naming(path), Image.open(path) as file:
             values = np.asarray(file)
@@ -97,18 +97,18 @@ class IndexMasks:
 
 
 class ColorMasks:
-    """Masks whose colors stand for classes; an RGB image, or one with a palette. Other colors are counted.
+    """Masks whose colors mean classes: RGB images, or images with a palette.
 
     Args:
         colors: ``RRGGBB`` of each class.
-        ignored: colors that do not count.
-        max_unknown: the largest share of a mask's pixels that may be of no known color; a tenth of it in a JPEG.
+        ignored: colors of ignored pixels.
+        max_unknown: largest share of pixels of unknown colors in a mask, from 0 to 1; for a JPEG a tenth of it.
     """
 
     def __init__(self, colors: Sequence[str], ignored: Sequence[str] = (), max_unknown: float = 0.1) -> None:
         self.colors = list(colors)
         self.max_unknown = max_unknown
-        # A table over all colors is one lookup per pixel, whatever the number of classes.
+        # A table of all colors: one lookup per pixel for any number of classes.
         self.table = np.full(2**24, _UNKNOWN, np.uint8)
         for number, color in enumerate(colors):
             self.table[int(color, 16)] = number
@@ -117,7 +117,11 @@ class ColorMasks:
         self.left_out = f"pixels of data.ignore_colors={[*ignored]}, and of no color of data.palette, do not count"
 
     def read(self, path: str | os.PathLike[str]) -> Labels:
-        """See :meth:`IndexMasks.read`."""
+        """Read a mask; unknown colors are ignored and counted.
+
+        Raises:
+            DataError: the file cannot be read, is not RGB of 8 bits, or has too many pixels of unknown colors.
+        """
         content, pixels = decoded(path)
         if pixels.ndim != 3 or pixels.dtype != np.uint8:
             raise DataError(
@@ -127,18 +131,18 @@ class ColorMasks:
             )
         if pixels.shape[2] == 3:
             pixels = cv2.cvtColor(pixels, cv2.COLOR_BGR2BGRA)
-        # Blue, green, red, alpha, as one little-endian number: 0xAARRGGBB.
+        # Blue, green, red, alpha as one little-endian number: 0xAARRGGBB.
         packed = pixels.view("<u4")[..., 0] & 0xFFFFFF
         labels = np.take(self.table, packed)
         strange = labels == _UNKNOWN
         unknown = int(np.count_nonzero(strange))
-        # Of a JPEG only black and white come back exactly: where it has others, whole classes are lost with them.
+        # JPEG keeps only black and white exactly; with other colors, whole classes would become unknown.
         limit = self.max_unknown / 10 if is_jpeg(content) and self.max_unknown < 1 else self.max_unknown
         if unknown > limit * labels.size:
             found, counts = np.unique(packed[strange], return_counts=True)
             common = [f"{found[number]:06X}" for number in np.argsort(-counts)]
             hint = (
-                "it is a JPEG, which changes colors: write masks as PNG, from what this file was made of"
+                "it is a JPEG, which changes colors: write the original masks as PNG"
                 if is_jpeg(content)
                 else "name them in data.palette or data.ignore_colors, or allow more with data.max_unknown"
             )
@@ -151,7 +155,7 @@ class ColorMasks:
 
 
 def distinct_colors(count: int) -> list[tuple[int, int, int]]:
-    """RGB colors that the eye can tell apart; always the same ones."""
+    """RGB colors that the eye can tell apart; the same for each call."""
     found = []
     for number in range(count):
         hue = (0.6 + number * 0.618033988749895) % 1.0  # steps of the golden ratio keep all hues far apart

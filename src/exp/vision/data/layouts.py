@@ -1,6 +1,6 @@
-"""Where the images and labels of a data set lie on disk. Imports neither torch nor numpy: the parent looks, too.
+"""Layouts: where the images and labels of a data set are on disk. Imports neither torch nor numpy, for the parent.
 
-``data.layout._target_`` names a :class:`Layout`. Another one is one class, and one YAML file that names it.
+``data.layout._target_`` names a :class:`Layout`. A new layout is a class, and a YAML file that names it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ __all__ = ["ClassFolders", "ImageFolders", "Layout", "Listing", "LoveDA", "MaskF
 SPLITS = ("train", "val", "test")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".jp2", ".bmp", ".webp")
 NAMED_FILES = 20
-"""Of files that could not be used, so many are named in a record or a message."""
+"""Most unusable files that a record or a message names."""
 HELD_OUT = (0.9, 0.1, 0.0)
-"""Shares of train and val where a data set comes without a validation split."""
-_ARCHIVE = "__MACOSX"  # a folder that archives of a Mac bring along; there are no images in it
+"""Shares of train, val and test of a training split without a validation split."""
+_ARCHIVE = "__MACOSX"  # a folder in archives made on a Mac, without images
 _FOLDERS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 _LOOSE = "images in no folder"
 
@@ -40,12 +40,12 @@ class Listing:
     """Samples of a data set.
 
     Attributes:
-        classes: names; of masks empty where ``data.palette`` or ``data.classes`` has them.
-        splits: samples of ``train``, ``val`` and perhaps ``test``; without it, ``val`` is tested on.
-        notes: for the record of a run.
-        warnings: lines that the user sees before a run.
-        mask_values: file value -> class number, where the layout knows.
-        ignored: file values that do not count, likewise.
+        classes: names; empty for masks whose classes are in ``data.palette`` or ``data.classes``.
+        splits: samples of ``train``, ``val`` and optionally ``test``; without ``test``, ``val`` is the test split, too.
+        notes: entries for the record of a run.
+        warnings: lines that are shown before a run.
+        mask_values: file value -> class number; None: the keys of ``data`` decide.
+        ignored: file values of ignored pixels; None: the keys of ``data`` decide.
     """
 
     classes: list[str]
@@ -60,10 +60,10 @@ class Layout(abc.ABC):
     """Finds the files of a data set.
 
     Attributes:
-        knows_classes: whether :meth:`find` tells the classes; else masks need ``data.palette`` or ``data.classes``.
+        knows_classes: whether :meth:`find` returns classes; else masks need ``data.palette`` or ``data.classes``.
 
     Args:
-        config: the keys of ``data``; keys of a layout of your own are in ``config.layout``.
+        config: the keys of ``data``; keys of a custom layout are in ``config.layout``.
     """
 
     knows_classes = True
@@ -72,10 +72,10 @@ class Layout(abc.ABC):
         self.config = config
 
     def check(self, root: Path) -> None:
-        """Refuse a folder that cannot be meant, by looking at folders only; called before any process starts.
+        """Refuse a folder without this layout, by its folders only; called before any process starts.
 
         Raises:
-            DataError: says what was expected, and what is there.
+            DataError: the layout does not fit; the message has what was expected and what was found.
         """
 
     @abc.abstractmethod
@@ -83,7 +83,7 @@ class Layout(abc.ABC):
         """All samples below ``root``.
 
         Raises:
-            DataError: files are missing, or not laid out as expected.
+            DataError: files are missing, or not where the layout expects them.
         """
 
 
@@ -96,7 +96,7 @@ def layout_of(config: Any) -> Layout:
 class ClassFolders(Layout):
     """Scenes in folders by class: ``root/<class>/*``, or ``root/{train,val,test}/<class>/*``.
 
-    Keys: ``data.split`` where folders do not tell the split; ``data.classes``, names in the order of their numbers.
+    Keys: ``data.split``, if there are no folders of splits; ``data.classes``, names in the order of their numbers.
     """
 
     labeled = True
@@ -133,13 +133,13 @@ class ClassFolders(Layout):
 
 
 class ImageFolders(ClassFolders):
-    """Images without labels: as :class:`ClassFolders`, or images alone in ``root`` or in folders of splits."""
+    """Images without labels: like :class:`ClassFolders`, or files directly in ``root`` or in folders of splits."""
 
     labeled = False
 
 
 class MaskFolders(Layout):
-    """Images and masks in two folders, below any others: ``tile1/images/x.jpg`` and ``tile1/masks/x.png``.
+    """Images and masks in two folders, also at deeper levels: ``tile1/images/x.jpg`` and ``tile1/masks/x.png``.
 
     Keys: ``data.images`` and ``data.masks``, the names of these folders; ``data.split``, or ``data.parts``: for each
     split, patterns of image paths below ``root``; ``data.on_error=skip`` leaves out files without a partner.
@@ -188,7 +188,7 @@ class MaskFolders(Layout):
 
 
 class LoveDA(Layout):
-    """LoveDA (Wang et al., NeurIPS 2021), as it is published and as OpenMMLab's tools convert it.
+    """LoveDA (Wang et al., NeurIPS 2021), as published or as converted by OpenMMLab's tools.
 
     The published test split has no masks, so ``val`` is the test split, too.
     """
@@ -224,18 +224,18 @@ class LoveDA(Layout):
 
 
 def refusal(what: str, expected: str, root: Path) -> DataError:
-    """An error of a root that cannot be meant: with what was expected, and what is there."""
+    """The error for a root without the expected layout: problem, expected layout, and content of the folder."""
     read = f"files that are read: {' '.join(SUFFIXES)}"
     return DataError("\n  ".join([what, f"expected: {expected}", read, content_of(root)]))
 
 
 def numbered(splits: Mapping[str, Sequence[tuple[str, str]]], classes: Sequence[str], key: Any = str) -> Splits:
-    """Class numbers in the place of names.
+    """Replace names of classes by their numbers.
 
     Args:
         splits: (path, name of the class) each.
         classes: names in the order of their numbers.
-        key: names of which it gives the same are one class.
+        key: a function of a name; names with the same result are one class.
 
     Raises:
         DataError: a name is no class.
@@ -250,7 +250,7 @@ def numbered(splits: Mapping[str, Sequence[tuple[str, str]]], classes: Sequence[
 
 
 def data_root(root: str | os.PathLike[str] | None, sample_data: str | None, name: str) -> Path:
-    """The folder that a configuration means.
+    """The folder of the data.
 
     Args:
         root: folder of the user's files; None: ``sample_data``.
@@ -272,10 +272,10 @@ def data_root(root: str | os.PathLike[str] | None, sample_data: str | None, name
 
 
 def split_folders(root: Path) -> dict[str, Path]:
-    """Folders of splits, in the order of :data:`SPLITS`; ``{"": root}`` where there are none.
+    """Folders of splits, in the order of :data:`SPLITS`; ``{"": root}`` if there are none.
 
     Raises:
-        DataError: two are for the same split, or there is none of ``train``.
+        DataError: two folders are for the same split, or there is no train folder.
     """
     found: dict[str, Path] = {}
     for folder in folders_in(root):
@@ -288,13 +288,13 @@ def split_folders(root: Path) -> dict[str, Path]:
 
 
 def complete(splits: Splits, fractions: Sequence[float], root: Path, by_class: bool) -> Splits:
-    """Samples by split, with a validation split, which may be a tenth of ``train``.
+    """Deal out samples without splits, and take a tenth of ``train`` if there is no validation split.
 
     Args:
-        splits: as :func:`split_folders` names them.
-        fractions: see :func:`deal`, where there are no splits.
-        root: see there.
-        by_class: see there.
+        splits: samples by the names of :func:`split_folders`.
+        fractions: see :func:`deal`; used if there are no splits.
+        root: see :func:`deal`.
+        by_class: see :func:`deal`.
     """
     if "" in splits:
         return deal(splits[""], fractions, root, by_class)
@@ -304,14 +304,14 @@ def complete(splits: Splits, fractions: Sequence[float], root: Path, by_class: b
 def deal(samples: Sequence[Sample], fractions: Sequence[float], root: Path, by_class: bool) -> Splits:
     """Deal samples out to train, val and test.
 
-    The order comes from a hash of the path below ``root``: it is the same on every machine, and a file that is added
-    moves hardly any other.
+    The order is that of a hash of the path below ``root``: it is the same on every machine, and an added file moves
+    hardly any other file to another split.
 
     Args:
         samples: of all splits.
         fractions: of train, val and test; they add up to 1, and a test split of 0 is left out.
-        root: above all paths.
-        by_class: deal out each label by itself, so that all splits have the same mixture.
+        root: a folder above all paths.
+        by_class: whether to deal out each label separately, so that all splits have the same shares of classes.
 
     Raises:
         DataError: a split gets nothing.
@@ -335,17 +335,17 @@ def deal(samples: Sequence[Sample], fractions: Sequence[float], root: Path, by_c
 
 
 def paired(folders: Iterable[tuple[Path, Path]], skip_errors: bool = False) -> tuple[list[Sample], list[str]]:
-    """All pairs of an image and a mask of its name.
+    """Pair images with masks of the same name.
 
     Args:
-        folders: of images, each with that of its masks.
+        folders: (folder of images, folder of their masks) each.
         skip_errors: whether files without a partner are left out.
 
     Returns:
         The pairs, and a line for each file that is left out.
 
     Raises:
-        DataError: a file has no partner, or two have the same name.
+        DataError: a file has no partner, or two files of a folder have the same name.
     """
     pairs: list[Sample] = []
     lone: list[str] = []
@@ -371,12 +371,12 @@ def _by_stem(folder: Path) -> dict[str, str]:
 
 
 def by_folder(place: Path) -> list[tuple[str, str]]:
-    """All images in the folders of a folder, each with the name of its folder."""
+    """All images in the subfolders of a folder, each with the name of its subfolder."""
     return [(path, folder.name) for folder in folders_in(place) for path in files_below(folder)]
 
 
 def folders_named(root: Path, name: str, depth: int = 3) -> list[Path]:
-    """Folders of this name in a folder, or at most two levels deeper."""
+    """Folders of this name in a folder, at most two levels deeper."""
     found = []
     for folder in folders_in(root):
         if folder.name == name:
@@ -387,7 +387,7 @@ def folders_named(root: Path, name: str, depth: int = 3) -> list[Path]:
 
 
 def folders_in(folder: Path) -> list[Path]:
-    """Its folders, sorted; without hidden ones, and links that lead back to it or above it."""
+    """The subfolders of a folder, sorted; without hidden ones, and links to the folder itself or above it."""
     above = {str(each) for each in (folder.resolve(), *folder.resolve().parents)}
     with os.scandir(folder) as entries:
         found = [entry for entry in entries if entry.is_dir() and not entry.name.startswith((".", _ARCHIVE))]
@@ -395,19 +395,19 @@ def folders_in(folder: Path) -> list[Path]:
 
 
 def image_files(folder: Path) -> list[str]:
-    """Paths of the images directly in it, sorted."""
+    """Paths of the images directly in a folder, sorted."""
     with os.scandir(folder) as entries:
         names = [entry for entry in entries if entry.name.lower().endswith(SUFFIXES) and entry.name[0] != "."]
         return sorted(entry.path for entry in names if not entry.is_dir())
 
 
 def files_below(folder: Path) -> list[str]:
-    """Paths of all images in it and in its folders, sorted; links to folders are followed."""
+    """Paths of all images in a folder and its subfolders, sorted; links to folders are followed."""
     return sorted([*image_files(folder), *(path for each in folders_in(folder) for path in files_below(each))])
 
 
 def archive_notes(root: Path) -> list[str]:
-    """A line where an archive of a Mac has left its folder."""
+    """A note if there is a ``__MACOSX`` folder; else empty."""
     place = root / _ARCHIVE
     return [f"note: {place} is not read: archives of a Mac bring it along, without images"] if place.is_dir() else []
 

@@ -1,9 +1,9 @@
-"""MMRS-1M (EarthGPT, Zhang et al., arXiv 2401.16822), as users have it on disk. Imports neither torch nor numpy.
+"""Layouts of MMRS-1M (EarthGPT, Zhang et al., arXiv 2401.16822). Imports neither torch nor numpy.
 
 Scenes: ``root/classification/<data set>/{train,test}/<category>/*``, or ``.../images/*`` with the categories only in
 ``root/json/classification/*_cls.json``. Masks, which users add themselves:
 ``root/segmentation/[<data set>/][{train,val,test}/]images`` beside ``labels``, ``masks`` or ``annotations``.
-A user may have any of the sets.
+Any of the data sets may be missing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SAR = ("hrsid", "sarv2", "ssdd")
 
 
 def modality_of(name: str) -> str:
-    """``sar``, ``infrared`` or ``optical``, by the name of a data set."""
+    """The modality of a data set by its name: ``sar``, ``infrared`` or ``optical``."""
     if _plain(name) in _SAR:
         return "sar"
     if "infrared" in name.lower() or _plain(name).startswith("hituav") or "IR" in re.split(r"[^A-Za-z]+", name):
@@ -47,7 +47,9 @@ def modality_of(name: str) -> str:
 
 
 def modality_in(path: str | os.PathLike[str]) -> str:
-    """The modality of an image file, by the name of its data set: the folder below that of its kind of task."""
+    """The modality of an image file, by its data set: the folder in ``classification``, ``segmentation`` or
+    ``detection``.
+    """
     pieces = Path(path).parts
     for number, piece in enumerate(pieces[:-1]):
         if piece in ("classification", "segmentation", "detection"):
@@ -56,10 +58,10 @@ def modality_in(path: str | os.PathLike[str]) -> str:
 
 
 class MMRS1M(Layout):
-    """Its scenes, in the union of the label spaces of the chosen data sets.
+    """The scenes of MMRS-1M, with the union of the classes of the chosen data sets.
 
-    Categories that differ in case, spaces and signs only are one; a data set alone keeps its own names. Where a data
-    set has no validation split, a tenth of its training split, by class, becomes it.
+    Categories that differ only in case, spaces and punctuation are one class; a single data set keeps its own names. If
+    a data set has no validation split, a tenth of each class of its training split is used.
 
     Keys: ``data.datasets`` and ``data.modality`` (null: all that are there), ``data.split``, ``data.classes``.
     """
@@ -91,10 +93,10 @@ class MMRS1M(Layout):
         return Listing(classes, numbered(splits, classes, _key), notes)
 
     def _chosen(self, root: Path) -> list[Path]:
-        """Folders of the data sets that the keys mean, sorted.
+        """Folders of the data sets that the keys choose, sorted.
 
         Raises:
-            DataError: one of ``data.datasets`` is missing, or there are none; lists what there is.
+            DataError: one of ``data.datasets`` is missing, or there are none; the message lists those that exist.
         """
         names, modality = self.config.datasets, self.config.modality
         above = root / self.kind
@@ -115,7 +117,7 @@ class MMRS1M(Layout):
 
 
 class MMRS1MMasks(MMRS1M):
-    """Its masks; the classes are those of ``data.classes``. Keys also: ``data.images``, ``data.masks``."""
+    """Masks beside MMRS-1M, with the classes of ``data.classes``. Further keys: ``data.images``, ``data.masks``."""
 
     kind = "segmentation"
     knows_classes = False
@@ -148,7 +150,7 @@ class MMRS1MMasks(MMRS1M):
 
 
 def _in_folders(folder: Path) -> Splits:
-    """Samples of ``{train,test}/<category>/*``; nothing where there are no such folders."""
+    """Samples of ``{train,test}/<category>/*`` by split; empty if there are no such folders."""
     splits = {split: by_folder(place) for split, place in split_folders(folder).items() if split}
     if not all(splits.values()):
         raise DataError(f"{folder} has a split without images; expected: {folder}/<split>/<category>/*.jpg")
@@ -156,7 +158,7 @@ def _in_folders(folder: Path) -> Splits:
 
 
 def _answered(folder: Path, answers: dict[str, str]) -> tuple[Splits, int]:
-    """Its images with their answers, and the number of those without one, which are left out."""
+    """Images of a data set with their categories, and the number of images without one, which are left out."""
     files = {path[len(str(folder)) + 1 :]: path for path in files_below(folder)}
     lost = [name for name in answers if name not in files]
     if lost or not answers:
@@ -170,10 +172,10 @@ def _answered(folder: Path, answers: dict[str, str]) -> tuple[Splits, int]:
 
 
 def _answers(root: Path) -> dict[str, dict[str, str]]:
-    """By the plain name of a data set: path of an image below its folder -> category.
+    """Read ``*_cls.json``: plain name of a data set -> path of an image below its folder -> category.
 
     Raises:
-        DataError: a file is no list of images and answers; names the entry.
+        DataError: a file is not a list of images and answers; the message names the entry.
     """
     answers: dict[str, dict[str, str]] = defaultdict(dict)
     for file in sorted((root / "json" / "classification").glob("*.json")):
@@ -196,7 +198,7 @@ def _answers(root: Path) -> dict[str, dict[str, str]]:
 
 
 def _plain(name: str) -> str:
-    """A data set's name without case, signs and ``_split``."""
+    """The name of a data set in lower case, without punctuation and ``_split``."""
     return _key(re.sub(r"_split$", "", name.lower()))
 
 
@@ -205,11 +207,11 @@ def _key(label: str) -> str:
 
 
 def _united(labels: set[str], own: bool) -> set[str]:
-    """One name for all spellings of a category.
+    """One name for all spellings of each category.
 
     Args:
         labels: all spellings.
-        own: whether a name stays as it is spelt; else it becomes words, where one spelling has them, in small letters.
+        own: whether names stay as they are; else they become separate words in lower case.
     """
     by_key: dict[str, set[str]] = defaultdict(set)
     for label in labels:

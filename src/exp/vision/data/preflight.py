@@ -1,6 +1,6 @@
-"""Whether image data can be there: checked by the parent before any process starts.
+"""Check keys and folders of image data, in the parent before any process starts.
 
-Looks at folders, not at every file, and imports neither torch nor numpy nor OpenCV.
+Does not look at every file, and imports neither torch nor numpy nor OpenCV.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ __all__ = ["preflight"]
 
 
 def preflight(config: Any) -> None:
-    """Refuse values that mean nothing, and a root without the expected folders.
+    """Refuse keys out of range, and a root without the expected folders.
 
     Args:
         config: the keys of ``data``.
 
     Raises:
-        DataError: says what is wrong, what was expected and what is there.
+        DataError: something is wrong; the message has what was expected and what was found.
     """
     layout, shares = layout_of(config), list(config.split)
     if len(shares) != 3 or min(shares) < 0 or min(shares[:2]) == 0 or abs(sum(shares) - 1.0) > 1e-6:
@@ -48,7 +48,7 @@ def _check_masks(config: Any, layout_knows: bool) -> None:
     colors = [str(color).upper() for color in written]
     for color, plain in zip(written, colors):
         if not re.fullmatch("[0-9A-F]{6}", plain) or colors.count(plain) > 1:
-            # Without quotes 000000 is the number 0, and 6E1234 infinity; the shell takes one pair of quotes away.
+            # Without quotes 000000 is the number 0, and 6E1234 infinity; the shell removes one pair of quotes.
             raise DataError(
                 f"data.palette and data.ignore_colors: {color!r} must be a color of its own, RRGGBB in hexadecimal, "
                 "quoted twice, or digits become a number: "

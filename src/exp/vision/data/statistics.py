@@ -1,9 +1,9 @@
-"""Mean, standard deviation and percentiles of each band over many images, and what is subtracted and divided by.
+"""Mean, standard deviation and percentiles of each band over many images, and the normalization of a data set.
 
-Streaming, in bounded memory. Moments are float64; those of blocks, of images and of chunks of images are joined in
-their order, so that the result does not depend on how many processes and threads have worked on it. Percentiles come
-from counts: of every value where values are whole numbers of at most 16 bits, else of bins as wide as 1/512 of the
-value (the upper 18 bits of a float32).
+Computed as a stream, in bounded memory. Moments are float64; those of blocks, images and chunks of images are joined in
+a fixed order, so that the result does not depend on the number of processes and threads. Percentiles come from a
+histogram: with a bin for each value of integers of at most 16 bits, else with bins as wide as 1/512 of the value (the
+upper 18 bits of a float32).
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 __all__ = ["STATISTICS", "Normalization", "Statistics", "limits_of", "write_statistics"]
 
 STATISTICS = "statistics.json"
-"""The file that ``task=stats`` and trainings leave in a run folder."""
-_CHUNK = 32  # images whose moments are joined before they are sent to others
-_BLOCK = 2**20  # values of a band at a time
-_LOWEST, _WHOLE = -(2**15), 2**15 + 2**16  # whole numbers from the least of int16 to the largest of uint16
-_SHIFT = 14  # bits of a float32 that do not count
+"""The file that ``task=stats`` and trainings write to the run folder."""
+_CHUNK = 32  # images whose moments are joined before they are sent to other ranks
+_BLOCK = 2**20  # values of a band that are processed at a time
+_LOWEST, _WHOLE = -(2**15), 2**15 + 2**16  # integers from the smallest of int16 to the largest of uint16: first, count
+_SHIFT = 14  # lower bits of a float32 that a bin ignores
 
 logger = logging.getLogger(__name__)
 
@@ -46,10 +46,14 @@ class Statistics:
     """Accumulates values of each band (C).
 
     Attributes:
-        images: how many.
-        moments: float64 (6, C): number of values with data, mean, sum of squared differences from it, values without
-            data, least and largest value.
-        counts: how often each value of :func:`_values` occurs, int64 (C, values); None: no percentiles are wanted.
+        images: number of images.
+        moments: float64 (6, C): number of values with data, mean, sum of squared differences from the mean, number of
+            values without data, smallest and largest value.
+        counts: how often each value of :func:`_values` occurs, int64 (C, values); None: no percentiles.
+
+    Args:
+        channels: bands (C).
+        counted: whether to count values, for percentiles.
     """
 
     def __init__(self, channels: int, counted: bool) -> None:
@@ -59,12 +63,12 @@ class Statistics:
         self._lock = threading.Lock()
 
     def of_image(self, values: np.ndarray, invalid: np.ndarray | None, limits: Any) -> np.ndarray:
-        """Count the values of one image (H, W, C), and give its moments; in any thread.
+        """Count the values of one image, and return its moments (6, C). Thread-safe.
 
         Args:
-            values: of the image.
-            invalid: which of them hold no data; None: all do.
-            limits: (low, high), of each band, to which the moments' values are clipped; None: they are not.
+            values: of the image, (H, W, C).
+            invalid: True where a value has no data, bool (H, W, C); None: all have data.
+            limits: (low, high), a list over bands each, to which values are clipped for the moments; None: no clipping.
         """
         rows = max(_BLOCK // max(values.shape[1], 1), 1)
         blocks = []
@@ -98,12 +102,12 @@ class Statistics:
 
     @property
     def std(self) -> np.ndarray:
-        """Of the values, divided by their number; float64 (C,)."""
+        """Population standard deviation, float64 (C,)."""
         spread: np.ndarray = np.sqrt(self.moments[2] / np.maximum(self.moments[0], 1.0))
         return spread
 
     def percentile(self, percent: float) -> list[float]:
-        """The value of each band that so many percent of the values do not exceed."""
+        """The percentile of each band; ``percent`` is from 0 to 100."""
         assert self.counts is not None
         order = np.argsort(_values(), kind="stable")
         values = _values()[order]
@@ -113,7 +117,7 @@ class Statistics:
 
 
 def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Moments (6, C) of all parts together, whose order counts only for the last digits."""
+    """Join the moments of several parts, (6, C) each; the order of the parts changes rounding only."""
     each = np.stack(parts)
     total = each.sum(axis=0)
     total[1] = (each[:, 0] * each[:, 1]).sum(axis=0) / np.maximum(total[0], 1.0)
@@ -124,29 +128,28 @@ def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 @functools.lru_cache(maxsize=1)
 def _values() -> np.ndarray:
-    """The values that are counted: whole numbers, and then the middle of each bin; float64."""
+    """The values that are counted: integers, then the center of each bin; float64."""
     bins = (np.arange(2 ** (32 - _SHIFT), dtype=np.uint32) << _SHIFT) + np.uint32(2 ** (_SHIFT - 1))
     with np.errstate(invalid="ignore"):  # the last bins are those of NaN
         return np.concatenate([np.arange(_LOWEST, _LOWEST + _WHOLE), bins.view(np.float32).astype(np.float64)])
 
 
 class Normalization:
-    """What is subtracted from the values of each band and divided by: given, or measured once over the training split,
-    and kept with the weights.
+    """Mean and standard deviation of each band: given, or measured once over the training split and saved with weights.
 
     Attributes:
-        mean: of each band (C), in the units of the files; None: as the model has it.
-        std: likewise.
-        names: of the bands that ``data.bands`` chooses, by the first training image; empty: not known.
-        scaled: whether the range of values becomes 0..255, as that of all values that are not of 8 bits.
+        mean: of each band (C), in the units of the files; None: the model's own.
+        std: standard deviation, likewise.
+        names: of the bands that ``data.bands`` chooses, in the first training image; empty: not known.
+        scaled: whether ``data.value_range`` is mapped to 0..255: True unless files are 8-bit.
 
     Args:
-        reader: of the data.
+        reader: reads the image files.
         paths: of the training images.
         config: keys of ``data``.
 
     Raises:
-        DataError: a mean or a deviation is none.
+        DataError: ``data.mean`` or ``data.std`` is not valid.
     """
 
     def __init__(self, reader: ImageReader, paths: Sequence[str], config: ImageDataConfig) -> None:
@@ -166,16 +169,15 @@ class Normalization:
                 )
 
     def measure(self, counted: bool, clipped: Any = None, distributed: Distributed | None = None) -> Statistics:
-        """Look at every training image once, at the values of its file; a collective where there are several ranks.
+        """Measure the values of all training images. Every rank must call this; each reads a share of the images.
 
         Args:
-            counted: whether percentiles are wanted.
-            clipped: (low, high), a number each or one for each band, to which values are clipped before; None: they
-                are not.
-            distributed: the ranks, of which each looks at its share; None: there is one.
+            counted: whether to count values, for percentiles.
+            clipped: (low, high) to which values are clipped first, numbers or lists over bands; None: no clipping.
+            distributed: the ranks; None: there is one.
 
         Raises:
-            DataError: an image cannot be used, or a band holds no data.
+            DataError: an image cannot be used, or a band has no data.
         """
         distributed = distributed or Distributed()
         found = Statistics(self.reader.channels, counted)
@@ -199,7 +201,7 @@ class Normalization:
                     break
                 if images:
                     chunks[start] = joined(images), len(images)
-        # All ranks hear of an error at once: one that waits for another's share would wait for ever.
+        # Errors are gathered, too: if one rank raised alone, the others would wait for its share forever.
         for wrong, part in distributed.gather((error, chunks)):
             if wrong is not None:
                 raise wrong
@@ -217,10 +219,11 @@ class Normalization:
         return found
 
     def look(self) -> None:
-        """See by the first training image which bands there are, once; their numbers mean files like it from now on.
+        """Read the bands of the first training image, once. If ``data.bands`` has numbers, other files must have as
+        many bands from now on.
 
         Raises:
-            DataError: it cannot be read, or has no such bands.
+            DataError: the image cannot be read, or lacks a band of ``data.bands``.
         """
         bands = self.reader.bands
         if self._looked or (bands.wanted is None and self.mean is None and not self.is_measured):
@@ -233,17 +236,17 @@ class Normalization:
         self.scaled = raw.pixels.dtype != np.uint8
 
     def settle(self, distributed: Distributed | None = None, earlier: Path | None = None) -> dict[str, Any] | None:
-        """Measure what is to be measured and has not been; a collective.
+        """Measure mean and standard deviation if ``data.mean=train``. Every rank must call this.
 
         Args:
             distributed: the ranks.
-            earlier: folder of a run that may have measured it, and is believed.
+            earlier: folder of a run whose ``statistics.json``, if there is one, is used instead.
 
         Returns:
-            What was measured now (:meth:`table`); None: nothing was.
+            The new statistics (:meth:`table`); None: nothing was measured.
 
         Raises:
-            DataError: an image cannot be used, or values are the same (nearly) everywhere.
+            DataError: an image cannot be used, or a band is constant.
         """
         if not self.is_measured:
             return None
@@ -260,7 +263,12 @@ class Normalization:
         return table
 
     def table(self, percentiles: Sequence[float], distributed: Distributed | None = None) -> dict[str, Any]:
-        """Statistics of the training images as plain values: a list with a number for each band under each name."""
+        """Measure, and return the statistics as plain values: for each name a list over bands.
+
+        Args:
+            percentiles: from 0 to 100; empty: none.
+            distributed: the ranks; None: there is one.
+        """
         value_range = self.reader.value_range
         found = self.measure(bool(percentiles), value_range if self.scaled else None, distributed)
         table: dict[str, Any] = {
@@ -279,13 +287,13 @@ class Normalization:
         return table
 
     def _take(self, known: Mapping[str, Any]) -> None:
-        """Be as a run had it: ``mean`` and ``std``, where there are some."""
+        """Take ``mean`` and ``std`` of another run, if it has them, instead of measuring."""
         self.is_measured = False
         if known.get("mean") is not None:
             self.mean, self.std = (per_band(known[key], self.reader.channels) for key in ("mean", "std"))
 
     def in_bytes(self) -> tuple[list[float], list[float]] | None:
-        """Mean and standard deviation of values as the model gets them, 0..255; None: as the model has it."""
+        """Mean and standard deviation of each band of the model's input, 0..255; None: the model's own."""
         if self.mean is None or self.std is None:
             return None
         mean, std = np.asarray(self.mean, np.float64), np.asarray(self.std, np.float64)
@@ -297,7 +305,7 @@ class Normalization:
     # -- with the weights ----------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """What of it belongs to weights; only what there is, but for the number of channels and the range."""
+        """What is saved with weights: number of channels, range of values, and what else is set."""
         reader, bands = self.reader, self.reader.bands
         state: dict[str, Any] = {"channels": reader.channels, "value_range": limits_of(reader.value_range)}
         if bands.wanted is not None:
@@ -309,20 +317,20 @@ class Normalization:
         return state
 
     def record(self) -> dict[str, Any]:
-        """What of it ``result.json`` has; only what there is."""
+        """Entries for ``result.json``, without those that are not set."""
         bands = self.reader.bands.wanted and (self.names or self.reader.bands.wanted)
         record = {"value_range": limits_of(self.reader.value_range), "bands": bands, "mean": self.mean, "std": self.std}
         return {key: value for key, value in record.items() if value is not None}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Read files as those that weights were trained on; a warning tells of other bands.
+        """Read files like those that the weights were trained on; other keys are logged as warnings.
 
         Args:
-            state: :meth:`state` of the data that the weights were trained on; empty for weights of others.
+            state: :meth:`state` of the training data; empty for published weights.
 
         Raises:
-            DataError: the weights had other channels, or the mean and standard deviation of the model, and others are
-                given.
+            DataError: the weights have another number of channels; or they were trained with the model's own mean and
+                standard deviation, and ``data.mean`` is set.
         """
         reader, bands, ours = self.reader, self.reader.bands, "channels" in state
         self._looked = True
@@ -351,17 +359,17 @@ class Normalization:
 
 
 def limits_of(value_range: Any) -> list[Any] | None:
-    """A range as plain values: [low, high], numbers or a list for each."""
+    """A range of values as plain values: [low, high], numbers or lists over bands; None stays None."""
     return None if value_range is None else [np.asarray(limit, np.float64).tolist() for limit in value_range]
 
 
 def write_statistics(session: Session) -> dict[str, Any]:
-    """Measure the training split, each rank its share of the images; rank 0 prints and writes ``statistics.json``.
+    """Measure the training split; each rank reads a share of the images, rank 0 prints and writes ``statistics.json``.
 
-    Values are those of the files, clipped to ``data.value_range`` where it is set.
+    Values are in the units of the files, clipped to ``data.value_range`` if it is set.
 
     Raises:
-        ConfigError: the data are no images.
+        ConfigError: the data are not images.
         DataError: an image cannot be used.
     """
     config = session.config
@@ -384,7 +392,7 @@ def write_statistics(session: Session) -> dict[str, Any]:
 
 def lines_of(table: Mapping[str, Any]) -> list[str]:
     """The table as text: a line for each band."""
-    import pandas as pd  # which takes its time to load
+    import pandas as pd  # slow to load
 
     shown = pd.DataFrame({"band": table["bands"], **{key: table[key] for key in ("mean", "std", "min", "max")}})
     for name, values in table["percentiles"].items():

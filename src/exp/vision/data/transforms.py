@@ -1,8 +1,8 @@
-"""Pipelines of mmcv's transforms, as a configuration lists them, and the transforms that mmcv has none for.
+"""Pipelines of mmcv's transforms, as listed in the configuration, and transforms that mmcv lacks.
 
-Ours have mmcv's form: registered, configured by dicts. They read and write ``results["img"]`` (H, W, C), and
-``results["gt_seg_map"]`` (H, W) where there is one. All draw from NumPy's global generator, which the
-data set seeds for each sample.
+Ours are registered and configured by dicts like mmcv's. They read and write ``results["img"]`` (H, W, C) and, if there
+is a mask, ``results["gt_seg_map"]`` (H, W). All draw from NumPy's global generator, which the data set seeds for each
+sample.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["PadTo", "PhotoMetricDistortion", "Pipeline", "RandomCrop", "RandomRo
 
 
 class Pipeline:
-    """Transforms, one after the other.
+    """A sequence of transforms.
 
     Args:
         key: of the configuration, for messages.
@@ -37,11 +37,11 @@ class Pipeline:
         self.transforms = [_build(f"{key}[{number}]", spec) for number, spec in enumerate(transforms)]
 
     def __call__(self, image: np.ndarray, path: str, mask: np.ndarray | None = None, **more: Any) -> dict[str, Any]:
-        """Apply all.
+        """Apply all transforms.
 
         Args:
             image: (H, W, C).
-            path: of the image; transforms may look at it.
+            path: of the image, for transforms that use it.
             mask: (H, W), uint8.
             **more: further keys of mmcv's results.
 
@@ -60,7 +60,7 @@ class Pipeline:
 
 
 def is_resized(results: Mapping[str, Any]) -> bool:
-    """Whether a pipeline has changed the size of an image by one ``Resize`` alone: nothing is cut off or added."""
+    """Whether a pipeline has changed the size of an image by one ``Resize`` alone, without cropping or padding."""
     there, before, factors = results["img"].shape[:2], results["ori_shape"], results.get("scale_factor")
     return (
         there != before
@@ -82,7 +82,7 @@ def _build(place: str, spec: Mapping[str, Any]) -> Any:
 
 
 def _tuples(value: Any) -> Any:
-    """Lists of numbers as tuples: mmcv wants sizes and ranges as tuples, and other lists as lists."""
+    """Convert lists of numbers to tuples: mmcv needs tuples for sizes and ranges, and lists otherwise."""
     if not isinstance(value, list):
         return value
     if all(isinstance(item, (int, float)) for item in value):
@@ -92,9 +92,9 @@ def _tuples(value: Any) -> Any:
 
 @TRANSFORMS.register_module(force=True)
 class RandomCrop(BaseTransform):
-    """Cut out a part; of a mask, one that is not nearly all of one class, if ten tries find it.
+    """Crop at random; with a mask, up to ten more tries avoid a crop of nearly one class only.
 
-    An image that is smaller stays as it is in that direction: a ``Pad`` may follow.
+    An image that is smaller than the crop stays as it is in that direction; a ``PadTo`` may follow.
 
     Args:
         crop_size: side in pixels, or (height, width).
@@ -130,10 +130,10 @@ class RandomCrop(BaseTransform):
 
 @TRANSFORMS.register_module(force=True)
 class PadTo(BaseTransform):
-    """Pad at the right and at the bottom: an image with zeros, a mask with 255; of any number of channels.
+    """Pad at the right and at the bottom: an image of any number of channels with zeros, a mask with 255.
 
     Args:
-        size: side in pixels, or (height, width); what is larger stays as it is.
+        size: side in pixels, or (height, width); larger images stay as they are.
     """
 
     def __init__(self, size: int | Sequence[int]) -> None:
@@ -153,17 +153,17 @@ class PadTo(BaseTransform):
 
 @TRANSFORMS.register_module(force=True)
 class RandomRotate90(BaseTransform):
-    """Turn by 90, 180 or 270 degrees, each as likely: an image from above has no upside.
+    """Rotate by 90, 180 or 270 degrees with equal probability: images from above have no preferred direction.
 
     Args:
-        prob: of turning at all.
+        prob: probability of a rotation.
     """
 
     def __init__(self, prob: float = 0.75) -> None:
         self.prob = prob
 
     def transform(self, results: dict[str, Any]) -> dict[str, Any]:
-        """Turn."""
+        """Rotate."""
         if np.random.random() >= self.prob:
             return results
         turns = np.random.randint(1, 4)
@@ -176,16 +176,16 @@ class RandomRotate90(BaseTransform):
 
 @TRANSFORMS.register_module(force=True)
 class PhotoMetricDistortion(BaseTransform):
-    """Brightness, contrast, saturation and hue, each changed at random in half of the cases (Liu et al., SSD, 2016).
+    """Change brightness, contrast, saturation and hue at random, each with probability 1/2 (Liu et al., SSD, 2016).
 
-    Contrast comes before or after the colors, as likely. Images of other than three channels of 8 bits have no colors:
-    their brightness and contrast change only.
+    Contrast is changed before or after saturation and hue, with equal probability. Only brightness and contrast change
+    in images other than three channels of 8 bits.
 
     Args:
-        brightness_delta: added to values of 0..255, at most.
-        contrast_range: factors of values.
-        saturation_range: factors of saturation.
-        hue_delta: added to the hue, at most, in units of 2 degrees, as OpenCV counts.
+        brightness_delta: largest shift of values, which are in 0..255.
+        contrast_range: smallest and largest factor of values.
+        saturation_range: smallest and largest factor of the saturation.
+        hue_delta: largest shift of the hue, in units of 2 degrees, as in OpenCV.
     """
 
     def __init__(
@@ -230,9 +230,9 @@ def _scaled(image: np.ndarray, factor: float, shift: float) -> np.ndarray:
         return image
     if image.dtype != np.uint8:
         return np.clip((image + np.float32(shift)) * np.float32(factor), 0.0, 255.0)
-    # 256 values can be computed beforehand: one lookup per value instead of three passes in floating point.
+    # A table of 256 values: one lookup per value instead of three passes in floating point.
     table = np.clip((np.arange(256.0) + shift) * factor, 0.0, 255.0).round().astype(np.uint8)
-    return cv2.LUT(image, table).reshape(image.shape)  # it drops a last dimension of 1
+    return cv2.LUT(image, table).reshape(image.shape)  # OpenCV drops a last dimension of 1
 
 
 def _recolored(image: np.ndarray, saturation: float, hue: int) -> np.ndarray:

@@ -1,10 +1,9 @@
-"""What the values of an image file become: the channels of the model, 0..255, filled where there is no data.
+"""Convert the values of an image file to the model's input: its channels, 0..255, filled where there is no data.
 
-``data.bands`` chooses bands by number, or by the names that files give them. A last channel that the file marks as
-transparency is no band: it tells where there is no data. ``data.bands`` may name it all the same.
+``data.bands`` chooses bands by number, or by their names in the files. A last channel that the file marks as
+transparency is not a band unless ``data.bands`` names it: it marks pixels without data.
 
-8-bit values stay as they are, uint8. All others become float32, with ``value_range`` mapped to 0..255 and what lies
-outside clipped.
+8-bit values stay uint8. All others become float32: ``value_range`` is mapped to 0..255, values outside are clipped.
 """
 
 from __future__ import annotations
@@ -25,19 +24,19 @@ __all__ = ["Bands", "ImageReader", "Modalities", "colors_in", "is_measured_band"
 
 Path = Union[str, "os.PathLike[str]"]
 
-# By the bands of Sentinel-2, whose red is the fourth; of other sensors only the plain words are certain.
+# Names of bands: words, or the numbers of Sentinel-2, whose red is B4.
 _WORDS = ({"red", "r", "b4"}, {"green", "g", "b3"}, {"blue", "b", "b2"})
 _GRAY = np.array([0.299, 0.587, 0.114], np.float32)  # ITU-R BT.601 luma
 
 
 class Plan(NamedTuple):
-    """What is read of one file.
+    """The bands to read from one file.
 
     Attributes:
-        indexes: of the bands that the model gets, from 0, in its order.
-        alpha: index of the band that is transparency, and none of those; None: there is none.
-        names: of the bands that ``data.bands`` chooses; the number stands for one without a name.
-        measured: how many bands of the file are no transparency.
+        indexes: of the bands that the model gets, from 0, in the model's order.
+        alpha: index of a transparency band that is not in ``indexes``; None: there is none.
+        names: of the bands that ``data.bands`` chooses; the number for a band without a name.
+        measured: number of bands of the file without transparency.
     """
 
     indexes: list[int]
@@ -47,14 +46,14 @@ class Plan(NamedTuple):
 
 
 class Bands:
-    """Plans what is read of each file; picklable.
+    """Plans which bands are read from each file; picklable.
 
     Attributes:
-        expected: measured bands (without transparency) that the files of the training split have; None: not known yet.
-            Numbers would mean other bands in a file that has more or fewer.
+        expected: number of bands (without transparency) of the training files; None: not known yet. Numbers in
+            ``data.bands`` would mean other bands in a file with more or fewer.
 
     Args:
-        config: keys of ``data``: ``bands``; without them all, as they come, to be ``channels``.
+        config: the keys ``bands`` and ``channels`` of ``data`` are read; without ``bands`` all bands are read in order.
     """
 
     def __init__(self, config: ImageDataConfig) -> None:
@@ -63,16 +62,17 @@ class Bands:
         self.expected: int | None = None
 
     def plan(self, count: int, names: Sequence[str], marked: bool, path: Path) -> Plan:
-        """The bands of one file.
+        """The bands to read from one file.
 
         Args:
-            count: of its bands.
-            names: of each; empty where the file gives none.
-            marked: whether it marks the last one as transparency.
-            path: for messages.
+            count: number of its bands.
+            names: of its bands; empty: the file has no names.
+            marked: whether it marks the last band as transparency.
+            path: of the file, for messages.
 
         Raises:
-            DataError: it has no such band, or another number of bands than the files that numbers were meant for.
+            DataError: the file lacks a band; or ``data.bands`` has numbers, and the number of bands is not
+                ``expected``.
         """
         measured = count - (marked and count > 1)
         if self.wanted is None:
@@ -101,30 +101,30 @@ def _index(band: int | str, names: Sequence[str], path: Path) -> int:
 
 
 def _plain(name: str) -> str:
-    """A band's name up to the first comma or bracket, without case and leading zeros.
+    """The name of a band up to the first comma or bracket, without case and leading zeros.
 
-    ``B04``, ``b4``, ``Band 4`` and ``B4, central wavelength 665 nm`` are one, ``B8A`` is another.
+    ``B04``, ``b4``, ``Band 4`` and ``B4, central wavelength 665 nm`` are the same band, ``B8A`` is another.
     """
     text = re.split(r"[,;:(]", name)[0].strip().casefold()
     return re.sub(r"^(?:band[ _-]?|b)0*(\d+a?)$", r"b\1", text)
 
 
 def is_measured_band(last: np.ndarray) -> bool:
-    """Whether most values of a channel that is marked as alpha are neither transparent nor opaque.
+    """Whether a channel that is marked as alpha has data: most of its values are neither transparent nor opaque.
 
-    GDAL itself marks the fourth band of 8 bits as alpha where nobody says what it is.
+    GDAL marks a fourth 8-bit band as alpha if the file does not say what it is.
 
     Args:
-        last: the channel, of any shape.
+        last: the channel, any shape.
     """
     return bool(last.size) and bool(np.count_nonzero((last > 0) & (last < last.max())) > last.size / 2)
 
 
 def colors_in(names: Sequence[str]) -> list[int | None]:
-    """Where red, green and blue are among the bands; None where one is not, or not for certain.
+    """The positions of red, green and blue among the bands; None for a color without exactly one band.
 
     Args:
-        names: of the bands: words, or ``B04``, ``B03``, ``B02`` as Sentinel-2 has them.
+        names: of the bands: words, or ``B04``, ``B03``, ``B02`` as in Sentinel-2.
     """
     plain = [_plain(name).split(" ")[0] for name in names]
     places = [[index for index, name in enumerate(plain) if name in words] for words in _WORDS]
@@ -132,13 +132,13 @@ def colors_in(names: Sequence[str]) -> list[int | None]:
 
 
 class Modalities:
-    """Mean and standard deviation of each modality, where they are others than the model's; picklable.
+    """Mean and standard deviation of modalities that differ from the model's; picklable.
 
-    The model subtracts its own mean from all images: those of another modality are mapped beforehand, so that it comes
-    out as if that modality's had been subtracted.
+    The model normalizes all images with its own statistics. Images of another modality are mapped before, so that the
+    result is as if the model had normalized them with the statistics of their modality.
 
     Args:
-        config: keys of ``data``: ``modality`` of all images (None: the names of their data sets tell), and
+        config: two keys of ``data`` are read: ``modality`` of all images (None: it follows from the path), and
             ``modality_statistics``, ``{modality: {"mean": [...], "std": [...]}}``, 0..255.
     """
 
@@ -159,7 +159,7 @@ class Modalities:
         return {name: {key: values.tolist() for key, values in each.items()} for name, each in self._values.items()}
 
     def on_model(self, mean: np.ndarray, std: np.ndarray) -> None:
-        """Know the model's mean and standard deviation, float (C,)."""
+        """Set the model's mean and standard deviation, float (C,), 0..255."""
         self._model = mean.astype(np.float32), std.astype(np.float32)
 
     def of(self, path: Path) -> str:
@@ -167,14 +167,14 @@ class Modalities:
         return self.only or modality_in(path)
 
     def fill_for(self, path: Path, fill: np.ndarray | None) -> np.ndarray | None:
-        """What values without data become before :meth:`mapped`: the mean of the image's modality."""
+        """The values that replace missing ones before :meth:`mapped`: the mean of the image's modality, or ``fill``."""
         values = self._values.get(self.of(path)) if self._values else None
         return fill if values is None or fill is None else np.broadcast_to(values["mean"], fill.shape)
 
     def mapped(self, image: np.ndarray, path: Path) -> np.ndarray:
-        """An image (H, W, C), 0..255, of which the model's normalization makes what its modality's would: float32.
+        """Map an image (H, W, C), 0..255, so that the model's normalization has the effect of its modality's; float32.
 
-        Images of modalities without statistics of their own come back as they are.
+        Images of modalities without statistics of their own are returned unchanged.
         """
         values = self._values.get(self.of(path)) if self._values else None
         if values is None or self._model is None:
@@ -184,19 +184,19 @@ class Modalities:
 
 
 class ImageReader:
-    """Reads image files in one way; picklable.
+    """Reads image files as the model's input; picklable.
 
     Attributes:
-        fill: what values without data become, 0..255, float (C,); None: not known yet.
+        fill: the values that replace missing ones, 0..255, float (C,); None: not known yet.
         modalities: statistics of other sensors.
 
     Args:
-        config: keys of ``data``: those of :class:`exp.vision.data.values.Bands` and of :class:`Modalities`;
-            ``value_range``: what becomes 0 and 255 of values that are not of 8 bits, a number each or one for each
-            channel (None: such values are an error).
+        config: the keys of ``data`` that :class:`Bands` and :class:`Modalities` read, and ``value_range``: [low, high]
+            that become 0 and 255 if values are not 8-bit, numbers or lists over channels (None: such files are
+            refused).
 
     Raises:
-        DataError: there is no such range.
+        DataError: ``value_range`` is not valid.
     """
 
     def __init__(self, config: ImageDataConfig | None = None) -> None:
@@ -214,26 +214,26 @@ class ImageReader:
             )
 
     def __call__(self, path: Path) -> np.ndarray:
-        """An image file as a model gets it: (H, W, C), uint8 or float32, 0..255."""
+        """Read an image file as the model's input: (H, W, C), uint8 or float32, 0..255."""
         return self.with_missing(path)[0]
 
     def with_missing(self, path: Path) -> tuple[np.ndarray, np.ndarray | None]:
-        """An image file as a model gets it, and which of its pixels hold no data, bool (H, W); None: all do.
+        """Read an image file as the model's input, and where it has no data, bool (H, W); None: all pixels have data.
 
         Raises:
-            DataError: it cannot be read, or has no such bands.
+            DataError: the file cannot be read, or lacks a band.
         """
         values, invalid, missing = self.measured(read_raw(path), path)
         return self.finished(values, invalid, path), missing
 
     def measured(self, raw: Raw, path: Path) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
-        """The channels of the model, with the values of the file; see :meth:`measured_of`."""
+        """:meth:`measured_of` for a decoded file."""
         pixels = raw.pixels
         plan = self.bands.plan(pixels.shape[2], raw.names, raw.alpha, path)
         transparency = None if plan.alpha is None else pixels[..., plan.alpha]
         if transparency is not None and is_measured_band(transparency):
             transparency = None
-        as_they_come = plan.indexes == list(range(len(plan.indexes)))  # then nothing is copied
+        as_they_come = plan.indexes == list(range(len(plan.indexes)))  # a slice copies nothing
         chosen = pixels[..., : len(plan.indexes)] if as_they_come else pixels[..., plan.indexes]
         return self.measured_of(chosen, transparency, raw.nodata, raw.masked, path)
 
@@ -245,21 +245,21 @@ class ImageReader:
         masked: np.ndarray | None,
         path: Path,
     ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
-        """The channels of the model, of the bands of a file.
+        """Convert the bands of a file to the channels of the model, with the values and dtype of the file.
 
         Args:
             pixels: the chosen bands, (H, W, bands).
             transparency: (H, W), 0: no data; None: there is none.
-            nodata: the value that stands for no data; None: there is none.
-            masked: bool (H, W), what a mask in the file says; None: there is none.
-            path: for messages.
+            nodata: the value that means no data; None: there is none.
+            masked: True where a mask in the file marks missing data, bool (H, W); None: there is no mask.
+            path: of the file, for messages.
 
         Returns:
-            Values (H, W, C); which of them hold no data, bool (H, W, C); which pixels hold none at all, bool (H, W).
-            None: all hold data.
+            Values (H, W, C); True where a value has no data, bool (H, W, C); True where a pixel lacks data in all
+            channels, bool (H, W). None instead of either array: all have data.
 
         Raises:
-            DataError: the channels are others than those of the model.
+            DataError: the number of channels is another one.
         """
         invalid = _invalid_values(pixels, nodata)
         signs: list[Any] = [] if masked is None else [masked]
@@ -275,7 +275,7 @@ class ImageReader:
         return made, invalid, missing
 
     def _channels(self, pixels: np.ndarray, path: Path) -> np.ndarray:
-        """A gray image repeated for three channels, a colored one made gray for one; others as they are."""
+        """Repeat a gray image for three channels, or make a color image gray for one channel."""
         found, channels = pixels.shape[2], self.channels
         if found == channels:
             return pixels
@@ -290,10 +290,10 @@ class ImageReader:
         )
 
     def finished(self, values: np.ndarray, invalid: np.ndarray | None, path: Path) -> np.ndarray:
-        """Measured values as a model gets them: (H, W, C), uint8 or float32, 0..255, contiguous.
+        """Convert the result of :meth:`measured` to the model's input: (H, W, C), uint8 or float32, 0..255, contiguous.
 
         Raises:
-            DataError: values of this dtype need a range.
+            DataError: values are not 8-bit, and ``value_range`` is not set.
         """
         if values.dtype != np.uint8:
             values = _to_byte_range(values, path, self.value_range)
@@ -305,7 +305,7 @@ class ImageReader:
 
 
 def per_band(values: Any, channels: int) -> list[float] | None:
-    """A finite number for each band, of one for all or of one for each; None: these are none."""
+    """A list with a finite number for each band, from one number or a list; None: ``values`` is not valid."""
     try:
         found = np.broadcast_to(np.asarray(values, np.float64), channels)
     except (TypeError, ValueError):
@@ -314,8 +314,9 @@ def per_band(values: Any, channels: int) -> list[float] | None:
 
 
 def _invalid_values(pixels: np.ndarray, nodata: float | None) -> np.ndarray | None:
-    """Which values hold no data, bool (H, W, C): those that are not finite, and those that stand for no data; None: all
-    hold data. In images of 8 bits such a value is a common color: there it counts only where all channels have it.
+    """True where a value is not finite or is the no-data value, bool (H, W, C); None: all have data.
+
+    In 8-bit images the no-data value is a common color: there it counts only if all channels of a pixel have it.
     """
     invalid: np.ndarray | None = ~np.isfinite(pixels) if pixels.dtype.kind == "f" else None
     if nodata is not None and not np.isnan(nodata):
@@ -333,7 +334,7 @@ def _to_byte_range(pixels: np.ndarray, path: Path, value_range: Any) -> np.ndarr
     if value_range is None:
         raise DataError(
             f"{path} holds {pixels.dtype} values from {np.nanmin(pixels):g} to {np.nanmax(pixels):g}; set "
-            "data.value_range=[low,high] to what is to become 0 and 255 (task=stats tells percentiles)"
+            "data.value_range=[low,high] to the values that become 0 and 255 (task=stats prints percentiles)"
         )
     low, high = (np.asarray(limit, np.float64) for limit in value_range)
     scaled = (pixels.astype(np.float32) - low.astype(np.float32)) * (255.0 / (high - low)).astype(np.float32)

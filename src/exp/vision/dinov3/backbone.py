@@ -1,7 +1,7 @@
 """The DINOv3 vision transformer (Siméoni et al., arXiv 2508.10104), written from the paper.
 
 Pre-norm blocks over ``[CLS][storage tokens][patches]``. There is no learned position embedding: queries and keys of the
-patches are rotated by their place in the image (axial RoPE), so images of any size go in. Names of weights are those of
+patches are rotated by their position in the image (axial RoPE), so images may have any size. Weights have the names of
 the published checkpoints (:mod:`exp.vision.dinov3.weights` reads them).
 
 Shapes below: B images, H x W pixels, h x w patches, N = 1 + storage tokens + h * w tokens, D elements per token.
@@ -28,14 +28,14 @@ __all__ = ["NORM_EPS", "ROPE_BASE", "Block", "Features", "PatchEmbedding", "Visi
 
 
 NORM_EPS = 1e-5
-"""Of all layer norms."""
+"""Epsilon of all layer norms."""
 
 ROPE_BASE = 100.0
-"""The longest period of the rotary embedding, nearly."""
+"""Base of the periods of the rotary embedding; the longest period is slightly shorter."""
 
 
 def rope_periods(head_dim: int, base: float = ROPE_BASE) -> torch.Tensor:
-    """(head_dim / 4,), float32: base ** (2 k / (head_dim / 2))."""
+    """Periods of the rotary embedding, float32 (head_dim / 4,): base ** (k / (head_dim / 4)) for k = 0, 1, ..."""
     quarter = head_dim // 4
     return base ** (torch.arange(quarter, dtype=torch.float32) / quarter)
 
@@ -43,11 +43,12 @@ def rope_periods(head_dim: int, base: float = ROPE_BASE) -> torch.Tensor:
 class RotaryEmbedding(nn.Module):
     """Angles by which queries and keys are rotated (RoFormer, arXiv 2104.09864, along both axes of the image).
 
-    Patch centers are scaled to [-1, 1] along each axis; a head's elements form pairs, half of them turned by the row's
-    coordinate, half by the column's, with periods from 1 to (nearly) 100. Computed in float32 at any precision.
+    Patch centers are scaled to [-1, 1] along each axis. A head's elements form pairs: half of them are rotated by the
+    row's coordinate, half by the column's, with periods from 1 to nearly 100. Always computed in float32.
 
-    The periods are part of the state, since the authors' weights were trained with periods rounded to bfloat16, up to
-    0.4 % off; they hold them. A state without (Hugging Face, timm) gets them as these libraries make them, in float32.
+    The periods are part of the state dict, since the authors' weights were trained with periods rounded to bfloat16 (up
+    to 0.4 % off) and contain them. Weights without periods (Hugging Face, timm) get float32 periods, as these libraries
+    compute them.
 
     Args:
         head_dim: elements of a head; a multiple of 4.
@@ -59,7 +60,7 @@ class RotaryEmbedding(nn.Module):
         super().__init__()
         self.head_dim = head_dim
         self.register_buffer("periods", rope_periods(head_dim))
-        # On the CPU too: tables are made there, and asking a device for its copy would wait for it.
+        # A copy on the CPU, where the tables are made: copying the buffer from a device would synchronize.
         self._periods = rope_periods(head_dim)
         self._kept: dict[Any, tuple[torch.Tensor, torch.Tensor]] = {}
 
@@ -74,8 +75,8 @@ class RotaryEmbedding(nn.Module):
         Args:
             height: patches along the height (h).
             width: patches along the width (w).
-            prefix: tokens before the patches; their angle is zero, so that no token needs to be set apart.
-            device: where the result is to be.
+            prefix: tokens before the patches; their angle is zero, so that all tokens are treated alike.
+            device: of the result.
 
         Returns:
             Two tensors (N, head_dim / 2), float32: pairs are (i, i + head_dim / 2).
@@ -84,7 +85,7 @@ class RotaryEmbedding(nn.Module):
         if key not in self._kept:
             if len(self._kept) >= 16:  # images of many sizes
                 self._kept.clear()
-            # On the CPU, then moved: they are small, and the same on every device.
+            # Computed on the CPU, then moved: the same values on every device.
             centers = (2.0 * torch.arange(0.5, count, dtype=torch.float32) / count - 1.0 for count in (height, width))
             grid = torch.stack(torch.meshgrid(*centers, indexing="ij"), dim=-1).view(-1, 2, 1)
             angles = F.pad((2.0 * math.pi * (grid / self._periods)).flatten(1), (0, 0, prefix, 0))
@@ -142,18 +143,18 @@ class Attention(nn.Module):
 
 
 def _updated(module: Any, name: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """A layer's output ``y``, and its low-rank update's where it has one; ``x``: its input."""
+    """The output ``y`` of a layer plus its low-rank update, if it has one, of the layer's input ``x``."""
     return y + module.lora[name](x) if name in module.lora else y
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Turn each pair (i, i + half) of the last axis; in float32, as the tables are."""
+    """Rotate each pair (i, i + half) of the last axis; the result is float32, like the tables."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
 class Mlp(nn.Module):
-    """GELU feed-forward part: D -> hidden -> D."""
+    """GELU feed-forward layers: D -> hidden -> D."""
 
     def __init__(self, dim: int, hidden: int, lora: LoraConfig) -> None:
         super().__init__()
@@ -168,7 +169,7 @@ class Mlp(nn.Module):
 
 
 class SwiGlu(nn.Module):
-    """Gated feed-forward part (Shazeer, arXiv 2002.05202): D -> 2 x hidden -> D."""
+    """Gated feed-forward layers (Shazeer, arXiv 2002.05202): D -> 2 x hidden -> D."""
 
     def __init__(self, dim: int, hidden: int, lora: LoraConfig) -> None:
         super().__init__()
@@ -197,7 +198,7 @@ class LayerScale(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and feed-forward part, each with norm, layer scale, drop path and a residual connection.
+    """Attention and feed-forward layers, each with norm, layer scale, drop path and a residual connection.
 
     Args:
         size: of the model.
@@ -246,7 +247,7 @@ class PatchEmbedding(nn.Module):
 
 @dataclass
 class Features:
-    """What one block gives, after the final norm.
+    """Features of one block, after the final norm.
 
     Attributes:
         cls: (B, D).
@@ -263,11 +264,11 @@ class VisionTransformer(nn.Module):
     Args:
         size: of the model.
         in_channels: of the image (C).
-        config: the keys of ``model``; those of sizes play no part here. With low-rank updates these are all that is
-            trained; frozen first blocks have none.
+        config: the keys of ``model``, of which ``size`` and the like are not read here. With low-rank updates nothing
+            else of the backbone is trained; frozen first blocks have no updates.
 
     Raises:
-        ConfigError: the settings do not go together.
+        ConfigError: keys are out of range or contradict each other.
     """
 
     def __init__(self, size: Size, in_channels: int = 3, config: ImageModelConfig | None = None) -> None:
@@ -311,7 +312,7 @@ class VisionTransformer(nn.Module):
                 )
 
     def train(self, mode: bool = True) -> VisionTransformer:
-        """As torch's; frozen blocks never drop a branch."""
+        """Like :meth:`torch.nn.Module.train`, but frozen blocks stay in eval mode: they never drop a branch."""
         super().train(mode)
         for block in self.blocks[: self.frozen_blocks]:
             block.eval()
@@ -321,12 +322,13 @@ class VisionTransformer(nn.Module):
         """Features of the image.
 
         Args:
-            image: (B, C, H, W), normalized; padded with zeros at right and bottom where the patch size does not divide.
-            blocks: which blocks' outputs, from 0; None: the last. Later blocks than the last of these are not run.
+            image: (B, C, H, W), normalized; padded with zeros at right and bottom to a multiple of the patch size.
+            blocks: numbers of the blocks whose outputs are returned, from 0; None: the last. Blocks after the last of
+                these are not run.
 
         Returns:
-            One :class:`Features` for each of ``blocks``, in their order, float32 under autocast too; h = ceil(H / patch
-            size).
+            One :class:`Features` for each of ``blocks``, in their order, float32 also under autocast; h = ceil(H /
+            patch size).
         """
         wanted = [len(self.blocks) - 1] if blocks is None else list(blocks)
         tokens, height, width = self._embed(image)
@@ -342,26 +344,26 @@ class VisionTransformer(nn.Module):
                 kept[index] = tokens
         features = []
         for index in wanted:
-            with autocast_disabled(image.device.type):  # elements of deep layers exceed what float16 carries
+            with autocast_disabled(image.device.type):  # elements of deep layers exceed the range of float16
                 normed = self.norm(kept[index].float())
-            # Not unflatten, which torch 1.10 cannot trace; a split axis is a view all the same.
+            # Not unflatten, which torch 1.10 cannot trace.
             patches = normed[:, prefix:].view(normed.shape[0], height, width, normed.shape[-1])
             features.append(Features(normed[:, 0], patches))
         return features
 
     def _embed(self, image: torch.Tensor) -> tuple[torch.Tensor, int, int]:
-        """Tokens (B, N, D), and the patches along height and width."""
+        """Tokens (B, N, D), and the number of patches along height and width."""
         bottom, right = (-extent % self.patch_size for extent in image.shape[-2:])
         if bottom or right:
             image = F.pad(image, (0, right, 0, bottom))
-        # The sum that runs through all blocks is in float32 from the beginning, under autocast too.
+        # The residual stream is float32 in all blocks, also under autocast.
         patches = self.patch_embed(image).float()
         batch, _, height, width = patches.shape
         prefix = [token.expand(batch, -1, -1) for token in (self.cls_token, self.storage_tokens)]
         return torch.cat([*prefix, patches.flatten(2).transpose(1, 2)], dim=1), height, width
 
     def merge_updates(self) -> None:
-        """Add the low-rank updates to the layers' weights, and be without them; what is computed stays."""
+        """Add the low-rank updates to the layers' weights, and remove them; outputs stay the same."""
         state = merged(self.state_dict())
         for module in self.modules():
             if hasattr(module, "lora"):
@@ -369,13 +371,13 @@ class VisionTransformer(nn.Module):
         self.load_state_dict(state)
 
     def layer_of(self, name: str) -> int:
-        """The layer that a parameter belongs to, for learning rates that fall with depth.
+        """The layer that a parameter belongs to, for layer-wise decay of learning rates.
 
         Args:
             name: as in ``named_parameters()``.
 
         Returns:
-            0 for what comes before the blocks, i + 1 for block i, depth + 1 for the final norm.
+            0 for parameters before the blocks, i + 1 for block i, depth + 1 for the final norm.
         """
         parts = name.split(".")
         if parts[0] == "blocks":

@@ -1,4 +1,4 @@
-"""What the models on a DINOv3 backbone share: building it, normalizing images, reading published weights."""
+"""Base class of the models on a DINOv3 backbone: builds it, normalizes images, reads published weights."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ _Config = TypeVar("_Config")
 
 
 def for_bands(values: torch.Tensor, channels: int, names: Sequence[str]) -> torch.Tensor:
-    """What is known of some bands (kernels, means, deviations), for the bands of a model.
+    """Convert values per band (kernels, means, deviations) to the bands of a model.
 
     Args:
         values: (n, c, ...); with c = 3 of red, green and blue.
-        channels: of the model (C).
-        names: of its bands; empty: not known.
+        channels: number of the model's bands (C).
+        names: of the model's bands; empty: not known.
 
     Returns:
-        (n, C, ...). Where red, green and blue are among the names, and known, these have their own and other bands the
-        mean of the three; else as many bands as are known stay as they are, and of another number each has the mean.
+        (n, C, ...). If c = 3 and ``names`` has red, green and blue: these three get their own values, all other bands
+        the mean of the three. Otherwise the values are unchanged if c = C, else each band gets the mean.
     """
     places = colors_in(names)
     by_name = values.shape[1] == 3 and None not in places
@@ -56,12 +56,12 @@ def for_bands(values: torch.Tensor, channels: int, names: Sequence[str]) -> torc
 
 
 def keys_of(kind: type[_Config], keys: Any) -> _Config:
-    """The typed keys of a part: an instance of ``kind`` is taken as it is, None means the defaults."""
+    """Typed keys from a mapping; an instance of ``kind`` is returned unchanged, and None gives the defaults."""
     return keys if isinstance(keys, kind) else kind(**dict(keys or {}))
 
 
 def size_of(keys: BackboneConfig, key: str = "model") -> Size:
-    """The size that ``size``, ``embed_dim``, ``depth`` and ``num_heads`` mean; the feed-forward part keeps its ratio.
+    """The size of a backbone by its keys; another ``embed_dim`` scales the feed-forward layers in proportion.
 
     Raises:
         ConfigError: there is no such size.
@@ -76,22 +76,22 @@ def size_of(keys: BackboneConfig, key: str = "model") -> Size:
 
 
 class ImageModel(Model):
-    """A model on a :class:`VisionTransformer`, which takes images as the data set gives them.
+    """A model on a :class:`VisionTransformer`, which takes images as the data set returns them.
 
     Attributes:
-        config_class: of the typed keys of ``model``.
+        config_class: class of the typed keys of ``model``.
         config: the keys.
-        blocks: whose features the head sees.
+        blocks: numbers of the blocks whose features the head gets.
 
     Args:
         in_channels: of the image (C).
         band_names: of the data's bands; None: not known.
-        pixel_mean: of each band, 0..255, as the data say; None: as ``normalization`` says.
-        pixel_std: likewise.
-        **keys: of the configuration.
+        pixel_mean: mean of each band, 0..255, from the data; None: that of ``normalization``.
+        pixel_std: standard deviation of each band, likewise.
+        **keys: the keys of ``model``.
 
     Raises:
-        ConfigError: the settings do not go together.
+        ConfigError: keys are out of range or contradict each other.
     """
 
     config_class: ClassVar[type] = ImageModelConfig
@@ -131,7 +131,7 @@ class ImageModel(Model):
             self.register_buffer("pixel_std", torch.tensor(list(pixel_std)).view(1, -1, 1, 1))
 
     def _numbers(self, blocks: Sequence[int], key: str) -> list[int]:
-        """Numbers of blocks from 0; -1 is the last."""
+        """Numbers of blocks, from 0; negative ones count from the end."""
         count = self.size.depth
         numbers = [block % count if -count <= block < 0 else block for block in blocks]
         if not numbers or not all(0 <= block < count for block in numbers):
@@ -144,7 +144,7 @@ class ImageModel(Model):
             self.register_buffer(name, for_bands(of_colors, self.in_channels, self.band_names))
 
     def _use_blocks(self, more: Sequence[int] = ()) -> None:
-        """Call once the heads are known: later blocks get no gradient, which DDP must not wait for."""
+        """Freeze the blocks after the last one in use: they get no gradient, and DDP must not wait for one."""
         for block in self.backbone.blocks[max([*self.blocks, *more]) + 1 :]:
             block.requires_grad_(False)
 
@@ -153,7 +153,7 @@ class ImageModel(Model):
 
         Args:
             image: (B, C, H, W), 0..255, uint8 or float.
-            blocks: which blocks', from 0; None: the last.
+            blocks: numbers of the blocks, from 0; None: the last.
 
         Returns:
             One :class:`Features` for each block.
@@ -165,33 +165,33 @@ class ImageModel(Model):
         return list(self.backbone.blocks)
 
     def layer_of(self, name: str) -> int | None:
-        """The backbone layer of a parameter (:meth:`VisionTransformer.layer_of`); None: it is the head's."""
+        """The backbone layer of a parameter (:meth:`VisionTransformer.layer_of`); None for the head's parameters."""
         return self.backbone.layer_of(name[len(_PREFIX) :]) if name.startswith(_PREFIX) else None
 
     def may_start_anew(self, name: str) -> bool:
-        """All tensors but the backbone's, and its low-rank updates, which begin as zero."""
+        """Whether weights may be missing in a checkpoint: those of heads, and low-rank updates."""
         return not name.startswith(_PREFIX) or is_of_lora(name)
 
     @property
     def num_layers(self) -> int:
-        """Layers of the backbone as :meth:`layer_of` counts them."""
+        """Number of layers as :meth:`layer_of` counts them."""
         return self.size.depth + 2
 
     def adapt_state_dict(self, state: Mapping[str, torch.Tensor], source: Path) -> dict[str, torch.Tensor]:
-        """Published DINOv3 weights, or our own, for this model; normalization follows the weights.
+        """Rename published DINOv3 weights, or our own, to the names of this model; normalization follows the weights.
 
-        Published ones may be a part of another model, such as ``teacher.backbone.``; of that model's heads none is
-        taken for ours. Low-rank updates that are not such as this model's are merged.
+        A published backbone may have a prefix such as ``teacher.backbone.``; the heads of that model are not used.
+        Low-rank updates are merged unless this model has the same ones.
 
         Args:
             state: tensors by name.
-            source: the file that they come from.
+            source: the file of the tensors.
 
         Returns:
-            The weights; the patch embedding for as many channels as they have.
+            The weights; the patch embedding has the number of channels of the file.
 
         Raises:
-            ConfigError: they are of another family, size or patch size.
+            ConfigError: the weights are of another family, size or patch size.
         """
         prefix = weights.published_prefix(state)
         if prefix is None or (prefix.endswith(_PREFIX) and f"{prefix[: -len(_PREFIX)]}pixel_mean" in state):  # ours
@@ -211,7 +211,7 @@ class ImageModel(Model):
         return own if same else merged(own)
 
     def _of_published(self, state: Mapping[str, torch.Tensor], prefix: str, source: Path) -> dict[str, torch.Tensor]:
-        """Published weights by this model's names, with the architecture and the statistics that stand beside them."""
+        """Published weights by this model's names, with rotary periods and pixel statistics from the files beside."""
         names, about = self.state_dict(), weights.beside(source)
         inner = {key[len(prefix) :]: value for key, value in state.items()
                  if key.startswith(prefix) and (prefix or not weights.is_of_head(key))}  # fmt: skip
@@ -230,17 +230,17 @@ class ImageModel(Model):
         if self._follows_weights and about.statistics is not None:
             own.update({name: torch.tensor(each).view(1, -1, 1, 1)
                         for name, each in zip(_STATISTICS, about.statistics)})  # fmt: skip
-        for name in () if about.ours else (_EMBEDDING, *_STATISTICS):  # bands of the data in another order
+        for name in () if about.ours else (_EMBEDDING, *_STATISTICS):  # the data's bands may have another order
             if name in own and own[name].shape[1] == 3 and (self.in_channels == 3 or name != _EMBEDDING):
                 own[name] = for_bands(own[name], self.in_channels, self.band_names)
         return own
 
     def fit_state_dict(self, state: Mapping[str, torch.Tensor], source: Path) -> dict[str, torch.Tensor]:
-        """A patch embedding and statistics for this model's bands (:func:`for_bands`)."""
+        """Convert patch embedding and pixel statistics to this model's bands (:func:`for_bands`)."""
         fitted = super().fit_state_dict(state, source)
         for name in (_EMBEDDING, *_STATISTICS):
             if name in fitted and fitted[name].shape[1] != self.in_channels:
-                # Of kernels the sum stays, so that a gray image keeps its embedding.
+                # The sum of the kernels stays the same, so that a gray image keeps its embedding.
                 factor = fitted[name].shape[1] / self.in_channels if name == _EMBEDDING else 1.0
                 fitted[name] = for_bands(fitted[name], self.in_channels, self.band_names) * factor
         return fitted

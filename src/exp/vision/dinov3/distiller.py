@@ -1,4 +1,4 @@
-"""Knowledge distillation: a small backbone learns the features of a large one that stays as it is."""
+"""Knowledge distillation: a small backbone learns the features of a large, frozen one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _EPS = 1e-6
 
 
 class Agreement(NamedTuple):
-    """How alike projected student and teacher are, for each image.
+    """Cosine similarity of projected student and teacher, for each image.
 
     Attributes:
         cls: (B,), cosine of the CLS tokens.
@@ -38,25 +38,25 @@ class _Teacher(ImageModel):
     """A backbone with the normalization of its weights."""
 
     def forward(self, image: torch.Tensor) -> Features:
-        """Features of the last block: (B, C, H, W), 0..255 in."""
+        """Features of the last block; ``image``: (B, C, H, W), 0..255."""
         return self.features(image)[0]
 
 
 class Distiller(ImageModel):
-    """A student backbone, and two projections that bring its features to the teacher's width.
+    """A student backbone, and two projections of its features to the teacher's width.
 
     The losses are those of AM-RADIO (Ranzinger et al., arXiv 2312.06709): one minus the cosine for the CLS token, and
-    for the patches a mixture of that and the smooth L1 distance. What is compared with is the teacher's features after
-    a layer norm without parameters (Wei et al., arXiv 2205.14141): teachers of any scale have the same weight.
+    for the patches a mixture of that and the smooth L1 distance. The targets are the teacher's features after a layer
+    norm without parameters (Wei et al., arXiv 2205.14141), so that the losses do not depend on the teacher's scale.
 
-    The teacher is no submodule: it is in no checkpoint, no optimizer, and no wrapper's hands. It is made and read when
-    it is first needed; what does without it (``task=features``, another run's ``init_from``) does not need its file.
+    The teacher is not a submodule, so checkpoints, optimizers and wrappers do not see it. It is built, and its file
+    read, when it is first needed: ``task=features`` and ``init_from`` of another run work without the file.
 
     Args:
-        **keys: of :class:`exp.vision.model_config.DistillerConfig`, and what :class:`ImageModel` takes of the data.
+        **keys: of :class:`exp.vision.model_config.DistillerConfig`, and the arguments of :class:`ImageModel`.
 
     Raises:
-        ConfigError: the settings do not go together.
+        ConfigError: keys are out of range or contradict each other.
     """
 
     config_class = DistillerConfig
@@ -82,10 +82,10 @@ class Distiller(ImageModel):
         self._use_blocks()
 
     def start_epoch(self, epoch: int) -> None:
-        """Read the teacher, before the first step.
+        """Read the teacher's weights before the first step.
 
         Raises:
-            ConfigError: there is none, or it is of another size.
+            ConfigError: there are no weights, or they are of another size.
         """
         del epoch
         self._teacher(self.pixel_mean.device)
@@ -102,7 +102,7 @@ class Distiller(ImageModel):
 
         Returns:
             ``"loss"``: ``loss_cls`` and ``loss_patches``, 0-dim float32. ``"predict"``: an :class:`Agreement`.
-            ``"tensor"``: (B, 2 D), the CLS token beside the mean of the patches, as a classifier takes them.
+            ``"tensor"``: (B, 2 D), the CLS token and the mean of the patches, the input of a linear classifier.
         """
         (student,) = self.features(image)
         if mode == "tensor":
@@ -128,10 +128,10 @@ class Distiller(ImageModel):
     def _teacher(self, device: torch.device) -> _Teacher:
         if not self._made:
             keys = {name: value for name, value in vars(self.teacher_keys).items() if name != "init_from"}
-            # Its random weights are replaced; the run's random numbers are not to depend on when it is made.
+            # In a fork of the generator: when the teacher is built must not change the run's random numbers.
             with torch.random.fork_rng(devices=[]):
                 teacher = _Teacher(self.in_channels, freeze="all", **keys)
-            if device.type != "meta":  # task=estimate has no values, and needs no file
+            if device.type != "meta":  # task=estimate uses no values, so the file may be missing
                 _read(teacher, self.teacher_keys.init_from)
             self._made.append(teacher.eval())
         teacher = self._made[0]
@@ -141,10 +141,10 @@ class Distiller(ImageModel):
 
 
 def _read(teacher: _Teacher, source: str | None) -> None:
-    """Give it its weights.
+    """Load the teacher's weights.
 
     Raises:
-        ConfigError: there are none, or not all of them fit.
+        ConfigError: there are no weights, or not all of them fit.
     """
     if source is None:
         raise ConfigError("model.teacher.init_from must be set: published DINOv3 weights, or a run")
@@ -162,7 +162,7 @@ def _read(teacher: _Teacher, source: str | None) -> None:
 
 
 def _on_grid(patches: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
-    """The teacher's patches (B, h, w, E) on the student's grid, float32."""
+    """Interpolate the teacher's patches (B, h, w, E) to the student's grid, float32."""
     if patches.shape[1:3] == tuple(size):
         return patches.float()
     maps = patches.float().permute(0, 3, 1, 2)
@@ -170,11 +170,11 @@ def _on_grid(patches: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
 
 
 def _whitened(features: torch.Tensor) -> torch.Tensor:
-    """Mean 0 and variance 1 over the last axis."""
+    """Normalize to mean 0 and variance 1 over the last axis."""
     return F.layer_norm(features, features.shape[-1:])
 
 
 def _cosine(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Over the last axis; of sums of products, which every device has."""
+    """Cosine similarity over the last axis, from operators that every device has."""
     norms = (a.square().sum(dim=-1) + _EPS) * (b.square().sum(dim=-1) + _EPS)
     return (a * b).sum(dim=-1) * norms.rsqrt()

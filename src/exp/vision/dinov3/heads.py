@@ -1,9 +1,9 @@
 """Segmentation heads: from maps of patch features to a score for each class and cell.
 
-A vision transformer has one resolution, a patch, in all its blocks. UPerNet and DPT make a pyramid of four levels of
-them, at 4, 2, 1 and 1/2 times that resolution, and join the levels from the coarsest to the finest. All heads are made
-of convolutions, pooling and bilinear interpolation alone, for which devices that lack their derivatives have portable
-forms (:mod:`exp.hardware.operators`).
+All blocks of a vision transformer have the same resolution. UPerNet and DPT make a pyramid of four levels from four
+blocks, at 4, 2, 1 and 1/2 times that resolution, and join the levels from the coarsest to the finest. Heads consist of
+convolutions, pooling and bilinear interpolation alone, for which :mod:`exp.hardware.operators` has portable forms for
+devices that lack their derivatives.
 
 Shapes below: B images, D channels of a block's map, h x w patches, C channels of the head, K classes.
 """
@@ -23,40 +23,40 @@ from exp.vision.model_config import SegmenterConfig
 
 __all__ = ["FcnHead", "Head", "blocks_of_levels", "build_head", "sees_levels"]
 
-_LEVELS = 4  # blocks that UPerNet and DPT see
+_LEVELS = 4  # blocks whose features UPerNet and DPT get
 _POOLED = (1, 2, 3, 6)  # cells along each side of UPerNet's pooled maps (PSPNet, arXiv 1612.01105)
 
 
 class Head(nn.Module):
-    """A head of one's own: ``model.head={_target_: <path of a subclass>, <arguments of its constructor>}``."""
+    """Base class of custom heads: ``model.head={_target_: <path of a subclass>, <arguments of its constructor>}``."""
 
     def build(self, dim: int, num_classes: int) -> None:
-        """Make the layers.
+        """Create the layers.
 
         Args:
-            dim: channels of the features (D), of all ``model.blocks`` side by side.
-            num_classes: of the data (K).
+            dim: channels of the features (D), concatenated over all ``model.blocks``.
+            num_classes: classes of the data (K).
         """
         raise NotImplementedError
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """(B, D, h, w) -> scores (B, K, h', w'), which are interpolated to the pixels."""
+        """(B, D, h, w) -> scores (B, K, h', w') of any resolution; the model interpolates them to the pixels."""
         raise NotImplementedError
 
 
 class _OwnHead(nn.Module):
     """A head that ``model.head`` names by a word; its constructor takes ``(dim, num_classes, config)``.
 
-    ``dim`` is D: of a block's map where ``levels`` is set, else of all maps side by side.
+    ``dim`` is the number of channels (D) of one block's map if ``levels`` is set, else of all maps together.
     """
 
     levels: ClassVar[bool] = False
-    """Whether it sees four blocks."""
+    """Whether the head gets four blocks."""
     sees_cls: ClassVar[bool] = False
-    """Whether it wants the CLS token's channels after those of each map."""
+    """Whether each map is followed by the CLS token, repeated over its cells, as further channels."""
 
     def _add_last(self, channels: int, num_classes: int, dropout: float) -> None:
-        """Dropout of whole channels, and a linear layer; call at the end of the constructor."""
+        """Create dropout of whole channels and a linear layer; call at the end of the constructor."""
         self.dropout = Dropout2d(dropout)
         self.classify = nn.Conv2d(channels, num_classes, 1)
 
@@ -65,12 +65,12 @@ class _OwnHead(nn.Module):
 
 
 def sees_levels(config: SegmenterConfig) -> bool:
-    """Whether the head sees four blocks."""
+    """Whether ``model.head`` gets four blocks."""
     return isinstance(config.head, str) and config.head in _HEADS and _HEADS[config.head].levels
 
 
 def blocks_of_levels(depth: int) -> list[int]:
-    """The ends of four equal parts of a backbone: of 12 blocks 2, 5, 8, 11; of fewer than four some come again."""
+    """The last blocks of the four quarters of a backbone: 2, 5, 8, 11 of 12. Below four blocks some repeat."""
     return [-(-depth * (level + 1) // _LEVELS) - 1 for level in range(_LEVELS)]
 
 
@@ -80,11 +80,11 @@ def build_head(config: SegmenterConfig, dim: int, num_blocks: int, num_classes: 
     Args:
         config: the keys of ``model``.
         dim: channels of a block's map.
-        num_blocks: maps that the head sees side by side.
-        num_classes: of the data (K).
+        num_blocks: number of blocks whose maps the head gets.
+        num_classes: classes of the data (K).
 
     Raises:
-        ConfigError: there is no such head or norm, or it sees another number of blocks.
+        ConfigError: there is no such head or norm, or the head needs another number of blocks.
     """
     head = config.head
     if isinstance(head, Head):
@@ -104,20 +104,20 @@ def build_head(config: SegmenterConfig, dim: int, num_blocks: int, num_classes: 
 def _norm(kind: str, channels: int) -> nn.Module:
     """The norm that ``model.head_norm`` names.
 
-    ``batch`` has statistics over the batch (synchronize them over devices with ``wrapper.sync_batchnorm``); ``group``
-    does not look at the batch, so results do not depend on how it is spread over devices.
+    ``batch`` uses statistics of the batch (synchronize them over devices with ``wrapper.sync_batchnorm``); ``group``
+    does not, so results do not depend on how a batch is distributed over devices.
     """
     if kind == "batch":
         return nn.BatchNorm2d(channels)
     if kind == "group":
-        # At most 32 groups (Wu and He, arXiv 1803.08494), and no fewer than 8 channels in each.
+        # At most 32 groups (Wu and He, arXiv 1803.08494), with at least 8 channels each.
         groups = next(count for count in (32, 16, 8, 4, 2, 1) if count == 1 or channels % (8 * count) == 0)
         return nn.GroupNorm(groups, channels)
     raise ConfigError(f"model.head_norm={kind} is not one of batch, group")
 
 
 class _ConvNorm(nn.Sequential):
-    """Convolution without bias, norm, ReLU; the size stays."""
+    """Convolution without bias, norm, ReLU; height and width stay the same."""
 
     def __init__(self, channels_in: int, channels: int, kernel: int, norm: str) -> None:
         convolve = nn.Conv2d(channels_in, channels, kernel, padding=kernel // 2, bias=False)
@@ -125,7 +125,7 @@ class _ConvNorm(nn.Sequential):
 
 
 class LinearHead(_OwnHead):
-    """One linear layer per patch: the usual probe of what features hold."""
+    """One linear layer per patch: the usual linear probe."""
 
     def __init__(self, dim: int, num_classes: int, config: SegmenterConfig) -> None:
         super().__init__()
@@ -167,16 +167,16 @@ class FcnHead(_OwnHead):
 
 
 def _resized(x: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
-    """Bilinear, to that height and width."""
+    """Interpolate (bilinear) to this height and width."""
     return F.interpolate(x, size=list(size), mode="bilinear", align_corners=False)
 
 
 class UperNetHead(_OwnHead):
     """UPerNet (Xiao et al., arXiv 1807.10221): pyramid pooling on the coarsest level, a feature pyramid over all.
 
-    The levels are made of the blocks' maps as BEiT (arXiv 2106.08254) and the studies after it do: two transposed
-    convolutions, one, none, and pooling by maxima. The pooled map of one cell has no batch statistics in a batch of one
-    image: train it with ``head_norm=group`` then.
+    The levels are made from the blocks' maps as in BEiT (arXiv 2106.08254) and later studies: by two transposed
+    convolutions, one, none, and max pooling. With a batch of one image, train with ``head_norm=group``: the map that is
+    pooled to one cell has no batch statistics.
     """
 
     levels = True
@@ -190,7 +190,7 @@ class UperNetHead(_OwnHead):
                 nn.Sequential(*finest, nn.ConvTranspose2d(dim, dim, 2, stride=2)),
                 nn.ConvTranspose2d(dim, dim, 2, stride=2),
                 nn.Identity(),
-                nn.MaxPool2d(2, ceil_mode=True),  # of a single patch, too, something is left
+                nn.MaxPool2d(2, ceil_mode=True),  # ceil_mode: a single patch must not vanish
             ]
         )
         self.pooled = nn.ModuleList(_ConvNorm(dim, channels, 1, norm) for _ in _POOLED)
@@ -201,7 +201,7 @@ class UperNetHead(_OwnHead):
         self._add_last(channels, num_classes, config.dropout)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """(B, 4 D, h, w), the maps of four blocks, the first of them first -> (B, K, 4 h, 4 w)."""
+        """(B, 4 D, h, w), the maps of four blocks in ascending order -> (B, K, 4 h, 4 w)."""
         levels = [make(level) for make, level in zip(self.pyramid, features.chunk(_LEVELS, dim=1))]
         coarsest = levels[-1]
         pooled = [
@@ -234,7 +234,7 @@ class _ResidualUnit(nn.Module):
 
 
 class _Fusion(nn.Module):
-    """Joins a level with what comes from the coarser ones, and brings both to the size of the next."""
+    """Joins a level with the result of the coarser levels, and resizes both to the next finer level."""
 
     def __init__(self, channels: int, norm: str, coarsest: bool) -> None:
         super().__init__()
@@ -245,7 +245,7 @@ class _Fusion(nn.Module):
     def forward(self, level: torch.Tensor, coarser: torch.Tensor | None, size: Sequence[int]) -> torch.Tensor:
         """Both (B, C, h, w) -> (B, C, *size)."""
         joined = level if self.own is None or coarser is None else coarser + self.own(level)
-        # The projection before the interpolation: the same result, on a quarter of the cells.
+        # Project before the interpolation: the same result, computed on a quarter of the cells.
         return _resized(self.project(self.joined(joined)), size)
 
 
@@ -253,8 +253,8 @@ class DptHead(_OwnHead):
     """DPT (Ranftl et al., arXiv 2103.13413): tokens of four blocks reassembled to maps, then fused by residual units.
 
     The levels have D / 8, D / 4, D / 2 and D channels before the fusion, the paper's for D = 768. The CLS token is
-    joined to every patch and projected ("readout"), as in the paper. Interpolation does not align corners, other than
-    there: so that scores do not depend on where in a larger image a window lies.
+    joined to every patch and projected ("readout"), as in the paper. Unlike there, interpolation does not align
+    corners, so that scores do not depend on the position of a window in a larger image.
     """
 
     levels = True
@@ -280,7 +280,7 @@ class DptHead(_OwnHead):
         self._add_last(channels, num_classes, config.dropout)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """(B, 4 * 2 D, h, w), of each of four blocks the map, and the CLS token in every cell -> (B, K, 8 h, 8 w)."""
+        """(B, 4 * 2 D, h, w), for each of four blocks its map and its CLS token in every cell -> (B, K, 8 h, 8 w)."""
         parts = zip(self.readout, self.project, self.resample, self.enter, features.chunk(_LEVELS, dim=1))
         levels = [enter(resample(project(readout(level)))) for readout, project, resample, enter, level in parts]
         sizes = [[2 * extent for extent in levels[0].shape[-2:]], *(level.shape[-2:] for level in levels[:-1])]
@@ -291,4 +291,4 @@ class DptHead(_OwnHead):
 
 
 _HEADS = {"linear": LinearHead, "upsample": UpsampleHead, "upernet": UperNetHead, "dpt": DptHead}
-"""What ``model.head`` may be."""
+"""The names that ``model.head`` may have."""

@@ -20,14 +20,14 @@ _NAME = re.compile(r"^(?:.*\.)?lora\.(\w+)\.(down|up|scale)$")
 
 
 class LowRank(nn.Module):
-    """Added to a linear layer's output: alpha / rank times up(down(x)). It begins as zero.
+    """A low-rank update, which is added to a linear layer's output: alpha / rank times up(down(x)); initially zero.
 
-    The factor is a part of the state, so a checkpoint alone is enough to merge weights.
+    The factor is part of the state dict, so that a checkpoint is enough to merge weights.
 
     Args:
-        dim_in: of the layer.
-        dim_out: likewise.
-        config: has rank, alpha and dropout.
+        dim_in: inputs of the layer.
+        dim_out: outputs of the layer.
+        config: ``rank``, ``alpha`` and ``dropout`` are read.
     """
 
     scale: torch.Tensor
@@ -38,20 +38,20 @@ class LowRank(nn.Module):
         self.down = nn.Parameter(torch.empty(config.rank, dim_in))
         self.up = nn.Parameter(torch.zeros(dim_out, config.rank))
         self.register_buffer("scale", torch.tensor(config.alpha / config.rank))
-        nn.init.kaiming_uniform_(self.down, a=5**0.5)  # as a linear layer's of torch
+        nn.init.kaiming_uniform_(self.down, a=5**0.5)  # like torch's nn.Linear
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(..., dim_in) -> (..., dim_out)."""
-        # Without an axis: narrow outputs stay so.
+        # A 0-dim factor does not promote the dtype under autocast.
         return F.linear(F.linear(self.dropout(x), self.down), self.up) * self.scale
 
 
 def updates(config: LoraConfig, layers: Mapping[str, tuple[int, int]]) -> nn.ModuleDict:
-    """The updates of a module's layers, by name; none where the rank is 0.
+    """The updates of a module's layers, by name; empty if the rank is 0.
 
     Args:
-        config: says which layers have one.
-        layers: by name the elements that go in and come out.
+        config: ``targets`` names the layers with an update.
+        layers: inputs and outputs of each layer, by its name.
 
     Raises:
         ConfigError: ``targets`` names a layer that no size has.
@@ -68,18 +68,18 @@ def updates(config: LoraConfig, layers: Mapping[str, tuple[int, int]]) -> nn.Mod
 
 
 def is_of_lora(name: str) -> bool:
-    """Whether a tensor belongs to an update, not to the layer."""
+    """Whether a tensor, by its name, belongs to a low-rank update."""
     return _NAME.match(name) is not None
 
 
 def merged(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A state without updates, whose layers compute the same: W + scale * up @ down, in float32.
+    """Merge updates into the weights of their layers: W + scale * up @ down, in float32.
 
     Args:
-        state: by the names of :class:`exp.vision.dinov3.backbone.VisionTransformer`, with any path before them.
+        state: tensors by the names of :class:`exp.vision.dinov3.backbone.VisionTransformer`, with any prefix.
 
     Returns:
-        New tensors where there was an update; the others are those of ``state``.
+        The state without updates: new tensors for layers with an update, else the tensors of ``state``.
     """
     plain = {key: value for key, value in state.items() if not is_of_lora(key)}
     for down in [key for key in state if is_of_lora(key) and key.endswith(".down")]:

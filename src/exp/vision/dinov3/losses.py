@@ -1,8 +1,8 @@
-"""Losses over images or pixels of which some are ignored, and their weighted sum.
+"""Losses over images or pixels, some of which are ignored, and their weighted sum.
 
-Means are over images, or over all labels, known or not: so a loss does not depend on how a batch is spread over
-devices.
-Operators are those that every device has (:mod:`exp.hardware.operators`), in float32.
+Means are over images, or over all labels, also ignored ones, so that a loss does not depend on how a batch is
+distributed over devices. All is computed in float32, with operators that every device has
+(:mod:`exp.hardware.operators`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,11 @@ _LOSSES = {"cross_entropy": "loss_ce", "focal": "loss_focal", "dice": "loss_dice
 
 
 def _known_shares(logits: torch.Tensor, labels: torch.Tensor, ignore_index: int) -> tuple[torch.Tensor, ...]:
-    """Of (B, K, ...) and (B, ...): probabilities and truth, float32 (B, K, P), 0 where ignored; known, (B, 1, P)."""
+    """Flatten logits (B, K, ...) and labels (B, ...) over P pixels.
+
+    Returns:
+        Probabilities and one-hot truth, float32 (B, K, P) each, 0 where ignored; and 1 where not, float32 (B, 1, P).
+    """
     known = (labels != ignore_index).flatten(1).unsqueeze(1)
     probabilities = torch.softmax(logits.float(), dim=1).flatten(2) * known
     index = labels.long().flatten(1).unsqueeze(1) * known  # ignored pixels: class 0, then masked away
@@ -37,17 +41,17 @@ def cross_entropy(
     class_weights: torch.Tensor | None = None,
     label_smoothing: float = 0.0,
 ) -> torch.Tensor:
-    """Cross-entropy, summed over the known labels and divided by the number of all.
+    """Cross-entropy, summed over the known labels and divided by the number of all labels.
 
-    Dividing by the known ones alone would give samples with few of them a larger weight, and another one for each way
-    of spreading a batch over devices; and nothing is divided by zero where all are ignored.
+    Dividing by the number of known labels would give samples with few of them a larger weight, which would depend on
+    how a batch is distributed over devices, and would divide by zero if all labels are ignored.
 
     Args:
         logits: (B, K) or (B, K, H, W).
         labels: (B,) or (B, H, W), integers below K, or ``ignore_index``.
         ignore_index: the label that is left out.
         class_weights: (K,); None: all 1.
-        label_smoothing: share of the target that is spread over all classes (arXiv 1512.00567).
+        label_smoothing: share of the target that is distributed over all classes (arXiv 1512.00567).
 
     Returns:
         0-dim float32.
@@ -61,12 +65,12 @@ def dice_loss(logits: torch.Tensor, labels: torch.Tensor, ignore_index: int) -> 
     """One minus the soft Dice coefficient (V-Net, arXiv 1606.04797), averaged over the classes of each image, then over
     images.
 
-    A class without a pixel in an image is left out there: whatever little is predicted of it would count as a miss.
+    Classes without a pixel in an image are left out there: any small probability would count as a complete miss.
 
     Args:
         logits: (B, K, H, W).
         labels: (B, H, W), integers below K, or ``ignore_index``.
-        ignore_index: pixels that count nowhere.
+        ignore_index: the label that is left out.
 
     Returns:
         0-dim float32.
@@ -88,13 +92,14 @@ def focal_loss(
 ) -> torch.Tensor:
     """Focal loss (Lin et al., arXiv 1708.02002) of softmax scores: -w[t] (1 - p[t]) ** gamma log p[t].
 
-    Summed over the known labels and divided by the number of all, as :func:`cross_entropy`, which it is with gamma 0.
+    Summed over the known labels and divided by the number of all labels, like :func:`cross_entropy`, to which it is
+    equal with gamma 0.
 
     Args:
         logits: (B, K) or (B, K, H, W).
         labels: (B,) or (B, H, W), integers below K, or ``ignore_index``.
         ignore_index: the label that is left out.
-        gamma: how much less is counted what is right already.
+        gamma: focusing parameter: the larger, the less well-classified examples count.
         class_weights: (K,), the paper's alpha; None: all 1.
 
     Returns:
@@ -103,7 +108,7 @@ def focal_loss(
     known = labels != ignore_index
     index = labels.long() * known  # ignored: class 0, then masked away
     log_right = torch.log_softmax(logits.float(), dim=1).gather(1, index.unsqueeze(1)).squeeze(1)
-    # 1 - p without cancellation; above 0, where powers below 1 have no finite slope.
+    # 1 - p without cancellation, clamped above 0, where powers below 1 have no finite slope.
     wrong = -torch.expm1(log_right)
     losses = -log_right * wrong.clamp(min=1e-6) ** gamma
     if class_weights is not None:
@@ -114,21 +119,21 @@ def focal_loss(
 def lovasz_softmax(logits: torch.Tensor, labels: torch.Tensor, ignore_index: int) -> torch.Tensor:
     """Lovász-softmax (Berman et al., arXiv 1705.08790): the convex surrogate of one minus the mean IoU.
 
-    Of each image by itself, over the classes that are in it (the paper's "present" classes of single images), then
-    averaged over images; one without a known pixel counts as 0.
+    The mean over the classes that occur in an image (the paper's "present" classes of single images), then over images;
+    an image without a known pixel counts as 0.
 
     Args:
         logits: (B, K, H, W).
         labels: (B, H, W), integers below K, or ``ignore_index``.
-        ignore_index: pixels that count nowhere.
+        ignore_index: the label that is left out.
 
     Returns:
         0-dim float32.
     """
     probabilities, truth, known = _known_shares(logits, labels, ignore_index)
     errors = (truth - probabilities).abs()
-    # The weights are a constant of the subgradient: what depends on the scores are the errors' products alone, and no
-    # derivative of a sorting is asked for.
+    # The weights are constants of the subgradient: the gradient flows through the errors alone, not through the
+    # sorting.
     with torch.no_grad():
         weights = _slopes(errors, truth, known)
     present = (truth.sum(dim=2) > 0).float()
@@ -137,14 +142,18 @@ def lovasz_softmax(logits: torch.Tensor, labels: torch.Tensor, ignore_index: int
 
 
 def _slopes(errors: torch.Tensor, truth: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
-    """How much each pixel's error adds to the Jaccard loss, (B, K, P), once those with larger errors are wrong.
+    """Weights of the pixels' errors, the paper's algorithm 1.
 
-    The paper's algorithm 1. A pixel that does not count changes neither intersection nor union: its slope is 0.
+    The weight of a pixel is how much the Jaccard loss grows if it becomes wrong after all pixels with larger errors. It
+    is 0 for ignored pixels, which change neither intersection nor union.
 
     Args:
         errors: (B, K, P).
-        truth: likewise, 1 where a known pixel has the class.
+        truth: (B, K, P), 1 where a known pixel has the class.
         known: (B, 1, P), 1 or 0.
+
+    Returns:
+        (B, K, P).
     """
     order = torch.sort(errors, dim=2, descending=True)[1]
     hit = truth.gather(2, order)
@@ -161,11 +170,11 @@ class Losses(nn.Module):
     """A weighted sum of losses.
 
     Args:
-        config: the keys of ``model``, of which some models have only part.
+        config: the keys of ``model``; a weight that it does not have is 0.
         ignore_index: the label that is left out.
 
     Raises:
-        ConfigError: no loss is left.
+        ConfigError: all weights are 0.
     """
 
     class_weights: torch.Tensor | None
@@ -191,8 +200,8 @@ class Losses(nn.Module):
             labels: (B,) or (B, H, W).
 
         Returns:
-            0-dim float32 tensors, whose sum is the loss: ``loss_ce``, ``loss_focal``, ``loss_dice``, ``loss_lovasz``,
-            as far as they have a weight.
+            0-dim float32 tensors whose sum is the loss: those of ``loss_ce``, ``loss_focal``, ``loss_dice`` and
+            ``loss_lovasz`` whose weight is not 0.
         """
         both, by_class = (logits, labels, self.ignore_index), self.class_weights
         compute: dict[str, Callable[[], torch.Tensor]] = {
@@ -205,5 +214,5 @@ class Losses(nn.Module):
 
 
 def named(losses: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A single loss under the name ``loss``, which is that of the sum where there are several."""
+    """Rename a single loss to ``loss``; several losses are returned unchanged."""
     return {"loss": next(iter(losses.values()))} if len(losses) == 1 else losses

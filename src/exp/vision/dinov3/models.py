@@ -1,4 +1,4 @@
-"""Scene classification, one label for an image, and semantic segmentation, one label for each pixel."""
+"""Scene classification (one label per image) and semantic segmentation (one label per pixel)."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ __all__ = ["SceneClassifier", "Segmenter"]
 
 
 class SceneClassifier(ImageModel):
-    """A linear head on the CLS token beside the mean of the patch tokens, as the paper evaluates its features.
+    """A linear head on the CLS token and the mean of the patch tokens, as in the paper's evaluation.
 
     Args:
-        num_classes: of the data (K).
-        ignore_index: the label of samples that do not count.
-        **keys: of :class:`exp.vision.model_config.SceneClassifierConfig`, and those that :class:`ImageModel` takes.
+        num_classes: classes of the data (K).
+        ignore_index: the label of samples that are ignored.
+        **keys: of :class:`exp.vision.model_config.SceneClassifierConfig`, and the arguments of :class:`ImageModel`.
     """
 
     config_class = SceneClassifierConfig
@@ -66,15 +66,15 @@ class SceneClassifier(ImageModel):
 class Segmenter(ImageModel):
     """A head on the patch tokens, whose scores are interpolated to the pixels.
 
-    The auxiliary head on an inner block has the cross-entropy alone.
+    The loss of the auxiliary head, on an inner block, is the cross-entropy.
 
     Args:
-        num_classes: of the data (K).
-        ignore_index: the label of pixels that do not count.
-        **keys: of :class:`exp.vision.model_config.SegmenterConfig`, and what :class:`ImageModel` takes of the data.
+        num_classes: classes of the data (K).
+        ignore_index: the label of pixels that are ignored.
+        **keys: of :class:`exp.vision.model_config.SegmenterConfig`, and the arguments of :class:`ImageModel`.
 
     Raises:
-        ConfigError: the settings do not go together.
+        ConfigError: keys are out of range or contradict each other.
     """
 
     config_class = SegmenterConfig
@@ -108,12 +108,12 @@ class Segmenter(ImageModel):
         Args:
             image: (B, C, H, W), 0..255, uint8 or float.
             label: (B, H, W), uint8; for the loss.
-            sizes: (height, width) of each image, where smaller ones are padded at right and bottom.
+            sizes: (height, width) of each image without its padding at right and bottom; None: no image is padded.
             mode: ``"loss"``, ``"predict"`` or ``"tensor"`` (:class:`exp.models.base.Model`).
             **_: further keys of a batch.
 
         Returns:
-            ``"loss"``: 0-dim float32 tensors by name. ``"predict"``: labels (B, H, W), uint8, by way of windows and
+            ``"loss"``: 0-dim float32 tensors by name. ``"predict"``: labels (B, H, W), uint8, with windows and
             test-time augmentation; ``ignore_index`` in the padding. ``"tensor"``: logits (B, K, H, W) of one pass.
         """
         if mode == "loss":
@@ -139,7 +139,7 @@ class Segmenter(ImageModel):
             return named(losses)
 
     def _scores(self, found: Sequence[Features]) -> torch.Tensor:
-        """(B, K, cells) of the features of ``self.blocks``."""
+        """Scores (B, K, h', w') of the features of ``self.blocks``."""
         maps = []
         for features in found:
             maps.append(_map(features.patches))
@@ -148,7 +148,7 @@ class Segmenter(ImageModel):
         return self.head(torch.cat(maps, dim=1))
 
     def _to_pixels(self, scores: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
-        """Interpolate (B, K, cells) to (B, K, H, W); what lies over the padding to whole patches is cut off."""
+        """Interpolate (B, K, h', w') to whole patches, and crop to (B, K, H, W)."""
         height, width = image.shape[-2:]
         patch = self.backbone.patch_size
         padded = (-(-height // patch) * patch, -(-width // patch) * patch)

@@ -9,14 +9,14 @@ __all__ = ["SIZES", "Size"]
 
 @dataclass(frozen=True)
 class Size:
-    """One row of the paper's table: what makes a model of the family.
+    """The dimensions of a model of the family, a row of the paper's table.
 
     Attributes:
         embed_dim: elements of a token (D).
         depth: blocks.
         num_heads: attention heads.
-        hidden_dim: width of the feed-forward part.
-        gated: feed-forward part is SwiGLU (arXiv 2002.05202) instead of a GELU MLP.
+        hidden_dim: hidden units of the feed-forward layers.
+        gated: whether these are SwiGLU (arXiv 2002.05202) instead of a GELU MLP.
         storage_tokens: register tokens (arXiv 2309.16588).
     """
 
@@ -28,7 +28,7 @@ class Size:
     storage_tokens: int = 4
 
 
-# SwiGLU "x6" and "x3" in the paper count both input projections and keep the parameters of an MLP: a third less wide.
+# The paper's "x6" and "x3" of SwiGLU count both input projections, with as many parameters as an MLP: x4 and x2 here.
 SIZES = {
     "tiny": Size(192, 4, 3, 768),  # not published: for quick runs from random weights
     "vits16": Size(384, 12, 6, 1536),

@@ -1,9 +1,9 @@
-"""DINOv3 weights under the names of the authors, of transformers and of timm, read and written by one table.
+"""Read DINOv3 weights with the names of the authors, of transformers and of timm, and write those of transformers.
 
-All hold the same numbers; only names and the packing of query, key and value differ. The periods of the rotary
-embedding are in the authors' files alone: transformers and timm compute them in float32, and so do we for theirs.
-Tensors do not tell all: JSON files beside those of transformers (DINOv3ViTModel) and timm have the rest.
-Every tensor of a backbone is used, known not to count, or refused.
+All three have the same values; only names and the packing of query, key and value differ. Only the authors' files have
+the periods of the rotary embedding: transformers and timm compute them in float32, and so do we for their files. What
+tensors do not show, such as the number of heads, is in the JSON files beside the weights of transformers and timm.
+Every tensor of a backbone is used, known to be unneeded, or refused.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ _NAMES = {
     ".attn.proj.": (".attention.o_proj.",), ".rope.periods": (".rope_embed.periods",),
     ".ls1.gamma": (".layer_scale1.lambda1", ".gamma_1"), ".ls2.gamma": (".layer_scale2.lambda1", ".gamma_2"),
 }  # fmt: skip
-"""Ours: transformers', timm's; of the periods the authors'. Parts of names with a dot in front of them."""
+"""Parts of names, each with a leading dot: ours -> those of transformers and timm (of the periods: the authors')."""
 _MLP_NAMES: dict[bool, dict[str, tuple[str, ...]]] = {
     True: {".mlp.w1.": (".mlp.gate_proj.", ".mlp.fc1_g."), ".mlp.w2.": (".mlp.up_proj.", ".mlp.fc1_x."),
            ".mlp.w3.": (".mlp.down_proj.", ".mlp.fc2.")},
     False: {".mlp.fc1.": (".mlp.up_proj.",), ".mlp.fc2.": (".mlp.down_proj.",)},
 }  # fmt: skip
-"""Likewise with a gate and without, where the same name stands for different layers."""
+"""The same for gated (True) and plain (False) feed-forward layers, in which one name means different layers."""
 _SEPARATE = re.compile(r"^(blocks\.\d+\.)(?:attn|attention)\.([qkv])_(?:proj\.)?(weight|bias)$")
 
-# Only pretraining uses these; the mask of the biases and the inverse of the periods are known.
+# Ignored: tensors of pretraining, and two that are constants (mask of the biases, inverse periods).
 _UNUSED = re.compile(r"mask_token$|bias_mask$|^local_cls_norm|(?:^|\.)inv_freq$")
 _LANDMARK = re.compile(r"^(|.*\.)(?:storage_tokens|reg_token|embeddings\.register_tokens)$")
 _HEAD = re.compile(r"(?:\w*head\w*|classifier|fc|fc_norm|neck|decoder)\.")
@@ -51,10 +51,10 @@ def adapt_published(state: _State) -> dict[str, torch.Tensor]:
     """Published weights under the names of :class:`exp.vision.dinov3.backbone.VisionTransformer`.
 
     Args:
-        state: tensors by name, in one of the three forms.
+        state: tensors by name, with the names of the authors, transformers or timm.
 
     Returns:
-        The weights that the backbone has, with zeros for a bias that a form leaves out because it is zero.
+        The weights of the backbone, with zeros for biases that a file leaves out because they are zero.
     """
     gated = any(re.search(r"mlp\.(w1|gate_proj|fc1_g)\.", key) for key in state)
     names = [(ours, each) for ours, others in {**_NAMES, **_MLP_NAMES[gated]}.items() for each in others]
@@ -86,11 +86,11 @@ def model_tensors(state: _State, gated: bool) -> dict[str, torch.Tensor]:
 
     Args:
         state: of :class:`exp.vision.dinov3.backbone.VisionTransformer`, without low-rank updates.
-        gated: whether its feed-forward parts are.
+        gated: whether its feed-forward layers are gated.
 
     Returns:
-        Tensors by name, contiguous, without the periods of the rotary embedding, which transformers computes, and with
-        a mask token of zeros, which only pretraining uses.
+        Contiguous tensors by name, without the periods of the rotary embedding, which transformers computes, and with a
+        mask token of zeros, which only pretraining uses.
     """
     found = {"embeddings.mask_token": torch.zeros_like(state["cls_token"])}
     for key, value in state.items():
@@ -107,10 +107,10 @@ def model_tensors(state: _State, gated: bool) -> dict[str, torch.Tensor]:
 
 
 def published_prefix(state: _State) -> str | None:
-    """The path before the names of a published backbone, such as ``backbone.`` or ``teacher.backbone.``.
+    """The prefix of the names of a published backbone, such as ``backbone.`` or ``teacher.backbone.``.
 
     Returns:
-        An empty string for a bare backbone, None where there is none; of several, see
+        An empty string for a backbone without prefix; None if there is no backbone. For several backbones see
         :func:`exp.models.base.best_prefix`.
     """
     found = [match.group(1) for match in map(_LANDMARK.match, state) if match]
@@ -118,16 +118,19 @@ def published_prefix(state: _State) -> str | None:
 
 
 def is_of_head(name: str) -> bool:
-    """Whether a tensor that lies beside those of a bare backbone belongs to a head, by its published name."""
+    """Whether a tensor beside those of a backbone without prefix belongs to a head, by its published name."""
     return _HEAD.match(name) is not None
 
 
 def with_periods(state: _State, about: Beside) -> dict[str, torch.Tensor]:
-    """Adapted weights with the periods of the rotary embedding: those of the file, else as transformers makes them.
+    """Add the periods of the rotary embedding if the weights have none, as transformers computes them.
 
     Args:
-        state: adapted weights; without periods they stay so where nothing tells the number of heads.
-        about: the files beside them.
+        state: adapted weights.
+        about: content of the files beside them.
+
+    Returns:
+        The weights; still without periods if the number of heads is not known.
     """
     token = state.get("cls_token")
     heads = about.num_heads or _keys_of(state)[1]
@@ -137,9 +140,10 @@ def with_periods(state: _State, about: Beside) -> dict[str, torch.Tensor]:
 
 
 def _keys_of(state: _State) -> tuple[dict[str, Any], int]:
-    """The keys of ``model`` that adapted weights of a backbone were made with, as far as they tell, and their heads.
+    """Infer the keys of ``model`` and the number of heads from adapted weights of a backbone.
 
-    The periods of the rotary embedding tell the heads; without them they are those of the published size, or 0.
+    The number of heads follows from the periods of the rotary embedding; without them it is that of the published size,
+    or 0 (not known).
     """
     token, embedding = state.get("cls_token"), state.get("patch_embed.proj.weight")
     gated = "blocks.0.mlp.w1.weight" in state
@@ -164,15 +168,15 @@ def _keys_of(state: _State) -> tuple[dict[str, Any], int]:
 
 
 def check_backbone(state: _State, own: _State, source: Path) -> None:
-    """Refuse weights of another size, patch size or kind than the model's: it would compute something else.
+    """Refuse weights of another size, patch size or kind than the model's.
 
     Args:
         state: adapted weights, without low-rank updates.
-        own: the backbone's.
-        source: where they were read.
+        own: the weights of the model's backbone.
+        source: the file of the weights.
 
     Raises:
-        ConfigError: they are of another size (names the keys that mend it), or have tensors that this one has not.
+        ConfigError: the size differs (the message has the keys to set), or there are tensors that the backbone lacks.
     """
     (there, _), (here, _) = _keys_of(state), _keys_of(own)
     wrong = [key for key, value in there.items() if here.get(key) != value]
@@ -193,21 +197,21 @@ def check_backbone(state: _State, own: _State, source: Path) -> None:
 
 
 def pretraining_of(source: Path) -> str | None:
-    """Which images weights were pretrained on, by the file's name: ``satellite`` or ``web``; None: it does not tell."""
-    # In the cache of a hub the name is two folders above that of the commit.
+    """The images that weights were pretrained on, by the file's name: ``satellite`` or ``web``; None: not known."""
+    # In the cache of a hub the model's name is two folders above the commit's folder.
     named = source.parent.parent.parent if source.parent.parent.name == "snapshots" else source.parent
     text = f"{named.name}/{source.name}".lower()
     return next((images for name, images in (("sat493m", "satellite"), ("lvd1689m", "web")) if name in text), None)
 
 
 class Beside(NamedTuple):
-    """What ``config.json`` and ``preprocessor_config.json`` say of the weights that they stand beside.
+    """Content of ``config.json`` and ``preprocessor_config.json`` in the folder of the weights.
 
     Attributes:
-        num_heads: attention heads; 0: they do not say.
+        num_heads: attention heads; 0: not known.
         rope_base: the base of the rotary embedding's periods.
-        statistics: mean and standard deviation of each channel, of values in 0..255; None: they do not say.
-        ours: whether ``task=export`` has written them: their channels are bands of the data, in their order.
+        statistics: mean and standard deviation of each channel, 0..255; None: not known.
+        ours: whether ``task=export`` has written the files: channels are then bands of the data, in their order.
     """
 
     num_heads: int = 0
@@ -217,10 +221,10 @@ class Beside(NamedTuple):
 
 
 def beside(source: Path) -> Beside:
-    """What stands beside a ``.safetensors``, as transformers and timm write it; nothing beside other files.
+    """Read the JSON files beside a ``.safetensors`` file, as transformers and timm write them; for others the defaults.
 
     Raises:
-        ConfigError: it is of another model, or cannot be read.
+        ConfigError: the JSON files are of another model, or cannot be read.
     """
     if ".safetensors" not in source.name:
         return Beside()
@@ -248,7 +252,7 @@ def beside(source: Path) -> Beside:
 
 
 def _statistics(processor: Mapping[str, Any]) -> tuple[list[float], list[float]] | None:
-    """Of a processor that multiplies values of 0..255 by a factor, takes off a mean, and divides by a deviation."""
+    """Mean and standard deviation, 0..255, of a processor that rescales pixels before it normalizes them."""
     if "image_mean" not in processor or "image_std" not in processor:
         return None
     factor = float(processor.get("rescale_factor", 1 / 255))
@@ -257,13 +261,13 @@ def _statistics(processor: Mapping[str, Any]) -> tuple[list[float], list[float]]
 
 
 def model_config(backbone: Any, band_names: Sequence[str], image_size: int) -> dict[str, Any]:
-    """``config.json``.
+    """Content of ``config.json``.
 
     Args:
-        backbone: an :class:`exp.vision.dinov3.backbone.VisionTransformer`; rounded periods of its rotary embedding
-            count as what they were rounded from.
-        band_names: of the image's channels, as far as they are known: transformers does not read them.
-        image_size: that it was trained at; others go in, too.
+        backbone: an :class:`exp.vision.dinov3.backbone.VisionTransformer`; periods that are the usual ones, rounded,
+            are written as the usual base.
+        band_names: of the image's channels, if known; transformers does not read them.
+        image_size: side of the training images in pixels; the backbone takes other sizes, too.
     """
     size, periods = backbone.size, backbone.rope.periods
     usual = rope_periods(4 * len(periods)).to(periods)
@@ -280,12 +284,12 @@ def model_config(backbone: Any, band_names: Sequence[str], image_size: int) -> d
 
 
 def processor_config(mean: Sequence[float], std: Sequence[float], image_size: int) -> dict[str, Any]:
-    """``preprocessor_config.json``.
+    """Content of ``preprocessor_config.json``.
 
     Args:
-        mean: of each channel, of values in 0..255.
-        std: likewise.
-        image_size: images are scaled to, height and width.
+        mean: of each channel, 0..255.
+        std: standard deviation of each channel, 0..255.
+        image_size: height and width, in pixels, to which images are scaled.
     """
     return {
         "image_processor_type": "DINOv3ViTImageProcessor", "do_resize": True,
