@@ -53,7 +53,7 @@ def test_a_suite_that_is_killed_goes_on_where_it_was(exp):
     assert suite["rows"]["doctor"]["finding"] == "left out by task.rows"
     assert "| operators-timebridge\\_small-fp32 |" in (exp.path("suite") / "qualify.md").read_text()
     files = [file for file in exp.path("suite").rglob("*") if file.is_file()]
-    assert not [file for file in files if file.suffix in (".pth", ".npz", ".yaml")]
+    assert not [file for file in files if file.suffix in (".pth", ".npz")]
 
     for more, extra, named in ((["nproc=3"], {}, "nproc=2"), ([], {"OMP_NUM_THREADS": "2"}, "OMP_NUM_THREADS=1")):
         refused = exp(*arguments, *more, **extra)
@@ -121,7 +121,7 @@ def test_planted_defects_are_found_and_named(exp):
     row = read(exp)["rows"][f"operators-{EXAMPLE}-fp32"]
     assert row["status"] == "failed"
     for finding in (
-        "aten.gelu_backward.default crashed", "SIGABRT", "aten.gelu.default wrong by",
+        "aten.gelu_backward.default crashed", "SIGABRT", "aten.gelu.default wrong (",
         "aten.mean.dim left the card (1 calls, ",
     ):  # fmt: skip
         assert finding in row["finding"]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import faulthandler
 import json
+import math
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Iterable, Mapping, Sequence
 
 from exp import console
 from exp.errors import EXIT_FAILED, EXIT_OK, RunError
-from exp.report.tables import Column, Table, as_rich
+from exp.report.tables import Table, as_rich
 from exp.runs.files import read_json, to_json
 from exp.runs.record import blank_result
 
@@ -20,11 +21,11 @@ if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
     from exp.runs.folder import RunFolder
 
-__all__ = ["FAILED", "OK", "SKIPPED", "STYLES", "WARNING", "Answer", "Journal", "as_table", "fail", "finish", "ok",
-           "read_journal", "show_answer", "show_table", "skip", "why_ended", "worst"]  # fmt: skip
+__all__ = ["FAILED", "OK", "SKIPPED", "WARNING", "Answer", "Journal", "fail", "figure", "finish", "ok", "read_journal",
+           "say", "skip", "table_of", "why_ended", "worst"]  # fmt: skip
 
 OK, WARNING, FAILED, SKIPPED = "ok", "warning", "failed", "skipped"
-STYLES = {OK: "green", WARNING: "yellow", FAILED: "bold red", SKIPPED: "dim"}
+_STYLES = {OK: "green", WARNING: "yellow", FAILED: "bold red", SKIPPED: "dim"}
 _STDERR = 2  # the descriptor, which native code writes to, too: it leads to the log of the rank
 
 
@@ -37,12 +38,14 @@ class Answer:
         finding: why, in one line.
         advice: what to do; empty: nothing.
         values: figures, by name; ``table``, where there is one, is a list of rows with equal keys.
+        seconds: that it took; None: it was not made, or is one of several.
     """
 
     status: str
     finding: str
     advice: str = ""
     values: dict[str, Any] = field(default_factory=dict)
+    seconds: float | None = None
 
 
 def ok(finding: str, advice: str = "", **values: Any) -> Answer:
@@ -64,6 +67,11 @@ def worst(statuses: Iterable[str]) -> str:
     """Failed before warning before ok; skipped where there is none of them."""
     found = set(statuses)
     return next((each for each in (FAILED, WARNING, OK) if each in found), SKIPPED)
+
+
+def figure(value: float) -> float | str:
+    """A number of a table, with two digits; ``inf`` as text, which JSON has no number for."""
+    return float(f"{value:.1e}") if math.isfinite(value) else str(value)
 
 
 class Journal:
@@ -133,57 +141,49 @@ def why_ended(begun: Mapping[str, Any], message: str | None, limit_s: float, now
         now: seconds since the epoch when the job had ended.
     """
     if now - begun["since"] >= limit_s:
-        return f"hung in '{begun['name']}': no end within {limit_s:g} s"
-    return f"{message.splitlines()[0]} in '{begun['name']}'" if message else None
+        return f"hung: no end within {limit_s:g} s"
+    return message.splitlines()[0] if message else None
 
 
-def finish(config: ExpConfig, folder: RunFolder, answer: Answer, **known: Any) -> int:
-    """Record the answer of a task in ``result.json``.
+def finish(
+    config: ExpConfig, folder: RunFolder, answer: Answer, styles: Sequence[str] = (), said: Sequence[Answer] = (),
+    **known: Any,
+) -> int:  # fmt: skip
+    """Print the answer of a task, and record it in ``result.json``.
 
     Args:
         config: of the run.
         folder: of the run.
         answer: goes into the key ``answer``.
+        styles: statuses of the rows of its table, by which they are colored; empty: all alike.
+        said: what it consists of, printed in place of it.
         **known: further keys.
 
     Returns:
         The exit code.
     """
+    table = table_of(answer.values, [_STYLES[status] for status in styles])
+    if table is not None:  # first: the disk may be what is complained of
+        console.make_console().print("\n", as_rich(table), sep="")
+    for each in said or [answer]:
+        say(each.status, each.finding, each.advice)
+    console.make_console().print(f"run folder: {console.shown(folder.path)}", soft_wrap=True, markup=False)
     failed = answer.status == FAILED
-    result = {**(read_json(folder.result) or blank_result(config)), "status": "failed" if failed else "completed"}
     message = f"{answer.finding}; {answer.advice}" if answer.advice else answer.finding
+    result = {**(read_json(folder.result) or blank_result(config)), "status": "failed" if failed else "completed"}
     error = {"error": {"rank": None, "type": RunError.__name__, "message": message}} if failed else {}
     folder.write_result({**result, **error, **known, "answer": answer.__dict__})
     return EXIT_FAILED if failed else EXIT_OK
 
 
-def show_answer(folder: RunFolder, answer: Answer) -> None:
-    """Print an answer with its table, without what is equal in it."""
+def say(status: str, text: str, advice: str = "") -> None:
+    """Print a finding, after its status in color."""
     terminal = console.make_console()
-    show_table([row for row in answer.values.get("table", ()) if row.get("status") != "equal"])
-    terminal.print(f"{answer.status}: ", style=STYLES[answer.status], end="")
-    advice = f"\n  do: {answer.advice}" if answer.advice else ""
-    terminal.print(f"{answer.finding}{advice}\nrun folder: {console.shown(folder.path)}", soft_wrap=True, markup=False)
+    terminal.print(status, style=_STYLES[status], end="")
+    terminal.print(f": {text}" + f"\n  do: {advice}" * bool(advice), soft_wrap=True, markup=False)
 
 
-def show_table(rows: Sequence[Mapping[str, Any]], styles: Sequence[str] = ()) -> None:
-    """Print rows of equal keys, each in its style; empty: all alike."""
-    if rows:
-        terminal = console.make_console()
-        terminal.print()
-        terminal.print(as_rich(as_table(rows, styles)))
-
-
-def as_table(rows: Sequence[Mapping[str, Any]], styles: Sequence[str] = ()) -> Table:
-    """Rows of equal keys, without columns that are empty; figures stand to the right."""
-    columns = []
-    for title in rows[0]:
-        cells = [_cell(row[title]) for row in rows]
-        if any(cells) and title != "not_finite":  # which JSON adds
-            columns.append(Column(title, cells, all(each[:1].isdigit() or each in ("", "-") for each in cells)))
-    return Table(columns, styles=list(styles))
-
-
-def _cell(value: Any) -> str:
-    """A value of a table as text."""
-    return "" if value is None else f"{value:.1e}" if isinstance(value, float) else str(value)
+def table_of(values: Mapping[str, Any], styles: Sequence[str] = ()) -> Table | None:
+    """The table of an answer's values, without what is equal in it; None: it has none."""
+    rows = [row for row in values.get("table", ()) if row.get("status") != "equal"]
+    return Table.of(rows, styles) if rows else None

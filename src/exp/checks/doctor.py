@@ -10,7 +10,6 @@ import gc
 import json
 import logging
 import platform
-import re
 import shutil
 import time
 import traceback
@@ -51,7 +50,6 @@ START, END = "start", "end"
 _ALONE = "one process: nothing to exchange"
 _GRACE_S = 5  # how much longer a hanging rank lives than others wait: they are to write down who is missing
 _POLL_S = 0.1
-_NATIVE_PLACE = re.compile(r"^\[[^\]]*:\d+\] *")  # "[/pytorch/third_party/.../pair.cc:144] "
 _TRACEBACK = "the traceback is in the log of the rank; see the vendor's monitor, and between nodes ports and interfaces"
 _OUT_OF_SERVICE = "the card computes wrongly: take it out of service"
 _LITTLE_SPACE = 2**30
@@ -116,25 +114,24 @@ class Bench:
             answer = fail(finding, advice or _TRACEBACK)
         except Exception as error:  # noqa: BLE001 - a check that breaks is a finding; the others must still be made
             logger.error("check '%s' failed\n%s", name, traceback.format_exc())
-            first = _NATIVE_PLACE.sub("", (str(error).splitlines() or ["no message"])[0])
-            answer = fail(f"{type(error).__name__}: {first}", _TRACEBACK)
+            answer = fail(f"{type(error).__name__}: {error}".splitlines()[0], _TRACEBACK)
         logger.info("check '%s': %s: %s", name, answer.status, answer.finding)
         if answer.status in (OK, WARNING):
             self.usable.add(name)
-        self.journal.end(name, **answer.__dict__, seconds=round(time.monotonic() - started, 3))
+        answer.seconds = round(time.monotonic() - started, 3)
+        self.journal.end(name, **answer.__dict__)
 
     def _obstacle(self, name: str, check: Check) -> Answer | None:
         """Why a check is not made, here or on any rank; None: nothing is in its way."""
         lacking = next((need for need in check.needs if need not in self.usable), None)
-        others = self.meet(name, lacking) if check.joint else {}
+        found = self.meet(name, lacking) if check.joint else {}
         if lacking is not None:
             return skip(f"needs the check '{lacking}'")
-        if not check.joint:
-            return None
-        if self.info.world_size == 1:
+        if check.joint and self.info.world_size == 1:
             return ok(_ALONE)
-        failed = [f"rank {rank} failed '{need}'" for rank, need in others.items() if need is not None]
-        return skip(self.missing or "; ".join(failed)) if self.absent or failed else None
+        reasons = [f"rank {rank} failed '{need}'" for rank, need in found.items() if need is not None]
+        reasons = [self.missing] if check.joint and self.absent else reasons
+        return skip("; ".join(reasons)) if reasons else None
 
     def meet(self, point: str, value: Any) -> dict[int, Any]:
         """Tell the others ``value`` at ``point``, and wait for theirs.
@@ -242,17 +239,16 @@ def _cards(bench: Bench) -> Answer:
 
 def _memory(bench: Bench) -> Answer:
     """Memory of the device, and whether another process holds it."""
-    usage, row = bench.backend.usage(), cards.reading_of(bench.described, bench.backend.monitor())
-    free, total = usage.get("free"), usage.get("total")
-    if free is None and row is not None and row["memory_total"] is not None and row["memory_used"] is not None:
-        free, total = row["memory_total"] - row["memory_used"], row["memory_total"]
+    usage, row = bench.backend.usage(), cards.reading_of(bench.described, bench.backend.monitor()) or {}
+    free, total = usage.get("free"), usage.get("total") or row.get("memory_total")
+    if free is None and total is not None and row.get("memory_used") is not None:
+        free = total - row["memory_used"]
     if free is None or total is None:
         return ok("this device does not tell")
-    finding = f"{size(free)} free of {size(total)}"
-    holder = "another process holds the rest; find it with the vendor's monitor, and end it"
     held = free < total * 0.5 and bench.backend.exclusive_devices
-    answer = ok(finding, holder if held else "", shown=size(free), free=free, total=total)
-    return fail(finding, holder, **answer.values) if free < total * 0.05 else answer
+    holder = "another process holds the rest; find it with the vendor's monitor, and end it" if held else ""
+    answer = ok(f"{size(free)} free of {size(total)}", holder, shown=size(free), free=free, total=total)
+    return fail(answer.finding, answer.advice, **answer.values) if free < total * 0.05 else answer
 
 
 def _group(bench: Bench) -> Answer:
@@ -402,22 +398,21 @@ def _data(bench: Bench) -> Answer:
     return ok(f"{bench.config.data.get('name')}: {found}")
 
 
-def _output(bench: Bench) -> Answer:
-    """The run folder, which has this rank's journal, has space left."""
-    path, free = bench.folder.path, shutil.disk_usage(bench.folder.path).free
-    little = "checkpoints may not fit: make space, or set output_dir to another disk" if free < _LITTLE_SPACE else ""
-    return ok(f"{size(free)} free for {path}", little, free=free)
-
-
-def _limits(_: Bench) -> Answer:
-    """Shared memory and open files, which data-loader workers use up."""
-    values = process_limits()
-    shm, files = values["shm_total"], values["open_files"]
-    finding = f"{SHM} {size(shm) if shm else 'missing'}, {'no limit of' if files is None else files} open files"
+def _limits(bench: Bench) -> Answer:
+    """Space for the run folder, and what data-loader workers use up: shared memory and open files."""
+    path = bench.folder.path
+    values: dict[str, Any] = {**process_limits(), "free": shutil.disk_usage(path).free}
+    free, shm, files = values["free"], values["shm_total"], values["open_files"]
+    advice = []
+    if free < _LITTLE_SPACE:
+        advice.append("checkpoints may not fit: make space, or set output_dir to another disk")
     if shm is None or shm <= _LITTLE_SHM or (values["shm_free"] or 0) <= _LITTLE_SHM // 4:
-        needed = f"loader workers, and some cards' collectives, need more {SHM}"
-        return ok(finding, f"{needed}: docker run --shm-size=8g; in Kubernetes an emptyDir of medium Memory", **values)
-    return ok(finding, "ulimit -n 65536" if files is not None and files < _FEW_FILES else "", **values)
+        advice.append(f"loader workers, and some cards' collectives, need more {SHM}: docker run --shm-size=8g; in "
+                      "Kubernetes an emptyDir of medium Memory")  # fmt: skip
+    if files is not None and files < _FEW_FILES:
+        advice.append("ulimit -n 65536")
+    finding = f"{size(free)} free for {path}, {SHM} {size(shm) if shm else 'missing'}, "
+    return ok(f"{finding}{'no limit of' if files is None else files} open files", "; ".join(advice), **values)
 
 
 CHECKS: dict[str, Check] = {
@@ -434,7 +429,6 @@ CHECKS: dict[str, Check] = {
     "utilisation": Check(_utilisation, needs=("burst",), column="util"),
     "teardown": Check(_teardown, needs=("ddp",), joint=True),
     "data": Check(_data),
-    "output": Check(_output),
     "limits": Check(_limits),
 }
 """All checks, in their order (docs/hardware/checks.md)."""

@@ -252,23 +252,18 @@ def difference(ours: Any, theirs: Any, floor: float) -> dict[str, Any]:
         floor: least scale of what is relative.
 
     Returns:
-        ``relative`` (to the largest absolute value; infinite where only one is finite, or shapes differ), ``absolute``
-        and ``dtype`` of the tensor that is furthest off.
+        ``relative`` (to the largest absolute value; infinite where only one is finite, or shapes differ) and ``dtype``
+        of the tensor that is furthest off.
     """
     mine, other = list(tensors_of(ours)), list(tensors_of(theirs))
-    found = [_apart(left.detach(), right.detach(), floor) for left, right in zip(mine, other)]
-    if len(mine) != len(other):
-        found = [(math.inf, math.inf, None)]
-    relative, absolute, dtype = max(found, key=lambda each: each[0], default=(0.0, 0.0, None))
-    return {"relative": relative, "absolute": absolute, "dtype": dtype}
+    found = [(_apart(left.detach(), right.detach(), floor), str(right.dtype)[6:]) for left, right in zip(mine, other)]
+    relative, dtype = max(found, default=(0.0, None)) if len(mine) == len(other) else (math.inf, None)
+    return {"relative": relative, "dtype": dtype}
 
 
-def _apart(a: torch.Tensor, b: torch.Tensor, floor: float) -> tuple[float, float, str | None]:
-    dtype = str(b.dtype)[6:]
+def _apart(a: torch.Tensor, b: torch.Tensor, floor: float) -> float:
     if a.shape != b.shape or a.dtype != b.dtype:
-        return math.inf, math.inf, dtype
+        return math.inf
     if not b.is_floating_point():
-        wrong = float((a.cpu() != b).any())
-        return wrong, wrong, dtype
-    absolute, relative = apart(a.cpu().double().numpy(), b.double().numpy(), floor)
-    return relative, absolute, dtype
+        return float((a.cpu() != b).any())
+    return apart(a.cpu().double().numpy(), b.double().numpy(), floor)[1]

@@ -17,6 +17,8 @@ import torch
 from mmengine.hooks import Hook
 from torch import nn
 
+from exp.checks.check import ok
+from exp.console import size
 from exp.data.loader import tensors_of
 from exp.engine.building import build_data, build_model, make_result, record_environment
 from exp.engine.training import build_trainer
@@ -42,63 +44,50 @@ def train_with(session: Session, data: Any, model: nn.Module, hook: Hook) -> int
 
 
 def train_traced(session: Session) -> dict[str, Any]:
-    """Train ``steps`` steps; ``trace.npz`` has what they computed, ``metrics.jsonl`` their losses."""
+    """Train ``max_steps`` steps; ``trace.npz`` has what the first computed, ``metrics.jsonl`` the losses of all."""
     record_environment(session)
     data = build_data(session)
-    trace = TraceHook(session.folder.path / "trace.npz", session.config.task.steps)
-    steps = train_with(session, data, build_model(session, data), trace)
+    steps = train_with(session, data, build_model(session, data), TraceHook(session.folder.path / "trace.npz"))
     return make_result(session, {}, None, steps=steps)
 
 
 class TraceHook(Hook):
-    """Collects the trace on rank 0, and ends the training after ``steps`` steps.
-
-    Args:
-        path: the file to write.
-        steps: optimizer steps.
-    """
+    """Collects the trace on rank 0, in ``path``."""
 
     priority = "LOWEST"
 
-    def __init__(self, path: Path, steps: int) -> None:
-        self.path = path
-        self.steps = steps
-        self._file: zipfile.ZipFile | None = None
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: zipfile.ZipFile | None = None  # during the first step
         self._handles: list[Any] = []
         self._order: dict[str, None] = {}  # modules, as they began
         self._seen: set[str] = set()
-        self._step = 1
 
     def before_train(self, runner: Any) -> None:
         """Listen to the modules and to the optimizer."""
-        runner.optim_wrapper.before_step = lambda: self._keep_all(runner, "gradient")
         if runner.distributed_group.is_main:
-            self._file = zipfile.ZipFile(self.path, "w")
+            self._file = zipfile.ZipFile(self._path, "w")
             if not runner.session.config.compile:  # there are no modules in what torch has compiled
                 for name, module in unwrapped(runner.model).named_modules():
                     self._listen(module, name or "model")
+        runner.optim_wrapper.before_step = lambda: self._keep_all(runner, "gradient")
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        """Take the parameters after the first step."""
+        """Complete the file with the parameters after the first step."""
         self._keep_all(runner, "parameter")
+        # Without the validation that comes after the last step otherwise.
+        runner.train_loop.stop_training = runner.iter + 1 >= runner.session.config.max_steps
+        runner.optim_wrapper.before_step = None
         while self._handles:
             self._handles.pop().remove()
-        if self._step >= self.steps:
-            runner.train_loop.stop_training = True
-        self._step += 1
-
-    def after_train(self, runner: Any) -> None:
-        """Complete the file."""
-        runner.optim_wrapper.before_step = None
         if self._file is not None:
             self._write("order", np.array(list(self._order)))
             self._file.close()
+            self._file = None
 
     def _keep_all(self, runner: Any, kind: str) -> None:
-        """The parameters of the first step, or their gradients."""
-        if self._step > 1 or self._file is None:
-            return
-        for name, parameter in unwrapped(runner.model).named_parameters():
+        """The parameters, or their gradients."""
+        for name, parameter in unwrapped(runner.model).named_parameters() if self._file is not None else ():
             values = parameter.grad if kind == "gradient" else parameter
             if values is not None:
                 self._keep(kind, name, values)
@@ -136,15 +125,12 @@ def measure_speed(session: Session) -> dict[str, Any]:
     ranks = session.distributed.gather(own)
     slowest = [max(each) for each in zip(*(rank["seconds"] for rank in ranks))]
     step_s = statistics.median(slowest) if slowest else None
-    return make_result(
-        session,
-        {},
-        None,
-        steps=steps,
-        step_seconds=step_s,
-        samples_per_second=config.global_batch_size / step_s if step_s else None,
-        memory_by_rank=[rank["memory"] for rank in ranks],
-    )
+    rate, memory = config.global_batch_size / step_s if step_s else None, [rank["memory"] for rank in ranks]
+    figures: dict[str, Any] = {"step_seconds": step_s, "samples_per_second": rate, "memory_by_rank": memory}
+    finding = f"{step_s * 1e3:.4g} ms a step, {rate:.4g} samples/s" if step_s and rate else "no step was timed"
+    finding += f", {size(max(each or 0 for each in memory))} of memory" if any(memory) else ""
+    answer = ok(finding, batch_size=config.batch_size, **figures).__dict__
+    return make_result(session, {}, None, steps=steps, **figures, answer=answer)
 
 
 class StepTimer(Hook):

@@ -1,4 +1,4 @@
-"""Judgement in the parent of task=operators and task=collectives, from the journal of rank 0. No torch."""
+"""Judgment in the parent of task=operators and task=collectives, from the journal of rank 0. No torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import time
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
-from exp.checks.check import Answer, Journal, fail, finish, ok, read_journal, show_answer, why_ended
+from exp.checks.check import Answer, Journal, fail, figure, finish, ok, read_journal, why_ended
 from exp.console import size
 from exp.errors import EXIT_OK
 from exp.runs.files import read_json
@@ -46,13 +46,12 @@ def end_journaled(config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int
         why = None if begun is None else why_ended(begun, first, LIMITS_S[kind], time.time())
         if begun is None or why is None or outcome.interrupted_by is not None:
             return None
-        lines = [*lines, {**begun, "crash": why.replace(f" in '{begun['name']}'", "")}]
+        lines.append({**begun, "crash": why})
         Journal.note(path, **lines[-1])
     elif not lines:
         return None
     group = (read_json(folder.result) or {}).get("process_group")
     answer = judge_operators(lines, config.precision) if kind == "operators" else judge_collectives(lines, group)
-    show_answer(folder, answer)
     return finish(config, folder, answer)
 
 
@@ -65,40 +64,26 @@ def judge_operators(lines: Sequence[Mapping[str, Any]], precision: str) -> Answe
 
     Returns:
         With the table in ``values``: per operator ``status`` (the worst of ``crashed``, ``failed``, ``wrong``, ``off``,
-        ``left the card``, ``equal``, ``not compared``), the ``call`` that it is of, the ``relative`` difference,
-        ``left`` (calls and bytes; bytes where they are counted), ``kernel`` (``portable`` ones are exp's own), and the
+        ``left the card``, ``equal``, ``not compared``), the ``relative`` difference, ``left`` (calls and bytes; bytes
+        where they are counted), ``kernel`` (``portable`` ones are exp's own), the ``call`` that it is of, and the
         ``reason``.
     """
-    worst_of: dict[str, tuple[tuple[int, float], dict[str, Any]]] = {}
-    for line in lines:
-        status, relative = _status(line, precision)
-        rank = _ORDER.index(status), -relative
-        row = {
-            "operator": line["name"],
-            "status": status,
-            "relative": None if "relative" not in line else relative,
-            "left": _left(line.get("left")),
-            "kernel": "portable" if line.get("portable") else "",
-            "call": line.get("detail"),
-            "reason": line.get("crash") or line.get("error") or line.get("uncompared"),
-        }
-        if line["name"] not in worst_of or rank < worst_of[line["name"]][0]:
-            worst_of[line["name"]] = rank, row
-    rows = (row for _, row in worst_of.values())
-    table = sorted(rows, key=lambda row: (_ORDER.index(row["status"]), row["operator"]))
+    worst_of: dict[str, dict[str, Any]] = {}
+    rows = (_row(line, precision) for line in lines)
+    for row in sorted(rows, key=lambda row: (_ORDER.index(row["status"]), -float(row["relative"] or 0))):
+        worst_of.setdefault(row["operator"], row)
+    table = sorted(worst_of.values(), key=lambda row: (_ORDER.index(row["status"]), row["operator"]))
     counts = {status: sum(row["status"] == status for row in table) for status in _ORDER}
     portable = sum(row["kernel"] != "" for row in table)
     finding = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
     finding += f" ({portable} with portable kernels)" if portable else ""
     named = [row for row in table if row["status"] not in ("equal", "not compared")]
-    if named:
-        finding += ": " + "; ".join(map(_described, named[:_SHOWN])) + "; ..." * (len(named) > _SHOWN)
+    finding += f": {'; '.join(map(_told, named[:_SHOWN]))}" if named else ""
+    finding += "; ..." if len(named) > _SHOWN else ""
     values = {"table": table, "counts": counts}
     if counts["crashed"] or counts["failed"] or counts["wrong"]:
-        advice = (
-            "report these operators to the vendor, portable ones to exp; docs/hardware/hardware.md says what stands in"
-        )
-        return fail(finding, advice, **values)
+        advice = "report these operators to the vendor, portable ones to exp; docs/hardware/hardware.md says what "
+        return fail(finding, f"{advice}stands in", **values)
     if all(row["relative"] is None for row in table):
         return fail(f"nothing was compared: {finding}", "look at output.log in the row's folder", **values)
     advice = "more than rounding: see whether the card multiplies in a lower precision" if counts["off"] else ""
@@ -106,35 +91,34 @@ def judge_operators(lines: Sequence[Mapping[str, Any]], precision: str) -> Answe
     return ok(finding, advice, **values)
 
 
-def _status(line: Mapping[str, Any], precision: str) -> tuple[str, float]:
-    """Of one call, with its relative difference; JSON has no infinity, and says so beside."""
-    relative = math.inf if "relative" in line.get("not_finite", ()) else line.get("relative")
-    left = bool(line.get("left") and line["left"][0])
-    if "crash" in line or "error" in line:
-        return "crashed" if "crash" in line else "failed", 0.0
-    if relative is None:
-        return "left the card" if left else "not compared", 0.0
-    equal, right = _LIMITS.get(str(line["dtype"]), (0.0, 0.0))
-    if line["dtype"] == "float32":
+def _row(line: Mapping[str, Any], precision: str) -> dict[str, Any]:
+    """Of one call; JSON has no infinity, and says so beside."""
+    relative: Any = math.inf if "relative" in line.get("not_finite", ()) else line.get("relative")
+    calls, moved = line.get("left") or (0, 0)
+    equal, right = _LIMITS.get(str(line.get("dtype")), (0.0, 0.0))
+    if line.get("dtype") == "float32":
         equal, right = _ROUNDED.get(precision, (equal, right))
-    status = "wrong" if relative > right else "off" if relative > equal else "left the card" if left else "equal"
-    return status, relative
+    if "crash" in line or "error" in line:
+        status = "crashed" if "crash" in line else "failed"
+    elif (relative or 0) > equal:
+        status = "wrong" if relative > right else "off"
+    else:
+        status = "left the card" if calls else "not compared" if relative is None else "equal"
+    return {
+        "operator": line["name"],
+        "status": status,
+        "relative": None if relative is None else figure(relative),
+        "left": f"{calls} calls" * (calls > 0) + f", {size(moved)}" * (moved > 0) if line.get("left") else "unknown",
+        "kernel": "portable" if line.get("portable") else "",
+        "call": line.get("detail"),
+        "reason": line.get("crash") or line.get("error") or line.get("uncompared"),
+    }
 
 
-def _left(left: Sequence[int] | None) -> str:
-    if left is None:
-        return "unknown"
-    calls, moved = left
-    return f"{calls} calls" * (calls > 0) + f", {size(moved)}" * (moved > 0)
-
-
-def _described(row: Mapping[str, Any]) -> str:
-    name = f"{row['operator']} (portable)" if row["kernel"] else row["operator"]
-    if row["status"] in ("crashed", "failed"):
-        return f"{name} {row['status']} ({row['reason']})"
-    if row["status"] == "left the card":
-        return f"{name} left the card ({row['left']})"
-    return f"{name} {row['status']} by {row['relative']:.1e} at {row['call']}"
+def _told(row: Mapping[str, Any]) -> str:
+    apart = f"{float(row['relative'] or 0):.1e} at {row['call']}"
+    why = row["reason"] or (row["left"] if row["status"] == "left the card" else apart)
+    return f"{row['operator']}{' (portable)' if row['kernel'] else ''} {row['status']} ({why})"
 
 
 def judge_collectives(lines: Sequence[Mapping[str, Any]], group: str | None) -> Answer:

@@ -31,7 +31,7 @@ from exp.report.groups import (
     value_text,
 )
 from exp.report.runs import is_number
-from exp.report.tables import as_html, paper_tables, run_table
+from exp.report.tables import as_html, results_tables, run_table
 from exp.runs.files import to_json, write_atomically
 from exp.runs.record import number_text
 
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 __all__ = ["Chart", "charts_of", "curves_of", "settings_of", "thinned", "thumbnail", "write_page"]
 
 _STATES = ["completed", "failed", "preempted", "unfinished", "pending"]
-_VALUES = 12  # of a key, in the table of what differs
-_LONGEST = 300  # characters of a value
 _WIDTH, _PER_RUN = 640, 6  # of pictures
 _BYTES = 12_000_000  # of all pictures in base64; the page is to stay below 15
 _SMOOTHING = (
@@ -83,7 +81,7 @@ def write_page(runs: Sequence[Run], path: Path, title: str) -> None:
         script=_part("page.js"),
         # Nothing in it can end a script element.
         options=options.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"),
-        body="\n".join([*body, _configuration(order), _album(order)]),
+        body="\n".join([*body, _commands(order), _album(order)]),
     )
     write_atomically(path, page.encode("utf-8", "replace"))  # names of folders may be any bytes
 
@@ -125,8 +123,8 @@ def _results(metric: str | None, groups: Sequence[Group], singles: Sequence[Grou
     figures = [(chart, _figure(chart, place)) for place, chart in enumerate(drawn, len(charts))]
     charts += drawn
     parts = [f"<section><h2>{_heading(runs, metric)}</h2>", *(figure for chart, figure in figures if chart.rows)]
-    for table in paper_tables(runs) if metric is not None else ():
-        if len(table.rows) < len(runs) or table.published:
+    for table in results_tables(runs, paper=True):
+        if len(table.rows) < len(runs) or "published" in table.heads:
             parts += [as_html(table, "paper"), _note(table.notes)]
     parts += [_SMOOTHING] if any(chart.is_curves for chart in drawn) else []
     others = [figure for chart, figure in figures if not (chart.rows or chart.folded)]
@@ -170,26 +168,14 @@ def _folded(title: str, content: str) -> str:
     return f"<details><summary>{escape(title)}</summary>{content}</details>"
 
 
-def _configuration(runs: Sequence[Run]) -> str:
-    """The keys that tell the runs apart, and, behind a fold, the commands."""
-    parts = [_keys({key: column(runs, key) for key in differing(runs)})]
+def _commands(runs: Sequence[Run]) -> str:
+    """Behind a fold, the command of each run."""
     commands = []
     for run in runs:
         words = [shlex.quote(override) for override in run.overrides if not override.startswith("output_dir=")]
         command = escape(" ".join(["python -m exp", *words]))
         commands.append(f"<li>{escape(run.name)}<br><code>{command}</code></li>")
-    parts.append(_folded("Command lines", f'<ul class="commands">{"".join(commands)}</ul>'))
-    return "\n".join(["<section><h2>Configuration</h2>", *parts, "</section>"])
-
-
-def _keys(values: dict[str, list[Any]]) -> str:
-    """The values of each key."""
-    rows = []
-    for key, each in values.items():
-        texts = [escape(text) for text in dict.fromkeys(value_text(value)[:_LONGEST] for value in each)]
-        more = [f"and {len(texts) - _VALUES} more"] if len(texts) > _VALUES else []
-        rows.append(f"<tr><td>{escape(key)}</td><td>{'<br>'.join(texts[:_VALUES] + more)}</td></tr>")
-    return f'<div class="scroll"><table class="keys"><tbody>{"".join(rows)}</tbody></table></div>' if rows else ""
+    return f"<section>{_folded('Command lines', '<ul class=commands>' + ''.join(commands) + '</ul>')}</section>"
 
 
 def _album(runs: Sequence[Run]) -> str:
@@ -277,12 +263,9 @@ def curves_of(run: Run) -> dict[tuple[str, str], list[tuple[float, float]]]:
     """
     curves: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for record in run.records():
-        values = {name: value for name, value in record.items() if name not in _NOT_VALUES and is_number(value)}
-        parts = [value for name, value in values.items() if name.startswith("loss_")]
-        if parts and record.get("loss") is None:  # no reading of the sum: it is that of its parts
-            values["loss"] = sum(parts)
-        for name, value in values.items() if record["split"] in ("train", "val") else ():
-            curves.setdefault((record["split"], name), []).append((record["step"], value))
+        for name, value in record.items() if record["split"] in ("train", "val") else ():
+            if name not in _NOT_VALUES and is_number(value):
+                curves.setdefault((record["split"], name), []).append((record["step"], value))
     return curves
 
 

@@ -6,9 +6,9 @@ A table for people is columns of plain text; each format escapes it in its own w
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
 
 from exp.report.groups import (
     as_counts,
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from exp.report.runs import Run
 
 __all__ = [
-    "Column", "Table", "as_html", "as_latex", "as_markdown", "as_rich", "paper_tables", "run_rows", "run_table",
-    "seed_rows", "sweep_table", "write_rows",
+    "Column", "Table", "as_html", "as_latex", "as_markdown", "as_rich", "results_tables", "run_rows", "run_table",
+    "seed_rows", "write_rows",
 ]  # fmt: skip
 
 _LAST = ("steps", "wall_s", "samples_per_second")
@@ -52,6 +52,7 @@ _LATEX = {
     # Behind the end of a row these two would belong to it.
     "[": "{[}", "*": "{*}", **{sign: f"\\{sign}" for sign in "{}$&#_%"},
 }  # fmt: skip
+_NUMBER = re.compile(r"-?\d|-?$")  # how the cells of a column of numbers begin
 _MARKDOWN = re.compile(r"([\\`*_\[\]<>|~#&$])")
 
 
@@ -77,12 +78,12 @@ def write_rows(runs: Sequence[Run], folder: Path) -> None:
     rows = run_rows(runs)
     content = to_json(rows, indent=2, default=str)  # YAML has dates, too
     write_atomically(folder / "sweep.json", f"{content}\n".encode())
-    write_atomically(folder / "sweep.csv", csv_content(_as_cells(rows)))
+    write_atomically(folder / "sweep.csv", _csv(rows))
     averages = folder / "sweep_seeds.csv"
     if any(len(group.runs) > 1 for groups in rankings(runs, over_seeds=True).values() for group in groups):
-        write_atomically(averages, csv_content(_as_cells(seed_rows(runs))))
-    elif averages.is_file():  # of an earlier report on other runs
-        averages.unlink()
+        write_atomically(averages, _csv(seed_rows(runs)))
+    else:  # of an earlier report on other runs
+        averages.unlink(missing_ok=True)
 
 
 def run_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -131,10 +132,12 @@ def seed_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
     return rows
 
 
-def _as_cells(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
+def _csv(rows: Sequence[dict[str, Any]]) -> bytes:
     """Rows as text, the titles first, without what only the JSON has."""
     names = [name for name in rows[0] if name not in _JSON_ONLY]
-    return [names, *(["" if row[name] is None else value_text(row[name]) for name in names] for row in rows)]
+    return csv_content(
+        [names, *(["" if row[name] is None else value_text(row[name]) for name in names] for row in rows)]
+    )
 
 
 def _metric_titles(runs: Sequence[Run]) -> dict[str, str]:
@@ -169,13 +172,18 @@ class Table:
     """
 
     columns: list[Column]
-    notes: list[str] = field(default_factory=list)
-    styles: list[str] = field(default_factory=list)
+    notes: Sequence[str] = ()
+    styles: Sequence[str] = ()
 
-    @property
-    def published(self) -> bool:
-        """Whether there are published figures."""
-        return "published" in self.heads
+    @classmethod
+    def of(cls, rows: Sequence[Mapping[str, Any]], styles: Sequence[str] = (), notes: Sequence[str] = ()) -> Table:
+        """Rows of equal keys, without columns that are empty."""
+        columns = []
+        for title in rows[0]:
+            cells = ["" if row[title] is None else value_text(row[title]) for row in rows]
+            if any(cells):
+                columns.append(Column(title, cells, all(map(_NUMBER.match, cells))))
+        return cls(columns, notes, styles)
 
     @property
     def heads(self) -> list[str]:
@@ -188,46 +196,6 @@ class Table:
         return [list(row) for row in zip(*(each.cells for each in self.columns))]
 
 
-def sweep_table(runs: Sequence[Run]) -> Table:
-    """What ``sweep.csv`` has, for a terminal, with what matters most.
-
-    Runs that differ in nothing but the seed are one row, with mean, standard deviation and number of seeds. The best of
-    each metric on validation has a star. Of many rows and of many keys the last are left out: the notes say which.
-
-    Args:
-        runs: any number.
-    """
-    ranking = rankings(runs, over_seeds=True)
-    metrics = [name for name in ranking if name is not None]
-    every = in_order(ranking)
-    averaged = any(len(group.runs) > 1 for _, group in every)
-    order, groups = every[:_ROWS], [group for _, group in every[:_ROWS]]
-    stars = ["*" if rank == 1 and len(order) > 1 else "" for rank, _ in order]
-    keys = [key for key in differing(runs) if not (averaged and is_seed(key))]
-    titles = short_names(keys)
-    columns = [
-        Column("", stars),
-        Column("runs" if averaged else "run", [_clipped(each.names, 28) for each in groups], False),
-    ]
-    for key in keys[:_KEYS]:
-        values = [column(group.runs, key)[0] for group in groups]
-        columns.append(Column(titles[key], [_clipped(value_text(value), 24) for value in values],
-                              all(map(is_number, values))))  # fmt: skip
-    if any(group.score for group in groups):
-        columns.append(Column("validation", [mean_text(group.score) for group in groups]))
-    columns += [Column(name, [mean_text(group.mean(name)) for group in groups]) for name in metrics]
-    columns += [Column("n", [group.n_text for group in groups])] if averaged else []
-    columns.append(Column("seconds", list(map(_outcome, groups)), not any(group.left_out for group in groups)))
-    notes = _unit_notes(runs, metrics)
-    notes += [f"not shown: {', '.join(titles[key] for key in keys[_KEYS:])}"] if keys[_KEYS:] else []
-    notes += [_AVERAGED] if averaged else []
-    notes += ["starred: the best on validation"] if any(stars) else []
-    if len(order) < len(every):
-        left = as_counts(sorted(f"more {run.status}" for _, group in every[_ROWS:] for run in group.runs))
-        notes.append(f"{left}; all {len(runs)} runs: sweep.csv")
-    return Table(columns, notes, ["best" if star else _style(group) for star, group in zip(stars, groups)])
-
-
 def run_table(runs: Sequence[Run]) -> Table:
     """What ``sweep.csv`` has of each run, the best first, for the page; without what no run has.
 
@@ -235,25 +203,79 @@ def run_table(runs: Sequence[Run]) -> Table:
         runs: at least one, all of one metric.
     """
     rows = run_rows(runs)
-    columns = []
-    for title, *cells in zip(*_as_cells(rows)):
-        if title == "rank" or any(cells):
-            columns.append(Column(title, cells, all(row[title] is None or is_number(row[title]) for row in rows)))
     styles = {"completed": "", "failed": "failed"}
     looks = ["best" if row["rank"] == 1 and len(rows) > 1 else styles.get(row["status"], "other") for row in rows]
-    return Table(columns, _unit_notes(runs, [name for run in runs for name in run.metrics]), looks)
+    shown = [{title: value for title, value in row.items() if title not in _JSON_ONLY} for row in rows]
+    return Table.of(shown, looks, _unit_notes(runs, [name for run in runs for name in run.metrics]))
 
 
-def paper_tables(runs: Sequence[Run]) -> list[Table]:
-    """What a paper prints: a row for each configuration, its mean over seeds beside the published figure.
+def results_tables(runs: Sequence[Run], paper: bool = False) -> list[Table]:
+    """A row for each configuration, its mean over seeds beside the published figure; a table for each metric.
+
+    The best first, with a star, its figure on validation, and what became of runs that do not count. Of many rows and
+    of many keys the last are left out: the notes say which.
 
     Args:
-        runs: any number. Those that have no metric and are like none that has one are left out.
-
-    Returns:
-        A table for each metric by which runs are ranked, its rows sorted by the keys that they are told apart by.
+        runs: any number.
+        paper: what a paper prints: all rows and keys, sorted by these; no runs that have no metric, and no star.
     """
-    return [_paper(groups, name) for name, groups in rankings(runs, over_seeds=True).items() if name is not None]
+    ranking = rankings(runs, over_seeds=True)
+    return [_results(groups, metric, paper) for metric, groups in ranking.items() if metric is not None or not paper]
+
+
+def _results(groups: list[Group], metric: str | None, paper: bool) -> Table:
+    runs = [run for group in groups for run in group.runs]
+    averaged = any(len(group.runs) > 1 for group in groups)
+    keys = [key for key in differing(runs) if not (is_seed(key) and (averaged or paper))]
+    if paper and not ("data" in keys or None in column(runs, _DATA)):  # which a paper names also where there is one
+        keys = list(dict.fromkeys([_DATA, *keys]))
+    titles = {key: "data" if key == _DATA and "data" not in keys else title for key, title in short_names(keys).items()}
+    rows = [(group, [column(group.runs, key)[0] for key in keys]) for group in groups]
+    best = groups[0] if len(groups) > 1 and groups[0].score and not paper else None
+    if paper:
+        rows.sort(key=lambda row: list(map(by_size, row[1])))
+    most = len(rows) if paper else _ROWS
+    rows, left = rows[:most], [run for group, _ in rows[most:] for run in group.runs]
+    shown, values = [group for group, _ in rows], [values for _, values in rows]
+    columns = [] if paper else [Column("", ["*" if group is best else "" for group in shown])]
+    if not paper or len({value_text(each) for each in values}) < len(rows):  # nothing else tells them apart
+        columns.append(Column("runs" if averaged else "run", [_clipped(group.names, 28) for group in shown], False))
+    for number, key in enumerate(keys if paper else keys[:_KEYS]):
+        cells = [_clipped(value_text(each[number]), 99 if paper else 24) for each in values]
+        columns.append(Column(titles[key], cells, all(is_number(each[number]) for each in values)))
+    if any(group.score for group in shown) and not paper:
+        columns.append(Column("validation", [mean_text(group.score) for group in shown]))
+    known = list(map(_published, shown))
+    figures = [{} if each.get("differs") else each for each in known]
+    measured = dict.fromkeys(name for run in runs for name in run.metrics)
+    published = [name for name in measured if any(is_number(each.get(name)) for each in figures)]
+    metrics = [name for name in dict.fromkeys([metric, *published]) if name is not None]
+    for name in metrics:
+        means = [group.mean(name) for group in shown]
+        cells = [f"{mean_text(mean) or '-'}{f' ({group.n_text})' * averaged}" for mean, group in zip(means, shown)]
+        columns.append(Column(f"{name}, ours" if name in published else name, cells))
+        if name in published:
+            theirs = [each.get(name) for each in figures]
+            decimals = max(len(f"{each:g}".partition(".")[2]) for each in theirs if each is not None)
+            columns.append(Column("published", ["" if each is None else f"{each:.{decimals}f}" for each in theirs]))
+            columns.append(Column("difference", list(map(_difference, means, theirs))))
+    if not paper:
+        columns.append(Column("seconds", list(map(_outcome, shown)), not any(group.left_out for group in shown)))
+    notes = _unit_notes(runs, metrics)
+    notes += [f"{metric}: {'larger' if greater_is_better(runs) else 'smaller'} is better"] * (metric is not None)
+    notes += ["starred: the best on validation"] if best else []
+    notes += [_AVERAGED] if averaged else []
+    notes += [f"not shown: {', '.join(titles[key] for key in keys[_KEYS:])}"] if keys[_KEYS:] and not paper else []
+    notes += [f"{as_counts(sorted(f'more {run.status}' for run in left))}: sweep.csv"] if left else []
+    for group, each in rows if paper else ():
+        what = " of ".join(filter(None, [group.left_out, " ".join(map(value_text, each))]))
+        notes += [f"left out of the figures: {what}"] if group.left_out else []
+    notes += dict.fromkeys(f"published: {each['source']}" for each in figures if each.get("source"))
+    notes += ["difference: ours - published"] if published else []
+    unlike = dict.fromkeys(", ".join(map(str, each["differs"])) for each in known if each.get("differs"))
+    notes += [f"published figures are of another experiment, and not shown, where {each}" for each in unlike]
+    styles = [] if paper else ["best" if group is best else _style(group) for group in shown]
+    return Table(columns, [" ".join(note.split()) for note in notes], styles)
 
 
 def as_rich(table: Table) -> RichTable:
@@ -336,54 +358,6 @@ def _unit_notes(runs: Sequence[Run], metrics: Sequence[str]) -> list[str]:
         if len(found) == 1:
             units.setdefault(found.pop(), []).append(name)
     return [f"{', '.join(names)}: of {unit} values" for unit, names in units.items()]
-
-
-def _paper(groups: list[Group], metric: str) -> Table:
-    runs = [run for group in groups for run in group.runs]
-    measured = dict.fromkeys(name for run in runs for name in run.metrics)
-    keys = _label_keys(runs)
-    titles = short_names(keys)
-    if "data" not in keys:
-        titles = {key: "data" if key == _DATA else title for key, title in titles.items()}
-    labels = [[column(group.runs, key)[0] for key in keys] for group in groups]
-    if len({value_text(values) for values in labels}) < len(groups):  # nothing else tells them apart
-        titles = {"run": "run", **titles}
-        labels = [[group.names, *values] for group, values in zip(groups, labels)]
-    rows = sorted(zip(labels, groups), key=lambda row: list(map(by_size, row[0])))
-    labels, groups = [values for values, _ in rows], [group for _, group in rows]
-    columns = [Column(title, [value_text(values[number]) for values in labels], False)
-               for number, title in enumerate(titles.values())]  # fmt: skip
-    averaged, known = any(len(group.runs) > 1 for group in groups), list(map(_published, groups))
-    figures = [{} if each.get("differs") else each for each in known]
-    published = [name for name in measured if any(is_number(each.get(name)) for each in figures)]
-    metrics = list(dict.fromkeys([metric, *published]))
-    for name in metrics:
-        means = [group.mean(name) for group in groups]
-        texts = [f"{mean_text(mean) or '-'}{f' ({group.n_text})' * averaged}" for mean, group in zip(means, groups)]
-        columns.append(Column(f"{name}, ours" if name in published else name, texts))
-        if name in published:
-            theirs = [each.get(name) for each in figures]
-            decimals = max(len(f"{each:g}".partition(".")[2]) for each in theirs if each is not None)
-            columns.append(Column("published", ["" if each is None else f"{each:.{decimals}f}" for each in theirs]))
-            columns.append(Column("difference", list(map(_difference, means, theirs))))
-    notes = [*_unit_notes(runs, metrics), f"{metric}: {'larger' if greater_is_better(runs) else 'smaller'} is better"]
-    notes += [_AVERAGED] if averaged else []
-    for values, group in rows:
-        what = " of ".join(filter(None, [group.left_out, " ".join(map(value_text, values))]))
-        notes += [f"left out of the figures: {what}"] if group.left_out else []
-    notes += dict.fromkeys(f"published: {each['source']}" for each in figures if each.get("source"))
-    notes += ["difference: ours - published"] if published else []
-    unlike = dict.fromkeys(", ".join(map(str, each["differs"])) for each in known if each.get("differs"))
-    notes += [f"published figures are of another experiment, and not shown, where {keys}" for keys in unlike]
-    return Table(columns, [" ".join(note.split()) for note in notes])
-
-
-def _label_keys(runs: Sequence[Run]) -> list[str]:
-    """The keys that differ, besides the seed; and the data set, which a paper names also where there is only one."""
-    keys = [key for key in differing(runs) if not is_seed(key)]
-    if "data" in keys or None in column(runs, _DATA):
-        return keys
-    return [_DATA, *(key for key in keys if key != _DATA)]
 
 
 def _published(group: Group) -> dict[str, Any]:

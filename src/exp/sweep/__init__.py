@@ -288,12 +288,12 @@ class Sweep:
 
     def report(self) -> None:
         """Print the table of results and what became of the jobs; draw the plots and write the report."""
-        from exp.report.tables import as_rich, sweep_table
+        from exp.report.tables import as_rich, results_tables
 
         terminal = console.make_console()
         terminal.print()
-        if self.runs:
-            terminal.print(as_rich(sweep_table(self.runs)))
+        for table in results_tables(self.runs):
+            terminal.print(as_rich(table))
         states = [_state(job) for job in self.jobs]
         text = ", ".join(f"{states.count(state)} {state}" for state in _STATES if state in states)
         seconds, place = time.monotonic() - self.began, console.shown(self.folder)

@@ -143,7 +143,6 @@ class Trace(Task):
 
     _target_: str = "exp.tasks.checks.Trace"
     name: str = "trace"
-    steps: int = 20
 
     trains: ClassVar[bool] = True
     compared: ClassVar[bool] = False
