@@ -1,15 +1,14 @@
 """One HTML page about several runs: a single file that asks nothing of any network.
 
-Its charts are ECharts' options, plain JSON: how they look is in ``charts.json``, their data come from here.
+Its charts are ECharts' options, plain JSON: how they look is in ``charts.json``, their data come from here, and the
+page joins the two.
 """
 
 from __future__ import annotations
 
 import base64
 import io
-import json
 import shlex
-from functools import lru_cache
 from html import escape
 from pathlib import Path
 from string import Template
@@ -72,7 +71,7 @@ def write_page(runs: Sequence[Run], path: Path, title: str) -> None:
     order = [group.runs[0] for _, group in in_order(singles)]
     charts: list[Chart] = []
     body = [_results(metric, groups, singles[metric], charts) for metric, groups in over_seeds.items()]
-    options = to_json([chart.option for chart in charts], separators=(",", ":"))
+    options = to_json([{"kind": chart.kind, **chart.option} for chart in charts], separators=(",", ":"))
     page = Template(_part("page.html")).substitute(
         title=escape(title),
         summary=_summary(runs, over_seeds),
@@ -80,6 +79,7 @@ def write_page(runs: Sequence[Run], path: Path, title: str) -> None:
         library=_part("echarts/echarts.min.js"),
         script=_part("page.js"),
         # Nothing in it can end a script element.
+        looks=_part("charts.json"),
         options=options.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"),
         body="\n".join([*body, _commands(order), _album(order)]),
     )
@@ -120,19 +120,20 @@ def _results(metric: str | None, groups: Sequence[Group], singles: Sequence[Grou
     """Tables and charts of the runs of one metric, over seeds and single; the charts are added to those of the page."""
     runs = [run for group in singles for run in group.runs]
     drawn = charts_of(groups, metric)
-    figures = [(chart, _figure(chart, place)) for place, chart in enumerate(drawn, len(charts))]
-    charts += drawn
-    parts = [f"<section><h2>{_heading(runs, metric)}</h2>", *(figure for chart, figure in figures if chart.rows)]
+
+    def figures(kind: str) -> str:
+        every = enumerate(drawn, len(charts))
+        return "".join(_figure(chart, place) for place, chart in every if chart.kind == kind)
+
+    parts = [f"<section><h2>{_heading(runs, metric)}</h2>", figures("bars")]
     for table in results_tables(runs, paper=True):
         if len(table.rows) < len(runs) or "published" in table.heads:
             parts += [as_html(table, "paper"), _note(table.notes)]
-    parts += [_SMOOTHING] if any(chart.is_curves for chart in drawn) else []
-    others = [figure for chart, figure in figures if not (chart.rows or chart.folded)]
-    parts.append(f'<div class="charts">{"".join(others)}</div>')
-    folded = [figure for chart, figure in figures if chart.folded]
-    if folded:
-        titles = ", ".join(chart.title for chart in drawn if chart.folded)
-        parts.append(_folded(titles, f'<div class="charts">{"".join(folded)}</div>'))
+    parts += [_SMOOTHING, f'<div class="charts">{figures("curves")}</div>'] if figures("curves") else []
+    if figures("more"):
+        titles = ", ".join(chart.title for chart in drawn if chart.kind == "more")
+        parts.append(_folded(titles, f'<div class="charts">{figures("more")}</div>'))
+    charts += drawn
     table = run_table(runs)
     return "\n".join([*parts, f"<h3>Every run</h3>\n{as_html(table, 'results')}", _note(table.notes), "</section>"])
 
@@ -153,9 +154,8 @@ def _heading(runs: Sequence[Run], metric: str | None) -> str:
 
 def _figure(chart: Chart, place: int) -> str:
     height = f' style="height:{60 + 28 * max(chart.rows, 3)}px"' if chart.rows else ""
-    kinds = "chart curves" if chart.is_curves else "chart"
     return (
-        f'<figure class="{kinds}"><figcaption>{escape(chart.title)}</figcaption>'
+        f'<figure class="chart {chart.kind}"><figcaption>{escape(chart.title)}</figcaption>'
         f'<div class="plot" data-chart="{place}"{height}></div></figure>'
     )
 
@@ -207,17 +207,15 @@ class Chart(NamedTuple):
 
     Attributes:
         title: above it.
-        option: ECharts'.
+        kind: ``bars``, ``curves``, or ``more``: curves that are shown on demand only.
+        option: ECharts', less the look of its kind (``charts.json``).
         rows: lines of text that it needs room for; 0: it has the usual height.
-        folded: whether it is shown on demand only.
-        is_curves: whether it has curves, which can be smoothed.
     """
 
     title: str
+    kind: str
     option: dict[str, Any]
     rows: int = 0
-    folded: bool = False
-    is_curves: bool = False
 
 
 def charts_of(groups: Sequence[Group], metric: str | None) -> list[Chart]:
@@ -293,15 +291,15 @@ def _curves(groups: Sequence[Group], labels: Sequence[str], metric: str | None) 
             for curves in (curves for curves in group if kind in curves):
                 points = thinned(curves[kind], _POINTS if kind in main else _FEW_POINTS)
                 data = [(step, _rounded(value)) for step, value in points]
-                series.append(_series("line", name=label, data=data, showSymbol=len(data) <= 25,
-                                      tooltip={"show": place < len(_COLORS)}, **look))  # fmt: skip
+                series.append({"type": "line", "name": label, "data": data, "showSymbol": len(data) <= 25,
+                               "tooltip": {"show": place < len(_COLORS)}, **look})  # fmt: skip
         scale = _scale([value for each in series for _, value in each["data"]])
         legend = {"show": len(groups) > 1, "selector": len(groups) > len(_COLORS)}
         split, name = kind
         what = "validation " if split == "val" else "training " if name.startswith("loss") else ""
         title = what + _NAMES.get(name, name.replace("_", " ") if split == "train" else name)
-        option = _option("curves", legend=legend, yAxis={"type": scale}, series=series)
-        charts.append(Chart(title, option, folded=kind not in main, is_curves=True))
+        option = {"legend": legend, "yAxis": {"type": scale}, "series": series}
+        charts.append(Chart(title, "curves" if kind in main else "more", option))
     return charts
 
 
@@ -322,27 +320,11 @@ def _bars(groups: Sequence[Group], labels: Sequence[str], title: str, ranked: bo
             if score is not None:
                 name = f"{run.name}: {number_text(score)}"
                 points.append({"value": [_rounded(score), place], "name": name, "itemStyle": look})
-    series = [_series("boxplot", data=bars), _series("scatter", data=points)]
-    option = _option("bars", yAxis={"data": list(labels[: len(groups)])}, series=series)
+    series = [{"type": "boxplot", "data": bars}, {"type": "scatter", "data": points}]
+    option = {"yAxis": {"data": list(labels[: len(groups)])}, "series": series}
     spread = ", mean ± standard deviation over seeds" if any(group.n > 1 for group in groups) else ""
     which = f", the best {len(groups)} of {len(labels)}" if len(groups) < len(labels) else ""
-    return Chart(f"{title}{spread}{which}", option, len(groups))
-
-
-@lru_cache(maxsize=1)
-def _looks() -> Any:
-    return json.loads((Path(__file__).parent / "charts.json").read_text(encoding="utf-8"))
-
-
-def _option(kind: str, **parts: Any) -> dict[str, Any]:
-    """An option of ECharts: what all charts have, what those of its kind have, and its own parts."""
-    option = {**_looks()["all"], **_looks()[kind]}
-    return {**option, **{key: {**option.get(key, {}), **part} if isinstance(part, dict) else part
-                         for key, part in parts.items()}}  # fmt: skip
-
-
-def _series(kind: str, **parts: Any) -> dict[str, Any]:
-    return {"type": kind, **_looks()["series"][kind], **parts}
+    return Chart(f"{title}{spread}{which}", "bars", option, len(groups))
 
 
 def _scale(values: Sequence[float]) -> str:
