@@ -10,10 +10,9 @@ import pytest
 import torch
 from exp.backends.cpu import CpuBackend
 
-from exp.checks.check import Journal, read_journal
-from exp.checks.collectives import addends
+from exp.checks.check import Journal, judge_collectives, judge_operators
+from exp.checks.measure import addends
 from exp.checks.operators import OperatorCheck
-from exp.checks.verdict import judge_collectives, judge_operators
 from exp.hardware.compat import TORCH_VERSION, every_operator
 from tests.conftest import Forked
 from tests.simulators import needs_current_card
@@ -140,13 +139,13 @@ def test_the_verdict_on_collectives_and_what_has_ended_the_process_is_left_out(t
     ]
     for line in lines:
         Journal.note(path, **line)
-    answer = judge_collectives(read_journal(path)[0], "gloo")
+    answer = judge_collectives(Journal.read(path)[0], "gloo")
     assert answer.status == "failed"
     assert "all_reduce fp16, 4 KiB: hung" in answer.finding
     assert "broadcast fp32, 4 KiB: wrong on rank 1" in answer.finding
     assert [line["collective"] for line in answer.values["table"]] == ["all_reduce fp32", "broadcast fp32"]
     assert Journal(path, 45).crashed == {"all_reduce fp16"}
-    assert read_journal(path)[0] == lines[2:]
+    assert Journal.read(path)[0] == lines[2:]
 
 
 @pytest.mark.parametrize(
@@ -190,7 +189,7 @@ def test_operators_of_a_step_are_compared_one_by_one_and_what_is_random_is_not(t
     with every_operator(check):
         mixed = torch.nn.functional.scaled_dot_product_attention(layer(x), layer(x), layer(x))
         torch.nn.functional.dropout(mixed, 0.5).sum().backward()
-    lines, begun = read_journal(tmp_path / "operators.jsonl")
+    lines, begun = Journal.read(tmp_path / "operators.jsonl")
     table = {row["operator"]: row["status"] for row in judge_operators(lines, "fp32").values["table"]}
     assert begun is None
     assert {"equal", "not compared"} == set(table.values())

@@ -10,8 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from exp.checks.check import Journal, fail, ok
-from exp.checks.diagnosis import judge
-from exp.checks.doctor import CHECKS, END, START, journal_of
+from exp.checks.doctor import CHECKS, END, START, journal_of, judge
 from exp.launcher.outcome import Outcome, RankFailure
 from exp.runs.folder import RunFolder
 

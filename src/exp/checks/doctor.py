@@ -1,7 +1,7 @@
-"""task=doctor on one rank: its interpreter, its card, and the job that it is part of; the parent judges
-(:mod:`exp.checks.diagnosis`).
+"""task=doctor: each rank checks its interpreter, its card, and the job that it is part of; the parent judges.
 
-:data:`CHECKS` has all checks in their order. Torch is imported by the first one that needs it.
+:data:`CHECKS` has all checks in their order. Torch is imported by the first one that needs it. The parent needs nothing
+but the journals of the ranks.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ import json
 import logging
 import platform
 import shutil
+import statistics
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, fields
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Sequence
 
-from exp.checks.check import OK, WARNING, Answer, Journal, fail, ok, skip
+from exp import console
+from exp.checks.check import FAILED, OK, SKIPPED, WARNING, Answer, Journal, fail, finish, ok, skip, why_ended
 from exp.config.check import check_data
 from exp.console import flops, size
 from exp.errors import ExpError, RunError
@@ -26,7 +29,7 @@ from exp.hardware.backend import PRECISIONS
 from exp.hardware.collectives import ddp_arguments, device_part_of
 from exp.hardware.numerics import multiply
 from exp.launcher.rank import make_store, this_host
-from exp.runs.files import to_json
+from exp.runs.files import to_json, write_json
 from exp.runs.record import SHM, package_versions, process_limits
 
 if TYPE_CHECKING:
@@ -38,15 +41,19 @@ if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
     from exp.engine.distributed import Distributed
     from exp.hardware.backend import Backend
+    from exp.launcher.outcome import Outcome
     from exp.launcher.rank import RankInfo
     from exp.runs.folder import RunFolder
 
-__all__ = ["CHECKS", "END", "START", "diagnose", "journal_of"]
+__all__ = ["CHECKS", "END", "START", "begin", "diagnose", "end", "journal_of", "judge"]
 
 logger = logging.getLogger(__name__)
 
 START, END = "start", "end"
 """Names of the first and the last line of a rank's journal."""
+_OTHER_NODES_S = 5.0
+_KEYS = [each.name for each in fields(Answer)]
+_LOG = "look at logs/rank<n>.log"
 _ALONE = "one process: nothing to exchange"
 _GRACE_S = 5  # how much longer a hanging rank lives than others wait: they are to write down who is missing
 _POLL_S = 0.1
@@ -432,3 +439,190 @@ CHECKS: dict[str, Check] = {
     "limits": Check(_limits),
 }
 """All checks, in their order (docs/hardware/checks.md)."""
+
+
+@dataclass
+class _Rank:
+    """What is known of a rank from its journal.
+
+    Attributes:
+        host: None where it has left nothing.
+        checks: by name, in their order; those that it did not come to are added.
+        running: what had only begun.
+        absent: ranks that it waited for in vain; None: it did not come to its end.
+        stayed_in: the check in which it hung or died.
+    """
+
+    rank: int
+    host: str | None = None
+    checks: dict[str, Answer] = field(default_factory=dict)
+    running: Mapping[str, Any] | None = None
+    absent: list[int] | None = None
+    stayed_in: str | None = None
+
+    @property
+    def verdict(self) -> tuple[str, str]:
+        """The worst status, and the first check that has it; what was not checked is worse than what is well."""
+        found = {answer.status: name for name, answer in reversed(list(self.checks.items()))}
+        return next(((status, found[status]) for status in (FAILED, WARNING, SKIPPED) if status in found), (OK, ""))
+
+
+def begin(config: ExpConfig, folder: RunFolder) -> None:
+    """Say what is examined; nothing of an earlier examination may be taken for this one's."""
+    shutil.rmtree(folder.path / "doctor", ignore_errors=True)
+    (folder.path / "doctor.json").unlink(missing_ok=True)
+    processes = config.nproc * config.launcher.nnodes
+    console.make_console().print(
+        f"doctor: {processes} process{'es' if processes > 1 else ''} on {config.backend.name}, {config.precision}; "
+        f"up to {config.task.timeout_s} s for each check\nrun folder: {console.shown(folder.path)}",
+        soft_wrap=True,
+    )
+
+
+def end(config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int:
+    """Judge, print and write ``doctor.json``; returns the exit code."""
+    started = folder.config.stat().st_mtime
+    ranks, findings = judge(config, folder, outcome, started)
+    verdicts = [rank.verdict[0] for rank in ranks]
+    work = f"{len(ranks)} ranks work together" if len(ranks) > 1 else "1 process works"
+    text = "; ".join(each["finding"] for each in map(_told, findings[:3])) or work
+    verdict = findings[0]["status"] if findings else OK
+    group: Mapping[str, Any] = next((each for each in (rank.checks["group"].values for rank in ranks) if each), {})
+    known = {"process_group": group.get("process_group"), "fallback": group.get("fallback"),
+             "wall_s": round(time.time() - started, 1)}  # fmt: skip
+    answer = Answer(verdict, text, findings[0]["advice"] if findings else "", {"table": list(map(_line_of, ranks))})
+    said = [Answer(**_told(finding)) for finding in findings]
+    if verdict != FAILED:
+        said.append(Answer(OK, f"{work} on {config.backend.name}, {known['wall_s']:.0f} s"))
+    code = finish(config, folder, answer, verdicts, said, **known)
+    as_json = [{**asdict(rank), "verdict": rank.verdict[0], "checks": [{"name": name, **asdict(rank.checks[name])}
+                for name in CHECKS]} for rank in ranks]  # fmt: skip
+    write_json(folder.path / "doctor.json", {"verdict": verdict, "findings": findings, "ranks": as_json})
+    return (outcome.exit_code or code) if verdict == FAILED else code
+
+
+def judge(
+    config: ExpConfig, folder: RunFolder, outcome: Outcome, started: float
+) -> tuple[list[_Rank], list[dict[str, Any]]]:
+    """What is known of each rank, and the findings over all.
+
+    Args:
+        config: the frozen configuration.
+        folder: the run folder.
+        outcome: how the launch ended.
+        started: when it began, in seconds since the epoch.
+
+    Returns:
+        The ranks; and failures, then warnings, each in the order of the checks: ``check``, ``status``, ``finding``,
+        ``advice`` and the ``ranks`` that have found it in the same words.
+    """
+    ended, limit_s = time.time(), config.task.timeout_s
+    ranks = _read(folder, config.nproc * config.launcher.nnodes, wait=config.launcher.nnodes > 1)
+    for rank in ranks:
+        if rank.absent is None:
+            name, answer = _how_it_ended(rank, outcome, limit_s, started, ended)
+            rank.checks[name] = answer
+            rank.stayed_in = name if answer.status == FAILED else None
+        rank.checks = {name: rank.checks.get(name) or skip("the rank ended before") for name in CHECKS}
+    _lay_blame(ranks, limit_s)
+    _compare(ranks)
+    found: dict[tuple[str, ...], dict[str, Any]] = {}
+    for status in (FAILED, WARNING):
+        for name in CHECKS:
+            for rank in ranks:
+                each = rank.checks[name]
+                if each.status == status:
+                    about = {"check": name, "status": status, "finding": each.finding, "advice": each.advice}
+                    found.setdefault(tuple(about.values()), {**about, "ranks": []})["ranks"].append(rank.rank)
+    findings = list(found.values())
+    if outcome.unkillable:
+        stuck = f"still running, stuck in the kernel: {', '.join(map(str, outcome.unkillable))}"
+        advice = "reboot the node"
+        findings.insert(0, {"check": "teardown", "status": FAILED, "finding": stuck, "advice": advice, "ranks": []})
+    return ranks, findings
+
+
+def _read(folder: RunFolder, world_size: int, wait: bool) -> list[_Rank]:
+    """Ranks of other nodes may still be writing when those of this one have ended."""
+    deadline = time.monotonic() + (_OTHER_NODES_S if wait else 0)
+    while True:
+        ranks = []
+        for number in range(world_size):
+            ended, running = Journal.read(journal_of(folder, number))
+            found = {line.pop("name"): line for line in ended}
+            host, absent = found.pop(START, {}).get("host"), found.pop(END, {}).get("absent")
+            checks = {name: Answer(*(line[key] for key in _KEYS)) for name, line in found.items()}
+            ranks.append(_Rank(number, host, checks, running, absent))
+        if all(rank.absent is not None for rank in ranks) or time.monotonic() > deadline:
+            return ranks
+        time.sleep(0.2)
+
+
+def _how_it_ended(rank: _Rank, outcome: Outcome, limit_s: float, started: float, ended: float) -> tuple[str, Answer]:
+    """What an unfinished rank was doing, and why it did not finish."""
+    failure = next((each for each in outcome.failures if each.rank == rank.rank), None)
+    why, advice = None, f"{_LOG}, logs/agent*.log and the node of the rank"
+    name = next((each for each in CHECKS if each not in rank.checks), END) if rank.host is not None else "ranks"
+    if rank.running is not None:
+        name, advice = rank.running["name"], f"{_LOG} for the stack; where it is only slow, raise task.timeout_s"
+        killed = failure.message if failure is not None and failure.exit_code < 0 else None
+        why = why_ended(rank.running, killed, limit_s, ended)
+    elif rank.host is not None:
+        pass
+    elif failure is not None:
+        why = f"ended before its first check: {failure.message.splitlines()[0]}"
+    elif not outcome.failures and outcome.detail is not None:
+        why = f"never started: {outcome.detail.splitlines()[0]}"
+    elif not outcome.failures or ended - started >= limit_s:  # else the launcher has ended those that still started
+        why = f"never arrived: it left no record within {limit_s} s"
+    return name, fail(why, advice) if why else skip("ended with the job, because another rank did not go on")
+
+
+def _lay_blame(ranks: Sequence[_Rank], timeout_s: float) -> None:
+    """On the rank that hangs or dies in a joint check, not on those that time out there with it; and on a rank that
+    others waited for in vain, even if it came in the end.
+    """
+    for name in (name for name, check in CHECKS.items() if check.joint):
+        culprits = [rank.rank for rank in ranks if rank.stayed_in == name]
+        for rank in ranks:
+            if culprits and rank.stayed_in is None and rank.checks[name].status == FAILED:
+                rank.checks[name] = skip(f"broke off with rank {culprits[0]}: {rank.checks[name].finding}")
+    for number in {absent for rank in ranks for absent in rank.absent or ()}:
+        if ranks[number].verdict[0] != FAILED:
+            finding = f"came too late: others had waited {timeout_s} s for it"
+            advice = f"{_LOG}, and at its node; if it is only slow, raise task.timeout_s"
+            ranks[number].checks["ranks"] = fail(finding, advice)
+
+
+def _compare(ranks: Sequence[_Rank]) -> None:
+    """Warn of ranks with other versions than rank 0, and of a card that is far slower than the others."""
+    reference = ranks[0].checks["packages"].values
+    rates = [rank.checks["burst"].values.get("flops") for rank in ranks]
+    median = statistics.median([rate for rate in rates if rate] or [0])
+    for rank, rate in zip(ranks, rates):
+        versions, burst = rank.checks["packages"], rank.checks["burst"]
+        own = versions.values
+        differ = sorted(name for name in {*own, *reference} if own.get(name) != reference.get(name))
+        if own and reference and differ and versions.status == OK:
+            versions.status, versions.advice = WARNING, "install the same versions on all nodes"
+            versions.finding = ", ".join(f"{each} {own.get(each)} (rank 0: {reference.get(each)})" for each in differ)
+        if rate and rate < burst.values["least"] * median:
+            burst.status = WARNING
+            burst.finding = f"{flops(rate)}FLOP/s, {rate / median:.0%} of the median card's"
+            burst.advice = "see whether another process uses the card, or it is throttled by heat"
+
+
+def _told(finding: Mapping[str, Any]) -> dict[str, Any]:
+    """A finding as it is printed: with its check, and the ranks that have it."""
+    numbers = finding["ranks"]
+    who = f", rank{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}" if numbers else ""
+    text = f"{finding['check']}{who}: {finding['finding']}"
+    return {"status": finding["status"], "finding": text, "advice": finding["advice"]}
+
+
+def _line_of(rank: _Rank) -> dict[str, Any]:
+    """A line of the doctor's table."""
+    shown = {check.column: rank.checks[name].values.get("shown", "") for name, check in CHECKS.items() if check.column}
+    status, name = rank.verdict
+    verdict = f"{status}: {name}" if status in (FAILED, WARNING) else "not all checked" if name else OK
+    return {"rank": rank.rank, "host": (rank.host or "-").split(".")[0], **shown, "verdict": verdict}

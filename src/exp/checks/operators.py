@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any, Callable, Container, Mapping, Sequence
 import torch
 from mmengine.hooks import Hook
 
-from exp.checks.check import Journal
+from exp.checks.check import LIMITS_S, Journal
+from exp.checks.measure import train_with
 from exp.checks.parity import apart, largest
-from exp.checks.training import train_with
-from exp.checks.verdict import LIMITS_S
 from exp.data.loader import tensors_of
 from exp.engine.building import build_data, build_model, make_result, record_environment
 from exp.hardware.compat import every_operator

@@ -1,7 +1,7 @@
 """task=parity in the parent: two runs, one after the other, and what differs between their traces. Imports no torch.
 
 The experiment is run twice (``task=trace``), each time by a command of its own: on the reference, and on the backend
-under test. Each leaves a trace (:mod:`~exp.checks.training`). Two commands, because the plug-ins of two devices need
+under test. Each leaves a trace (:mod:`~exp.checks.measure`). Two commands, because the plug-ins of two devices need
 not live in one process.
 """
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 from exp import __version__, console
-from exp.checks.check import FAILED, SKIPPED, WARNING, Answer, fail, read_journal, say, skip, table_of, worst
+from exp.checks.check import FAILED, SKIPPED, WARNING, Answer, Journal, fail, say, skip, table_of, worst
 from exp.checks.child import Ended, run_exp, searched
 from exp.config.check import check_hardware
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, EXIT_UNAVAILABLE, ConfigError, ExpError
@@ -239,7 +239,7 @@ class _Suite:
             for _ in range(_TRIES):
                 arguments = [*self.plan[name], f"output_dir={folder}", "overwrite=true"]
                 ended = run_exp(arguments, folder / "output.log", deadline - time.monotonic())
-                lines, _ = read_journal(folder / f"{kind}.jsonl")
+                lines, _ = Journal.read(folder / f"{kind}.jsonl")
                 if not (lines and "crash" in lines[-1]) or ended.late or ended.interrupted_by:
                     break
             if ended.interrupted_by:

@@ -285,7 +285,7 @@ def _curves(groups: Sequence[Group], labels: Sequence[str], metric: str | None) 
     kinds = dict.fromkeys(kind for group in histories for curves in group for kind in curves)
     charts = []
     for kind in sorted(kinds, key=lambda kind: main.index(kind) if kind in main else len(main)):
-        series = []
+        series: list[dict[str, Any]] = []
         for place, (group, label) in enumerate(zip(histories, labels)):
             look = {"color": _color(place), "lineStyle": {"width": 1.6 if place < len(_COLORS) else 1}}
             for curves in (curves for curves in group if kind in curves):
@@ -298,7 +298,7 @@ def _curves(groups: Sequence[Group], labels: Sequence[str], metric: str | None) 
         split, name = kind
         what = "validation " if split == "val" else "training " if name.startswith("loss") else ""
         title = what + _NAMES.get(name, name.replace("_", " ") if split == "train" else name)
-        option = {"legend": legend, "yAxis": {"type": scale}, "series": series}
+        option: dict[str, Any] = {"legend": legend, "yAxis": {"type": scale}, "series": series}
         charts.append(Chart(title, "curves" if kind in main else "more", option))
     return charts
 
