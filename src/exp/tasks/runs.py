@@ -93,7 +93,7 @@ class Track(_OfRuns):
         from exp.runs.folder import RunFolder
         from exp.runs.lock import holder_of
         from exp.summary import Finished
-        from exp.trackers.reporting import check, hand_over
+        from exp.trackers import check, hand_over
 
         _, runs = self.find()
         if not config.logger.trackers:
