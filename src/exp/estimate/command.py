@@ -14,7 +14,7 @@ from exp.estimate.trace import KINDS, Tracer, as_batch, fitting_batch, largest_b
 from exp.frozen import freeze
 from exp.hardware.registry import create_backend
 from exp.models.base import parameter_counts
-from exp.report.tables import Column, Table, as_rich
+from exp.report.tables import Table, as_rich
 from exp.runs.files import write_json
 from exp.runs.record import blank_result
 from exp.summary import Finished
@@ -114,8 +114,8 @@ def _show(found: Mapping[str, Any], folder: Path) -> None:
     batches = {"training": found["batch_size"], "validation": found["eval_batch_size"]}
     passes = {f"{name}, batch {batches[name]}": each for name, each in found["memory"].items() if each is not None}
     kinds = [kind for kind in (*KINDS, "total") if any(each[kind] for each in passes.values())]
-    columns = [Column("memory of each rank", [_LABELS.get(kind, kind) for kind in kinds], is_number=False)]
-    columns += [Column(title, [size(each[kind]) for kind in kinds]) for title, each in passes.items()]
+    rows = [{"memory of each rank": _LABELS.get(kind, kind),
+             **{title: size(each[kind]) for title, each in passes.items()}} for kind in kinds]  # fmt: skip
     lines = [
         "parameters: {parameters:,}, {trained_parameters:,} of them trained".format(**found),
         f"operations: {flops(found['flops_per_sample'])}FLOP per sample, {flops(found['flops_per_step'])}FLOP per step",
@@ -128,7 +128,7 @@ def _show(found: Mapping[str, Any], folder: Path) -> None:
     head = "{experiment} on {world_size} {backend}, wrapper={wrapper}, {precision}: "
     head += "global batch {global_batch_size} = {batch_size} x {world_size} x {accumulate}"
     terminal.print(head.format(**found), soft_wrap=True, markup=False)
-    terminal.print(as_rich(Table(columns)))
+    terminal.print(as_rich(Table.of(rows)))
     terminal.print("\n".join(lines), soft_wrap=True, markup=False)
 
 

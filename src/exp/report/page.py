@@ -127,7 +127,7 @@ def _results(metric: str | None, groups: Sequence[Group], singles: Sequence[Grou
 
     parts = [f"<section><h2>{_heading(runs, metric)}</h2>", figures("bars")]
     for table in results_tables(runs, paper=True):
-        if len(table.rows) < len(runs) or "published" in table.heads:
+        if len(table.rows) < len(runs) or any("published" in head for head in table.heads):
             parts += [as_html(table, "paper"), _note(table.notes)]
     parts += [_SMOOTHING, f'<div class="charts">{figures("curves")}</div>'] if figures("curves") else []
     if figures("more"):

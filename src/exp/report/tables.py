@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 from exp.report.groups import (
     as_counts,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from exp.report.runs import Run
 
 __all__ = [
-    "Column", "Table", "as_html", "as_latex", "as_markdown", "as_rich", "results_tables", "run_rows", "run_table",
+    "Table", "as_html", "as_latex", "as_markdown", "as_rich", "results_tables", "run_rows", "run_table",
     "seed_rows", "write_rows",
 ]  # fmt: skip
 
@@ -52,7 +52,8 @@ _LATEX = {
     # Behind the end of a row these two would belong to it.
     "[": "{[}", "*": "{*}", **{sign: f"\\{sign}" for sign in "{}$&#_%"},
 }  # fmt: skip
-_NUMBER = re.compile(r"-?\d|-?$")  # how the cells of a column of numbers begin
+_NUMBER = re.compile(r"(-|[-+]?\d[\d.,e+-]*( ± \S+)?( \(\d+( of \d+)?\))?( [KMG]?i?B)?)?")
+"""What a cell of a column of numbers may be: ``12``, ``0.41 ± 0.02 (2 of 3)``, ``33 MiB``, nothing."""
 _MARKDOWN = re.compile(r"([\\`*_\[\]<>|~#&$])")
 
 
@@ -152,48 +153,31 @@ def _title(kind: str, name: str) -> str:
     return f"{kind}.{name}" if name in _COLUMNS else name
 
 
-class Column(NamedTuple):
-    """One column, with a cell for each row."""
-
-    title: str
-    cells: list[str]
-    is_number: bool = True
-    """Numbers stand at the right."""
-
-
 @dataclass
 class Table:
-    """Columns of equal length.
+    """What people read.
 
     Attributes:
-        columns: at least one.
+        heads: titles of the columns.
+        rows: cells.
+        numbers: which columns are of numbers, and stand at the right.
         notes: what a reader has to know, each a sentence without its full stop.
         styles: of each row: ``best``, ``failed``, ``other``, a style of rich's, or nothing. Empty: all alike.
     """
 
-    columns: list[Column]
+    heads: list[str]
+    rows: list[list[str]]
+    numbers: list[bool]
     notes: Sequence[str] = ()
     styles: Sequence[str] = ()
 
     @classmethod
     def of(cls, rows: Sequence[Mapping[str, Any]], styles: Sequence[str] = (), notes: Sequence[str] = ()) -> Table:
         """Rows of equal keys, without columns that are empty."""
-        columns = []
-        for title in rows[0]:
-            cells = ["" if row[title] is None else value_text(row[title]) for row in rows]
-            if any(cells):
-                columns.append(Column(title, cells, all(map(_NUMBER.match, cells))))
-        return cls(columns, notes, styles)
-
-    @property
-    def heads(self) -> list[str]:
-        """The titles of the columns."""
-        return [each.title for each in self.columns]
-
-    @property
-    def rows(self) -> list[list[str]]:
-        """The cells, row by row."""
-        return [list(row) for row in zip(*(each.cells for each in self.columns))]
+        columns = {head: ["" if row[head] is None else value_text(row[head]) for row in rows] for head in rows[0]}
+        columns = {head: cells for head, cells in columns.items() if any(cells)}
+        numbers = [all(map(_NUMBER.fullmatch, cells)) for cells in columns.values()]
+        return cls(list(columns), [list(row) for row in zip(*columns.values())], numbers, notes, styles)
 
 
 def run_table(runs: Sequence[Run]) -> Table:
@@ -230,52 +214,51 @@ def _results(groups: list[Group], metric: str | None, paper: bool) -> Table:
     if paper and not ("data" in keys or None in column(runs, _DATA)):  # which a paper names also where there is one
         keys = list(dict.fromkeys([_DATA, *keys]))
     titles = {key: "data" if key == _DATA and "data" not in keys else title for key, title in short_names(keys).items()}
-    rows = [(group, [column(group.runs, key)[0] for key in keys]) for group in groups]
+    values = {group.names: [column(group.runs, key)[0] for key in keys] for group in groups}
     best = groups[0] if len(groups) > 1 and groups[0].score and not paper else None
     if paper:
-        rows.sort(key=lambda row: list(map(by_size, row[1])))
-    most = len(rows) if paper else _ROWS
-    rows, left = rows[:most], [run for group, _ in rows[most:] for run in group.runs]
-    shown, values = [group for group, _ in rows], [values for _, values in rows]
-    columns = [] if paper else [Column("", ["*" if group is best else "" for group in shown])]
-    if not paper or len({value_text(each) for each in values}) < len(rows):  # nothing else tells them apart
-        columns.append(Column("runs" if averaged else "run", [_clipped(group.names, 28) for group in shown], False))
-    for number, key in enumerate(keys if paper else keys[:_KEYS]):
-        cells = [_clipped(value_text(each[number]), 99 if paper else 24) for each in values]
-        columns.append(Column(titles[key], cells, all(is_number(each[number]) for each in values)))
-    if any(group.score for group in shown) and not paper:
-        columns.append(Column("validation", [mean_text(group.score) for group in shown]))
-    known = list(map(_published, shown))
-    figures = [{} if each.get("differs") else each for each in known]
+        groups = sorted(groups, key=lambda group: list(map(by_size, values[group.names])))
+    most, width = (len(groups), 99) if paper else (_ROWS, 24)
+    groups, left = groups[:most], [run for group in groups[most:] for run in group.runs]
+    named = not paper or len(set(map(value_text, values.values()))) < len(groups)  # nothing else tells them apart
+    known = {group.names: _published(group) for group in groups}
+    figures = {name: {} if each.get("differs") else each for name, each in known.items()}
     measured = dict.fromkeys(name for run in runs for name in run.metrics)
-    published = [name for name in measured if any(is_number(each.get(name)) for each in figures)]
+    published = [name for name in measured if any(is_number(each.get(name)) for each in figures.values())]
     metrics = [name for name in dict.fromkeys([metric, *published]) if name is not None]
-    for name in metrics:
-        means = [group.mean(name) for group in shown]
-        cells = [f"{mean_text(mean) or '-'}{f' ({group.n_text})' * averaged}" for mean, group in zip(means, shown)]
-        columns.append(Column(f"{name}, ours" if name in published else name, cells))
-        if name in published:
-            theirs = [each.get(name) for each in figures]
-            decimals = max(len(f"{each:g}".partition(".")[2]) for each in theirs if each is not None)
-            columns.append(Column("published", ["" if each is None else f"{each:.{decimals}f}" for each in theirs]))
-            columns.append(Column("difference", list(map(_difference, means, theirs))))
-    if not paper:
-        columns.append(Column("seconds", list(map(_outcome, shown)), not any(group.left_out for group in shown)))
+    rows = []
+    for group in groups:
+        row = {"": "*" if group is best else "", "runs" if averaged else "run": _clipped(group.names, 28) * named}
+        for key, value in list(zip(keys, values[group.names]))[: None if paper else _KEYS]:
+            row[titles[key] if titles[key] not in metrics else key] = _clipped(value_text(value), width)
+        row["validation"] = "" if paper else mean_text(group.score)
+        for name in metrics:
+            mean, theirs = group.mean(name), figures[group.names].get(name)
+            row[name] = f"{mean_text(mean) or '-'}{f' ({group.n_text})' * averaged}"
+            if name in published:
+                row[f"{name}, published"] = "" if theirs is None else f"{theirs:.{_decimals(figures, name)}f}"
+                row[f"{name}, difference"] = _difference(mean, theirs)
+        rows.append({**row, "seconds": "" if paper else _outcome(group)})
     notes = _unit_notes(runs, metrics)
     notes += [f"{metric}: {'larger' if greater_is_better(runs) else 'smaller'} is better"] * (metric is not None)
     notes += ["starred: the best on validation"] if best else []
     notes += [_AVERAGED] if averaged else []
     notes += [f"not shown: {', '.join(titles[key] for key in keys[_KEYS:])}"] if keys[_KEYS:] and not paper else []
     notes += [f"{as_counts(sorted(f'more {run.status}' for run in left))}: sweep.csv"] if left else []
-    for group, each in rows if paper else ():
-        what = " of ".join(filter(None, [group.left_out, " ".join(map(value_text, each))]))
+    for group in groups if paper else ():
+        what = " of ".join(filter(None, [group.left_out, " ".join(map(value_text, values[group.names]))]))
         notes += [f"left out of the figures: {what}"] if group.left_out else []
-    notes += dict.fromkeys(f"published: {each['source']}" for each in figures if each.get("source"))
-    notes += ["difference: ours - published"] if published else []
-    unlike = dict.fromkeys(", ".join(map(str, each["differs"])) for each in known if each.get("differs"))
+    notes += dict.fromkeys(f"published: {each['source']}" for each in figures.values() if each.get("source"))
+    notes += ["difference: measured here - published"] if published else []
+    unlike = dict.fromkeys(", ".join(map(str, each["differs"])) for each in known.values() if each.get("differs"))
     notes += [f"published figures are of another experiment, and not shown, where {each}" for each in unlike]
-    styles = [] if paper else ["best" if group is best else _style(group) for group in shown]
-    return Table(columns, [" ".join(note.split()) for note in notes], styles)
+    styles = [] if paper else ["best" if group is best else _style(group) for group in groups]
+    return Table.of(rows, styles, [" ".join(note.split()) for note in notes])
+
+
+def _decimals(figures: Mapping[str, Mapping[str, Any]], name: str) -> int:
+    """Of a published metric, as many as any of its figures has."""
+    return max(len(f"{each[name]:g}".partition(".")[2]) for each in figures.values() if is_number(each.get(name)))
 
 
 def as_rich(table: Table) -> RichTable:
@@ -286,10 +269,9 @@ def as_rich(table: Table) -> RichTable:
 
     looks = {"best": "bold green", "failed": "red", "other": "dim"}
     drawn = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, caption_justify="left")
-    for place, each in enumerate(table.columns, 1):
+    for place, (head, number) in enumerate(zip(table.heads, table.numbers), 1):
         # As Text: a name may hold brackets, which rich would take for markup. The last column gives way first.
-        justify: Any = "right" if each.is_number else "left"
-        drawn.add_column(Text(each.title), justify=justify, no_wrap=place < len(table.columns))
+        drawn.add_column(Text(head), justify="right" if number else "left", no_wrap=place < len(table.heads))
     for style, row in zip(table.styles or [""] * len(table.rows), table.rows):
         drawn.add_row(*(Text(cell, no_wrap=True, overflow="ellipsis") for cell in row), style=looks.get(style, style))
     drawn.caption = Text("\n".join(table.notes)) if table.notes else None
@@ -298,10 +280,10 @@ def as_rich(table: Table) -> RichTable:
 
 def as_html(table: Table, classes: str) -> str:
     """A table element; the notes are for whoever places it."""
-    kinds = [" class=n" if each.is_number else "" for each in table.columns]
 
     def line(tag: str, cells: Sequence[str]) -> str:
-        return "".join(f"<{tag}{kind}>{escape(cell)}</{tag}>" for kind, cell in zip(kinds, cells))
+        pairs = zip(table.numbers, cells)
+        return "".join(f"<{tag}{' class=n' * number}>{escape(cell)}</{tag}>" for number, cell in pairs)
 
     styles = table.styles or [""] * len(table.rows)
     body = "\n".join(f'<tr class="{style}">{line("td", row)}</tr>' for style, row in zip(styles, table.rows))
@@ -314,7 +296,7 @@ def as_markdown(tables: Sequence[Table]) -> str:
     parts = []
     for table in tables:
         lines = [[_in_markdown(cell) for cell in row] for row in [table.heads, *table.rows]]
-        lines.insert(1, ["---:" if each.is_number else "---" for each in table.columns])
+        lines.insert(1, ["---:" if number else "---" for number in table.numbers])
         parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
         parts += ["\n".join(f"- {_in_markdown(note)}" for note in table.notes)] if table.notes else []
     return "\n\n".join(parts) + "\n"
@@ -328,7 +310,7 @@ def as_latex(tables: Sequence[Table]) -> str:
     lines = ["% Needs \\usepackage{booktabs} and \\usepackage[T1]{fontenc}."]
     for table in tables:
         lines += [f"% {note}." for note in table.notes]
-        kinds = "".join("r" if each.is_number else "l" for each in table.columns)
+        kinds = "".join("r" if number else "l" for number in table.numbers)
         lines += [rf"\begin{{tabular}}{{{kinds}}}", r"\toprule", _in_latex(table.heads), r"\midrule"]
         lines += [*(_in_latex(row, kinds) for row in table.rows), r"\bottomrule", r"\end{tabular}"]
     return "\n".join(lines) + "\n"
