@@ -251,7 +251,7 @@ def _results(groups: list[Group], metric: str | None, paper: bool) -> Table:
     notes += dict.fromkeys(f"published: {each['source']}" for each in figures.values() if each.get("source"))
     notes += ["difference: measured here - published"] if published else []
     unlike = dict.fromkeys(", ".join(map(str, each["differs"])) for each in known.values() if each.get("differs"))
-    notes += [f"published figures are of another experiment, and not shown, where {each}" for each in unlike]
+    notes += [f"published figures are of another experiment, and not shown, where {each}" for each in unlike if paper]
     styles = [] if paper else ["best" if group is best else _style(group) for group in groups]
     return Table.of(rows, styles, [" ".join(note.split()) for note in notes])
 
