@@ -143,8 +143,6 @@ class LegacyGcuBackend(GcuBackend):
 class LegacyCollectives(Collectives):
     """The vendor's own, which torch.distributed does not know; its gloo group beside them carries CPU tensors."""
 
-    only_sums = True
-
     def __init__(self) -> None:
         super().__init__("eccl")
         self._store: Store | None = None

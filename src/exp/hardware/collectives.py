@@ -22,9 +22,6 @@ class Collectives:
         gloo: whether gloo takes tensors that lie on this device. Where it does not, they are copied through the CPU.
     """
 
-    only_sums: bool = False
-    """Whether :meth:`all_reduce` is all that these have for tensors on the device."""
-
     def __init__(self, process_group: str, averages: bool = False, gloo: bool = False) -> None:
         self.process_group = process_group
         self.averages = averages
