@@ -19,7 +19,7 @@ from mmengine.hooks import Hook
 from exp.checks.check import LIMITS_S, Journal
 from exp.checks.measure import train_with
 from exp.checks.parity import apart, largest
-from exp.data.loader import tensors_of
+from exp.data.loader import map_tensors, tensors_of
 from exp.engine.building import build_data, build_model, make_result, record_environment
 from exp.hardware.compat import every_operator
 
@@ -154,12 +154,14 @@ class OperatorCheck:
     def _given(self, func: Any, args: Any, kwargs: Any, reference: Any, expected: Any) -> Any:
         """The CPU's values as if the device had given them."""
         if not _is_mutable(func):
-            return _map(lambda each: each.to(self.device), expected)
+            return map_tensors(lambda each: each.to(self.device), expected)
         given, computed = list(tensors_of((args, kwargs))), list(tensors_of(reference))
         by_result = {id(value): tensor for tensor, value in zip(given, computed)}
         for tensor, value in zip(given, computed):
             tensor.copy_(value)
-        return _map(lambda each: by_result[id(each)] if id(each) in by_result else each.to(self.device), expected)
+        return map_tensors(
+            lambda each: by_result[id(each)] if id(each) in by_result else each.to(self.device), expected
+        )
 
 
 def name_of(func: Any) -> str:
@@ -200,14 +202,6 @@ def _is_mutable(func: Any) -> bool:
     return _base(func).endswith(("_", "out")) if mutable is None else bool(mutable)
 
 
-def _map(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return function(value)
-    if isinstance(value, (list, tuple)):
-        return type(value)(_map(function, each) for each in value)
-    return {key: _map(function, each) for key, each in value.items()} if isinstance(value, dict) else value
-
-
 def _asked_for(result: Any, args: Sequence[Any]) -> Any:
     """Without the gradients that a mask of the arguments leaves out: what stands there is any memory."""
     for each in args if isinstance(result, tuple) else ():
@@ -232,7 +226,7 @@ def _moved(value: Any, mutable: bool) -> Any:
             copies[id(tensor)] = detached.clone() if tensor.device.type == "cpu" else detached.cpu()
         return copies[id(tensor)]
 
-    args, kwargs = _map(move, value)
+    args, kwargs = map_tensors(move, value)
     return args, {key: torch.device("cpu") if key == "device" and each is not None else each
                   for key, each in kwargs.items()}  # fmt: skip
 
