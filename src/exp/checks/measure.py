@@ -36,9 +36,17 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _REPEATS = 5
 
 
-def train_with(session: Session, data: Any, model: nn.Module, hook: Hook) -> int:
-    """Train with ``hook``, and without checkpoints; returns how many steps it took."""
-    runner = build_trainer(session, data, model)
+def train_with(session: Session, hook: Hook, to_place: bool = False) -> int:
+    """Train with ``hook``, and without checkpoints; returns how many steps it took.
+
+    Args:
+        session: of a task that trains.
+        hook: of MMEngine's kind.
+        to_place: as :func:`exp.engine.building.build_model` takes it.
+    """
+    record_environment(session)
+    data = build_data(session)
+    runner = build_trainer(session, data, build_model(session, data, to_place=to_place))
     runner.hooks.remove(runner.checkpoints)
     runner.register_hook(hook)
     runner.train()
@@ -49,10 +57,7 @@ def train_with(session: Session, data: Any, model: nn.Module, hook: Hook) -> int
 
 def train_traced(session: Session) -> dict[str, Any]:
     """Train ``max_steps`` steps; ``trace.npz`` has what the first computed, ``metrics.jsonl`` the losses of all."""
-    record_environment(session)
-    data = build_data(session)
-    steps = train_with(session, data, build_model(session, data), TraceHook(session.folder.path / "trace.npz"))
-    return make_result(session, {}, None, steps=steps)
+    return make_result(session, {}, None, steps=train_with(session, TraceHook(session.folder.path / "trace.npz")))
 
 
 class TraceHook(Hook):
@@ -64,8 +69,6 @@ class TraceHook(Hook):
         self._path = path
         self._file: zipfile.ZipFile | None = None  # during the first step
         self._handles: list[Any] = []
-        self._order: dict[str, None] = {}  # modules, as they began
-        self._seen: set[str] = set()
 
     def before_train(self, runner: Any) -> None:
         """Listen to the modules and to the optimizer."""
@@ -85,7 +88,6 @@ class TraceHook(Hook):
         while self._handles:
             self._handles.pop().remove()
         if self._file is not None:
-            self._write("order", np.array(list(self._order)))
             self._file.close()
             self._file = None
 
@@ -98,33 +100,27 @@ class TraceHook(Hook):
 
     def _listen(self, module: nn.Module, name: str) -> None:
         def after(_module: nn.Module, _inputs: Any, output: Any) -> None:
-            if name not in self._seen:  # the first of several calls
-                self._seen.add(name)
-                for index, tensor in enumerate(each for each in tensors_of(output) if each.is_floating_point()):
-                    self._keep("output", f"{name}[{index}]" if index else name, tensor)
+            tensors = [each for each in tensors_of(output) if each.is_floating_point()]
+            for index, tensor in enumerate(tensors):
+                self._keep("output", f"{name}[{index}]" if index else name, tensor)
 
-        before = module.register_forward_pre_hook(lambda *_: self._order.setdefault(name))
-        self._handles += [before, module.register_forward_hook(after)]
+        self._handles.append(module.register_forward_hook(after))
 
     def _keep(self, kind: str, name: str, tensor: torch.Tensor) -> None:
-        """Write a tensor at once: all of a large model's would not fit into memory."""
-        values = tensor.detach().reshape(-1)
-        stride = max(1, -(-values.numel() // _KEPT))
-        self._write(f"{kind}/{name}", values[::stride].float().cpu().numpy())
-
-    def _write(self, key: str, values: np.ndarray[Any, Any]) -> None:
+        """Write a tensor at once: all of a large model's would not fit into memory. Of several calls the first."""
         assert self._file is not None
-        with self._file.open(f"{key}.npy", "w", force_zip64=True) as file:
-            np.lib.format.write_array(file, values, allow_pickle=False)
+        path = f"{kind}/{name}.npy"
+        if path not in self._file.namelist():
+            values = tensor.detach().reshape(-1)
+            stride = max(1, -(-values.numel() // _KEPT))
+            with self._file.open(path, "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, values[::stride].float().cpu().numpy(), allow_pickle=False)
 
 
 def measure_speed(session: Session) -> dict[str, Any]:
     """Train ``max_steps`` steps; the result has their times and each rank's largest memory."""
-    record_environment(session)
-    config = session.config
-    data = build_data(session)
-    timer = StepTimer(config.task.warm_up)
-    steps = train_with(session, data, build_model(session, data, to_place=True), timer)
+    config, timer = session.config, StepTimer(session.config.task.warm_up)
+    steps = train_with(session, timer, to_place=True)
     own = {"memory": session.backend.usage().get("max_allocated"), "seconds": timer.seconds}
     ranks = session.distributed.gather(own)
     slowest = [max(each) for each in zip(*(rank["seconds"] for rank in ranks))]

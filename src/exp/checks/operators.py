@@ -20,7 +20,7 @@ from exp.checks.check import LIMITS_S, Journal
 from exp.checks.measure import train_with
 from exp.checks.parity import apart, largest
 from exp.data.loader import map_tensors, tensors_of
-from exp.engine.building import build_data, build_model, make_result, record_environment
+from exp.engine.building import make_result
 from exp.hardware.compat import every_operator
 
 if TYPE_CHECKING:
@@ -41,12 +41,10 @@ _UNINITIALISED = ("empty", "new_empty", "resize_", "set_", "_pin_memory", "is_pi
 
 def check_operators(session: Session) -> dict[str, Any]:
     """Train ``max_steps`` steps with every operator compared; ``operators.jsonl`` has what was found."""
-    record_environment(session)
-    data = build_data(session)
     journal = Journal(session.folder.path / "operators.jsonl", LIMITS_S["operators"])
     check = OperatorCheck(session.backend, session.device, journal, session.portable_operators)
     with contextlib.ExitStack() as window:
-        steps = train_with(session, data, build_model(session, data), _Window(check, window))
+        steps = train_with(session, _Window(check, window))
     return make_result(session, {}, None, steps=steps, operators=len(check.seen))
 
 

@@ -99,7 +99,7 @@ def compare(tested: RunFolder, reference: RunFolder, clear: float) -> Iterator[D
             if key in mine.files:
                 yield _difference(key, mine, other, floors[0])
         yield losses[0]
-        order = {str(name): place for place, name in enumerate(other["order"])}
+        order = {key[7:]: place for place, key in enumerate(outputs)}
         either = {*gradients, *(key for key in mine.files if key.startswith("gradient/"))}
         for key in sorted(either, key=lambda key: (order.get(key[9:].rpartition(".")[0], 0), key), reverse=True):
             yield _difference(key, mine, other, floors[1])
