@@ -250,10 +250,10 @@ def _memory(bench: Bench) -> Answer:
         free = total - row["memory_used"]
     if free is None or total is None:
         return ok("this device does not tell")
+    holder = "another process holds the rest; find it with the vendor's monitor, and end it"
     held = free < total * 0.5 and bench.backend.exclusive_devices
-    holder = "another process holds the rest; find it with the vendor's monitor, and end it" if held else ""
-    answer = ok(f"{size(free)} free of {size(total)}", holder, shown=size(free), free=free, total=total)
-    return fail(answer.finding, answer.advice, **answer.values) if free < total * 0.05 else answer
+    answer = ok(f"{size(free)} free of {size(total)}", holder * held, shown=size(free), free=free, total=total)
+    return fail(answer.finding, holder, **answer.values) if free < total * 0.05 else answer
 
 
 def _group(bench: Bench) -> Answer:
