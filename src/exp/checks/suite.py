@@ -45,8 +45,6 @@ _IDENTITY = ("name", "uuid", "serial", "bus_id", "memory_total")
 _OF_THE_JOB = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_")
 """Variables that are others each time."""
 _LATER = "the same command goes on with it"
-_STARTS = 2
-"""So often a check may end this process itself, or the machine."""
 _TRIES = 4
 """So often a check begins anew without what has ended its process."""
 _LOG = "look at output.log and logs/ in the row's folder"
@@ -163,8 +161,7 @@ class _Suite:
         earlier: content of ``qualify.json``; None: the suite begins anew.
 
     Attributes:
-        rows: as in ``qualify.json``: an :class:`~exp.checks.check.Answer`, with ``started``, how often the row has
-            begun, and its ``command``.
+        rows: as in ``qualify.json``: an :class:`~exp.checks.check.Answer` with its ``command``.
 
     Raises:
         ConfigError: the folder is that of another machine.
@@ -199,14 +196,12 @@ class _Suite:
         )
         deadline = time.monotonic() + self.task.budget_minutes * 60
         for name in left:
-            started, begun = self.rows.get(name, {}).get("started", 0), time.monotonic()
-            answer = self._obstacle(name, started, deadline)
+            begun, answer = time.monotonic(), self._obstacle(name, deadline)
             if answer is None:
-                started += 1
-                self._keep(name, skip("begun", _LATER), started)
+                self._keep(name, skip("begun", _LATER))
                 answer = self._make(name)
                 answer.seconds = round(time.monotonic() - begun)
-            self._keep(name, answer, started)
+            self._keep(name, answer)
             say(answer.status, f"{name}{f', {answer.seconds} s' * (answer.seconds is not None)}: {answer.finding}")
         made = [self.rows[name] for name in self.plan]
         statuses = [each["status"] for each in made]
@@ -218,15 +213,12 @@ class _Suite:
             return Finished(self._interrupted.code, interrupted_by=self._interrupted.interrupted_by)
         return Finished(EXIT_FAILED if FAILED in statuses else EXIT_PREEMPTED if unfinished else EXIT_OK)
 
-    def _obstacle(self, name: str, started: int, deadline: float) -> Answer | None:
+    def _obstacle(self, name: str, deadline: float) -> Answer | None:
         """Why a check is not made; None: nothing is in its way."""
         if self.task.rows is not None and not any(fnmatch.fnmatch(name, pattern) for pattern in self.task.rows):
             return skip("left out by task.rows")
         if self._interrupted is not None or time.monotonic() > deadline:
             return skip("the suite ended before" if self._interrupted else "the budget was spent", _LATER)
-        if started >= _STARTS:
-            finding = f"the suite itself ended in this row, {started} times"
-            return fail(finding, "see the machine's own log: dmesg, the driver's")
         return None
 
     def _make(self, name: str) -> Answer:
@@ -264,10 +256,10 @@ class _Suite:
                 answer.status = WARNING
                 answer.advice = "compare the collectives' bandwidth, and that of the loaders (data.num_workers)"
 
-    def _keep(self, name: str, answer: Answer, started: int) -> None:
+    def _keep(self, name: str, answer: Answer) -> None:
         """Write the record and the page, in the order of the plan; rows of an earlier plan stay, and do not count."""
         command = " ".join(["python -m exp", *searched(), *self.plan[name]])
-        self.rows[name] = {**answer.__dict__, "started": started, "command": command}
+        self.rows[name] = {**answer.__dict__, "command": command}
         rows = {name: self.rows[name] for name in self.plan if name in self.rows}
         about = {"exp": f"{__version__}, {git_revision(Path(__file__).parent)}", "machine": self.machine,
                  "verdict": worst(row["status"] for row in rows.values())}  # fmt: skip

@@ -142,14 +142,9 @@ def _heading(runs: Sequence[Run], metric: str | None) -> str:
     """What was measured, on what, and what is good."""
     if metric is None:
         return "Runs without a metric"
-    known = [run.result for run in runs if run.metric is not None]
-    parts = dict.fromkeys(str(result.get("measured_on") or "test") for result in known)
-    experiments = dict.fromkeys(str(result["experiment"]) for result in known if result.get("experiment"))
-    notes = [", ".join(list(experiments)[:4])] if experiments else []
-    notes.append("larger is better" if greater_is_better(runs) else "smaller is better")
-    notes += [f"{len(runs) - len(known)} of {len(runs)} runs have no result"] if len(known) < len(runs) else []
-    what = f"{metric} on {' and '.join(parts)}" if parts else metric
-    return f"{escape(what)} <small>{escape('; '.join(notes))}</small>"
+    parts = dict.fromkeys(str(run.result.get("measured_on") or "test") for run in runs if run.metric is not None)
+    which = "larger is better" if greater_is_better(runs) else "smaller is better"
+    return f"{escape(' on '.join(filter(None, [metric, ' and '.join(parts)])))} <small>{which}</small>"
 
 
 def _figure(chart: Chart, place: int) -> str:
