@@ -40,8 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["Chart", "charts_of", "curves_of", "settings_of", "thinned", "thumbnail", "write_page"]
 
 _STATES = ["completed", "failed", "preempted", "unfinished", "pending"]
-_WIDTH, _PER_RUN = 640, 6  # of pictures
-_BYTES = 12_000_000  # of all pictures in base64; the page is to stay below 15
+_WIDTH, _PER_RUN, _RUNS = 640, 6, 40  # of pictures: the page is to stay below 15 MB
 _SMOOTHING = (
     '<label class="note">smoothing of curves '
     '<input type="range" class="smooth" min="0" max="0.99" step="0.01" value="0"></label>'
@@ -174,21 +173,18 @@ def _commands(runs: Sequence[Run]) -> str:
 
 
 def _album(runs: Sequence[Run]) -> str:
-    """The first six pictures of each run, until there are 12 MB of them; how many more there are."""
-    parts: list[str] = []
-    left_out = size = 0
-    for run in runs:
-        shown: list[str] = []
-        for path in run.pictures():
-            address = None if len(shown) == _PER_RUN or size > _BYTES else thumbnail(path)
-            if address is None:
-                left_out += 1
-                continue
-            name = escape(path.relative_to(run.folder).as_posix())
-            image = f'<img src="{address}" alt="{escape(run.name)}: {name}" loading="lazy">'
-            button = f'<button type="button" class="zoom">{image}</button>'
-            shown.append(f"<figure>{button}<figcaption>{name}</figcaption></figure>")
-            size += len(address)
+    """The first six pictures of each of the best runs; how many more there are."""
+    parts, left_out = [], 0
+    for number, run in enumerate(runs):
+        pictures, shown = run.pictures(), []
+        for path in pictures[:_PER_RUN] if number < _RUNS else ():
+            address = thumbnail(path)
+            if address is not None:
+                name = escape(path.relative_to(run.folder).as_posix())
+                image = f'<img src="{address}" alt="{escape(run.name)}: {name}" loading="lazy">'
+                button = f'<button type="button" class="zoom">{image}</button>'
+                shown.append(f"<figure>{button}<figcaption>{name}</figcaption></figure>")
+        left_out += len(pictures) - len(shown)
         parts += [f'<h3>{escape(run.name)}</h3>\n<div class="pictures">{"".join(shown)}</div>'] if shown else []
     if not parts and not left_out:
         return ""
