@@ -65,6 +65,9 @@ class MemoryTracker:
 
     What an operator takes inside, such as the workspace of a convolution, is not seen; that of portable kernels is.
 
+    Args:
+        on_card: whose autocast does not reach into portable kernels.
+
     Attributes:
         kind: one of :data:`KINDS`, for new storages.
         share: part of new storages that counts, where a rank keeps only a shard.
@@ -73,8 +76,8 @@ class MemoryTracker:
         kernels: portable operators (:mod:`exp.hardware.operators`) that replace those of torch, by ATen name.
     """
 
-    def __init__(self) -> None:
-        self.kind, self.share = "activations", 1.0
+    def __init__(self, on_card: AsOnCard) -> None:
+        self.kind, self.share, self._on_card = "activations", 1.0, on_card
         self.now = dict.fromkeys(KINDS, 0)
         self.at_peak = dict(self.now)
         self.kernels: dict[str, Callable[..., Any]] = {}
@@ -122,8 +125,11 @@ class MemoryTracker:
 
     def _call(self, operator: Any, arguments: Any, keywords: Any) -> Any:
         kernel = self.kernels.get(operator.overloadpacket.__name__)
-        with contextlib.nullcontext() if kernel is None else self.counting():
-            result = (kernel or operator)(*arguments, **keywords)
+        if kernel is None:
+            result = operator(*arguments, **keywords)
+        else:  # its own calls are not cast: the dispatcher comes to it after autocast
+            with self.counting(), self._on_card.autocast(False):
+                result = kernel(*arguments, **keywords)
         self.count(result, self.kind, self.share, known=False)
         return result
 
@@ -169,15 +175,6 @@ class AsOnCard(_FunctionMode):
             self._casts = before
             if not before:
                 self._weights.clear()
-
-    def below_autocast(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
-        """A kernel whose own calls are not cast: the dispatcher comes to it after autocast."""
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            with self.autocast(False):
-                return kernel(*args, **kwargs)
-
-        return run
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = kwargs or {}, getattr(function, "__name__", "")
@@ -423,11 +420,12 @@ class Tracer:
             fused, lacking = self.config.precision in able.fused_attention, able.lacking_operators
         except Exception:  # noqa: BLE001
             fused, lacking = True, frozenset()
-        on_card, tracker = AsOnCard(self.config.precision, self._is_card and fused), MemoryTracker()
+        on_card = AsOnCard(self.config.precision, self._is_card and fused)
+        tracker = MemoryTracker(on_card)
         if lacking:
             from exp.hardware.operators import KERNELS  # which needs torch 2.2, as such a backend does
 
-            tracker.kernels = {name: on_card.below_autocast(KERNELS[name]) for name in KERNELS if name in lacking}
+            tracker.kernels = {name: kernel for name, kernel in KERNELS.items() if name in lacking}
         tracker.count(list(self.model.parameters()), "parameters", self._share)
         tracker.count(list(self.model.buffers()), "buffers")
         for kind, size in {**self._held, "data": self._resident * self._is_card}.items():
@@ -454,7 +452,7 @@ def _example_of(config: Any, notes: list[str]) -> tuple[ExampleBatch, int]:
     try:
         data: Data = create(config.data, Data, "data")
         train, val = (largest_sample(data, split, config.seed) for split in ("train", "val"))
-        tracker = MemoryTracker()
+        tracker = MemoryTracker(AsOnCard(config.precision, fused_attention=False))
         with tracker.counting():
             splits = [split for split in (data.train, data.val) if hasattr(split, "on_device")]
             kept = [split.on_device(META, None) for split in splits]  # noqa: F841 - alive until counted
