@@ -61,20 +61,25 @@ def tolerances(precision: str, loss: float | None) -> dict[str, float]:
 
 
 class Difference(NamedTuple):
-    """How far two tensors (or losses) are apart."""
+    """How far two tensors (or losses) are apart.
+
+    Attributes:
+        kind: ``output``, ``loss``, ``gradient`` or ``parameter`` (values with a clear gradient only: optimizers that
+            divide a gradient by its size move a value whose gradient is a rounding error by a whole step, in either
+            direction). All but losses are of the first step.
+        step: optimizer step, from 1.
+        name: of the module or parameter.
+        absolute: largest absolute difference; infinite where there is nothing to compare, or one of the two is not
+            finite.
+        relative: the same, relative to the tensor's largest absolute value in the reference, or to a thousandth of the
+            largest of its kind where that is larger: a tensor that is zero but for rounding has no scale of its own.
+    """
 
     kind: str
-    """``output``, ``loss``, ``gradient`` or ``parameter`` (values with a clear gradient only: optimizers that divide a
-    gradient by its size move a value whose gradient is a rounding error by a whole step, in either direction). All but
-    losses are of the first step."""
     step: int
-    """Optimizer step, from 1."""
     name: str
     absolute: float
-    """Largest absolute difference; infinite where there is nothing to compare, or one of the two is not finite."""
     relative: float
-    """The same, relative to the tensor's largest absolute value in the reference, or to a thousandth of the largest of
-    its kind where that is larger: a tensor that is zero but for rounding has no scale of its own."""
 
 
 def compare(tested: RunFolder, reference: RunFolder, clear: float) -> Iterator[Difference]:
