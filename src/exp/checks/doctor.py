@@ -291,6 +291,7 @@ def _all_reduce(bench: Bench) -> Answer:
         tensor = torch.full((1024,), bench.info.rank + 1.0, device=place)
         on_host = place.type == "cpu" and backend.device_type != "cpu"
         (bench.distributed.sum if on_host else backend.collectives.all_reduce)(tensor)
+        backend.synchronize()  # what hangs is to hang here
         host = tensor.cpu()
         wrong += [f"{float(value):g} on {place}" for value in host[host != right][:1]]
     if wrong:  # reported only now: the other ranks would have waited for this one
