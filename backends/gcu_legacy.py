@@ -144,8 +144,6 @@ class LegacyGcuBackend(GcuBackend):
 class LegacyCollectives(Collectives):
     """The vendor's own collectives, which are not part of torch.distributed; CPU tensors use a separate gloo group."""
 
-    only_sums = True
-
     def __init__(self) -> None:
         super().__init__("eccl")
         self._store: Store | None = None

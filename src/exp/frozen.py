@@ -16,7 +16,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import MissingConfigException
 from omegaconf import OmegaConf
 
-from exp import console, early, hub, launcher, summary
+from exp import console, early, hub, launcher, summary, trackers
 from exp.config import check as checks
 from exp.config import compose, differences
 from exp.config.resolve import allow, check_names, distrust
@@ -28,7 +28,6 @@ from exp.runs.folder import RunFolder, Snapshot, missing_folders, read_result, r
 from exp.runs.lock import RunLock
 from exp.summary import Finished
 from exp.task import create_task, task_class
-from exp.trackers import reporting
 
 if TYPE_CHECKING:
     from exp.hardware.backend import Backend
@@ -95,7 +94,7 @@ def complete(config: ExpConfig, overrides: list[str], output_dir: Path) -> Froze
 def check(config: ExpConfig, overrides: list[str], backend: Backend) -> None:
     """Check every value, and fill in what is derived; errors as of :func:`complete`."""
     checks.validate(config, overrides, backend, create_task(config), launcher_class(config))
-    reporting.check(config.logger)
+    trackers.check(config.logger)
     if compose.is_of_hub(config.init_from):
         hub.parse(str(config.init_from))
 

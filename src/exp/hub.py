@@ -14,7 +14,6 @@ import importlib
 import json
 import os
 import re
-import sys
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -139,8 +138,6 @@ def _library(name: str) -> Any:
             "give a file"
         ) from error
     huggingface_hub.logging.set_verbosity_error()
-    if not sys.stderr.isatty():
-        huggingface_hub.utils.disable_progress_bars()
     return huggingface_hub
 
 

@@ -16,6 +16,7 @@ import warnings
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
+from exp import trackers
 from exp.config.compose import load
 from exp.config.resolve import check_names
 from exp.config.schema import ExpConfig
@@ -25,7 +26,6 @@ from exp.hardware.backend import PRECISIONS
 from exp.hardware.cards import check_distinct
 from exp.hardware.registry import create_backend
 from exp.task import create_task
-from exp.trackers import reporting
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from exp.hardware.backend import Backend
     from exp.launcher.rank import RankInfo
     from exp.runs.folder import RunFolder
-    from exp.trackers.reporting import Reporter
+    from exp.trackers import Reporter
 
 __all__ = ["Session", "run"]
 
@@ -217,7 +217,7 @@ class Session:
             for action in self._when_started:
                 action()
             if not self.reporters:
-                self.reporters = reporting.start(self.config, self.folder, self.say)
+                self.reporters = trackers.start(self.config.logger, self.folder, self.say)
         self.forget()
         if self.pending:
             self.distributed.barrier()

@@ -26,7 +26,7 @@ def differences(tmp_path):
             folder.create()
             trace = {key: values for key, values in {**FIRST, **other}.items() if values is not None}
             arrays = {key: np.array(values, dtype=np.float32) for key, values in trace.items()}
-            np.savez(folder.path / "trace.npz", order=np.array(["model", "a", "b"]), **arrays)
+            np.savez(folder.path / "trace.npz", **arrays)
             lines = ({"split": "train", "step": step, "loss": value} for step, value in enumerate(values, 1))
             folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
         return list(compare(*folders, clear=1e-3))

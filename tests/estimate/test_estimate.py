@@ -46,7 +46,8 @@ def test_operations_of_two_layers_are_those_of_theory():
 
 def test_a_card_keeps_bytes_of_dropout_halves_of_weights_and_no_scores():
     def kept(precision, fused, call, *shapes):
-        tracker, on_card = MemoryTracker(), AsOnCard(precision, fused)
+        on_card = AsOnCard(precision, fused)
+        tracker = MemoryTracker(on_card)
         inputs = [torch.empty(shape, device="meta", requires_grad=True) for shape in shapes]
         with tracker.counting(), on_card, on_card.autocast():
             output = call(*inputs)

@@ -28,7 +28,7 @@ def test_what_nobody_says_a_card_cannot():
     plain = Plain(name="plain")
     assert [plain.supports(name) for name in ("fp32", "bf16")] == [True, False]
     assert not any(getattr(Capabilities(), field.name) for field in fields(Capabilities)[1:])
-    assert not any((plain.collectives.averages, plain.collectives.gloo, plain.collectives.only_sums))
+    assert not any((plain.collectives.averages, plain.collectives.gloo))
     assert [plain.usage(), plain.monitor(), plain.packages(), plain.cautions()] == [{}, [], {}, []]
 
 

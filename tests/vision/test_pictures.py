@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from exp.draw.curves import training_curves
-from exp.draw.figure import figure_file
+from exp.draw.figure import figure_file, training_curves
 from exp.vision.figures import Tile, panels, sheet
 from exp.vision.pictures import overlay, to_rgb
 

@@ -11,11 +11,13 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Callable, Sequence
+from typing import TYPE_CHECKING, Sequence
 
 from hydra.core.hydra_config import HydraConfig
 
+from exp.errors import EXIT_PREEMPTED
 from exp.launcher.processes import JOB_VARIABLE, die_with_parent, kill_job, start_module
+from exp.runs.status import PREEMPT_SIGNAL, handle_signals, signal_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,14 +33,16 @@ class Ended:
     """How a child ended.
 
     Attributes:
-        code: exit code; negative: the signal that killed it.
+        code: exit code; negative: the signal that killed it. Where this process was to end, the code of that.
+        why: the last error that it printed, its first line, or what the code means.
         late: whether it was ended because its time was over.
-        error: the last one that it printed, its first line; empty: none.
+        interrupted_by: the name of the signal that this process got meanwhile, and has ended the child for.
     """
 
     code: int
-    late: bool = False
-    error: str = ""
+    why: str
+    late: bool
+    interrupted_by: str | None
 
 
 def searched() -> list[str]:
@@ -49,45 +53,39 @@ def searched() -> list[str]:
     return [*(argument for folder in folders for argument in ("--config-dir", folder)), *paths]
 
 
-def run_exp(arguments: Sequence[str], output: Path, limit_s: float, stop: Callable[[], bool]) -> Ended:
-    """Run ``python -m exp`` to its end, or to the end of its time.
+def run_exp(arguments: Sequence[str], output: Path, limit_s: float) -> Ended:
+    """Run ``python -m exp`` to its end, to the end of its time, or until a signal ends this process.
 
     Args:
         arguments: overrides, as on the command line.
         output: what it prints is added to this file.
         limit_s: longest that it may take, in seconds.
-        stop: called again and again; true: it is to be ended.
     """
-    mark = secrets.token_hex(8)
+    mark, late = secrets.token_hex(8), False
+    signals: list[int] = []
     environment = {**os.environ, JOB_VARIABLE: mark}
     environment.pop("HYDRA_FULL_ERROR", None)  # which the command line sets while Hydra runs this task
-    deadline = time.monotonic() + limit_s
-    with output.open("ab") as log:
+    deadline, words = time.monotonic() + limit_s, (str(os.getpid()), *searched(), *arguments)
+    with handle_signals(lambda number, _: signals.append(number)), output.open("ab") as log:
         place = log.tell()
-        process = start_module(
-            "exp.checks.child",
-            str(os.getpid()),
-            *searched(),
-            *arguments,
-            environment=environment,
-            stdout=log,
-            stderr=log,
-        )
-    late = False
-    try:
-        while process.poll() is None and not (late or stop()):
-            late = time.monotonic() > deadline
-            time.sleep(_POLL_S)
-    finally:
-        if process.poll() is None:  # in order, if it can
-            process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_PATIENCE_S)
-        kill_job(mark)
-        process.wait()
+        process = start_module("exp.checks.child", *words, environment=environment, stdout=log, stderr=log)
+        try:
+            while process.poll() is None and not (late or signals):
+                late = time.monotonic() > deadline
+                time.sleep(_POLL_S)
+        finally:
+            if process.poll() is None:  # in order, if it can
+                process.terminate()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_PATIENCE_S)
+            kill_job(mark)
+            code = process.wait()
     lines = output.read_bytes()[place:].decode(errors="replace").splitlines()
-    errors = [line[7:] for line in lines if line.startswith("error: ")]
-    return Ended(process.returncode, late, errors[-1] if errors else "")
+    why = f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
+    why = ([why] + [line[7:] for line in lines if line.startswith("error: ")])[-1]
+    if signals:
+        code = EXIT_PREEMPTED if signals[0] == PREEMPT_SIGNAL else 128 + signals[0]
+    return Ended(code, why, late, signal_name(signals[0]) if signals else None)
 
 
 if __name__ == "__main__":  # ``-m exp.checks.child PARENT ARGUMENTS...`` is ``-m exp ARGUMENTS...``

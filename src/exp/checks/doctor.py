@@ -1,7 +1,7 @@
-"""task=doctor on one rank: its interpreter, its card, and the job that it is part of; the parent judges
-(:mod:`exp.checks.diagnosis`).
+"""task=doctor: each rank checks its interpreter, its card, and the job that it is part of; the parent judges.
 
-:data:`CHECKS` has all checks in their order. Torch is imported by the first one that needs it.
+:data:`CHECKS` has all checks in their order. Torch is imported by the first one that needs it. The parent needs nothing
+but the journals of the ranks.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ import gc
 import json
 import logging
 import platform
-import re
 import shutil
+import statistics
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, fields
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Sequence
 
-from exp.checks.check import OK, WARNING, Answer, Journal, fail, ok, skip
+from exp import console
+from exp.checks.check import FAILED, OK, SKIPPED, WARNING, Answer, Journal, fail, finish, ok, skip, why_ended
 from exp.config.check import check_data
 from exp.console import flops, size
 from exp.errors import ExpError, RunError
@@ -27,7 +29,7 @@ from exp.hardware.backend import PRECISIONS
 from exp.hardware.collectives import ddp_arguments, device_part_of
 from exp.hardware.numerics import multiply
 from exp.launcher.rank import make_store, this_host
-from exp.runs.files import to_json
+from exp.runs.files import to_json, write_json
 from exp.runs.record import SHM, package_versions, process_limits
 
 if TYPE_CHECKING:
@@ -39,27 +41,30 @@ if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
     from exp.engine.distributed import Distributed
     from exp.hardware.backend import Backend
+    from exp.launcher.outcome import Outcome
     from exp.launcher.rank import RankInfo
     from exp.runs.folder import RunFolder
 
-__all__ = ["CHECKS", "END", "START", "diagnose", "journal_of"]
+__all__ = ["CHECKS", "END", "START", "begin", "diagnose", "end", "journal_of", "judge"]
 
 logger = logging.getLogger(__name__)
 
 START, END = "start", "end"
 """Names of the first and the last line of a rank's journal."""
+_OTHER_NODES_S = 5.0
+_KEYS = [each.name for each in fields(Answer)]
+_LOG = "look at logs/rank<n>.log"
 _ALONE = "one process: nothing to exchange"
 _GRACE_S = 5  # how much longer a hanging rank lives than others wait: they are to write down who is missing
 _POLL_S = 0.1
-_NATIVE_PLACE = re.compile(r"^\[[^\]]*:\d+\] *")  # "[/pytorch/third_party/.../pair.cc:144] "
 _TRACEBACK = "the traceback is in the log of the rank; see the vendor's monitor, and between nodes ports and interfaces"
 _OUT_OF_SERVICE = "the card computes wrongly: take it out of service"
 _LITTLE_SPACE = 2**30
 _LITTLE_SHM = 2**26  # what a container gets where nobody asks for more
 _FEW_FILES = 1024
 _IDLE_PERCENT = 5
+_READINGS = ("utilisation_percent", "temperature_c", "power_w", "state")
 _SLOW = {True: 0.7, False: 0.25}  # share of the median rate, on real cards, and where ranks share a processor
-_LARGE = 2**20
 
 
 class Check(NamedTuple):
@@ -85,7 +90,6 @@ class Bench:
 
     Attributes:
         device: once the check of that name has passed; ``described`` is what is known of it, with the host.
-        readings: of the vendor's monitor, during the burst.
         peers: descriptions of all devices, by rank.
         absent: ranks that were waited for in vain.
         usable: checks that have passed, and a group that is another one than was wanted.
@@ -96,7 +100,6 @@ class Bench:
         self.timeout_s: float = config.task.timeout_s
         self.device: torch.device
         self.described: dict[str, Any] = {}
-        self.readings: list[dict[str, Any]] = []
         self.peers: dict[int, dict[str, Any]] = {}
         self.distributed: Distributed | None = None
         self.store: Store | None = None
@@ -116,25 +119,24 @@ class Bench:
             answer = fail(finding, advice or _TRACEBACK)
         except Exception as error:  # noqa: BLE001 - a check that breaks is a finding; the others must still be made
             logger.error("check '%s' failed\n%s", name, traceback.format_exc())
-            first = _NATIVE_PLACE.sub("", (str(error).splitlines() or ["no message"])[0])
-            answer = fail(f"{type(error).__name__}: {first}", _TRACEBACK)
+            answer = fail(f"{type(error).__name__}: {error}".splitlines()[0], _TRACEBACK)
         logger.info("check '%s': %s: %s", name, answer.status, answer.finding)
         if answer.status in (OK, WARNING):
             self.usable.add(name)
-        self.journal.end(name, **answer.__dict__, seconds=round(time.monotonic() - started, 3))
+        answer.seconds = round(time.monotonic() - started, 3)
+        self.journal.end(name, **answer.__dict__)
 
     def _obstacle(self, name: str, check: Check) -> Answer | None:
         """Why a check is not made, here or on any rank; None: nothing is in its way."""
         lacking = next((need for need in check.needs if need not in self.usable), None)
-        others = self.meet(name, lacking) if check.joint else {}
+        found = self.meet(name, lacking) if check.joint else {}
         if lacking is not None:
             return skip(f"needs the check '{lacking}'")
-        if not check.joint:
-            return None
-        if self.info.world_size == 1:
+        if check.joint and self.info.world_size == 1:
             return ok(_ALONE)
-        failed = [f"rank {rank} failed '{need}'" for rank, need in others.items() if need is not None]
-        return skip(self.missing or "; ".join(failed)) if self.absent or failed else None
+        reasons = [f"rank {rank} failed '{need}'" for rank, need in found.items() if need is not None]
+        reasons = [self.missing] if check.joint and self.absent else reasons
+        return skip("; ".join(reasons)) if reasons else None
 
     def meet(self, point: str, value: Any) -> dict[int, Any]:
         """Tell the others ``value`` at ``point``, and wait for theirs.
@@ -242,17 +244,16 @@ def _cards(bench: Bench) -> Answer:
 
 def _memory(bench: Bench) -> Answer:
     """Memory of the device, and whether another process holds it."""
-    usage, row = bench.backend.usage(), cards.reading_of(bench.described, bench.backend.monitor())
-    free, total = usage.get("free"), usage.get("total")
-    if free is None and row is not None and row["memory_total"] is not None and row["memory_used"] is not None:
-        free, total = row["memory_total"] - row["memory_used"], row["memory_total"]
+    usage, row = bench.backend.usage(), cards.reading_of(bench.described, bench.backend.monitor()) or {}
+    free, total = usage.get("free"), usage.get("total") or row.get("memory_total")
+    if free is None and total is not None and row.get("memory_used") is not None:
+        free = total - row["memory_used"]
     if free is None or total is None:
         return ok("this device does not tell")
-    finding = f"{size(free)} free of {size(total)}"
     holder = "another process holds the rest; find it with the vendor's monitor, and end it"
     held = free < total * 0.5 and bench.backend.exclusive_devices
-    answer = ok(finding, holder if held else "", shown=size(free), free=free, total=total)
-    return fail(finding, holder, **answer.values) if free < total * 0.05 else answer
+    answer = ok(f"{size(free)} free of {size(total)}", holder * held, shown=size(free), free=free, total=total)
+    return fail(answer.finding, holder, **answer.values) if free < total * 0.05 else answer
 
 
 def _group(bench: Bench) -> Answer:
@@ -290,19 +291,13 @@ def _all_reduce(bench: Bench) -> Answer:
         tensor = torch.full((1024,), bench.info.rank + 1.0, device=place)
         on_host = place.type == "cpu" and backend.device_type != "cpu"
         (bench.distributed.sum if on_host else backend.collectives.all_reduce)(tensor)
+        backend.synchronize()  # what hangs is to hang here
         host = tensor.cpu()
         wrong += [f"{float(value):g} on {place}" for value in host[host != right][:1]]
-    large = torch.ones(_LARGE, device=bench.device)
-    backend.synchronize()
-    started = time.monotonic()
-    backend.collectives.all_reduce(large)
-    backend.synchronize()
-    seconds = time.monotonic() - started
     if wrong:  # reported only now: the other ranks would have waited for this one
         finding = f"the sum of 1 to {world_size} is {right:g}, but {' and '.join(wrong)}"
         return fail(finding, "the collectives are broken: try another version of the vendor's library")
-    took = f"{seconds * 1e3:.3g} ms"
-    return ok(f"right on device and CPU; 4 MiB in {took}", shown=took, seconds=seconds)
+    return ok("right on device and CPU", shown="ok")
 
 
 def _ddp(bench: Bench) -> Answer:
@@ -347,7 +342,9 @@ def _autocast(bench: Bench) -> Answer:
 
 
 def _burst(bench: Bench) -> Answer:
-    """A short burst of matrix products with a known answer, on all cards at the same time."""
+    """A short burst of matrix products with a known answer, on all cards at the same time, which the vendor's monitor
+    sees at work.
+    """
     backend, precision, burst_s = bench.backend, bench.config.precision, bench.config.task.burst_s
 
     def look() -> list[dict[str, Any]]:
@@ -362,28 +359,18 @@ def _burst(bench: Bench) -> Answer:
         while not rates or not seen.done():
             rate, error = multiply(backend, bench.device, burst_s)
             rates.append(rate)
-        bench.readings = seen.result()
+        row = cards.reading_of(bench.described, seen.result()) or {}
     if not error <= 1e-3:  # nan, too
         return fail(f"products are wrong by {error:g}", _OUT_OF_SERVICE)
-    least = _SLOW[bool(backend.visible_variables) and not backend.simulate]
-    shown = flops(rates[0])
-    return ok(f"{shown}FLOP/s in {precision}", shown=shown, flops=rates[0], least=least)
-
-
-def _utilisation(bench: Bench) -> Answer:
-    """The vendor's monitor has seen this rank's card at work during the burst."""
-    row = cards.reading_of(bench.described, bench.readings)
-    if row is None or row["utilisation_percent"] is None:
-        why = "the monitor does not show this card's" if bench.readings else "no monitor here"
-        return ok(f"{why}; the rate alone is judged")
-    keys = ("utilisation_percent", "temperature_c", "power_w", "state")
-    shown, state = f"{row['utilisation_percent']:.0f} %", f" ({row['state']})" if row["state"] else ""
-    answer = ok(shown, shown=shown, **{key: row[key] for key in keys})
-    if row["utilisation_percent"] >= _IDLE_PERCENT:
-        return answer
-    finding = f"card idle while it should work: {shown}{state} on the monitor during the burst"
-    advice = "the work lands elsewhere: check the visible-devices variable; operators may fall back to the CPU"
-    return fail(finding, advice, **answer.values)
+    used, least = row.get("utilisation_percent"), _SLOW[bool(backend.visible_variables) and not backend.simulate]
+    watched = "" if used is None else f"{used:.0f} %"
+    values: dict[str, Any] = {"flops": rates[0], "least": least, **{key: row.get(key) for key in _READINGS}}
+    values["shown"] = f"{flops(rates[0])}{f', {watched}' * bool(watched)}"
+    if used is not None and used < _IDLE_PERCENT:
+        finding = f"card idle while it should work: {watched} on the monitor during the burst ({row['state']})"
+        advice = "the work lands elsewhere: check the visible-devices variable; operators may fall back to the CPU"
+        return fail(finding, advice, **values)
+    return ok(f"{flops(rates[0])}FLOP/s in {precision}, the monitor shows {watched or 'nothing'}", **values)
 
 
 def _teardown(bench: Bench) -> Answer:
@@ -402,22 +389,21 @@ def _data(bench: Bench) -> Answer:
     return ok(f"{bench.config.data.get('name')}: {found}")
 
 
-def _output(bench: Bench) -> Answer:
-    """The run folder, which has this rank's journal, has space left."""
-    path, free = bench.folder.path, shutil.disk_usage(bench.folder.path).free
-    little = "checkpoints may not fit: make space, or set output_dir to another disk" if free < _LITTLE_SPACE else ""
-    return ok(f"{size(free)} free for {path}", little, free=free)
-
-
-def _limits(_: Bench) -> Answer:
-    """Shared memory and open files, which data-loader workers use up."""
-    values = process_limits()
-    shm, files = values["shm_total"], values["open_files"]
-    finding = f"{SHM} {size(shm) if shm else 'missing'}, {'no limit of' if files is None else files} open files"
+def _limits(bench: Bench) -> Answer:
+    """Space for the run folder, and what data-loader workers use up: shared memory and open files."""
+    path = bench.folder.path
+    values: dict[str, Any] = {**process_limits(), "free": shutil.disk_usage(path).free}
+    free, shm, files = values["free"], values["shm_total"], values["open_files"]
+    advice = []
+    if free < _LITTLE_SPACE:
+        advice.append("checkpoints may not fit: make space, or set output_dir to another disk")
     if shm is None or shm <= _LITTLE_SHM or (values["shm_free"] or 0) <= _LITTLE_SHM // 4:
-        needed = f"loader workers, and some cards' collectives, need more {SHM}"
-        return ok(finding, f"{needed}: docker run --shm-size=8g; in Kubernetes an emptyDir of medium Memory", **values)
-    return ok(finding, "ulimit -n 65536" if files is not None and files < _FEW_FILES else "", **values)
+        advice.append(f"loader workers, and some cards' collectives, need more {SHM}: docker run --shm-size=8g; in "
+                      "Kubernetes an emptyDir of medium Memory")  # fmt: skip
+    if files is not None and files < _FEW_FILES:
+        advice.append("ulimit -n 65536")
+    finding = f"{size(free)} free for {path}, {SHM} {size(shm) if shm else 'missing'}, "
+    return ok(f"{finding}{'no limit of' if files is None else files} open files", "; ".join(advice), **values)
 
 
 CHECKS: dict[str, Check] = {
@@ -431,10 +417,195 @@ CHECKS: dict[str, Check] = {
     "ddp": Check(_ddp, needs=("all_reduce",), joint=True, column="ddp"),
     "autocast": Check(_autocast, needs=("device",)),
     "burst": Check(_burst, needs=("device",), column="FLOP/s"),
-    "utilisation": Check(_utilisation, needs=("burst",), column="util"),
     "teardown": Check(_teardown, needs=("ddp",), joint=True),
     "data": Check(_data),
-    "output": Check(_output),
     "limits": Check(_limits),
 }
 """All checks, in their order (docs/hardware/checks.md)."""
+
+
+@dataclass
+class _Rank:
+    """What is known of a rank from its journal.
+
+    Attributes:
+        host: None where it has left nothing.
+        checks: by name, in their order; those that it did not come to are added.
+        running: what had only begun.
+        absent: ranks that it waited for in vain; None: it did not come to its end.
+        stayed_in: the check in which it hung or died.
+    """
+
+    rank: int
+    host: str | None = None
+    checks: dict[str, Answer] = field(default_factory=dict)
+    running: Mapping[str, Any] | None = None
+    absent: list[int] | None = None
+    stayed_in: str | None = None
+
+    @property
+    def verdict(self) -> tuple[str, str]:
+        """The worst status, and the first check that has it; what was not checked is worse than what is well."""
+        found = {answer.status: name for name, answer in reversed(list(self.checks.items()))}
+        return next(((status, found[status]) for status in (FAILED, WARNING, SKIPPED) if status in found), (OK, ""))
+
+
+def begin(config: ExpConfig, folder: RunFolder) -> None:
+    """Say what is examined; nothing of an earlier examination may be taken for this one's."""
+    shutil.rmtree(folder.path / "doctor", ignore_errors=True)
+    (folder.path / "doctor.json").unlink(missing_ok=True)
+    processes = config.nproc * config.launcher.nnodes
+    console.make_console().print(
+        f"doctor: {processes} process{'es' if processes > 1 else ''} on {config.backend.name}, {config.precision}; "
+        f"up to {config.task.timeout_s} s for each check\nrun folder: {console.shown(folder.path)}",
+        soft_wrap=True,
+    )
+
+
+def end(config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int:
+    """Judge, print and write ``doctor.json``; returns the exit code."""
+    started = folder.config.stat().st_mtime
+    ranks, findings = judge(config, folder, outcome, started)
+    verdicts = [rank.verdict[0] for rank in ranks]
+    work = f"{len(ranks)} ranks work together" if len(ranks) > 1 else "1 process works"
+    text = "; ".join(each["finding"] for each in map(_told, findings[:3])) or work
+    verdict = findings[0]["status"] if findings else OK
+    group: Mapping[str, Any] = next((each for each in (rank.checks["group"].values for rank in ranks) if each), {})
+    known = {"process_group": group.get("process_group"), "fallback": group.get("fallback"),
+             "wall_s": round(time.time() - started, 1)}  # fmt: skip
+    answer = Answer(verdict, text, findings[0]["advice"] if findings else "", {"table": list(map(_line_of, ranks))})
+    said = [Answer(**_told(finding)) for finding in findings]
+    if verdict != FAILED:
+        said.append(Answer(OK, f"{work} on {config.backend.name}, {known['wall_s']:.0f} s"))
+    code = finish(config, folder, answer, verdicts, said, **known)
+    as_json = [{**asdict(rank), "verdict": rank.verdict[0], "checks": [{"name": name, **asdict(rank.checks[name])}
+                for name in CHECKS]} for rank in ranks]  # fmt: skip
+    write_json(folder.path / "doctor.json", {"verdict": verdict, "findings": findings, "ranks": as_json})
+    return (outcome.exit_code or code) if verdict == FAILED else code
+
+
+def judge(
+    config: ExpConfig, folder: RunFolder, outcome: Outcome, started: float
+) -> tuple[list[_Rank], list[dict[str, Any]]]:
+    """What is known of each rank, and the findings over all.
+
+    Args:
+        config: the frozen configuration.
+        folder: the run folder.
+        outcome: how the launch ended.
+        started: when it began, in seconds since the epoch.
+
+    Returns:
+        The ranks; and failures, then warnings, each in the order of the checks: ``check``, ``status``, ``finding``,
+        ``advice`` and the ``ranks`` that have found it in the same words.
+    """
+    ended, limit_s = time.time(), config.task.timeout_s
+    ranks = _read(folder, config.nproc * config.launcher.nnodes, wait=config.launcher.nnodes > 1)
+    for rank in ranks:
+        if rank.absent is None:
+            name, answer = _how_it_ended(rank, outcome, limit_s, started, ended)
+            rank.checks[name] = answer
+            rank.stayed_in = name if answer.status == FAILED else None
+        rank.checks = {name: rank.checks.get(name) or skip("the rank ended before") for name in CHECKS}
+    _lay_blame(ranks, limit_s)
+    _compare(ranks)
+    found: dict[tuple[str, ...], dict[str, Any]] = {}
+    for status in (FAILED, WARNING):
+        for name in CHECKS:
+            for rank in ranks:
+                each = rank.checks[name]
+                if each.status == status:
+                    about = {"check": name, "status": status, "finding": each.finding, "advice": each.advice}
+                    found.setdefault(tuple(about.values()), {**about, "ranks": []})["ranks"].append(rank.rank)
+    findings = list(found.values())
+    if outcome.unkillable:
+        stuck = f"still running, stuck in the kernel: {', '.join(map(str, outcome.unkillable))}"
+        advice = "reboot the node"
+        findings.insert(0, {"check": "teardown", "status": FAILED, "finding": stuck, "advice": advice, "ranks": []})
+    return ranks, findings
+
+
+def _read(folder: RunFolder, world_size: int, wait: bool) -> list[_Rank]:
+    """Ranks of other nodes may still be writing when those of this one have ended."""
+    deadline = time.monotonic() + (_OTHER_NODES_S if wait else 0)
+    while True:
+        ranks = []
+        for number in range(world_size):
+            ended, running = Journal.read(journal_of(folder, number))
+            found = {line.pop("name"): line for line in ended}
+            host, absent = found.pop(START, {}).get("host"), found.pop(END, {}).get("absent")
+            checks = {name: Answer(*(line[key] for key in _KEYS)) for name, line in found.items()}
+            ranks.append(_Rank(number, host, checks, running, absent))
+        if all(rank.absent is not None for rank in ranks) or time.monotonic() > deadline:
+            return ranks
+        time.sleep(0.2)
+
+
+def _how_it_ended(rank: _Rank, outcome: Outcome, limit_s: float, started: float, ended: float) -> tuple[str, Answer]:
+    """What an unfinished rank was doing, and why it did not finish."""
+    failure = next((each for each in outcome.failures if each.rank == rank.rank), None)
+    why, advice = None, f"{_LOG}, logs/agent*.log and the node of the rank"
+    name = next((each for each in CHECKS if each not in rank.checks), END) if rank.host is not None else "ranks"
+    if rank.running is not None:
+        name, advice = rank.running["name"], f"{_LOG} for the stack; where it is only slow, raise task.timeout_s"
+        killed = failure.message if failure is not None and failure.exit_code < 0 else None
+        why = why_ended(rank.running, killed, limit_s, ended)
+    elif rank.host is not None:
+        pass
+    elif failure is not None:
+        why = f"ended before its first check: {failure.message.splitlines()[0]}"
+    elif not outcome.failures and outcome.detail is not None:
+        why = f"never started: {outcome.detail.splitlines()[0]}"
+    elif not outcome.failures or ended - started >= limit_s:  # else the launcher has ended those that still started
+        why = f"never arrived: it left no record within {limit_s} s"
+    return name, fail(why, advice) if why else skip("ended with the job, because another rank did not go on")
+
+
+def _lay_blame(ranks: Sequence[_Rank], timeout_s: float) -> None:
+    """On the rank that hangs or dies in a joint check, not on those that time out there with it; and on a rank that
+    others waited for in vain, even if it came in the end.
+    """
+    for name in (name for name, check in CHECKS.items() if check.joint):
+        culprits = [rank.rank for rank in ranks if rank.stayed_in == name]
+        for rank in ranks:
+            if culprits and rank.stayed_in is None and rank.checks[name].status == FAILED:
+                rank.checks[name] = skip(f"broke off with rank {culprits[0]}: {rank.checks[name].finding}")
+    for number in {absent for rank in ranks for absent in rank.absent or ()}:
+        if ranks[number].verdict[0] != FAILED:
+            finding = f"came too late: others had waited {timeout_s} s for it"
+            advice = f"{_LOG}, and at its node; if it is only slow, raise task.timeout_s"
+            ranks[number].checks["ranks"] = fail(finding, advice)
+
+
+def _compare(ranks: Sequence[_Rank]) -> None:
+    """Warn of ranks with other versions than rank 0, and of a card that is far slower than the others."""
+    reference = ranks[0].checks["packages"].values
+    rates = [rank.checks["burst"].values.get("flops") for rank in ranks]
+    median = statistics.median([rate for rate in rates if rate] or [0])
+    for rank, rate in zip(ranks, rates):
+        versions, burst = rank.checks["packages"], rank.checks["burst"]
+        own = versions.values
+        differ = sorted(name for name in {*own, *reference} if own.get(name) != reference.get(name))
+        if own and reference and differ and versions.status == OK:
+            versions.status, versions.advice = WARNING, "install the same versions on all nodes"
+            versions.finding = ", ".join(f"{each} {own.get(each)} (rank 0: {reference.get(each)})" for each in differ)
+        if rate and rate < burst.values["least"] * median:
+            burst.status = WARNING
+            burst.finding = f"{flops(rate)}FLOP/s, {rate / median:.0%} of the median card's"
+            burst.advice = "see whether another process uses the card, or it is throttled by heat"
+
+
+def _told(finding: Mapping[str, Any]) -> dict[str, Any]:
+    """A finding as it is printed: with its check, and the ranks that have it."""
+    numbers = finding["ranks"]
+    who = f", rank{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}" if numbers else ""
+    text = f"{finding['check']}{who}: {finding['finding']}"
+    return {"status": finding["status"], "finding": text, "advice": finding["advice"]}
+
+
+def _line_of(rank: _Rank) -> dict[str, Any]:
+    """A line of the doctor's table."""
+    shown = {check.column: rank.checks[name].values.get("shown", "") for name, check in CHECKS.items() if check.column}
+    status, name = rank.verdict
+    verdict = f"{status}: {name}" if status in (FAILED, WARNING) else "not all checked" if name else OK
+    return {"rank": rank.rank, "host": (rank.host or "-").split(".")[0], **shown, "verdict": verdict}

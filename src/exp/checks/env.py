@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import yaml
 
@@ -26,7 +26,7 @@ def describe(config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Back
     """Print the facts and write them to ``env.json``; what cannot be found out has its reason there instead."""
     del info
     environment = {
-        **describe_environment(backend, _cards(backend)),
+        **describe_environment(backend, []),
         "backends": _backends(config, backend),
         "backend_packages": backend.packages(),
         "monitor": backend.monitor(),
@@ -50,16 +50,4 @@ def _backends(config: ExpConfig, chosen: Backend) -> dict[str, str]:
             found[name] = f"not available: {reason}" if reason else f"available, {backend.device_count()} devices"
         except (ExpError, TypeError) as error:  # another's package
             found[name] = f"does not load: {error}"
-    return found
-
-
-def _cards(backend: Backend) -> list[dict[str, Any]]:
-    """What torch says of each device of the chosen backend."""
-    count = 0 if backend.why_unavailable() else backend.device_count() if backend.exclusive_devices else 1
-    found: list[dict[str, Any]] = []
-    for index in range(count):
-        try:
-            found.append({**backend.describe(backend.set_device(index)), "usage": backend.usage()})
-        except Exception as error:  # noqa: BLE001 - a broken card is what the report is about
-            found.append({"index": index, "error": f"{type(error).__name__}: {error}"})
     return found

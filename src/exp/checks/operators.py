@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any, Callable, Container, Mapping, Sequence
 import torch
 from mmengine.hooks import Hook
 
-from exp.checks.check import Journal
+from exp.checks.check import LIMITS_S, Journal
+from exp.checks.measure import train_with
 from exp.checks.parity import apart, largest
-from exp.checks.training import train_with
-from exp.checks.verdict import LIMITS_S
-from exp.data.loader import tensors_of
-from exp.engine.building import build_data, build_model, make_result, record_environment
+from exp.data.loader import map_tensors, tensors_of
+from exp.engine.building import make_result
 from exp.hardware.compat import every_operator
 
 if TYPE_CHECKING:
@@ -42,12 +41,10 @@ _UNINITIALISED = ("empty", "new_empty", "resize_", "set_", "_pin_memory", "is_pi
 
 def check_operators(session: Session) -> dict[str, Any]:
     """Train ``max_steps`` steps with every operator compared; ``operators.jsonl`` has what was found."""
-    record_environment(session)
-    data = build_data(session)
     journal = Journal(session.folder.path / "operators.jsonl", LIMITS_S["operators"])
     check = OperatorCheck(session.backend, session.device, journal, session.portable_operators)
     with contextlib.ExitStack() as window:
-        steps = train_with(session, data, build_model(session, data), _Window(check, window))
+        steps = train_with(session, _Window(check, window))
     return make_result(session, {}, None, steps=steps, operators=len(check.seen))
 
 
@@ -155,12 +152,14 @@ class OperatorCheck:
     def _given(self, func: Any, args: Any, kwargs: Any, reference: Any, expected: Any) -> Any:
         """The CPU's values as if the device had given them."""
         if not _is_mutable(func):
-            return _map(lambda each: each.to(self.device), expected)
+            return map_tensors(lambda each: each.to(self.device), expected)
         given, computed = list(tensors_of((args, kwargs))), list(tensors_of(reference))
         by_result = {id(value): tensor for tensor, value in zip(given, computed)}
         for tensor, value in zip(given, computed):
             tensor.copy_(value)
-        return _map(lambda each: by_result[id(each)] if id(each) in by_result else each.to(self.device), expected)
+        return map_tensors(
+            lambda each: by_result[id(each)] if id(each) in by_result else each.to(self.device), expected
+        )
 
 
 def name_of(func: Any) -> str:
@@ -201,14 +200,6 @@ def _is_mutable(func: Any) -> bool:
     return _base(func).endswith(("_", "out")) if mutable is None else bool(mutable)
 
 
-def _map(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return function(value)
-    if isinstance(value, (list, tuple)):
-        return type(value)(_map(function, each) for each in value)
-    return {key: _map(function, each) for key, each in value.items()} if isinstance(value, dict) else value
-
-
 def _asked_for(result: Any, args: Sequence[Any]) -> Any:
     """Without the gradients that a mask of the arguments leaves out: what stands there is any memory."""
     for each in args if isinstance(result, tuple) else ():
@@ -233,7 +224,7 @@ def _moved(value: Any, mutable: bool) -> Any:
             copies[id(tensor)] = detached.clone() if tensor.device.type == "cpu" else detached.cpu()
         return copies[id(tensor)]
 
-    args, kwargs = _map(move, value)
+    args, kwargs = map_tensors(move, value)
     return args, {key: torch.device("cpu") if key == "device" and each is not None else each
                   for key, each in kwargs.items()}  # fmt: skip
 
@@ -252,23 +243,18 @@ def difference(ours: Any, theirs: Any, floor: float) -> dict[str, Any]:
         floor: least scale of what is relative.
 
     Returns:
-        ``relative`` (to the largest absolute value; infinite where only one is finite, or shapes differ), ``absolute``
-        and ``dtype`` of the tensor that is furthest off.
+        ``relative`` (to the largest absolute value; infinite where only one is finite, or shapes differ) and ``dtype``
+        of the tensor that is furthest off.
     """
     mine, other = list(tensors_of(ours)), list(tensors_of(theirs))
-    found = [_apart(left.detach(), right.detach(), floor) for left, right in zip(mine, other)]
-    if len(mine) != len(other):
-        found = [(math.inf, math.inf, None)]
-    relative, absolute, dtype = max(found, key=lambda each: each[0], default=(0.0, 0.0, None))
-    return {"relative": relative, "absolute": absolute, "dtype": dtype}
+    found = [(_apart(left.detach(), right.detach(), floor), str(right.dtype)[6:]) for left, right in zip(mine, other)]
+    relative, dtype = max(found, default=(0.0, None)) if len(mine) == len(other) else (math.inf, None)
+    return {"relative": relative, "dtype": dtype}
 
 
-def _apart(a: torch.Tensor, b: torch.Tensor, floor: float) -> tuple[float, float, str | None]:
-    dtype = str(b.dtype)[6:]
+def _apart(a: torch.Tensor, b: torch.Tensor, floor: float) -> float:
     if a.shape != b.shape or a.dtype != b.dtype:
-        return math.inf, math.inf, dtype
+        return math.inf
     if not b.is_floating_point():
-        wrong = float((a.cpu() != b).any())
-        return wrong, wrong, dtype
-    absolute, relative = apart(a.cpu().double().numpy(), b.double().numpy(), floor)
-    return relative, absolute, dtype
+        return float((a.cpu() != b).any())
+    return apart(a.cpu().double().numpy(), b.double().numpy(), floor)[1]

@@ -1,7 +1,7 @@
 """task=parity in the parent: two runs, one after the other, and what differs between their traces. Imports no torch.
 
 The experiment is run twice (``task=trace``), each time by a command of its own: on the reference, and on the backend
-under test. Each leaves a trace (:mod:`~exp.checks.training`). Two commands, because the plug-ins of two devices need
+under test. Each leaves a trace (:mod:`~exp.checks.measure`). Two commands, because the plug-ins of two devices need
 not live in one process.
 """
 
@@ -16,15 +16,14 @@ import numpy as np
 from omegaconf import DictConfig
 
 from exp import console, summary
-from exp.checks.check import fail, finish, ok, show_table
+from exp.checks.check import FAILED, OK, fail, figure, finish, ok
 from exp.checks.child import run_exp
-from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, REFUSED, ConfigError, UnavailableError
+from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, REFUSED, ConfigError, UnavailableError
 from exp.frozen import freeze
 from exp.hardware.backend import FLOAT32
 from exp.hardware.registry import create_backend
 from exp.runs.files import csv_content, read_json, write_atomically, write_json
 from exp.runs.folder import RunFolder
-from exp.runs.status import PREEMPT_SIGNAL, handle_signals, signal_name
 from exp.summary import Finished
 
 if TYPE_CHECKING:
@@ -62,20 +61,25 @@ def tolerances(precision: str, loss: float | None) -> dict[str, float]:
 
 
 class Difference(NamedTuple):
-    """How far two tensors (or losses) are apart."""
+    """How far two tensors (or losses) are apart.
+
+    Attributes:
+        kind: ``output``, ``loss``, ``gradient`` or ``parameter`` (values with a clear gradient only: optimizers that
+            divide a gradient by its size move a value whose gradient is a rounding error by a whole step, in either
+            direction). All but losses are of the first step.
+        step: optimizer step, from 1.
+        name: of the module or parameter.
+        absolute: largest absolute difference; infinite where there is nothing to compare, or one of the two is not
+            finite.
+        relative: the same, relative to the tensor's largest absolute value in the reference, or to a thousandth of the
+            largest of its kind where that is larger: a tensor that is zero but for rounding has no scale of its own.
+    """
 
     kind: str
-    """``output``, ``loss``, ``gradient`` or ``parameter`` (values with a clear gradient only: optimizers that divide a
-    gradient by its size move a value whose gradient is a rounding error by a whole step, in either direction). All but
-    losses are of the first step."""
     step: int
-    """Optimizer step, from 1."""
     name: str
     absolute: float
-    """Largest absolute difference; infinite where there is nothing to compare, or one of the two is not finite."""
     relative: float
-    """The same, relative to the tensor's largest absolute value in the reference, or to a thousandth of the largest of
-    its kind where that is larger: a tensor that is zero but for rounding has no scale of its own."""
 
 
 def compare(tested: RunFolder, reference: RunFolder, clear: float) -> Iterator[Difference]:
@@ -100,7 +104,7 @@ def compare(tested: RunFolder, reference: RunFolder, clear: float) -> Iterator[D
             if key in mine.files:
                 yield _difference(key, mine, other, floors[0])
         yield losses[0]
-        order = {str(name): place for place, name in enumerate(other["order"])}
+        order = {key[7:]: place for place, key in enumerate(outputs)}
         either = {*gradients, *(key for key in mine.files if key.startswith("gradient/"))}
         for key in sorted(either, key=lambda key: (order.get(key[9:].rpartition(".")[0], 0), key), reverse=True):
             yield _difference(key, mine, other, floors[1])
@@ -161,10 +165,9 @@ def compare_backends(config: ExpConfig, overrides: list[str], task: Parity) -> F
     """
     run = freeze(config, overrides, Path(config.output_dir))
     config, folder, code = run.config, run.folder, EXIT_FAILED
-    signals: list[int] = []
     dropout, epochs = dict(_dropout(config.model, "model")), max(config.max_epochs or 0, task.steps)
-    common = ["task=trace", f"task.steps={task.steps}", f"max_steps={task.steps}", f"max_epochs={epochs}",
-              "log_every=1", "overwrite=true", *(f"{key}=0.0" for key in dropout)]  # fmt: skip
+    common = ["task=trace", f"max_steps={task.steps}", f"max_epochs={epochs}", "log_every=1", "overwrite=true",
+              *(f"{key}=0.0" for key in dropout)]  # fmt: skip
     kept = [each for each in overrides if not _OWN.fullmatch(each)]
     # What compiling changes is a part of what is compared; other forms of float32 approximate it.
     exact = [f"backend={task.reference}", "compile=false", *["precision=fp32"] * (config.precision in FLOAT32)]
@@ -178,21 +181,18 @@ def compare_backends(config: ExpConfig, overrides: list[str], task: Parity) -> F
             console.make_console().print(f"dropout is off in both runs: {changed}", soft_wrap=True)
         for part, words in {"reference": of_reference, "tested": kept}.items():
             arguments = [*words, *common, f"output_dir={folder.path / part}"]
-            with handle_signals(lambda number, _: signals.append(number)):
-                ended = run_exp(arguments, folder.logs / f"{part}.log", math.inf, lambda: bool(signals))
-            if signals:
-                code = EXIT_PREEMPTED if signals[0] == PREEMPT_SIGNAL else 128 + signals[0]
-                return Finished(code, interrupted_by=signal_name(signals[0]))
+            ended = run_exp(arguments, folder.logs / f"{part}.log", math.inf)
+            if ended.interrupted_by:
+                return Finished(ended.code, interrupted_by=ended.interrupted_by)
             name = task.reference if part == "reference" else config.backend.name
-            error = f"{part}={name}: {ended.error or f'exit code {ended.code}'}"
             if ended.code in REFUSED:
                 code = ended.code
-                raise {EXIT_CONFIG: ConfigError}.get(code, UnavailableError)(error)
+                raise (ConfigError if code == EXIT_CONFIG else UnavailableError)(f"{part}={name}: {ended.why}")
             if ended.code != EXIT_OK:
-                console.error(error)
-                return Finished(finish(config, folder, fail(error, f"look at logs/{part}.log")))
+                answer = fail(f"{part}={name}: {ended.why}", f"look at logs/{part}.log")
+                return Finished(finish(config, folder, answer))
         run.check_folder()
-        return _finish(config, folder, RunFolder(folder.path / "tested"), RunFolder(folder.path / "reference"))
+        return Finished(_judge(config, folder))
     finally:
         if code in REFUSED:
             run.take_back()
@@ -209,51 +209,40 @@ def _dropout(node: DictConfig, prefix: str) -> Iterator[tuple[str, float]]:
             yield f"{prefix}.{key!s}", value
 
 
-def _finish(config: ExpConfig, folder: RunFolder, tested: RunFolder, reference: RunFolder) -> Finished:
+def _judge(config: ExpConfig, folder: RunFolder) -> int:
     """Compare, print and write. The traces are kept where the two do not agree, to be looked into."""
+    tested, reference = (RunFolder(folder.path / part) for part in ("tested", "reference"))
     allowed = tolerances(config.precision, config.task.tolerance)
     found = list(compare(tested, reference, clear=allowed["gradient"]))
-    of_kind = {kind: [d for d in found if d.kind == kind] for kind in _KINDS}
-    worst = {kind: max(each, key=lambda d: d.relative) for kind, each in of_kind.items() if each}
+    titles = (*Difference._fields, "allowed")
+    write_atomically(folder.path / "differences.csv", csv_content([titles, *((*d, allowed[d.kind]) for d in found)]))
+    largest_of = (max((d for d in found if d.kind == kind), key=lambda d: d.relative, default=None) for kind in _KINDS)
+    worst = [d for d in largest_of if d is not None]
+    table = [{"largest difference": _KINDS[d.kind][0], "relative": figure(d.relative), "absolute": figure(d.absolute),
+              "allowed": allowed[d.kind], "step": d.step, "at": d.name} for d in worst]  # fmt: skip
     first = next((d for d in found if d.relative > allowed[d.kind]), None)
-    losses = [difference.relative for difference in of_kind["loss"]]
+    losses = [d.relative for d in found if d.kind == "loss"]
     report = {
         "backend": config.backend.name,
         "reference": config.task.reference,
         "agrees": first is None,
-        "tolerances": allowed,
         "first_departure": None if first is None else first._asdict(),
-        "loss_differences": losses,
         "losses": {"tested": list(read_losses(tested).values()), "reference": list(read_losses(reference).values())},
     }
     write_json(folder.path / "parity.json", report)
-    titles = ("kind", "step", "name", "absolute", "relative", "allowed")
-    write_atomically(folder.path / "differences.csv", csv_content([titles, *((*d, allowed[d.kind]) for d in found)]))
-    table = [{"largest difference": _KINDS[kind][0], "relative": d.relative, "absolute": d.absolute,
-              "allowed": allowed[kind], "step": d.step, "at": d.name} for kind, d in worst.items()]  # fmt: skip
-    show_table(table, ["" if d.relative <= allowed[kind] else "bold red" for kind, d in worst.items()])
-    names = f"{config.backend.name} and {config.task.reference}"
-    console.make_console().print(
-        f"\n{names} {'agree' if first is None else 'DO NOT AGREE'} over {len(losses)} steps; all figures in "
-        f"{console.shown(folder.path)}: parity.json, differences.csv",
-        soft_wrap=True,
-        markup=False,
-    )
     if first is None:
         for part in (tested, reference):
             (part.path / "trace.npz").unlink()
-        answer = ok(f"{names} agree: losses within {max(losses):.1e}", table=table)
+        finding = f"{config.backend.name} and {config.task.reference} agree over {len(losses)} steps: losses within "
+        answer = ok(f"{finding}{max(losses):.1e}", table=table)
     else:
         how_far = f"{first.relative:.1e} relative difference, {allowed[first.kind]:.0e} allowed"
         if first.absolute == math.inf:
             how_far = "missing, of another shape or not finite on one of the two"
-        finding = (
-            f"{config.backend.name} departs from {config.task.reference} first in {_KINDS[first.kind][1]} of step "
-        )
-        finding += f"{first.step}, at {first.name}: {how_far}"
+        finding = f"{config.backend.name} departs from {config.task.reference} first in {_KINDS[first.kind][1]} of "
         advice = "compare this layer on both (does it draw random numbers of its own?), or set task.tolerance"
-        answer = fail(finding, advice, table=table)
-        console.error(f"{finding}; {advice}")
+        answer = fail(f"{finding}step {first.step}, at {first.name}: {how_far}", advice, table=table)
     done = read_json(tested.result)
     known = {key: done[key] for key in ("device_type", "devices", "process_group", "fallback", "wall_s")}
-    return Finished(finish(config, folder, answer, steps=len(losses), **known))
+    styles = [FAILED if d.relative > allowed[d.kind] else OK for d in worst]
+    return finish(config, folder, answer, styles, steps=len(losses), **known)

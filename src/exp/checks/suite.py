@@ -6,30 +6,27 @@ each check; the same command goes on with what is left. ``qualify.md`` is the pa
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import platform
 import re
 import shutil
 import time
-from contextlib import suppress
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 from exp import __version__, console
-from exp.checks.check import FAILED, OK, SKIPPED, STYLES, WARNING, Answer, as_table, fail, ok, read_journal, skip, worst
+from exp.checks.check import FAILED, SKIPPED, WARNING, Answer, Journal, fail, say, skip, table_of, worst
 from exp.checks.child import Ended, run_exp, searched
 from exp.config.check import check_hardware
-from exp.console import size
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, EXIT_UNAVAILABLE, ConfigError, ExpError
 from exp.frozen import prepare
 from exp.hardware.registry import create_backend
 from exp.plugins import installed
-from exp.report.tables import as_markdown
+from exp.report.tables import Table, as_markdown
 from exp.runs.files import read_json, without_credentials, write_atomically, write_json
 from exp.runs.lock import RunLock
 from exp.runs.record import git_revision, package_versions, variables
-from exp.runs.status import PREEMPT_SIGNAL, handle_signals, signal_name
 from exp.summary import Finished
 from exp.task import create_task
 
@@ -47,16 +44,11 @@ _OWN = re.compile(
 _IDENTITY = ("name", "uuid", "serial", "bus_id", "memory_total")
 _OF_THE_JOB = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_")
 """Variables that are others each time."""
-_KEPT = re.compile(r".*\.(?:json|jsonl|log|csv)")
-_MADE = (OK, WARNING, FAILED)
 _LATER = "the same command goes on with it"
-_STARTS = 2
-"""So often a check may end this process itself, or the machine."""
 _TRIES = 4
 """So often a check begins anew without what has ended its process."""
 _LOG = "look at output.log and logs/ in the row's folder"
 _EFFICIENT = 0.8
-_SPEED = ("step_seconds", "samples_per_second", "batch_size", "memory_by_rank")
 _BATCH = {"operators": 4, "parity": 2, "speed": 8}
 """Samples per card, where the user sets no ``batch_size``."""
 
@@ -127,7 +119,7 @@ def qualify(config: ExpConfig, overrides: list[str]) -> Finished:
     check_hardware(config, backend)
     rows = plan(config, overrides, task, backend)
     for pattern in task.rows or ():
-        if not any(fnmatch(name, pattern) for name in rows):
+        if not fnmatch.filter(rows, pattern):
             raise ConfigError(f"task.rows: no row is called {pattern}; there are {', '.join(rows)}")
     given = any(override.startswith("output_dir=") for override in overrides)
     place = Path(config.output_dir if given else f"outputs/qualify/{backend.name}_{config.nproc}").absolute()
@@ -138,8 +130,8 @@ def qualify(config: ExpConfig, overrides: list[str]) -> Finished:
     lock = RunLock(place)
     lock.acquire()
     try:
-        earlier = None if config.overwrite else read_json(place / "qualify.json")
-        return _Suite(task, rows, backend, place, _machine(backend, config.nproc, overrides), earlier).run()
+        record = None if config.overwrite else read_json(place / "qualify.json")
+        return _Suite(task, rows, backend, place, _machine(backend, config.nproc, overrides), record).run()
     finally:
         lock.release()
 
@@ -151,8 +143,8 @@ def _machine(backend: Backend, nproc: int, overrides: Sequence[str]) -> dict[str
              "Python": platform.python_version(), "platform": platform.platform(), "cores": os.cpu_count(),
              **package_versions(), **backend.packages(), **variables(backend)}  # fmt: skip
     facts.update({name: os.environ[name] for name in backend.visible_variables if name in os.environ})
-    facts.update({f"card {card['index']}": " ".join(str(card[key]) for key in _IDENTITY if card.get(key) is not None)
-                  for card in backend.monitor()})  # fmt: skip
+    for card in backend.monitor():
+        facts[f"card {card['index']}"] = " ".join(str(card[key]) for key in _IDENTITY if card.get(key) is not None)
     known = {name: value for name, value in facts.items() if not name.startswith(_OF_THE_JOB)}
     return {name: without_credentials(str(value)) for name, value in known.items()}
 
@@ -162,24 +154,26 @@ class _Suite:
 
     Args:
         task: of the configuration.
-        rows: all checks, by name.
+        plan: the overrides of all checks, by name.
         backend: of the machine.
         place: folder of the suite.
         machine: its facts.
         earlier: content of ``qualify.json``; None: the suite begins anew.
+
+    Attributes:
+        rows: as in ``qualify.json``: an :class:`~exp.checks.check.Answer` with its ``command``.
 
     Raises:
         ConfigError: the folder is that of another machine.
     """
 
     def __init__(
-        self, task: Qualify, rows: Mapping[str, list[str]], backend: Backend, place: Path, machine: Mapping[str, str],
+        self, task: Qualify, plan: Mapping[str, list[str]], backend: Backend, place: Path, machine: Mapping[str, str],
         earlier: Mapping[str, Any] | None,
     ) -> None:  # fmt: skip
-        self.task, self.plan, self.backend, self.place, self.machine = task, rows, backend, place, machine
-        self.signal: int | None = None
-        self.terminal = console.make_console()
+        self.task, self.plan, self.backend, self.place, self.machine = task, plan, backend, place, machine
         self.rows: dict[str, dict[str, Any]] = {} if earlier is None else dict(earlier["rows"])
+        self._interrupted: Ended | None = None
         before = machine if earlier is None else earlier["machine"]
         for name in sorted({*before, *machine}):
             if before.get(name) != machine.get(name):
@@ -190,53 +184,45 @@ class _Suite:
 
     def run(self) -> Finished:
         """Make what is left, and report."""
-        left = [name for name in self.plan if not self._is_made(name)]
-        self.terminal.print(
+        # A check whose folder was removed is made again.
+        left = [name for name in self.plan if self.rows.get(name, {}).get("status", SKIPPED) == SKIPPED
+                or not (self.place / "rows" / name).is_dir()]  # fmt: skip
+        terminal = console.make_console()
+        terminal.print(
             f"qualify: {len(self.plan)} rows on {self.machine['nproc']} x {self.backend.name}"
             f"{', SIMULATED' * self.backend.simulate}; {len(self.plan) - len(left)} are there, and stay; "
             f"{self.task.budget_minutes:g} minutes\nfolder: {console.shown(self.place)}",
             soft_wrap=True,
         )
         deadline = time.monotonic() + self.task.budget_minutes * 60
-        with handle_signals(lambda number, _: setattr(self, "signal", number)):
-            for name in left:
-                self._row(name, deadline)
+        for name in left:
+            begun, answer = time.monotonic(), self._obstacle(name, deadline)
+            if answer is None:
+                self._keep(name, skip("begun", _LATER))
+                answer = self._make(name)
+                answer.seconds = round(time.monotonic() - begun)
+            self._keep(name, answer)
+            say(answer.status, f"{name}{f', {answer.seconds} s' * (answer.seconds is not None)}: {answer.finding}")
         made = [self.rows[name] for name in self.plan]
         statuses = [each["status"] for each in made]
         unfinished = any(each["advice"] == _LATER for each in made)
-        code = EXIT_FAILED if FAILED in statuses else EXIT_PREEMPTED if unfinished else EXIT_OK
-        if self.signal is not None:
-            code = EXIT_PREEMPTED if self.signal == PREEMPT_SIGNAL else 128 + self.signal
-        self._write(code)
-        counts = ", ".join(f"{statuses.count(each)} {each}" for each in (*_MADE, SKIPPED) if each in statuses)
+        counts = ", ".join(f"{statuses.count(each)} {each}" for each in dict.fromkeys(statuses))
         later = "\nthe same command goes on with what was skipped" if unfinished else ""
-        self.terminal.print(f"{counts}; the page: {console.shown(self.place / 'qualify.md')}{later}", soft_wrap=True)
-        return Finished(code, interrupted_by=None if self.signal is None else signal_name(self.signal))
+        terminal.print(f"{counts}; the page: {console.shown(self.place / 'qualify.md')}{later}", soft_wrap=True)
+        if self._interrupted is not None:
+            return Finished(self._interrupted.code, interrupted_by=self._interrupted.interrupted_by)
+        return Finished(EXIT_FAILED if FAILED in statuses else EXIT_PREEMPTED if unfinished else EXIT_OK)
 
-    def _is_made(self, name: str) -> bool:
-        """A check whose folder was removed is made again."""
-        return self.rows.get(name, {}).get("status") in _MADE and (self.place / "rows" / name).is_dir()
+    def _obstacle(self, name: str, deadline: float) -> Answer | None:
+        """Why a check is not made; None: nothing is in its way."""
+        if self.task.rows is not None and not any(fnmatch.fnmatch(name, pattern) for pattern in self.task.rows):
+            return skip("left out by task.rows")
+        if self._interrupted is not None or time.monotonic() > deadline:
+            return skip("the suite ended before" if self._interrupted else "the budget was spent", _LATER)
+        return None
 
-    def _row(self, name: str, deadline: float) -> None:
-        """Make a check, unless there is a reason not to."""
-        started = self.rows.get(name, {}).get("started", 0)
-        if self.task.rows is not None and not any(fnmatch(name, pattern) for pattern in self.task.rows):
-            self._keep(name, skip("left out by task.rows"))
-        elif self.signal is not None or time.monotonic() > deadline:
-            self._keep(name, skip("the budget was spent" if self.signal is None else "the suite ended before", _LATER))
-        elif started >= _STARTS:
-            finding = f"the suite itself ended in this row, {started} times"
-            self._keep(name, fail(finding, "see the machine's own log: dmesg, the driver's"), started)
-        else:
-            self._keep(name, skip("begun", _LATER), started + 1, tell=False)
-            begun = time.monotonic()
-            answer = self._answer(name)
-            if self.signal is not None:
-                answer = skip(f"ended by {signal_name(self.signal)}", _LATER)
-            self._keep(name, answer, started + 1, round(time.monotonic() - begun))
-
-    def _answer(self, name: str) -> Answer:
-        """Run a check, and keep of what it leaves what tells how it went."""
+    def _make(self, name: str) -> Answer:
+        """Run a check, once more without what has ended its process."""
         folder, kind = self.place / "rows" / name, name.partition("-")[0]
         shutil.rmtree(str(folder), ignore_errors=True)
         folder.mkdir(parents=True)
@@ -244,55 +230,40 @@ class _Suite:
         try:
             for _ in range(_TRIES):
                 arguments = [*self.plan[name], f"output_dir={folder}", "overwrite=true"]
-                left_s = deadline - time.monotonic()
-                ended = run_exp(arguments, folder / "output.log", left_s, lambda: self.signal is not None)
-                lines, _ = read_journal(folder / f"{kind}.jsonl")
-                if not (lines and "crash" in lines[-1]) or ended.late:
+                ended = run_exp(arguments, folder / "output.log", deadline - time.monotonic())
+                lines, _ = Journal.read(folder / f"{kind}.jsonl")
+                if not (lines and "crash" in lines[-1]) or ended.late or ended.interrupted_by:
                     break
+            if ended.interrupted_by:
+                self._interrupted = ended
+                return skip(f"ended by {ended.interrupted_by}", _LATER)
             result = read_json(folder / "result.json") or {}
-            if kind == "speed" and ended.code == EXIT_OK:
-                return self._speed(name, result)
-            return Answer(**result["answer"]) if result.get("answer") else _broken_off(kind, ended)
+            answer = Answer(**result["answer"]) if result.get("answer") else _broken_off(kind, ended)
+            if kind == "speed":
+                self._compare(name, answer)
+            return answer
         except (ExpError, OSError, KeyError, ValueError, TypeError) as error:  # files that are not what a check leaves
             return fail(f"what it left cannot be read: {type(error).__name__}: {error}", "")
-        finally:
-            for path in sorted(folder.rglob("*"), reverse=True):  # checkpoints above all go
-                with suppress(OSError):  # of a process that is just ending
-                    if path.is_dir() and not path.is_symlink():
-                        path.rmdir()  # where it is empty
-                    elif not _KEPT.fullmatch(path.name):
-                        path.unlink()
 
-    def _speed(self, name: str, result: Mapping[str, Any]) -> Answer:
-        """See :func:`exp.checks.training.measure_speed`; the efficiency of several cards."""
-        values: dict[str, Any] = {key: result[key] for key in _SPEED}
-        memory = max((each for each in values["memory_by_rank"] if each), default=None)
-        finding = f"{values['step_seconds'] * 1e3:.4g} ms a step, {values['samples_per_second']:.4g} samples/s"
-        finding += f", {size(memory)} of memory" if memory else ""
+    def _compare(self, name: str, answer: Answer) -> None:
+        """Add the efficiency of several cards to an answer on speed."""
         one, _, number = name.rpartition("-")
-        advice, alone = "", self.rows.get(f"{one}-1", {}).get("values", {}).get("samples_per_second")
+        alone = self.rows.get(f"{one}-1", {}).get("values", {}).get("samples_per_second")
         if alone and number != "1":
-            efficiency = values["efficiency"] = values["samples_per_second"] / alone / int(number)
-            finding += f", {efficiency:.0%} of {number} times one card"
+            efficiency = answer.values["efficiency"] = answer.values.get("samples_per_second", 0) / alone / int(number)
+            answer.finding += f", {efficiency:.0%} of {number} times one card"
             if efficiency < _EFFICIENT and self.backend.exclusive_devices and not self.backend.simulate:
-                advice = "compare the collectives' bandwidth, and that of the loaders (data.num_workers)"
-        return ok(finding, advice, **values)
+                answer.status = WARNING
+                answer.advice = "compare the collectives' bandwidth, and that of the loaders (data.num_workers)"
 
-    def _keep(self, name: str, answer: Answer, started: int = 0, seconds: int | None = None, tell: bool = True) -> None:
+    def _keep(self, name: str, answer: Answer) -> None:
+        """Write the record and the page, in the order of the plan; rows of an earlier plan stay, and do not count."""
         command = " ".join(["python -m exp", *searched(), *self.plan[name]])
-        self.rows[name] = {**answer.__dict__, "seconds": seconds, "started": started, "command": command}
-        self._write(None)
-        if tell:
-            took = f"{seconds:5} s" if seconds is not None else "       "
-            self.terminal.print(f"{answer.status:8}", style=STYLES[answer.status], end="")
-            self.terminal.print(f"{took}  {name}: {answer.finding}", soft_wrap=True, markup=False)
-
-    def _write(self, code: int | None) -> None:
-        """The record and the page, in the order of the plan; rows of an earlier plan stay, and do not count."""
+        self.rows[name] = {**answer.__dict__, "command": command}
         rows = {name: self.rows[name] for name in self.plan if name in self.rows}
         about = {"exp": f"{__version__}, {git_revision(Path(__file__).parent)}", "machine": self.machine,
                  "verdict": worst(row["status"] for row in rows.values())}  # fmt: skip
-        write_json(self.place / "qualify.json", {**about, "exit_code": code, "rows": {**rows, **self.rows}})
+        write_json(self.place / "qualify.json", {**about, "rows": {**rows, **self.rows}})
         write_atomically(self.place / "qualify.md", without_credentials(_page_of(about, rows)).encode())
 
 
@@ -300,10 +271,9 @@ def _broken_off(what: str, ended: Ended) -> Answer:
     """A command that did not do what it should."""
     if ended.late:
         return fail(f"{what}: its time was over", f"{_LOG}; where it is only slow, raise task.row_minutes")
-    how = ended.error or (f"killed by {signal_name(-ended.code)}" if ended.code < 0 else f"exit code {ended.code}")
-    if ended.code == EXIT_CONFIG and "is not supported by" in how:
-        return skip(how)
-    return fail(f"{what}: {how}", "install what is missing" if ended.code == EXIT_UNAVAILABLE else _LOG)
+    if ended.code == EXIT_CONFIG and "is not supported by" in ended.why:
+        return skip(ended.why)
+    return fail(f"{what}: {ended.why}", "install what is missing" if ended.code == EXIT_UNAVAILABLE else _LOG)
 
 
 def _page_of(about: Mapping[str, Any], rows: Mapping[str, Any]) -> str:
@@ -316,10 +286,9 @@ def _page_of(about: Mapping[str, Any], rows: Mapping[str, Any]) -> str:
     lines += [f"- {name}: {value}" for name, value in {"exp": about["exp"], **machine}.items()]
     found = [{"row": name, "status": row["status"], "s": row["seconds"], "found": row["finding"],
               "what to do": row["advice"]} for name, row in rows.items()]  # fmt: skip
-    lines += ["", as_markdown([as_table(found)])]
+    lines += ["", as_markdown([Table.of(found)])]
     for name, row in rows.items():
-        shown = [line for line in row["values"].get("table", ()) if line.get("status") != "equal"]
-        if shown and row["status"] != SKIPPED:
-            lines += [f"## {name}", "", as_markdown([as_table(shown)])]
+        table = table_of(row["values"])
+        lines += [f"## {name}", "", as_markdown([table])] if table is not None else []
     lines.append("Each row's command and all figures are in qualify.json, its logs in rows/.")
     return "\n".join(lines) + "\n"

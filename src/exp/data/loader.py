@@ -19,7 +19,16 @@ if TYPE_CHECKING:
     from exp.data.base import Data
     from exp.session import Session
 
-__all__ = ["DeviceLoader", "device_loader", "eval_loader", "move", "share_loader", "tensors_of", "train_loader"]
+__all__ = [
+    "DeviceLoader",
+    "device_loader",
+    "eval_loader",
+    "map_tensors",
+    "move",
+    "share_loader",
+    "tensors_of",
+    "train_loader",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -149,23 +158,21 @@ def move(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
     """
     if device.type == "cpu":
         return batch
-    return {
-        key: value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else _moved(value, device)
-        for key, value in batch.items()
-    }
+    return {key: map_tensors(lambda each: each.to(device, non_blocking=True), value) for key, value in batch.items()}
 
 
-def _moved(value: Any, device: torch.device) -> Any:
-    if isinstance(value, (torch.Tensor, PackedSequence)):  # a PackedSequence is a named tuple whose lengths stay on CPU
-        return value.to(device, non_blocking=True)  # type: ignore[arg-type]
+def map_tensors(function: Callable[[Any], Any], value: Any) -> Any:
+    """``value`` with ``function`` of each tensor in its place: of itself, or of those in dicts, lists and tuples."""
+    if isinstance(value, (torch.Tensor, PackedSequence)):  # a PackedSequence is a named tuple; its lengths stay
+        return function(value)
     if isinstance(value, dict):
-        moved = copy.copy(value)  # keeps the class, whatever its constructor takes
-        moved.update((key, _moved(each, device)) for key, each in value.items())
-        return moved
+        mapped = copy.copy(value)  # keeps the class, whatever its constructor takes
+        mapped.update((key, map_tensors(function, each)) for key, each in value.items())
+        return mapped
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_moved(each, device) for each in value))
+        return type(value)(*(map_tensors(function, each) for each in value))
     if type(value) in (list, tuple):
-        return type(value)(_moved(each, device) for each in value)
+        return type(value)(map_tensors(function, each) for each in value)
     return value
 
 

@@ -196,8 +196,6 @@ def _all_reduce(tensor: torch.Tensor) -> None:
 class StagedCollectives(Collectives):
     """Sums by copies through the CPU. The default process group is gloo, and carries CPU tensors."""
 
-    only_sums = True
-
     def __init__(self) -> None:
         super().__init__("gloo")
 

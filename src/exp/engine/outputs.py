@@ -277,7 +277,7 @@ def training_pictures(session: Session, model: Any, evaluator: Evaluator) -> dic
         model: wrapped or not, on the session's device, with the best weights; is left in eval mode.
         evaluator: after the test.
     """
-    from exp.draw.curves import training_curves
+    from exp.draw.figure import training_curves
 
     pictures: dict[str, Picture] = {}
     if session.folder.metrics.is_file():

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Mapping
 
 import torch
-from rich.markup import escape
-from rich.table import Table
 
 from exp import console
 from exp.console import flops, size
@@ -17,6 +14,7 @@ from exp.estimate.trace import KINDS, Tracer, as_batch, fitting_batch, largest_b
 from exp.frozen import freeze
 from exp.hardware.registry import create_backend
 from exp.models.base import parameter_counts
+from exp.report.tables import Table, as_rich
 from exp.runs.files import write_json
 from exp.runs.record import blank_result
 from exp.summary import Finished
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
     from exp.hardware.backend import Backend
     from exp.tasks.train import Estimate
 
-__all__ = ["estimate", "write_estimate"]
+__all__ = ["write_estimate"]
 
 _SAME = ("experiment", "backend", "world_size", "precision", "batch_size", "accumulate", "global_batch_size")
 """Keys that are those of ``result.json``."""
@@ -35,7 +33,7 @@ _LABELS = {
     "wrapper": "wrapper's buffers",
     "buffers": "model's buffers",
     "activations": "activations, temporaries",
-    "total": "[bold]at the worst moment[/]",
+    "total": "at the worst moment",
 }
 
 
@@ -59,7 +57,7 @@ def write_estimate(config: ExpConfig, overrides: list[str], task: Estimate) -> F
     # Of the smallest card here, by the vendor's monitor, where the user gives none.
     here = (int(row["memory_total"]) for row in backend.monitor() if row.get("memory_total"))
     memory = min(here, default=None) if task.memory_gib is None else int(task.memory_gib * 2**30)
-    content = estimate(config, backend, memory, task.headroom)
+    content = _estimate(config, backend, memory, task.headroom)
     run.write()
     try:
         folder.begin(config.overwrite)
@@ -69,27 +67,18 @@ def write_estimate(config: ExpConfig, overrides: list[str], task: Estimate) -> F
         folder.write_result({**result, "memory_peak": peaks, "estimate": content})
     finally:
         run.release()
-    _show(content)
-    console.make_console().print(f"results in {console.shown(folder.path)}", soft_wrap=True)
+    _show(content, folder.path)
     return Finished()
 
 
-def estimate(config: Any, backend: Backend, memory: int | None, headroom: float) -> dict[str, Any]:
-    """What a training takes.
+def _estimate(config: Any, backend: Backend, memory: int | None, headroom: float) -> dict[str, Any]:
+    """The content of ``estimate.json`` (docs/hardware/estimate.md has its keys).
 
     Args:
         config: validated, with batch sizes.
         backend: of it; nothing of its hardware is asked for.
         memory: bytes of a card; None: not known, and no batch is looked for.
         headroom: share of it that is left to what is not counted.
-
-    Returns:
-        The content of ``estimate.json`` (docs/hardware/estimate.md has its keys).
-
-    Raises:
-        ConfigError: as :class:`exp.estimate.trace.Tracer`.
-        DataError: likewise.
-        UnavailableError: likewise.
     """
     tracer, blank = Tracer(config, backend), blank_result(config)
     model, passes = tracer.model, {"training": tracer.peak, "validation": tracer.validate()}
@@ -120,43 +109,35 @@ def estimate(config: Any, backend: Backend, memory: int | None, headroom: float)
     }
 
 
-def _show(content: Mapping[str, Any]) -> None:
+def _show(found: Mapping[str, Any], folder: Path) -> None:
     """Print an estimate, on 80 columns."""
-    found = SimpleNamespace(**content)
-    passes = {name: each for name, each in found.memory.items() if each is not None}
-    batches = {"training": found.batch_size, "validation": found.eval_batch_size}
-    table = Table(box=None, pad_edge=False)
-    table.add_column("memory of each rank")
-    for name in passes:
-        table.add_column(f"{name}, batch {batches[name]}", justify="right")
-    for kind in (*KINDS, "total"):
-        if any(each[kind] for each in passes.values()):
-            table.add_row(_LABELS.get(kind, kind), *(size(each[kind]) for each in passes.values()))
+    batches = {"training": found["batch_size"], "validation": found["eval_batch_size"]}
+    passes = {f"{name}, batch {batches[name]}": each for name, each in found["memory"].items() if each is not None}
+    kinds = [kind for kind in (*KINDS, "total") if any(each[kind] for each in passes.values())]
+    rows = [{"memory of each rank": _LABELS.get(kind, kind),
+             **{title: size(each[kind]) for title, each in passes.items()}} for kind in kinds]  # fmt: skip
     lines = [
-        f"parameters: {found.parameters:,}, {found.trained_parameters:,} of them trained",
-        f"operations: {flops(found.flops_per_sample)}FLOP per sample, {flops(found.flops_per_step)}FLOP per step",
-        f"checkpoint: {size(found.checkpoint_bytes)}; weights alone {size(found.weights_bytes)}",
+        "parameters: {parameters:,}, {trained_parameters:,} of them trained".format(**found),
+        f"operations: {flops(found['flops_per_sample'])}FLOP per sample, {flops(found['flops_per_step'])}FLOP per step",
+        f"checkpoint: {size(found['checkpoint_bytes'])}; weights alone {size(found['weights_bytes'])}",
     ]
-    if found.card_memory is not None:
-        lines.append(f"card: {size(found.card_memory)}, less {found.headroom:.0%}: {_fit(found)}")
-    lines += [f"[yellow]note: {escape(note)}[/]" for note in found.notes]
+    if found["card_memory"] is not None:
+        lines.append(f"card: {size(found['card_memory'])}, less {found['headroom']:.0%}: {_fit(found)}")
+    lines += [*(f"note: {note}" for note in found["notes"]), f"results in {console.shown(folder)}"]
     terminal = console.make_console()
-    terminal.print(
-        f"{found.experiment} on {found.world_size} {found.backend}, wrapper={found.wrapper}, {found.precision}: "
-        f"global batch {found.global_batch_size} = {found.batch_size} x {found.world_size} x {found.accumulate}",
-        soft_wrap=True,
-    )
-    terminal.print(table)
-    terminal.print("\n".join(lines), soft_wrap=True)
+    head = "{experiment} on {world_size} {backend}, wrapper={wrapper}, {precision}: "
+    head += "global batch {global_batch_size} = {batch_size} x {world_size} x {accumulate}"
+    terminal.print(head.format(**found), soft_wrap=True, markup=False)
+    terminal.print(as_rich(Table.of(rows)))
+    terminal.print("\n".join(lines), soft_wrap=True, markup=False)
 
 
-def _fit(found: SimpleNamespace) -> str:
-    advice, largest = found.advice, found.largest_batch_size
+def _fit(found: Mapping[str, Any]) -> str:
+    advice, largest = found["advice"], found["largest_batch_size"]
     if largest == 0 or advice is None:
-        return "[bold red]not even a batch of 1 fits[/]; try wrapper=fsdp, precision=bf16 or a smaller model"
-    text = "it fits" if found.fits else "[bold red]it does not fit[/]"
-    text += f"; at most batch_size={largest} per device"
-    if (advice["batch_size"], advice["accumulate"]) != (found.batch_size, found.accumulate):
+        return "not even a batch of 1 fits; try wrapper=fsdp, precision=bf16 or a smaller model"
+    text = f"it {'fits' if found['fits'] else 'does NOT fit'}; at most batch_size={largest} per device"
+    if (advice["batch_size"], advice["accumulate"]) != (found["batch_size"], found["accumulate"]):
         kept = f"batch_size={advice['batch_size']} accumulate={advice['accumulate']} keeps the global batch"
         text += f"; {kept} ({size(advice['memory'])})"
     return text

@@ -1,7 +1,7 @@
 """A training step and a validation batch on torch's meta device, whose tensors have a shape, a type and no memory.
 
 What is alive at the worst moment is counted as a card's allocator would count it (:class:`MemoryTracker`), in the form
-that a card computes in (:class:`AsOnCard`); what a wrapper adds or divides is arithmetic (:class:`Sharing`).
+that a card computes in (:class:`AsOnCard`); what a wrapper adds or divides is arithmetic.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import functools
 import logging
 import math
 import weakref
-from typing import TYPE_CHECKING, Any, Callable, ContextManager, Iterable, Iterator, Mapping, NamedTuple
+from typing import TYPE_CHECKING, Any, Callable, ContextManager, Iterable, Iterator, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,7 @@ from torch import nn
 
 from exp.config.resolve import create, resolve
 from exp.data.base import Data, ExampleBatch, split_of
-from exp.data.loader import tensors_of
+from exp.data.loader import map_tensors, tensors_of
 from exp.engine.fsdp import units_of
 from exp.engine.optim import build_optimizer
 from exp.engine.wrapper import predictions
@@ -65,6 +65,9 @@ class MemoryTracker:
 
     What an operator takes inside, such as the workspace of a convolution, is not seen; that of portable kernels is.
 
+    Args:
+        on_card: whose autocast does not reach into portable kernels.
+
     Attributes:
         kind: one of :data:`KINDS`, for new storages.
         share: part of new storages that counts, where a rank keeps only a shard.
@@ -73,8 +76,8 @@ class MemoryTracker:
         kernels: portable operators (:mod:`exp.hardware.operators`) that replace those of torch, by ATen name.
     """
 
-    def __init__(self) -> None:
-        self.kind, self.share = "activations", 1.0
+    def __init__(self, on_card: AsOnCard) -> None:
+        self.kind, self.share, self._on_card = "activations", 1.0, on_card
         self.now = dict.fromkeys(KINDS, 0)
         self.at_peak = dict(self.now)
         self.kernels: dict[str, Callable[..., Any]] = {}
@@ -122,8 +125,11 @@ class MemoryTracker:
 
     def _call(self, operator: Any, arguments: Any, keywords: Any) -> Any:
         kernel = self.kernels.get(operator.overloadpacket.__name__)
-        with contextlib.nullcontext() if kernel is None else self.counting():
-            result = (kernel or operator)(*arguments, **keywords)
+        if kernel is None:
+            result = operator(*arguments, **keywords)
+        else:  # its own calls are not cast: the dispatcher comes to it after autocast
+            with self.counting(), self._on_card.autocast(False):
+                result = kernel(*arguments, **keywords)
         self.count(result, self.kind, self.share, known=False)
         return result
 
@@ -170,15 +176,6 @@ class AsOnCard(_FunctionMode):
             if not before:
                 self._weights.clear()
 
-    def below_autocast(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
-        """A kernel whose own calls are not cast: the dispatcher comes to it after autocast."""
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            with self.autocast(False):
-                return kernel(*args, **kwargs)
-
-        return run
-
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = kwargs or {}, getattr(function, "__name__", "")
         if self._casts and name in _HALF:
@@ -191,18 +188,17 @@ class AsOnCard(_FunctionMode):
             return _attention(*args, **kwargs)
         return function(*args, **kwargs)
 
-    def _cast(self, value: Any, dtype: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: self._cast(item, dtype) for key, item in value.items()}
-        if isinstance(value, (tuple, list)):
-            return type(value)(self._cast(item, dtype) for item in value)
-        if not isinstance(value, torch.Tensor) or value.dtype not in {torch.float32, self._half} - {dtype}:
-            return value
-        if not (value.is_leaf and value.requires_grad):
-            return value.to(dtype)
-        if id(value) not in self._weights:
-            self._weights[id(value)] = value, value.to(dtype)
-        return self._weights[id(value)][1]
+    def _cast(self, values: Any, dtype: Any) -> Any:
+        def cast(value: torch.Tensor) -> torch.Tensor:
+            if value.dtype not in {torch.float32, self._half} - {dtype}:
+                return value
+            if not (value.is_leaf and value.requires_grad):
+                return value.to(dtype)
+            if id(value) not in self._weights:
+                self._weights[id(value)] = value, value.to(dtype)
+            return self._weights[id(value)][1]
+
+        return map_tensors(cast, values)
 
 
 class _FusedAttention(torch.autograd.Function):
@@ -230,47 +226,36 @@ def _dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = 
     return torch.native_dropout(input, p, True)[0] if training and p else input
 
 
-class Sharing(NamedTuple):
-    """What one rank keeps of a model, by its wrapper.
+def _sharing(config: Any, model: nn.Module, backend: Backend) -> tuple[float, float, dict[str, int]]:
+    """What one rank keeps of a model. A wrapper of the user's own counts as one that keeps all, and has no buckets.
 
-    Attributes:
-        share: of parameters and of the optimizer's state.
-        share_of_gradients: of each gradient, once it is complete.
-        wrapper: bytes that the wrapper keeps: DDP's buckets, or sharded blocks that are gathered.
-        gradients: bytes that stand for gradients, where they are views of buckets.
+    Of blocks that are sharded, at the worst moment two are gathered, and the whole gradients of one. Parameters outside
+    of blocks are gathered all the time, and so are their gradients in the end.
+
+    Args:
+        config: validated.
+        model: whole.
+        backend: its class of DDP.
+
+    Returns:
+        The share of parameters and of the optimizer's state; that of each gradient, once it is complete; and by kind
+        the bytes that a wrapper keeps: DDP's buckets, which may stand for gradients, or sharded blocks that are
+        gathered.
     """
-
-    share: float = 1.0
-    share_of_gradients: float = 1.0
-    wrapper: int = 0
-    gradients: int = 0
-
-    @classmethod
-    def of(cls, config: Any, model: nn.Module, backend: Backend) -> Sharing:
-        """By ``config.wrapper``; a wrapper of the user's own counts as one that keeps all, and has no buckets.
-
-        Of blocks that are sharded, at the worst moment two are gathered, and the whole gradients of one. Parameters
-        outside of blocks are gathered all the time, and so are their gradients in the end.
-
-        Args:
-            config: validated.
-            model: whole.
-            backend: its class of DDP.
-        """
-        ranks, kind, options = config.nproc * config.launcher.nnodes, config.wrapper.kind, config.wrapper.options
-        if ranks == 1 or kind not in ("ddp", "mmddp", "fsdp"):
-            return cls()
-        if kind == "fsdp":
-            blocks = [_bytes(block.parameters()) for block in units_of(model)]
-            rest, largest = _bytes(model.parameters()) - sum(blocks), max(blocks, default=0)
-            stays = options.get("reshard_after_forward") is False
-            gathered = sum(blocks) if stays else largest * min(len(blocks), 2)
-            return cls(1 / ranks, 1 / ranks, wrapper=2 * rest + gathered + largest)
-        gradients = _bytes(parameter for parameter in model.parameters() if parameter.requires_grad)
-        as_views = config.wrapper.gradient_as_bucket_view
-        if as_views is None:  # as :func:`exp.engine.wrapper.wrap` has it; a vendor's class cannot be asked here
-            as_views = type(backend.collectives).ddp_class is Collectives.ddp_class
-        return cls(share_of_gradients=0.0, gradients=gradients) if as_views else cls(wrapper=gradients)
+    ranks, kind, options = config.nproc * config.launcher.nnodes, config.wrapper.kind, config.wrapper.options
+    if ranks == 1 or kind not in ("ddp", "mmddp", "fsdp"):
+        return 1.0, 1.0, {}
+    if kind == "fsdp":
+        blocks = [_bytes(block.parameters()) for block in units_of(model)]
+        rest, largest = _bytes(model.parameters()) - sum(blocks), max(blocks, default=0)
+        stays = options.get("reshard_after_forward") is False
+        gathered = sum(blocks) if stays else largest * min(len(blocks), 2)
+        return 1 / ranks, 1 / ranks, {"wrapper": 2 * rest + gathered + largest}
+    gradients = _bytes(parameter for parameter in model.parameters() if parameter.requires_grad)
+    as_views = config.wrapper.gradient_as_bucket_view
+    if as_views is None:  # as :func:`exp.engine.wrapper.wrap` has it; a vendor's class cannot be asked here
+        as_views = type(backend.collectives).ddp_class is Collectives.ddp_class
+    return (1.0, 0.0, {"gradients": gradients}) if as_views else (1.0, 1.0, {"wrapper": gradients})
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:
@@ -336,7 +321,6 @@ class Tracer:
     Attributes:
         model: on the meta device.
         example: what a sample looks like.
-        sharing: what a rank keeps of the model.
         peak: of a training step with the batch size of the configuration; see :meth:`train`.
         optimizer_bytes: of the whole optimizer's state.
         notes: what the figures do not know, a line each.
@@ -361,7 +345,7 @@ class Tracer:
         self.notes: list[str] = []
         self.example, self._resident = _example_of(config, self.notes)
         self.model = model_on_meta(config.model, self.example.model_arguments)
-        self.sharing = Sharing.of(config, self.model, backend)
+        self._share, self._share_of_gradients, self._held = _sharing(config, self.model, backend)
         try:
             self.peak = self.train(config.batch_size, config.accumulate)
         except ExpError:
@@ -382,13 +366,13 @@ class Tracer:
         Returns:
             Bytes of a rank: ``total``, and by :data:`KINDS`.
         """
-        model, config, sharing = self.model.train(), self.config, self.sharing
+        model, config = self.model.train(), self.config
         optimizer = _optimizer_of(model, config.optim, self._is_card)
         tracker, on_card = self._begin()
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
         def keep(parameter: torch.Tensor) -> None:
-            tracker.count([parameter.grad], "gradients", sharing.share_of_gradients)
+            tracker.count([parameter.grad], "gradients", self._share_of_gradients)
 
         hooks = [parameter.register_post_accumulate_grad_hook(keep) for parameter in trained]
         for _ in range(2):  # the first makes the optimizer's state
@@ -399,7 +383,7 @@ class Tracer:
                 with tracker.counting(), META, on_card:
                     model.train_step(batch, _Step(on_card.autocast))  # type: ignore[operator]
                 del batch
-            tracker.kind, tracker.share = "optimizer", sharing.share
+            tracker.kind, tracker.share = "optimizer", self._share
             with tracker.counting():
                 if config.optim.clip_grad_norm is not None:
                     nn.utils.clip_grad_norm_(trained, config.optim.clip_grad_norm)
@@ -418,7 +402,7 @@ class Tracer:
             As :meth:`train`; :attr:`notes` has the reason where it is None.
         """
         tracker, on_card = self._begin()
-        tracker.hold("optimizer", _paged(self.optimizer_bytes * self.sharing.share))
+        tracker.hold("optimizer", _paged(self.optimizer_bytes * self._share))
         batch = as_batch(self.example.val, self.example.eval_batch_size)
         tracker.count(batch, "batch")
         try:
@@ -436,16 +420,16 @@ class Tracer:
             fused, lacking = self.config.precision in able.fused_attention, able.lacking_operators
         except Exception:  # noqa: BLE001
             fused, lacking = True, frozenset()
-        on_card, tracker = AsOnCard(self.config.precision, self._is_card and fused), MemoryTracker()
+        on_card = AsOnCard(self.config.precision, self._is_card and fused)
+        tracker = MemoryTracker(on_card)
         if lacking:
             from exp.hardware.operators import KERNELS  # which needs torch 2.2, as such a backend does
 
-            tracker.kernels = {name: on_card.below_autocast(KERNELS[name]) for name in KERNELS if name in lacking}
-        tracker.count(list(self.model.parameters()), "parameters", self.sharing.share)
+            tracker.kernels = {name: kernel for name, kernel in KERNELS.items() if name in lacking}
+        tracker.count(list(self.model.parameters()), "parameters", self._share)
         tracker.count(list(self.model.buffers()), "buffers")
-        tracker.hold("wrapper", self.sharing.wrapper)
-        tracker.hold("gradients", self.sharing.gradients)
-        tracker.hold("data", self._resident if self._is_card else 0)
+        for kind, size in {**self._held, "data": self._resident * self._is_card}.items():
+            tracker.hold(kind, size)
         return tracker, on_card
 
 
@@ -468,7 +452,7 @@ def _example_of(config: Any, notes: list[str]) -> tuple[ExampleBatch, int]:
     try:
         data: Data = create(config.data, Data, "data")
         train, val = (largest_sample(data, split, config.seed) for split in ("train", "val"))
-        tracker = MemoryTracker()
+        tracker = MemoryTracker(AsOnCard(config.precision, fused_attention=False))
         with tracker.counting():
             splits = [split for split in (data.train, data.val) if hasattr(split, "on_device")]
             kept = [split.on_device(META, None) for split in splits]  # noqa: F841 - alive until counted

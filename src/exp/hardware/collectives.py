@@ -22,9 +22,6 @@ class Collectives:
         gloo: whether gloo accepts tensors on this device. Otherwise they are copied through the CPU.
     """
 
-    only_sums: bool = False
-    """Whether :meth:`all_reduce` is the only collective for tensors on the device."""
-
     def __init__(self, process_group: str, averages: bool = False, gloo: bool = False) -> None:
         self.process_group = process_group
         self.averages = averages

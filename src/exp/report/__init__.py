@@ -30,11 +30,11 @@ def write_report(runs: Sequence[Run], folder: Path, title: str) -> Path:
         OSError: the folder cannot be written.
     """
     from exp.report.page import write_page
-    from exp.report.tables import as_latex, as_markdown, paper_tables, write_rows
+    from exp.report.tables import as_latex, as_markdown, results_tables, write_rows
     from exp.runs.files import write_atomically
 
     write_rows(runs, folder)
-    tables = paper_tables(runs)
+    tables = results_tables(runs, paper=True)
     if tables:
         write_atomically(folder / "results.tex", as_latex(tables).encode("utf-8", "replace"))
         write_atomically(folder / "results.md", as_markdown(tables).encode("utf-8", "replace"))

@@ -144,9 +144,11 @@ class Group:
 
     Attributes:
         runs: at least one, in the order in which they were given.
+        metric_name: the metric that they are ranked by; None: they have none.
     """
 
     runs: list[Run]
+    metric_name: str | None
 
     @cached_property
     def counted(self) -> list[Run]:
@@ -175,11 +177,6 @@ class Group:
     def names(self) -> str:
         """The names of the runs."""
         return " ".join(run.name for run in self.runs)
-
-    @property
-    def metric_name(self) -> str | None:
-        """The metric that the runs are ranked by."""
-        return next((run.metric_name for run in self.runs if run.metric_name is not None), None)
 
     @cached_property
     def score(self) -> Mean | None:
@@ -240,8 +237,10 @@ def rankings(runs: Sequence[Run], over_seeds: bool) -> dict[str | None, list[Gro
         groups = []
         for each in alike.values():
             several = len({_seeds(run) for run in each}) > 1
-            groups += [Group(each)] if several else [Group([run]) for run in each]
-        found[metric] = sorted(groups, key=lambda group: _order(group, sign))
+            groups += [Group(each, metric)] if several else [Group([run], metric) for run in each]
+        # The best first, then those without a figure on validation, last those without any.
+        found[metric] = sorted(groups, key=lambda each: (not each.reported, not each.score,
+                                                         sign * each.score.value if each.score else 0.0))  # fmt: skip
     return found
 
 
@@ -272,12 +271,6 @@ def mean_text(mean: Mean | None) -> str:
         return ""
     text = number_text(mean.value)
     return text if mean.std is None else f"{text} ± {number_text(mean.std, mean.value)}"
-
-
-def _order(group: Group, sign: float) -> tuple[int, float]:
-    if group.score is not None and group.reported is not None:
-        return 0, sign * group.score.value
-    return (1 if group.reported is not None else 2), 0.0
 
 
 def _kind(run: Run) -> tuple[object, object]:

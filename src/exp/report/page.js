@@ -1,7 +1,14 @@
 "use strict";
 // Draws the charts, whose options come with the page; sorts tables; enlarges pictures.
 (() => {
-  const options = JSON.parse(document.getElementById("options").textContent);
+  const read = (id) => JSON.parse(document.getElementById(id).textContent);
+  const looks = read("looks");
+  const options = read("options").map(({ kind, ...own }) => {
+    const option = { ...looks.all, ...looks[kind === "bars" ? "bars" : "curves"] };
+    for (const [key, part] of Object.entries(own)) option[key] = Array.isArray(part) ? part : { ...option[key], ...part };
+    option.series = own.series.map((series) => ({ ...looks.series[series.type], ...series }));
+    return option;
+  });
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const places = [...document.querySelectorAll("[data-chart]")];
 
@@ -17,7 +24,7 @@
 
   function draw(place, isPrinted = false) {
     const option = { backgroundColor: "transparent", ...options[place.dataset.chart] };
-    if (place.closest(".curves")) {
+    if (place.closest(".curves, .more")) {
       const weight = Number(place.closest("section").querySelector(".smooth").value);
       option.series = option.series.map((series) => smoothed(series, weight));
     }
@@ -42,7 +49,7 @@
   const redraw = (isPrinted) => places.filter((place) => place.clientWidth).forEach((place) => draw(place, isPrinted));
   for (const slider of document.querySelectorAll(".smooth")) {
     slider.addEventListener("input", () => {
-      const curves = [...slider.closest("section").querySelectorAll(".curves .plot")];
+      const curves = [...slider.closest("section").querySelectorAll(":is(.curves, .more) .plot")];
       curves.filter((place) => echarts.getInstanceByDom(place)).forEach((place) => draw(place));
     });
   }

@@ -1,15 +1,14 @@
 """One HTML page about several runs: a single file that asks nothing of any network.
 
-Its charts are ECharts' options, plain JSON: how they look is in ``charts.json``, their data come from here.
+Its charts are ECharts' options, plain JSON: how they look is in ``charts.json``, their data come from here, and the
+page joins the two.
 """
 
 from __future__ import annotations
 
 import base64
 import io
-import json
 import shlex
-from functools import lru_cache
 from html import escape
 from pathlib import Path
 from string import Template
@@ -31,7 +30,7 @@ from exp.report.groups import (
     value_text,
 )
 from exp.report.runs import is_number
-from exp.report.tables import as_html, paper_tables, run_table
+from exp.report.tables import as_html, results_tables, run_table
 from exp.runs.files import to_json, write_atomically
 from exp.runs.record import number_text
 
@@ -41,10 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["Chart", "charts_of", "curves_of", "settings_of", "thinned", "thumbnail", "write_page"]
 
 _STATES = ["completed", "failed", "preempted", "unfinished", "pending"]
-_VALUES = 12  # of a key, in the table of what differs
-_LONGEST = 300  # characters of a value
-_WIDTH, _PER_RUN = 640, 6  # of pictures
-_BYTES = 12_000_000  # of all pictures in base64; the page is to stay below 15
+_WIDTH, _PER_RUN, _RUNS = 640, 6, 40  # of pictures: the page is to stay below 15 MB
 _SMOOTHING = (
     '<label class="note">smoothing of curves '
     '<input type="range" class="smooth" min="0" max="0.99" step="0.01" value="0"></label>'
@@ -74,7 +70,7 @@ def write_page(runs: Sequence[Run], path: Path, title: str) -> None:
     order = [group.runs[0] for _, group in in_order(singles)]
     charts: list[Chart] = []
     body = [_results(metric, groups, singles[metric], charts) for metric, groups in over_seeds.items()]
-    options = to_json([chart.option for chart in charts], separators=(",", ":"))
+    options = to_json([{"kind": chart.kind, **chart.option} for chart in charts], separators=(",", ":"))
     page = Template(_part("page.html")).substitute(
         title=escape(title),
         summary=_summary(runs, over_seeds),
@@ -82,8 +78,9 @@ def write_page(runs: Sequence[Run], path: Path, title: str) -> None:
         library=_part("echarts/echarts.min.js"),
         script=_part("page.js"),
         # Nothing in it can end a script element.
+        looks=_part("charts.json"),
         options=options.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"),
-        body="\n".join([*body, _configuration(order), _album(order)]),
+        body="\n".join([*body, _commands(order), _album(order)]),
     )
     write_atomically(path, page.encode("utf-8", "replace"))  # names of folders may be any bytes
 
@@ -122,19 +119,20 @@ def _results(metric: str | None, groups: Sequence[Group], singles: Sequence[Grou
     """Tables and charts of the runs of one metric, over seeds and single; the charts are added to those of the page."""
     runs = [run for group in singles for run in group.runs]
     drawn = charts_of(groups, metric)
-    figures = [(chart, _figure(chart, place)) for place, chart in enumerate(drawn, len(charts))]
-    charts += drawn
-    parts = [f"<section><h2>{_heading(runs, metric)}</h2>", *(figure for chart, figure in figures if chart.rows)]
-    for table in paper_tables(runs) if metric is not None else ():
-        if len(table.rows) < len(runs) or table.published:
+
+    def figures(kind: str) -> str:
+        every = enumerate(drawn, len(charts))
+        return "".join(_figure(chart, place) for place, chart in every if chart.kind == kind)
+
+    parts = [f"<section><h2>{_heading(runs, metric)}</h2>", figures("bars")]
+    for table in results_tables(runs, paper=True):
+        if len(table.rows) < len(runs) or any("published" in head for head in table.heads):
             parts += [as_html(table, "paper"), _note(table.notes)]
-    parts += [_SMOOTHING] if any(chart.is_curves for chart in drawn) else []
-    others = [figure for chart, figure in figures if not (chart.rows or chart.folded)]
-    parts.append(f'<div class="charts">{"".join(others)}</div>')
-    folded = [figure for chart, figure in figures if chart.folded]
-    if folded:
-        titles = ", ".join(chart.title for chart in drawn if chart.folded)
-        parts.append(_folded(titles, f'<div class="charts">{"".join(folded)}</div>'))
+    parts += [_SMOOTHING, f'<div class="charts">{figures("curves")}</div>'] if figures("curves") else []
+    if figures("more"):
+        titles = ", ".join(chart.title for chart in drawn if chart.kind == "more")
+        parts.append(_folded(titles, f'<div class="charts">{figures("more")}</div>'))
+    charts += drawn
     table = run_table(runs)
     return "\n".join([*parts, f"<h3>Every run</h3>\n{as_html(table, 'results')}", _note(table.notes), "</section>"])
 
@@ -143,21 +141,15 @@ def _heading(runs: Sequence[Run], metric: str | None) -> str:
     """What was measured, on what, and what is good."""
     if metric is None:
         return "Runs without a metric"
-    known = [run.result for run in runs if run.metric is not None]
-    parts = dict.fromkeys(str(result.get("measured_on") or "test") for result in known)
-    experiments = dict.fromkeys(str(result["experiment"]) for result in known if result.get("experiment"))
-    notes = [", ".join(list(experiments)[:4])] if experiments else []
-    notes.append("larger is better" if greater_is_better(runs) else "smaller is better")
-    notes += [f"{len(runs) - len(known)} of {len(runs)} runs have no result"] if len(known) < len(runs) else []
-    what = f"{metric} on {' and '.join(parts)}" if parts else metric
-    return f"{escape(what)} <small>{escape('; '.join(notes))}</small>"
+    parts = dict.fromkeys(str(run.result.get("measured_on") or "test") for run in runs if run.metric is not None)
+    which = "larger is better" if greater_is_better(runs) else "smaller is better"
+    return f"{escape(' on '.join(filter(None, [metric, ' and '.join(parts)])))} <small>{which}</small>"
 
 
 def _figure(chart: Chart, place: int) -> str:
     height = f' style="height:{60 + 28 * max(chart.rows, 3)}px"' if chart.rows else ""
-    kinds = "chart curves" if chart.is_curves else "chart"
     return (
-        f'<figure class="{kinds}"><figcaption>{escape(chart.title)}</figcaption>'
+        f'<figure class="chart {chart.kind}"><figcaption>{escape(chart.title)}</figcaption>'
         f'<div class="plot" data-chart="{place}"{height}></div></figure>'
     )
 
@@ -170,44 +162,29 @@ def _folded(title: str, content: str) -> str:
     return f"<details><summary>{escape(title)}</summary>{content}</details>"
 
 
-def _configuration(runs: Sequence[Run]) -> str:
-    """The keys that tell the runs apart, and, behind a fold, the commands."""
-    parts = [_keys({key: column(runs, key) for key in differing(runs)})]
+def _commands(runs: Sequence[Run]) -> str:
+    """Behind a fold, the command of each run."""
     commands = []
     for run in runs:
         words = [shlex.quote(override) for override in run.overrides if not override.startswith("output_dir=")]
         command = escape(" ".join(["python -m exp", *words]))
         commands.append(f"<li>{escape(run.name)}<br><code>{command}</code></li>")
-    parts.append(_folded("Command lines", f'<ul class="commands">{"".join(commands)}</ul>'))
-    return "\n".join(["<section><h2>Configuration</h2>", *parts, "</section>"])
-
-
-def _keys(values: dict[str, list[Any]]) -> str:
-    """The values of each key."""
-    rows = []
-    for key, each in values.items():
-        texts = [escape(text) for text in dict.fromkeys(value_text(value)[:_LONGEST] for value in each)]
-        more = [f"and {len(texts) - _VALUES} more"] if len(texts) > _VALUES else []
-        rows.append(f"<tr><td>{escape(key)}</td><td>{'<br>'.join(texts[:_VALUES] + more)}</td></tr>")
-    return f'<div class="scroll"><table class="keys"><tbody>{"".join(rows)}</tbody></table></div>' if rows else ""
+    return f"<section>{_folded('Command lines', '<ul class=commands>' + ''.join(commands) + '</ul>')}</section>"
 
 
 def _album(runs: Sequence[Run]) -> str:
-    """The first six pictures of each run, until there are 12 MB of them; how many more there are."""
-    parts: list[str] = []
-    left_out = size = 0
-    for run in runs:
-        shown: list[str] = []
-        for path in run.pictures():
-            address = None if len(shown) == _PER_RUN or size > _BYTES else thumbnail(path)
-            if address is None:
-                left_out += 1
-                continue
-            name = escape(path.relative_to(run.folder).as_posix())
-            image = f'<img src="{address}" alt="{escape(run.name)}: {name}" loading="lazy">'
-            button = f'<button type="button" class="zoom">{image}</button>'
-            shown.append(f"<figure>{button}<figcaption>{name}</figcaption></figure>")
-            size += len(address)
+    """The first six pictures of each of the best runs; how many more there are."""
+    parts, left_out = [], 0
+    for number, run in enumerate(runs):
+        pictures, shown = run.pictures(), []
+        for path in pictures[:_PER_RUN] if number < _RUNS else ():
+            address = thumbnail(path)
+            if address is not None:
+                name = escape(path.relative_to(run.folder).as_posix())
+                image = f'<img src="{address}" alt="{escape(run.name)}: {name}" loading="lazy">'
+                button = f'<button type="button" class="zoom">{image}</button>'
+                shown.append(f"<figure>{button}<figcaption>{name}</figcaption></figure>")
+        left_out += len(pictures) - len(shown)
         parts += [f'<h3>{escape(run.name)}</h3>\n<div class="pictures">{"".join(shown)}</div>'] if shown else []
     if not parts and not left_out:
         return ""
@@ -221,17 +198,15 @@ class Chart(NamedTuple):
 
     Attributes:
         title: above it.
-        option: ECharts'.
+        kind: ``bars``, ``curves``, or ``more``: curves that are shown on demand only.
+        option: ECharts', less the look of its kind (``charts.json``).
         rows: lines of text that it needs room for; 0: it has the usual height.
-        folded: whether it is shown on demand only.
-        is_curves: whether it has curves, which can be smoothed.
     """
 
     title: str
+    kind: str
     option: dict[str, Any]
     rows: int = 0
-    folded: bool = False
-    is_curves: bool = False
 
 
 def charts_of(groups: Sequence[Group], metric: str | None) -> list[Chart]:
@@ -277,12 +252,9 @@ def curves_of(run: Run) -> dict[tuple[str, str], list[tuple[float, float]]]:
     """
     curves: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for record in run.records():
-        values = {name: value for name, value in record.items() if name not in _NOT_VALUES and is_number(value)}
-        parts = [value for name, value in values.items() if name.startswith("loss_")]
-        if parts and record.get("loss") is None:  # no reading of the sum: it is that of its parts
-            values["loss"] = sum(parts)
-        for name, value in values.items() if record["split"] in ("train", "val") else ():
-            curves.setdefault((record["split"], name), []).append((record["step"], value))
+        for name, value in record.items() if record["split"] in ("train", "val") else ():
+            if name not in _NOT_VALUES and is_number(value):
+                curves.setdefault((record["split"], name), []).append((record["step"], value))
     return curves
 
 
@@ -304,21 +276,21 @@ def _curves(groups: Sequence[Group], labels: Sequence[str], metric: str | None) 
     kinds = dict.fromkeys(kind for group in histories for curves in group for kind in curves)
     charts = []
     for kind in sorted(kinds, key=lambda kind: main.index(kind) if kind in main else len(main)):
-        series = []
+        series: list[dict[str, Any]] = []
         for place, (group, label) in enumerate(zip(histories, labels)):
             look = {"color": _color(place), "lineStyle": {"width": 1.6 if place < len(_COLORS) else 1}}
             for curves in (curves for curves in group if kind in curves):
                 points = thinned(curves[kind], _POINTS if kind in main else _FEW_POINTS)
                 data = [(step, _rounded(value)) for step, value in points]
-                series.append(_series("line", name=label, data=data, showSymbol=len(data) <= 25,
-                                      tooltip={"show": place < len(_COLORS)}, **look))  # fmt: skip
+                series.append({"type": "line", "name": label, "data": data, "showSymbol": len(data) <= 25,
+                               "tooltip": {"show": place < len(_COLORS)}, **look})  # fmt: skip
         scale = _scale([value for each in series for _, value in each["data"]])
         legend = {"show": len(groups) > 1, "selector": len(groups) > len(_COLORS)}
         split, name = kind
         what = "validation " if split == "val" else "training " if name.startswith("loss") else ""
         title = what + _NAMES.get(name, name.replace("_", " ") if split == "train" else name)
-        option = _option("curves", legend=legend, yAxis={"type": scale}, series=series)
-        charts.append(Chart(title, option, folded=kind not in main, is_curves=True))
+        option: dict[str, Any] = {"legend": legend, "yAxis": {"type": scale}, "series": series}
+        charts.append(Chart(title, "curves" if kind in main else "more", option))
     return charts
 
 
@@ -339,27 +311,11 @@ def _bars(groups: Sequence[Group], labels: Sequence[str], title: str, ranked: bo
             if score is not None:
                 name = f"{run.name}: {number_text(score)}"
                 points.append({"value": [_rounded(score), place], "name": name, "itemStyle": look})
-    series = [_series("boxplot", data=bars), _series("scatter", data=points)]
-    option = _option("bars", yAxis={"data": list(labels[: len(groups)])}, series=series)
+    series = [{"type": "boxplot", "data": bars}, {"type": "scatter", "data": points}]
+    option = {"yAxis": {"data": list(labels[: len(groups)])}, "series": series}
     spread = ", mean ± standard deviation over seeds" if any(group.n > 1 for group in groups) else ""
     which = f", the best {len(groups)} of {len(labels)}" if len(groups) < len(labels) else ""
-    return Chart(f"{title}{spread}{which}", option, len(groups))
-
-
-@lru_cache(maxsize=1)
-def _looks() -> Any:
-    return json.loads((Path(__file__).parent / "charts.json").read_text(encoding="utf-8"))
-
-
-def _option(kind: str, **parts: Any) -> dict[str, Any]:
-    """An option of ECharts: what all charts have, what those of its kind have, and its own parts."""
-    option = {**_looks()["all"], **_looks()[kind]}
-    return {**option, **{key: {**option.get(key, {}), **part} if isinstance(part, dict) else part
-                         for key, part in parts.items()}}  # fmt: skip
-
-
-def _series(kind: str, **parts: Any) -> dict[str, Any]:
-    return {"type": kind, **_looks()["series"][kind], **parts}
+    return Chart(f"{title}{spread}{which}", "bars", option, len(groups))
 
 
 def _scale(values: Sequence[float]) -> str:

@@ -6,9 +6,9 @@ A table for people is columns of plain text; each format escapes it in its own w
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 from exp.report.groups import (
     as_counts,
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from exp.report.runs import Run
 
 __all__ = [
-    "Column", "Table", "as_html", "as_latex", "as_markdown", "as_rich", "paper_tables", "run_rows", "run_table",
-    "seed_rows", "sweep_table", "write_rows",
+    "Table", "as_html", "as_latex", "as_markdown", "as_rich", "results_tables", "run_rows", "run_table",
+    "seed_rows", "write_rows",
 ]  # fmt: skip
 
 _LAST = ("steps", "wall_s", "samples_per_second")
@@ -52,6 +52,8 @@ _LATEX = {
     # Behind the end of a row these two would belong to it.
     "[": "{[}", "*": "{*}", **{sign: f"\\{sign}" for sign in "{}$&#_%"},
 }  # fmt: skip
+_NUMBER = re.compile(r"(-|[-+]?\d[\d.,e+-]*( ± \S+)?( \(\d+( of \d+)?\))?( [KMG]?i?B)?)?")
+"""What a cell of a column of numbers may be: ``12``, ``0.41 ± 0.02 (2 of 3)``, ``33 MiB``, nothing."""
 _MARKDOWN = re.compile(r"([\\`*_\[\]<>|~#&$])")
 
 
@@ -77,12 +79,12 @@ def write_rows(runs: Sequence[Run], folder: Path) -> None:
     rows = run_rows(runs)
     content = to_json(rows, indent=2, default=str)  # YAML has dates, too
     write_atomically(folder / "sweep.json", f"{content}\n".encode())
-    write_atomically(folder / "sweep.csv", csv_content(_as_cells(rows)))
+    write_atomically(folder / "sweep.csv", _csv(rows))
     averages = folder / "sweep_seeds.csv"
     if any(len(group.runs) > 1 for groups in rankings(runs, over_seeds=True).values() for group in groups):
-        write_atomically(averages, csv_content(_as_cells(seed_rows(runs))))
-    elif averages.is_file():  # of an earlier report on other runs
-        averages.unlink()
+        write_atomically(averages, _csv(seed_rows(runs)))
+    else:  # of an earlier report on other runs
+        averages.unlink(missing_ok=True)
 
 
 def run_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -131,10 +133,12 @@ def seed_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
     return rows
 
 
-def _as_cells(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
+def _csv(rows: Sequence[dict[str, Any]]) -> bytes:
     """Rows as text, the titles first, without what only the JSON has."""
     names = [name for name in rows[0] if name not in _JSON_ONLY]
-    return [names, *(["" if row[name] is None else value_text(row[name]) for name in names] for row in rows)]
+    return csv_content(
+        [names, *(["" if row[name] is None else value_text(row[name]) for name in names] for row in rows)]
+    )
 
 
 def _metric_titles(runs: Sequence[Run]) -> dict[str, str]:
@@ -149,83 +153,31 @@ def _title(kind: str, name: str) -> str:
     return f"{kind}.{name}" if name in _COLUMNS else name
 
 
-class Column(NamedTuple):
-    """One column, with a cell for each row."""
-
-    title: str
-    cells: list[str]
-    is_number: bool = True
-    """Numbers stand at the right."""
-
-
 @dataclass
 class Table:
-    """Columns of equal length.
+    """What people read.
 
     Attributes:
-        columns: at least one.
+        heads: titles of the columns.
+        rows: cells.
+        numbers: which columns are of numbers, and stand at the right.
         notes: what a reader has to know, each a sentence without its full stop.
         styles: of each row: ``best``, ``failed``, ``other``, a style of rich's, or nothing. Empty: all alike.
     """
 
-    columns: list[Column]
-    notes: list[str] = field(default_factory=list)
-    styles: list[str] = field(default_factory=list)
+    heads: list[str]
+    rows: list[list[str]]
+    numbers: list[bool]
+    notes: Sequence[str] = ()
+    styles: Sequence[str] = ()
 
-    @property
-    def published(self) -> bool:
-        """Whether there are published figures."""
-        return "published" in self.heads
-
-    @property
-    def heads(self) -> list[str]:
-        """The titles of the columns."""
-        return [each.title for each in self.columns]
-
-    @property
-    def rows(self) -> list[list[str]]:
-        """The cells, row by row."""
-        return [list(row) for row in zip(*(each.cells for each in self.columns))]
-
-
-def sweep_table(runs: Sequence[Run]) -> Table:
-    """What ``sweep.csv`` has, for a terminal, with what matters most.
-
-    Runs that differ in nothing but the seed are one row, with mean, standard deviation and number of seeds. The best of
-    each metric on validation has a star. Of many rows and of many keys the last are left out: the notes say which.
-
-    Args:
-        runs: any number.
-    """
-    ranking = rankings(runs, over_seeds=True)
-    metrics = [name for name in ranking if name is not None]
-    every = in_order(ranking)
-    averaged = any(len(group.runs) > 1 for _, group in every)
-    order, groups = every[:_ROWS], [group for _, group in every[:_ROWS]]
-    stars = ["*" if rank == 1 and len(order) > 1 else "" for rank, _ in order]
-    keys = [key for key in differing(runs) if not (averaged and is_seed(key))]
-    titles = short_names(keys)
-    columns = [
-        Column("", stars),
-        Column("runs" if averaged else "run", [_clipped(each.names, 28) for each in groups], False),
-    ]
-    for key in keys[:_KEYS]:
-        values = [column(group.runs, key)[0] for group in groups]
-        columns.append(Column(titles[key], [_clipped(value_text(value), 24) for value in values],
-                              all(map(is_number, values))))  # fmt: skip
-    if any(group.score for group in groups):
-        columns.append(Column("validation", [mean_text(group.score) for group in groups]))
-    columns += [Column(name, [mean_text(group.mean(name)) for group in groups]) for name in metrics]
-    columns += [Column("n", [group.n_text for group in groups])] if averaged else []
-    columns.append(Column("seconds", list(map(_outcome, groups)), not any(group.left_out for group in groups)))
-    notes = _unit_notes(runs, metrics)
-    notes += [f"not shown: {', '.join(titles[key] for key in keys[_KEYS:])}"] if keys[_KEYS:] else []
-    notes += [_AVERAGED] if averaged else []
-    notes += ["starred: the best on validation"] if any(stars) else []
-    if len(order) < len(every):
-        left = as_counts(sorted(f"more {run.status}" for _, group in every[_ROWS:] for run in group.runs))
-        notes.append(f"{left}; all {len(runs)} runs: sweep.csv")
-    return Table(columns, notes, ["best" if star else _style(group) for star, group in zip(stars, groups)])
+    @classmethod
+    def of(cls, rows: Sequence[Mapping[str, Any]], styles: Sequence[str] = (), notes: Sequence[str] = ()) -> Table:
+        """Rows of equal keys, without columns that are empty."""
+        columns = {head: ["" if row[head] is None else value_text(row[head]) for row in rows] for head in rows[0]}
+        columns = {head: cells for head, cells in columns.items() if any(cells)}
+        numbers = [all(map(_NUMBER.fullmatch, cells)) for cells in columns.values()]
+        return cls(list(columns), [list(row) for row in zip(*columns.values())], numbers, notes, styles)
 
 
 def run_table(runs: Sequence[Run]) -> Table:
@@ -235,25 +187,78 @@ def run_table(runs: Sequence[Run]) -> Table:
         runs: at least one, all of one metric.
     """
     rows = run_rows(runs)
-    columns = []
-    for title, *cells in zip(*_as_cells(rows)):
-        if title == "rank" or any(cells):
-            columns.append(Column(title, cells, all(row[title] is None or is_number(row[title]) for row in rows)))
     styles = {"completed": "", "failed": "failed"}
     looks = ["best" if row["rank"] == 1 and len(rows) > 1 else styles.get(row["status"], "other") for row in rows]
-    return Table(columns, _unit_notes(runs, [name for run in runs for name in run.metrics]), looks)
+    shown = [{title: value for title, value in row.items() if title not in _JSON_ONLY} for row in rows]
+    return Table.of(shown, looks, _unit_notes(runs, [name for run in runs for name in run.metrics]))
 
 
-def paper_tables(runs: Sequence[Run]) -> list[Table]:
-    """What a paper prints: a row for each configuration, its mean over seeds beside the published figure.
+def results_tables(runs: Sequence[Run], paper: bool = False) -> list[Table]:
+    """A row for each configuration, its mean over seeds beside the published figure; a table for each metric.
+
+    The best first, with a star, its figure on validation, and what became of runs that do not count. Of many rows and
+    of many keys the last are left out: the notes say which.
 
     Args:
-        runs: any number. Those that have no metric and are like none that has one are left out.
-
-    Returns:
-        A table for each metric by which runs are ranked, its rows sorted by the keys that they are told apart by.
+        runs: any number.
+        paper: what a paper prints: all rows and keys, sorted by these; no runs that have no metric, and no star.
     """
-    return [_paper(groups, name) for name, groups in rankings(runs, over_seeds=True).items() if name is not None]
+    ranking = rankings(runs, over_seeds=True)
+    return [_results(groups, metric, paper) for metric, groups in ranking.items() if metric is not None or not paper]
+
+
+def _results(groups: list[Group], metric: str | None, paper: bool) -> Table:
+    runs = [run for group in groups for run in group.runs]
+    averaged = any(len(group.runs) > 1 for group in groups)
+    keys = [key for key in differing(runs) if not (is_seed(key) and (averaged or paper))]
+    if paper and not ("data" in keys or None in column(runs, _DATA)):  # which a paper names also where there is one
+        keys = list(dict.fromkeys([_DATA, *keys]))
+    titles = {key: "data" if key == _DATA and "data" not in keys else title for key, title in short_names(keys).items()}
+    values = {group.names: [column(group.runs, key)[0] for key in keys] for group in groups}
+    best = groups[0] if len(groups) > 1 and groups[0].score and not paper else None
+    if paper:
+        groups = sorted(groups, key=lambda group: list(map(by_size, values[group.names])))
+    most, width = (len(groups), 99) if paper else (_ROWS, 24)
+    groups, left = groups[:most], [run for group in groups[most:] for run in group.runs]
+    named = not paper or len(set(map(value_text, values.values()))) < len(groups)  # nothing else tells them apart
+    known = {group.names: _published(group) for group in groups}
+    figures = {name: {} if each.get("differs") else each for name, each in known.items()}
+    measured = dict.fromkeys(name for run in runs for name in run.metrics)
+    published = [name for name in measured if any(is_number(each.get(name)) for each in figures.values())]
+    metrics = [name for name in dict.fromkeys([metric, *published]) if name is not None]
+    rows = []
+    for group in groups:
+        row = {"": "*" if group is best else "", "runs" if averaged else "run": _clipped(group.names, 28) * named}
+        for key, value in list(zip(keys, values[group.names]))[: None if paper else _KEYS]:
+            row[titles[key] if titles[key] not in metrics else key] = _clipped(value_text(value), width)
+        row["validation"] = "" if paper else mean_text(group.score)
+        for name in metrics:
+            mean, theirs = group.mean(name), figures[group.names].get(name)
+            row[name] = f"{mean_text(mean) or '-'}{f' ({group.n_text})' * averaged}"
+            if name in published:
+                row[f"{name}, published"] = "" if theirs is None else f"{theirs:.{_decimals(figures, name)}f}"
+                row[f"{name}, difference"] = _difference(mean, theirs)
+        rows.append({**row, "seconds": "" if paper else _outcome(group)})
+    notes = _unit_notes(runs, metrics)
+    notes += [f"{metric}: {'larger' if greater_is_better(runs) else 'smaller'} is better"] * (metric is not None)
+    notes += ["starred: the best on validation"] if best else []
+    notes += [_AVERAGED] if averaged else []
+    notes += [f"not shown: {', '.join(titles[key] for key in keys[_KEYS:])}"] if keys[_KEYS:] and not paper else []
+    notes += [f"{as_counts(sorted(f'more {run.status}' for run in left))}: sweep.csv"] if left else []
+    for group in groups if paper else ():
+        what = " of ".join(filter(None, [group.left_out, " ".join(map(value_text, values[group.names]))]))
+        notes += [f"left out of the figures: {what}"] if group.left_out else []
+    notes += dict.fromkeys(f"published: {each['source']}" for each in figures.values() if each.get("source"))
+    notes += ["difference: measured here - published"] if published else []
+    unlike = dict.fromkeys(", ".join(map(str, each["differs"])) for each in known.values() if each.get("differs"))
+    notes += [f"published figures are of another experiment, and not shown, where {each}" for each in unlike if paper]
+    styles = [] if paper else ["best" if group is best else _style(group) for group in groups]
+    return Table.of(rows, styles, [" ".join(note.split()) for note in notes])
+
+
+def _decimals(figures: Mapping[str, Mapping[str, Any]], name: str) -> int:
+    """Of a published metric, as many as any of its figures has."""
+    return max(len(f"{each[name]:g}".partition(".")[2]) for each in figures.values() if is_number(each.get(name)))
 
 
 def as_rich(table: Table) -> RichTable:
@@ -264,10 +269,9 @@ def as_rich(table: Table) -> RichTable:
 
     looks = {"best": "bold green", "failed": "red", "other": "dim"}
     drawn = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, caption_justify="left")
-    for place, each in enumerate(table.columns, 1):
+    for place, (head, number) in enumerate(zip(table.heads, table.numbers), 1):
         # As Text: a name may hold brackets, which rich would take for markup. The last column gives way first.
-        justify: Any = "right" if each.is_number else "left"
-        drawn.add_column(Text(each.title), justify=justify, no_wrap=place < len(table.columns))
+        drawn.add_column(Text(head), justify="right" if number else "left", no_wrap=place < len(table.heads))
     for style, row in zip(table.styles or [""] * len(table.rows), table.rows):
         drawn.add_row(*(Text(cell, no_wrap=True, overflow="ellipsis") for cell in row), style=looks.get(style, style))
     drawn.caption = Text("\n".join(table.notes)) if table.notes else None
@@ -276,10 +280,10 @@ def as_rich(table: Table) -> RichTable:
 
 def as_html(table: Table, classes: str) -> str:
     """A table element; the notes are for whoever places it."""
-    kinds = [" class=n" if each.is_number else "" for each in table.columns]
 
     def line(tag: str, cells: Sequence[str]) -> str:
-        return "".join(f"<{tag}{kind}>{escape(cell)}</{tag}>" for kind, cell in zip(kinds, cells))
+        pairs = zip(table.numbers, cells)
+        return "".join(f"<{tag}{' class=n' * number}>{escape(cell)}</{tag}>" for number, cell in pairs)
 
     styles = table.styles or [""] * len(table.rows)
     body = "\n".join(f'<tr class="{style}">{line("td", row)}</tr>' for style, row in zip(styles, table.rows))
@@ -292,7 +296,7 @@ def as_markdown(tables: Sequence[Table]) -> str:
     parts = []
     for table in tables:
         lines = [[_in_markdown(cell) for cell in row] for row in [table.heads, *table.rows]]
-        lines.insert(1, ["---:" if each.is_number else "---" for each in table.columns])
+        lines.insert(1, ["---:" if number else "---" for number in table.numbers])
         parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
         parts += ["\n".join(f"- {_in_markdown(note)}" for note in table.notes)] if table.notes else []
     return "\n\n".join(parts) + "\n"
@@ -306,7 +310,7 @@ def as_latex(tables: Sequence[Table]) -> str:
     lines = ["% Needs \\usepackage{booktabs} and \\usepackage[T1]{fontenc}."]
     for table in tables:
         lines += [f"% {note}." for note in table.notes]
-        kinds = "".join("r" if each.is_number else "l" for each in table.columns)
+        kinds = "".join("r" if number else "l" for number in table.numbers)
         lines += [rf"\begin{{tabular}}{{{kinds}}}", r"\toprule", _in_latex(table.heads), r"\midrule"]
         lines += [*(_in_latex(row, kinds) for row in table.rows), r"\bottomrule", r"\end{tabular}"]
     return "\n".join(lines) + "\n"
@@ -336,54 +340,6 @@ def _unit_notes(runs: Sequence[Run], metrics: Sequence[str]) -> list[str]:
         if len(found) == 1:
             units.setdefault(found.pop(), []).append(name)
     return [f"{', '.join(names)}: of {unit} values" for unit, names in units.items()]
-
-
-def _paper(groups: list[Group], metric: str) -> Table:
-    runs = [run for group in groups for run in group.runs]
-    measured = dict.fromkeys(name for run in runs for name in run.metrics)
-    keys = _label_keys(runs)
-    titles = short_names(keys)
-    if "data" not in keys:
-        titles = {key: "data" if key == _DATA else title for key, title in titles.items()}
-    labels = [[column(group.runs, key)[0] for key in keys] for group in groups]
-    if len({value_text(values) for values in labels}) < len(groups):  # nothing else tells them apart
-        titles = {"run": "run", **titles}
-        labels = [[group.names, *values] for group, values in zip(groups, labels)]
-    rows = sorted(zip(labels, groups), key=lambda row: list(map(by_size, row[0])))
-    labels, groups = [values for values, _ in rows], [group for _, group in rows]
-    columns = [Column(title, [value_text(values[number]) for values in labels], False)
-               for number, title in enumerate(titles.values())]  # fmt: skip
-    averaged, known = any(len(group.runs) > 1 for group in groups), list(map(_published, groups))
-    figures = [{} if each.get("differs") else each for each in known]
-    published = [name for name in measured if any(is_number(each.get(name)) for each in figures)]
-    metrics = list(dict.fromkeys([metric, *published]))
-    for name in metrics:
-        means = [group.mean(name) for group in groups]
-        texts = [f"{mean_text(mean) or '-'}{f' ({group.n_text})' * averaged}" for mean, group in zip(means, groups)]
-        columns.append(Column(f"{name}, ours" if name in published else name, texts))
-        if name in published:
-            theirs = [each.get(name) for each in figures]
-            decimals = max(len(f"{each:g}".partition(".")[2]) for each in theirs if each is not None)
-            columns.append(Column("published", ["" if each is None else f"{each:.{decimals}f}" for each in theirs]))
-            columns.append(Column("difference", list(map(_difference, means, theirs))))
-    notes = [*_unit_notes(runs, metrics), f"{metric}: {'larger' if greater_is_better(runs) else 'smaller'} is better"]
-    notes += [_AVERAGED] if averaged else []
-    for values, group in rows:
-        what = " of ".join(filter(None, [group.left_out, " ".join(map(value_text, values))]))
-        notes += [f"left out of the figures: {what}"] if group.left_out else []
-    notes += dict.fromkeys(f"published: {each['source']}" for each in figures if each.get("source"))
-    notes += ["difference: ours - published"] if published else []
-    unlike = dict.fromkeys(", ".join(map(str, each["differs"])) for each in known if each.get("differs"))
-    notes += [f"published figures are of another experiment, and not shown, where {keys}" for keys in unlike]
-    return Table(columns, [" ".join(note.split()) for note in notes])
-
-
-def _label_keys(runs: Sequence[Run]) -> list[str]:
-    """The keys that differ, besides the seed; and the data set, which a paper names also where there is only one."""
-    keys = [key for key in differing(runs) if not is_seed(key)]
-    if "data" in keys or None in column(runs, _DATA):
-        return keys
-    return [_DATA, *(key for key in keys if key != _DATA)]
 
 
 def _published(group: Group) -> dict[str, Any]:

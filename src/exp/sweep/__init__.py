@@ -293,12 +293,12 @@ class Sweep:
 
     def report(self) -> None:
         """Print the table of results and the number of jobs by state; write the report with its plots."""
-        from exp.report.tables import as_rich, sweep_table
+        from exp.report.tables import as_rich, results_tables
 
         terminal = console.make_console()
         terminal.print()
-        if self.runs:
-            terminal.print(as_rich(sweep_table(self.runs)))
+        for table in results_tables(self.runs):
+            terminal.print(as_rich(table))
         states = [_state(job) for job in self.jobs]
         text = ", ".join(f"{states.count(state)} {state}" for state in _STATES if state in states)
         seconds, place = time.monotonic() - self.began, console.shown(self.folder)

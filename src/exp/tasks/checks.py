@@ -61,16 +61,16 @@ class Doctor(Task):
 
     def announce(self, config: ExpConfig, folder: RunFolder) -> bool:
         """Print what is examined."""
-        from exp.checks import diagnosis
+        from exp.checks import doctor
 
-        diagnosis.begin(config, folder)
+        doctor.begin(config, folder)
         return True
 
     def tell_end(self, config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int | None:
         """Print the table of findings; return its exit code."""
-        from exp.checks import diagnosis
+        from exp.checks import doctor
 
-        return None if outcome.interrupted_by is not None else diagnosis.end(config, folder, outcome)
+        return None if outcome.interrupted_by is not None else doctor.end(config, folder, outcome)
 
 
 @dataclass
@@ -144,11 +144,10 @@ class Trace(Task):
 
     _target_: str = "exp.tasks.checks.Trace"
     name: str = "trace"
-    steps: int = 20
 
     trains: ClassVar[bool] = True
     compared: ClassVar[bool] = False
-    work: ClassVar[str] = "exp.checks.training.train_traced"
+    work: ClassVar[str] = "exp.checks.measure.train_traced"
 
 
 @dataclass
@@ -191,8 +190,8 @@ class _Journaled(Task):
     compared: ClassVar[bool] = False
 
     def tell_end(self, config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int | None:
-        """See :func:`exp.checks.verdict.end_journaled`."""
-        from exp.checks.verdict import end_journaled
+        """See :func:`exp.checks.check.end_journaled`."""
+        from exp.checks.check import end_journaled
 
         return end_journaled(config, folder, outcome)
 
@@ -222,7 +221,7 @@ class Collectives(_Journaled):
     sizes_kib: List[int] = field(default_factory=lambda: [4, 64, 1024, 16384, 65536])
     """Sizes of the tensors, in KiB."""
 
-    work: ClassVar[str] = "exp.checks.collectives.measure_collectives"
+    work: ClassVar[str] = "exp.checks.measure.measure_collectives"
 
     def check(self, config: ExpConfig) -> None:
         """Refuse a single process."""
@@ -242,7 +241,7 @@ class Speed(Task):
     trains: ClassVar[bool] = True
     isolated: ClassVar[bool] = True
     compared: ClassVar[bool] = False
-    work: ClassVar[str] = "exp.checks.training.measure_speed"
+    work: ClassVar[str] = "exp.checks.measure.measure_speed"
 
     def check(self, config: ExpConfig) -> None:
         """Refuse a number of steps that leaves nothing to time after the warm-up."""

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Attach", "Report", "Track"]
 
-_ROWS = 40  # maximum for a paper's table on the terminal; longer tables are only in the files
-
 
 @dataclass
 class _OfRuns(ParentTask):
@@ -57,7 +55,7 @@ class Report(_OfRuns):
         new folder below ``outputs/report``, so that no run folder changes.
         """
         from exp.report import write_report
-        from exp.report.tables import as_rich, paper_tables, sweep_table
+        from exp.report.tables import as_rich, results_tables
         from exp.summary import Finished
 
         paths, runs = self.find()
@@ -68,11 +66,8 @@ class Report(_OfRuns):
             folder = only if is_sweep else Path("outputs", "report", folder.name)
         page = write_report(runs, folder, ", ".join(paths))
         terminal = console.make_console()
-        terminal.print(as_rich(sweep_table(runs)))
-        for table in paper_tables(runs):
-            if table.published and len(table.rows) <= _ROWS:
-                terminal.print()
-                terminal.print(as_rich(table))
+        for table in results_tables(runs):
+            terminal.print(as_rich(table))
         unknown = sum(bool(run.result) and "digests" not in run.result for run in runs)
         if unknown:
             terminal.print(
@@ -98,7 +93,7 @@ class Track(_OfRuns):
         from exp.runs.folder import RunFolder
         from exp.runs.lock import holder_of
         from exp.summary import Finished
-        from exp.trackers.reporting import check, hand_over
+        from exp.trackers import check, hand_over
 
         _, runs = self.find()
         if not config.logger.trackers:
