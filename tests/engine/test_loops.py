@@ -11,7 +11,6 @@ import torch
 from rich.console import Console
 
 from exp.engine import checkpoint
-from exp.engine.finiteness import not_finite
 from exp.engine.hooks import LossMeter, Progress
 from exp.errors import RunError
 from tests.engine.conftest import Line, Mse, Spy
@@ -79,7 +78,7 @@ def test_a_buffer_may_hold_infinity_as_masks_do():
     weights = {"w": torch.ones(2), "b": torch.tensor([INF]), "none": torch.zeros(0), "half": torch.full((70000,), 2.0)}
     weights["half"] = weights["half"].half()  # their sum is not finite
     buffers = {"mask": torch.tensor([0.0, -INF]), "mean": torch.tensor([NAN]), "count": torch.tensor(3)}
-    assert not_finite({**buffers, **weights}, set(weights)) == ["mean", "b"]
+    assert checkpoint.not_finite({**buffers, **weights}, set(weights)) == ["mean", "b"]
 
 
 @pytest.mark.parametrize("form", [lambda value: value, lambda value: {"y": [value]}])

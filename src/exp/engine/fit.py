@@ -18,7 +18,6 @@ from exp import hub
 from exp.config.compose import is_of_hub
 from exp.data.places import shortened
 from exp.engine import checkpoint
-from exp.engine.finiteness import not_finite
 from exp.errors import ConfigError
 from exp.task import task_class
 
@@ -144,7 +143,7 @@ def fit_weights(model: nn.Module, weights: Weights, config: ExpConfig, as_it_is:
         cure = "; init_partial=true starts the rest from random weights"
     if any(refused.values()):
         raise ConfigError(f"{reason}: {count}{_mend(model, state, own, config)}{cure}{shown(refused)}")
-    odd = not_finite(fitting, {name for name, _ in model.named_parameters()})
+    odd = checkpoint.not_finite(fitting, {name for name, _ in model.named_parameters()})
     if odd:
         raise ConfigError(
             f"init_from: {path} has weights that are not finite: {shortened(odd, 1)}; the training that left them has "

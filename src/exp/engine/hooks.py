@@ -18,7 +18,7 @@ from mmengine.hooks import Hook
 
 from exp.console import waited
 from exp.engine.distributed import staged_bytes
-from exp.engine.finiteness import nan_in, what_to_do
+from exp.engine.saving import what_to_do
 from exp.errors import Preempted, RunError
 from exp.runs.files import to_json
 from exp.runs.folder import read_records
@@ -223,7 +223,7 @@ class MetricsHook(Hook):
             runner.backend.synchronize()
             self.time_to_first_step = time.time() - self.started
         if step % self.log_every == 0 or step == self._loop.max_iters:
-            self._read(runner, step, data_batch)
+            self._read(runner, step)
         self.progress.step(step)
 
     def after_train_epoch(self, runner: Any) -> None:
@@ -231,7 +231,7 @@ class MetricsHook(Hook):
         if self._steps_since_mark:
             self._read(runner, runner.iter)
 
-    def _read(self, runner: Any, step: int, batch: Any = None) -> None:
+    def _read(self, runner: Any, step: int) -> None:
         group = runner.distributed_group
         by_rank: list[dict[str, float]] = group.gather(runner.losses.read())
         now, steps = time.perf_counter(), self._steps_since_mark
@@ -249,7 +249,7 @@ class MetricsHook(Hook):
                 ranks = ", ".join(str(rank) for rank, own in enumerate(by_rank) if not math.isfinite(own.get(name, 0)))
                 raise RunError(
                     f"{name} is {value} on rank {ranks} within the {steps} steps before step {step} (epoch "
-                    f"{runner.epoch + 1}){nan_in(batch)}; {what_to_do(runner)}"
+                    f"{runner.epoch + 1}); {what_to_do(runner)}"
                 )
         if not record:
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Container, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Iterable
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
@@ -15,7 +15,6 @@ from exp.data.fingerprint import differences
 from exp.data.places import shortened
 from exp.engine import checkpoint
 from exp.engine.device import seed_everything, set_rng_state
-from exp.engine.finiteness import not_finite
 from exp.engine.optim import parameter_groups
 from exp.engine.wrapper import unwrapped
 from exp.errors import CheckpointError, ConfigError, DataError
@@ -25,12 +24,9 @@ if TYPE_CHECKING:
 
     from exp.session import Session
 
-__all__ = ["carry_over", "changes_course", "compare", "find_checkpoint", "restore"]
+__all__ = ["carry_over", "compare", "find_checkpoint", "restore", "saved_order"]
 
 logger = logging.getLogger(__name__)
-
-_COURSE = ("optim.", "schedule.")
-_LENGTH = frozenset({"max_epochs", "max_steps"})
 
 _PARTS = ("meta", "state_dict", "config", "optimizer", "param_schedulers", "rng", "best")
 
@@ -52,20 +48,16 @@ def find_checkpoint(session: Session, wanted: str, parameters: Container[str]) -
     named = wanted != "auto" and Path(wanted).is_file()
     folder = session.folder.checkpoints if wanted == "auto" else Path(wanted) / "checkpoints"
     candidates = [Path(wanted)] if named else checkpoint.list_checkpoints(folder)
-    path: Path | None = None
-    content: Any = None
-    trouble: str | None = None
+    path, content, trouble = None, None, None
     for each in candidates if session.distributed.is_main else ():
         try:
             content, trouble = checkpoint.read(each, whole=False), None
             lacking = [key for key in _PARTS if not isinstance(content, Mapping) or key not in content]
-            odd = [] if lacking else not_finite(content["state_dict"], parameters)
+            odd = [] if lacking else checkpoint.not_finite(content["state_dict"], parameters)
             if lacking:
                 trouble = f"{each} is no training checkpoint of exp: it has no {', '.join(lacking)}"
             elif odd:
                 trouble = f"{each} has weights that are not finite: {shortened(odd, 1)}"
-            elif not named and checkpoint.step_of(each) != content["meta"]["step"]:
-                trouble = f"{each} is a copy of the checkpoint of step {content['meta']['step']}"
         except CheckpointError as error:
             trouble = str(error)
         if trouble is None:
@@ -100,10 +92,8 @@ def compare(session: Session, content: Mapping[str, Any], source: Path) -> tuple
     found = changes(content["config"], as_plain(config))
     if found.refused:
         raise ConfigError(refusal(found.refused, source))
-    files = content.get("data_files")
-    others: list[str] = []
-    if files is not None and session.data_files is not None:  # on rank 0
-        others = differences(files, session.data_files)
+    files, own = content.get("data_files"), session.data_files  # its own on rank 0 alone
+    others = [] if files is None or own is None else differences(files, own)
     others = session.distributed.gather(others)[0]
     if not others:
         return found.allowed
@@ -135,9 +125,8 @@ def restore(runner: Any, content: Mapping[str, Any], source: Path) -> None:
             f"resume: {source} was trained with the hooks {', '.join(lacking)}, which put weights of their own "
             "into the checkpoint; set hooks as it was, or start from its weights with init_from"
         )
-    model, optimizer, schedulers = unwrapped(runner.model), runner.optim_wrapper, runner.param_schedulers or []
-    changed = changes_course(session.changed, schedulers, meta["steps_per_epoch"] != loop.steps_per_epoch)
-    order = saved_order(model, content) if changed else _trained(optimizer)
+    model = unwrapped(runner.model)
+    order = saved_order(model, content)
     content = checkpoint.complete(content, model, order)
     runner.call_hook("after_load_checkpoint", checkpoint=content)
     for key, value in content.get("message_hub", {}).items():
@@ -149,12 +138,7 @@ def restore(runner: Any, content: Mapping[str, Any], source: Path) -> None:
     # An epoch of other data may be shorter.
     samples = min(meta["samples"], loop.steps_per_epoch * meta["global_batch_size"])
     loop.restore(meta["epoch"], meta["step"], samples, meta["validation_due"])
-    if changed:
-        carry_over(runner, content)
-    else:
-        optimizer.load_state_dict(content["optimizer"])
-        for scheduler, state in zip(schedulers, content["param_schedulers"]):
-            scheduler.load_state_dict(state)
+    carry_over(runner, content, order, _takes_another_course(runner, meta))
     if meta["stopped"] and not trains_on(session.changed):
         loop.stop_training = True
         session.say("resume: this training was stopped early; with a larger patience it would go on")
@@ -168,26 +152,7 @@ def restore(runner: Any, content: Mapping[str, Any], source: Path) -> None:
     runner.checkpoints.take_over_best(runner, source)
 
 
-# -- optimizer and schedules with other settings -----------------------------------------------------------------------
-
-
-def changes_course(changed: Iterable[Change], schedulers: list[Any], other_epochs: bool = False) -> bool:
-    """Whether optimizer or schedule have other settings than those that their state was saved with.
-
-    The length of a training counts where there are schedules, which may end with it.
-
-    Args:
-        changed: keys.
-        schedulers: of the run.
-        other_epochs: whether an epoch has another number of steps now.
-    """
-    keys = [change.key for change in changed]
-    planned = any(not _follows_validation(scheduler) for scheduler in schedulers)
-    return any(key.startswith(_COURSE) for key in keys) or (planned and (other_epochs or not _LENGTH.isdisjoint(keys)))
-
-
-def _follows_validation(scheduler: Any) -> bool:
-    return bool(getattr(scheduler, "need_val_args", False))
+# -- optimizer and schedules -------------------------------------------------------------------------------------------
 
 
 def saved_order(model: nn.Module, content: Mapping[str, Any]) -> list[nn.Parameter]:
@@ -203,33 +168,52 @@ def saved_order(model: nn.Module, content: Mapping[str, Any]) -> list[nn.Paramet
     return [parameter for group in groups for parameter in group]
 
 
-def _trained(optim_wrapper: Any) -> list[nn.Parameter]:
-    return [parameter for group in optim_wrapper.optimizer.param_groups for parameter in group["params"]]
+def _follows_validations(scheduler: Any) -> bool:
+    return bool(getattr(scheduler, "need_val_args", False))
 
 
-def carry_over(runner: Any, content: Mapping[str, Any]) -> None:
-    """Give the optimizer its moments from a checkpoint, and its groups the rates that they would have by now.
+def _takes_another_course(runner: Any, meta: Mapping[str, Any]) -> bool:
+    """Whether rates, decay or the schedule are others than those that the state was saved with.
+
+    The length of a training counts where there are schedules, which may end with it.
+    """
+    keys = {change.key for change in runner.session.changed}
+    if any(key.startswith(("optim.", "schedule.")) for key in keys):
+        return True
+    other_length = {"max_epochs", "max_steps"} & keys or meta["steps_per_epoch"] != runner.train_loop.steps_per_epoch
+    return bool(other_length) and not all(map(_follows_validations, runner.param_schedulers))
+
+
+def carry_over(runner: Any, content: Mapping[str, Any], order: list[nn.Parameter], anew: bool) -> None:
+    """Give the optimizer its moments from a checkpoint; its rates, and the place in the schedules, likewise, or
+    those that they would have by now.
 
     Args:
         runner: with optimizer and schedulers as they are at step 0, and the loop where the training goes on.
-        content: of the checkpoint; it has the configuration that it was written with.
+        content: of the checkpoint.
+        order: of :func:`saved_order`.
+        anew: whether optimizer or schedule have other settings than those of the checkpoint.
 
     Raises:
-        ConfigError: the rates so far depended on validations.
-        CheckpointError: the optimizer's state is not of this model.
+        ConfigError: they have, and the rates so far depended on validations.
     """
-    wrapper, saved = runner.optim_wrapper, content["optimizer"]
-    if any(map(_follows_validation, runner.param_schedulers or [])):
+    wrapper, schedulers, saved = runner.optim_wrapper, runner.param_schedulers, content["optimizer"]
+    if anew and any(map(_follows_validations, schedulers)):
         raise ConfigError(
             "resume: the schedule follows the validations so far (ReduceOnPlateau), so optim, schedule, max_epochs, "
             "max_steps and the number of samples cannot change with it; set them as they were, or begin anew from the "
             "weights with init_from"
         )
-    order = saved_order(unwrapped(runner.model), content)
-    place = {id(parameter): index for index, parameter in enumerate(_trained(wrapper))}
-    state = {place[id(order[index])]: value for index, value in saved["state"].items()}
-    wrapper.load_state_dict({**saved, "state": state, "param_groups": wrapper.optimizer.state_dict()["param_groups"]})
-    _replay(runner.param_schedulers or [], runner.train_loop)
+    trained = (parameter for group in wrapper.optimizer.param_groups for parameter in group["params"])
+    place = {parameter: index for index, parameter in enumerate(trained)}
+    groups = wrapper.optimizer.state_dict()["param_groups"] if anew else saved["param_groups"]
+    state = {place[order[index]]: value for index, value in saved["state"].items()}
+    wrapper.load_state_dict({**saved, "state": state, "param_groups": groups})
+    if anew:
+        _replay(schedulers, runner.train_loop)
+    else:
+        for scheduler, each in zip(schedulers, content["param_schedulers"]):
+            scheduler.load_state_dict(each)
 
 
 def _replay(schedulers: list[Any], loop: Any) -> None:
@@ -238,14 +222,9 @@ def _replay(schedulers: list[Any], loop: Any) -> None:
     With data of another size, schedules by step have those steps behind them that the epochs would have had, as the
     schedule ends with the last one; where ``max_steps`` ends it, those that were taken.
     """
-    by_epoch = [each for each in schedulers if each.by_epoch]
-    by_step = [each for each in schedulers if not each.by_epoch]
-    steps = loop.iter + (0 if loop.ends_by_steps else loop.ahead) if schedulers else 0
-    ended = 0
-    for step in range(1, steps + 1):
-        ends = step % loop.steps_per_epoch == 0 and ended < loop.epoch
-        ended += ends
-        for scheduler in by_step + by_epoch * ends:
-            scheduler.step()
-    for scheduler in by_epoch * (loop.epoch - ended):
-        scheduler.step()
+    length, steps = loop.steps_per_epoch, loop.iter + (0 if loop.ends_by_steps else loop.ahead)
+    for step in range(1, max(steps, loop.epoch * length) + 1 if schedulers else 0):
+        epoch, rest = divmod(step, length)
+        for scheduler in sorted(schedulers, key=lambda each: bool(each.by_epoch)):
+            if (not rest and epoch <= loop.epoch) if scheduler.by_epoch else step <= steps:
+                scheduler.step()

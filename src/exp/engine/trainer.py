@@ -11,6 +11,7 @@ device: losses stay there until a hook asks, every ``log_every`` steps.
 from __future__ import annotations
 
 import logging
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Sequence, cast
 
@@ -29,14 +30,13 @@ from exp.engine import checkpoint
 from exp.engine.building import rank_logger
 from exp.engine.checkpoint import complete, plain
 from exp.engine.device import rng_state
-from exp.engine.finiteness import refuse_nan
 from exp.engine.fsdp import whole
 from exp.engine.hooks import LossMeter, OverfitHook, PreemptionHook
 from exp.engine.optim import build_schedulers
 from exp.engine.registries import CountersHook
-from exp.engine.saving import CheckpointHook, CheckpointWriter
+from exp.engine.saving import CheckpointHook, CheckpointWriter, what_to_do
 from exp.engine.wrapper import average_buffers, predictions, unwrapped
-from exp.errors import ConfigError
+from exp.errors import ConfigError, RunError
 from exp.runs.status import Stage, beat
 from exp.user_code import first_line
 
@@ -476,7 +476,7 @@ class EvalLoop:
         self.evaluator = evaluator
         self.stage = stage
         self._heartbeat = Stage.VALIDATION if stage == "val" else Stage.TEST
-        self._sums: list[list[torch.Tensor]] = []
+        self._sums: list[tuple[int, torch.Tensor]] = []
 
     @torch.no_grad()
     def run(self) -> dict[str, float]:
@@ -497,7 +497,7 @@ class EvalLoop:
             for idx, batch in enumerate(self.dataloader):
                 self.run_iter(idx, batch)
         beat(Stage.METRICS if validates else Stage.TEST_METRICS)
-        refuse_nan(runner, self._sums, stage)
+        self._refuse_nan()
         metrics: dict[str, float] = self.evaluator.compute(runner.distributed_group)
         # What follows the test, such as pictures, takes as long as it takes.
         beat(Stage.AFTER_VALIDATION if validates else Stage.FREE)
@@ -514,7 +514,30 @@ class EvalLoop:
         runner.call_hook(f"before_{stage}_iter", batch_idx=idx, data_batch=batch)
         with runner.backend.autocast(runner.precision):
             outputs = predictions(unwrapped(runner.model), batch, stage)
-        self._sums.append([value.sum() for value in tensors_of(outputs) if value.is_floating_point()])
+        self._sums += [(idx, value.sum()) for value in tensors_of(outputs) if value.is_floating_point()]
         self.evaluator.update(outputs, batch)
         runner.backend.end_batch(outputs)
         runner.call_hook(f"after_{stage}_iter", batch_idx=idx, data_batch=batch, outputs=outputs)
+
+    def _refuse_nan(self) -> None:
+        """Raise, on all ranks alike, where predictions are NaN. A collective; the device is waited for once.
+
+        A metric need not show them: the largest of several NaN is the first class, and means leave samples without a
+        figure out. A sum is NaN where an element is; the infinity of a class that is masked leaves it infinite.
+
+        Raises:
+            RunError: they are; it names the first batch.
+        """
+        runner, sums = self.runner, self._sums
+        values = torch.stack([value.float().to(runner.device) for _, value in sums]).cpu().tolist() if sums else []
+        wrong = sorted({batch for (batch, _), value in zip(sums, values) if math.isnan(value)})
+        by_rank = runner.distributed_group.gather((wrong, len({batch for batch, _ in sums})))
+        first = next(((rank, found[0]) for rank, (found, _) in enumerate(by_rank) if found), None)
+        if first is not None:
+            total, batches = sum(len(found) for found, _ in by_rank), sum(count for _, count in by_rank)
+            split = "validation" if self.stage == "val" else "test"
+            advice = "check the weights and the data, or use precision=fp32"
+            raise RunError(
+                f"predictions are NaN in {total} of {batches} {split} batches, first in batch {first[1] + 1} of rank "
+                f"{first[0]}; {advice if runner.train_loop is None else what_to_do(runner)}"
+            )
