@@ -115,7 +115,7 @@ def main() -> None:
         loader: DataLoader[Any] = DataLoader(Batches(width), batch_size=None, sampler=Positions(steps, BATCH))  # type: ignore
         hook = TimedHook(config, session.folder.checkpoints, "mse")
         optim_wrapper = BackendOptimWrapper(torch.optim.Adam(model.parameters()), session.backend)
-        runner = Trainer(session, model, TrainLoop(loader, max_epochs=1), optim_wrapper=optim_wrapper, checkpoints=hook)
+        runner = Trainer(session, model, optim_wrapper, TrainLoop(loader, max_epochs=1), checkpoints=hook)
         hook.mark = time.perf_counter()
         runner.train()
         runner.checkpoint_writer.wait()

@@ -127,7 +127,7 @@ def ours(loader: DataLoader, steps: int, folder: str) -> float:
     schedules, hooks = [{"type": "ExponentialLR", "gamma": 0.5}], [clock]
     loop = TrainLoop(loader, max_epochs=1)
     own = {"figures": metrics, "checkpoints": checkpoints}
-    Trainer(session, model, loop, optim_wrapper=wrapper, schedulers=schedules, hooks=hooks, **own).train()
+    Trainer(session, model, wrapper, loop, schedulers=schedules, hooks=hooks, **own).train()
     return clock.seconds / steps
 
 

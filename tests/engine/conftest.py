@@ -115,10 +115,10 @@ def make_runner(make_session):
         runner = Trainer(
             session,
             model,
+            BackendOptimWrapper(optimizer, session.backend, accumulate=accumulate),
             TrainLoop(train_loader, max_epochs, accumulate=accumulate, **limits),
             EvalLoop(test_loader, Evaluator(metrics or [Mse()]), "val"),
             EvalLoop(test_loader, Evaluator([Mse()]), "test"),
-            BackendOptimWrapper(optimizer, session.backend, accumulate=accumulate),
             schedulers or (),
             hooks,
             figures=logging,

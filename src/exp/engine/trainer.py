@@ -10,10 +10,10 @@ device: losses stay there until a hook asks, every ``log_every`` steps.
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Sequence, cast
+from typing import TYPE_CHECKING, Any, Callable, List, Mapping, Sequence, Tuple, cast
 
 import torch
 from mmengine.config import Config
@@ -28,7 +28,6 @@ from exp.config.differences import of_training
 from exp.data.loader import move, tensors_of
 from exp.engine import checkpoint
 from exp.engine.building import rank_logger
-from exp.engine.checkpoint import complete, plain
 from exp.engine.device import rng_state
 from exp.engine.fsdp import whole
 from exp.engine.hooks import LossMeter, OverfitHook, PreemptionHook
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
     from exp.models.dropout import DropoutStream
     from exp.session import Session
 
-__all__ = ["EvalLoop", "TrainLoop", "Trainer"]
+__all__ = ["EvalLoop", "TrainLoop", "Trainer", "refuse_nan", "sums_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -57,17 +56,19 @@ logger = logging.getLogger(__name__)
 _RUNTIME_INFO = {"cfg", "seed", "experiment_name", "mmengine_version", "dataset_meta", "loop_stage", "epoch", "iter",
                  "max_epochs", "max_iters", "eta"}  # fmt: skip
 
+Sums = List[Tuple[int, torch.Tensor]]
+
 
 class Trainer:
-    """Trains and evaluates one model on the session's device; hooks know it as the runner.
+    """Trains one model on the session's device, and tests it; hooks know it as the runner.
 
     Args:
         session: gives device, backend, group, configuration and run folder.
         model: on the device, wrapped or not (:func:`exp.engine.wrapper.place_and_wrap`).
-        train_loop: None: nothing is trained.
+        optim_wrapper: of the model's parameters.
+        train_loop: what is trained, and how long.
         val_loop: None: nothing is validated.
         test_loop: None: nothing is tested.
-        optim_wrapper: of the model's parameters.
         schedulers: configurations of parameter schedulers.
         hooks: the user's; called in the order of their priorities. MMEngine's ParamSchedulerHook, counters in the
             message hub and what ends a training early are there anyway.
@@ -87,10 +88,10 @@ class Trainer:
         self,
         session: Session,
         model: torch.nn.Module,
-        train_loop: TrainLoop | None = None,
+        optim_wrapper: BackendOptimWrapper,
+        train_loop: TrainLoop,
         val_loop: EvalLoop | None = None,
         test_loop: EvalLoop | None = None,
-        optim_wrapper: BackendOptimWrapper | None = None,
         schedulers: Sequence[dict[str, Any]] = (),
         hooks: Sequence[Hook] = (),
         vis_backends: Sequence[Any] = (),
@@ -103,6 +104,7 @@ class Trainer:
         self.seed, self.deterministic = int(session.config.seed), torch.are_deterministic_algorithms_enabled()
         self.precision: str = session.config.precision
         self.model, self.model_name = model, type(unwrapped(model)).__name__
+        self.optim_wrapper: Any = optim_wrapper
         self.train_loop, self.val_loop, self.test_loop = train_loop, val_loop, test_loop
         for loop in filter(None, (val_loop, test_loop)):
             loop.runner = self
@@ -116,7 +118,6 @@ class Trainer:
         backends = list(vis_backends) or None
         self.visualizer = Visualizer.get_instance(name, vis_backends=backends, save_dir=self.work_dir)
         self.visualizer.add_config(self.cfg)
-        self.optim_wrapper: Any = optim_wrapper
         self.param_schedulers = build_schedulers(schedulers, self)
         self.hooks: list[Hook] = []
         self._calls: dict[str, list[Any]] = {}
@@ -124,23 +125,18 @@ class Trainer:
         counted = any(type(hook) is RuntimeInfoHook for hook in hooks)  # MMEngine's counts, and reads every step
         own: list[Any] = [None if counted else CountersHook(), ParamSchedulerHook(), figures, checkpoints]
         own.append(checkpoints and PreemptionHook(session, checkpoints))
-        own.append(OverfitHook(session) if session.config.debug.overfit and train_loop is not None else None)
+        own.append(OverfitHook(session) if session.config.debug.overfit else None)
         for hook in filter(None, (*own, *hooks)):
             self.register_hook(hook)
         self.checkpoint_writer = CheckpointWriter(self.backend)
 
     # -- what hooks ask of a runner ---------------------------------------------------------------------------------
 
-    @property
-    def iter(self) -> int:
-        """Optimizer steps completed."""
-        return 0 if self.train_loop is None else self.train_loop.iter
-
     def __getattr__(self, name: str) -> Any:
-        """Of the loops: ``epoch``, ``max_iters``, ``val_dataloader``, ``test_evaluator``..."""
+        """Of the loops: ``iter`` (optimizer steps completed), ``epoch``, ``max_iters``, ``val_dataloader``..."""
         place, _, last = name.partition("_")
-        if name in ("epoch", "max_epochs", "max_iters", "val_interval", "val_begin"):
-            return getattr(self.train_loop, name, 0)
+        if name in ("iter", "epoch", "max_epochs", "max_iters", "val_interval", "val_begin"):
+            return getattr(self.train_loop, name)
         if place in ("train", "val", "test") and last in ("dataloader", "evaluator"):
             return getattr(getattr(self, f"{place}_loop"), last, None)
         raise AttributeError(f"{type(self).__name__} has no {name}; see docs/extend/hooks.md")
@@ -175,18 +171,10 @@ class Trainer:
                     raise
                 raise ConfigError(f"hooks: {hook.__name__}: {first_line(error)}") from error
 
-    def save_checkpoint(self, out_dir: str, filename: str, *_: Any, by_epoch: bool = True, **__: Any) -> None:
-        """Write weights, optimizer and message hub beside the checkpoints of the run, as MMEngine's method does."""
-        if self.distributed_group.is_main:
-            content = self._content(self.iter + (not by_epoch))
-            content["meta"]["epoch"] += by_epoch
-            self.let_hooks_change(content)
-            checkpoint.write(Path(out_dir, filename), content)
-
     # -- train, evaluate ---------------------------------------------------------------------------------------------
 
     def train(self, load: Callable[[], object] | None = None) -> None:
-        """Train and validate, epoch by epoch.
+        """Train and validate, epoch by epoch; an optimizer step is ``accumulate`` micro-batches.
 
         An epoch that ``max_steps`` cuts short is validated like any other, but does not count as completed, so that
         a resumed run with a larger ``max_steps`` continues in its middle.
@@ -194,16 +182,15 @@ class Trainer:
         Args:
             load: restores the state that the training continues from, between ``before_run`` and the loop.
         """
-        loop = self.train_loop
-        assert loop is not None
+        loop, dropouts = self.train_loop, self.train_loop.dropouts
         self._resume = load is not None
         self.call_hook("before_run")
         if load is not None:
             load()
         self.optim_wrapper.initialize_count_status(self.model, 0, -1)
         self.call_hook("before_train")
-        if loop.dropouts is not None:
-            self.optim_wrapper.before_backward = loop.dropouts.begin_backward
+        if dropouts is not None:
+            self.optim_wrapper.before_backward = dropouts.begin_backward
         if loop.validation_due:
             self._validate()
         start_epoch: Any = getattr(unwrapped(self.model), "start_epoch", None)  # MMEngine's models have none
@@ -215,7 +202,25 @@ class Trainer:
             batches = iter(loop.dataloader)
             index = loop.sampler.samples // loop.sampler.global_batch_size
             while index < loop.steps_per_epoch and loop.iter < loop.max_iters and not loop.stop_training:
-                self.step(index, batches)
+                try:
+                    for micro in range(loop.accumulate):
+                        beat(Stage.DATA, loop.iter + 1)
+                        batch = move(next(batches), self.device)
+                        if micro == 0:
+                            self.call_hook("before_train_iter", batch_idx=index, data_batch=batch)
+                        beat(Stage.FORWARD)
+                        if dropouts is not None:
+                            dropouts.begin(loop.iter, micro)
+                        outputs = self.model.train_step(batch, optim_wrapper=self.optim_wrapper)  # type: ignore[operator]
+                        self.losses.add(outputs)
+                finally:
+                    if dropouts is not None:
+                        dropouts.end()
+                loop.sampler.advance()
+                beat(Stage.HOOKS)
+                self.session.begin()  # the memory that a step needs is there
+                self.call_hook("after_train_iter", batch_idx=index, data_batch=batch, outputs=outputs)
+                loop.iter += 1
                 index += 1
                 if loop.val_every is not None and loop.iter % loop.val_every == 0 and not loop.stop_training:
                     self._validate()
@@ -233,36 +238,9 @@ class Trainer:
         self.call_hook("after_train")
         self.call_hook("after_run")
 
-    def step(self, idx: int, batches: Iterator[dict[str, torch.Tensor]]) -> None:
-        """One optimizer step: ``accumulate`` micro-batches."""
-        loop = self.train_loop
-        assert loop is not None
-        try:
-            for micro in range(loop.accumulate):
-                beat(Stage.DATA, loop.iter + 1)
-                batch = move(next(batches), self.device)
-                if micro == 0:
-                    self.call_hook("before_train_iter", batch_idx=idx, data_batch=batch)
-                beat(Stage.FORWARD)
-                if loop.dropouts is not None:
-                    loop.dropouts.begin(loop.iter, micro)
-                outputs = self.model.train_step(batch, optim_wrapper=self.optim_wrapper)  # type: ignore[operator]
-                self.losses.add(outputs)
-        finally:
-            if loop.dropouts is not None:
-                loop.dropouts.end()
-        loop.sampler.advance()
-        beat(Stage.HOOKS)
-        if not self.session.begun:  # the memory that a step needs is there
-            self.session.begin()
-        self.call_hook("after_train_iter", batch_idx=idx, data_batch=batch, outputs=outputs)
-        loop.iter += 1
-
     def _validate(self) -> None:
-        loop = self.train_loop
-        assert loop is not None
-        if loop.validated != loop.iter and self.val_loop is not None:
-            loop.validated = loop.iter
+        if self.val_loop is not None and self.train_loop.validated != self.iter:
+            self.train_loop.validated = self.iter
             self.val_loop.run()
             self.model.train()
 
@@ -273,7 +251,7 @@ class Trainer:
         self.call_hook("before_run")
         if content is not None:
             model = unwrapped(self.model)
-            best = complete(content, model)
+            best = checkpoint.complete(content, model)
             self.call_hook("after_load_checkpoint", checkpoint=best)
             model.load_state_dict(best["state_dict"])
         metrics = self.test_loop.run()
@@ -314,9 +292,21 @@ class Trainer:
             validation_due: whether a validation is to be made before training continues.
         """
         self.average_buffers()
-        content = self._content(step)
+        infos = {}  # what hooks keep in the message hub, and want resumed, if it is plain
+        for key, value in self.message_hub.state_dict()["runtime_info"].items():
+            try:
+                infos.update({} if key in _RUNTIME_INFO else {key: checkpoint.plain(value)})
+            except TypeError as error:
+                logger.warning("message hub: %s is not resumed: %s", key, error)
+        content = {
+            **self.weights(step),
+            "optimizer": self.optim_wrapper.state_dict(),
+            "param_schedulers": [scheduler.state_dict() for scheduler in self.param_schedulers],
+            "message_hub": infos,
+            "rng": self.distributed_group.gather(rng_state(self.backend)),
+            "best": dict(best),
+        }
         content["meta"]["validation_due"] = validation_due
-        content.update(rng=self.distributed_group.gather(rng_state(self.backend)), best=dict(best))
         if self.distributed_group.is_main:  # as in MMEngine: they may write files
             self.let_hooks_change(content)
         return content
@@ -324,7 +314,6 @@ class Trainer:
     def weights(self, step: int) -> dict[str, Any]:
         """The weights, with what of the data belongs to them."""
         session, loop = self.session, self.train_loop
-        assert loop is not None
         meta = {
             "format": 1,
             "experiment": session.config.name,
@@ -344,21 +333,6 @@ class Trainer:
             "state_dict": unwrapped(self.model).state_dict(),
             **{key: value for key, value in found.items() if value is not None},
             "config": of_training(session.config),
-        }
-
-    def _content(self, step: int) -> dict[str, Any]:
-        """Weights, optimizer, schedulers, and what hooks keep in the message hub and want resumed if it is plain."""
-        infos = {}
-        for key, value in self.message_hub.state_dict()["runtime_info"].items():
-            try:
-                infos.update({} if key in _RUNTIME_INFO else {key: plain(value)})
-            except TypeError as error:
-                logger.warning("message hub: %s is not resumed: %s", key, error)
-        return {
-            **self.weights(step),
-            "optimizer": self.optim_wrapper.state_dict(),
-            "param_schedulers": [scheduler.state_dict() for scheduler in self.param_schedulers],
-            "message_hub": infos,
         }
 
     def let_hooks_change(self, content: dict[str, Any]) -> None:
@@ -476,7 +450,7 @@ class EvalLoop:
         self.evaluator = evaluator
         self.stage = stage
         self._heartbeat = Stage.VALIDATION if stage == "val" else Stage.TEST
-        self._sums: list[tuple[int, torch.Tensor]] = []
+        self._sums: Sums = []
 
     @torch.no_grad()
     def run(self) -> dict[str, float]:
@@ -497,7 +471,8 @@ class EvalLoop:
             for idx, batch in enumerate(self.dataloader):
                 self.run_iter(idx, batch)
         beat(Stage.METRICS if validates else Stage.TEST_METRICS)
-        self._refuse_nan()
+        split = "validation" if validates else "test"
+        refuse_nan(runner.session, self._sums, split, functools.partial(what_to_do, runner))
         metrics: dict[str, float] = self.evaluator.compute(runner.distributed_group)
         # What follows the test, such as pictures, takes as long as it takes.
         beat(Stage.AFTER_VALIDATION if validates else Stage.FREE)
@@ -514,30 +489,42 @@ class EvalLoop:
         runner.call_hook(f"before_{stage}_iter", batch_idx=idx, data_batch=batch)
         with runner.backend.autocast(runner.precision):
             outputs = predictions(unwrapped(runner.model), batch, stage)
-        self._sums += [(idx, value.sum()) for value in tensors_of(outputs) if value.is_floating_point()]
+        self._sums += sums_of(outputs, idx)
         self.evaluator.update(outputs, batch)
         runner.backend.end_batch(outputs)
         runner.call_hook(f"after_{stage}_iter", batch_idx=idx, data_batch=batch, outputs=outputs)
 
-    def _refuse_nan(self) -> None:
-        """Raise, on all ranks alike, where predictions are NaN. A collective; the device is waited for once.
 
-        A metric need not show them: the largest of several NaN is the first class, and means leave samples without a
-        figure out. A sum is NaN where an element is; the infinity of a class that is masked leaves it infinite.
+def refuse_nan(
+    session: Session, sums: Sequence[tuple[int, torch.Tensor]], split: str, advice: Callable[[], str]
+) -> None:
+    """Raise, on all ranks alike, where predictions are NaN. A collective; the device is waited for once.
 
-        Raises:
-            RunError: they are; it names the first batch.
-        """
-        runner, sums = self.runner, self._sums
-        values = torch.stack([value.float().to(runner.device) for _, value in sums]).cpu().tolist() if sums else []
-        wrong = sorted({batch for (batch, _), value in zip(sums, values) if math.isnan(value)})
-        by_rank = runner.distributed_group.gather((wrong, len({batch for batch, _ in sums})))
-        first = next(((rank, found[0]) for rank, (found, _) in enumerate(by_rank) if found), None)
-        if first is not None:
-            total, batches = sum(len(found) for found, _ in by_rank), sum(count for _, count in by_rank)
-            split = "validation" if self.stage == "val" else "test"
-            advice = "check the weights and the data, or use precision=fp32"
-            raise RunError(
-                f"predictions are NaN in {total} of {batches} {split} batches, first in batch {first[1] + 1} of rank "
-                f"{first[0]}; {advice if runner.train_loop is None else what_to_do(runner)}"
-            )
+    A metric need not show them: the largest of several NaN is the first class, and means leave samples without a
+    figure out.
+
+    Args:
+        session: the session.
+        sums: of each tensor of floating point that was predicted, the number of its batch, and its sum: NaN where an
+            element is; the infinity of a class that is masked leaves it infinite.
+        split: for the message.
+        advice: called by all ranks.
+
+    Raises:
+        RunError: they are; it names the first batch.
+    """
+    values = torch.stack([value.float().to(session.device) for _, value in sums]).cpu().tolist() if sums else []
+    wrong = sorted({batch for (batch, _), value in zip(sums, values) if math.isnan(value)})
+    by_rank = session.distributed.gather((wrong, len({batch for batch, _ in sums})))
+    first = next(((rank, found[0]) for rank, (found, _) in enumerate(by_rank) if found), None)
+    if first is not None:
+        total, batches = sum(len(found) for found, _ in by_rank), sum(count for _, count in by_rank)
+        raise RunError(
+            f"predictions are NaN in {total} of {batches} {split} batches, first in batch {first[1] + 1} of rank "
+            f"{first[0]}; {advice()}"
+        )
+
+
+def sums_of(outputs: Any, batch: int) -> Sums:
+    """What :func:`refuse_nan` needs of the predictions for a batch, which stay on the device."""
+    return [(batch, value.sum()) for value in tensors_of(outputs) if value.is_floating_point()]

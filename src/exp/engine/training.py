@@ -27,10 +27,9 @@ from exp.engine.building import (
 from exp.engine.device import rng_state, seed_everything, set_rng_state
 from exp.engine.fsdp import is_sharded, refuse_hooks
 from exp.engine.hooks import MetricsHook, Progress
-from exp.engine.logger import build_loggers
 from exp.engine.optim import BackendOptimWrapper, build_optimizer
 from exp.engine.outputs import draw_extras, training_pictures
-from exp.engine.registries import build_hooks
+from exp.engine.registries import build_hooks, build_loggers
 from exp.engine.resume import compare, find_checkpoint, restore
 from exp.engine.saving import CheckpointHook
 from exp.engine.trainer import EvalLoop, Trainer, TrainLoop
@@ -69,10 +68,10 @@ def train(session: Session, rate: Callable[..., dict[str, float]], what_fits: Ca
     model = build_model(session, data, to_place=True)
     with _explained(session, what_fits):
         trainer = build_trainer(session, data, model)
-        figures, checkpoints = trainer.figures, trainer.checkpoints
+        figures, checkpoints, tests = trainer.figures, trainer.checkpoints, trainer.test_loop
         assert figures is not None
         assert checkpoints is not None
-        assert trainer.test_loop is not None
+        assert tests is not None
         if session.config.rehearsal:
             _check_one_batch(session, data, trainer)
         source, load = _resume(session, trainer)
@@ -83,7 +82,7 @@ def train(session: Session, rate: Callable[..., dict[str, float]], what_fits: Ca
         finally:  # the terminal's cursor and the loaders' processes, whatever has happened
             figures.progress.stop()
             trainer.close()
-        evaluator = trainer.test_loop.evaluator
+        evaluator = tests.evaluator
         draw_extras(session, lambda: training_pictures(session, trainer.model, evaluator))
         trainer.visualizer.close()
         speed = figures.samples / figures.train_seconds if figures.train_seconds else None
@@ -157,9 +156,6 @@ def build_trainer(session: Session, data: Any, model: Any) -> Trainer:
     return Trainer(
         session,
         model,
-        TrainLoop(loader, config.max_epochs, config.max_steps, config.accumulate, config.val_every, dropouts),
-        EvalLoop(share_loader(val, data, session), build_evaluator(session, data), "val"),
-        EvalLoop(share_loader(test, data, session), evaluator, "test"),
         BackendOptimWrapper(
             build_optimizer(bare, config.optim, session.backend.capabilities.lacking_operators),
             session.backend,
@@ -168,6 +164,9 @@ def build_trainer(session: Session, data: Any, model: Any) -> Trainer:
             clip_grad_norm=config.optim.clip_grad_norm,
             model=bare,
         ),
+        TrainLoop(loader, config.max_epochs, config.max_steps, config.accumulate, config.val_every, dropouts),
+        EvalLoop(share_loader(val, data, session), build_evaluator(session, data), "val"),
+        EvalLoop(share_loader(test, data, session), evaluator, "test"),
         schedulers,
         user_hooks,
         build_loggers(session),
