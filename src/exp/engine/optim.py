@@ -309,7 +309,7 @@ class TorchOneCycle:
         by_epoch: bool = False,
     ) -> None:
         if by_epoch:
-            raise ValueError("there is no cycle by epoch; set by_epoch: false, or convert_to_iter_based: true")
+            raise ValueError("there is no cycle by epoch; set by_epoch: false")
         inner = _inner(optimizer)
         self._scheduler = OneCycleLR(
             inner,
@@ -318,14 +318,6 @@ class TorchOneCycle:
             pct_start=pct_start,
             cycle_momentum=cycle_momentum,
         )
-
-    @classmethod
-    def build_iter_from_epoch(
-        cls, *, optimizer: Any, epoch_length: int, total_steps: int, by_epoch: bool = True, **kwargs: Any
-    ) -> TorchOneCycle:
-        """Build for ``total_steps`` epochs; the registry calls this if ``convert_to_iter_based`` is set."""
-        del by_epoch
-        return cls(optimizer, total_steps=total_steps * epoch_length, **kwargs)
 
     def step(self) -> None:
         """One optimizer step has been taken."""

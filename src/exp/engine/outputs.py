@@ -22,7 +22,7 @@ from exp.engine.building import (
     split_in_use,
 )
 from exp.engine.fsdp import is_sharded
-from exp.engine.trainer import Sums, refuse_nan, sums_of
+from exp.engine.trainer import EvalLoop
 from exp.engine.wrapper import check_placement, place_and_wrap, predictions, unwrapped
 from exp.errors import ConfigError
 from exp.runs.files import csv_content, write_atomically
@@ -208,24 +208,9 @@ def measure(
         RunError: predictions are NaN.
     """
     loader = share_loader(split_in_use(session, data, "test"), data, session)
-    evaluator.reset()
-    sums: Sums = []
-    with torch.no_grad():
-        for index, (numbers, batch) in enumerate(zip(loader.sampler, loader)):
-            beat(Stage.TEST)
-            moved = move(batch, session.device)
-            with session.backend.autocast(session.config.precision):
-                outputs = predictions(model, moved if change is None else change(moved, numbers))
-            sums += sums_of(outputs, index)
-            evaluator.update(outputs, moved)
-            session.backend.end_batch(outputs)
-            if each is not None:
-                each(outputs, moved)
-    beat(Stage.TEST_METRICS)
-    refuse_nan(session, sums, "test", lambda: "check the weights and the data, or use precision=fp32")
-    values = evaluator.compute(session.distributed)
+    metrics = EvalLoop(session, model, loader, evaluator, "test", change, each).measure()
     beat(Stage.FREE)  # what follows, such as pictures, takes as long as it takes
-    return values
+    return metrics
 
 
 class PictureWriter:

@@ -17,7 +17,7 @@ import mmengine.hooks
 import torch
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS, VISBACKENDS, Registry
-from mmengine.runner import Priority, get_priority
+from mmengine.runner import get_priority
 from mmengine.visualization.vis_backend import BaseVisBackend
 from omegaconf import OmegaConf
 
@@ -227,12 +227,7 @@ def build_hooks(
             get_priority(hook.priority)
         except ImportError as error:
             raise UnavailableError(f"hooks: {name} needs a package that is not installed: {error}") from error
-        except KeyError as error:
-            known = ", ".join(Priority.__members__)
-            raise ConfigError(
-                f"hooks: {name} has priority {priority}, but it is one of {known}, or 0 to 100"
-            ) from error
-        except (AssertionError, TypeError, ValueError) as error:
+        except (AssertionError, KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"hooks: {name} does not take these settings: {error}") from error
         if isinstance(hook, mmengine.hooks.EarlyStoppingHook) and names:
             check_monitor(f"hooks: {type(hook).__name__}", hook.monitor, names)

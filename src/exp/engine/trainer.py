@@ -10,10 +10,9 @@ device: losses stay there until a hook asks, every ``log_every`` steps.
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
-from typing import TYPE_CHECKING, Any, Callable, List, Mapping, Sequence, Tuple, cast
+from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence, cast
 
 import torch
 from mmengine.config import Config
@@ -48,15 +47,13 @@ if TYPE_CHECKING:
     from exp.models.dropout import DropoutStream
     from exp.session import Session
 
-__all__ = ["EvalLoop", "TrainLoop", "Trainer", "refuse_nan", "sums_of"]
+__all__ = ["EvalLoop", "TrainLoop", "Trainer"]
 
 logger = logging.getLogger(__name__)
 
 # What RuntimeInfoHook and IterTimerHook write into the message hub anew; the rest is state of the user's hooks.
 _RUNTIME_INFO = {"cfg", "seed", "experiment_name", "mmengine_version", "dataset_meta", "loop_stage", "epoch", "iter",
                  "max_epochs", "max_iters", "eta"}  # fmt: skip
-
-Sums = List[Tuple[int, torch.Tensor]]
 
 
 class Trainer:
@@ -438,21 +435,34 @@ class EvalLoop:
     Runs the bare module: a DDP forward may exchange buffers, and ranks may have different numbers of batches here.
 
     Args:
+        session: gives device, backend and precision.
+        model: on the device, wrapped or not; is left in eval mode.
         dataloader: this rank's share.
         evaluator: has ``reset()``, ``update(outputs, batch)`` and ``compute(distributed) -> dict``.
         stage: ``val`` or ``test``: which hooks are called.
+        change: what becomes of each batch, on the device, before the model sees it; it also gets the numbers of the
+            samples in the split, int64 (B,) on the CPU.
+        each: takes the predictions for each batch, and the batch.
     """
 
-    runner: Any
+    runner: Any = None
+    """Whose hooks are called, if any."""
 
-    def __init__(self, dataloader: DataLoader[Any], evaluator: Any, stage: str) -> None:
-        self.dataloader = dataloader
-        self.evaluator = evaluator
-        self.stage = stage
+    def __init__(
+        self,
+        session: Session,
+        model: torch.nn.Module,
+        dataloader: DataLoader[Any],
+        evaluator: Any,
+        stage: str,
+        change: Callable[[dict[str, Any], torch.Tensor], dict[str, Any]] | None = None,
+        each: Callable[[Any, dict[str, Any]], object] | None = None,
+    ) -> None:
+        self.session, self.model, self.dataloader, self.evaluator = session, unwrapped(model), dataloader, evaluator
+        self.stage, self.change, self.each = stage, change, each
         self._heartbeat = Stage.VALIDATION if stage == "val" else Stage.TEST
-        self._sums: Sums = []
+        self._sums: list[tuple[int, torch.Tensor]] = []
 
-    @torch.no_grad()
     def run(self) -> dict[str, float]:
         """Evaluate; returns the metrics by name."""
         runner, stage, validates = self.runner, self.stage, self.stage == "val"
@@ -460,71 +470,73 @@ class EvalLoop:
             runner.average_buffers()
             runner.call_hook("before_validation")  # not MMEngine's: before hooks put other weights in place
         runner.call_hook(f"before_{stage}")
-        runner.session.begin()  # before the first batch: ranks may have different numbers of them
+        self.session.begin()  # before the first batch: ranks may have different numbers of them
         runner.call_hook(f"before_{stage}_epoch")
-        model = unwrapped(runner.model)
-        model.eval()
-        self.evaluator.reset()
-        self._sums = []
         beat(self._heartbeat, runner.iter)
-        with whole(model):
-            for idx, batch in enumerate(self.dataloader):
-                self.run_iter(idx, batch)
-        beat(Stage.METRICS if validates else Stage.TEST_METRICS)
-        split = "validation" if validates else "test"
-        refuse_nan(runner.session, self._sums, split, functools.partial(what_to_do, runner))
-        metrics: dict[str, float] = self.evaluator.compute(runner.distributed_group)
+        metrics = self.measure()
         # What follows the test, such as pictures, takes as long as it takes.
         beat(Stage.AFTER_VALIDATION if validates else Stage.FREE)
         runner.call_hook(f"after_{stage}_epoch", metrics=metrics)
         runner.call_hook(f"after_{stage}")
         return metrics
 
+    def measure(self) -> dict[str, float]:
+        """The metrics by name. A collective.
+
+        Raises:
+            RunError: predictions are NaN.
+        """
+        self.model.eval()
+        self.evaluator.reset()
+        self._sums = []
+        numbers = iter(self.dataloader.sampler)
+        with whole(self.model):
+            for index, batch in enumerate(self.dataloader):
+                self.run_iter(index, batch, next(numbers) if self.change is not None else None)
+        beat(Stage.METRICS if self.stage == "val" else Stage.TEST_METRICS)
+        self._refuse_nan()
+        metrics: dict[str, float] = self.evaluator.compute(self.session.distributed)
+        return metrics
+
     @torch.no_grad()
-    def run_iter(self, idx: int, data_batch: dict[str, Any]) -> None:
+    def run_iter(self, idx: int, data_batch: dict[str, Any], numbers: torch.Tensor | None = None) -> None:
         """Predict one batch, as the loader gives it, and have it measured."""
-        runner, stage = self.runner, self.stage
+        runner, stage, session = self.runner, self.stage, self.session
         beat(self._heartbeat)
-        batch = move(data_batch, runner.device)
-        runner.call_hook(f"before_{stage}_iter", batch_idx=idx, data_batch=batch)
-        with runner.backend.autocast(runner.precision):
-            outputs = predictions(unwrapped(runner.model), batch, stage)
-        self._sums += sums_of(outputs, idx)
+        batch = move(data_batch, session.device)
+        if runner is not None:
+            runner.call_hook(f"before_{stage}_iter", batch_idx=idx, data_batch=batch)
+        if self.change is not None and numbers is not None:
+            batch = self.change(batch, numbers)
+        with session.backend.autocast(session.config.precision):
+            outputs = predictions(self.model, batch, stage)
+        self._sums += [(idx, value.sum()) for value in tensors_of(outputs) if value.is_floating_point()]
         self.evaluator.update(outputs, batch)
-        runner.backend.end_batch(outputs)
-        runner.call_hook(f"after_{stage}_iter", batch_idx=idx, data_batch=batch, outputs=outputs)
+        session.backend.end_batch(outputs)
+        if self.each is not None:
+            self.each(outputs, batch)
+        if runner is not None:
+            runner.call_hook(f"after_{stage}_iter", batch_idx=idx, data_batch=batch, outputs=outputs)
 
+    def _refuse_nan(self) -> None:
+        """Raise, on all ranks alike, where predictions are NaN. A collective; the device is waited for once.
 
-def refuse_nan(
-    session: Session, sums: Sequence[tuple[int, torch.Tensor]], split: str, advice: Callable[[], str]
-) -> None:
-    """Raise, on all ranks alike, where predictions are NaN. A collective; the device is waited for once.
+        A metric need not show them: the largest of several NaN is the first class, and means leave samples without a
+        figure out. A sum is NaN where an element is; the infinity of a class that is masked leaves it infinite.
 
-    A metric need not show them: the largest of several NaN is the first class, and means leave samples without a
-    figure out.
-
-    Args:
-        session: the session.
-        sums: of each tensor of floating point that was predicted, the number of its batch, and its sum: NaN where an
-            element is; the infinity of a class that is masked leaves it infinite.
-        split: for the message.
-        advice: called by all ranks.
-
-    Raises:
-        RunError: they are; it names the first batch.
-    """
-    values = torch.stack([value.float().to(session.device) for _, value in sums]).cpu().tolist() if sums else []
-    wrong = sorted({batch for (batch, _), value in zip(sums, values) if math.isnan(value)})
-    by_rank = session.distributed.gather((wrong, len({batch for batch, _ in sums})))
-    first = next(((rank, found[0]) for rank, (found, _) in enumerate(by_rank) if found), None)
-    if first is not None:
-        total, batches = sum(len(found) for found, _ in by_rank), sum(count for _, count in by_rank)
-        raise RunError(
-            f"predictions are NaN in {total} of {batches} {split} batches, first in batch {first[1] + 1} of rank "
-            f"{first[0]}; {advice()}"
-        )
-
-
-def sums_of(outputs: Any, batch: int) -> Sums:
-    """What :func:`refuse_nan` needs of the predictions for a batch, which stay on the device."""
-    return [(batch, value.sum()) for value in tensors_of(outputs) if value.is_floating_point()]
+        Raises:
+            RunError: they are; it names the first batch.
+        """
+        sums, device = self._sums, self.session.device
+        values = torch.stack([value.float().to(device) for _, value in sums]).cpu().tolist() if sums else []
+        wrong = sorted({batch for (batch, _), value in zip(sums, values) if math.isnan(value)})
+        by_rank = self.session.distributed.gather((wrong, len({batch for batch, _ in sums})))
+        first = next(((rank, found[0]) for rank, (found, _) in enumerate(by_rank) if found), None)
+        if first is not None:
+            total, batches = sum(len(found) for found, _ in by_rank), sum(count for _, count in by_rank)
+            split = "validation" if self.stage == "val" else "test"
+            advice = "check the weights and the data, or use precision=fp32"
+            raise RunError(
+                f"predictions are NaN in {total} of {batches} {split} batches, first in batch {first[1] + 1} of rank "
+                f"{first[0]}; {advice if self.runner is None else what_to_do(self.runner)}"
+            )
