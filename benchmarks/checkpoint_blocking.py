@@ -113,9 +113,11 @@ def main() -> None:
         session.device, session.distributed = torch.device("cpu"), Distributed()
         model = Stack(width)
         loader: DataLoader[Any] = DataLoader(Batches(width), batch_size=None, sampler=Positions(steps, BATCH))  # type: ignore
-        hook = TimedHook(config, session.folder.checkpoints, "mse")
         optim_wrapper = BackendOptimWrapper(torch.optim.Adam(model.parameters()), session.backend)
-        runner = Trainer(session, model, optim_wrapper, TrainLoop(loader, max_epochs=1), checkpoints=hook)
+        runner = Trainer(session, model, optim_wrapper, TrainLoop(loader, max_epochs=1))
+        hook = TimedHook(session)
+        runner.hooks.remove(runner.checkpoints)
+        runner.register_hook(hook)
         hook.mark = time.perf_counter()
         runner.train()
         runner.checkpoint_writer.wait()

@@ -51,10 +51,6 @@ class _ScaledOptimizer(torch.optim.Optimizer):
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_optimizer"], name)
 
-    def __getstate__(self) -> dict[str, Any]:
-        state: dict[str, Any] = self._optimizer.__getstate__()
-        return state
-
     def step(self, closure: Any = None, **kwargs: Any) -> Any:
         """Take the step unless a gradient overflowed, and adapt the scale of the losses."""
         if closure is not None:

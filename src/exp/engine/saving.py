@@ -29,9 +29,9 @@ from exp.runs.status import Stage, beat
 from exp.summary import to_continue
 
 if TYPE_CHECKING:
-    from exp.config.schema import ExpConfig
     from exp.engine.distributed import Distributed
     from exp.hardware.backend import Backend
+    from exp.session import Session
 
 __all__ = ["CheckpointHook", "CheckpointWriter", "ShardedSaver", "check_finite", "what_to_do"]
 
@@ -50,17 +50,16 @@ class CheckpointHook(Hook):
     Best and early stopping live here together, because both are part of what a resumed run must know.
 
     Args:
-        config: the frozen configuration.
-        folder: ``checkpoints/``.
+        session: has the configuration and the run folder.
         metric: the validation metric.
         greater_is_better: whether larger values of it are better.
     """
 
     priority = "VERY_LOW"  # after the schedulers, so that their new state is in the file
 
-    def __init__(self, config: ExpConfig, folder: Path, metric: str, greater_is_better: bool = False) -> None:
-        self.folder = folder
-        self.best_path = folder / "best.pth"
+    def __init__(self, session: Session, metric: str = "", greater_is_better: bool = False) -> None:
+        config, self.folder = session.config, session.folder.checkpoints
+        self.best_path = self.folder / "best.pth"
         # Read once: an access to the configuration costs as much as a small kernel.
         self.every_steps: int = config.checkpoint.every_steps
         self.every_epochs: int = config.checkpoint.every_epochs
@@ -198,7 +197,7 @@ class CheckpointHook(Hook):
 
     # -- what was there before, and what is tested -----------------------------------------------------------------
 
-    def _set_aside(self, session: Any, begins_at: int) -> None:
+    def _set_aside(self, session: Session, begins_at: int) -> None:
         """Steps after the one at which this attempt begins, and best weights that it knows nothing of.
 
         Left where they are, they would be taken for the newest.
@@ -228,7 +227,8 @@ class CheckpointHook(Hook):
         """
         self._resumed_here = source.resolve().parent == self.folder.resolve()
         if self.keep_best and self.best is not None:
-            path, content = source.parent / self.best_path.name, {}
+            path = source.parent / self.best_path.name
+            content: Any = {}
             if runner.distributed_group.is_main and path.is_file():
                 content = checkpoint.read(path)
             meta = content.get("meta", {})

@@ -29,9 +29,9 @@ from exp.engine import checkpoint
 from exp.engine.building import rank_logger
 from exp.engine.device import rng_state
 from exp.engine.fsdp import whole
-from exp.engine.hooks import LossMeter, OverfitHook, PreemptionHook
+from exp.engine.hooks import LossMeter, MetricsHook, OverfitHook, PreemptionHook
 from exp.engine.optim import build_schedulers
-from exp.engine.registries import CountersHook
+from exp.engine.registries import CountersHook, build_loggers
 from exp.engine.saving import CheckpointHook, CheckpointWriter, what_to_do
 from exp.engine.wrapper import average_buffers, predictions, unwrapped
 from exp.errors import ConfigError, RunError
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from exp.data.sampler import TrainBatchSampler
-    from exp.engine.hooks import MetricsHook
     from exp.engine.optim import BackendOptimWrapper
     from exp.models.dropout import DropoutStream
     from exp.session import Session
@@ -66,12 +65,8 @@ class Trainer:
         train_loop: what is trained, and how long.
         val_loop: None: nothing is validated.
         test_loop: None: nothing is tested.
-        schedulers: configurations of parameter schedulers.
         hooks: the user's; called in the order of their priorities. MMEngine's ParamSchedulerHook, counters in the
-            message hub and what ends a training early are there anyway.
-        vis_backends: where MMEngine's visualizer writes.
-        figures: logs what is measured; None: nothing does.
-        checkpoints: saves; None: nothing does.
+            message hub, what logs and saves, and what ends a training early are there anyway.
 
     Raises:
         ConfigError: a scheduler is unknown, does not take its settings, or would do something else than it says.
@@ -89,11 +84,7 @@ class Trainer:
         train_loop: TrainLoop,
         val_loop: EvalLoop | None = None,
         test_loop: EvalLoop | None = None,
-        schedulers: Sequence[dict[str, Any]] = (),
         hooks: Sequence[Hook] = (),
-        vis_backends: Sequence[Any] = (),
-        figures: MetricsHook | None = None,
-        checkpoints: CheckpointHook | None = None,
     ) -> None:
         self.session, self.device, self.backend = session, session.device, session.backend
         self.distributed_group = group = session.distributed
@@ -112,17 +103,21 @@ class Trainer:
         self.default_scope = DefaultScope.get_instance(name, scope_name="mmengine")
         self.logger = rank_logger(session)
         self.message_hub = MessageHub.get_instance(name)
-        backends = list(vis_backends) or None
+        backends = build_loggers(session) or None
         self.visualizer = Visualizer.get_instance(name, vis_backends=backends, save_dir=self.work_dir)
         self.visualizer.add_config(self.cfg)
+        schedulers: Any = OmegaConf.to_container(session.config.schedule.param_scheduler, resolve=True)
         self.param_schedulers = build_schedulers(schedulers, self)
         self.hooks: list[Hook] = []
         self._calls: dict[str, list[Any]] = {}
-        self.figures, self.checkpoints = figures, checkpoints
+        judged = () if val_loop is None else (val_loop.evaluator.metric_name, val_loop.evaluator.greater_is_better)
+        self.figures, self.checkpoints = MetricsHook(session), CheckpointHook(session, *judged)
         counted = any(type(hook) is RuntimeInfoHook for hook in hooks)  # MMEngine's counts, and reads every step
-        own: list[Any] = [None if counted else CountersHook(), ParamSchedulerHook(), figures, checkpoints]
-        own.append(checkpoints and PreemptionHook(session, checkpoints))
-        own.append(OverfitHook(session) if session.config.debug.overfit else None)
+        own: list[Any] = [None if counted else CountersHook(), ParamSchedulerHook(), self.figures, self.checkpoints]
+        own += [
+            PreemptionHook(session, self.checkpoints),
+            OverfitHook(session) if session.config.debug.overfit else None,
+        ]
         for hook in filter(None, (*own, *hooks)):
             self.register_hook(hook)
         self.checkpoint_writer = CheckpointWriter(self.backend)
@@ -217,6 +212,7 @@ class Trainer:
                 beat(Stage.HOOKS)
                 self.session.begin()  # the memory that a step needs is there
                 self.call_hook("after_train_iter", batch_idx=index, data_batch=batch, outputs=outputs)
+                del batch, outputs  # before the next batch comes, or a validation
                 loop.iter += 1
                 index += 1
                 if loop.val_every is not None and loop.iter % loop.val_every == 0 and not loop.stop_training:

@@ -33,11 +33,9 @@ from exp.engine.building import (
 )
 from exp.engine.device import rng_state, seed_everything, set_rng_state
 from exp.engine.fsdp import is_sharded, refuse_hooks
-from exp.engine.hooks import MetricsHook, Progress
 from exp.engine.optim import BackendOptimWrapper, build_optimizer, parameter_groups
 from exp.engine.outputs import draw_extras, training_pictures
-from exp.engine.registries import build_hooks, build_loggers
-from exp.engine.saving import CheckpointHook
+from exp.engine.registries import build_hooks
 from exp.engine.trainer import EvalLoop, Trainer, TrainLoop
 from exp.engine.wrapper import place_and_wrap, unwrapped
 from exp.errors import CheckpointError, ConfigError, DataError, ExpError, RunError, SampleError
@@ -77,16 +75,14 @@ def train(session: Session, rate: Callable[..., dict[str, float]], what_fits: Ca
     model = build_model(session, data, to_place=True)
     with _explained(session, what_fits):
         trainer = build_trainer(session, data, model)
-        figures, checkpoints, tests = trainer.figures, trainer.checkpoints, trainer.test_loop
-        assert figures is not None
-        assert checkpoints is not None
+        figures, tests = trainer.figures, trainer.test_loop
         assert tests is not None
         if session.config.rehearsal:
             _check_one_batch(session, data, trainer)
         source, load = _resume(session, trainer)
         try:
             trainer.train(load)
-            content, tested = checkpoints.tested(trainer)
+            content, tested = trainer.checkpoints.tested(trainer)
             metrics = trainer.test(content)
         finally:  # the terminal's cursor and the loaders' processes, whatever has happened
             figures.progress.stop()
@@ -112,7 +108,7 @@ def train(session: Session, rate: Callable[..., dict[str, float]], what_fits: Ca
             time_to_first_step_s=figures.time_to_first_step,
             memory_peak=memory_peak,
             **parameter_counts(unwrapped(trainer.model)),
-            left_device=None if figures.left_device is None else figures.left_device.summary(session.distributed),
+            left_device=figures.left_device.summary(session.distributed),
             resumed_from=source,
             changed_on_resume={change.key: {"old": change.old, "new": change.new} for change in session.changed},
             **tested,
@@ -151,7 +147,6 @@ def build_trainer(session: Session, data: Any, model: Any) -> Trainer:
     bare = unwrapped(model)
     seed_everything(config.seed + session.info.rank, session.backend)  # ranks draw different dropout masks
     hooks: Any = OmegaConf.to_container(config.hooks, resolve=True)
-    schedulers: Any = OmegaConf.to_container(config.schedule.param_scheduler, resolve=True)
     user_hooks = build_hooks(hooks, evaluator.metric_name, evaluator.greater_is_better, evaluator.names)
     if is_sharded(bare):
         refuse_hooks(user_hooks)
@@ -176,11 +171,7 @@ def build_trainer(session: Session, data: Any, model: Any) -> Trainer:
         TrainLoop(loader, config.max_epochs, config.max_steps, config.accumulate, config.val_every, dropouts),
         EvalLoop(session, model, share_loader(val, data, session), build_evaluator(session, data), "val"),
         EvalLoop(session, model, share_loader(test, data, session), evaluator, "test"),
-        schedulers,
         user_hooks,
-        build_loggers(session),
-        MetricsHook(session.folder.metrics, config.log_every, Progress(session.console), session.started),
-        CheckpointHook(config, session.folder.checkpoints, evaluator.metric_name, evaluator.greater_is_better),
     )
 
 
@@ -277,7 +268,9 @@ def _find_checkpoint(session: Session, wanted: str, parameters: Container[str]) 
     named = wanted != "auto" and Path(wanted).is_file()
     folder = session.folder.checkpoints if wanted == "auto" else Path(wanted) / "checkpoints"
     candidates = [Path(wanted)] if named else checkpoint.list_checkpoints(folder)
-    path, content, trouble = None, None, None
+    path: Path | None = None
+    content: Any = None
+    trouble: str | None = None
     for each in candidates if session.distributed.is_main else ():
         try:
             content, trouble = checkpoint.read(each, whole=False), None
@@ -287,6 +280,8 @@ def _find_checkpoint(session: Session, wanted: str, parameters: Container[str]) 
                 trouble = f"{each} is no training checkpoint of exp: it has no {', '.join(lacking)}"
             elif odd:
                 trouble = f"{each} has weights that are not finite: {shortened(odd, 1)}"
+            elif not named and checkpoint.step_of(each) != content["meta"]["step"]:
+                trouble = f"{each} is a copy of the checkpoint of step {content['meta']['step']}"
         except CheckpointError as error:
             trouble = str(error)
         if trouble is None:
