@@ -36,7 +36,7 @@ def train_with(session: Session, data: Any, model: nn.Module, hook: Hook) -> int
     runner.hooks.remove(runner.checkpoints)
     runner.register_hook(hook)
     runner.train()
-    steps = runner.iter
+    steps: int = runner.iter
     runner.close()
     return steps
 
