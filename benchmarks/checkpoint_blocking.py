@@ -26,9 +26,8 @@ from torch.utils.data import DataLoader
 from exp.config.schema import ExpConfig
 from exp.engine import checkpoint
 from exp.engine.distributed import Distributed
-from exp.engine.finiteness import check_finite
 from exp.engine.optim import BackendOptimWrapper
-from exp.engine.saving import CheckpointHook
+from exp.engine.saving import CheckpointHook, check_finite
 from exp.engine.trainer import Trainer, TrainLoop
 from exp.launcher.rank import RankInfo
 from exp.models.base import Model
@@ -113,9 +112,11 @@ def main() -> None:
         session.device, session.distributed = torch.device("cpu"), Distributed()
         model = Stack(width)
         loader: DataLoader[Any] = DataLoader(Batches(width), batch_size=None, sampler=Positions(steps, BATCH))  # type: ignore
-        hook = TimedHook(config, session.folder.checkpoints, "mse")
         optim_wrapper = BackendOptimWrapper(torch.optim.Adam(model.parameters()), session.backend)
-        runner = Trainer(session, model, TrainLoop(loader, max_epochs=1), optim_wrapper=optim_wrapper, checkpoints=hook)
+        runner = Trainer(session, model, optim_wrapper, TrainLoop(loader, max_epochs=1))
+        hook = TimedHook(session)
+        runner.hooks.remove(runner.checkpoints)
+        runner.register_hook(hook)
         hook.mark = time.perf_counter()
         runner.train()
         runner.checkpoint_writer.wait()

@@ -30,9 +30,7 @@ from torch.utils.data import DataLoader, Dataset
 from exp.config.schema import ExpConfig
 from exp.data.loader import train_loader
 from exp.engine.distributed import Distributed
-from exp.engine.hooks import MetricsHook, Progress
 from exp.engine.optim import BackendOptimWrapper
-from exp.engine.saving import CheckpointHook
 from exp.engine.trainer import Trainer, TrainLoop
 from exp.launcher.rank import RankInfo
 from exp.models.base import Model
@@ -117,17 +115,13 @@ def ours(loader: DataLoader, steps: int, folder: str) -> float:
     """Our engine with its usual hooks; returns seconds per step of the training loop."""
     config = OmegaConf.structured(ExpConfig)
     config.name, config.task, config.global_batch_size = "overhead", OmegaConf.structured(Train), BATCH
+    config.log_every, config.schedule.param_scheduler = 20, [{"type": "ExponentialLR", "gamma": 0.5}]
     session = Session(config, RunFolder(folder), RankInfo(), CpuBackend(name="cpu"))
     session.device, session.distributed = torch.device("cpu"), Distributed()
     model = OurModel()
     wrapper = BackendOptimWrapper(torch.optim.Adam(model.parameters(), lr=1e-3), session.backend)
-    metrics = MetricsHook(session.folder.metrics, 20, Progress(None), time.time())
-    checkpoints = CheckpointHook(config, session.folder.checkpoints, "mse")
     clock = Clock()
-    schedules, hooks = [{"type": "ExponentialLR", "gamma": 0.5}], [clock]
-    loop = TrainLoop(loader, max_epochs=1)
-    own = {"figures": metrics, "checkpoints": checkpoints}
-    Trainer(session, model, loop, optim_wrapper=wrapper, schedulers=schedules, hooks=hooks, **own).train()
+    Trainer(session, model, wrapper, TrainLoop(loader, max_epochs=1), hooks=[clock]).train()
     return clock.seconds / steps
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from exp.engine.fit import read_weights
+from exp.engine.building import read_weights
 from exp.errors import CheckpointError, ConfigError
 from exp.hub import parse
 

@@ -104,7 +104,7 @@ class OpenRun:
         from exp.config.check import has_weights
         from exp.config.resolve import create
         from exp.data.base import Data
-        from exp.engine.fit import fit_weights, read_weights
+        from exp.engine.building import fit_weights, read_weights
         from exp.hub import pinned
 
         try:

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from exp.config.differences import Change
     from exp.data.base import Extras
     from exp.data.fingerprint import Fingerprint
+    from exp.engine.building import Weights
     from exp.engine.distributed import Distributed
-    from exp.engine.fit import Weights
     from exp.hardware.backend import Backend
     from exp.launcher.rank import RankInfo
     from exp.runs.folder import RunFolder

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import time
-
 import pytest
 import torch
 from exp.backends.cpu import CpuBackend
@@ -12,9 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 from exp.config.schema import ExpConfig
 from exp.data.sampler import EvalBatchSampler, TrainBatchSampler
 from exp.engine.distributed import Distributed
-from exp.engine.hooks import MetricsHook, Progress
 from exp.engine.optim import BackendOptimWrapper
-from exp.engine.saving import CheckpointHook
 from exp.engine.trainer import EvalLoop, Trainer, TrainLoop
 from exp.hardware.compat import supports_full_sharding
 from exp.launcher.rank import RankInfo
@@ -103,28 +99,25 @@ def make_runner(make_session):
 
     def make(model=None, accumulate=1, log_every=5, max_epochs=1, hooks=(), schedulers=None, optimizer=None,
              metrics=None, **limits):  # fmt: skip
-        session = make_session(global_batch_size=4 * accumulate)
+        session = make_session(
+            global_batch_size=4 * accumulate, log_every=log_every, schedule={"param_scheduler": schedulers or []}
+        )
         session.folder.create()
         model = model or Line()
         sampler = TrainBatchSampler(64, batch_size=4, accumulate=accumulate)
         optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
-        logging = MetricsHook(session.folder.metrics, log_every, Progress(None), time.time())
-        saving = CheckpointHook(session.config, session.folder.checkpoints, "mse")
         test_loader = DataLoader(Samples(), batch_size=None, sampler=EvalBatchSampler(64, 1))
         train_loader = DataLoader(Samples(), batch_size=None, sampler=sampler)
         runner = Trainer(
             session,
             model,
-            TrainLoop(train_loader, max_epochs, accumulate=accumulate, **limits),
-            EvalLoop(test_loader, Evaluator(metrics or [Mse()]), "val"),
-            EvalLoop(test_loader, Evaluator([Mse()]), "test"),
             BackendOptimWrapper(optimizer, session.backend, accumulate=accumulate),
-            schedulers or (),
+            TrainLoop(train_loader, max_epochs, accumulate=accumulate, **limits),
+            EvalLoop(session, model, test_loader, Evaluator(metrics or [Mse()]), "val"),
+            EvalLoop(session, model, test_loader, Evaluator([Mse()]), "test"),
             hooks,
-            figures=logging,
-            checkpoints=saving,
         )
-        runner.saving, runner.sampler = saving, sampler
+        runner.saving, runner.sampler = runner.checkpoints, sampler
         return runner
 
     return make

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from exp.engine.outputs import RankingHook
+from exp.engine.outputs import Ranking
 from exp.metrics import SampleMetric
 
 VALUES = torch.tensor([5.0, 1.0, float("nan"), 9.0, 3.0, 9.0, 2.0, 7.0])
@@ -26,12 +26,12 @@ def found(ranks: int, batch: int, greater: bool, worst: int = 3, best: int = 2):
     for rank in range(ranks):
         score = Score()
         score.greater_is_better = greater
-        hook = RankingHook(score)
+        ranking = Ranking(score)
         for part in torch.arange(len(VALUES))[rank::ranks].split(batch):
-            hook.after_test_iter(None, 0, {"index": part}, VALUES[part].unsqueeze(1).repeat(1, 4))
+            ranking.add(VALUES[part].unsqueeze(1).repeat(1, 4), {"index": part})
         group = SimpleNamespace(gather=lambda value: [*sent, value])
-        both = hook.extremes(group, worst, best)
-        hook.extremes(SimpleNamespace(gather=lambda value: sent.append(value) or []), worst, best)
+        both = ranking.extremes(group, worst, best)
+        ranking.extremes(SimpleNamespace(gather=lambda value: sent.append(value) or []), worst, best)
     return tuple([number for number, _ in part] for part in both)
 
 

@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from exp.engine import checkpoint
-from exp.engine.fsdp import FullyShard, units_of
-from exp.errors import ConfigError
+from exp.engine.fsdp import units_of
 from tests.behaviour.conftest import SCENES
 from tests.engine.conftest import ON_DEVICES, needs_sharding
 from tests.simulators import needs_current_card
@@ -66,11 +65,6 @@ def test_units_are_the_members_of_the_outermost_lists_of_repeated_modules():
     assert head[0] not in units_of(model)
     model.sharded_units = lambda: [inner]
     assert units_of(model) == [inner]
-
-
-def test_a_loss_scaler_does_not_go_with_sharding():
-    with pytest.raises(ConfigError, match="precision=fp16"):
-        FullyShard("fp16")
 
 
 # A sharded model with layers of odd sizes, a frozen bias and buffers; ``save`` is what the checkpoint hook does.

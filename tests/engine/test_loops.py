@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import json
-from types import SimpleNamespace
 
 import pytest
 import torch
-from rich.console import Console
 
 from exp.engine import checkpoint
-from exp.engine.finiteness import not_finite
-from exp.engine.hooks import LossMeter, Progress
+from exp.engine.hooks import LossMeter
 from exp.errors import RunError
 from tests.engine.conftest import Line, Mse, Spy
 
@@ -79,7 +75,7 @@ def test_a_buffer_may_hold_infinity_as_masks_do():
     weights = {"w": torch.ones(2), "b": torch.tensor([INF]), "none": torch.zeros(0), "half": torch.full((70000,), 2.0)}
     weights["half"] = weights["half"].half()  # their sum is not finite
     buffers = {"mask": torch.tensor([0.0, -INF]), "mean": torch.tensor([NAN]), "count": torch.tensor(3)}
-    assert not_finite({**buffers, **weights}, set(weights)) == ["mean", "b"]
+    assert checkpoint.not_finite({**buffers, **weights}, set(weights)) == ["mean", "b"]
 
 
 @pytest.mark.parametrize("form", [lambda value: value, lambda value: {"y": [value]}])
@@ -100,17 +96,3 @@ def test_a_loss_that_some_batches_have_not_is_the_mean_over_the_others():
         meter.add({"loss": torch.tensor(float(number)), **({"loss_rare": torch.tensor(8.0)} if number == 1 else {})})
     assert meter.read() == {"loss": 1.5, "loss_rare": 8.0}
     assert meter.read() == {}
-
-
-def test_without_a_terminal_a_long_epoch_prints_a_line_now_and_then():
-    loop = SimpleNamespace(iter=0, ahead=0, steps_per_epoch=100, max_epochs=2, max_iters=200)
-    for every_s, lines in ((0.0, 2), (30.0, 0)):
-        console = Console(file=io.StringIO(), width=200)
-        progress = Progress(console, every_s)
-        progress.start(loop, "")
-        for step in (20, 40):
-            progress.step(step)
-            progress.losses({"loss": 0.5}, 1e-3, 10.0)
-        printed = console.file.getvalue().splitlines()
-        assert len(printed) == lines
-        assert all(line.startswith("epoch 1/2  step ") for line in printed)

@@ -47,16 +47,6 @@ def test_learning_rates_fall_with_depth(scenes):
     assert found["backbone.cls_token"][0] == pytest.approx(0.0005)
 
 
-@pytest.mark.parametrize("scale", [0.1, 10.0])
-def test_the_rate_that_is_logged_is_that_of_optim_lr(scenes, scale):
-    made = optimizer(scenes, backbone_lr_scale=scale)
-    wrapper = BackendOptimWrapper(made, CpuBackend(name="cpu"))
-    for rate in (1.0, 0.5, 0.25):
-        assert wrapper.learning_rate == rate
-        for group in made.param_groups:
-            group["lr"] *= 0.5  # as a scheduler does
-
-
 def test_norms_biases_tokens_and_regimes_can_go_without_decay(scenes):
     prior = TimeBridgePrior(horizon=4, channels=2, lookback=24, d_model=8, d_ff=8, num_heads=2, period=12)
     for model in (scenes, prior):

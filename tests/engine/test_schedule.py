@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from exp.config.schema import OptimConfig
 from exp.engine.optim import build_optimizer, build_schedulers
-from exp.engine.resume import carry_over
+from exp.engine.training import carry_over, saved_order
 from exp.errors import ConfigError
 from tests.engine.conftest import Line, Mse, Spy
 
@@ -96,7 +96,7 @@ def test_an_absolute_eta_min_is_that_of_the_full_rate_and_keeps_the_ratio(rates)
         ({"type": "OneCycleLR", "eta_max": LR, "total_steps": 48, "by_epoch": False}, "eta_max=0.002"),
         ({"type": "SteppLR", "step_size": 1}, "'StepLR'"),
         ({"type": "StepLR", "stepsize": 1}, "StepLR .*stepsize"),
-        ({"type": "TorchOneCycle", "eta_max": 1e-3, "total_steps": 3, "by_epoch": True}, "convert_to_iter_based"),
+        ({"type": "TorchOneCycle", "eta_max": 1e-3, "total_steps": 3, "by_epoch": True}, "by_epoch: false"),
         ({"type": "ReduceOnPlateauLR", "monitor": "ac"}, "monitor=ac; did you mean 'acc'"),
     ],
 )
@@ -158,6 +158,11 @@ def trained(make_runner):
     return make
 
 
+def go_on(runner, content):
+    """As with other settings of optimizer or schedule."""
+    carry_over(runner, content, saved_order(runner.model, content), anew=True)
+
+
 @pytest.mark.parametrize("step", [2, 4, 7])
 def test_rates_are_those_of_a_training_that_always_had_the_new_ones(trained, step):
     new = {"lr": 0.02, "weight_decay": 0.3}
@@ -165,7 +170,7 @@ def test_rates_are_those_of_a_training_that_always_had_the_new_ones(trained, ste
     straight, _ = trained(SCHEDULES, step, **new)
     later, _ = trained(SCHEDULES, **new)
     later.train_loop.restore(step // PER_EPOCH, step, step % PER_EPOCH * 4)
-    carry_over(later, content)
+    go_on(later, content)
     ours, theirs = (each.optim_wrapper.state_dict() for each in (later, straight))
     assert ours["param_groups"] == theirs["param_groups"]
     torch.testing.assert_close(ours["state"], content["optimizer"]["state"], rtol=0, atol=0)
@@ -176,7 +181,7 @@ def test_rates_are_those_of_a_training_that_always_had_the_new_ones(trained, ste
 def test_moments_stay_with_their_parameters_where_groups_change(trained):
     first, content = trained(steps=3)
     later, _ = trained(backbone_lr_scale=0.1, decay_norm_and_bias=False, weight_decay=0.1)
-    carry_over(later, content)
+    go_on(later, content)
     ours, theirs = (each.optim_wrapper.optimizer for each in (later, first))
     assert len(ours.param_groups) == 4
     for mine, other in zip(later.model.parameters(), first.model.parameters()):
@@ -185,4 +190,4 @@ def test_moments_stay_with_their_parameters_where_groups_change(trained):
 
 def test_a_schedule_that_follows_validations_cannot_be_replayed(trained):
     with pytest.raises(ConfigError, match="ReduceOnPlateau"):
-        carry_over(*trained([{"type": "ReduceOnPlateauLR", "monitor": "mse"}]))
+        go_on(*trained([{"type": "ReduceOnPlateauLR", "monitor": "mse"}]))

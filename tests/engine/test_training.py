@@ -45,7 +45,8 @@ OWN = {"data": {"_target_": f"{__name__}.Numbers"}, "model": {"_target_": f"{__n
 
 def check(session, data, model):
     """What a training does before its first step."""
-    loop = EvalLoop(share_loader(split_of(data, "val", 0), data, session), build_evaluator(session, data), "val")
+    loader = share_loader(split_of(data, "val", 0), data, session)
+    loop = EvalLoop(session, model, loader, build_evaluator(session, data), "val")
     _check_one_batch(session, data, SimpleNamespace(model=model, val_loop=loop))
 
 

@@ -1,12 +1,19 @@
-"""What the tasks share: building data and model, loading weights, and the record of a run."""
+"""What the tasks share: data, model and its weights, what is measured, and the record of a run.
+
+A task that uses a model as it is (eval, predict, features) needs every tensor of the model from the file, and every
+tensor of the file in the model: whatever were left out would come from random numbers, or be another model than was
+trained. A training may begin with part of a model anew, as a head for other classes; more than that only where it is
+asked for.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Mapping
 
 import torch
 from mmengine.logging import MMLogger
@@ -14,13 +21,15 @@ from mmengine.model import BaseModel
 from omegaconf import OmegaConf
 from torch.utils.data import Dataset
 
+from exp import hub
+from exp.config.compose import is_of_hub
+from exp.config.differences import text_of
 from exp.config.resolve import create
 from exp.data.base import Data, Extras, split_of
-from exp.engine.checkpoint import plain
-from exp.engine.fit import Weights, fit_weights, read_weights
+from exp.data.places import shortened
+from exp.engine import checkpoint
 from exp.engine.wrapper import compiles_itself
 from exp.errors import ConfigError, RunError
-from exp.hub import pinned
 from exp.metrics import Evaluator, Metric
 from exp.models.base import Model
 from exp.runs.files import write_json
@@ -31,19 +40,13 @@ from exp.user_code import EXPERIMENT_PAGE, shown
 if TYPE_CHECKING:
     from torch import nn
 
+    from exp.config.schema import ExpConfig
     from exp.session import Session
 
 __all__ = [
-    "about_data",
-    "build_data",
-    "build_evaluator",
-    "build_model",
-    "make_result",
-    "measured_part",
-    "rank_logger",
-    "record_environment",
-    "split_in_use",
-]
+    "Weights", "about_data", "build_data", "build_evaluator", "build_model", "fit_weights", "make_result",
+    "measured_part", "rank_logger", "read_weights", "record_environment", "split_in_use",
+]  # fmt: skip
 
 
 def build_data(session: Session) -> Data:
@@ -59,14 +62,14 @@ def build_data(session: Session) -> Data:
     session.wait_for("loading the data")
     data: Data = create(session.config.data, Data, "data")
     if session.config.init_from:
-        session.weights = read_weights(Path(str(pinned(session.config))))
+        session.weights = read_weights(Path(str(hub.pinned(session.config))))
         if session.weights.data is not None and task_class(session.config).needs_weights:
             data.load_state_dict(session.weights.data)
     session.extras = Extras()
     data.setup(session)
     session.data_state = data.state_dict()
     try:
-        plain(session.data_state)
+        checkpoint.plain(session.data_state)
     except TypeError as error:
         raise ConfigError(
             f"data: {shown(data)}.state_dict must give numbers, text, lists, dicts, tensors: {error}; "
@@ -94,7 +97,7 @@ def build_model(session: Session, data: Data, to_place: bool = False) -> nn.Modu
         to_place: whether :func:`exp.engine.wrapper.place_and_wrap` gets it for a training.
 
     Raises:
-        ConfigError: the weights do not fit (:func:`exp.engine.fit.fit_weights`), or it is no model.
+        ConfigError: the weights do not fit (:func:`fit_weights`), or it is no model.
     """
     session.wait_for("building the model")
     model: nn.Module = create(session.config.model, (Model, BaseModel), "model", **data.model_arguments())
@@ -113,6 +116,130 @@ def build_model(session: Session, data: Data, to_place: bool = False) -> nn.Modu
         model.compile()  # when it is first called; in place: names and hooks stay, and any wrapper comes around it
     session.built(model)
     return model
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What a file gives.
+
+    Attributes:
+        path: the file.
+        state: tensors by name, on the CPU.
+        data: what the data set of the run said of itself (``state()``); None: the file does not tell.
+    """
+
+    path: Path
+    state: Mapping[str, torch.Tensor]
+    data: dict[str, Any] | None
+
+
+def read_weights(path: Path) -> Weights:
+    """Our checkpoints, or the authors'.
+
+    Args:
+        path: a ``.pth``, a ``.safetensors``, an index of several, a run folder (its best checkpoint, else the newest),
+            a model folder, or a name (:mod:`exp.hub`).
+
+    Raises:
+        CheckpointError: the file is not readable.
+        ConfigError: there is none.
+        UnavailableError: weights by that name cannot be fetched.
+    """
+    if is_of_hub(str(path)):
+        path = hub.local_file(str(path))
+    elif path.is_dir():
+        folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+        candidates = [folder / "best.pth", *checkpoint.list_checkpoints(folder), folder / "model.safetensors"]
+        candidates.append(folder / hub.INDEX)
+        found = next((each for each in candidates if each.is_file()), None)
+        if found is None:
+            raise ConfigError(
+                f"init_from={path} holds no checkpoint; looked for best.pth, step_*.pth, model.safetensors and its "
+                f"index in {folder}"
+            )
+        path = found
+    content = checkpoint.read(path, mapped=True)
+    state = checkpoint.weights_of(content, path)
+    ours = isinstance(content, Mapping) and "state_dict" in content and isinstance(content.get("data"), dict)
+    return Weights(path, state, content["data"] if ours else None)
+
+
+def fit_weights(model: nn.Module, weights: Weights, config: ExpConfig, as_it_is: bool | None = None) -> str:
+    """Give a model its weights.
+
+    Args:
+        model: takes them. Where it has ``adapt_state_dict(state, path)``, that brings foreign names to its own, and for
+            a training ``fit_state_dict(state, path)`` makes them fit; ``may_start_anew(name)`` says which of its
+            parameters a training may begin without.
+        weights: of :func:`read_weights`.
+        config: the frozen configuration.
+        as_it_is: whether the model is to be used, not trained; None: as the task says.
+
+    Returns:
+        What fits and what does not, to be shown.
+
+    Raises:
+        ConfigError: they do not fit.
+    """
+    path, own, task = weights.path, model.state_dict(), str(config.task.name)
+    if as_it_is is None:
+        as_it_is = task_class(config).needs_weights
+    foreign: Any = model
+    state: Any = weights.state
+    if hasattr(model, "adapt_state_dict"):
+        state = foreign.adapt_state_dict(state, path)
+    made_to_fit: list[str] = []
+    if not as_it_is and hasattr(model, "fit_state_dict"):
+        adapted, state = state, foreign.fit_state_dict(state, path)
+        made_to_fit = [key for key, value in state.items() if value.shape != adapted[key].shape]
+    fitting = {key: value for key, value in state.items() if key in own and value.shape == own[key].shape}
+    missing = [key for key in own if key not in state]
+    others = [key for key in state if key in own and key not in fitting]
+    unknown = [key for key in state if key not in own]
+    count = f"{len(fitting)} of {len(own)} tensors"
+    shapes = [f"{key}: {tuple(state[key].shape)} in the file, {tuple(own[key].shape)} in the model" for key in others]
+    listed = {"missing in the file": missing, "other shape": shapes, "unknown to the model": unknown}
+    misfits = "".join(f"\n  {title}: {shortened(names)}" for title, names in listed.items() if names)
+    may_be_new: Any = getattr(model, "may_start_anew", lambda _: False)
+    head_alone = all(map(may_be_new, [*missing, *others]))
+    if not as_it_is and not fitting:
+        raise ConfigError(
+            f"init_from: nothing in {path} fits the model: its keys are like {', '.join(list(state)[:3])}; the model's "
+            f"like {', '.join(list(own)[:3])}"
+        )
+    reason = cure = ""
+    if as_it_is and not (head_alone and all(map(may_be_new, unknown)) if task == "features" else not misfits):
+        # Features are what the backbone says: a head plays no part in them.
+        reason = f"task={task} needs all weights of the model, and {path} does not fit it"
+    elif not as_it_is and not head_alone and not config.init_partial:
+        reason = f"init_from: {path} fits the model in part only, and not just its head is new"
+        cure = "; init_partial=true starts the rest from random weights"
+    if reason:
+        if config.record.differs:
+            cause = f"not as in the run: {', '.join(config.record.differs)}"
+        elif missing and len(missing) < len(own) and all(map(may_be_new, missing)):
+            heads = [f"{key} {tuple(state[key].shape)}" for key in unknown[:2]]
+            cause = f"the file has another head ({', '.join(heads)})" if heads else "its head is not in the file"
+            cause += ": train it first (task=train), then use that run"
+        else:
+            cause = "use the settings that they were trained with"
+        raise ConfigError(f"{reason}: {count}; {cause}{cure}{misfits}")
+    odd = checkpoint.not_finite(fitting, {name for name, _ in model.named_parameters()})
+    if odd:
+        raise ConfigError(
+            f"init_from: {path} has weights that are not finite: {shortened(odd, 1)}; the training that left them has "
+            "diverged, use other weights"
+        )
+    model.load_state_dict(fitting, strict=False)
+    report = f"init_from: {count} from {path}"
+    if path.is_file() and checkpoint.digest_in(path) is None:
+        report += f" ({checkpoint.NO_DIGEST})"
+    trusted = [f"model.{key}={text_of(config.model.get(key))}" for key in getattr(model, "taken_on_trust", ())]
+    if trusted and config.record.trained_in is None:
+        report += f"\n  taken on trust, since the weights do not tell them: {', '.join(trusted)}"
+    if made_to_fit:
+        report += f"\n  made to fit the model: {', '.join(made_to_fit)}"
+    return report if as_it_is else report + misfits
 
 
 def rank_logger(session: Session) -> MMLogger:
@@ -172,12 +299,18 @@ def make_result(
     part = measured_part(config)
     result = blank_result(config)
     metric_name = "" if evaluator is None else evaluator.metric_name
-    _check_finite(metrics, metric_name, extra.get("measured_on", result["measured_on"]))
+    value = metrics.get(metric_name)
+    if value is not None and not math.isfinite(value):
+        measured_on = extra.get("measured_on", result["measured_on"])
+        raise RunError(
+            f"{measured_on} {metric_name} is {value}: the model's outputs or the data are not finite, or nothing could "
+            "be scored; check the data, and the weights for a training that diverged (lower optim.lr)"
+        )
     result.update(
         status="completed",
         metrics=metrics,
         metric_name=metric_name,
-        metric=metrics.get(metric_name),
+        metric=value,
         metric_units={} if evaluator is None else evaluator.units,
         greater_is_better=evaluator is not None and evaluator.greater_is_better,
         published=None if part else _published(config),
@@ -199,15 +332,6 @@ def make_result(
     result["selected_by"] = in_role(result["metric_name"], "validation", selected_by)
     result["reported"] = in_role(result["metric_name"], result["measured_on"], result["metric"])
     return result
-
-
-def _check_finite(metrics: dict[str, float], name: str, measured_on: str) -> None:
-    value = metrics.get(name)
-    if value is not None and not math.isfinite(value):
-        raise RunError(
-            f"{measured_on} {name} is {value}: the model's outputs or the data are not finite, or nothing could be "
-            "scored; check the data, and the weights for a training that diverged (lower optim.lr)"
-        )
 
 
 def _published(config: Any) -> dict[str, Any] | None:
@@ -264,19 +388,16 @@ class _Part(Dataset[Any]):
     takes_batches = True
 
     def __init__(self, dataset: Any, count: int, same: bool) -> None:
-        self.dataset = dataset
-        self.count = count
-        self.whole_needs_epoch = getattr(dataset, "needs_epoch", False)
-        self.needs_epoch = self.whole_needs_epoch and not same
-        self.same = same
+        self.dataset, self.count, self.same = dataset, count, same
+        self.needs_epoch = getattr(dataset, "needs_epoch", False)
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, keys: torch.Tensor) -> Any:
-        numbers = (keys[:, 0] if keys.dim() == 2 else keys) * len(self.dataset) // self.count
-        if keys.dim() == 2:
-            return self.dataset[torch.stack([numbers, keys[:, 1]], dim=1)]
-        if self.same and self.whole_needs_epoch:
-            return self.dataset[torch.stack([numbers, torch.zeros_like(numbers)], dim=1)]
-        return self.dataset[numbers]
+        given = keys.reshape(len(keys), -1)  # (B, 1), or (B, 2) with the epoch
+        numbers, epochs = given[:, 0] * len(self.dataset) // self.count, given[:, -1]
+        if self.same:
+            epochs = torch.zeros_like(epochs)
+        with_epoch = keys.dim() == 2 or (self.same and self.needs_epoch)
+        return self.dataset[torch.stack([numbers, epochs], dim=1) if with_epoch else numbers]

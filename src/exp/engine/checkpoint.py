@@ -14,6 +14,7 @@ anything else is refused. Torch's own can be told no more names before 2.5, and 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import pickle
 import re
@@ -25,12 +26,12 @@ import zipfile
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, BinaryIO, Callable, Container, Mapping, Sequence
 
 import numpy as np
 import torch
 
-from exp.engine.fsdp import is_sharded, part_like, sharded_like, sharded_parameters
+from exp.engine.fsdp import is_sharded, local_part, part_like, sharded_like, sharded_parameters
 from exp.errors import CheckpointError
 from exp.hardware.compat import TORCH_VERSION
 from exp.hub import shards_of
@@ -42,26 +43,10 @@ if TYPE_CHECKING:
     from torch import nn
 
 __all__ = [
-    "BESIDE",
-    "NO_DIGEST",
-    "SET_ASIDE",
-    "complete",
-    "digest_in",
-    "digests",
-    "free_folder",
-    "list_checkpoints",
-    "load_pickle",
-    "plain",
-    "prune",
-    "read",
-    "reason",
-    "remove_leftovers",
-    "set_aside",
-    "sharded_holders",
-    "step_of",
-    "weights_of",
-    "write",
-]
+    "BESIDE", "NO_DIGEST", "SET_ASIDE", "complete", "digest_in", "digests", "free_folder", "list_checkpoints",
+    "load_pickle", "not_finite", "plain", "prune", "read", "reason", "remove_leftovers", "set_aside", "sharded_holders",
+    "step_of", "weights_of", "write",
+]  # fmt: skip
 
 BESIDE = "beside"
 """Key of a checkpoint that tells what lies beside it: ``{"name", "digests"}``, and ``folder`` where it was read."""
@@ -353,16 +338,22 @@ def complete(
     if BESIDE not in content and not parameters:
         return dict(content)
 
-    def like(key: str) -> Any:
-        return parameters.get(key, parameters.get(key.rpartition("/")[0]))
+    def like(key: str, shape: Sequence[int]) -> Any:
+        """The parameter that a tensor is sharded as; None: it is wanted whole."""
+        found = parameters.get(key, parameters.get(key.rpartition("/")[0]))
+        if found is not None and tuple(shape) != tuple(found.shape):
+            raise CheckpointError(
+                f"a tensor of shape {tuple(shape)} where the model has {tuple(found.shape)}: of another model, or "
+                "state that its optimizer does not keep like the weights, which cannot be sharded anew"
+            )
+        return found
 
     done, holders = sharded_holders(content)
     for prefix, holder in holders.items():
         for name, value in holder.items():
-            whole = like(f"{prefix}/{name}")
-            if whole is not None and isinstance(value, torch.Tensor) and value.dim():
-                _check_shape(value.shape, whole)
-                holder[name] = part_like(value, whole)
+            if isinstance(value, torch.Tensor) and value.dim():
+                own = like(f"{prefix}/{name}", value.shape)
+                holder[name] = value if own is None else part_like(value, own)
     if BESIDE in content:
         beside = done.pop(BESIDE)
         folder = Path(beside["folder"], beside["name"])
@@ -378,7 +369,7 @@ def complete(
     return done
 
 
-def _load_shards(folder: Path, like: Callable[[str], Any], prefix: str) -> dict[str, Any]:
+def _load_shards(folder: Path, like: Callable[[str, Sequence[int]], Any], prefix: str) -> dict[str, Any]:
     """The tensors whose keys begin with ``prefix``, each rank for itself; no collective."""
     import torch.distributed.checkpoint as dcp
 
@@ -387,28 +378,18 @@ def _load_shards(folder: Path, like: Callable[[str], Any], prefix: str) -> dict[
             with (folder / ".metadata").open("rb") as file:
                 return load_pickle(file)
 
-    def empty(entry: Any, whole: Any) -> Any:
-        if whole is None:
-            return torch.empty(entry.size, dtype=entry.properties.dtype)
-        _check_shape(entry.size, whole)
-        return sharded_like(torch.empty_like(whole.to_local(), dtype=entry.properties.dtype), whole)
-
     reader = Reader(str(folder))
-    index = reader.read_metadata().state_dict_metadata
-    wanted = {key: empty(entry, like(key)) for key, entry in index.items() if key.startswith(prefix)}
+    wanted = {}
+    for key, entry in reader.read_metadata().state_dict_metadata.items():
+        if key.startswith(prefix):
+            own = like(key, entry.size)
+            local = torch.empty(entry.size if own is None else own.to_local().shape, dtype=entry.properties.dtype)
+            wanted[key] = local if own is None else sharded_like(local.to(own.device), own)
     try:
         dcp.load(wanted, storage_reader=reader, no_dist=True)
     except dcp.CheckpointException as error:
         raise min(error.failures.items())[1][0] from error
     return wanted
-
-
-def _check_shape(shape: Sequence[int], like: Any) -> None:
-    if tuple(shape) != tuple(like.shape):
-        raise CheckpointError(
-            f"a tensor of shape {tuple(shape)} where the model has {tuple(like.shape)}: of another model, or state "
-            "that its optimizer does not keep like the weights, which cannot be sharded anew"
-        )
 
 
 # -- the folder --------------------------------------------------------------------------------------------------------
@@ -462,7 +443,7 @@ def remove_leftovers(folder: Path) -> None:
             shutil.rmtree(path)
 
 
-# -- weights of any tool -----------------------------------------------------------------------------------------------
+# -- weights, of any tool ----------------------------------------------------------------------------------------------
 
 
 def weights_of(content: Any, source: Path | None = None) -> OrderedDict[str, torch.Tensor]:
@@ -494,3 +475,38 @@ def weights_of(content: Any, source: Path | None = None) -> OrderedDict[str, tor
         f"{source or 'the checkpoint'} holds no state dict: expected tensors by name, or under one of "
         f"{', '.join(_HOLDERS)}{keys}"
     )
+
+
+def not_finite(state: Mapping[str, Any], parameters: Container[str]) -> list[str]:
+    """Names of the tensors in a state dict that hold what no sound training leaves there.
+
+    For parameters that is NaN or infinity; a buffer may hold infinity, as masks of attention
+    do, but not NaN. The device is waited for once, or twice where something is not finite.
+
+    Args:
+        state: tensors by name.
+        parameters: names of those that are parameters.
+    """
+    candidates = {
+        name: local_part(value.detach())
+        for name, value in state.items()
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and local_part(value).numel()
+    }
+    # A sum is finite only where all its elements are. It may overflow before they do, so what it suspects is looked at
+    # element by element, which takes several times as long, and memory.
+    sums = _read_values({name: value.sum() for name, value in candidates.items()})
+    # A difference is NaN where the element is not finite.
+    odd = {
+        name: ((value - value).ne(0) if name in parameters else value.ne(value)).any()
+        for name, value in candidates.items()
+        if not math.isfinite(sums[name])
+    }
+    return [name for name, value in _read_values(odd).items() if value]
+
+
+def _read_values(values: Mapping[str, torch.Tensor]) -> dict[str, float]:
+    """Values of one element each, by name; the device is waited for once."""
+    if not values:
+        return {}
+    device = next(iter(values.values())).device  # of all, but for a state that was copied before a validation
+    return dict(zip(values, torch.stack([value.float().to(device) for value in values.values()]).cpu().tolist()))

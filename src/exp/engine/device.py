@@ -54,14 +54,7 @@ def settle_kernels(backend: Backend, device: torch.device, precision: str) -> fr
     from exp.hardware.operators import install
 
     portable = install(device.type, lacking)
-    plugin = ", ".join(f"{name} {version}" for name, version in backend.packages().items())
-    logger.info(
-        "%s (%s) lacks %d overloads of operators; %d have portable kernels now",
-        device,
-        plugin,
-        len(lacking),
-        len(portable),
-    )
+    logger.info("%s lacks %d overloads of operators; %d have portable kernels now", device, len(lacking), len(portable))
     return portable
 
 

@@ -11,8 +11,9 @@ it or permits it. Every rank says so, and the bytes are counted.
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterable
 
 import torch
 import torch.distributed as dist
@@ -35,30 +36,20 @@ STAGED = "gloo, staged through the CPU"
 """How the fallback is called in messages and records."""
 
 
+@dataclass(eq=False)
 class Distributed:
-    """Rank, world size, and collectives over CPU values; with one process each is the identity.
+    """Rank, world size, and collectives over CPU values; with one process each is the identity."""
 
-    Args:
-        rank: global rank.
-        world_size: number of processes.
-        cpu_group: the group that carries CPU tensors; None: the default group does.
-        fallback: what :func:`agree_on_fallback` gave.
-        process_group: what carries the device's tensors, for messages and records.
-    """
-
-    def __init__(
-        self,
-        rank: int = 0,
-        world_size: int = 1,
-        cpu_group: Any | None = None,
-        fallback: dict[str, Any] | None = None,
-        process_group: str = "",
-    ) -> None:
-        self.rank = rank
-        self.world_size = world_size
-        self.cpu_group = cpu_group
-        self.fallback = fallback
-        self.process_group = process_group
+    rank: int = 0
+    """Global."""
+    world_size: int = 1
+    """Number of processes."""
+    cpu_group: Any = None
+    """The group that carries CPU tensors; None: the default group does."""
+    fallback: dict[str, Any] | None = None
+    """What :func:`agree_on_fallback` gave."""
+    process_group: str = ""
+    """What carries the device's tensors, for messages and records."""
 
     @classmethod
     def create(cls, backend: Backend, store: Store, rank: int, world_size: int, timeout: timedelta) -> Distributed:
@@ -170,27 +161,21 @@ def _composite_has_cpu() -> bool:
     return config is not None and "cpu:gloo" in str(config())
 
 
-class _Counter:
-    """Bytes copied between device and CPU by this process."""
-
-    total = 0
+_staged = {"bytes": 0}
 
 
 def staged_bytes() -> int:
     """Bytes that this process has copied between its device and the CPU for collectives, both ways together."""
-    return _Counter.total
+    return _staged["bytes"]
 
 
 @torch.no_grad()
-def _all_reduce(tensor: torch.Tensor) -> None:
-    """Add up a tensor of any device over all ranks, in place."""
-    if tensor.device.type == "cpu":
-        dist.all_reduce(tensor)
-        return
+def _through_cpu(tensor: torch.Tensor, collective: Callable[..., object], **options: Any) -> None:
+    """Do a collective on a copy of a tensor of any device, in place."""
     host = tensor.detach().to("cpu", copy=True).contiguous()
-    dist.all_reduce(host)
+    collective(host, **options)
     tensor.copy_(host)
-    _Counter.total += 2 * tensor.numel() * tensor.element_size()
+    _staged["bytes"] += 2 * tensor.numel() * tensor.element_size() * (tensor.device.type != "cpu")
 
 
 class StagedCollectives(Collectives):
@@ -207,7 +192,7 @@ class StagedCollectives(Collectives):
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
         """Add up a tensor over all ranks, in place."""
-        _all_reduce(tensor)
+        _through_cpu(tensor, dist.all_reduce)
 
     @property
     def ddp_class(self) -> type:
@@ -234,7 +219,7 @@ class StagedDataParallel(nn.Module):
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """The module's."""
         if self.broadcast_buffers and self._step_begins:
-            self._broadcast(list(self.module.buffers()))
+            self._broadcast(self.module.buffers())
         self._step_begins = False
         return self.module(*inputs, **kwargs)
 
@@ -246,13 +231,9 @@ class StagedDataParallel(nn.Module):
             if parameter.requires_grad:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
-                _all_reduce(parameter.grad)
+                _through_cpu(parameter.grad, dist.all_reduce)
                 parameter.grad.div_(dist.get_world_size())
 
-    @torch.no_grad()
-    def _broadcast(self, tensors: Sequence[torch.Tensor]) -> None:
+    def _broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
         for tensor in tensors:
-            host = tensor.detach().to("cpu", copy=True).contiguous()
-            dist.broadcast(host, 0)
-            tensor.copy_(host)
-            _Counter.total += 2 * tensor.numel() * tensor.element_size() * (tensor.device.type != "cpu")
+            _through_cpu(tensor, dist.broadcast, src=0)

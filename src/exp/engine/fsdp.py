@@ -21,17 +21,9 @@ if TYPE_CHECKING:
     from exp.hardware.backend import Backend
 
 __all__ = [
-    "FullyShard",
-    "clip_grad_norm",
-    "is_sharded",
-    "local_part",
-    "part_like",
-    "refuse_hooks",
-    "sharded_like",
-    "sharded_parameters",
-    "units_of",
-    "whole",
-]
+    "FullyShard", "clip_grad_norm", "is_sharded", "local_part", "part_like", "refuse_hooks", "sharded_like",
+    "sharded_parameters", "units_of", "whole",
+]  # fmt: skip
 
 _PAGE = "docs/hardware/estimate.md"
 

@@ -18,7 +18,7 @@ from mmengine.hooks import Hook
 
 from exp.console import waited
 from exp.engine.distributed import staged_bytes
-from exp.engine.finiteness import nan_in, what_to_do
+from exp.engine.saving import what_to_do
 from exp.errors import Preempted, RunError
 from exp.runs.files import to_json
 from exp.runs.folder import read_records
@@ -35,14 +35,8 @@ if TYPE_CHECKING:
     from exp.session import Session
 
 __all__ = [
-    "Interrupted",
-    "LossMeter",
-    "MetricsHook",
-    "OverfitHook",
-    "PreemptionHook",
-    "Progress",
-    "truncate_metrics",
-]
+    "Interrupted", "LossMeter", "MetricsHook", "OverfitHook", "PreemptionHook", "Progress", "truncate_metrics",
+]  # fmt: skip
 
 _ASK_EVERY_S = 1.0
 _NEAR_ZERO = 0.01  # of the first loss
@@ -150,23 +144,17 @@ class Progress:
     def _show(self) -> None:
         if self.console is None or self._loop is None:
             return
-        self._drawn, loop = time.monotonic(), self._loop
+        self._drawn, loop, (begun, first) = time.monotonic(), self._loop, self._begun
         epochs, rest = divmod(self._step + loop.ahead, loop.steps_per_epoch)
-        epoch = f"epoch {max(epochs + bool(rest), 1)}/{loop.max_epochs}"
-        text = f"{self._text}  {self._left()}"
+        epoch, text = f"epoch {max(epochs + bool(rest), 1)}/{loop.max_epochs}", self._text
+        if self._step > first:  # if every remaining epoch is trained, validation included
+            seconds = (self._drawn - begun) / (self._step - first) * (loop.max_iters - self._step)
+            text += f"  ETA {timedelta(seconds=round(seconds))}"
         if self._bar is None:
             place = f"{epoch}  step {self._step}" if rest else epoch
             self.console.print(f"{place}  {text}", soft_wrap=True)
         else:
             self._bar.update(self._bar.task_ids[0], completed=self._step, description=epoch, text=text, refresh=True)
-
-    def _left(self) -> str:
-        """Time left if every remaining epoch is trained, validation included; early stopping may end it before."""
-        begun, first = self._begun
-        if self._step <= first:
-            return ""
-        left = (time.monotonic() - begun) / (self._step - first) * (self._loop.max_iters - self._step)
-        return f"ETA {timedelta(seconds=round(left))}"
 
     def stop(self) -> None:
         """Take the bar away."""
@@ -181,20 +169,18 @@ class MetricsHook(Hook):
     Every rank reads at the same steps, because the loss shown is the mean over ranks; rank 0 alone writes.
 
     Args:
-        path: ``metrics.jsonl``.
-        log_every: steps between readings.
-        progress: draws the bar; does nothing on ranks other than 0.
-        started: ``time.time()`` at which the process of this rank began.
+        session: has the run folder, ``log_every``, and when the process of this rank began.
     """
 
     priority = "BELOW_NORMAL"
 
-    def __init__(self, path: Path, log_every: int, progress: Progress, started: float) -> None:
-        self.path, self.log_every, self.progress, self.started = path, log_every, progress, started
+    def __init__(self, session: Session) -> None:
+        self.path, self.progress, self.started = session.folder.metrics, Progress(session.console), session.started
+        self.log_every: int = session.config.log_every
         self.time_to_first_step: float | None = None
         self.train_seconds = 0.0
         self.samples = 0
-        self.left_device: LeftDevice | None = None
+        self.left_device = LeftDevice(session.backend)
         self._mark = self._paused = 0.0
         self._steps_since_mark = self._staged = 0
         self._loop: Any = None
@@ -205,12 +191,10 @@ class MetricsHook(Hook):
         self._loop, begins_at = runner.train_loop, runner.iter
         runner.session.when_started(lambda: truncate_metrics(self.path, begins_at))
         self._staged = staged_bytes()
-        self.left_device = LeftDevice(runner.backend)
         self.progress.start(self._loop, f"{'compiling, ' if runner.session.config.compile else ''}first step ...")
 
     def before_train_epoch(self, runner: Any) -> None:
         """Time training only, not the evaluation before it."""
-        assert self.left_device is not None
         self.left_device.begin()
         self._mark = time.perf_counter()
         self._steps_since_mark = 0
@@ -223,7 +207,7 @@ class MetricsHook(Hook):
             runner.backend.synchronize()
             self.time_to_first_step = time.time() - self.started
         if step % self.log_every == 0 or step == self._loop.max_iters:
-            self._read(runner, step, data_batch)
+            self._read(runner, step)
         self.progress.step(step)
 
     def after_train_epoch(self, runner: Any) -> None:
@@ -231,7 +215,7 @@ class MetricsHook(Hook):
         if self._steps_since_mark:
             self._read(runner, runner.iter)
 
-    def _read(self, runner: Any, step: int, batch: Any = None) -> None:
+    def _read(self, runner: Any, step: int) -> None:
         group = runner.distributed_group
         by_rank: list[dict[str, float]] = group.gather(runner.losses.read())
         now, steps = time.perf_counter(), self._steps_since_mark
@@ -239,7 +223,6 @@ class MetricsHook(Hook):
         self._mark, self._steps_since_mark = now, 0
         self.train_seconds += seconds
         self.samples += samples
-        assert self.left_device is not None
         left = self.left_device.read(steps)
         record: dict[str, Any] = {}
         for name in dict.fromkeys(name for each in by_rank for name in each):
@@ -249,7 +232,7 @@ class MetricsHook(Hook):
                 ranks = ", ".join(str(rank) for rank, own in enumerate(by_rank) if not math.isfinite(own.get(name, 0)))
                 raise RunError(
                     f"{name} is {value} on rank {ranks} within the {steps} steps before step {step} (epoch "
-                    f"{runner.epoch + 1}){nan_in(batch)}; {what_to_do(runner)}"
+                    f"{runner.epoch + 1}); {what_to_do(runner)}"
                 )
         if not record:
             return
@@ -271,14 +254,12 @@ class MetricsHook(Hook):
     def before_val_epoch(self, runner: Any) -> None:
         """A validation in mid-epoch is not training time."""
         self._paused = time.perf_counter()
-        if self.left_device is not None:
-            self.left_device.pause()
+        self.left_device.pause()
 
     def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
         """Record the validation metrics."""
         self._mark += time.perf_counter() - self._paused
-        if self.left_device is not None:
-            self.left_device.begin()
+        self.left_device.begin()
         units = runner.val_loop.evaluator.units
         self._write(runner, "val", runner.iter, metrics or {}, units)
         self.progress.validated(metrics or {}, units)

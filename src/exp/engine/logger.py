@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 import abc
-import os
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mmengine.registry import VISBACKENDS
 from mmengine.visualization.vis_backend import BaseVisBackend
-from omegaconf import OmegaConf
 
-from exp.config.resolve import create, make
-from exp.engine.registries import registered
-from exp.errors import ConfigError
-
-if TYPE_CHECKING:
-    from exp.session import Session
-
-__all__ = ["Logger", "build_loggers"]
+__all__ = ["Logger"]
 
 
 class Logger(BaseVisBackend):
@@ -63,37 +52,3 @@ class Logger(BaseVisBackend):
     def add_scalar(self, name: str, value: Any, step: int = 0, **_: Any) -> None:
         """One figure, of a hook of MMEngine's."""
         self.log({name: float(value)}, step)
-
-
-def build_loggers(session: Session) -> list[Any]:
-    """The loggers of the configuration, on rank 0; on others there are none.
-
-    Raises:
-        ConfigError: one is none, or would write outside of the run folder; names the key.
-    """
-    if not session.distributed.is_main:
-        return []
-    folder = session.folder.path
-    found: list[Any] = []
-    for number, config in enumerate(session.config.logger.vis_backends):
-        key = f"logger.vis_backends[{number}]"
-        content: Any = OmegaConf.to_container(config, resolve=True)
-        _check_paths(key, content, folder)
-        if "_target_" in content:
-            found.append(create(content, BaseVisBackend, key))
-            continue
-        content["save_dir"] = str(folder / (content.get("save_dir") or "vis_data"))
-        name = str(content.pop("type", None))
-        found.append(make(registered(f"{key}.type", name, VISBACKENDS, BaseVisBackend), key, content))
-    return found
-
-
-def _check_paths(key: str, value: Any, folder: Path) -> None:
-    """Refuse a path that leads out of the run folder: a configuration may be a stranger's."""
-    if isinstance(value, (dict, list)):
-        for name, item in value.items() if isinstance(value, dict) else enumerate(value):
-            _check_paths(f"{key}.{name}" if isinstance(value, dict) else f"{key}[{name}]", item, folder)
-    elif isinstance(value, str) and (value.startswith(("/", "~", "file:")) or ".." in Path(value).parts):
-        path = folder / Path(value.partition("file:")[2] or value).expanduser()
-        if folder not in Path(os.path.normpath(path)).parents:
-            raise ConfigError(f"{key}={value} lies outside of the run folder; use a path below ${{output_dir}}")

@@ -7,7 +7,6 @@ schedulers and torch's OneCycleLR, over groups that learn at different rates.
 from __future__ import annotations
 
 import contextlib
-import math
 from typing import TYPE_CHECKING, Any, Callable, Collection, ContextManager, Iterator, Mapping, Sequence
 
 import torch
@@ -31,13 +30,8 @@ if TYPE_CHECKING:
     from exp.hardware.backend import Backend
 
 __all__ = [
-    "BackendOptimWrapper",
-    "PolyLRByGroup",
-    "TorchOneCycle",
-    "build_optimizer",
-    "build_schedulers",
-    "parameter_groups",
-]
+    "BackendOptimWrapper", "PolyLRByGroup", "TorchOneCycle", "build_optimizer", "build_schedulers", "parameter_groups",
+]  # fmt: skip
 
 _NOTHING: ContextManager[Any] = contextlib.nullcontext()
 _UNDECAYED = ("bias", "token", "tokens")  # ends of names, of parameters with several axes, too
@@ -56,10 +50,6 @@ class _ScaledOptimizer(torch.optim.Optimizer):
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_optimizer"], name)
-
-    def __getstate__(self) -> dict[str, Any]:
-        state: dict[str, Any] = self._optimizer.__getstate__()
-        return state
 
     def step(self, closure: Any = None, **kwargs: Any) -> Any:
         """Take the step unless a gradient overflowed, and adapt the scale of the losses."""
@@ -315,7 +305,7 @@ class TorchOneCycle:
         by_epoch: bool = False,
     ) -> None:
         if by_epoch:
-            raise ValueError("there is no cycle by epoch; set by_epoch: false, or convert_to_iter_based: true")
+            raise ValueError("there is no cycle by epoch; set by_epoch: false")
         inner = _inner(optimizer)
         self._scheduler = OneCycleLR(
             inner,
@@ -324,14 +314,6 @@ class TorchOneCycle:
             pct_start=pct_start,
             cycle_momentum=cycle_momentum,
         )
-
-    @classmethod
-    def build_iter_from_epoch(
-        cls, *, optimizer: Any, epoch_length: int, total_steps: int, by_epoch: bool = True, **kwargs: Any
-    ) -> TorchOneCycle:
-        """Build for ``total_steps`` epochs; the registry calls this if ``convert_to_iter_based`` is set."""
-        del by_epoch
-        return cls(optimizer, total_steps=total_steps * epoch_length, **kwargs)
 
     def step(self) -> None:
         """One optimizer step has been taken."""
@@ -371,7 +353,8 @@ class PolyLRByGroup(PolyLR):
 def build_schedulers(configs: Sequence[Mapping[str, Any]], runner: Any) -> list[Any]:
     """The parameter schedulers of a training; one that begins after its end is left out.
 
-    An epoch is its optimizer steps. ``end``, ``T_max`` and ``total_steps`` that are null are the training's length.
+    An epoch is its optimizer steps. ``end``, ``T_max`` and ``total_steps`` that are null or left out are the training's
+    length: in steps, if ``by_epoch`` is false.
 
     Args:
         configs: each has ``type``, a registered name or a dotted path, and arguments.
@@ -380,28 +363,27 @@ def build_schedulers(configs: Sequence[Mapping[str, Any]], runner: Any) -> list[
     Raises:
         ConfigError: one is unknown, does not take its settings, or looks at a metric that is not measured.
     """
-    built = []
+    built, loop = [], runner.train_loop
     for each in configs:
         config = {name: value for name, value in each.items() if value is not None}
-        loop, kind = runner.train_loop, str(config.get("type"))
+        kind = str(config.get("type"))
         cls = registered("schedule.param_scheduler.type", kind, PARAM_SCHEDULERS, _SCHEDULERS)
-        given = [key for key in ("end", "T_max", "total_steps") if key in each]
-        if given and not set(given) & set(config) and config.pop("convert_to_iter_based", False):
-            # It ends with the training, which max_steps may end within an epoch.
-            config.update(by_epoch=False, begin=config.get("begin", 0) * loop.steps_per_epoch)
-        by_epoch, converted = config.get("by_epoch", True), config.get("convert_to_iter_based", False)
-        length = loop.max_epochs if by_epoch else loop.max_iters
-        begin, end = config.get("begin", 0), config.get("end", length if set(given) - set(config) else math.inf)
-        config.setdefault("end", length)
-        if begin >= min(end, length):
+        by_epoch = config.get("by_epoch", getattr(cls, "by_epoch", True))
+        end = config.setdefault("end", loop.max_epochs if by_epoch else loop.max_iters)
+        begin = config.get("begin", 0)
+        if begin >= end:
             continue
-        unit = "epoch" if by_epoch else "step"
-        if cls.__name__.startswith("Linear") and (end - begin) * (loop.steps_per_epoch if converted else 1) == 1:
-            if config.get("end_factor", 1) == 1 and (converted or not by_epoch):
+        in_steps = config.get("convert_to_iter_based", False) or not by_epoch
+        if (
+            cls.__name__.startswith("Linear")
+            and (end - begin) * (loop.steps_per_epoch if in_steps and by_epoch else 1) == 1
+        ):
+            if in_steps and config.get("end_factor", 1) == 1:
                 continue  # a warm-up of one step is none
             raise ConfigError(
-                f"schedule: {kind} from begin={begin:g} to end={end:g} takes one {unit}, and MMEngine's then stays at "
-                f"its start_factor for ever; set end={begin + 2:g} or more, or convert_to_iter_based: true"
+                f"schedule: {kind} from begin={begin} to end={end} takes one {'epoch' if by_epoch else 'step'}, and "
+                f"MMEngine's then stays at its start_factor for ever; set end={begin + 2} or more, or "
+                "convert_to_iter_based: true"
             )
         evaluator = getattr(runner.val_loop, "evaluator", None)
         if getattr(cls, "need_val_args", False) and evaluator is not None:  # by default, of the metric that decides

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple
 
 import numpy as np
 import torch
-from mmengine.hooks import Hook
 
 from exp.data.base import Prediction
 from exp.data.loader import move, share_loader
@@ -23,10 +22,11 @@ from exp.engine.building import (
     split_in_use,
 )
 from exp.engine.fsdp import is_sharded
-from exp.engine.trainer import EvalLoop, Trainer
+from exp.engine.trainer import EvalLoop
 from exp.engine.wrapper import check_placement, place_and_wrap, predictions, unwrapped
 from exp.errors import ConfigError
 from exp.runs.files import csv_content, write_atomically
+from exp.runs.status import Stage, beat
 from exp.user_code import EXPERIMENT_PAGE, shown
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from exp.session import Session
 
 __all__ = [
-    "PictureWriter", "RankedSample", "RankingHook", "batch_outputs", "draw_extras", "evaluate", "measure", "predict",
+    "PictureWriter", "RankedSample", "Ranking", "batch_outputs", "draw_extras", "evaluate", "measure", "predict",
     "predict_split", "training_pictures",
 ]  # fmt: skip
 
@@ -55,18 +55,15 @@ def evaluate(session: Session) -> dict[str, Any]:
     model = build_model(session, data)
     test = split_in_use(session, data, "test")
     evaluator = build_evaluator(session, data, detailed=True)
-    task = session.config.task
-    extras = session.extras
+    task, extras = session.config.task, session.extras
     draws = session.config.plots and task.worst + task.best
-    hooks = [RankingHook(extras.ranking)] if draws and extras.ranking is not None else []
-    model = place_and_wrap(model, session, trains=False)
-    loop = EvalLoop(share_loader(test, data, session), evaluator, "test")
-    trainer = Trainer(session, model, test_loop=loop, hooks=hooks)
-    values = trainer.test()
-    trainer.close()
+    ranking = Ranking(extras.ranking) if draws and extras.ranking is not None else None
+    model = place_and_wrap(model, session, trains=False).eval()
+    session.begin()  # before the first batch: ranks may have different numbers of them
+    values = measure(session, data, model, evaluator, each=None if ranking is None else ranking.add)
     draw = extras.draw_samples
-    if hooks and draw is not None:
-        worst, best = hooks[0].extremes(session.distributed, task.worst, task.best)
+    if ranking is not None and draw is not None:
+        worst, best = ranking.extremes(session.distributed, task.worst, task.best)
 
         def predicted(pairs: list[Any]) -> list[RankedSample]:
             outputs = [batch_outputs(session, model, test[torch.tensor([number])])[0] for number, _ in pairs]
@@ -190,8 +187,9 @@ def measure(
     model: Any,
     evaluator: Evaluator,
     change: Callable[[dict[str, Any], torch.Tensor], dict[str, Any]] | None = None,
+    each: Callable[[Any, dict[str, Any]], object] | None = None,
 ) -> dict[str, float]:
-    """The metrics of the test split, for tasks of one's own; every rank takes its share.
+    """The metrics of the test split, for tasks of one's own, too; every rank takes its share.
 
     Args:
         session: the session.
@@ -201,20 +199,18 @@ def measure(
         change: what becomes of each batch, on the device, before the model sees it; it also gets the numbers of the
             samples in the split, int64 (B,) on the CPU. What it draws at random should depend on these alone: which
             samples a batch has depends on the number of ranks.
+        each: takes the predictions for each batch, and the batch.
 
     Returns:
         Over all ranks, by name.
+
+    Raises:
+        RunError: predictions are NaN.
     """
     loader = share_loader(split_in_use(session, data, "test"), data, session)
-    evaluator.reset()
-    with torch.no_grad():
-        for numbers, batch in zip(loader.sampler, loader):
-            moved = move(batch, session.device)
-            with session.backend.autocast(session.config.precision):
-                outputs = predictions(model, moved if change is None else change(moved, numbers))
-            evaluator.update(outputs, moved)
-            session.backend.end_batch(outputs)
-    return evaluator.compute(session.distributed)
+    metrics = EvalLoop(session, model, loader, evaluator, "test", change, each).measure()
+    beat(Stage.FREE)  # what follows, such as pictures, takes as long as it takes
+    return metrics
 
 
 class PictureWriter:
@@ -305,7 +301,7 @@ class RankedSample(NamedTuple):
     outputs: torch.Tensor
 
 
-class RankingHook(Hook):
+class Ranking:
     """Keeps the figure of each tested sample, on the device.
 
     Args:
@@ -316,9 +312,9 @@ class RankingHook(Hook):
         self.metric = metric
         self._found: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def after_test_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+    def add(self, outputs: Any, batch: dict[str, Any]) -> None:
         """Rank the samples of a batch."""
-        self._found.append((data_batch["index"], self.metric.per_sample(outputs, data_batch).detach().float()))
+        self._found.append((batch["index"], self.metric.per_sample(outputs, batch).detach().float()))
 
     def extremes(self, distributed: Any, worst: int, best: int) -> tuple[list[Any], list[Any]]:
         """Number and value of the worst and of the best samples over all ranks, the most extreme first. A collective.

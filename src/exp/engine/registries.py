@@ -9,22 +9,27 @@ run folder. docs/extend/hooks.md has the whole table.
 from __future__ import annotations
 
 import importlib
+import os
 from pathlib import Path
-from typing import Any, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 import mmengine.hooks
 import torch
 from mmengine.hooks import Hook
-from mmengine.registry import HOOKS, Registry
-from mmengine.runner import Priority, get_priority
+from mmengine.registry import HOOKS, VISBACKENDS, Registry
+from mmengine.runner import get_priority
+from mmengine.visualization.vis_backend import BaseVisBackend
 from omegaconf import OmegaConf
 
 from exp.config.check import REFUSED, refusal
 from exp.config.explain import nearest
-from exp.config.resolve import allow, find_own_module, make, resolve, without_scope
+from exp.config.resolve import allow, create, find_own_module, make, resolve, without_scope
 from exp.errors import ConfigError, UnavailableError
 
-__all__ = ["CountersHook", "build_hooks", "check_monitor", "import_plugins", "registered"]
+if TYPE_CHECKING:
+    from exp.session import Session
+
+__all__ = ["CountersHook", "build_hooks", "build_loggers", "check_monitor", "import_plugins", "registered"]
 
 
 def import_plugins(plugins: Sequence[str]) -> None:
@@ -222,14 +227,43 @@ def build_hooks(
             get_priority(hook.priority)
         except ImportError as error:
             raise UnavailableError(f"hooks: {name} needs a package that is not installed: {error}") from error
-        except KeyError as error:
-            known = ", ".join(Priority.__members__)
-            raise ConfigError(
-                f"hooks: {name} has priority {priority}, but it is one of {known}, or 0 to 100"
-            ) from error
-        except (AssertionError, TypeError, ValueError) as error:
+        except (AssertionError, KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"hooks: {name} does not take these settings: {error}") from error
         if isinstance(hook, mmengine.hooks.EarlyStoppingHook) and names:
             check_monitor(f"hooks: {type(hook).__name__}", hook.monitor, names)
         hooks.append(hook)
     return hooks
+
+
+def build_loggers(session: Session) -> list[Any]:
+    """The loggers of the configuration, on rank 0; on others there are none.
+
+    Raises:
+        ConfigError: one is none, or would write outside of the run folder; names the key.
+    """
+    if not session.distributed.is_main:
+        return []
+    folder = session.folder.path
+    found: list[Any] = []
+    for number, config in enumerate(session.config.logger.vis_backends):
+        key = f"logger.vis_backends[{number}]"
+        content: Any = OmegaConf.to_container(config, resolve=True)
+        _check_paths(key, content, folder)
+        if "_target_" in content:
+            found.append(create(content, BaseVisBackend, key))
+            continue
+        content["save_dir"] = str(folder / (content.get("save_dir") or "vis_data"))
+        name = str(content.pop("type", None))
+        found.append(make(registered(f"{key}.type", name, VISBACKENDS, BaseVisBackend), key, content))
+    return found
+
+
+def _check_paths(key: str, value: Any, folder: Path) -> None:
+    """Refuse a path that leads out of the run folder: a configuration may be a stranger's."""
+    if isinstance(value, (dict, list)):
+        for name, item in value.items() if isinstance(value, dict) else enumerate(value):
+            _check_paths(f"{key}.{name}" if isinstance(value, dict) else f"{key}[{name}]", item, folder)
+    elif isinstance(value, str) and (value.startswith(("/", "~", "file:")) or ".." in Path(value).parts):
+        path = folder / Path(value.partition("file:")[2] or value).expanduser()
+        if folder not in Path(os.path.normpath(path)).parents:
+            raise ConfigError(f"{key}={value} lies outside of the run folder; use a path below ${{output_dir}}")

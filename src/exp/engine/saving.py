@@ -1,7 +1,7 @@
 """When a training is saved, what is kept of it, and how its state gets to the disk while it goes on.
 
 The state is copied to host memory between two steps, page-locked where the backend has that, and a thread writes the
-copy.
+copy. What is not finite is never saved.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import functools
 import logging
 import math
 import threading
+from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Mapping
 
@@ -17,25 +18,27 @@ import torch
 import torch.distributed as dist
 from mmengine.hooks import Hook
 
+from exp import console
+from exp.data.places import shortened
 from exp.engine import checkpoint
-from exp.engine.finiteness import check_finite, what_to_do
 from exp.engine.fsdp import is_sharded, sharded_like
 from exp.engine.wrapper import unwrapped
 from exp.errors import RunError
 from exp.runs.folder import RunFolder
 from exp.runs.status import Stage, beat
+from exp.summary import to_continue
 
 if TYPE_CHECKING:
-    from exp.config.schema import ExpConfig
     from exp.engine.distributed import Distributed
     from exp.hardware.backend import Backend
+    from exp.session import Session
 
-__all__ = ["CheckpointHook", "CheckpointWriter", "ShardedSaver"]
+__all__ = ["CheckpointHook", "CheckpointWriter", "ShardedSaver", "check_finite", "what_to_do"]
 
 logger = logging.getLogger(__name__)
 
-Write = Callable[[Path, Any], object]
-"""Writes a checkpoint, which nothing else refers to, to a path."""
+Files = Mapping[Path, "tuple[Any, Callable[[Path, Any], object]]"]
+"""What files are to hold, and what writes a copy of that which nothing else refers to."""
 
 _VERDICTS = ("best", "best_epoch", "best_step", "last", "last_step", "reference", "bad_epochs")
 """What a resumed run must know of the validations before it: attributes of the hook."""
@@ -47,17 +50,16 @@ class CheckpointHook(Hook):
     Best and early stopping live here together, because both are part of what a resumed run must know.
 
     Args:
-        config: the frozen configuration.
-        folder: ``checkpoints/``.
+        session: has the configuration and the run folder.
         metric: the validation metric.
         greater_is_better: whether larger values of it are better.
     """
 
     priority = "VERY_LOW"  # after the schedulers, so that their new state is in the file
 
-    def __init__(self, config: ExpConfig, folder: Path, metric: str, greater_is_better: bool = False) -> None:
-        self.folder = folder
-        self.best_path = folder / "best.pth"
+    def __init__(self, session: Session, metric: str = "", greater_is_better: bool = False) -> None:
+        config, self.folder = session.config, session.folder.checkpoints
+        self.best_path = self.folder / "best.pth"
         # Read once: an access to the configuration costs as much as a small kernel.
         self.every_steps: int = config.checkpoint.every_steps
         self.every_epochs: int = config.checkpoint.every_epochs
@@ -74,7 +76,6 @@ class CheckpointHook(Hook):
         self.bad_epochs = 0
         self._resumed_here = False  # whether this attempt goes on from a checkpoint of this folder
         self._sharded: ShardedSaver | None = None  # writes this rank's part of a sharded model
-        self._due: dict[Path, tuple[Any, Write]] = {}  # what this rank is to write, and how, by file
         self._saved = (-1, False, False)  # step, whether a validation is due, whether the training was stopped
 
     def state_dict(self) -> dict[str, Any]:
@@ -89,18 +90,15 @@ class CheckpointHook(Hook):
 
     def before_train(self, runner: Any) -> None:
         """Remove what a killed writer left; once the run has started, set aside what it does not go on from."""
-        sharded = is_sharded(unwrapped(runner.model))
-        self._sharded = ShardedSaver(runner.distributed_group) if sharded else None
+        self._sharded = ShardedSaver(runner.distributed_group) if is_sharded(unwrapped(runner.model)) else None
         if runner.distributed_group.is_main:
             checkpoint.remove_leftovers(self.folder)
-        begins_at = runner.iter
-        runner.session.when_started(lambda: self._set_aside(runner, begins_at))
+        runner.session.when_started(functools.partial(self._set_aside, runner.session, runner.iter))
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        """Save within the epoch."""
+        """Save within the epoch; where a validation follows, the checkpoint waits for it."""
         runner.checkpoint_writer.check()
         step = runner.iter + 1
-        # Where a validation follows, the checkpoint waits for it.
         if self.every_steps and step % self.every_steps == 0 and not runner.train_loop.validates_after(step, batch_idx):
             self.save(runner, step)
 
@@ -110,6 +108,7 @@ class CheckpointHook(Hook):
         if not math.isfinite(value):
             raise RunError(f"validation {self.metric} is {value} after step {runner.iter}; {what_to_do(runner)}")
         self.last, self.last_step = value, runner.iter
+        best: Files = {}
         if self.best is None or self.sign * value < self.sign * self.best:
             self.best, self.best_epoch, self.best_step = value, runner.epoch, runner.iter
             if self.keep_best:
@@ -117,8 +116,7 @@ class CheckpointHook(Hook):
                 content["meta"]["validation"] = {self.metric: value}
                 if runner.distributed_group.is_main:
                     runner.let_hooks_change(content)
-                check_finite(runner, content["state_dict"], runner.iter)
-                self._prepare(runner, self.best_path, content)
+                best = self._file(runner, self.best_path, content)
         least = None if self.reference is None else self.sign * self.reference - self.min_delta * abs(self.reference)
         self.bad_epochs += 1
         if least is None or self.sign * value < least:
@@ -127,8 +125,9 @@ class CheckpointHook(Hook):
             runner.train_loop.stop_training = True
         at_steps = self.every_steps and runner.iter % self.every_steps == 0
         if at_steps or (runner.train_loop.val_every is None and self._epoch_is_saved(runner.epoch)):
-            self.save(runner, runner.iter)
-        self._write(runner)
+            self.save(runner, runner.iter, beside=best)
+        else:
+            self._write(runner, best)
 
     def after_train_epoch(self, runner: Any) -> None:
         """Save at the end of an epoch where no validation follows, which would do it."""
@@ -143,7 +142,13 @@ class CheckpointHook(Hook):
         self.save(runner, runner.iter, waits=True)
 
     def save(
-        self, runner: Any, step: int, validation_due: bool = False, epoch_ended: bool = False, waits: bool = False
+        self,
+        runner: Any,
+        step: int,
+        validation_due: bool = False,
+        epoch_ended: bool = False,
+        waits: bool = False,
+        beside: Files | None = None,
     ) -> None:
         """Have a checkpoint written in the background, unless it is that of the last call. A collective.
 
@@ -153,38 +158,37 @@ class CheckpointHook(Hook):
             validation_due: whether a validation is to be made before training goes on.
             epoch_ended: whether the hooks have been told of the end of the epoch already.
             waits: return when it is on the disk: nothing is trained after it.
+            beside: what is written with it.
 
         Raises:
             RunError: the weights are not finite.
             OSError: this checkpoint (where ``waits``), or the one before, could not be written.
         """
+        files = dict(beside or {})
         state = (step, validation_due, runner.train_loop.stop_training)
         if state != self._saved:
             self._saved = state
             content = runner.training_checkpoint(step, self.state_dict(), validation_due)
             if epoch_ended:
                 content["meta"].update(epoch=runner.epoch + 1, samples=0)
-            check_finite(runner, content["state_dict"], step)
-            self._prepare(runner, self._path(step), content)
-            self._write(runner)
+            files.update(self._file(runner, self._path(step), content))
+        self._write(runner, files)
         if waits:
             runner.checkpoint_writer.wait()
 
     def _path(self, step: int) -> Path:
         return self.folder / f"step_{step:08d}.pth"
 
-    def _prepare(self, runner: Any, path: Path, content: dict[str, Any]) -> None:
-        """Note what of a checkpoint this rank writes."""
+    def _file(self, runner: Any, path: Path, content: dict[str, Any]) -> Files:
+        """What this rank is to write of a checkpoint; its weights are finite. A collective."""
+        check_finite(runner, content["state_dict"], content["meta"]["step"])
         if self._sharded is not None:
-            self._due[path] = self._sharded.prepare(content)
-        elif runner.distributed_group.is_main:
-            self._due[path] = content, checkpoint.write
+            return {path: self._sharded.prepare(content)}
+        return {path: (content, checkpoint.write)} if runner.distributed_group.is_main else {}
 
-    def _write(self, runner: Any) -> None:
-        """Have what is due written, and then older ones removed."""
-        due, self._due = self._due, {}
-        if due:
-            runner.checkpoint_writer.start(due, self._written if runner.distributed_group.is_main else None)
+    def _write(self, runner: Any, files: Files) -> None:
+        if files:
+            runner.checkpoint_writer.start(files, self._written if runner.distributed_group.is_main else None)
 
     def _written(self) -> None:
         """Called in the background once files are on the disk: only now may older ones go."""
@@ -193,7 +197,7 @@ class CheckpointHook(Hook):
 
     # -- what was there before, and what is tested -----------------------------------------------------------------
 
-    def _set_aside(self, runner: Any, begins_at: int) -> None:
+    def _set_aside(self, session: Session, begins_at: int) -> None:
         """Steps after the one at which this attempt begins, and best weights that it knows nothing of.
 
         Left where they are, they would be taken for the newest.
@@ -204,7 +208,7 @@ class CheckpointHook(Hook):
             paths.append(self.best_path)
         if paths:
             checkpoint.set_aside(paths)
-            runner.session.say(
+            session.say(
                 f"checkpoints that this run does not go on from are in {self.folder.name}/{checkpoint.SET_ASIDE} now: "
                 + ", ".join(path.name for path in paths)
             )
@@ -223,23 +227,20 @@ class CheckpointHook(Hook):
         """
         self._resumed_here = source.resolve().parent == self.folder.resolve()
         if self.keep_best and self.best is not None:
-            content: Any = None
-            lacking: str | None = None
             path = source.parent / self.best_path.name
-            if runner.distributed_group.is_main:
-                content = checkpoint.read(path) if path.is_file() else {}
-                meta = content.get("meta", {})
-                found = (meta.get("epoch"), meta.get("step"), meta.get("validation", {}).get(self.metric))
-                if found != (self.best_epoch, self.best_step, self.best):
-                    lacking = f"{path} has those of step {found[1]}" if content else f"no checkpoint at {path}"
-            lacking = runner.distributed_group.gather(lacking)[0]
-            if lacking is not None:
+            content: Any = {}
+            if runner.distributed_group.is_main and path.is_file():
+                content = checkpoint.read(path)
+            meta = content.get("meta", {})
+            found = (meta.get("epoch"), meta.get("step"), meta.get("validation", {}).get(self.metric))
+            there = runner.distributed_group.gather(found == (self.best_epoch, self.best_step, self.best))[0]
+            if not there:
                 runner.session.say(
-                    f"warning: the best weights so far ({self.metric} {self.best:.6g} after epoch {self.best_epoch}) "
-                    f"are lost and no longer count: {lacking}"
+                    f"warning: the best weights so far ({self.metric} {self.best:.6g} after step {self.best_step}) are "
+                    f"lost and no longer count: {path} is not there, or of another step"
                 )
                 self.best, self.best_epoch, self.best_step = None, 0, 0
-            elif content is not None and not self._resumed_here:
+            elif not self._resumed_here:
                 runner.session.when_started(functools.partial(checkpoint.write, self.best_path, content))
         judged = self.best is not None if self.keep_best else self.last_step == runner.iter
         if not judged and runner.train_loop.finished:
@@ -254,19 +255,17 @@ class CheckpointHook(Hook):
         """
         runner.checkpoint_writer.wait()
         runner.distributed_group.barrier()  # rank 0 has written it
-        content: Any = None
-        value: float | None
+        epoch, step, path, value = runner.epoch, runner.iter, self._path(runner.iter), self.last
+        name = f"last weights, step {step}"
         if self.keep_best and self.best is not None:
-            check = runner.distributed_group.is_main
-            content = checkpoint.read(self.best_path, mapped=True, whole=False, check=check)
-            name, value = f"{self.folder.name}/best.pth", self.best
-            epoch, step = self.best_epoch, self.best_step
-        else:
-            epoch, step = runner.epoch, runner.iter
-            # Such as the weights that a hook has averaged.
-            if runner.hooks_at("before_save_checkpoint") and self._path(step).is_file():
-                content = checkpoint.read(self._path(step), mapped=True)
-            name, value = f"last weights, step {step}", self.last if self.last_step == step else None
+            epoch, step, path, value = self.best_epoch, self.best_step, self.best_path, self.best
+            name = f"{self.folder.name}/best.pth"
+        elif self.last_step != step:
+            value = None
+        content: Any = None
+        # The last weights are those of the model, but where a hook has put others there, such as averaged ones.
+        if path is self.best_path or (runner.hooks_at("before_save_checkpoint") and path.is_file()):
+            content = checkpoint.read(path, mapped=True, whole=False, check=runner.distributed_group.is_main)
         record = {"tested_checkpoint": name, "tested_epoch": epoch, "tested_step": step, "best_epoch": epoch}
         return content, {**record, "validation": {self.metric: value}}
 
@@ -281,13 +280,13 @@ class CheckpointWriter:
     """
 
     def __init__(self, backend: Backend) -> None:
-        self._backend, self._pinned = backend, backend.capabilities.pinned_memory
-        # Kept from one checkpoint to the next, in the order of their use: new memory costs more than a copy.
-        self._buffers: list[torch.Tensor] = []
+        self._backend = backend
+        # Kept from one checkpoint to the next: new memory costs more than a copy.
+        self._buffers: defaultdict[Any, list[torch.Tensor]] = defaultdict(list)
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
-    def start(self, files: dict[Path, tuple[Any, Write]], then: Callable[[], object] | None = None) -> None:
+    def start(self, files: Files, then: Callable[[], object] | None = None) -> None:
         """Copy what is to be written, and return; waits for the checkpoint before, if that is still being written.
 
         Args:
@@ -301,37 +300,26 @@ class CheckpointWriter:
         """
         beat(Stage.CHECKPOINT)
         self.wait()
-        spare, self._buffers = self._buffers[::-1], []
+        pinned = self._backend.capabilities.pinned_memory
+        used: defaultdict[Any, int] = defaultdict(int)
 
         def copied(tensor: torch.Tensor) -> torch.Tensor:
             tensor = tensor.detach()
-            return self._memory_for(tensor, spare).copy_(tensor, non_blocking=self._pinned)
+            kind = tensor.dtype, tensor.shape
+            if used[kind] == len(self._buffers[kind]):
+                self._buffers[kind].append(torch.empty_like(tensor, device="cpu", pin_memory=pinned))
+            used[kind] += 1
+            return self._buffers[kind][used[kind] - 1].copy_(tensor, non_blocking=pinned)
 
-        # The last file comes first: what others hold besides, such as the best weights, is not always there.
-        copies = {
-            path: (checkpoint.plain(content, copied), write) for path, (content, write) in reversed(files.items())
-        }
-        self._buffers += reversed(spare)
+        copies = {path: (checkpoint.plain(content, copied), write) for path, (content, write) in files.items()}
         self._backend.synchronize()
         # A daemon: a disk that hangs must not keep a process from ending that was told to.
         self._thread = threading.Thread(target=self._run, args=(copies, then), name="checkpoint", daemon=True)
         self._thread.start()
 
-    def _memory_for(self, tensor: torch.Tensor, spare: list[torch.Tensor]) -> torch.Tensor:
-        held = spare.pop() if spare else None
-        if held is None or (held.dtype, held.shape, held.is_pinned()) != (tensor.dtype, tensor.shape, self._pinned):
-            try:
-                held = torch.empty_like(tensor, device="cpu", pin_memory=self._pinned)
-            except RuntimeError as error:  # of the driver, which calls it out of memory, as if it were the card's
-                logger.warning("checkpoints are copied to memory that is not page-locked: %s", str(error).strip())
-                self._pinned = False
-                held = torch.empty_like(tensor, device="cpu")
-        self._buffers.append(held)
-        return held
-
-    def _run(self, files: dict[Path, tuple[Any, Write]], then: Any) -> None:
+    def _run(self, files: Files, then: Callable[[], object] | None) -> None:
         try:
-            for path, (content, write) in reversed(files.items()):
+            for path, (content, write) in files.items():
                 try:
                     write(path, content)
                 except OSError as error:
@@ -387,7 +375,7 @@ class ShardedSaver:
         self._group = dist.new_group(backend="gloo")
         self._mesh = DeviceMesh.from_group(self._group, "cpu")
 
-    def prepare(self, content: Mapping[str, Any]) -> tuple[dict[str, Any], Write]:
+    def prepare(self, content: Mapping[str, Any]) -> tuple[dict[str, Any], Callable[[Path, Any], object]]:
         """What this rank keeps of a checkpoint, and what writes a copy of that in the background of every rank.
 
         No collective; the call that it gives is one, of the threads.
@@ -399,8 +387,9 @@ class ShardedSaver:
                 parts[f"{prefix}/{name}"] = holder.pop(name)
 
         def write(path: Path, copied: Mapping[str, Any]) -> None:
-            tensors = {key: sharded_like(copied["parts"][key], parts[key], self._mesh) for key in parts}
-            folder = self._write(path, tensors)
+            folder = self._write(
+                path, {key: sharded_like(copied["parts"][key], parts[key], self._mesh) for key in parts}
+            )
             if self._is_main:
                 beside = {"name": folder.name, "digests": checkpoint.digests(folder)}
                 checkpoint.write(path, {**copied["rest"], checkpoint.BESIDE: beside})
@@ -425,3 +414,53 @@ class ShardedSaver:
             rank, (cause, _) = min(error.failures.items())
             raise RunError(f"rank {rank}: cannot write {folder}: {checkpoint.reason(cause)}") from error
         return folder
+
+
+# -- a training that has diverged --------------------------------------------------------------------------------------
+
+
+def check_finite(runner: Any, state: Mapping[str, Any], step: int) -> None:
+    """Raise, on all ranks alike, where weights that are to be saved, or losses on the way to them, are not finite.
+
+    A collective. What would fail when the losses are read next is not saved before.
+
+    Args:
+        runner: the runner.
+        state: what is to be saved.
+        step: optimizer steps completed.
+
+    Raises:
+        RunError: it names the step, the rank and the first of the tensors.
+    """
+    losses = {f"the {name} since the last reading": value for name, value in runner.losses.sums.items()}
+    watched = {name for name, _ in unwrapped(runner.model).named_parameters()} | set(losses)
+    by_rank = runner.distributed_group.gather(checkpoint.not_finite({**losses, **state}, watched))
+    ranks = [rank for rank, names in enumerate(by_rank) if names]
+    if ranks:
+        raise RunError(
+            f"not finite after step {step}: {shortened(by_rank[ranks[0]], 1)}, on rank {shortened(ranks)}; the weights "
+            f"are not saved; {what_to_do(runner)}"
+        )
+
+
+def what_to_do(runner: Any) -> str:
+    """Advice for a training that has diverged, with the command that goes on where something has been saved.
+
+    A collective: the checkpoint that is being written counts.
+    """
+    session = runner.session
+    try:
+        runner.checkpoint_writer.wait()
+    except Exception:
+        logger.exception("the last checkpoint is not saved")  # not why training has failed
+    runner.distributed_group.barrier()
+    text = "lower optim.lr, set optim.clip_grad_norm, or use precision=fp32"
+    saved = checkpoint.list_checkpoints(session.folder.checkpoints)
+    if not saved:
+        return text
+    which, wanted = "newest", "auto"
+    if len(saved) > 1 and session.resumed_from is not None and saved[0].samefile(session.resumed_from):
+        which, wanted = "last but one", console.shown(saved[1])  # from the newest it has just been tried
+    rate = f"optim.lr={session.config.optim.lr / 2:.4g}"
+    command = to_continue(session.config, session.folder, f"resume={wanted}", rate)
+    return f"{text}\n  to go on from the {which} checkpoint with half the rate: {command}"

@@ -11,8 +11,8 @@ device: losses stay there until a hook asks, every ``log_every`` steps.
 from __future__ import annotations
 
 import logging
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Sequence, cast
+import math
+from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence, cast
 
 import torch
 from mmengine.config import Config
@@ -27,16 +27,14 @@ from exp.config.differences import of_training
 from exp.data.loader import move, tensors_of
 from exp.engine import checkpoint
 from exp.engine.building import rank_logger
-from exp.engine.checkpoint import complete, plain
 from exp.engine.device import rng_state
-from exp.engine.finiteness import refuse_nan
 from exp.engine.fsdp import whole
-from exp.engine.hooks import LossMeter, OverfitHook, PreemptionHook
+from exp.engine.hooks import LossMeter, MetricsHook, OverfitHook, PreemptionHook
 from exp.engine.optim import build_schedulers
-from exp.engine.registries import CountersHook
-from exp.engine.saving import CheckpointHook, CheckpointWriter
+from exp.engine.registries import CountersHook, build_loggers
+from exp.engine.saving import CheckpointHook, CheckpointWriter, what_to_do
 from exp.engine.wrapper import average_buffers, predictions, unwrapped
-from exp.errors import ConfigError
+from exp.errors import ConfigError, RunError
 from exp.runs.status import Stage, beat
 from exp.user_code import first_line
 
@@ -44,7 +42,6 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from exp.data.sampler import TrainBatchSampler
-    from exp.engine.hooks import MetricsHook
     from exp.engine.optim import BackendOptimWrapper
     from exp.models.dropout import DropoutStream
     from exp.session import Session
@@ -59,21 +56,17 @@ _RUNTIME_INFO = {"cfg", "seed", "experiment_name", "mmengine_version", "dataset_
 
 
 class Trainer:
-    """Trains and evaluates one model on the session's device; hooks know it as the runner.
+    """Trains one model on the session's device, and tests it; hooks know it as the runner.
 
     Args:
         session: gives device, backend, group, configuration and run folder.
         model: on the device, wrapped or not (:func:`exp.engine.wrapper.place_and_wrap`).
-        train_loop: None: nothing is trained.
+        optim_wrapper: of the model's parameters.
+        train_loop: what is trained, and how long.
         val_loop: None: nothing is validated.
         test_loop: None: nothing is tested.
-        optim_wrapper: of the model's parameters.
-        schedulers: configurations of parameter schedulers.
         hooks: the user's; called in the order of their priorities. MMEngine's ParamSchedulerHook, counters in the
-            message hub and what ends a training early are there anyway.
-        vis_backends: where MMEngine's visualizer writes.
-        figures: logs what is measured; None: nothing does.
-        checkpoints: saves; None: nothing does.
+            message hub, what logs and saves, and what ends a training early are there anyway.
 
     Raises:
         ConfigError: a scheduler is unknown, does not take its settings, or would do something else than it says.
@@ -87,15 +80,11 @@ class Trainer:
         self,
         session: Session,
         model: torch.nn.Module,
-        train_loop: TrainLoop | None = None,
+        optim_wrapper: BackendOptimWrapper,
+        train_loop: TrainLoop,
         val_loop: EvalLoop | None = None,
         test_loop: EvalLoop | None = None,
-        optim_wrapper: BackendOptimWrapper | None = None,
-        schedulers: Sequence[dict[str, Any]] = (),
         hooks: Sequence[Hook] = (),
-        vis_backends: Sequence[Any] = (),
-        figures: MetricsHook | None = None,
-        checkpoints: CheckpointHook | None = None,
     ) -> None:
         self.session, self.device, self.backend = session, session.device, session.backend
         self.distributed_group = group = session.distributed
@@ -103,6 +92,7 @@ class Trainer:
         self.seed, self.deterministic = int(session.config.seed), torch.are_deterministic_algorithms_enabled()
         self.precision: str = session.config.precision
         self.model, self.model_name = model, type(unwrapped(model)).__name__
+        self.optim_wrapper: Any = optim_wrapper
         self.train_loop, self.val_loop, self.test_loop = train_loop, val_loop, test_loop
         for loop in filter(None, (val_loop, test_loop)):
             loop.runner = self
@@ -113,34 +103,32 @@ class Trainer:
         self.default_scope = DefaultScope.get_instance(name, scope_name="mmengine")
         self.logger = rank_logger(session)
         self.message_hub = MessageHub.get_instance(name)
-        backends = list(vis_backends) or None
+        backends = build_loggers(session) or None
         self.visualizer = Visualizer.get_instance(name, vis_backends=backends, save_dir=self.work_dir)
         self.visualizer.add_config(self.cfg)
-        self.optim_wrapper: Any = optim_wrapper
+        schedulers: Any = OmegaConf.to_container(session.config.schedule.param_scheduler, resolve=True)
         self.param_schedulers = build_schedulers(schedulers, self)
         self.hooks: list[Hook] = []
         self._calls: dict[str, list[Any]] = {}
-        self.figures, self.checkpoints = figures, checkpoints
+        judged = () if val_loop is None else (val_loop.evaluator.metric_name, val_loop.evaluator.greater_is_better)
+        self.figures, self.checkpoints = MetricsHook(session), CheckpointHook(session, *judged)
         counted = any(type(hook) is RuntimeInfoHook for hook in hooks)  # MMEngine's counts, and reads every step
-        own: list[Any] = [None if counted else CountersHook(), ParamSchedulerHook(), figures, checkpoints]
-        own.append(checkpoints and PreemptionHook(session, checkpoints))
-        own.append(OverfitHook(session) if session.config.debug.overfit and train_loop is not None else None)
+        own: list[Any] = [None if counted else CountersHook(), ParamSchedulerHook(), self.figures, self.checkpoints]
+        own += [
+            PreemptionHook(session, self.checkpoints),
+            OverfitHook(session) if session.config.debug.overfit else None,
+        ]
         for hook in filter(None, (*own, *hooks)):
             self.register_hook(hook)
         self.checkpoint_writer = CheckpointWriter(self.backend)
 
     # -- what hooks ask of a runner ---------------------------------------------------------------------------------
 
-    @property
-    def iter(self) -> int:
-        """Optimizer steps completed."""
-        return 0 if self.train_loop is None else self.train_loop.iter
-
     def __getattr__(self, name: str) -> Any:
-        """Of the loops: ``epoch``, ``max_iters``, ``val_dataloader``, ``test_evaluator``..."""
+        """Of the loops: ``iter`` (optimizer steps completed), ``epoch``, ``max_iters``, ``val_dataloader``..."""
         place, _, last = name.partition("_")
-        if name in ("epoch", "max_epochs", "max_iters", "val_interval", "val_begin"):
-            return getattr(self.train_loop, name, 0)
+        if name in ("iter", "epoch", "max_epochs", "max_iters", "val_interval", "val_begin"):
+            return getattr(self.train_loop, name)
         if place in ("train", "val", "test") and last in ("dataloader", "evaluator"):
             return getattr(getattr(self, f"{place}_loop"), last, None)
         raise AttributeError(f"{type(self).__name__} has no {name}; see docs/extend/hooks.md")
@@ -175,18 +163,10 @@ class Trainer:
                     raise
                 raise ConfigError(f"hooks: {hook.__name__}: {first_line(error)}") from error
 
-    def save_checkpoint(self, out_dir: str, filename: str, *_: Any, by_epoch: bool = True, **__: Any) -> None:
-        """Write weights, optimizer and message hub beside the checkpoints of the run, as MMEngine's method does."""
-        if self.distributed_group.is_main:
-            content = self._content(self.iter + (not by_epoch))
-            content["meta"]["epoch"] += by_epoch
-            self.let_hooks_change(content)
-            checkpoint.write(Path(out_dir, filename), content)
-
     # -- train, evaluate ---------------------------------------------------------------------------------------------
 
     def train(self, load: Callable[[], object] | None = None) -> None:
-        """Train and validate, epoch by epoch.
+        """Train and validate, epoch by epoch; an optimizer step is ``accumulate`` micro-batches.
 
         An epoch that ``max_steps`` cuts short is validated like any other, but does not count as completed, so that
         a resumed run with a larger ``max_steps`` continues in its middle.
@@ -194,16 +174,15 @@ class Trainer:
         Args:
             load: restores the state that the training continues from, between ``before_run`` and the loop.
         """
-        loop = self.train_loop
-        assert loop is not None
+        loop, dropouts = self.train_loop, self.train_loop.dropouts
         self._resume = load is not None
         self.call_hook("before_run")
         if load is not None:
             load()
         self.optim_wrapper.initialize_count_status(self.model, 0, -1)
         self.call_hook("before_train")
-        if loop.dropouts is not None:
-            self.optim_wrapper.before_backward = loop.dropouts.begin_backward
+        if dropouts is not None:
+            self.optim_wrapper.before_backward = dropouts.begin_backward
         if loop.validation_due:
             self._validate()
         start_epoch: Any = getattr(unwrapped(self.model), "start_epoch", None)  # MMEngine's models have none
@@ -215,7 +194,26 @@ class Trainer:
             batches = iter(loop.dataloader)
             index = loop.sampler.samples // loop.sampler.global_batch_size
             while index < loop.steps_per_epoch and loop.iter < loop.max_iters and not loop.stop_training:
-                self.step(index, batches)
+                try:
+                    for micro in range(loop.accumulate):
+                        beat(Stage.DATA, loop.iter + 1)
+                        batch = move(next(batches), self.device)
+                        if micro == 0:
+                            self.call_hook("before_train_iter", batch_idx=index, data_batch=batch)
+                        beat(Stage.FORWARD)
+                        if dropouts is not None:
+                            dropouts.begin(loop.iter, micro)
+                        outputs = self.model.train_step(batch, optim_wrapper=self.optim_wrapper)  # type: ignore[operator]
+                        self.losses.add(outputs)
+                finally:
+                    if dropouts is not None:
+                        dropouts.end()
+                loop.sampler.advance()
+                beat(Stage.HOOKS)
+                self.session.begin()  # the memory that a step needs is there
+                self.call_hook("after_train_iter", batch_idx=index, data_batch=batch, outputs=outputs)
+                del batch, outputs  # before the next batch comes, or a validation
+                loop.iter += 1
                 index += 1
                 if loop.val_every is not None and loop.iter % loop.val_every == 0 and not loop.stop_training:
                     self._validate()
@@ -233,36 +231,9 @@ class Trainer:
         self.call_hook("after_train")
         self.call_hook("after_run")
 
-    def step(self, idx: int, batches: Iterator[dict[str, torch.Tensor]]) -> None:
-        """One optimizer step: ``accumulate`` micro-batches."""
-        loop = self.train_loop
-        assert loop is not None
-        try:
-            for micro in range(loop.accumulate):
-                beat(Stage.DATA, loop.iter + 1)
-                batch = move(next(batches), self.device)
-                if micro == 0:
-                    self.call_hook("before_train_iter", batch_idx=idx, data_batch=batch)
-                beat(Stage.FORWARD)
-                if loop.dropouts is not None:
-                    loop.dropouts.begin(loop.iter, micro)
-                outputs = self.model.train_step(batch, optim_wrapper=self.optim_wrapper)  # type: ignore[operator]
-                self.losses.add(outputs)
-        finally:
-            if loop.dropouts is not None:
-                loop.dropouts.end()
-        loop.sampler.advance()
-        beat(Stage.HOOKS)
-        if not self.session.begun:  # the memory that a step needs is there
-            self.session.begin()
-        self.call_hook("after_train_iter", batch_idx=idx, data_batch=batch, outputs=outputs)
-        loop.iter += 1
-
     def _validate(self) -> None:
-        loop = self.train_loop
-        assert loop is not None
-        if loop.validated != loop.iter and self.val_loop is not None:
-            loop.validated = loop.iter
+        if self.val_loop is not None and self.train_loop.validated != self.iter:
+            self.train_loop.validated = self.iter
             self.val_loop.run()
             self.model.train()
 
@@ -273,7 +244,7 @@ class Trainer:
         self.call_hook("before_run")
         if content is not None:
             model = unwrapped(self.model)
-            best = complete(content, model)
+            best = checkpoint.complete(content, model)
             self.call_hook("after_load_checkpoint", checkpoint=best)
             model.load_state_dict(best["state_dict"])
         metrics = self.test_loop.run()
@@ -314,9 +285,21 @@ class Trainer:
             validation_due: whether a validation is to be made before training continues.
         """
         self.average_buffers()
-        content = self._content(step)
+        infos = {}  # what hooks keep in the message hub, and want resumed, if it is plain
+        for key, value in self.message_hub.state_dict()["runtime_info"].items():
+            try:
+                infos.update({} if key in _RUNTIME_INFO else {key: checkpoint.plain(value)})
+            except TypeError as error:
+                logger.warning("message hub: %s is not resumed: %s", key, error)
+        content = {
+            **self.weights(step),
+            "optimizer": self.optim_wrapper.state_dict(),
+            "param_schedulers": [scheduler.state_dict() for scheduler in self.param_schedulers],
+            "message_hub": infos,
+            "rng": self.distributed_group.gather(rng_state(self.backend)),
+            "best": dict(best),
+        }
         content["meta"]["validation_due"] = validation_due
-        content.update(rng=self.distributed_group.gather(rng_state(self.backend)), best=dict(best))
         if self.distributed_group.is_main:  # as in MMEngine: they may write files
             self.let_hooks_change(content)
         return content
@@ -324,7 +307,6 @@ class Trainer:
     def weights(self, step: int) -> dict[str, Any]:
         """The weights, with what of the data belongs to them."""
         session, loop = self.session, self.train_loop
-        assert loop is not None
         meta = {
             "format": 1,
             "experiment": session.config.name,
@@ -344,21 +326,6 @@ class Trainer:
             "state_dict": unwrapped(self.model).state_dict(),
             **{key: value for key, value in found.items() if value is not None},
             "config": of_training(session.config),
-        }
-
-    def _content(self, step: int) -> dict[str, Any]:
-        """Weights, optimizer, schedulers, and what hooks keep in the message hub and want resumed if it is plain."""
-        infos = {}
-        for key, value in self.message_hub.state_dict()["runtime_info"].items():
-            try:
-                infos.update({} if key in _RUNTIME_INFO else {key: plain(value)})
-            except TypeError as error:
-                logger.warning("message hub: %s is not resumed: %s", key, error)
-        return {
-            **self.weights(step),
-            "optimizer": self.optim_wrapper.state_dict(),
-            "param_schedulers": [scheduler.state_dict() for scheduler in self.param_schedulers],
-            "message_hub": infos,
         }
 
     def let_hooks_change(self, content: dict[str, Any]) -> None:
@@ -464,21 +431,34 @@ class EvalLoop:
     Runs the bare module: a DDP forward may exchange buffers, and ranks may have different numbers of batches here.
 
     Args:
+        session: gives device, backend and precision.
+        model: on the device, wrapped or not; is left in eval mode.
         dataloader: this rank's share.
         evaluator: has ``reset()``, ``update(outputs, batch)`` and ``compute(distributed) -> dict``.
         stage: ``val`` or ``test``: which hooks are called.
+        change: what becomes of each batch, on the device, before the model sees it; it also gets the numbers of the
+            samples in the split, int64 (B,) on the CPU.
+        each: takes the predictions for each batch, and the batch.
     """
 
-    runner: Any
+    runner: Any = None
+    """Whose hooks are called, if any."""
 
-    def __init__(self, dataloader: DataLoader[Any], evaluator: Any, stage: str) -> None:
-        self.dataloader = dataloader
-        self.evaluator = evaluator
-        self.stage = stage
+    def __init__(
+        self,
+        session: Session,
+        model: torch.nn.Module,
+        dataloader: DataLoader[Any],
+        evaluator: Any,
+        stage: str,
+        change: Callable[[dict[str, Any], torch.Tensor], dict[str, Any]] | None = None,
+        each: Callable[[Any, dict[str, Any]], object] | None = None,
+    ) -> None:
+        self.session, self.model, self.dataloader, self.evaluator = session, unwrapped(model), dataloader, evaluator
+        self.stage, self.change, self.each = stage, change, each
         self._heartbeat = Stage.VALIDATION if stage == "val" else Stage.TEST
-        self._sums: list[list[torch.Tensor]] = []
+        self._sums: list[tuple[int, torch.Tensor]] = []
 
-    @torch.no_grad()
     def run(self) -> dict[str, float]:
         """Evaluate; returns the metrics by name."""
         runner, stage, validates = self.runner, self.stage, self.stage == "val"
@@ -486,35 +466,73 @@ class EvalLoop:
             runner.average_buffers()
             runner.call_hook("before_validation")  # not MMEngine's: before hooks put other weights in place
         runner.call_hook(f"before_{stage}")
-        runner.session.begin()  # before the first batch: ranks may have different numbers of them
+        self.session.begin()  # before the first batch: ranks may have different numbers of them
         runner.call_hook(f"before_{stage}_epoch")
-        model = unwrapped(runner.model)
-        model.eval()
-        self.evaluator.reset()
-        self._sums = []
         beat(self._heartbeat, runner.iter)
-        with whole(model):
-            for idx, batch in enumerate(self.dataloader):
-                self.run_iter(idx, batch)
-        beat(Stage.METRICS if validates else Stage.TEST_METRICS)
-        refuse_nan(runner, self._sums, stage)
-        metrics: dict[str, float] = self.evaluator.compute(runner.distributed_group)
+        metrics = self.measure()
         # What follows the test, such as pictures, takes as long as it takes.
         beat(Stage.AFTER_VALIDATION if validates else Stage.FREE)
         runner.call_hook(f"after_{stage}_epoch", metrics=metrics)
         runner.call_hook(f"after_{stage}")
         return metrics
 
+    def measure(self) -> dict[str, float]:
+        """The metrics by name. A collective.
+
+        Raises:
+            RunError: predictions are NaN.
+        """
+        self.model.eval()
+        self.evaluator.reset()
+        self._sums = []
+        numbers = iter(self.dataloader.sampler)
+        with whole(self.model):
+            for index, batch in enumerate(self.dataloader):
+                self.run_iter(index, batch, next(numbers) if self.change is not None else None)
+        beat(Stage.METRICS if self.stage == "val" else Stage.TEST_METRICS)
+        self._refuse_nan()
+        metrics: dict[str, float] = self.evaluator.compute(self.session.distributed)
+        return metrics
+
     @torch.no_grad()
-    def run_iter(self, idx: int, data_batch: dict[str, Any]) -> None:
+    def run_iter(self, idx: int, data_batch: dict[str, Any], numbers: torch.Tensor | None = None) -> None:
         """Predict one batch, as the loader gives it, and have it measured."""
-        runner, stage = self.runner, self.stage
+        runner, stage, session = self.runner, self.stage, self.session
         beat(self._heartbeat)
-        batch = move(data_batch, runner.device)
-        runner.call_hook(f"before_{stage}_iter", batch_idx=idx, data_batch=batch)
-        with runner.backend.autocast(runner.precision):
-            outputs = predictions(unwrapped(runner.model), batch, stage)
-        self._sums.append([value.sum() for value in tensors_of(outputs) if value.is_floating_point()])
+        batch = move(data_batch, session.device)
+        if runner is not None:
+            runner.call_hook(f"before_{stage}_iter", batch_idx=idx, data_batch=batch)
+        if self.change is not None and numbers is not None:
+            batch = self.change(batch, numbers)
+        with session.backend.autocast(session.config.precision):
+            outputs = predictions(self.model, batch, stage)
+        self._sums += [(idx, value.sum()) for value in tensors_of(outputs) if value.is_floating_point()]
         self.evaluator.update(outputs, batch)
-        runner.backend.end_batch(outputs)
-        runner.call_hook(f"after_{stage}_iter", batch_idx=idx, data_batch=batch, outputs=outputs)
+        session.backend.end_batch(outputs)
+        if self.each is not None:
+            self.each(outputs, batch)
+        if runner is not None:
+            runner.call_hook(f"after_{stage}_iter", batch_idx=idx, data_batch=batch, outputs=outputs)
+
+    def _refuse_nan(self) -> None:
+        """Raise, on all ranks alike, where predictions are NaN. A collective; the device is waited for once.
+
+        A metric need not show them: the largest of several NaN is the first class, and means leave samples without a
+        figure out. A sum is NaN where an element is; the infinity of a class that is masked leaves it infinite.
+
+        Raises:
+            RunError: they are; it names the first batch.
+        """
+        sums, device = self._sums, self.session.device
+        values = torch.stack([value.float().to(device) for _, value in sums]).cpu().tolist() if sums else []
+        wrong = sorted({batch for (batch, _), value in zip(sums, values) if math.isnan(value)})
+        by_rank = self.session.distributed.gather((wrong, len({batch for batch, _ in sums})))
+        first = next(((rank, found[0]) for rank, (found, _) in enumerate(by_rank) if found), None)
+        if first is not None:
+            total, batches = sum(len(found) for found, _ in by_rank), sum(count for _, count in by_rank)
+            split = "validation" if self.stage == "val" else "test"
+            advice = "check the weights and the data, or use precision=fp32"
+            raise RunError(
+                f"predictions are NaN in {total} of {batches} {split} batches, first in batch {first[1] + 1} of rank "
+                f"{first[0]}; {advice if self.runner is None else what_to_do(self.runner)}"
+            )

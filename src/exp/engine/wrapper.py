@@ -27,19 +27,9 @@ if TYPE_CHECKING:
     from exp.session import Session
 
 __all__ = [
-    "TrainStep",
-    "Wrapper",
-    "average_buffers",
-    "check_placement",
-    "compiles_itself",
-    "forward",
-    "is_sharded",
-    "place_and_wrap",
-    "predictions",
-    "preprocessed",
-    "unwrapped",
-    "wrap",
-]
+    "TrainStep", "Wrapper", "average_buffers", "check_placement", "compiles_itself", "forward", "is_sharded",
+    "place_and_wrap", "predictions", "preprocessed", "unwrapped", "wrap",
+]  # fmt: skip
 
 logger = logging.getLogger(__name__)
 

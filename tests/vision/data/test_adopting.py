@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from exp.engine.fit import Weights
+from exp.engine.building import Weights
 from exp.vision.data.base import fit_classes
 from exp.vision.dinov3 import SceneClassifier, Segmenter
 

@@ -31,7 +31,7 @@ from exp.vision.metrics import FeatureAgreement, PixelsRight, SceneMetrics, Segm
 
 if TYPE_CHECKING:
     from exp.data.fingerprint import Fingerprint
-    from exp.engine.fit import Weights
+    from exp.engine.building import Weights
     from exp.metrics import SampleMetric
 
 __all__ = ["DistillationData", "ImageData", "SceneData", "SegmentationData", "fit_classes"]
