@@ -50,7 +50,7 @@ def train_with(session: Session, hook: Hook, to_place: bool = False) -> int:
     runner.hooks.remove(runner.checkpoints)
     runner.register_hook(hook)
     runner.train()
-    steps = runner.iter
+    steps: int = runner.iter
     runner.close()
     return steps
 
