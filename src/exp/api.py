@@ -249,7 +249,7 @@ def _main() -> int:
 
     note = Path(sys.argv.pop(1)).absolute()
     code = command_line()
-    from exp import cli  # once signals are listened to, as __main__ does
+    from exp import cli  # once signals are listened to
 
     write_json(note, {"runs": list(map(str, cli.left.runs)), "several": cli.left.several})
     return code

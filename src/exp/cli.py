@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 import traceback
 from dataclasses import dataclass, field
@@ -20,15 +21,14 @@ from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from exp import __version__, console, early
+from exp import __version__, console
 from exp.config import compose, explain
-from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, REFUSED, ConfigError, ExpError, as_ours
-from exp.frozen import freeze
+from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, REFUSED, ConfigError, Ended, ExpError, as_ours
+from exp.frozen import Finished, freeze, remember
 from exp.launcher.base import launcher_class
 from exp.launcher.rank import be_quiet, drop_stale_variables
 from exp.runs.files import UMASK
 from exp.runs.folder import RunFolder, remove_empty
-from exp.summary import Finished, remember
 from exp.task import ParentTask, create_task, task_class
 from exp.user_code import frames_of, told
 from hydra_plugins.exp_sweeps import ExpLauncher, PluginConfigs
@@ -75,7 +75,12 @@ def main() -> int:
         if explained is not None:
             finished = [Finished(_report(explained, bool(wanted), usage=True))]
     except KeyboardInterrupt as interrupt:
-        code = early.tell(interrupt, _finish_sweep(finished))
+        by = _finish_sweep(finished)
+        if isinstance(interrupt, Ended):
+            code = interrupt.tell()
+        else:
+            code = 128 + signal.SIGINT
+            console.error(f"interrupted by {by}" if by else "interrupted")
         return max([code, *(each.exit_code for each in finished if each.exit_code > 128)])
     finally:
         os.environ["HYDRA_FULL_ERROR"] = wanted
@@ -113,8 +118,9 @@ def _compose_and_run(arguments: list[str], finished: list[Finished], full: bool)
         except Exception as error:  # noqa: BLE001 - reported here: Hydra would print a line of its own
             finished.append(Finished(_report(error, full)))
 
-    primary, sys.argv[1:] = compose.begin(arguments)
-    hydra.main(version_base="1.3", config_path="pkg://exp.conf", config_name=primary)(job)()
+    base = compose.begin(arguments)
+    sys.argv[1:] = base.overrides
+    hydra.main(version_base="1.3", config_path="pkg://exp.conf", config_name=base.primary)(job)()
     sweep = _sweep()
     if sweep is not None:
         sweep.require_jobs()
@@ -128,7 +134,7 @@ def _run(config: ExpConfig, overrides: list[str], full: bool) -> Finished:
         raise ConfigError(f"hydra.run.dir={of_hydra}: the run folder is set with output_dir")
     compose.refuse_empty("output_dir", config.output_dir)
     if issubclass(task_class(config), ParentTask):
-        early.begin()
+        Ended.begun = True
         finished = cast(ParentTask, create_task(config)).run_in_parent(config, overrides)
         folder = RunFolder(config.output_dir)
     else:
@@ -147,7 +153,7 @@ def _run(config: ExpConfig, overrides: list[str], full: bool) -> Finished:
                 if not run.take_back():
                     print(f"  run folder: {console.shown(folder.path)}", file=sys.stderr)  # noqa: T201
         except (ExpError, KeyboardInterrupt) as error:
-            if error.exit_code in REFUSED if isinstance(error, ExpError) else not early.has_begun():
+            if error.exit_code in REFUSED if isinstance(error, ExpError) else not Ended.begun:
                 run.take_back()
             raise
         finally:

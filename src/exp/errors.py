@@ -6,16 +6,21 @@ The exit codes are those of the command line (see docs/concepts/run.md).
 
 from __future__ import annotations
 
+import difflib
 import errno
-from typing import TYPE_CHECKING
+import signal
+import sys
+from typing import TYPE_CHECKING, Iterable
+
+from exp.console import error as say
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = [
     "EXIT_CONFIG", "EXIT_FAILED", "EXIT_OK", "EXIT_PREEMPTED", "EXIT_UNAVAILABLE", "REFUSED", "CheckpointError",
-    "ConfigError", "DataError", "ExpError", "PlacementError", "Preempted", "RunError", "SampleError",
-    "UnavailableError", "as_ours",
+    "ConfigError", "DataError", "Ended", "ExpError", "PlacementError", "Preempted", "RunError", "SampleError",
+    "UnavailableError", "as_ours", "nearest",
 ]  # fmt: skip
 
 EXIT_OK = 0
@@ -80,6 +85,33 @@ class CheckpointError(RunError):
     """A checkpoint cannot be read, or does not belong to this model."""
 
 
+class Ended(KeyboardInterrupt):
+    """A signal has come while no launcher listened: wherever Ctrl-C is heard, so is this.
+
+    Not KeyboardInterrupt itself: once one has passed through an ``exec`` of text (that of a dataclass is enough),
+    Python ends by SIGINT whatever exit code it is given.
+
+    Args:
+        number: of the signal.
+        exit_code: of the command.
+    """
+
+    begun = False
+    """Of the class: a run has begun; a sweep has where its module is imported."""
+
+    def __init__(self, number: int, exit_code: int) -> None:
+        super().__init__(number)
+        self.number = number
+        self.exit_code = exit_code
+
+    def tell(self) -> int:
+        """Say in one line that it has ended the command; returns the exit code (docs/concepts/run.md)."""
+        begun = Ended.begun or "exp.sweep" in sys.modules
+        lost = "" if begun else " before anything was begun; give the same command again"
+        say("interrupted" if self.number == signal.SIGINT else f"ended by {signal.Signals(self.number).name}{lost}")
+        return self.exit_code
+
+
 _PLUGINS = "TORCH_DEVICE_BACKEND_AUTOLOAD"  # torch's own message names it, but not what went wrong
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FORBIDDEN = (
@@ -128,3 +160,9 @@ def as_ours(error: BaseException, folder: Path | None = None, usage: bool = Fals
         kind = ConfigError if usage else RunError
         return kind(f"cannot use {where}; correct the path (such as output_dir), or its permissions")
     return None
+
+
+def nearest(wrong: str, known: Iterable[str]) -> str:
+    """``; did you mean 'x'?`` for the closest of ``known``, or nothing where none is close."""
+    matches = difflib.get_close_matches(wrong, list(known), n=1, cutoff=0.6)
+    return f"; did you mean '{matches[0]}'?" if matches else ""

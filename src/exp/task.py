@@ -13,12 +13,12 @@ from exp.config.compose import task_type
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
+    from exp.frozen import Finished
     from exp.hardware.backend import Backend
     from exp.launcher.outcome import Outcome
     from exp.launcher.rank import RankInfo
     from exp.runs.folder import RunFolder
     from exp.session import Session
-    from exp.summary import Finished
 
 __all__ = ["ParentTask", "Task", "create_task", "task_class"]
 

@@ -15,17 +15,16 @@ from typing import TYPE_CHECKING, Any, Iterator, NamedTuple
 import numpy as np
 from omegaconf import DictConfig
 
-from exp import console, summary
+from exp import console, frozen
 from exp.checks.check import fail, finish, ok, show_table
 from exp.checks.child import run_exp
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, REFUSED, ConfigError, UnavailableError
-from exp.frozen import freeze
+from exp.frozen import Finished, freeze
 from exp.hardware.backend import FLOAT32
 from exp.hardware.registry import create_backend
 from exp.runs.files import csv_content, read_json, write_atomically, write_json
 from exp.runs.folder import RunFolder
 from exp.runs.status import PREEMPT_SIGNAL, handle_signals, signal_name
-from exp.summary import Finished
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
@@ -172,7 +171,7 @@ def compare_backends(config: ExpConfig, overrides: list[str], task: Parity) -> F
     run.write()
     try:
         folder.begin(config.overwrite)
-        summary.begin(config, folder, create_backend(config.backend))
+        frozen.announce(config, folder, create_backend(config.backend))
         if dropout:
             changed = ", ".join(f"{key} was {value}" for key, value in dropout.items())
             console.make_console().print(f"dropout is off in both runs: {changed}", soft_wrap=True)

@@ -22,7 +22,7 @@ from exp.checks.child import Ended, run_exp, searched
 from exp.config.check import check_hardware
 from exp.console import size
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, EXIT_UNAVAILABLE, ConfigError, ExpError
-from exp.frozen import prepare
+from exp.frozen import Finished, prepare
 from exp.hardware.registry import create_backend
 from exp.plugins import installed
 from exp.report.tables import as_markdown
@@ -30,7 +30,6 @@ from exp.runs.files import read_json, without_credentials, write_atomically, wri
 from exp.runs.lock import RunLock
 from exp.runs.record import git_revision, package_versions, variables
 from exp.runs.status import PREEMPT_SIGNAL, handle_signals, signal_name
-from exp.summary import Finished
 from exp.task import create_task
 
 if TYPE_CHECKING:

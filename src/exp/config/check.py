@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any, Mapping, Sequence
 from omegaconf import MISSING, OmegaConf
 
 from exp import console
-from exp.config.compose import check_weights_there, is_of_hub, structure_of
-from exp.config.explain import nearest
+from exp.config.compose import check_weights_there, is_of_hub, load, run_folder_of, structure_of
+from exp.config.differences import as_plain, changes, refusal
 from exp.config.resolve import check_target, find_module, find_own_module, nodes
 from exp.config.schema import PRECISIONS
-from exp.errors import ConfigError, UnavailableError
+from exp.errors import ConfigError, UnavailableError, nearest
 from exp.plugins import Family, installed
 from exp.runs.files import without_credentials
 from exp.runs.folder import RunFolder, read_result
-from exp.runs.lock import holder_of
 from exp.user_code import asked
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "REFUSED", "check_data", "check_folder", "check_hardware", "check_hooks", "check_ranges", "check_weights",
-    "derive_batch_sizes", "has_weights", "preflight_of", "refusal", "validate",
+    "derive_batch_sizes", "has_weights", "preflight_of", "refused_hook", "validate",
 ]  # fmt: skip
 
 _CHOICES = {
@@ -81,7 +80,6 @@ def validate(
         # Only what no worker could report: too few devices, missing data and the rest are for the diagnosis itself.
         if task.isolated and not elsewhere:
             _check_available(config, backend)
-        _check_unheld_folder(config, task)
         return
     _check_targets(config, elsewhere)
     if config.precision not in backend.capabilities.precisions:
@@ -252,27 +250,28 @@ def _check_files(config: ExpConfig, task: Task) -> None:
             f"task={config.task.name} needs weights; set init_from to a checkpoint or a run folder, "
             "such as init_from=outputs/<experiment>/<run>"
         )
-    _check_unheld_folder(config, task)
-
-
-def _check_unheld_folder(config: ExpConfig, task: Task) -> None:
-    if holder_of(RunFolder(config.output_dir).path) is None:  # else the lock decides first
-        check_folder(config, task.saves_state)
 
 
 def check_folder(config: ExpConfig, trains: bool) -> None:
-    """Refuse a run folder that holds results which this run would overwrite unasked.
+    """Refuse a run folder that holds results which this run would overwrite unasked, and to continue another training.
 
     Args:
         config: the configuration.
         trains: whether the run could continue a training.
 
     Raises:
-        ConfigError: it does.
+        ConfigError: it does, or the run that is to be continued was another one, by its record.
     """
     folder = RunFolder(config.output_dir)
+    if config.resume is not None:
+        source = folder if config.resume == "auto" else RunFolder(run_folder_of(config.resume) or folder.path)
+        if source.has_checkpoint() and source.config.is_file():
+            refused = changes(as_plain(load(source.config)), as_plain(config)).refused
+            if refused:
+                raise ConfigError(refusal(refused, console.shown(source.path)))
+        return
     completed, saved = (read_result(folder) or {}).get("status") == "completed", folder.has_checkpoint()
-    if config.resume is not None or config.overwrite or not (completed or saved):
+    if config.overwrite or not (completed or saved):
         return
     holds = "a completed run" if completed else "an unfinished training"
     further = (
@@ -379,7 +378,7 @@ REFUSED = {
 """Why, and what to use instead, by the name of the class; docs/extend/hooks.md has the whole table."""
 
 
-def refusal(name: str) -> str:
+def refused_hook(name: str) -> str:
     """The message for a hook of :data:`REFUSED`."""
     return f"hooks: {name} cannot be used here: {REFUSED[name]}"
 
@@ -396,7 +395,7 @@ def check_hooks(hooks: Sequence[Any]) -> None:
     for index, hook in enumerate(hooks):
         module, _, last = str(hook["type"]).rpartition(".")
         if last in REFUSED and module.split(".")[0] in ("", "mmengine"):
-            raise ConfigError(refusal(last))
+            raise ConfigError(refused_hook(last))
         ready = hook.get("on_trace_ready")
         written = {"json_trace_path": hook.get("json_trace_path")}
         written["on_trace_ready.dir_name"] = ready.get("dir_name") if hasattr(ready, "get") else None

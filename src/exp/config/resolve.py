@@ -19,8 +19,7 @@ from typing import Any, Iterator, Mapping, Sequence
 from omegaconf import ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from exp.config.explain import nearest
-from exp.errors import ConfigError, UnavailableError
+from exp.errors import ConfigError, UnavailableError, nearest
 from exp.plugins import entry_points
 from exp.user_code import is_own, made, owner_of, page_of, shown
 

@@ -14,12 +14,11 @@ from exp import console
 from exp.console import flops, size
 from exp.engine.registries import import_plugins
 from exp.estimate.trace import KINDS, Tracer, as_batch, fitting_batch, largest_batch, trace_flops
-from exp.frozen import freeze
+from exp.frozen import Finished, freeze
 from exp.hardware.registry import create_backend
 from exp.models.base import parameter_counts
 from exp.runs.files import write_json
 from exp.runs.record import blank_result
-from exp.summary import Finished
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Sequence
 
 from omegaconf import ListConfig
 
-from exp import console, summary
+from exp import console
 from exp.config.compose import load
 from exp.errors import EXIT_FAILED, EXIT_OK, ConfigError
-from exp.frozen import FrozenRun
+from exp.frozen import FrozenRun, to_continue
 from exp.launcher.outcome import Outcome, outcome_file, tail_of
 from exp.runs import slurm
 from exp.runs.files import read_json, write_json
@@ -24,11 +24,10 @@ from exp.runs.folder import RunFolder, last_records
 from exp.runs.lock import Holder, RunLock, holder_of
 from exp.runs.slurm import JobState
 from exp.runs.status import handle_signals, signal_name
-from exp.summary import to_continue
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
-    from exp.summary import Finished
+    from exp.frozen import Finished
 
 __all__ = ["Followed", "Watcher", "attach", "clock", "follow", "progress_of", "remember"]
 
@@ -225,4 +224,4 @@ def attach(config: ExpConfig) -> Finished:
         outcome = follow([job], watcher, frozen.config.launcher.poll_s)[0]
     if not outcome.left and holder is not None:
         RunLock(folder.path, holder.token).release(ended=True)
-    return summary.end(frozen.config, folder, outcome)
+    return frozen.tell_end(frozen.config, folder, outcome)

@@ -21,11 +21,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterator, Sequence
 
-from exp import hub, summary
+from exp import frozen, hub
 from exp.config.check import check_hardware
-from exp.config.explain import nearest
 from exp.config.schema import SubmititConfig
-from exp.errors import EXIT_FAILED, EXIT_OK, ConfigError, ExpError, UnavailableError
+from exp.errors import EXIT_FAILED, EXIT_OK, ConfigError, ExpError, UnavailableError, nearest
 from exp.frozen import FrozenRun
 from exp.hardware.cards import only
 from exp.hardware.registry import create_backend
@@ -242,7 +241,7 @@ def _lead(folder: RunFolder, token: str | None, job: str, on_slurm: bool, attemp
     lost = lock.check()
     if lost is not None:
         outcome = Outcome(EXIT_FAILED, detail=f"{lost}; what it computed is lost", recorded=True)
-    code = summary.end(run.config, folder, outcome).exit_code
+    code = frozen.tell_end(run.config, folder, outcome).exit_code
     outcome.recorded = True
     write_json(file, asdict(outcome))
     signals = (outcome.preempted or {}).get("signals", [])
@@ -280,7 +279,7 @@ def _run_workers(run: FrozenRun, attempt: str, node: int) -> Outcome:
                 Failures(folder).write(failure)
             return Outcome.of([failure])
         if node == 0:
-            summary.begin(config, folder, backend)
+            frozen.announce(config, folder, backend)
         common = {key: config.launcher[key] for key in keys}
         launcher = _NodeLauncher(nnodes=nodes, rdzv_endpoint=endpoint, rdzv_id=attempt, **common)
         return launcher.launch(run)

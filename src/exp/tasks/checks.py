@@ -13,11 +13,11 @@ from exp.task import ParentTask, Task
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
+    from exp.frozen import Finished
     from exp.hardware.backend import Backend
     from exp.launcher.outcome import Outcome
     from exp.launcher.rank import RankInfo
     from exp.runs.folder import RunFolder
-    from exp.summary import Finished
 
 __all__ = ["Collectives", "Doctor", "Env", "Operators", "Parity", "Qualify", "Speed", "Trace"]
 

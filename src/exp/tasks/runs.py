@@ -12,8 +12,8 @@ from exp.task import ParentTask
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
+    from exp.frozen import Finished
     from exp.report.runs import Run
-    from exp.summary import Finished
 
 __all__ = ["Attach", "Report", "Track"]
 
@@ -56,9 +56,9 @@ class Report(_OfRuns):
         They go to ``output_dir`` where the user gives one; else into the sweep's folder, if ``run`` is one; else into a
         new folder below ``outputs/report``, so that nothing is added to a run.
         """
+        from exp.frozen import Finished
         from exp.report import write_report
         from exp.report.tables import as_rich, paper_tables, sweep_table
-        from exp.summary import Finished
 
         paths, runs = self.find()
         folder = Path(config.output_dir)
@@ -95,9 +95,9 @@ class Track(_OfRuns):
         Raises:
             ConfigError: there is no run, or no tracker.
         """
+        from exp.frozen import Finished
         from exp.runs.folder import RunFolder
         from exp.runs.lock import holder_of
-        from exp.summary import Finished
         from exp.trackers.reporting import check, hand_over
 
         _, runs = self.find()

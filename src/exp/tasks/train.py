@@ -9,8 +9,8 @@ from exp.task import ParentTask, Task
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
+    from exp.frozen import Finished
     from exp.session import Session
-    from exp.summary import Finished
 
 __all__ = ["Estimate", "Train"]
 
