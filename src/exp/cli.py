@@ -23,14 +23,24 @@ from omegaconf.errors import OmegaConfBaseException
 
 from exp import __version__, console
 from exp.config import compose, explain
-from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, REFUSED, ConfigError, Ended, ExpError, as_ours
+from exp.errors import (
+    EXIT_CONFIG,
+    EXIT_FAILED,
+    EXIT_OK,
+    REFUSED,
+    ConfigError,
+    Ended,
+    ExpError,
+    as_ours,
+    frames_of,
+    told,
+)
 from exp.frozen import Finished, freeze, remember
 from exp.launcher.base import launcher_class
 from exp.launcher.rank import be_quiet, drop_stale_variables
 from exp.runs.files import UMASK
 from exp.runs.folder import RunFolder, remove_empty
 from exp.task import ParentTask, create_task, task_class
-from exp.user_code import frames_of, told
 from hydra_plugins.exp_sweeps import ExpLauncher, PluginConfigs
 
 if TYPE_CHECKING:

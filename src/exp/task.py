@@ -45,8 +45,9 @@ class Task:
         uses_hardware: the devices have to be here.
         uses_data: model and data of the configuration play a part; without, the files of the data need not be here.
         paths: its keys that are paths: relative ones begin where exp was started.
-        work: path of the function that ranks call with the session, such as ``exp.engine.outputs.evaluate``; empty
-            where the task has a :meth:`run` of its own.
+        work: path of the function that does it, such as ``exp.engine.outputs.evaluate``: ranks call it with the
+            session, those of a task that ``diagnoses`` with the arguments of :meth:`diagnose`, the parent with those
+            of :meth:`ParentTask.run_in_parent` and the task; empty where the task has such a method of its own.
     """
 
     _target_: str = MISSING
@@ -80,15 +81,20 @@ class Task:
         Args:
             session: device, process group, configuration and run folder (:class:`exp.session.Session`).
         """
-        if not self.work:
-            raise NotImplementedError(f"{type(self).__name__} has no run(session)")
-        module, _, function = self.work.rpartition(".")
-        result: dict[str, Any] = getattr(importlib.import_module(module), function)(session)
+        result: dict[str, Any] = self._work()(session)
         return result
 
     def diagnose(self, config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
         """On every rank, instead of :meth:`run`, for tasks that open their session themselves."""
-        raise NotImplementedError(f"{type(self).__name__} has no diagnose(...)")
+        self._work()(config, folder, info, backend)
+
+    def _work(self) -> Any:
+        if not self.work:
+            raise NotImplementedError(
+                f"{type(self).__name__} has neither a method for what it does, nor its path in work"
+            )
+        module, _, function = self.work.rpartition(".")
+        return getattr(importlib.import_module(module), function)
 
     def announce(self, config: ExpConfig, folder: RunFolder) -> bool:
         """Say what is about to run; False: the usual lines are printed."""
@@ -114,7 +120,8 @@ class ParentTask(Task):
             config: as it was composed, with its types.
             overrides: the user's.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no run_in_parent(...)")
+        finished: Finished = self._work()(config, list(overrides), self)
+        return finished
 
 
 def task_class(config: ExpConfig) -> type[Task]:

@@ -108,7 +108,7 @@ def plan(config: ExpConfig, overrides: Sequence[str], task: Qualify, backend: Ba
     return rows
 
 
-def qualify(config: ExpConfig, overrides: list[str]) -> Finished:
+def qualify(config: ExpConfig, overrides: list[str], *_: Any) -> Finished:
     """Make all checks that are not made yet; see docs/hardware/checks.md.
 
     Args:

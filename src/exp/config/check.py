@@ -14,11 +14,10 @@ from exp.config.compose import check_weights_there, is_of_hub, load, run_folder_
 from exp.config.differences import as_plain, changes, refusal
 from exp.config.resolve import check_target, find_module, find_own_module, nodes
 from exp.config.schema import PRECISIONS
-from exp.errors import ConfigError, UnavailableError, nearest
+from exp.errors import ConfigError, UnavailableError, asked, nearest
 from exp.plugins import Family, installed
 from exp.runs.files import without_credentials
 from exp.runs.folder import RunFolder, read_result
-from exp.user_code import asked
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
@@ -63,7 +62,7 @@ def validate(
     _check_nodes(config)
     _check_values(config)
     elsewhere = launcher.is_elsewhere(config.launcher)
-    with asked("task", task, ".check(config)"):
+    with asked("task", task):
         task.check(config)
     check_task = getattr(preflight_of(config.data), "check_task", None)
     if check_task is not None:  # keys that the family adds to tasks

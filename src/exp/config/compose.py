@@ -35,10 +35,9 @@ from yaml import YAMLError
 from exp.config.resolve import distrust, nodes, resolve
 from exp.config.schema import ExpConfig, LauncherConfig, RecordConfig, SubmititConfig
 from exp.console import shown
-from exp.errors import ConfigError, nearest
+from exp.errors import TASK_PAGE, ConfigError, nearest
 from exp.plugins import installed
 from exp.runs.folder import RunFolder
-from exp.user_code import TASK_PAGE
 
 __all__ = [
     "TRAINED", "Base", "base_of", "begin", "check_weights_there", "compose", "expand", "expand_arguments", "follows",

@@ -19,14 +19,13 @@ from exp.data.base import Data, Extras, split_of
 from exp.engine.checkpoint import plain
 from exp.engine.fit import Weights, fit_weights, read_weights
 from exp.engine.wrapper import compiles_itself
-from exp.errors import ConfigError, RunError
+from exp.errors import EXPERIMENT_PAGE, ConfigError, RunError, shown
 from exp.hub import pinned
 from exp.metrics import Evaluator, Metric
 from exp.models.base import Model
 from exp.runs.files import write_json
 from exp.runs.record import blank_result, describe_environment, in_role
 from exp.task import task_class
-from exp.user_code import EXPERIMENT_PAGE, shown
 
 if TYPE_CHECKING:
     from torch import nn

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator
 import torch
 from omegaconf import OmegaConf
 
+from exp.config.resolve import is_own
 from exp.console import size
 from exp.data.loader import device_loader, eval_loader, move, share_loader
 from exp.data.sampler import TrainBatchSampler
@@ -35,11 +36,10 @@ from exp.engine.resume import compare, find_checkpoint, restore
 from exp.engine.saving import CheckpointHook
 from exp.engine.trainer import EvalLoop, Trainer, TrainLoop
 from exp.engine.wrapper import place_and_wrap, predictions, unwrapped
-from exp.errors import ConfigError, DataError, ExpError, RunError, SampleError
+from exp.errors import EXPERIMENT_PAGE, ConfigError, DataError, ExpError, RunError, SampleError, message_of
 from exp.models.base import parameter_counts
 from exp.models.dropout import DropoutStream
 from exp.runs.status import Stage, beat
-from exp.user_code import EXPERIMENT_PAGE, is_own, message_of
 
 if TYPE_CHECKING:
     from exp.session import Session

@@ -203,7 +203,7 @@ def remember(run: FrozenRun, holder: Holder, logs: Path) -> Followed:
     return Followed(holder.job, run.folder, logs)
 
 
-def attach(config: ExpConfig) -> Finished:
+def attach(config: ExpConfig, *_: Any) -> Finished:
     """``task=attach``: follow the job whose run folder is ``task.run``, and report its end as its command would have.
 
     Raises:

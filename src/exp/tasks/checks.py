@@ -6,17 +6,14 @@ task=operators, collectives and speed are rows of the last; each can be run alon
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, List, Optional, Sequence
+from typing import TYPE_CHECKING, ClassVar, List, Optional
 
 from exp.errors import EXIT_OK, ConfigError
 from exp.task import ParentTask, Task
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
-    from exp.frozen import Finished
-    from exp.hardware.backend import Backend
     from exp.launcher.outcome import Outcome
-    from exp.launcher.rank import RankInfo
     from exp.runs.folder import RunFolder
 
 __all__ = ["Collectives", "Doctor", "Env", "Operators", "Parity", "Qualify", "Speed", "Trace"]
@@ -51,12 +48,7 @@ class Doctor(Task):
 
     diagnoses: ClassVar[bool] = True
     isolated: ClassVar[bool] = True  # the parent is to survive a device that hangs or crashes
-
-    def diagnose(self, config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
-        """See :func:`exp.checks.doctor.diagnose`."""
-        from exp.checks.doctor import diagnose
-
-        diagnose(config, folder, info, backend)
+    work: ClassVar[str] = "exp.checks.doctor.diagnose"
 
     def announce(self, config: ExpConfig, folder: RunFolder) -> bool:
         """What is examined."""
@@ -81,17 +73,12 @@ class Env(Task):
 
     diagnoses: ClassVar[bool] = True
     compared: ClassVar[bool] = False
+    work: ClassVar[str] = "exp.checks.env.describe"
 
     def check(self, config: ExpConfig) -> None:
         """Refuse more than one process."""
         if config.nproc > 1:
             raise ConfigError(f"task=env looks from one process; leave out nproc={config.nproc}, or use task=doctor")
-
-    def diagnose(self, config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
-        """See :func:`exp.checks.env.describe`."""
-        from exp.checks.env import describe
-
-        describe(config, folder, info, backend)
 
     def announce(self, config: ExpConfig, folder: RunFolder) -> bool:
         """Nothing: the text alone is wanted."""
@@ -119,6 +106,7 @@ class Parity(ParentTask):
     trains: ClassVar[bool] = True
     uses_data: ClassVar[bool] = True
     uses_hardware: ClassVar[bool] = True
+    work: ClassVar[str] = "exp.checks.parity.compare_backends"
 
     def check(self, config: ExpConfig) -> None:
         """Two runs on one node, one after the other, whose tensors are whole."""
@@ -129,12 +117,6 @@ class Parity(ParentTask):
         if config.wrapper.kind == "fsdp" and config.nproc > 1:
             raise ConfigError("task=parity compares whole tensors, and wrapper=fsdp leaves none; use wrapper=ddp")
         _refuse_several_machines(config)
-
-    def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> Finished:
-        """See :func:`exp.checks.parity.compare_backends`."""
-        from exp.checks.parity import compare_backends
-
-        return compare_backends(config, list(overrides), self)
 
 
 @dataclass
@@ -167,6 +149,8 @@ class Qualify(ParentTask):
     steps: int = 30
     """Optimizer steps of each measurement of speed."""
 
+    work: ClassVar[str] = "exp.checks.suite.qualify"
+
     def check(self, config: ExpConfig) -> None:
         """Refuse steps that are none, and more than one machine."""
         if self.steps <= Speed.warm_up:
@@ -174,12 +158,6 @@ class Qualify(ParentTask):
                 f"task.steps={self.steps} must be more than {Speed.warm_up}, which come before the measurement"
             )
         _refuse_several_machines(config)
-
-    def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> Finished:
-        """See :func:`exp.checks.suite.qualify`."""
-        from exp.checks.suite import qualify
-
-        return qualify(config, list(overrides))
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Sequence
 
 from exp import console
 from exp.errors import EXIT_FAILED, EXIT_OK, ConfigError
@@ -127,8 +127,4 @@ class Attach(ParentTask):
     run: Any = None
     """The run folder of a submitted job."""
 
-    def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> Finished:
-        """See :func:`exp.launcher.follow.attach`."""
-        from exp.launcher.follow import attach
-
-        return attach(config)
+    work: ClassVar[str] = "exp.launcher.follow.attach"

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Optional, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Optional
 
 from exp.task import ParentTask, Task
 
 if TYPE_CHECKING:
-    from exp.config.schema import ExpConfig
-    from exp.frozen import Finished
     from exp.session import Session
 
 __all__ = ["Estimate", "Train"]
@@ -66,9 +64,4 @@ class Estimate(ParentTask):
     """Share of the memory that is left to what is not counted: the driver, collectives' buffers, fragments."""
 
     trains: ClassVar[bool] = True
-
-    def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> Finished:
-        """See :func:`exp.estimate.command.write_estimate`."""
-        from exp.estimate.command import write_estimate
-
-        return write_estimate(config, list(overrides), self)
+    work: ClassVar[str] = "exp.estimate.command.write_estimate"
