@@ -26,13 +26,13 @@ from exp.config import compose, differences
 from exp.config.resolve import allow, check_names, distrust
 from exp.config.schema import ExpConfig
 from exp.console import flops, size
-from exp.errors import EXIT_OK, EXIT_PREEMPTED, REFUSED, ConfigError, Ended, RunError
+from exp.errors import EXIT_OK, EXIT_PREEMPTED, REFUSED, ConfigError, Ended, ExpError, RunError
 from exp.hardware.registry import choose, create_backend
 from exp.launcher.base import launcher_class
 from exp.runs.files import read_json
 from exp.runs.folder import RunFolder, Snapshot, last_known, missing_folders, read_result, remove_empty
 from exp.runs.lock import RunLock
-from exp.runs.record import blank_result, number_text, selecting_value
+from exp.runs.record import blank_result, number_text
 from exp.task import create_task, task_class
 from exp.trackers import reporting
 
@@ -40,23 +40,7 @@ if TYPE_CHECKING:
     from exp.hardware.backend import Backend
     from exp.launcher.outcome import Outcome
 
-__all__ = [
-    "Finished", "FrozenRun", "announce", "complete", "freeze", "prepare", "remember", "tell_end", "to_continue",
-    "to_continue_sweep",
-]  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Finished:
-    """What became of a run, for the command line and for a sweeper."""
-
-    exit_code: int = EXIT_OK
-    metric: float | None = None
-    """What a sweeper is given, measured on validation; nan where the run failed."""
-    interrupted_by: str | None = None
-    """Name of the signal that ended it."""
-    runs: Sequence[Path] = ()
-    """Folders of other runs, of which it has made a table."""
+__all__ = ["FrozenRun", "complete", "freeze", "prepare", "remember", "to_continue", "to_continue_sweep"]
 
 
 def freeze(config: ExpConfig, overrides: list[str], output_dir: Path) -> FrozenRun:
@@ -185,37 +169,56 @@ class FrozenRun:
     snapshot: Snapshot | None = None
     lock: RunLock | None = None
 
-    def execute(self) -> Finished:
-        """Write the run folder, launch, wait, print and record the end.
+    def execute(self, tracebacks: bool = False) -> int:
+        """Write the run folder, launch, wait, print and record the end; a run that is refused leaves no folder.
+
+        Args:
+            tracebacks: the user wants them: those of workers that refuse the run stand in its logs alone.
+
+        Returns:
+            The exit code.
 
         Raises:
-            ExpError: it cannot be started; what goes wrong later is in the answer.
+            ExpError: it cannot be started.
         """
+        try:
+            code = self._launch()
+            if code in REFUSED:
+                for file in sorted(self.folder.logs.glob("rank*.error.json")) if tracebacks else ():
+                    log = file.with_name(file.name.replace(".error.json", ".log"))
+                    print(log.read_text(encoding="utf-8", errors="replace"), file=sys.stderr)  # noqa: T201
+                if not self.take_back():
+                    print(f"  run folder: {console.shown(self.folder.path)}", file=sys.stderr)  # noqa: T201
+        except (ExpError, KeyboardInterrupt) as error:
+            if error.exit_code in REFUSED if isinstance(error, ExpError) else not Ended.begun:
+                self.take_back()
+            raise
+        finally:
+            self.release()
+        return code
+
+    def _launch(self) -> int:
         config, folder = self.config, self.folder
         chosen = launcher.resolve(config.launcher, config.nproc)
         script = chosen.preflight([self], folder.path / "slurm")
         if script is not None:
             console.make_console().out(script, highlight=False)
-            return Finished()
+            return EXIT_OK
         backend = create_backend(config.backend)
         hub.bring(config)
         if not chosen.leads:
-            return Finished(chosen.launch(self).exit_code)
+            return chosen.launch(self).exit_code
         self.write(chosen.job_token())
-        announce(config, folder, backend)
+        self.announce(backend)
         Ended.begun = True
         if not chosen.submits:
             console.wait_for("starting the worker" if config.nproc == 1 else f"starting {config.nproc} workers")
         try:
-            try:
-                outcome = chosen.launch(self)
-            finally:
-                console.waited()
-            self.check_folder()
-            return tell_end(config, folder, outcome)
-        except KeyboardInterrupt:
-            self.check_folder()  # its loss ends the run by a signal, which may come when no launcher listens any more
-            raise
+            outcome = chosen.launch(self)
+        finally:
+            console.waited()
+            self.check_folder()  # its loss may end the run by a signal, when no launcher listens any more
+        return self.tell_end(outcome)
 
     def write(self, token: str | None = None) -> None:
         """Take the run folder, and put the configuration into it: beside an earlier record, until the run has begun.
@@ -253,6 +256,96 @@ class FrozenRun:
         if task_class(self.config).diagnoses:  # what it leaves is no record of a run that could be lost
             folder.begin(self.config.overwrite)
             folder.drop_earlier()
+
+    def announce(self, backend: Backend) -> None:
+        """Say what is about to run, and where it goes."""
+        config, terminal = self.config, console.make_console()
+        processes = config.nproc * config.launcher.nnodes
+
+        def say(text: str, style: str | None = None) -> None:
+            terminal.print(text, style=style, highlight=False, soft_wrap=True)
+
+        if config.backend.simulate:
+            say(
+                f"SIMULATED: no {config.backend.name} card is used. Every device of this run is made up in host memory;"
+                " its speed says nothing about a real one.",
+                "bold yellow",
+            )
+        if create_task(config).announce(config, self.folder):
+            return
+        batch = ""
+        if config.global_batch_size is not None:
+            batch = f", global batch {config.global_batch_size}"
+            if processes > 1 or config.accumulate > 1:
+                batch += f" = {config.batch_size} x {processes} processes x {config.accumulate} micro-batches"
+        say(f"{config.name}: {config.task.name} on {backend}, {config.precision}{batch}")
+        say(f"run folder: {console.shown(self.folder.path)}")
+        if config.record.trained_in is not None:
+            say(f"as trained in {console.shown(Path(config.record.trained_in))}")
+            for line in config.record.differs:
+                say(f"  but {line}", "yellow")
+        devices = backend.device_count() if backend.exclusive_devices else 0
+        if devices > config.nproc:
+            idle = devices - config.nproc
+            say(f"{idle} of {devices} {config.backend.name} devices stay idle; nproc={devices} uses all", "dim")
+
+    def tell_end(self, outcome: Outcome) -> int:
+        """Print how it ended, and record an end that is no success; returns the exit code."""
+        config, folder = self.config, self.folder
+        if outcome.left or outcome.reported:
+            return outcome.exit_code
+        told = create_task(config).tell_end(config, folder, outcome)
+        if told is not None:
+            return told
+        if outcome.exit_code == EXIT_OK:
+            result = read_json(folder.result)
+            if result is not None:  # else a node other than rank 0's
+                if outcome.restarts != result["restarts"]:
+                    result["restarts"] = outcome.restarts
+                    folder.write_result(result)
+                _print_table(config, folder, result)
+            return EXIT_OK
+        record = {**blank_result(config), "restarts": outcome.restarts}
+        if outcome.preempted is not None:
+            step: int | None = outcome.preempted["step"]
+            record.update(status="preempted", steps=step or 0)
+            text = f"preempted: task={config.task.name} has no state to save; run it again"
+            if step is not None:
+                text = f"preempted after step {step}, which is saved; to continue: {to_continue(config, folder)}"
+            text += self._record(record, outcome)
+            console.make_console().print(text, soft_wrap=True, markup=False)
+            return EXIT_PREEMPTED
+        record.update(last_known(folder))
+        text = launcher.describe_failure(outcome)
+        if outcome.interrupted_by is not None:
+            record["error"] = {"rank": None, "type": "Interrupted", "message": f"by {outcome.interrupted_by}"}
+            command = to_continue(config, folder)
+            text += f"\n  to continue from the last checkpoint: {command}" if command else "; nothing has been saved"
+        elif outcome.failures:
+            first = outcome.failures[0]
+            record["error"] = {"rank": first.rank, "type": first.type, "message": first.message}
+        elif outcome.detail is not None:
+            record["error"] = {"rank": None, "type": "RunError", "message": outcome.detail}
+        console.error(text + self._record(record, outcome))
+        return outcome.exit_code
+
+    def _record(self, result: dict[str, Any], outcome: Outcome) -> str:
+        """Write ``result.json``; but a start that has not begun changes nothing of the record of the run before.
+
+        Returns:
+            A line to add where it cannot be written.
+        """
+        folder = self.folder
+        try:
+            if folder.pending and not outcome.recorded:
+                folder.drop_start()
+            elif not outcome.recorded:
+                folder.write_result(result)
+                if outcome.exit_code not in REFUSED:
+                    folder.drop_earlier()
+        except OSError as error:
+            return f"\n  {folder.result} could not be written: {error.strerror}"
+        return ""
 
     def take_back(self) -> bool:
         """Leave the folder as it was before :meth:`write`, where the run was refused and nothing has come of it.
@@ -300,176 +393,50 @@ class FrozenRun:
         return cls(config, overrides, folder)
 
 
-def announce(config: ExpConfig, folder: RunFolder, backend: Backend) -> None:
-    """Say what is about to run, and where it goes."""
-    processes = config.nproc * config.launcher.nnodes
-    terminal = console.make_console()
-    if config.backend.simulate:
-        terminal.print(
-            f"SIMULATED: no {config.backend.name} card is used. Every device of this run is made up in host memory; "
-            "its speed says nothing about a real one.",
-            style="bold yellow",
-            soft_wrap=True,
-        )
-    if create_task(config).announce(config, folder):
-        return
-    batch = ""
-    if config.global_batch_size is not None:
-        batch = f", global batch {config.global_batch_size}"
-        if processes > 1 or config.accumulate > 1:
-            batch += f" = {config.batch_size} x {processes} processes x {config.accumulate} micro-batches"
-    terminal.print(
-        f"{config.name}: {config.task.name} on {backend}, {config.precision}{batch}\n"
-        f"run folder: {console.shown(folder.path)}",
-        highlight=False,
-        soft_wrap=True,
-    )
-    if config.record.trained_in is not None:
-        terminal.print(f"as trained in {console.shown(Path(config.record.trained_in))}", soft_wrap=True)
-        for line in config.record.differs:
-            terminal.print(f"  but {line}", style="yellow", soft_wrap=True)
-    devices = backend.device_count() if backend.exclusive_devices else 0
-    if devices > config.nproc:
-        terminal.print(
-            f"{devices - config.nproc} of {devices} {config.backend.name} devices stay idle; nproc={devices} uses all",
-            style="dim",
-            soft_wrap=True,
-        )
-
-
-def tell_end(config: ExpConfig, folder: RunFolder, outcome: Outcome) -> Finished:
-    """Print the outcome, and record one that is no success."""
-    if outcome.left or outcome.reported:
-        metric = selecting_value(read_json(folder.result)) if outcome.reported else None
-        return Finished(outcome.exit_code, metric, outcome.interrupted_by)
-    told = create_task(config).tell_end(config, folder, outcome)
-    if told is not None:
-        return Finished(told)
-    result = read_json(folder.result)
-    if outcome.exit_code == EXIT_OK and result is not None:
-        if outcome.restarts != result["restarts"]:
-            result["restarts"] = outcome.restarts
-            folder.write_result(result)
-        _print_table(config, folder, result)
-        return Finished(metric=selecting_value(result))
-    if outcome.preempted is not None:
-        return _preempted(config, folder, outcome)
-    if outcome.exit_code != EXIT_OK:
-        first = outcome.failures[0] if outcome.failures else None
-        failed = blank_result(config)
-        failed.update(restarts=outcome.restarts, **last_known(folder))
-        if outcome.interrupted_by is not None:
-            failed["error"] = {"rank": None, "type": "Interrupted", "message": f"by {outcome.interrupted_by}"}
-        elif first is not None:
-            failed["error"] = {"rank": first.rank, "type": first.type, "message": first.message}
-        elif outcome.detail is not None:
-            failed["error"] = {"rank": None, "type": "RunError", "message": outcome.detail}
-        unwritten = _record(folder, failed, outcome)
-        text = launcher.describe_failure(outcome) + unwritten
-        if outcome.interrupted_by is not None:
-            command = to_continue(config, folder)
-            text += f"\n  to continue from the last checkpoint: {command}" if command else "; nothing has been saved"
-        console.error(text)
-        return Finished(outcome.exit_code, float("nan"), outcome.interrupted_by)
-    return Finished()  # a node other than rank 0's
-
-
-def _record(folder: RunFolder, result: dict[str, Any], outcome: Outcome) -> str:
-    """Write ``result.json``; but a start that has not begun changes nothing of the record of the run before.
-
-    Returns:
-        A line to add where it cannot be written.
-    """
-    if outcome.recorded:
-        return ""
-    try:
-        if folder.pending:
-            folder.drop_start()
-        else:
-            folder.write_result(result)
-            if outcome.exit_code not in REFUSED:
-                folder.drop_earlier()
-    except OSError as error:
-        return f"\n  {folder.result} could not be written: {error.strerror}"
-    return ""
-
-
-def _preempted(config: ExpConfig, folder: RunFolder, outcome: Outcome) -> Finished:
-    """The record of a run that ended on notice, and how it goes on."""
-    assert outcome.preempted is not None
-    step: int | None = outcome.preempted["step"]
-    record = blank_result(config)
-    record.update(status="preempted", steps=step or 0, restarts=outcome.restarts)
-    unwritten = _record(folder, record, outcome)
-    if step is None:
-        text = f"preempted: task={config.task.name} has no state to save; run it again"
-    else:
-        text = f"preempted after step {step}, which is saved; to continue: {to_continue(config, folder)}"
-    console.make_console().print(text + unwritten, soft_wrap=True, markup=False)
-    return Finished(EXIT_PREEMPTED, float("nan"))
-
-
 def _print_table(config: ExpConfig, folder: RunFolder, result: dict[str, Any]) -> None:
     from rich import box
     from rich.table import Table
 
     terminal = console.make_console()
+
+    def say(text: str, style: str | None = None) -> None:
+        terminal.print(text, style=style, highlight=False, soft_wrap=True)
+
     published = result.get("published")
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column(result["measured_on"])
-    table.add_column("this run", justify="right")
-    if published:
-        table.add_column("published", justify="right")
+    for column in ("this run", *["published"] * bool(published)):
+        table.add_column(column, justify="right")
     for name, value in result["metrics"].items():
         first, *more = name.split("_")
         short = len(first) <= 3 or (len(first) == 4 and first.isalpha() and first.islower())
         title = " ".join([first.upper() if short else first, *more])  # MSE and MASE, but mIoU and accuracy
         unit = result.get("metric_units", {}).get(name)
-        title += f" ({unit})" if unit else ""
-        row = [title, _shown(value)]
-        if published:
-            row.append(f"{published[name]:.3f}" if name in published else "")
-        table.add_row(*row)
+        shown = "-" if value is None else f"{value:,}" if isinstance(value, int) else number_text(value)
+        known = [f"{published[name]:.3f}" if name in published else ""] if published else []
+        table.add_row(title + (f" ({unit})" if unit else ""), shown, *known)
     terminal.print()
     terminal.print(table)
     if published:
-        terminal.print(f"published: {published['source']}, horizon {config.data.horizon}", style="dim", soft_wrap=True)
+        say(f"published: {published['source']}, horizon {config.data.horizon}", "dim")
         if published["differs"]:
-            experiment = config.record.chosen["experiment"]
             unlike = ", ".join(published["differs"])
-            terminal.print(f"this run is not as experiment={experiment}: {unlike}", style="yellow", soft_wrap=True)
+            say(f"this run is not as experiment={config.record.chosen['experiment']}: {unlike}", "yellow")
     for line in (result.get("data") or {}).get("warnings", ()):
-        terminal.print(line, style="yellow", highlight=False, soft_wrap=True)
-    left = _left_device(result.get("left_device"))
-    if left is not None:
-        terminal.print(left, style="yellow", highlight=False, soft_wrap=True)
+        say(line, "yellow")
+    left = result.get("left_device")
+    if left is not None and left["calls_per_step"]:
+        moved = "" if left["bytes_per_step"] is None else f", {size(left['bytes_per_step'])}"
+        say(
+            f"left the device at each step, for the CPU and back: {left['calls_per_step']:.3g}x{moved}, most of it "
+            f"{', '.join(list(left['operators'])[:3])}; docs/guide/train.md has what to do about it",
+            "yellow",
+        )
     speed = f", {result['samples_per_second']:,.0f} samples/s" if result.get("samples_per_second") else ""
     if result.get("flops_per_second"):
         speed += f", {flops(result['flops_per_second'])}FLOP/s ({result['flops_share']:.0%} of plain matrix products)"
     steps = f"{result['steps']} steps, " if result["steps"] else ""
-    terminal.print(f"{steps}{result['wall_s']:.0f} s{speed}; results in {console.shown(folder.path)}", soft_wrap=True)
-
-
-def _left_device(left: dict[str, Any] | None) -> str | None:
-    """What to say of operators that have left the device at each step; None: nothing."""
-    if left is None or not left["calls_per_step"]:
-        return None
-
-    def told(figures: dict[str, Any]) -> str:
-        moved = figures["bytes_per_step"]
-        return f"{figures['calls_per_step']:.3g}x" + ("" if moved is None else f", {size(moved)}")
-
-    worst = ", ".join(f"{name} ({told(figures)})" for name, figures in list(left["operators"].items())[:3])
-    return (
-        f"left the device at each step, for the CPU and back: {told(left)}, most of it {worst}; "
-        "docs/guide/train.md has what to do about it"
-    )
-
-
-def _shown(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:,}" if isinstance(value, int) else number_text(value)
+    say(f"{steps}{result['wall_s']:.0f} s{speed}; results in {console.shown(folder.path)}")
 
 
 _given: list[str] = []

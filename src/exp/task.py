@@ -12,8 +12,9 @@ from omegaconf import MISSING, OmegaConf
 from exp.config.compose import task_type
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from exp.config.schema import ExpConfig
-    from exp.frozen import Finished
     from exp.hardware.backend import Backend
     from exp.launcher.outcome import Outcome
     from exp.launcher.rank import RankInfo
@@ -107,21 +108,25 @@ class Task:
 
 @dataclass
 class ParentTask(Task):
-    """A task that needs no workers, such as a report. It looks at no hardware, and at no files of the data."""
+    """A task that needs no workers, such as a report. It looks at no hardware, and at no files of the data.
+
+    Attributes:
+        runs: folders of other runs, where it has made a table of them.
+    """
 
     compared: ClassVar[bool] = False
     uses_data: ClassVar[bool] = False
     uses_hardware: ClassVar[bool] = False
+    runs: ClassVar[Sequence[Path]] = ()
 
-    def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> Finished:
-        """Do it, in the process of the command line.
+    def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> int:
+        """Do it, in the process of the command line; returns its exit code.
 
         Args:
             config: as it was composed, with its types.
             overrides: the user's.
         """
-        finished: Finished = self._work()(config, list(overrides), self)
-        return finished
+        return int(self._work()(config, list(overrides), self))
 
 
 def task_class(config: ExpConfig) -> type[Task]:

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any, Iterator, NamedTuple
 import numpy as np
 from omegaconf import DictConfig
 
-from exp import console, frozen
+from exp import console
 from exp.checks.check import fail, finish, ok, show_table
 from exp.checks.child import run_exp
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, REFUSED, ConfigError, UnavailableError
-from exp.frozen import Finished, freeze
+from exp.frozen import freeze
 from exp.hardware.backend import FLOAT32
 from exp.hardware.registry import create_backend
 from exp.runs.files import csv_content, read_json, write_atomically, write_json
 from exp.runs.folder import RunFolder
-from exp.runs.status import PREEMPT_SIGNAL, handle_signals, signal_name
+from exp.runs.status import PREEMPT_SIGNAL, handle_signals
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
@@ -147,7 +147,7 @@ def apart(ours: Any, theirs: Any, floor: float) -> tuple[float, float]:
     return absolute, absolute / max(largest(theirs), floor, 1e-30)
 
 
-def compare_backends(config: ExpConfig, overrides: list[str], task: Parity) -> Finished:
+def compare_backends(config: ExpConfig, overrides: list[str], task: Parity) -> int:
     """Both runs, in ``reference/`` and ``tested/`` (only after the first succeeded), and their comparison.
 
     Args:
@@ -171,7 +171,7 @@ def compare_backends(config: ExpConfig, overrides: list[str], task: Parity) -> F
     run.write()
     try:
         folder.begin(config.overwrite)
-        frozen.announce(config, folder, create_backend(config.backend))
+        run.announce(create_backend(config.backend))
         if dropout:
             changed = ", ".join(f"{key} was {value}" for key, value in dropout.items())
             console.make_console().print(f"dropout is off in both runs: {changed}", soft_wrap=True)
@@ -180,8 +180,7 @@ def compare_backends(config: ExpConfig, overrides: list[str], task: Parity) -> F
             with handle_signals(lambda number, _: signals.append(number)):
                 ended = run_exp(arguments, folder.logs / f"{part}.log", math.inf, lambda: bool(signals))
             if signals:
-                code = EXIT_PREEMPTED if signals[0] == PREEMPT_SIGNAL else 128 + signals[0]
-                return Finished(code, interrupted_by=signal_name(signals[0]))
+                return EXIT_PREEMPTED if signals[0] == PREEMPT_SIGNAL else 128 + signals[0]
             name = task.reference if part == "reference" else config.backend.name
             error = f"{part}={name}: {ended.error or f'exit code {ended.code}'}"
             if ended.code in REFUSED:
@@ -189,7 +188,7 @@ def compare_backends(config: ExpConfig, overrides: list[str], task: Parity) -> F
                 raise {EXIT_CONFIG: ConfigError}.get(code, UnavailableError)(error)
             if ended.code != EXIT_OK:
                 console.error(error)
-                return Finished(finish(config, folder, fail(error, f"look at logs/{part}.log")))
+                return finish(config, folder, fail(error, f"look at logs/{part}.log"))
         run.check_folder()
         return _finish(config, folder, RunFolder(folder.path / "tested"), RunFolder(folder.path / "reference"))
     finally:
@@ -208,7 +207,7 @@ def _dropout(node: DictConfig, prefix: str) -> Iterator[tuple[str, float]]:
             yield f"{prefix}.{key!s}", value
 
 
-def _finish(config: ExpConfig, folder: RunFolder, tested: RunFolder, reference: RunFolder) -> Finished:
+def _finish(config: ExpConfig, folder: RunFolder, tested: RunFolder, reference: RunFolder) -> int:
     """Compare, print and write. The traces are kept where the two do not agree, to be looked into."""
     allowed = tolerances(config.precision, config.task.tolerance)
     found = list(compare(tested, reference, clear=allowed["gradient"]))
@@ -255,4 +254,4 @@ def _finish(config: ExpConfig, folder: RunFolder, tested: RunFolder, reference: 
         console.error(f"{finding}; {advice}")
     done = read_json(tested.result)
     known = {key: done[key] for key in ("device_type", "devices", "process_group", "fallback", "wall_s")}
-    return Finished(finish(config, folder, answer, steps=len(losses), **known))
+    return finish(config, folder, answer, steps=len(losses), **known)

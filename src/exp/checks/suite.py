@@ -22,7 +22,7 @@ from exp.checks.child import Ended, run_exp, searched
 from exp.config.check import check_hardware
 from exp.console import size
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, EXIT_UNAVAILABLE, ConfigError, ExpError
-from exp.frozen import Finished, prepare
+from exp.frozen import prepare
 from exp.hardware.registry import create_backend
 from exp.plugins import installed
 from exp.report.tables import as_markdown
@@ -108,7 +108,7 @@ def plan(config: ExpConfig, overrides: Sequence[str], task: Qualify, backend: Ba
     return rows
 
 
-def qualify(config: ExpConfig, overrides: list[str], *_: Any) -> Finished:
+def qualify(config: ExpConfig, overrides: list[str], *_: Any) -> int:
     """Make all checks that are not made yet; see docs/hardware/checks.md.
 
     Args:
@@ -187,7 +187,7 @@ class _Suite:
                     "another output_dir, or overwrite=true to begin anew"
                 )
 
-    def run(self) -> Finished:
+    def run(self) -> int:
         """Make what is left, and report."""
         left = [name for name in self.plan if not self._is_made(name)]
         self.terminal.print(
@@ -210,7 +210,7 @@ class _Suite:
         counts = ", ".join(f"{statuses.count(each)} {each}" for each in (*_MADE, SKIPPED) if each in statuses)
         later = "\nthe same command goes on with what was skipped" if unfinished else ""
         self.terminal.print(f"{counts}; the page: {console.shown(self.place / 'qualify.md')}{later}", soft_wrap=True)
-        return Finished(code, interrupted_by=None if self.signal is None else signal_name(self.signal))
+        return code
 
     def _is_made(self, name: str) -> bool:
         """A check whose folder was removed is made again."""

@@ -13,8 +13,9 @@ from rich.table import Table
 from exp import console
 from exp.console import flops, size
 from exp.engine.registries import import_plugins
+from exp.errors import EXIT_OK
 from exp.estimate.trace import KINDS, Tracer, as_batch, fitting_batch, largest_batch, trace_flops
-from exp.frozen import Finished, freeze
+from exp.frozen import freeze
 from exp.hardware.registry import create_backend
 from exp.models.base import parameter_counts
 from exp.runs.files import write_json
@@ -38,7 +39,7 @@ _LABELS = {
 }
 
 
-def write_estimate(config: ExpConfig, overrides: list[str], task: Estimate) -> Finished:
+def write_estimate(config: ExpConfig, overrides: list[str], task: Estimate) -> int:
     """Estimate, print the table, and leave ``estimate.json`` and ``result.json`` in a run folder.
 
     Args:
@@ -70,7 +71,7 @@ def write_estimate(config: ExpConfig, overrides: list[str], task: Estimate) -> F
         run.release()
     _show(content)
     console.make_console().print(f"results in {console.shown(folder.path)}", soft_wrap=True)
-    return Finished()
+    return EXIT_OK
 
 
 def estimate(config: Any, backend: Backend, memory: int | None, headroom: float) -> dict[str, Any]:

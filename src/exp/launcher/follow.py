@@ -27,7 +27,6 @@ from exp.runs.status import handle_signals, signal_name
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
-    from exp.frozen import Finished
 
 __all__ = ["Followed", "Watcher", "attach", "clock", "follow", "progress_of", "remember"]
 
@@ -203,7 +202,7 @@ def remember(run: FrozenRun, holder: Holder, logs: Path) -> Followed:
     return Followed(holder.job, run.folder, logs)
 
 
-def attach(config: ExpConfig, *_: Any) -> Finished:
+def attach(config: ExpConfig, *_: Any) -> int:
     """``task=attach``: follow the job whose run folder is ``task.run``, and report its end as its command would have.
 
     Raises:
@@ -217,11 +216,11 @@ def attach(config: ExpConfig, *_: Any) -> Finished:
     if written is None or (holder is not None and holder.job != written["holder"]["job"]):
         who = "" if holder is None else f": {holder} runs it"
         raise ConfigError(f"run={shown} holds no submitted job{who}; attach follows those of launcher=submitit")
-    frozen, number = FrozenRun.load(folder, of_others=True), written["holder"]["job"]
+    submitted, number = FrozenRun.load(folder, of_others=True), written["holder"]["job"]
     with Watcher() as watcher:
         watcher.say(f"following job {number} of {shown}")
         job = Followed(number, folder, Path(written["logs"]))
-        outcome = follow([job], watcher, frozen.config.launcher.poll_s)[0]
+        outcome = follow([job], watcher, submitted.config.launcher.poll_s)[0]
     if not outcome.left and holder is not None:
         RunLock(folder.path, holder.token).release(ended=True)
-    return frozen.tell_end(frozen.config, folder, outcome)
+    return submitted.tell_end(outcome)

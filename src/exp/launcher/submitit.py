@@ -21,7 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterator, Sequence
 
-from exp import frozen, hub
+from exp import hub
 from exp.config.check import check_hardware
 from exp.config.schema import SubmititConfig
 from exp.errors import EXIT_FAILED, EXIT_OK, ConfigError, ExpError, UnavailableError, nearest
@@ -241,7 +241,7 @@ def _lead(folder: RunFolder, token: str | None, job: str, on_slurm: bool, attemp
     lost = lock.check()
     if lost is not None:
         outcome = Outcome(EXIT_FAILED, detail=f"{lost}; what it computed is lost", recorded=True)
-    code = frozen.tell_end(run.config, folder, outcome).exit_code
+    code = run.tell_end(outcome)
     outcome.recorded = True
     write_json(file, asdict(outcome))
     signals = (outcome.preempted or {}).get("signals", [])
@@ -279,7 +279,7 @@ def _run_workers(run: FrozenRun, attempt: str, node: int) -> Outcome:
                 Failures(folder).write(failure)
             return Outcome.of([failure])
         if node == 0:
-            frozen.announce(config, folder, backend)
+            run.announce(backend)
         common = {key: config.launcher[key] for key in keys}
         launcher = _NodeLauncher(nnodes=nodes, rdzv_endpoint=endpoint, rdzv_id=attempt, **common)
         return launcher.launch(run)

@@ -12,7 +12,6 @@ from exp.task import ParentTask
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
-    from exp.frozen import Finished
     from exp.report.runs import Run
 
 __all__ = ["Attach", "Report", "Track"]
@@ -50,13 +49,12 @@ class Report(_OfRuns):
     _target_: str = "exp.tasks.runs.Report"
     name: str = "report"
 
-    def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> Finished:
+    def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> int:
         """Find the runs, print their table and what is published beside it, and write the files.
 
         They go to ``output_dir`` where the user gives one; else into the sweep's folder, if ``run`` is one; else into a
         new folder below ``outputs/report``, so that nothing is added to a run.
         """
-        from exp.frozen import Finished
         from exp.report import write_report
         from exp.report.tables import as_rich, paper_tables, sweep_table
 
@@ -79,7 +77,8 @@ class Report(_OfRuns):
                 f"note: {unknown} of {len(runs)} results have no digests: nobody can tell whether they are as written"
             )
         terminal.print(f"report: {page}", soft_wrap=True)
-        return Finished(runs=[run.folder for run in runs])
+        type(self).runs = [run.folder for run in runs]
+        return EXIT_OK
 
 
 @dataclass
@@ -89,13 +88,12 @@ class Track(_OfRuns):
     _target_: str = "exp.tasks.runs.Track"
     name: str = "track"
 
-    def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> Finished:
+    def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> int:
         """One run after the other; what a tracker has received is not sent again.
 
         Raises:
             ConfigError: there is no run, or no tracker.
         """
-        from exp.frozen import Finished
         from exp.runs.folder import RunFolder
         from exp.runs.lock import holder_of
         from exp.trackers.reporting import check, hand_over
@@ -115,7 +113,7 @@ class Track(_OfRuns):
                     address = reporter.state["address"]
                     if address:
                         terminal.print(f"  {reporter.name}: {address}", highlight=False, soft_wrap=True)
-        return Finished(EXIT_OK if complete else EXIT_FAILED)
+        return EXIT_OK if complete else EXIT_FAILED
 
 
 @dataclass
