@@ -12,8 +12,6 @@ from omegaconf import MISSING, OmegaConf
 from exp.config.compose import task_type
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from exp.config.schema import ExpConfig
     from exp.hardware.backend import Backend
     from exp.launcher.outcome import Outcome
@@ -117,7 +115,7 @@ class ParentTask(Task):
     compared: ClassVar[bool] = False
     uses_data: ClassVar[bool] = False
     uses_hardware: ClassVar[bool] = False
-    runs: ClassVar[Sequence[Path]] = ()
+    runs: ClassVar[Sequence[Any]] = ()
 
     def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> int:
         """Do it, in the process of the command line; returns its exit code.

@@ -257,7 +257,7 @@ def _lead(folder: RunFolder, token: str | None, job: str, on_slurm: bool, attemp
 def _run_workers(run: FrozenRun, attempt: str, node: int) -> Outcome:
     """Check this node's hardware, meet the other nodes, and run this node's workers."""
     config, folder, endpoint = run.config, run.folder, None
-    nodes, keys = int(config.launcher.nodes), ("max_restarts", "fork", "timeout_s", "step_timeout_s")
+    nodes, keys = int(config.launcher.nodes), ("max_restarts", "timeout_s", "step_timeout_s")
     meeting = folder.logs / f"meet-{attempt}.json"
     with contextlib.ExitStack() as cards:
         try:
@@ -281,7 +281,8 @@ def _run_workers(run: FrozenRun, attempt: str, node: int) -> Outcome:
         if node == 0:
             run.announce(backend)
         common = {key: config.launcher[key] for key in keys}
-        launcher = _NodeLauncher(nnodes=nodes, rdzv_endpoint=endpoint, rdzv_id=attempt, **common)
+        launcher = _NodeLauncher(nnodes=nodes, rdzv_endpoint=endpoint, **common)
+        launcher.meeting = attempt
         return launcher.launch(run)
 
 

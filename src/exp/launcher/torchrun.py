@@ -34,6 +34,8 @@ class TorchrunLauncher(Launcher):
     """On these the run saves its state and ends; on a second one of the same kind it ends at once."""
     forgets: bool = True
     """Whether a launch removes the error files of an earlier one; not where nodes have met before."""
+    meeting: str = "exp"
+    """Under which name the agents of several nodes meet, where the lock of their folder gives none."""
 
     def check(self, nproc: int) -> None:
         """Refuse a meeting point that cannot be used.
@@ -54,7 +56,7 @@ class TorchrunLauncher(Launcher):
 
     def job_token(self) -> str | None:
         """Nodes that are started by hand share their meeting point, and the run folder."""
-        return None if self.config.nnodes == 1 else f"{self.config.rdzv_endpoint}/{self.config.rdzv_id}"
+        return None if self.config.nnodes == 1 else str(self.config.rdzv_endpoint)
 
     def launch(self, run: FrozenRun) -> Outcome:
         """Run the workers; whatever ends the run, no process of it is left behind."""
@@ -76,7 +78,7 @@ class TorchrunLauncher(Launcher):
                 "run_dir": str(folder.path),
                 "nproc": nproc,
                 "rdzv_endpoint": self.config.rdzv_endpoint or f"{scratch}/rendezvous",
-                "rdzv_id": (holder and holder.secret) or self.config.rdzv_id,
+                "rdzv_id": (holder and holder.secret) or self.meeting,
                 "parent": os.getpid(),
             }
             failures = Failures(folder, scratch)
