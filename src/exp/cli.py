@@ -34,12 +34,12 @@ from exp.errors import (
     frames_of,
     told,
 )
-from exp.frozen import freeze, remember
+from exp.frozen import freeze
 from exp.launcher.base import launcher_class
 from exp.launcher.rank import be_quiet, drop_stale_variables
 from exp.runs.files import UMASK
 from exp.runs.folder import RunFolder, remove_empty
-from exp.task import ParentTask, create_task, task_class
+from exp.task import ParentTask, create_task, remember, task_class
 from hydra_plugins.exp_sweeps import ExpLauncher, PluginConfigs
 
 if TYPE_CHECKING:

@@ -1,8 +1,7 @@
 """A run as it is written down, and what the parent does with it: folder, launch, what is printed and recorded.
 
 It is made of what Hydra has composed, validated and completed by what follows from it (:func:`freeze`); nothing that
-happens to YAML files later changes it. A few lines are printed before a run, a table after it, and commands to go on
-with, which work as they stand.
+happens to YAML files later changes it. A few lines are printed before a run, and a table after it.
 """
 
 from __future__ import annotations
@@ -10,17 +9,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import MissingConfigException
 from omegaconf import OmegaConf
 
-from exp import console, hub, launcher
+from exp import console
 from exp.config import check as checks
 from exp.config import compose, differences
 from exp.config.resolve import allow, check_names, distrust
@@ -28,19 +26,21 @@ from exp.config.schema import ExpConfig
 from exp.console import flops, size
 from exp.errors import EXIT_OK, EXIT_PREEMPTED, REFUSED, ConfigError, Ended, ExpError, RunError
 from exp.hardware.registry import choose, create_backend
+from exp.hub import bring, parse
+from exp.launcher import describe_failure, resolve
 from exp.launcher.base import launcher_class
 from exp.runs.files import read_json
 from exp.runs.folder import RunFolder, Snapshot, last_known, missing_folders, read_result, remove_empty
 from exp.runs.lock import RunLock
 from exp.runs.record import blank_result, number_text
-from exp.task import create_task, task_class
+from exp.task import create_task, task_class, to_continue
 from exp.trackers import reporting
 
 if TYPE_CHECKING:
     from exp.hardware.backend import Backend
     from exp.launcher.outcome import Outcome
 
-__all__ = ["FrozenRun", "complete", "freeze", "prepare", "remember", "to_continue", "to_continue_sweep"]
+__all__ = ["FrozenRun", "complete", "freeze", "prepare"]
 
 
 def freeze(config: ExpConfig, overrides: list[str], output_dir: Path) -> FrozenRun:
@@ -90,7 +90,7 @@ def complete(config: ExpConfig, overrides: list[str], output_dir: Path) -> Froze
     checks.validate(config, overrides, create_backend(config.backend), create_task(config), launcher_class(config))
     reporting.check(config.logger)
     if compose.is_of_hub(config.init_from):
-        hub.parse(str(config.init_from))
+        parse(str(config.init_from))
     _note_differences(config, overrides)
     return FrozenRun(config, overrides, RunFolder(output_dir))
 
@@ -199,13 +199,13 @@ class FrozenRun:
 
     def _launch(self) -> int:
         config, folder = self.config, self.folder
-        chosen = launcher.resolve(config.launcher, config.nproc)
+        chosen = resolve(config.launcher, config.nproc)
         script = chosen.preflight([self], folder.path / "slurm")
         if script is not None:
             console.make_console().out(script, highlight=False)
             return EXIT_OK
         backend = create_backend(config.backend)
-        hub.bring(config)
+        bring(config)
         if not chosen.leads:
             return chosen.launch(self).exit_code
         self.write(chosen.job_token())
@@ -316,7 +316,7 @@ class FrozenRun:
             console.make_console().print(text, soft_wrap=True, markup=False)
             return EXIT_PREEMPTED
         record.update(last_known(folder))
-        text = launcher.describe_failure(outcome)
+        text = describe_failure(outcome)
         if outcome.interrupted_by is not None:
             record["error"] = {"rank": None, "type": "Interrupted", "message": f"by {outcome.interrupted_by}"}
             command = to_continue(config, folder)
@@ -437,50 +437,3 @@ def _print_table(config: ExpConfig, folder: RunFolder, result: dict[str, Any]) -
         speed += f", {flops(result['flops_per_second'])}FLOP/s ({result['flops_share']:.0%} of plain matrix products)"
     steps = f"{result['steps']} steps, " if result["steps"] else ""
     say(f"{steps}{result['wall_s']:.0f} s{speed}; results in {console.shown(folder.path)}")
-
-
-_given: list[str] = []
-"""Arguments of the command line, where this is its process."""
-
-
-def remember(arguments: Sequence[str]) -> None:
-    """Keep what the user has typed: among it may be options of Hydra's, which are in no configuration."""
-    _given[:] = arguments
-
-
-def to_continue(config: ExpConfig, folder: RunFolder, *changes: str) -> str | None:
-    """The command that continues a run.
-
-    Args:
-        config: of the run.
-        folder: the run folder.
-        *changes: overrides that it is to go on with, in place of those given.
-
-    Returns:
-        None where nothing is saved, or the task cannot go on.
-    """
-    if not task_class(config).saves_state or not folder.has_checkpoint():
-        return None
-    arguments = _given
-    if not _given or {"-m", "--multirun"} & set(_given):
-        written = folder.in_use(folder.overrides)
-        if not written.is_file():
-            return None
-        content: Any = OmegaConf.to_container(OmegaConf.load(written))
-        arguments = [str(override) for override in content]
-    new = {"output_dir": console.shown(folder.path), "resume": "auto", **dict(each.split("=", 1) for each in changes)}
-    return _command(arguments, (*new, "overwrite"), [f"{key}={value}" for key, value in new.items()])
-
-
-def to_continue_sweep(folder: Path) -> str | None:
-    """The command that does what is left of a sweep; None outside its process."""
-    if not _given:
-        return None
-    new = [f"output_dir={console.shown(folder)}", "sweep.resume=true"]
-    return _command(_given, ("sweep.resume", "output_dir"), new)
-
-
-def _command(arguments: Sequence[str], without: Sequence[str], new: Sequence[str]) -> str:
-    kept = [word for word in arguments if word.lstrip("+").partition("=")[0] not in without]
-    program = ["exp"] if Path(sys.argv[0]).name == "exp" else ["python", "-m", "exp"]
-    return " ".join(map(shlex.quote, [*program, *kept, *new]))

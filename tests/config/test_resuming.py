@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 
-from exp.config.differences import Change, Changes, changes, refusal
+from exp.config.differences import Change, Changes, changes
 
 OLD = {
     "backend": {"_target_": "cpu", "name": "cpu", "options": {}},
@@ -60,12 +60,3 @@ def test_another_choice_of_a_group_is_one_line():
     assert [each.key for each in changed({"model": {"_target_": "mine.Model", "width": 3}}).refused] == [
         "model._target_"
     ]
-
-
-def test_a_refusal_names_both_values_and_the_run():
-    other = {"data.horizon": 48}
-    first, *more = refusal(changed({**other, "optim.type": "SGD"}).refused, "outputs/a").splitlines()
-    for word in ("data.horizon=96", "48", "init_from=outputs/a"):
-        assert word in first
-    assert "optim.type=SGD" in more[0]
-    assert changed({**other, "resume_changed_data": True}) == Changes((Change("data.horizon", 96, 48),))

@@ -15,7 +15,7 @@ from exp.engine import checkpoint
 from exp.engine.fsdp import local_part
 from exp.engine.wrapper import unwrapped
 from exp.errors import RunError
-from exp.frozen import to_continue
+from exp.task import to_continue
 
 if TYPE_CHECKING:
     from exp.session import Session

@@ -16,7 +16,7 @@ from omegaconf import ListConfig
 from exp import console
 from exp.config.compose import load
 from exp.errors import EXIT_FAILED, EXIT_OK, ConfigError
-from exp.frozen import FrozenRun, to_continue
+from exp.frozen import FrozenRun
 from exp.launcher.outcome import Outcome, outcome_file, tail_of
 from exp.runs import slurm
 from exp.runs.files import read_json, write_json
@@ -24,6 +24,7 @@ from exp.runs.folder import RunFolder, last_records
 from exp.runs.lock import Holder, RunLock, holder_of
 from exp.runs.slurm import JobState
 from exp.runs.status import handle_signals, signal_name
+from exp.task import to_continue
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig

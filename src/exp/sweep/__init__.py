@@ -20,7 +20,7 @@ from exp.config.compose import load, refuse_empty, task_type
 from exp.config.differences import as_plain
 from exp.config.schema import ExpConfig
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, REFUSED, ConfigError, ExpError, RunError
-from exp.frozen import FrozenRun, complete, to_continue_sweep
+from exp.frozen import FrozenRun, complete
 from exp.hub import bring
 from exp.launcher.base import Launcher, launcher_class
 from exp.launcher.outcome import Outcome
@@ -31,6 +31,7 @@ from exp.runs.lock import RunLock
 from exp.runs.record import selecting_value
 from exp.sweep.display import SweepDisplay
 from exp.sweep.packing import pack
+from exp.task import to_continue_sweep
 
 if TYPE_CHECKING:
     from exp.report.runs import Run
