@@ -71,20 +71,32 @@ def main() -> int:
     codes: list[int] = []
     ended: BaseException | None = None
     by: str | None = None
-    tracebacks = os.environ.get("HYDRA_FULL_ERROR", "")
+    full_error = os.environ.get("HYDRA_FULL_ERROR", "")
+    tracebacks = bool(full_error)
+
+    def job(config: ExpConfig) -> None:
+        try:
+            codes.append(_run(config, list(HydraConfig.get().overrides.task), tracebacks))
+        except Exception as error:  # noqa: BLE001 - reported here: Hydra would print a line of its own
+            codes.append(_report(error, tracebacks))
+
     os.environ["HYDRA_FULL_ERROR"] = "1"  # have Hydra raise its errors instead of printing them and exiting with 1
     try:
         arguments = _parse(sys.argv[1:])
         if arguments is not None:
-            _compose_and_run(arguments, codes, bool(tracebacks))
+            base = compose.begin(arguments)
+            sys.argv[1:] = base.overrides
+            hydra.main(version_base="1.3", config_path="pkg://exp.conf", config_name=base.primary)(job)()
+            if "exp.sweep" in sys.modules:  # Hydra's launcher has imported it where this command line is one
+                sys.modules["exp.sweep"].require_jobs()
         sys.stdout.flush()
     except BrokenPipeError:  # of --help or --cfg: whoever read it has seen enough
         console.write_nowhere(sys.stdout)
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - raised again where nobody can tell
         ended = error
     finally:
-        os.environ["HYDRA_FULL_ERROR"] = tracebacks
-    sweep = sys.modules.get("exp.sweep")  # Hydra's launcher has imported it where this command line is one
+        os.environ["HYDRA_FULL_ERROR"] = full_error
+    sweep = sys.modules.get("exp.sweep")
     if sweep is not None:
         if isinstance(ended, Exception) and not isinstance(ended, (ExpError, HydraException, OmegaConfBaseException)):
             ended = sweep.explained(ended)
@@ -92,7 +104,7 @@ def main() -> int:
         codes.append(code)
         left.runs, left.several = [*left.runs, *runs], True
     if isinstance(ended, Exception):
-        return _report(ended, bool(tracebacks), usage=True)
+        return _report(ended, tracebacks, usage=True)
     if isinstance(ended, Ended):
         return max([ended.tell(), *(code for code in codes if code > 128)])
     if ended is not None:
@@ -120,23 +132,6 @@ def _parse(arguments: list[str]) -> list[str] | None:
         print(explain.help_text(arguments))  # noqa: T201
         return None
     return compose.expand_arguments(arguments)
-
-
-def _compose_and_run(arguments: list[str], codes: list[int], tracebacks: bool) -> None:
-    """Have Hydra compose the configuration, and run its one job, or those of a sweep (:mod:`exp.sweep`)."""
-
-    def job(config: ExpConfig) -> None:
-        try:
-            codes.append(_run(config, list(HydraConfig.get().overrides.task), tracebacks))
-        except Exception as error:  # noqa: BLE001 - reported here: Hydra would print a line of its own
-            codes.append(_report(error, tracebacks))
-
-    base = compose.begin(arguments)
-    sys.argv[1:] = base.overrides
-    hydra.main(version_base="1.3", config_path="pkg://exp.conf", config_name=base.primary)(job)()
-    sweep = sys.modules.get("exp.sweep")
-    if sweep is not None:
-        sweep.require_jobs()
 
 
 def _run(config: ExpConfig, overrides: list[str], tracebacks: bool) -> int:

@@ -127,7 +127,6 @@ def _note_differences(config: ExpConfig, overrides: list[str]) -> None:
     if folder is not None:
         record.trained_in = str(folder)
         earlier = compose.load(RunFolder(folder).config)
-        checks.check_weights(config, earlier, folder)
         altered = RunFolder(folder).altered(read_result(RunFolder(folder)) or {})
         record.differs = [f"{name} is not as it was written" for name in altered if name == "config.yaml"]
         record.differs += differences.different(config, earlier, "trained with")
@@ -181,14 +180,33 @@ class FrozenRun:
         Raises:
             ExpError: it cannot be started.
         """
+        config, folder = self.config, self.folder
         try:
-            code = self._launch()
+            chosen = resolve(config.launcher, config.nproc)
+            script = chosen.preflight([self], folder.path / "slurm")
+            if script is not None:
+                console.make_console().out(script, highlight=False)
+                return EXIT_OK
+            backend = create_backend(config.backend)
+            bring(config)
+            if chosen.leads:
+                self.write(chosen.job_token())
+                self.announce(backend)
+                Ended.begun = True
+            if chosen.leads and not chosen.submits:
+                console.wait_for("starting the worker" if config.nproc == 1 else f"starting {config.nproc} workers")
+            try:
+                outcome = chosen.launch(self)
+            finally:
+                console.waited()
+                self.check_folder()  # its loss may end the run by a signal, when no launcher listens any more
+            code = self.tell_end(outcome) if chosen.leads else outcome.exit_code
             if code in REFUSED:
-                for file in sorted(self.folder.logs.glob("rank*.error.json")) if tracebacks else ():
+                for file in sorted(folder.logs.glob("rank*.error.json")) if tracebacks else ():
                     log = file.with_name(file.name.replace(".error.json", ".log"))
                     print(log.read_text(encoding="utf-8", errors="replace"), file=sys.stderr)  # noqa: T201
                 if not self.take_back():
-                    print(f"  run folder: {console.shown(self.folder.path)}", file=sys.stderr)  # noqa: T201
+                    print(f"  run folder: {console.shown(folder.path)}", file=sys.stderr)  # noqa: T201
         except (ExpError, KeyboardInterrupt) as error:
             if error.exit_code in REFUSED if isinstance(error, ExpError) else not Ended.begun:
                 self.take_back()
@@ -196,29 +214,6 @@ class FrozenRun:
         finally:
             self.release()
         return code
-
-    def _launch(self) -> int:
-        config, folder = self.config, self.folder
-        chosen = resolve(config.launcher, config.nproc)
-        script = chosen.preflight([self], folder.path / "slurm")
-        if script is not None:
-            console.make_console().out(script, highlight=False)
-            return EXIT_OK
-        backend = create_backend(config.backend)
-        bring(config)
-        if not chosen.leads:
-            return chosen.launch(self).exit_code
-        self.write(chosen.job_token())
-        self.announce(backend)
-        Ended.begun = True
-        if not chosen.submits:
-            console.wait_for("starting the worker" if config.nproc == 1 else f"starting {config.nproc} workers")
-        try:
-            outcome = chosen.launch(self)
-        finally:
-            console.waited()
-            self.check_folder()  # its loss may end the run by a signal, when no launcher listens any more
-        return self.tell_end(outcome)
 
     def write(self, token: str | None = None) -> None:
         """Take the run folder, and put the configuration into it: beside an earlier record, until the run has begun.

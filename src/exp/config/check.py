@@ -12,10 +12,10 @@ from omegaconf import MISSING, OmegaConf
 from exp import console
 from exp.config.compose import check_weights_there, is_of_hub, load, run_folder_of, structure_of
 from exp.config.differences import as_plain, changes, refusal
-from exp.config.resolve import check_target, find_module, find_own_module, nodes
+from exp.config.resolve import check_target, find_module, nodes
 from exp.config.schema import PRECISIONS
 from exp.errors import ConfigError, UnavailableError, asked, nearest
-from exp.plugins import Family, installed
+from exp.plugins import installed
 from exp.runs.files import without_credentials
 from exp.runs.folder import RunFolder, read_result
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from exp.task import Task
 
 __all__ = [
-    "REFUSED", "check_data", "check_folder", "check_hardware", "check_hooks", "check_ranges", "check_weights",
+    "REFUSED", "check_data", "check_folder", "check_hardware", "check_hooks", "check_ranges",
     "derive_batch_sizes", "has_weights", "preflight_of", "refused_hook", "validate",
 ]  # fmt: skip
 
@@ -148,9 +148,6 @@ def has_weights(config: ExpConfig) -> bool:
 
 
 def _check_targets(config: ExpConfig, elsewhere: bool) -> None:
-    for name in () if elsewhere else config.plugins:
-        if find_own_module(name) is None:
-            raise ConfigError(f"plugins: there is no module {name}; is its folder on PYTHONPATH?")
     for part in ("data", "model", "wrapper"):
         target = str(getattr(config, part).get("_target_") or "")
         if not target and part == "wrapper":
@@ -217,11 +214,6 @@ def _check_wrapper(config: ExpConfig, task: Task) -> None:
                 "wrapper=fsdp does not go with precision=fp16, whose loss scaler would see one rank's shards only; use "
                 "precision=bf16, or wrapper=ddp"
             )
-    if config.compile and config.dropout_by_sample:
-        raise ConfigError(
-            "compile=true would compile anew at every step with dropout_by_sample=true, whose masks depend on the "
-            "step; leave one of them out"
-        )
 
 
 def _derive_batch(config: ExpConfig, overrides: Sequence[str]) -> None:
@@ -305,57 +297,27 @@ def check_hardware(config: ExpConfig, backend: Backend) -> None:
 
 def _check_family(config: ExpConfig) -> None:
     """Whether model, data and the task's keys are of one family, as far as plugins say."""
-    families = _families()
-    of_model, of_data = _family_of(config, "model"), _family_of(config, "data")
-    if of_model is not None and of_data is not None and of_model != of_data:
+    plugins = installed().values()
+    families = {name: family for plugin in plugins for name, family in plugin.families.items()}
+
+    def family_of(part: str) -> str | None:
+        keys = structure_of(config[part].get("_target_")) or object  # type: ignore[index]
+        return next((name for name, family in families.items() if issubclass(keys, getattr(family, part))), None)
+
+    of_model, of_data = family_of("model"), family_of("data")
+    if None not in (of_model, of_data) and of_model != of_data:
         raise ConfigError(
             f"the model is for {of_model}, and the data are for {of_data}; choose an experiment that has both, such as "
-            f"experiment={families[of_data].example} or experiment={families[of_model].example}"
+            f"experiment={families[str(of_data)].example} or experiment={families[str(of_model)].example}"
         )
-    if of_data is not None:
-        _check_keys(config, of_data)
-
-
-def check_weights(config: ExpConfig, trained: ExpConfig, folder: Path) -> None:
-    """Whether weights are for a model of this family at all.
-
-    Args:
-        config: in which they are to be used.
-        trained: of the run that trained them.
-        folder: its run folder.
-
-    Raises:
-        ConfigError: they are not.
-    """
-    wanted, found = _family_of(config, "model"), _family_of(trained, "model")
-    together = (set(plugin.families) for plugin in installed().values())  # their models may share a backbone
-    if wanted and found and not any({wanted, found} <= families for families in together):
-        raise ConfigError(
-            f"init_from={console.shown(folder)} has trained a model for {found} ({trained.name}), this one is for "
-            f"{wanted}; leave the experiment out, which takes that of the weights, or use other weights"
-        )
-
-
-def _families() -> Mapping[str, Family]:
-    return {name: family for plugin in installed().values() for name, family in plugin.families.items()}
-
-
-def _family_of(config: ExpConfig, part: str) -> str | None:
-    structure = structure_of(getattr(config, part).get("_target_")) or object
-    return next((name for name, family in _families().items() if issubclass(structure, getattr(family, part))), None)
-
-
-def _check_keys(config: ExpConfig, of_data: str) -> None:
-    """Keys that a plugin adds to a task are read by its own families alone: with other data, nobody would."""
-    for plugin in installed().values():
+    for plugin in plugins if of_data is not None else ():
+        # Keys that a plugin adds to a task are read by its own families alone: with other data, nobody would.
         keys = plugin.keys.get(f"task/{config.task.name}")
-        if keys is None or not plugin.families or of_data in plugin.families:
-            continue
-        for key, default in OmegaConf.structured(keys).items():
-            if getattr(config.task, key) != default:
+        for key, default in OmegaConf.structured(keys).items() if keys and plugin.families else ():
+            if of_data not in plugin.families and config.task[key] != default:
                 raise ConfigError(
-                    f"task.{key}={getattr(config.task, key)} is for {' or '.join(plugin.families)}, and the data are "
-                    f"for {of_data}; leave it out"
+                    f"task.{key}={config.task[key]} is for {' or '.join(plugin.families)}, and the data are for "
+                    f"{of_data}; leave it out"
                 )
 
 
