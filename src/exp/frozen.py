@@ -72,7 +72,7 @@ def prepare(config: ExpConfig, overrides: list[str]) -> ExpConfig:
     """
     check_names(config, overrides)
     base = compose.base_of(overrides, task_class(config).needs_weights)
-    if config.backend.name == "auto":
+    if "," in config.backend._target_:  # of backend=auto
         config = _with_backend(config, base)
     elif base.folder != (config.record and config.record.trained_in):
         config = compose.compose(base.primary, base.overrides)
