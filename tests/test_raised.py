@@ -12,9 +12,8 @@ from torch import nn
 from exp.data.base import Data, split_of
 from exp.data.loader import eval_loader
 from exp.data.sampler import EvalBatchSampler
-from exp.errors import RunError, SampleError
+from exp.errors import RunError, SampleError, message_of, told
 from exp.metrics import SampleMetric
-from exp.user_code import message_of, told
 
 HERE = r"\(test_raised.py, line \d+\)"
 

@@ -19,7 +19,7 @@ from exp import plugins
 from exp.config.compose import _structures, register
 
 _MODULES = [
-    "exp.summary", "exp.frozen", "exp.launcher.local", "exp.launcher.torchrun", "exp.session", "exp.engine.training",
+    "exp.frozen", "exp.launcher.local", "exp.launcher.torchrun", "exp.session", "exp.engine.training",
     "exp.forecasting.data.dataset", "exp.forecasting.timebridge.model", "exp.vision.data.base",
     "exp.vision.data.dataset", "exp.vision.dinov3.models", "rich.table",
 ]  # fmt: skip

@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
-from exp import early
+from exp.errors import EXIT_PREEMPTED, Ended
+from exp.runs.status import ENDING_SIGNALS, PREEMPT_SIGNAL
 
 __all__ = ["main"]
 
 
 def main() -> int:
-    """Run the command line in ``sys.argv``; returns the exit code (docs/concepts/run.md)."""
-    with early.listening():
-        try:
-            from exp.cli import main as run  # takes most of a second
+    """Run the command line in ``sys.argv``; returns the exit code (docs/concepts/run.md).
 
-            return run()
-        except KeyboardInterrupt as interrupt:
-            return early.tell(interrupt)
+    While no launcher listens, the signals that end a run raise :class:`exp.errors.Ended`: their defaults would end this
+    process without a word, and SIGUSR2's with a code that tells nobody to run it again. Those that this process was
+    started to ignore stay ignored, but for that of preemption. The first that comes counts: while it is answered
+    another one would break off the clean-up, which Ctrl-C alone may.
+    """
+    came: list[int] = []
+
+    def hear(number: int, _frame: object) -> None:
+        if not came or number == signal.SIGINT:
+            came.append(number)
+            raise Ended(number, EXIT_PREEMPTED if number == PREEMPT_SIGNAL else 128 + number)
+
+    for number in ENDING_SIGNALS:
+        if number == PREEMPT_SIGNAL or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, hear)
+    try:
+        from exp.cli import main as run  # takes most of a second
+
+        return run()
+    except Ended as ended:
+        return ended.tell()
+    finally:
+        came.append(0)  # the exit code is decided
 
 
 if __name__ == "__main__":

@@ -13,9 +13,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
+from exp.config.check import has_weights
 from exp.config.compose import load
-from exp.config.resolve import allow, distrust, names_in
-from exp.errors import ConfigError, RunError, UnavailableError
+from exp.config.resolve import allow, create, distrust, names_in
+from exp.errors import ConfigError, RunError
 from exp.runs.files import read_json, write_json
 from exp.runs.folder import RunFolder
 
@@ -96,22 +97,14 @@ class OpenRun:
             device: of torch.
 
         Raises:
-            ExpError: there is no such device, the data are not there, there is no checkpoint, or it does not fit.
+            ExpError: the data are not there, there is no checkpoint, or it does not fit.
         """
-        import torch
         from mmengine.model import BaseModel
 
-        from exp.config.check import has_weights
-        from exp.config.resolve import create
         from exp.data.base import Data
         from exp.engine.building import fit_weights, read_weights
         from exp.hub import pinned
 
-        try:
-            torch.empty(0, device=device)
-        except Exception as error:  # whatever a device's module raises
-            said = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise UnavailableError(f"there is no device {device!r} here: {said}; use device='cpu'") from error
         distrust(self.config)
         # In Python the user has chosen what he has imported.
         allow([top for _, name in names_in(self.config) for top in [name.partition(".")[0]] if top in sys.modules])
@@ -189,12 +182,9 @@ def run(overrides: Sequence[str] = ()) -> Any:
         ConfigError: ``overrides`` is one string, or has something that is none.
         RunError: its exit code is not 0, with the first line of why; all that it said stands above.
     """
-    if isinstance(overrides, str):
-        raise ConfigError(f"exp.run takes a list of overrides; write exp.run([{overrides!r}])")
     arguments = list(overrides)
-    for argument in arguments:
-        if not isinstance(argument, str):
-            raise ConfigError(f"exp.run takes a list of strings, as on the command line; {argument!r} is none")
+    if isinstance(overrides, str) or not all(isinstance(each, str) for each in arguments):
+        raise ConfigError(f"exp.run takes a list of overrides, strings as on the command line, and not {overrides!r}")
     with tempfile.TemporaryDirectory() as folder:
         note = Path(folder, "runs.json")
         code, reason = _shown([sys.executable, "-m", "exp.api", str(note), *arguments])
@@ -249,7 +239,7 @@ def _main() -> int:
 
     note = Path(sys.argv.pop(1)).absolute()
     code = command_line()
-    from exp import cli  # once signals are listened to, as __main__ does
+    from exp import cli  # once signals are listened to
 
     write_json(note, {"runs": list(map(str, cli.left.runs)), "several": cli.left.several})
     return code

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -20,17 +21,25 @@ from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from exp import __version__, console, early
+from exp import __version__, console
 from exp.config import compose, explain
-from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, REFUSED, ConfigError, ExpError, as_ours
+from exp.errors import (
+    EXIT_CONFIG,
+    EXIT_FAILED,
+    EXIT_OK,
+    ConfigError,
+    Ended,
+    ExpError,
+    as_ours,
+    frames_of,
+    told,
+)
 from exp.frozen import freeze
 from exp.launcher.base import launcher_class
 from exp.launcher.rank import be_quiet, drop_stale_variables
 from exp.runs.files import UMASK
 from exp.runs.folder import RunFolder, remove_empty
-from exp.summary import Finished, remember
-from exp.task import ParentTask, create_task, task_class
-from exp.user_code import frames_of, told
+from exp.task import ParentTask, create_task, remember, task_class
 from hydra_plugins.exp_sweeps import ExpLauncher, PluginConfigs
 
 if TYPE_CHECKING:
@@ -59,28 +68,49 @@ left = Left()
 def main() -> int:
     """Run the command line in ``sys.argv``; returns the exit code (docs/concepts/run.md)."""
     os.umask(UMASK)
-    finished: list[Finished] = []
-    wanted = os.environ.get("HYDRA_FULL_ERROR", "")  # tracebacks
+    codes: list[int] = []
+    ended: BaseException | None = None
+    by: str | None = None
+    full_error = os.environ.get("HYDRA_FULL_ERROR", "")
+    tracebacks = bool(full_error)
+
+    def job(config: ExpConfig) -> None:
+        try:
+            codes.append(_run(config, list(HydraConfig.get().overrides.task), tracebacks))
+        except Exception as error:  # noqa: BLE001 - reported here: Hydra would print a line of its own
+            codes.append(_report(error, tracebacks))
+
     os.environ["HYDRA_FULL_ERROR"] = "1"  # have Hydra raise its errors instead of printing them and exiting with 1
     try:
         arguments = _parse(sys.argv[1:])
         if arguments is not None:
-            _compose_and_run(arguments, finished, bool(wanted))
+            base = compose.begin(arguments)
+            sys.argv[1:] = base.overrides
+            hydra.main(version_base="1.3", config_path="pkg://exp.conf", config_name=base.primary)(job)()
+            if "exp.sweep" in sys.modules:  # Hydra's launcher has imported it where this command line is one
+                sys.modules["exp.sweep"].require_jobs()
         sys.stdout.flush()
     except BrokenPipeError:  # of --help or --cfg: whoever read it has seen enough
         console.write_nowhere(sys.stdout)
-    except Exception as error:  # noqa: BLE001 - raised again where nobody can tell
-        explained = _of_sweeper(error)
-        _finish_sweep(finished)
-        if explained is not None:
-            finished = [Finished(_report(explained, bool(wanted), usage=True))]
-    except KeyboardInterrupt as interrupt:
-        code = early.tell(interrupt, _finish_sweep(finished))
-        return max([code, *(each.exit_code for each in finished if each.exit_code > 128)])
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - raised again where nobody can tell
+        ended = error
     finally:
-        os.environ["HYDRA_FULL_ERROR"] = wanted
-    _finish_sweep(finished)
-    return max((each.exit_code for each in finished), default=EXIT_OK)
+        os.environ["HYDRA_FULL_ERROR"] = full_error
+    sweep = sys.modules.get("exp.sweep")
+    if sweep is not None:
+        if isinstance(ended, Exception) and not isinstance(ended, (ExpError, HydraException, OmegaConfBaseException)):
+            ended = sweep.explained(ended)
+        code, by, runs = sweep.finish()
+        codes.append(code)
+        left.runs, left.several = [*left.runs, *runs], True
+    if isinstance(ended, Exception):
+        return _report(ended, tracebacks, usage=True)
+    if isinstance(ended, Ended):
+        return max([ended.tell(), *(code for code in codes if code > 128)])
+    if ended is not None:
+        console.error(f"interrupted by {by}" if by else "interrupted")
+        return max(128 + signal.SIGINT, *codes)
+    return max(codes, default=EXIT_OK)
 
 
 def _parse(arguments: list[str]) -> list[str] | None:
@@ -104,59 +134,28 @@ def _parse(arguments: list[str]) -> list[str] | None:
     return compose.expand_arguments(arguments)
 
 
-def _compose_and_run(arguments: list[str], finished: list[Finished], full: bool) -> None:
-    """Have Hydra compose the configuration, and run its one job, or those of a sweep (:mod:`exp.sweep`)."""
-
-    def job(config: ExpConfig) -> None:
-        try:
-            finished.append(_run(config, list(HydraConfig.get().overrides.task), full))
-        except Exception as error:  # noqa: BLE001 - reported here: Hydra would print a line of its own
-            finished.append(Finished(_report(error, full)))
-
-    primary, sys.argv[1:] = compose.begin(arguments)
-    hydra.main(version_base="1.3", config_path="pkg://exp.conf", config_name=primary)(job)()
-    sweep = _sweep()
-    if sweep is not None:
-        sweep.require_jobs()
-
-
-def _run(config: ExpConfig, overrides: list[str], full: bool) -> Finished:
-    """Freeze, launch, and note what runs there are now."""
+def _run(config: ExpConfig, overrides: list[str], tracebacks: bool) -> int:
+    """Freeze, launch, and note what runs there are now; returns the exit code."""
     of_hydra = Path(HydraConfig.get().runtime.output_dir)
     if of_hydra != Path.cwd():
         remove_empty([of_hydra])
         raise ConfigError(f"hydra.run.dir={of_hydra}: the run folder is set with output_dir")
     compose.refuse_empty("output_dir", config.output_dir)
     if issubclass(task_class(config), ParentTask):
-        early.begin()
-        finished = cast(ParentTask, create_task(config)).run_in_parent(config, overrides)
-        folder = RunFolder(config.output_dir)
+        Ended.begun = True
+        task: Any = create_task(config)
+        code, folder = task.run_in_parent(config, overrides), RunFolder(config.output_dir)
+        left.runs, left.several = [*task.runs], bool(task.runs)
     else:
         launcher = launcher_class(config)
         launcher.take_place(config, overrides)
         run = freeze(config, overrides, Path(config.output_dir))
         if not launcher.joins:
             drop_stale_variables(config.launcher.nnodes)
-        folder = run.folder
-        try:
-            finished = run.execute()
-            if finished.exit_code in REFUSED:  # be it by a worker: it leaves no folder
-                for file in sorted(folder.logs.glob("rank*.error.json")) if full else ():  # tracebacks are there alone
-                    log = file.with_name(file.name.replace(".error.json", ".log"))
-                    print(log.read_text(encoding="utf-8", errors="replace"), file=sys.stderr)  # noqa: T201
-                if not run.take_back():
-                    print(f"  run folder: {console.shown(folder.path)}", file=sys.stderr)  # noqa: T201
-        except (ExpError, KeyboardInterrupt) as error:
-            if error.exit_code in REFUSED if isinstance(error, ExpError) else not early.has_begun():
-                run.take_back()
-            raise
-        finally:
-            run.release()
-    if finished.runs:
-        left.runs, left.several = [*finished.runs], True
-    elif folder.config.is_file():
+        code, folder = run.execute(tracebacks), run.folder
+    if not left.runs and folder.config.is_file():
         left.runs.append(folder.path)
-    return finished
+    return int(code)
 
 
 def _report(error: Exception, full: bool, usage: bool = False) -> int:
@@ -185,33 +184,3 @@ def _report(error: Exception, full: bool, usage: bool = False) -> int:
     console.error(of_user)
     print(frames_of(error), end="", file=sys.stderr)  # noqa: T201
     return EXIT_FAILED
-
-
-def _of_sweeper(error: Exception) -> Exception | None:
-    """An error, as one of ours if a sweeper has raised it, such as Optuna's where no trial has come to a value.
-
-    Returns:
-        None where it only misses the results of a sweep that is shown, and not run.
-    """
-    sweep = _sweep()
-    if sweep is None or isinstance(error, (ExpError, HydraException, OmegaConfBaseException)):
-        return error
-    explained: Exception | None = sweep.explained(error)
-    return explained
-
-
-def _finish_sweep(finished: list[Finished]) -> str | None:
-    """The end of a sweep, where there was one; returns the name of the signal that ended it."""
-    sweep = _sweep()
-    if sweep is None:
-        return None
-    code, number, runs = sweep.finish()
-    finished.append(Finished(code))
-    left.runs, left.several = [*left.runs, *runs], True
-    name: str | None = number
-    return name
-
-
-def _sweep() -> Any:
-    """The module of sweeps where this command line is one: Hydra's launcher has imported it."""
-    return sys.modules.get("exp.sweep")

@@ -1,6 +1,7 @@
-"""A run as it is written down: from what Hydra has composed, validated and completed by what follows from it.
+"""A run as it is written down, and what the parent does with it: folder, launch, what is printed and recorded.
 
-Nothing that happens to YAML files later changes it. A launcher runs it (:meth:`FrozenRun.execute`).
+It is made of what Hydra has composed, validated and completed by what follows from it (:func:`freeze`); nothing that
+happens to YAML files later changes it. A few lines are printed before a run, and a table after it.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,23 +18,28 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import MissingConfigException
 from omegaconf import OmegaConf
 
-from exp import console, early, hub, launcher, summary, trackers
+from exp import console, trackers
 from exp.config import check as checks
 from exp.config import compose, differences
 from exp.config.resolve import allow, check_names, distrust
 from exp.config.schema import ExpConfig
-from exp.errors import ConfigError, RunError
+from exp.console import flops, size
+from exp.errors import EXIT_OK, EXIT_PREEMPTED, REFUSED, ConfigError, Ended, ExpError, RunError
 from exp.hardware.registry import choose, create_backend
+from exp.hub import bring, parse
+from exp.launcher import describe_failure, resolve
 from exp.launcher.base import launcher_class
-from exp.runs.folder import RunFolder, Snapshot, missing_folders, read_result, remove_empty
+from exp.runs.files import read_json
+from exp.runs.folder import RunFolder, Snapshot, last_known, missing_folders, read_result, remove_empty
 from exp.runs.lock import RunLock
-from exp.summary import Finished
-from exp.task import create_task, task_class
+from exp.runs.record import blank_result, number_text
+from exp.task import create_task, task_class, to_continue
 
 if TYPE_CHECKING:
     from exp.hardware.backend import Backend
+    from exp.launcher.outcome import Outcome
 
-__all__ = ["FrozenRun", "check", "complete", "freeze", "prepare"]
+__all__ = ["FrozenRun", "complete", "freeze", "prepare"]
 
 
 def freeze(config: ExpConfig, overrides: list[str], output_dir: Path) -> FrozenRun:
@@ -53,87 +60,50 @@ def freeze(config: ExpConfig, overrides: list[str], output_dir: Path) -> FrozenR
 def prepare(config: ExpConfig, overrides: list[str]) -> ExpConfig:
     """The first half of :func:`freeze`, which jobs of a sweep that differ in plain values can share.
 
-    Args:
-        config: composed by Hydra, without its own part.
-        overrides: the user's.
-
     Returns:
-        The configuration with its types, of the backend that was chosen.
+        The configuration with its types, of the backend that was chosen, and of the run in ``init_from`` where it is to
+        be used as it was trained. The command line has seen to that already (:func:`exp.config.compose.begin`); but in
+        a sweep over runs it knew only one of them, and of a task that only a file names not that it needs weights.
 
     Raises:
         ConfigError: a key or a type is wrong, or the user has not chosen code that is named.
         UnavailableError: the backend is not there.
     """
     check_names(config, overrides)
-    config = compose.typed(_choose_backend(*_as_trained(config, overrides)))  # checks what +KEY=VALUE added, too
+    base = compose.base_of(overrides, task_class(config).needs_weights)
+    if "," in config.backend._target_:  # of backend=auto
+        config = _with_backend(config, base)
+    elif base.folder != (config.record and config.record.trained_in):
+        config = compose.compose(base.primary, base.overrides)
+    config = compose.typed(config)  # checks what +KEY=VALUE added, too
     compose.replace_given(config, overrides)
     _note_choices(config, overrides)
     return config
 
 
 def complete(config: ExpConfig, overrides: list[str], output_dir: Path) -> FrozenRun:
-    """The second half of :func:`freeze`: everything that depends on values.
-
-    Args:
-        config: of :func:`prepare`; changed in place.
-        overrides: the user's.
-        output_dir: the run folder.
-
-    Raises:
-        ConfigError: a value is wrong, two do not go together, or a file is missing.
-        UnavailableError: the hardware or a package is not there.
-    """
+    """The second half of :func:`freeze`: everything that depends on values; ``config`` is changed in place."""
     check_names(config, overrides)
     config.output_dir = str(output_dir.absolute())
     compose.expand(config)
-    check(config, overrides, create_backend(config.backend))
+    checks.validate(config, overrides, create_backend(config.backend), create_task(config), launcher_class(config))
+    trackers.check(config.logger)
+    if compose.is_of_hub(config.init_from):
+        parse(str(config.init_from))
     _note_differences(config, overrides)
     return FrozenRun(config, overrides, RunFolder(output_dir))
 
 
-def check(config: ExpConfig, overrides: list[str], backend: Backend) -> None:
-    """Check every value, and fill in what is derived; errors as of :func:`complete`."""
-    checks.validate(config, overrides, backend, create_task(config), launcher_class(config))
-    trackers.check(config.logger)
-    if compose.is_of_hub(config.init_from):
-        hub.parse(str(config.init_from))
-
-
-def _as_trained(config: ExpConfig, overrides: list[str]) -> tuple[ExpConfig, list[str], str | None]:
-    """The configuration on top of that of the run in ``init_from``, where it is to be used as it was trained.
-
-    The command line has seen to that already (:func:`exp.config.compose.begin`), but in a sweep over runs it knew only
-    one of them, and of a task that only a file names it did not know that it needs weights.
-
-    Returns:
-        It, and what it was composed of, should it be composed once more: overrides and primary configuration.
-    """
-    folder = compose.run_folder_of(config.init_from) if task_class(config).needs_weights else None
-    begun_with = None if config.record is None else config.record.trained_in
-    if folder is None or str(folder) == begun_with:
-        return config, overrides, None
-    if begun_with is not None:
-        compose.offer(folder)
-        return compose.compose(overrides), overrides, None
-    primary, kept = compose.begin(overrides, needs_weights=True)
-    return (compose.compose(kept, primary), kept, primary) if primary == compose.OF_RUN else (config, overrides, None)
-
-
-def _choose_backend(config: ExpConfig, overrides: list[str], primary: str | None) -> ExpConfig:
-    """Replace ``backend=auto`` by the first that is available, with that backend's own configuration."""
-    if config.backend._target_ != "auto":
-        return config
+def _with_backend(config: ExpConfig, base: compose.Base) -> ExpConfig:
+    """The configuration with the first backend that is available in the place of ``backend=auto``."""
     if config.backend.simulate:
         raise ConfigError("backend.simulate=true with backend=auto: say which backend's devices are to be simulated")
-    name = choose(list(config.backend.options["candidates"]))
-    kept = [each for each in overrides if not each.startswith(("backend=", "backend.options.candidates="))]
+    name = choose(config.backend._target_.split(","))
+    kept = [each for each in base.overrides if not each.startswith(("backend=", "backend._target_="))]
     try:
-        return compose.compose([*kept, f"backend={name}"], primary)
-    except MissingConfigException:
-        # Installed by another package, and no YAML file of its own in the search path: the class's own defaults.
-        config.backend._target_ = config.backend.name = name
-        config.backend.options = {}
-        return config
+        return compose.compose(base.primary, [*kept, f"backend={name}"])
+    except MissingConfigException:  # another package's, without a file of its own in the search path
+        return compose.compose(base.primary, [*kept, f"backend._target_={name}", f"backend.name={name}"])
 
 
 def _note_choices(config: ExpConfig, overrides: list[str]) -> None:
@@ -156,7 +126,6 @@ def _note_differences(config: ExpConfig, overrides: list[str]) -> None:
     if folder is not None:
         record.trained_in = str(folder)
         earlier = compose.load(RunFolder(folder).config)
-        checks.check_weights(config, earlier, folder)
         altered = RunFolder(folder).altered(read_result(RunFolder(folder)) or {})
         record.differs = [f"{name} is not as it was written" for name in altered if name == "config.yaml"]
         record.differs += differences.different(config, earlier, "trained with")
@@ -175,7 +144,7 @@ def _note_differences(config: ExpConfig, overrides: list[str]) -> None:
 def _as_shipped(experiment: str | None, horizon: int) -> ExpConfig | None:
     """An experiment as its file has it; None: there is no such file here."""
     try:
-        return compose.compose([f"experiment={experiment}", f"data.horizon={horizon}"], "config")
+        return compose.compose("config", [f"experiment={experiment}", f"data.horizon={horizon}"])
     except MissingConfigException:
         return None
 
@@ -198,37 +167,52 @@ class FrozenRun:
     snapshot: Snapshot | None = None
     lock: RunLock | None = None
 
-    def execute(self) -> Finished:
-        """Write the run folder, launch, wait, print and record the end.
+    def execute(self, tracebacks: bool = False) -> int:
+        """Write the run folder, launch, wait, print and record the end; a run that is refused leaves no folder.
+
+        Args:
+            tracebacks: the user wants them: those of workers that refuse the run stand in its logs alone.
+
+        Returns:
+            The exit code.
 
         Raises:
-            ExpError: it cannot be started; what goes wrong later is in the answer.
+            ExpError: it cannot be started.
         """
         config, folder = self.config, self.folder
-        chosen = launcher.resolve(config.launcher, config.nproc)
-        script = chosen.preflight([self], folder.path / "slurm")
-        if script is not None:
-            console.make_console().out(script, highlight=False)
-            return Finished()
-        backend = create_backend(config.backend)
-        hub.bring(config)
-        if not chosen.leads:
-            return Finished(chosen.launch(self).exit_code)
-        self.write(chosen.job_token())
-        summary.begin(config, folder, backend)
-        early.begin()
-        if not chosen.submits:
-            console.wait_for("starting the worker" if config.nproc == 1 else f"starting {config.nproc} workers")
         try:
+            chosen = resolve(config.launcher, config.nproc)
+            script = chosen.preflight([self], folder.path / "slurm")
+            if script is not None:
+                console.make_console().out(script, highlight=False)
+                return EXIT_OK
+            backend = create_backend(config.backend)
+            bring(config)
+            if chosen.leads:
+                self.write(chosen.job_token())
+                self.announce(backend)
+                Ended.begun = True
+            if chosen.leads and not chosen.submits:
+                console.wait_for("starting the worker" if config.nproc == 1 else f"starting {config.nproc} workers")
             try:
                 outcome = chosen.launch(self)
             finally:
                 console.waited()
-            self.check_folder()
-            return summary.end(config, folder, outcome)
-        except KeyboardInterrupt:
-            self.check_folder()  # its loss ends the run by a signal, which may come when no launcher listens any more
+                self.check_folder()  # its loss may end the run by a signal, when no launcher listens any more
+            code = self.tell_end(outcome) if chosen.leads else outcome.exit_code
+            if code in REFUSED:
+                for file in sorted(folder.logs.glob("rank*.error.json")) if tracebacks else ():
+                    log = file.with_name(file.name.replace(".error.json", ".log"))
+                    print(log.read_text(encoding="utf-8", errors="replace"), file=sys.stderr)  # noqa: T201
+                if not self.take_back():
+                    print(f"  run folder: {console.shown(folder.path)}", file=sys.stderr)  # noqa: T201
+        except (ExpError, KeyboardInterrupt) as error:
+            if error.exit_code in REFUSED if isinstance(error, ExpError) else not Ended.begun:
+                self.take_back()
             raise
+        finally:
+            self.release()
+        return code
 
     def write(self, token: str | None = None) -> None:
         """Take the run folder, and put the configuration into it: beside an earlier record, until the run has begun.
@@ -250,9 +234,7 @@ class FrozenRun:
             joined = lock.acquire()
             self.lock = lock
             if not joined:
-                # Another run may have left it meanwhile.
                 checks.check_folder(self.config, task_class(self.config).saves_state)
-            self._check_resumed()
         except ConfigError:
             self.release()  # its lock is a file of the folder
             remove_empty(missing)
@@ -269,24 +251,95 @@ class FrozenRun:
             folder.begin(self.config.overwrite)
             folder.drop_earlier()
 
-    def _check_resumed(self) -> None:
-        """Whether the run that is to be continued is this one, by its record.
+    def announce(self, backend: Backend) -> None:
+        """Say what is about to run, and where it goes."""
+        config, terminal = self.config, console.make_console()
+        processes = config.nproc * config.launcher.nnodes
 
-        Raises:
-            ConfigError: it is not.
+        def say(text: str, style: str | None = None) -> None:
+            terminal.print(text, style=style, highlight=False, soft_wrap=True)
+
+        if config.backend.simulate:
+            say(
+                f"SIMULATED: no {config.backend.name} card is used. Every device of this run is made up in host memory;"
+                " its speed says nothing about a real one.",
+                "bold yellow",
+            )
+        if create_task(config).announce(config, self.folder):
+            return
+        batch = ""
+        if config.global_batch_size is not None:
+            batch = f", global batch {config.global_batch_size}"
+            if processes > 1 or config.accumulate > 1:
+                batch += f" = {config.batch_size} x {processes} processes x {config.accumulate} micro-batches"
+        say(f"{config.name}: {config.task.name} on {backend}, {config.precision}{batch}")
+        say(f"run folder: {console.shown(self.folder.path)}")
+        if config.record.trained_in is not None:
+            say(f"as trained in {console.shown(Path(config.record.trained_in))}")
+            for line in config.record.differs:
+                say(f"  but {line}", "yellow")
+        devices = backend.device_count() if backend.exclusive_devices else 0
+        if devices > config.nproc:
+            idle = devices - config.nproc
+            say(f"{idle} of {devices} {config.backend.name} devices stay idle; nproc={devices} uses all", "dim")
+
+    def tell_end(self, outcome: Outcome) -> int:
+        """Print how it ended, and record an end that is no success; returns the exit code."""
+        config, folder = self.config, self.folder
+        if outcome.left or outcome.reported:
+            return outcome.exit_code
+        told = create_task(config).tell_end(config, folder, outcome)
+        if told is not None:
+            return told
+        if outcome.exit_code == EXIT_OK:
+            result = read_json(folder.result)
+            if result is not None:  # else a node other than rank 0's
+                if outcome.restarts != result["restarts"]:
+                    result["restarts"] = outcome.restarts
+                    folder.write_result(result)
+                _print_table(config, folder, result)
+            return EXIT_OK
+        record = {**blank_result(config), "restarts": outcome.restarts}
+        if outcome.preempted is not None:
+            step: int | None = outcome.preempted["step"]
+            record.update(status="preempted", steps=step or 0)
+            text = f"preempted: task={config.task.name} has no state to save; run it again"
+            if step is not None:
+                text = f"preempted after step {step}, which is saved; to continue: {to_continue(config, folder)}"
+            text += self._record(record, outcome)
+            console.make_console().print(text, soft_wrap=True, markup=False)
+            return EXIT_PREEMPTED
+        record.update(last_known(folder))
+        text = describe_failure(outcome)
+        if outcome.interrupted_by is not None:
+            record["error"] = {"rank": None, "type": "Interrupted", "message": f"by {outcome.interrupted_by}"}
+            command = to_continue(config, folder)
+            text += f"\n  to continue from the last checkpoint: {command}" if command else "; nothing has been saved"
+        elif outcome.failures:
+            first = outcome.failures[0]
+            record["error"] = {"rank": first.rank, "type": first.type, "message": first.message}
+        elif outcome.detail is not None:
+            record["error"] = {"rank": None, "type": "RunError", "message": outcome.detail}
+        console.error(text + self._record(record, outcome))
+        return outcome.exit_code
+
+    def _record(self, result: dict[str, Any], outcome: Outcome) -> str:
+        """Write ``result.json``; but a start that has not begun changes nothing of the record of the run before.
+
+        Returns:
+            A line to add where it cannot be written.
         """
-        resume = self.config.resume
-        if resume is None:
-            return
-        folder = self.folder if resume == "auto" else compose.run_folder_of(resume)
-        folder = RunFolder(folder) if isinstance(folder, Path) else folder
-        if folder is None or not folder.has_checkpoint() or not folder.config.is_file():
-            return
-        old = compose.load(folder.config)
-        if task_class(old).saves_state:
-            refused = differences.changes(differences.as_plain(old), differences.as_plain(self.config)).refused
-            if refused:
-                raise ConfigError(differences.refusal(refused, console.shown(folder.path)))
+        folder = self.folder
+        try:
+            if folder.pending and not outcome.recorded:
+                folder.drop_start()
+            elif not outcome.recorded:
+                folder.write_result(result)
+                if outcome.exit_code not in REFUSED:
+                    folder.drop_earlier()
+        except OSError as error:
+            return f"\n  {folder.result} could not be written: {error.strerror}"
+        return ""
 
     def take_back(self) -> bool:
         """Leave the folder as it was before :meth:`write`, where the run was refused and nothing has come of it.
@@ -332,3 +385,49 @@ class FrozenRun:
         task_class(config)  # refuses what only the folder names
         overrides: Any = OmegaConf.to_container(OmegaConf.load(folder.in_use(folder.overrides)))
         return cls(config, overrides, folder)
+
+
+def _print_table(config: ExpConfig, folder: RunFolder, result: dict[str, Any]) -> None:
+    from rich import box
+    from rich.table import Table
+
+    terminal = console.make_console()
+
+    def say(text: str, style: str | None = None) -> None:
+        terminal.print(text, style=style, highlight=False, soft_wrap=True)
+
+    published = result.get("published")
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column(result["measured_on"])
+    for column in ("this run", *["published"] * bool(published)):
+        table.add_column(column, justify="right")
+    for name, value in result["metrics"].items():
+        first, *more = name.split("_")
+        short = len(first) <= 3 or (len(first) == 4 and first.isalpha() and first.islower())
+        title = " ".join([first.upper() if short else first, *more])  # MSE and MASE, but mIoU and accuracy
+        unit = result.get("metric_units", {}).get(name)
+        shown = "-" if value is None else f"{value:,}" if isinstance(value, int) else number_text(value)
+        known = [f"{published[name]:.3f}" if name in published else ""] if published else []
+        table.add_row(title + (f" ({unit})" if unit else ""), shown, *known)
+    terminal.print()
+    terminal.print(table)
+    if published:
+        say(f"published: {published['source']}, horizon {config.data.horizon}", "dim")
+        if published["differs"]:
+            unlike = ", ".join(published["differs"])
+            say(f"this run is not as experiment={config.record.chosen['experiment']}: {unlike}", "yellow")
+    for line in (result.get("data") or {}).get("warnings", ()):
+        say(line, "yellow")
+    left = result.get("left_device")
+    if left is not None and left["calls_per_step"]:
+        moved = "" if left["bytes_per_step"] is None else f", {size(left['bytes_per_step'])}"
+        say(
+            f"left the device at each step, for the CPU and back: {left['calls_per_step']:.3g}x{moved}, most of it "
+            f"{', '.join(list(left['operators'])[:3])}; docs/guide/train.md has what to do about it",
+            "yellow",
+        )
+    speed = f", {result['samples_per_second']:,.0f} samples/s" if result.get("samples_per_second") else ""
+    if result.get("flops_per_second"):
+        speed += f", {flops(result['flops_per_second'])}FLOP/s ({result['flops_share']:.0%} of plain matrix products)"
+    steps = f"{result['steps']} steps, " if result["steps"] else ""
+    say(f"{steps}{result['wall_s']:.0f} s{speed}; results in {console.shown(folder.path)}")

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
 
 import torch
 
-from exp.errors import ConfigError, DataError
-from exp.user_code import EXPERIMENT_PAGE, shown
+from exp.errors import EXPERIMENT_PAGE, ConfigError, DataError, shown
 
 if TYPE_CHECKING:
     from exp.engine.distributed import Distributed

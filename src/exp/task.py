@@ -1,14 +1,18 @@
-"""The task interface: one thing to do with an experiment, ``task=<name>``."""
+"""The task interface: one thing to do with an experiment, ``task=<name>``; and the command that goes on with it."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
+import shlex
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Sequence
 
 from omegaconf import MISSING, OmegaConf
 
+from exp import console
 from exp.config.compose import task_type
 
 if TYPE_CHECKING:
@@ -18,9 +22,8 @@ if TYPE_CHECKING:
     from exp.launcher.rank import RankInfo
     from exp.runs.folder import RunFolder
     from exp.session import Session
-    from exp.summary import Finished
 
-__all__ = ["ParentTask", "Task", "create_task", "task_class"]
+__all__ = ["ParentTask", "Task", "create_task", "remember", "task_class", "to_continue", "to_continue_sweep"]
 
 # OmegaConf reads these annotations at run time, on Python 3.8 too: hence typing's generics, not the builtin ones.
 
@@ -45,8 +48,9 @@ class Task:
         uses_hardware: the devices have to be here.
         uses_data: model and data of the configuration play a part; without, the files of the data need not be here.
         paths: its keys that are paths: relative ones begin where exp was started.
-        work: path of the function that ranks call with the session, such as ``exp.engine.outputs.evaluate``; empty
-            where the task has a :meth:`run` of its own.
+        work: path of the function that does it, such as ``exp.engine.outputs.evaluate``: ranks call it with the
+            session, those of a task that ``diagnoses`` with the arguments of :meth:`diagnose`, the parent with those
+            of :meth:`ParentTask.run_in_parent` and the task; empty where the task has such a method of its own.
     """
 
     _target_: str = MISSING
@@ -80,15 +84,20 @@ class Task:
         Args:
             session: device, process group, configuration and run folder (:class:`exp.session.Session`).
         """
-        if not self.work:
-            raise NotImplementedError(f"{type(self).__name__} has no run(session)")
-        module, _, function = self.work.rpartition(".")
-        result: dict[str, Any] = getattr(importlib.import_module(module), function)(session)
+        result: dict[str, Any] = self._work()(session)
         return result
 
     def diagnose(self, config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
         """On every rank, instead of :meth:`run`, for tasks that open their session themselves."""
-        raise NotImplementedError(f"{type(self).__name__} has no diagnose(...)")
+        self._work()(config, folder, info, backend)
+
+    def _work(self) -> Any:
+        if not self.work:
+            raise NotImplementedError(
+                f"{type(self).__name__} has neither a method for what it does, nor its path in work"
+            )
+        module, _, function = self.work.rpartition(".")
+        return getattr(importlib.import_module(module), function)
 
     def announce(self, config: ExpConfig, folder: RunFolder) -> bool:
         """Say what is about to run; False: the usual lines are printed."""
@@ -101,20 +110,25 @@ class Task:
 
 @dataclass
 class ParentTask(Task):
-    """A task that needs no workers, such as a report. It looks at no hardware, and at no files of the data."""
+    """A task that needs no workers, such as a report. It looks at no hardware, and at no files of the data.
+
+    Attributes:
+        runs: folders of other runs, where it has made a table of them.
+    """
 
     compared: ClassVar[bool] = False
     uses_data: ClassVar[bool] = False
     uses_hardware: ClassVar[bool] = False
+    runs: ClassVar[Sequence[Any]] = ()
 
-    def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> Finished:
-        """Do it, in the process of the command line.
+    def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> int:
+        """Do it, in the process of the command line; returns its exit code.
 
         Args:
             config: as it was composed, with its types.
             overrides: the user's.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no run_in_parent(...)")
+        return int(self._work()(config, list(overrides), self))
 
 
 def task_class(config: ExpConfig) -> type[Task]:
@@ -133,3 +147,50 @@ def create_task(config: ExpConfig) -> Task:
     plain: Any = OmegaConf.to_container(config.task, resolve=True)
     # Data may bring keys of their own to a task, such as how many windows are to be predicted.
     return cls(**{field.name: plain[field.name] for field in dataclasses.fields(cls) if field.name in plain})
+
+
+_given: list[str] = []
+"""Arguments of the command line, where this is its process."""
+
+
+def remember(arguments: Sequence[str]) -> None:
+    """Keep what the user has typed: among it may be options of Hydra's, which are in no configuration."""
+    _given[:] = arguments
+
+
+def to_continue(config: ExpConfig, folder: RunFolder, *changes: str) -> str | None:
+    """The command that continues a run.
+
+    Args:
+        config: of the run.
+        folder: the run folder.
+        *changes: overrides that it is to go on with, in place of those given.
+
+    Returns:
+        None where nothing is saved, or the task cannot go on.
+    """
+    if not task_class(config).saves_state or not folder.has_checkpoint():
+        return None
+    arguments = _given
+    if not _given or {"-m", "--multirun"} & set(_given):
+        written = folder.in_use(folder.overrides)
+        if not written.is_file():
+            return None
+        content: Any = OmegaConf.to_container(OmegaConf.load(written))
+        arguments = [str(override) for override in content]
+    new = {"output_dir": console.shown(folder.path), "resume": "auto", **dict(each.split("=", 1) for each in changes)}
+    return _command(arguments, (*new, "overwrite"), [f"{key}={value}" for key, value in new.items()])
+
+
+def to_continue_sweep(folder: Path) -> str | None:
+    """The command that does what is left of a sweep; None outside its process."""
+    if not _given:
+        return None
+    new = [f"output_dir={console.shown(folder)}", "sweep.resume=true"]
+    return _command(_given, ("sweep.resume", "output_dir"), new)
+
+
+def _command(arguments: Sequence[str], without: Sequence[str], new: Sequence[str]) -> str:
+    kept = [word for word in arguments if word.lstrip("+").partition("=")[0] not in without]
+    program = ["exp"] if Path(sys.argv[0]).name == "exp" else ["python", "-m", "exp"]
+    return " ".join(map(shlex.quote, [*program, *kept, *new]))

@@ -44,22 +44,15 @@ class Mine(CpuBackend):
 NOTICE = 1 << (signal.SIGTERM - 1) | 1 << (signal.SIGUSR2 - 1)
 
 
-@pytest.mark.parametrize(
-    ("mine", "fork", "parent"),
-    [
-        ("safe, and loads plugins", True, "forkserver"),
-        ("", True, "exp.launcher.worker"),
-        ("safe", False, "exp.launcher.worker"),
-    ],
-)
-def test_workers_are_forked_where_that_is_safe(exp, trained, mine, fork, parent):
+@pytest.mark.parametrize(("mine", "parent"), [("safe, and loads plugins", "forkserver"), ("", "exp.launcher.worker")])
+def test_workers_are_forked_where_that_is_safe(exp, trained, mine, parent):
     """What all ranks have in common is set before torch loads, and CUDA is hidden.
 
     Signals that give notice stay blocked in every process. Python's resource tracker unblocks SIGTERM in the process
     that starts it: scancel would then kill that one.
     """
     (exp.folder / "mine.py").write_text(BACKEND)
-    where = ["nproc=2", "launcher=submitit", "launcher.cluster=debug", f"launcher.fork={fork}", "output_dir=run"]
+    where = ["nproc=2", "launcher=submitit", "launcher.cluster=debug", "output_dir=run"]
     done = exp(*STEADY, "backend._target_=mine.Mine", *where, fresh=True, MINE=mine, CUDA_VISIBLE_DEVICES="0")
     assert done.returncode == 0, done.stderr
     for rank in (0, 1):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Iterator, NamedTuple
 import numpy as np
 from omegaconf import DictConfig
 
-from exp import console, summary
+from exp import console
 from exp.checks.check import FAILED, OK, fail, figure, finish, ok
 from exp.checks.child import run_exp
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, REFUSED, ConfigError, UnavailableError
@@ -24,7 +24,6 @@ from exp.hardware.backend import FLOAT32
 from exp.hardware.registry import create_backend
 from exp.runs.files import csv_content, read_json, write_atomically, write_json
 from exp.runs.folder import RunFolder
-from exp.summary import Finished
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
@@ -152,7 +151,7 @@ def apart(ours: Any, theirs: Any, floor: float) -> tuple[float, float]:
     return absolute, absolute / max(largest(theirs), floor, 1e-30)
 
 
-def compare_backends(config: ExpConfig, overrides: list[str], task: Parity) -> Finished:
+def compare_backends(config: ExpConfig, overrides: list[str], task: Parity) -> int:
     """Both runs, in ``reference/`` and ``tested/`` (only after the first succeeded), and their comparison.
 
     Args:
@@ -175,7 +174,7 @@ def compare_backends(config: ExpConfig, overrides: list[str], task: Parity) -> F
     run.write()
     try:
         folder.begin(config.overwrite)
-        summary.begin(config, folder, create_backend(config.backend))
+        run.announce(create_backend(config.backend))
         if dropout:
             changed = ", ".join(f"{key} was {value}" for key, value in dropout.items())
             console.make_console().print(f"dropout is off in both runs: {changed}", soft_wrap=True)
@@ -183,16 +182,16 @@ def compare_backends(config: ExpConfig, overrides: list[str], task: Parity) -> F
             arguments = [*words, *common, f"output_dir={folder.path / part}"]
             ended = run_exp(arguments, folder.logs / f"{part}.log", math.inf)
             if ended.interrupted_by:
-                return Finished(ended.code, interrupted_by=ended.interrupted_by)
+                return ended.code
             name = task.reference if part == "reference" else config.backend.name
             if ended.code in REFUSED:
                 code = ended.code
                 raise (ConfigError if code == EXIT_CONFIG else UnavailableError)(f"{part}={name}: {ended.why}")
             if ended.code != EXIT_OK:
                 answer = fail(f"{part}={name}: {ended.why}", f"look at logs/{part}.log")
-                return Finished(finish(config, folder, answer))
+                return finish(config, folder, answer)
         run.check_folder()
-        return Finished(_judge(config, folder))
+        return _judge(config, folder)
     finally:
         if code in REFUSED:
             run.take_back()

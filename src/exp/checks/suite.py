@@ -27,7 +27,6 @@ from exp.report.tables import Table, as_markdown
 from exp.runs.files import read_json, without_credentials, write_atomically, write_json
 from exp.runs.lock import RunLock
 from exp.runs.record import git_revision, package_versions, variables
-from exp.summary import Finished
 from exp.task import create_task
 
 if TYPE_CHECKING:
@@ -101,7 +100,7 @@ def plan(config: ExpConfig, overrides: Sequence[str], task: Qualify, backend: Ba
     return rows
 
 
-def qualify(config: ExpConfig, overrides: list[str]) -> Finished:
+def qualify(config: ExpConfig, overrides: list[str], *_: Any) -> int:
     """Make all checks that are not made yet; see docs/hardware/checks.md.
 
     Args:
@@ -182,7 +181,7 @@ class _Suite:
                     "another output_dir, or overwrite=true to begin anew"
                 )
 
-    def run(self) -> Finished:
+    def run(self) -> int:
         """Make what is left, and report."""
         # A check whose folder was removed is made again.
         left = [name for name in self.plan if self.rows.get(name, {}).get("status", SKIPPED) == SKIPPED
@@ -210,8 +209,8 @@ class _Suite:
         later = "\nthe same command goes on with what was skipped" if unfinished else ""
         terminal.print(f"{counts}; the page: {console.shown(self.place / 'qualify.md')}{later}", soft_wrap=True)
         if self._interrupted is not None:
-            return Finished(self._interrupted.code, interrupted_by=self._interrupted.interrupted_by)
-        return Finished(EXIT_FAILED if FAILED in statuses else EXIT_PREEMPTED if unfinished else EXIT_OK)
+            return self._interrupted.code
+        return EXIT_FAILED if FAILED in statuses else EXIT_PREEMPTED if unfinished else EXIT_OK
 
     def _obstacle(self, name: str, deadline: float) -> Answer | None:
         """Why a check is not made; None: nothing is in its way."""

@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING, Any, Mapping, Sequence
 from omegaconf import MISSING, OmegaConf
 
 from exp import console
-from exp.config.compose import check_weights_there, is_of_hub, structure_of
-from exp.config.explain import nearest
-from exp.config.resolve import check_target, find_module, find_own_module, nodes
+from exp.config.compose import check_weights_there, is_of_hub, load, run_folder_of, structure_of
+from exp.config.differences import as_plain, changes, refusal
+from exp.config.resolve import check_target, find_module, nodes
 from exp.config.schema import PRECISIONS
-from exp.errors import ConfigError, UnavailableError
-from exp.plugins import Family, installed
+from exp.errors import ConfigError, UnavailableError, asked, nearest
+from exp.plugins import installed
 from exp.runs.files import without_credentials
 from exp.runs.folder import RunFolder, read_result
-from exp.runs.lock import holder_of
-from exp.user_code import asked
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
@@ -28,8 +26,8 @@ if TYPE_CHECKING:
     from exp.task import Task
 
 __all__ = [
-    "REFUSED", "check_data", "check_folder", "check_hardware", "check_hooks", "check_ranges", "check_weights",
-    "derive_batch_sizes", "has_weights", "preflight_of", "refusal", "validate",
+    "REFUSED", "check_data", "check_folder", "check_hardware", "check_hooks", "check_ranges",
+    "derive_batch_sizes", "has_weights", "preflight_of", "refused_hook", "validate",
 ]  # fmt: skip
 
 _CHOICES = {
@@ -64,7 +62,7 @@ def validate(
     _check_nodes(config)
     _check_values(config)
     elsewhere = launcher.is_elsewhere(config.launcher)
-    with asked("task", task, ".check(config)"):
+    with asked("task", task):
         task.check(config)
     check_task = getattr(preflight_of(config.data), "check_task", None)
     if check_task is not None:  # keys that the family adds to tasks
@@ -81,7 +79,6 @@ def validate(
         # Only what no worker could report: too few devices, missing data and the rest are for the diagnosis itself.
         if task.isolated and not elsewhere:
             _check_available(config, backend)
-        _check_unheld_folder(config, task)
         return
     _check_targets(config, elsewhere)
     if config.precision not in backend.capabilities.precisions:
@@ -151,9 +148,6 @@ def has_weights(config: ExpConfig) -> bool:
 
 
 def _check_targets(config: ExpConfig, elsewhere: bool) -> None:
-    for name in () if elsewhere else config.plugins:
-        if find_own_module(name) is None:
-            raise ConfigError(f"plugins: there is no module {name}; is its folder on PYTHONPATH?")
     for part in ("data", "model", "wrapper"):
         target = str(getattr(config, part).get("_target_") or "")
         if not target and part == "wrapper":
@@ -220,11 +214,6 @@ def _check_wrapper(config: ExpConfig, task: Task) -> None:
                 "wrapper=fsdp does not go with precision=fp16, whose loss scaler would see one rank's shards only; use "
                 "precision=bf16, or wrapper=ddp"
             )
-    if config.compile and config.dropout_by_sample:
-        raise ConfigError(
-            "compile=true would compile anew at every step with dropout_by_sample=true, whose masks depend on the "
-            "step; leave one of them out"
-        )
 
 
 def _derive_batch(config: ExpConfig, overrides: Sequence[str]) -> None:
@@ -252,27 +241,28 @@ def _check_files(config: ExpConfig, task: Task) -> None:
             f"task={config.task.name} needs weights; set init_from to a checkpoint or a run folder, "
             "such as init_from=outputs/<experiment>/<run>"
         )
-    _check_unheld_folder(config, task)
-
-
-def _check_unheld_folder(config: ExpConfig, task: Task) -> None:
-    if holder_of(RunFolder(config.output_dir).path) is None:  # else the lock decides first
-        check_folder(config, task.saves_state)
 
 
 def check_folder(config: ExpConfig, trains: bool) -> None:
-    """Refuse a run folder that holds results which this run would overwrite unasked.
+    """Refuse a run folder that holds results which this run would overwrite unasked, and to continue another training.
 
     Args:
         config: the configuration.
         trains: whether the run could continue a training.
 
     Raises:
-        ConfigError: it does.
+        ConfigError: it does, or the run that is to be continued was another one, by its record.
     """
     folder = RunFolder(config.output_dir)
+    if config.resume is not None:
+        source = folder if config.resume == "auto" else RunFolder(run_folder_of(config.resume) or folder.path)
+        if source.has_checkpoint() and source.config.is_file():
+            refused = changes(as_plain(load(source.config)), as_plain(config)).refused
+            if refused:
+                raise ConfigError(refusal(refused, console.shown(source.path)))
+        return
     completed, saved = (read_result(folder) or {}).get("status") == "completed", folder.has_checkpoint()
-    if config.resume is not None or config.overwrite or not (completed or saved):
+    if config.overwrite or not (completed or saved):
         return
     holds = "a completed run" if completed else "an unfinished training"
     further = (
@@ -307,57 +297,27 @@ def check_hardware(config: ExpConfig, backend: Backend) -> None:
 
 def _check_family(config: ExpConfig) -> None:
     """Whether model, data and the task's keys are of one family, as far as plugins say."""
-    families = _families()
-    of_model, of_data = _family_of(config, "model"), _family_of(config, "data")
-    if of_model is not None and of_data is not None and of_model != of_data:
+    plugins = installed().values()
+    families = {name: family for plugin in plugins for name, family in plugin.families.items()}
+
+    def family_of(part: str) -> str | None:
+        keys = structure_of(config[part].get("_target_")) or object  # type: ignore[index]
+        return next((name for name, family in families.items() if issubclass(keys, getattr(family, part))), None)
+
+    of_model, of_data = family_of("model"), family_of("data")
+    if None not in (of_model, of_data) and of_model != of_data:
         raise ConfigError(
             f"the model is for {of_model}, and the data are for {of_data}; choose an experiment that has both, such as "
-            f"experiment={families[of_data].example} or experiment={families[of_model].example}"
+            f"experiment={families[str(of_data)].example} or experiment={families[str(of_model)].example}"
         )
-    if of_data is not None:
-        _check_keys(config, of_data)
-
-
-def check_weights(config: ExpConfig, trained: ExpConfig, folder: Path) -> None:
-    """Whether weights are for a model of this family at all.
-
-    Args:
-        config: in which they are to be used.
-        trained: of the run that trained them.
-        folder: its run folder.
-
-    Raises:
-        ConfigError: they are not.
-    """
-    wanted, found = _family_of(config, "model"), _family_of(trained, "model")
-    together = (set(plugin.families) for plugin in installed().values())  # their models may share a backbone
-    if wanted and found and not any({wanted, found} <= families for families in together):
-        raise ConfigError(
-            f"init_from={console.shown(folder)} has trained a model for {found} ({trained.name}), this one is for "
-            f"{wanted}; leave the experiment out, which takes that of the weights, or use other weights"
-        )
-
-
-def _families() -> Mapping[str, Family]:
-    return {name: family for plugin in installed().values() for name, family in plugin.families.items()}
-
-
-def _family_of(config: ExpConfig, part: str) -> str | None:
-    structure = structure_of(getattr(config, part).get("_target_")) or object
-    return next((name for name, family in _families().items() if issubclass(structure, getattr(family, part))), None)
-
-
-def _check_keys(config: ExpConfig, of_data: str) -> None:
-    """Keys that a plugin adds to a task are read by its own families alone: with other data, nobody would."""
-    for plugin in installed().values():
+    for plugin in plugins if of_data is not None else ():
+        # Keys that a plugin adds to a task are read by its own families alone: with other data, nobody would.
         keys = plugin.keys.get(f"task/{config.task.name}")
-        if keys is None or not plugin.families or of_data in plugin.families:
-            continue
-        for key, default in OmegaConf.structured(keys).items():
-            if getattr(config.task, key) != default:
+        for key, default in OmegaConf.structured(keys).items() if keys and plugin.families else ():
+            if of_data not in plugin.families and config.task[key] != default:
                 raise ConfigError(
-                    f"task.{key}={getattr(config.task, key)} is for {' or '.join(plugin.families)}, and the data are "
-                    f"for {of_data}; leave it out"
+                    f"task.{key}={config.task[key]} is for {' or '.join(plugin.families)}, and the data are for "
+                    f"{of_data}; leave it out"
                 )
 
 
@@ -379,7 +339,7 @@ REFUSED = {
 """Why, and what to use instead, by the name of the class; docs/extend/hooks.md has the whole table."""
 
 
-def refusal(name: str) -> str:
+def refused_hook(name: str) -> str:
     """The message for a hook of :data:`REFUSED`."""
     return f"hooks: {name} cannot be used here: {REFUSED[name]}"
 
@@ -396,7 +356,7 @@ def check_hooks(hooks: Sequence[Any]) -> None:
     for index, hook in enumerate(hooks):
         module, _, last = str(hook["type"]).rpartition(".")
         if last in REFUSED and module.split(".")[0] in ("", "mmengine"):
-            raise ConfigError(refusal(last))
+            raise ConfigError(refused_hook(last))
         ready = hook.get("on_trace_ready")
         written = {"json_trace_path": hook.get("json_trace_path")}
         written["on_trace_ready.dir_name"] = ready.get("dir_name") if hasattr(ready, "get") else None

@@ -19,7 +19,7 @@ import re
 import secrets
 import warnings
 from pathlib import Path
-from typing import Any, Mapping, Sequence, cast
+from typing import Any, Callable, Mapping, NamedTuple, Sequence, cast
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
@@ -32,24 +32,22 @@ from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from exp.config.explain import nearest, searched
 from exp.config.resolve import distrust, nodes, resolve
 from exp.config.schema import ExpConfig, LauncherConfig, RecordConfig, SubmititConfig
 from exp.console import shown
-from exp.errors import ConfigError
+from exp.errors import TASK_PAGE, ConfigError, nearest
 from exp.plugins import installed
 from exp.runs.folder import RunFolder
-from exp.user_code import TASK_PAGE
 
 __all__ = [
-    "OF_RUN", "TRAINED", "begin", "check_weights_there", "compose", "expand", "expand_arguments", "follows",
-    "is_of_hub", "load", "offer", "refuse_empty", "register", "replace_given", "run_folder_of", "structure_of",
-    "task_named", "task_type", "typed",
+    "TRAINED", "Base", "base_of", "begin", "check_weights_there", "compose", "expand", "expand_arguments", "follows",
+    "is_of_hub", "load", "refuse_empty", "register", "replace_given", "run_folder_of", "searched", "searchpath",
+    "structure_of", "task_named", "task_type", "typed",
 ]  # fmt: skip
 
 TRAINED = ("experiment", "data", "model")
 """Config groups whose choices are those of the run in ``init_from``."""
-OF_RUN = "of_run"
+_OF_RUN = "of_run"
 """Name of the primary configuration that begins with a run's own, and of the choices that it takes."""
 
 _LAUNCHER = "exp.launcher.base.Launcher"
@@ -121,6 +119,11 @@ def task_type(target: str | None) -> Any:
     return cls
 
 
+def launcher_keys(target: str) -> Any:
+    """The typed keys of the class that ``launcher._target_`` names; errors as of :func:`task_type`."""
+    return resolve("launcher._target_", target, _LAUNCHER).keys
+
+
 def _opened(structure: Any) -> DictConfig:
     """The node of a dataclass, or of an object of one, whose fields of type ``Dict`` take members on the command line.
 
@@ -146,19 +149,15 @@ def typed(config: Any, of_others: bool = False) -> ExpConfig:
     """
     content: Any = OmegaConf.to_container(config, resolve=False)
     root = OmegaConf.structured(ExpConfig)
-    root.record = RecordConfig()
-    known = {each.name for each in dataclasses.fields(RecordConfig)}  # another version's may have others
-    content["record"] = {key: value for key, value in (content.get("record") or {}).items() if key in known}
-    target = {group: str((content.get(group) or {}).get("_target_", MISSING)) for group in ("launcher", "task")}
-    if target["launcher"] not in ("auto", MISSING) and (target["launcher"].startswith("exp.") or not of_others):
-        root.launcher = resolve("launcher._target_", target["launcher"], _LAUNCHER).keys
-    of_task = structure_of(target["task"])
-    if target["task"] != MISSING and (of_task or target["task"].startswith("exp.") or not of_others):
-        root.task = of_task or task_type(target["task"])
-    for group in ("data", "model"):
-        structure = structure_of((content.get(group) or {}).get("_target_"))
-        if structure is not None:
-            root[group] = structure
+    root.record, content["record"] = RecordConfig(), content.get("record") or {}
+    own: dict[str, Callable[[str], Any]] = {"task": task_type, "launcher": launcher_keys}
+    for group in ("launcher", "task", "data", "model"):
+        target = str((content.get(group) or {}).get("_target_", MISSING))
+        keys = structure_of(target)
+        if keys is None and group in own and target not in ("auto", MISSING):
+            keys = own[group](target) if target.startswith("exp.") or not of_others else None
+        if keys is not None:
+            root[group] = keys
     return cast(ExpConfig, OmegaConf.merge(root, content))  # whose types it has
 
 
@@ -184,21 +183,15 @@ def _read(path: Path, groups: Sequence[str]) -> DictConfig:
     return content
 
 
-def compose(overrides: list[str], primary: str | None = None) -> ExpConfig:
-    """The configuration for these overrides, without Hydra's own part.
-
-    Args:
-        overrides: as on the command line.
-        primary: the primary configuration; None: that of this command line.
-    """
+def compose(primary: str, overrides: Sequence[str]) -> ExpConfig:
+    """What Hydra composes of a primary configuration and overrides, without its own part; not typed yet."""
     loader = GlobalHydra.instance().config_loader()
     # A backend's file may lie in a folder that only this adds.
     found = [override for override in HydraConfig.get().overrides.hydra if override.startswith("hydra.searchpath=")]
-    primary = primary or HydraConfig.get().job.config_name
     composed = loader.load_configuration(primary, [*overrides, *found], run_mode=RunMode.RUN)
     with open_dict(composed):
         del composed["hydra"]
-    return cast(ExpConfig, composed)  # not typed yet, but of its form
+    return cast(ExpConfig, composed)
 
 
 def replace_given(config: Any, overrides: Sequence[str]) -> None:
@@ -315,36 +308,54 @@ def check_weights_there(value: str, key: str = "init_from") -> None:
             raise ConfigError(f"{key}={shown(path)} is no run folder: it has neither config.yaml nor weights")
 
 
-def begin(arguments: Sequence[str], needs_weights: bool | None = None) -> tuple[str, list[str]]:
-    """What Hydra is to compose for a command line.
+class Base(NamedTuple):
+    """What a configuration is composed of.
+
+    Attributes:
+        primary: name of the primary configuration.
+        overrides: without choices that repeat those of the run: they would put a file's values in place of the run's.
+        folder: of the run that it begins with, as the record has it; None: with none.
+    """
+
+    primary: str
+    overrides: list[str]
+    folder: str | None = None
+
+
+def begin(arguments: Sequence[str]) -> Base:
+    """What Hydra is to compose for a command line; errors as of :func:`base_of`."""
+    _own_files[:] = searched(arguments)
+    return base_of(arguments)
+
+
+def base_of(arguments: Sequence[str], needs_weights: bool | None = None) -> Base:
+    """What a configuration is composed of; a run that it begins with is offered to Hydra.
 
     Args:
-        arguments: of the command line.
+        arguments: overrides, which may have values of a sweep.
         needs_weights: whether the task does; None: as the tasks say that are known before anything is composed.
-
-    Returns:
-        The name of the primary configuration, and the arguments without choices that repeat those of the run: they
-        would put a file's values in place of the run's.
 
     Raises:
         ConfigError: the run's configuration cannot be read.
     """
-    _own_files[:] = searched(arguments)
+    plain = Base("config", list(arguments))
     given = {key: values for key, values in map(_parsed, arguments) if key is not None}
     if needs_weights is None:
         needs_weights = any(getattr(task_named(task), "needs_weights", False) for task in given.get("task", []))
+    if not needs_weights:
+        return plain
     weights = [str(path) for path in given.get("init_from", []) if path is not None]
     folder = next((folder for folder in map(run_folder_of, weights) if folder is not None), None)
-    for path in weights if needs_weights and folder is None else ():
-        if not is_of_hub(path) and "${" not in path:
-            check_weights_there(path)  # before what is composed without the run's configuration is found wanting
-    if folder is None or not needs_weights:
-        return "config", list(arguments)
-    chosen = offer(folder)
+    if folder is None:
+        for path in weights:
+            if not is_of_hub(path) and "${" not in path:
+                check_weights_there(path)  # before what is composed without the run's configuration is found wanting
+        return plain
+    chosen = _offer(folder)
     if given.get("experiment", [chosen.get("experiment")]) != [chosen.get("experiment")]:
-        return "config", list(arguments)
+        return plain
     repeated = [f"{group}={chosen.get(group)}" for group in TRAINED]
-    return OF_RUN, [argument for argument in arguments if argument not in repeated]
+    return Base(_OF_RUN, [argument for argument in arguments if argument not in repeated], str(folder))
 
 
 def _parsed(argument: str) -> tuple[str | None, list[Any]]:
@@ -360,8 +371,8 @@ def _parsed(argument: str) -> tuple[str | None, list[Any]]:
     return override.key_or_group, values
 
 
-def offer(folder: Path) -> dict[str, Any]:
-    """Make a run's model and data choices of their groups, and :data:`OF_RUN` a primary configuration that takes them.
+def _offer(folder: Path) -> dict[str, Any]:
+    """Make a run's model and data choices of their groups, and :data:`_OF_RUN` a primary configuration that takes them.
 
     Returns:
         The choice that the run made in each config group.
@@ -383,12 +394,31 @@ def offer(folder: Path) -> dict[str, Any]:
         except OmegaConfBaseException as error:
             said = str(error.msg).splitlines()[0]
             raise ConfigError(f"{path}: {part}.{error.key}: {said}; the run is of another version of exp") from error
-        store.store(group=part, name=OF_RUN, node=of_run)
-    # The run's choices are kept in the record, where those of this composition would only say OF_RUN.
+        store.store(group=part, name=_OF_RUN, node=of_run)
+    # The run's choices are kept in the record, where those of this composition would only say _OF_RUN.
     chosen = {"experiment": config.get("name"), **(OmegaConf.select(config, "record.chosen") or {})}
     rest = {key: config[key] for key in _WITH_THEM if key in config}
     rest["record"] = {"trained_in": str(folder), "chosen": chosen}
-    store.store(group="experiment", name=OF_RUN, node=rest, package="_global_")
-    overrides = [{f"override {group}": OF_RUN} for group in (*parts, "experiment")]
-    store.store(name=OF_RUN, node={"defaults": ["config", *overrides, "_self_"]})
+    store.store(group="experiment", name=_OF_RUN, node=rest, package="_global_")
+    overrides = [{f"override {group}": _OF_RUN} for group in (*parts, "experiment")]
+    store.store(name=_OF_RUN, node={"defaults": ["config", *overrides, "_self_"]})
     return chosen
+
+
+def searchpath(arguments: Sequence[str]) -> list[str]:
+    """The user's folders of configurations, also that of ``--config-dir``, as an override of Hydra's; empty: none."""
+    given = [each.partition("=")[2].strip("[]") for each in arguments if each.startswith("hydra.searchpath=")]
+    found = [part.strip(" '\"") for each in given for part in each.split(",")]
+    for number, word in enumerate(arguments):
+        option, _, folder = word.partition("=")
+        if option in ("--config-dir", "-cd"):
+            folder = folder or "".join(arguments[number + 1 : number + 2])
+            found.append(f"file://{os.path.abspath(folder)}")  # noqa: PTH100 - as the user wrote it
+    return [f"hydra.searchpath=[{','.join(found)}]"] if found else []
+
+
+def searched(arguments: Sequence[str]) -> list[Path]:
+    """The folders of :func:`searchpath`; packages are left out."""
+    found = [each for text in searchpath(arguments) for each in text.partition("=")[2].strip("[]").split(",")]
+    plain = [each[len("file://") :] if each.startswith("file://") else each for each in found]
+    return [Path(os.path.abspath(each)) for each in plain if each and "://" not in each]  # noqa: PTH100 - as written

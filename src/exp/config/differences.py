@@ -11,7 +11,6 @@ from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 from omegaconf import MISSING, OmegaConf
 
-from exp.config.compose import structure_of
 from exp.config.schema import ExpConfig
 
 __all__ = [
@@ -86,16 +85,13 @@ def text_of(value: Any) -> str:
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Changes:
     """Compare the configurations of a training that is to go on.
 
-    Keys that are in one of them only count with the schema's default: they are new since the other was written, or are
-    no more.
-
     Args:
-        old: what the training began with, as :func:`as_plain` gives it, or as its ``config.yaml`` has it.
+        old: what the training began with, as :func:`as_plain` gives it.
         new: of the run that is to go on. With ``resume_changed_data: true`` its data may be others.
     """
     found = [
         change
-        for change in _compared(old, new, dict(_leaves(_defaults(new))))
+        for change in _compared(old, new)
         # The weights are the checkpoint's in any case.
         if not _SILENT.fullmatch(change.key) and not (change.key == "init_from" and not change.new)
     ]
@@ -157,25 +153,10 @@ def different(config: ExpConfig, other: ExpConfig, names: str, leave_out: Sequen
     ]
 
 
-def _compared(
-    old: Mapping[str, Any], new: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
-) -> list[Change]:
-    before, after, defaults = dict(_leaves(old)), dict(_leaves(new)), defaults or {}
-    both = (
-        Change(key, before.get(key, defaults.get(key)), after.get(key, defaults.get(key)))
-        for key in dict.fromkeys([*before, *after])
-    )
+def _compared(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
+    before, after = dict(_leaves(old)), dict(_leaves(new))
+    both = (Change(key, before.get(key), after.get(key)) for key in dict.fromkeys([*before, *after]))
     return [change for change in both if change.old != change.new]
-
-
-def _defaults(config: Mapping[str, Any]) -> dict[str, Any]:
-    defaults: dict[str, Any] = OmegaConf.to_container(OmegaConf.structured(ExpConfig))  # type: ignore[assignment]
-    for group in ("model", "data"):
-        structure = structure_of((config.get(group) or {}).get("_target_"))
-        if structure is not None:
-            content: Any = OmegaConf.to_container(OmegaConf.structured(structure), resolve=False)
-            defaults[group] = content
-    return defaults
 
 
 def _leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

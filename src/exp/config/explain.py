@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
-import os
 import re
 import textwrap
 import warnings
-from pathlib import Path
 from typing import Any, Iterable, Sequence
 
 from hydra import compose, initialize_config_module
@@ -19,9 +16,10 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError
 
-from exp.errors import ConfigError
+from exp.config.compose import searchpath
+from exp.errors import ConfigError, nearest
 
-__all__ = ["default_keys", "explain", "help_text", "is_of_composition", "nearest", "searched"]
+__all__ = ["default_keys", "explain", "help_text", "is_of_composition"]
 
 _GROUPS = (
     "experiment", "task", "backend", "launcher", "wrapper", "data", "model", "optim", "schedule", "logger", "debug",
@@ -50,12 +48,6 @@ _WORDS = {
     "weight_decay": "optim.weight_decay=...",
 }
 """Keys that people bring along from elsewhere, and what to write instead."""
-
-
-def nearest(wrong: str, known: Iterable[str]) -> str:
-    """``; did you mean 'x'?`` for the closest of ``known``, or nothing where none is close."""
-    matches = difflib.get_close_matches(wrong, list(known), n=1, cutoff=0.6)
-    return f"; did you mean '{matches[0]}'?" if matches else ""
 
 
 def is_of_composition(error: Exception) -> bool:
@@ -158,19 +150,19 @@ def help_text(arguments: Sequence[str]) -> str:
     GlobalHydra.instance().clear()
     with initialize_config_module("exp.conf", version_base="1.3"), warnings.catch_warnings():
         warnings.filterwarnings("error", "provider=")
-        OmegaConf.register_new_resolver("choices", lambda: _choices(_searchpath(arguments)), replace=True)
+        OmegaConf.register_new_resolver("choices", lambda: _choices(searchpath(arguments)), replace=True)
         try:
-            config = compose("config", _searchpath(arguments), return_hydra_config=True)
+            config = compose("config", searchpath(arguments), return_hydra_config=True)
         except UserWarning as warning:
             raise ConfigError(f"a folder of configurations is not there: {warning}") from warning
         return str(config.hydra.help.template).replace("$$", "$")  # which is written for string.Template
 
 
-def _choices(searchpath: list[str]) -> str:
+def _choices(folders: list[str]) -> str:
     loader = GlobalHydra.instance().config_loader()
     lines: list[str] = []
     for group in _GROUPS:
-        choices = loader.get_group_options(group, ObjectType.CONFIG, "config", searchpath)
+        choices = loader.get_group_options(group, ObjectType.CONFIG, "config", folders)
         if group == "task":
             shipped = loader.get_group_options(group, ObjectType.CONFIG, "config", [])
             choices = [*_TASKS, *(each for each in choices if each not in shipped), "(task=list shows all)"]
@@ -201,30 +193,6 @@ def default_keys(arguments: Sequence[str] = ()) -> list[str]:
         for kept in (chosen, [each for each in chosen if not each.startswith("experiment=")], []):
             # What is to be explained may be in these very choices.
             with contextlib.suppress(Exception):
-                composed = compose("config", [*kept, *_searchpath(arguments)])
+                composed = compose("config", [*kept, *searchpath(arguments)])
                 return [*dotted(OmegaConf.to_container(composed, resolve=False)), *_GROUPS]
     return list(_GROUPS)
-
-
-def _searched(arguments: Sequence[str]) -> list[str]:
-    """The user's folders of configurations as ``hydra.searchpath`` has them, and ``--config-dir``, as a ``file://``."""
-    given = [each.partition("=")[2].strip("[]") for each in arguments if each.startswith("hydra.searchpath=")]
-    found = [part.strip(" '\"") for each in given for part in each.split(",")]
-    for number, word in enumerate(arguments):
-        option, _, folder = word.partition("=")
-        if option in ("--config-dir", "-cd"):
-            folder = folder or "".join(arguments[number + 1 : number + 2])
-            found.append(f"file://{os.path.abspath(folder)}")  # noqa: PTH100 - as the user wrote it
-    return found
-
-
-def _searchpath(arguments: Sequence[str]) -> list[str]:
-    """The user's folders, as an override."""
-    found = _searched(arguments)
-    return [f"hydra.searchpath=[{','.join(found)}]"] if found else []
-
-
-def searched(arguments: Sequence[str]) -> list[Path]:
-    """The user's folders of configurations on a command line; packages are left out."""
-    plain = [each[len("file://") :] if each.startswith("file://") else each for each in _searched(arguments)]
-    return [Path(os.path.abspath(each)) for each in plain if each and "://" not in each]  # noqa: PTH100 - as written

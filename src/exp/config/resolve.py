@@ -19,14 +19,12 @@ from typing import Any, Iterator, Mapping, Sequence
 from omegaconf import ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from exp.config.explain import nearest
-from exp.errors import ConfigError, UnavailableError
+from exp.errors import ConfigError, UnavailableError, asked, nearest, owner_of, page_of, shown
 from exp.plugins import entry_points
-from exp.user_code import is_own, made, owner_of, page_of, shown
 
 __all__ = [
-    "PATH", "allow", "check_name", "check_names", "check_path_part", "check_target", "check_type", "create", "distrust",
-    "find_module", "find_own_module", "make", "names_in", "nodes", "resolve", "without_scope",
+    "PATH", "allow", "check_names", "check_path_part", "check_target", "check_type", "create", "distrust",
+    "find_module", "find_own_module", "is_own", "made", "make", "names_in", "nodes", "resolve", "without_scope",
 ]  # fmt: skip
 
 _REGISTERING = ("mmengine.hooks", "mmengine.optim", "mmengine.model", "mmengine.visualization")
@@ -91,21 +89,29 @@ def check_names(config: Any, overrides: Sequence[str] | None = None) -> None:
     Raises:
         ConfigError: it does; the key is named.
     """
-    allow(_named_by_the_user(config, overrides))
+    plugins = [str(name) for name in config.get("plugins") or ()]
+    if overrides is not None and plugins and not any(each.lstrip("+").startswith("plugins=") for each in overrides):
+        raise ConfigError(
+            f"plugins=[{','.join(plugins)}] stands in a file, which may be a stranger's; give it on the command line"
+        )
+    for name in plugins:
+        if not PATH.fullmatch(name):
+            raise ConfigError(f"plugins: {name} is no name of a module or package")
+    allow(plugins)
     for key, name in names_in(config):
-        check_name(key, name)
+        _check_name(key, name)
     if not re.match(r"^\w+$", str(config.task.name)):
         raise ConfigError(f"task.name={config.task.name} is no task")
     for key in ("name", "data.name"):
         check_path_part(key, OmegaConf.select(config, key, throw_on_missing=False))
 
 
-def check_name(key: str, name: str) -> None:
+def _check_name(key: str, name: str) -> None:
     """Refuse a name that leads to code which the user has not chosen.
 
     Args:
         key: that has it; a ``_target_`` may also name the user's own modules, which are not installed, and packages
-            that give exp backends.
+            that give exp backends or plugins: who installs one chooses it, whichever file names it.
         name: a plain name, which only a registry can resolve, or a dotted path.
 
     Raises:
@@ -115,11 +121,12 @@ def check_name(key: str, name: str) -> None:
     if not (is_target or "." in name or key.endswith("_scope_")) or not PATH.fullmatch(name):
         return
     top = name.partition(".")[0]
-    chosen = _within(name, (*_OPEN, *_plugins))
-    if is_target and not chosen:  # an installed package of plugins is the user's choice, whichever file names it
-        chosen = top in _with_plugins() or (name not in _of_others and _is_own(top))
+    chosen = any(f"{name}.".startswith(f"{place}.") for place in (*_OPEN, *_plugins))
+    if is_target and not chosen:
+        points = [point.value for group in ("exp.backends", "exp.plugins") for point in entry_points(group).values()]
+        chosen = top in {re.split("[.:]", value)[0] for value in points} or (name not in _of_others and _is_own(top))
     if not chosen or any(part.startswith("__") for part in name.split(".")):
-        raise _refusal(key, name, top)
+        raise _refusal(key, name)
 
 
 def check_path_part(key: str, value: Any) -> None:
@@ -135,18 +142,6 @@ def check_path_part(key: str, value: Any) -> None:
             f"{key}={value!r} is no name for a folder; leave out slashes and control characters, and begin it with "
             "none of '-', '.' and '~'"
         )
-
-
-def _named_by_the_user(config: Any, overrides: Sequence[str] | None) -> list[str]:
-    plugins = [str(name) for name in config.get("plugins") or ()]
-    if overrides is not None and plugins and not any(each.lstrip("+").startswith("plugins=") for each in overrides):
-        raise ConfigError(
-            f"plugins=[{','.join(plugins)}] stands in a file, which may be a stranger's; give it on the command line"
-        )
-    for name in plugins:
-        if not PATH.fullmatch(name):
-            raise ConfigError(f"plugins: {name} is no name of a module or package")
-    return plugins
 
 
 def names_in(config: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -171,10 +166,6 @@ def names_in(config: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
             yield place, value
 
 
-def _within(name: str, places: Sequence[str]) -> bool:
-    return any(f"{name}.".startswith(f"{place}.") for place in places)
-
-
 @functools.lru_cache(maxsize=None)
 def _is_own(top: str) -> bool:
     """Whether a module or package is the user's: not installed."""
@@ -183,26 +174,14 @@ def _is_own(top: str) -> bool:
 
 
 def _owner(spec: importlib.machinery.ModuleSpec) -> str | None:
-    """As :func:`exp.user_code.owner_of`, of a module."""
+    """As :func:`exp.errors.owner_of`, of a module."""
     place = spec.origin or next(iter(spec.submodule_search_locations or ()), None)
     return None if place in (None, "built-in", "frozen") else owner_of(str(place))
 
 
-def _with_plugins() -> set[str]:
-    """Packages that give exp backends or plugins: who installs one chooses it."""
-    found = [point.value for group in ("exp.backends", "exp.plugins") for point in entry_points(group).values()]
-    return {value.partition(":")[0].partition(".")[0] for value in found}
-
-
-def _refusal(key: str, name: str, top: str) -> ConfigError:
-    """The error for a name that the user has not chosen.
-
-    Args:
-        key: that has it.
-        name: as it stands there, or what it leads to.
-        top: the package that would have to be named.
-    """
-    named = ",".join([*_plugins, top])
+def _refusal(key: str, name: str) -> ConfigError:
+    """The error for a name that the user has not chosen."""
+    named = ",".join([*_plugins, name.partition(".")[0]])
     return ConfigError(
         f"{key}={name} is neither of exp nor in a registry, and you have not named its package; if you trust it, add "
         f"plugins=[{named}]"
@@ -241,7 +220,14 @@ def resolve(key: str, path: str, base: type | str | tuple[type, ...]) -> Any:
     """
     _check_path(key, path)
     module, _, name = path.rpartition(".")
-    found = _import(key, path, module)
+    try:
+        found: Any = importlib.import_module(module)
+    except Exception as error:  # another's module may raise anything while it loads
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            raise _no_module(key, path, str(error.name)) from error
+        raise UnavailableError(
+            f"{key}={path}: the module {module} does not import ({type(error).__name__}: {error})"
+        ) from error
     if not hasattr(found, name):
         raise ConfigError(f"{key}={path}: {module} has no {name}{nearest(name, dir(found))}")
     found = getattr(found, name)
@@ -254,19 +240,8 @@ def resolve(key: str, path: str, base: type | str | tuple[type, ...]) -> Any:
 def _check_path(key: str, path: str) -> None:
     if not PATH.fullmatch(path) or "." not in path:
         raise ConfigError(f"{key}={path} is no path of a class, such as package.module.Class")
-    check_name(key, path)
+    _check_name(key, path)
     find_own_module(path.partition(".")[0])
-
-
-def _import(key: str, target: str, name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except Exception as error:  # another's module may raise anything while it loads
-        if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
-            raise _no_module(key, target, str(error.name)) from error
-        raise UnavailableError(
-            f"{key}={target}: the module {name} does not import ({type(error).__name__}: {error})"
-        ) from error
 
 
 def _no_module(key: str, target: str, name: str) -> ConfigError:
@@ -291,23 +266,17 @@ def check_target(key: str, target: str) -> None:
 
 def find_module(name: str) -> importlib.machinery.ModuleSpec | None:
     """The spec of a module, found without importing the packages above it, as ``importlib.util.find_spec`` would."""
-    above, _, _ = name.rpartition(".")
-    loaded: importlib.machinery.ModuleSpec | None = getattr(sys.modules.get(name), "__spec__", None)
-    if loaded is not None:
-        return loaded
-    if not above:
-        return _spec(name, None)
-    package = find_module(above)
-    below = None if package is None else package.submodule_search_locations
-    return None if below is None else _spec(name, list(below))
-
-
-def _spec(name: str, path: list[str] | None) -> importlib.machinery.ModuleSpec | None:
-    for finder in sys.meta_path:
-        found = finder.find_spec(name, path) if hasattr(finder, "find_spec") else None
-        if found is not None:
-            return found
-    return None
+    spec: importlib.machinery.ModuleSpec | None = getattr(sys.modules.get(name), "__spec__", None)
+    if spec is not None:
+        return spec
+    above, places = name.rpartition(".")[0], None
+    if above:
+        package = find_module(above)
+        if package is None or package.submodule_search_locations is None:
+            return None
+        places = list(package.submodule_search_locations)
+    found = (each.find_spec(name, places) for each in sys.meta_path if hasattr(each, "find_spec"))
+    return next(filter(None, found), None)
 
 
 def create(config: Any, base: type | tuple[type, ...], key: str, **arguments: Any) -> Any:
@@ -393,7 +362,7 @@ def check_type(key: str, name: str) -> None:
     if without_scope(name) in ("Pretrained", "PretrainedInit"):
         raise ConfigError(f"{key}={name} would open a file that may run code; use init_from, which reads plain data")
     if key.endswith("_scope_"):
-        check_name(key, name)
+        _check_name(key, name)
     elif any(without_scope(name) in each.module_dict for each in registries):
         return
     elif "." in name:
@@ -401,10 +370,38 @@ def check_type(key: str, name: str) -> None:
     else:
         spec = find_module(name)
         if spec is not None and _owner(spec) is not None:  # a module of Python's own does nothing
-            raise _refusal(key, name, name)
+            raise _refusal(key, name)
 
 
 def without_scope(name: str) -> str:
     """The name that a registry has, of one with or without ``mmengine.`` or ``mmcv.`` in front."""
     scope, _, plain = name.partition(".")
     return plain if scope in ("mmengine", "mmcv") else name
+
+
+def is_own(thing: Any) -> bool:
+    """Whether a class, or that of an object, is exp's own."""
+    return shown(thing).partition(".")[0] == "exp"
+
+
+def made(cls: Any, key: str, *arguments: Any, **keywords: Any) -> Any:
+    """An object of a class, or what a function gives, named in a configuration.
+
+    Args:
+        cls: the class.
+        key: that names it, such as ``model`` or ``metrics[0]``.
+        *arguments: for it.
+        **keywords: likewise.
+
+    Raises:
+        ConfigError: its constructor does not take these arguments, or members are missing that its interface asks for,
+            or it raises; what that of a class of exp's own raises comes as it is.
+    """
+    if is_own(cls):
+        try:
+            inspect.signature(cls).bind(*arguments, **keywords)
+        except TypeError as error:
+            raise ConfigError(f"{key}: {shown(cls)}: {error}") from error
+        return cls(*arguments, **keywords)
+    with asked(key, cls):
+        return cls(*arguments, **keywords)

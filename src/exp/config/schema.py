@@ -51,13 +51,8 @@ class LauncherConfig:
     nnodes: int = 1
     rdzv_endpoint: Optional[str] = None
     """``host:port`` where the agents of several nodes meet; null on one node: nothing listens on a network."""
-    rdzv_id: str = "exp"
-    """Tells jobs that share one endpoint apart."""
     max_restarts: int = 0
     """How often all workers are restarted, from the newest checkpoint, after one of them died."""
-    fork: bool = True
-    """Fork workers from one process that has imported everything, where the backend says that this is safe; false:
-    each imports by itself."""
     timeout_s: int = 1800
     """Longest wait for a collective operation or for missing nodes, in seconds."""
     step_timeout_s: Optional[float] = None

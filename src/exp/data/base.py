@@ -11,8 +11,7 @@ from torch.utils.data import Dataset
 from torch.utils.data.dataloader import default_collate
 
 from exp.data.sampler import preserved_generators, seed_sample
-from exp.errors import ConfigError, DataError, SampleError
-from exp.user_code import EXPERIMENT_PAGE, is_of_user, message_of, place_of, shown
+from exp.errors import EXPERIMENT_PAGE, ConfigError, DataError, SampleError, is_of_user, message_of, place_of, shown
 
 if TYPE_CHECKING:
     from exp.data.fingerprint import Fingerprint

@@ -29,13 +29,12 @@ from exp.data.base import Data, Extras, split_of
 from exp.data.places import shortened
 from exp.engine import checkpoint
 from exp.engine.wrapper import compiles_itself
-from exp.errors import ConfigError, RunError
+from exp.errors import EXPERIMENT_PAGE, ConfigError, RunError, shown
 from exp.metrics import Evaluator, Metric
 from exp.models.base import Model
 from exp.runs.files import write_json
 from exp.runs.record import blank_result, describe_environment, in_role
 from exp.task import task_class
-from exp.user_code import EXPERIMENT_PAGE, shown
 
 if TYPE_CHECKING:
     from torch import nn

@@ -32,12 +32,11 @@ import numpy as np
 import torch
 
 from exp.engine.fsdp import is_sharded, local_part, part_like, sharded_like, sharded_parameters
-from exp.errors import CheckpointError
+from exp.errors import CheckpointError, message_of
 from exp.hardware.compat import TORCH_VERSION
 from exp.hub import shards_of
 from exp.runs.files import digest_of, write_atomically
 from exp.runs.folder import CHECKPOINT_NAME
-from exp.user_code import message_of
 
 if TYPE_CHECKING:
     from torch import nn

@@ -20,11 +20,10 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 from exp.engine.fsdp import clip_grad_norm
 from exp.engine.registries import check_monitor, registered
-from exp.errors import ConfigError
+from exp.errors import ConfigError, first_line
 from exp.hardware.backend import FLOAT32
 from exp.hardware.numerics import grad_scaler
 from exp.runs.status import Stage, beat
-from exp.user_code import first_line
 
 if TYPE_CHECKING:
     from exp.hardware.backend import Backend

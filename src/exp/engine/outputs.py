@@ -24,10 +24,9 @@ from exp.engine.building import (
 from exp.engine.fsdp import is_sharded
 from exp.engine.trainer import EvalLoop
 from exp.engine.wrapper import check_placement, place_and_wrap, predictions, unwrapped
-from exp.errors import ConfigError
+from exp.errors import EXPERIMENT_PAGE, ConfigError, shown
 from exp.runs.files import csv_content, write_atomically
 from exp.runs.status import Stage, beat
-from exp.user_code import EXPERIMENT_PAGE, shown
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -21,10 +21,9 @@ from mmengine.runner import get_priority
 from mmengine.visualization.vis_backend import BaseVisBackend
 from omegaconf import OmegaConf
 
-from exp.config.check import REFUSED, refusal
-from exp.config.explain import nearest
+from exp.config.check import REFUSED, refused_hook
 from exp.config.resolve import allow, create, find_own_module, make, resolve, without_scope
-from exp.errors import ConfigError, UnavailableError
+from exp.errors import ConfigError, UnavailableError, nearest
 
 if TYPE_CHECKING:
     from exp.session import Session
@@ -217,7 +216,7 @@ def build_hooks(
         cls = registered(f"{key}.type", name, HOOKS, Hook)
         for base in cls.__mro__:
             if base is not Hook and base.__module__.startswith("mmengine.") and base.__name__ in REFUSED:
-                raise ConfigError(refusal(base.__name__))
+                raise ConfigError(refused_hook(base.__name__))
         if cls is mmengine.hooks.EarlyStoppingHook and config.setdefault("monitor", metric) == metric:
             config.setdefault("rule", "greater" if greater_is_better else "less")
         ours = (own for own in _OURS if cls.__module__.startswith("mmengine.") and own.__name__ == cls.__name__)

@@ -26,7 +26,7 @@ from exp.engine.wrapper import unwrapped
 from exp.errors import RunError
 from exp.runs.folder import RunFolder
 from exp.runs.status import Stage, beat
-from exp.summary import to_continue
+from exp.task import to_continue
 
 if TYPE_CHECKING:
     from exp.engine.distributed import Distributed

@@ -34,9 +34,8 @@ from exp.engine.optim import build_schedulers
 from exp.engine.registries import CountersHook, build_loggers
 from exp.engine.saving import CheckpointHook, CheckpointWriter, what_to_do
 from exp.engine.wrapper import average_buffers, predictions, unwrapped
-from exp.errors import ConfigError, RunError
+from exp.errors import ConfigError, RunError, first_line
 from exp.runs.status import Stage, beat
-from exp.user_code import first_line
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader

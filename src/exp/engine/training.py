@@ -15,6 +15,7 @@ import torch
 from omegaconf import OmegaConf
 
 from exp.config.differences import Change, as_plain, changes, refusal, trains_on
+from exp.config.resolve import is_own
 from exp.config.schema import OptimConfig
 from exp.console import size
 from exp.data.fingerprint import differences
@@ -38,11 +39,19 @@ from exp.engine.outputs import draw_extras, training_pictures
 from exp.engine.registries import build_hooks
 from exp.engine.trainer import EvalLoop, Trainer, TrainLoop
 from exp.engine.wrapper import place_and_wrap, unwrapped
-from exp.errors import CheckpointError, ConfigError, DataError, ExpError, RunError, SampleError
+from exp.errors import (
+    EXPERIMENT_PAGE,
+    CheckpointError,
+    ConfigError,
+    DataError,
+    ExpError,
+    RunError,
+    SampleError,
+    message_of,
+)
 from exp.models.base import parameter_counts
 from exp.models.dropout import DropoutStream
 from exp.runs.status import Stage, beat
-from exp.user_code import EXPERIMENT_PAGE, is_own, message_of
 
 if TYPE_CHECKING:
     from torch import nn

@@ -17,9 +17,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from exp.config.resolve import create, resolve
-from exp.errors import ConfigError, PlacementError
+from exp.errors import TASK_PAGE, ConfigError, PlacementError, shown
 from exp.hardware.collectives import ddp_arguments
-from exp.user_code import TASK_PAGE, shown
 
 if TYPE_CHECKING:
     from exp.engine.distributed import Distributed

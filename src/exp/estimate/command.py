@@ -10,6 +10,7 @@ import torch
 from exp import console
 from exp.console import flops, size
 from exp.engine.registries import import_plugins
+from exp.errors import EXIT_OK
 from exp.estimate.trace import KINDS, Tracer, as_batch, fitting_batch, largest_batch, trace_flops
 from exp.frozen import freeze
 from exp.hardware.registry import create_backend
@@ -17,7 +18,6 @@ from exp.models.base import parameter_counts
 from exp.report.tables import Table, as_rich
 from exp.runs.files import write_json
 from exp.runs.record import blank_result
-from exp.summary import Finished
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
@@ -37,7 +37,7 @@ _LABELS = {
 }
 
 
-def write_estimate(config: ExpConfig, overrides: list[str], task: Estimate) -> Finished:
+def write_estimate(config: ExpConfig, overrides: list[str], task: Estimate) -> int:
     """Estimate, print the table, and leave ``estimate.json`` and ``result.json`` in a run folder.
 
     Args:
@@ -68,7 +68,7 @@ def write_estimate(config: ExpConfig, overrides: list[str], task: Estimate) -> F
     finally:
         run.release()
     _show(content, folder.path)
-    return Finished()
+    return EXIT_OK
 
 
 def _estimate(config: Any, backend: Backend, memory: int | None, headroom: float) -> dict[str, Any]:

@@ -24,11 +24,10 @@ from exp.data.loader import map_tensors, tensors_of
 from exp.engine.fsdp import units_of
 from exp.engine.optim import build_optimizer
 from exp.engine.wrapper import predictions
-from exp.errors import ConfigError, DataError, ExpError, UnavailableError
+from exp.errors import ConfigError, DataError, ExpError, UnavailableError, asked, told
 from exp.hardware.collectives import Collectives
 from exp.hardware.compat import TORCH_VERSION, backward_below_modes, every_operator, supports_estimates
 from exp.hardware.numerics import matrix_rate
-from exp.user_code import asked, told
 
 if TYPE_CHECKING:
     from exp.hardware.backend import Backend
@@ -479,7 +478,7 @@ def largest_sample(data: Data, split: str, seed: int) -> Mapping[str, Any]:
     dataset = split_of(data, split, seed)
     numbers = sorted({number * len(dataset) // _SAMPLES for number in range(_SAMPLES)})
     keys = [[number, 0] if getattr(dataset, "needs_epoch", False) else number for number in numbers]
-    with asked("data", data, f".{split}[...]"):
+    with asked("data", data):
         found: list[Mapping[str, Any]] = [dataset[torch.tensor([key], dtype=torch.int64)] for key in keys]
     return max(found, key=lambda batch: _bytes(tensors_of(batch)))
 

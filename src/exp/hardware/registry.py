@@ -7,12 +7,11 @@ from typing import Any, Mapping, Sequence
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from exp import console
-from exp.config.resolve import resolve
+from exp.config.resolve import made, resolve
 from exp.config.schema import BackendConfig
 from exp.errors import ConfigError, ExpError, UnavailableError
 from exp.hardware.backend import Backend
 from exp.plugins import entry_points
-from exp.user_code import made
 
 __all__ = ["choose", "create_backend", "installed"]
 

@@ -119,7 +119,7 @@ def _start_fork_server(folder: RunFolder, nproc: int, single_node: bool) -> bool
     config: Any = OmegaConf.load(folder.in_use(folder.config))
     allow(config.get("plugins") or [])
     task = task_class(config)
-    if nproc == 1 or task.diagnoses or not config.launcher.fork:
+    if nproc == 1 or task.diagnoses:
         return False
     backend = create_backend(config.backend)
     # The fork server listens on a Unix socket in this folder.

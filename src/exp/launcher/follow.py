@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Sequence
 
 from omegaconf import ListConfig
 
-from exp import console, summary
+from exp import console
 from exp.config.compose import load
 from exp.errors import EXIT_FAILED, EXIT_OK, ConfigError
 from exp.frozen import FrozenRun
@@ -24,11 +24,10 @@ from exp.runs.folder import RunFolder, last_records
 from exp.runs.lock import Holder, RunLock, holder_of
 from exp.runs.slurm import JobState
 from exp.runs.status import handle_signals, signal_name
-from exp.summary import to_continue
+from exp.task import to_continue
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
-    from exp.summary import Finished
 
 __all__ = ["Followed", "Watcher", "attach", "clock", "follow", "progress_of", "remember"]
 
@@ -209,7 +208,7 @@ def remember(run: FrozenRun, holder: Holder, logs: Path) -> Followed:
     return Followed(holder.job, run.folder, logs)
 
 
-def attach(config: ExpConfig) -> Finished:
+def attach(config: ExpConfig, *_: Any) -> int:
     """``task=attach``: follow the job whose run folder is ``task.run``, and report its end.
 
     Raises:
@@ -223,11 +222,11 @@ def attach(config: ExpConfig) -> Finished:
     if written is None or (holder is not None and holder.job != written["holder"]["job"]):
         who = "" if holder is None else f": {holder} runs it"
         raise ConfigError(f"run={shown} has no submitted job{who}; task=attach follows jobs of launcher=submitit")
-    frozen, number = FrozenRun.load(folder, of_others=True), written["holder"]["job"]
+    submitted, number = FrozenRun.load(folder, of_others=True), written["holder"]["job"]
     with Watcher() as watcher:
         watcher.say(f"following job {number} of {shown}")
         job = Followed(number, folder, Path(written["logs"]))
-        outcome = follow([job], watcher, frozen.config.launcher.poll_s)[0]
+        outcome = follow([job], watcher, submitted.config.launcher.poll_s)[0]
     if not outcome.left and holder is not None:
         RunLock(folder.path, holder.token).release(ended=True)
-    return summary.end(frozen.config, folder, outcome)
+    return submitted.tell_end(outcome)

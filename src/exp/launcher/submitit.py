@@ -21,11 +21,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterator, Sequence
 
-from exp import hub, summary
+from exp import hub
 from exp.config.check import check_hardware
-from exp.config.explain import nearest
 from exp.config.schema import SubmititConfig
-from exp.errors import EXIT_FAILED, EXIT_OK, ConfigError, ExpError, UnavailableError
+from exp.errors import EXIT_FAILED, EXIT_OK, ConfigError, ExpError, UnavailableError, nearest
 from exp.frozen import FrozenRun
 from exp.hardware.cards import only
 from exp.hardware.registry import create_backend
@@ -242,7 +241,7 @@ def _lead(folder: RunFolder, token: str | None, job: str, on_slurm: bool, attemp
     lost = lock.check()
     if lost is not None:
         outcome = Outcome(EXIT_FAILED, detail=f"{lost}; what it computed is lost", recorded=True)
-    code = summary.end(run.config, folder, outcome).exit_code
+    code = run.tell_end(outcome)
     outcome.recorded = True
     write_json(file, asdict(outcome))
     signals = (outcome.preempted or {}).get("signals", [])
@@ -258,7 +257,7 @@ def _lead(folder: RunFolder, token: str | None, job: str, on_slurm: bool, attemp
 def _run_workers(run: FrozenRun, attempt: str, node: int) -> Outcome:
     """Check this node's hardware, agree with the other nodes on a rendezvous, and run this node's workers."""
     config, folder, endpoint = run.config, run.folder, None
-    nodes, keys = int(config.launcher.nodes), ("max_restarts", "fork", "timeout_s", "step_timeout_s")
+    nodes, keys = int(config.launcher.nodes), ("max_restarts", "timeout_s", "step_timeout_s")
     meeting = folder.logs / f"meet-{attempt}.json"
     with contextlib.ExitStack() as cards:
         try:
@@ -280,9 +279,10 @@ def _run_workers(run: FrozenRun, attempt: str, node: int) -> Outcome:
                 Failures(folder).write(failure)
             return Outcome.of([failure])
         if node == 0:
-            summary.begin(config, folder, backend)
+            run.announce(backend)
         common = {key: config.launcher[key] for key in keys}
-        launcher = _NodeLauncher(nnodes=nodes, rdzv_endpoint=endpoint, rdzv_id=attempt, **common)
+        launcher = _NodeLauncher(nnodes=nodes, rdzv_endpoint=endpoint, **common)
+        launcher.meeting = attempt
         return launcher.launch(run)
 
 

@@ -34,6 +34,8 @@ class TorchrunLauncher(Launcher):
     """On these signals the run saves its state and ends; on a second signal of the same number it ends at once."""
     forgets: bool = True
     """Whether :meth:`launch` removes old error files. False if the first node has removed them for all nodes."""
+    meeting: str = "exp"
+    """Name of the rendezvous of several nodes, if the lock of their folder gives none."""
 
     def check(self, nproc: int) -> None:
         """Check the rendezvous endpoint.
@@ -54,7 +56,7 @@ class TorchrunLauncher(Launcher):
 
     def job_token(self) -> str | None:
         """The rendezvous: nodes that are started by hand share it, and the run folder."""
-        return None if self.config.nnodes == 1 else f"{self.config.rdzv_endpoint}/{self.config.rdzv_id}"
+        return None if self.config.nnodes == 1 else str(self.config.rdzv_endpoint)
 
     def launch(self, run: FrozenRun) -> Outcome:
         """Run the workers; however the run ends, none of its processes is left behind."""
@@ -76,7 +78,7 @@ class TorchrunLauncher(Launcher):
                 "run_dir": str(folder.path),
                 "nproc": nproc,
                 "rdzv_endpoint": self.config.rdzv_endpoint or f"{scratch}/rendezvous",
-                "rdzv_id": (holder and holder.secret) or self.config.rdzv_id,
+                "rdzv_id": (holder and holder.secret) or self.meeting,
                 "parent": os.getpid(),
             }
             failures = Failures(folder, scratch)

@@ -22,7 +22,7 @@ from multiprocessing import util
 from pathlib import Path
 from typing import Any, Iterator, NoReturn
 
-from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, ExpError, Preempted, as_ours
+from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, ExpError, Preempted, as_ours, message_of, told
 from exp.launcher.outcome import Failures, RankFailure, is_of_peer, unfinished
 from exp.launcher.processes import (
     AGENT_VARIABLE,
@@ -38,7 +38,6 @@ from exp.runs.folder import RunFolder
 from exp.runs.lock import LOCK, read_holder
 from exp.runs.status import Stage, record_preempted
 from exp.sockets import keep_sockets_in
-from exp.user_code import message_of, told
 
 __all__ = ["describe_error", "main", "reporting", "work_to_end"]
 

@@ -12,8 +12,7 @@ from mmengine.model import BaseModel
 from mmengine.optim import OptimWrapper
 from torch import nn
 
-from exp.errors import ConfigError
-from exp.user_code import EXPERIMENT_PAGE, shown
+from exp.errors import EXPERIMENT_PAGE, ConfigError, shown
 
 __all__ = ["Model", "best_prefix", "parameter_counts", "under_own_names", "without_prefix"]
 

@@ -29,9 +29,9 @@ from exp.runs.files import read_json, to_json
 from exp.runs.folder import RunFolder, missing_folders, read_result, remove_empty
 from exp.runs.lock import RunLock
 from exp.runs.record import selecting_value
-from exp.summary import to_continue_sweep
 from exp.sweep.display import SweepDisplay
 from exp.sweep.packing import pack
+from exp.task import to_continue_sweep
 
 if TYPE_CHECKING:
     from exp.report.runs import Run

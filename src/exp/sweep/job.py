@@ -38,7 +38,7 @@ def main(run_dir: str, token: str, parent: str) -> int:
         lock.take_over()
         run = FrozenRun.load(folder)
         run.lock = lock
-        code = run.execute().exit_code
+        code = run.execute()
     except ExpError as error:
         console.error(str(error))
         code, detail = error.exit_code, str(error)

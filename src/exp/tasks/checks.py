@@ -6,18 +6,15 @@ task=qualify is a suite of checks; its checks task=operators, collectives and sp
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, List, Optional, Sequence
+from typing import TYPE_CHECKING, ClassVar, List, Optional
 
 from exp.errors import EXIT_OK, ConfigError
 from exp.task import ParentTask, Task
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
-    from exp.hardware.backend import Backend
     from exp.launcher.outcome import Outcome
-    from exp.launcher.rank import RankInfo
     from exp.runs.folder import RunFolder
-    from exp.summary import Finished
 
 __all__ = ["Collectives", "Doctor", "Env", "Operators", "Parity", "Qualify", "Speed", "Trace"]
 
@@ -52,12 +49,7 @@ class Doctor(Task):
 
     diagnoses: ClassVar[bool] = True
     isolated: ClassVar[bool] = True  # the parent must survive a device that hangs or crashes
-
-    def diagnose(self, config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
-        """See :func:`exp.checks.doctor.diagnose`."""
-        from exp.checks.doctor import diagnose
-
-        diagnose(config, folder, info, backend)
+    work: ClassVar[str] = "exp.checks.doctor.diagnose"
 
     def announce(self, config: ExpConfig, folder: RunFolder) -> bool:
         """Print what is examined."""
@@ -82,17 +74,12 @@ class Env(Task):
 
     diagnoses: ClassVar[bool] = True
     compared: ClassVar[bool] = False
+    work: ClassVar[str] = "exp.checks.env.describe"
 
     def check(self, config: ExpConfig) -> None:
         """Refuse more than one process."""
         if config.nproc > 1:
             raise ConfigError(f"task=env runs in one process; leave out nproc={config.nproc}, or use task=doctor")
-
-    def diagnose(self, config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
-        """See :func:`exp.checks.env.describe`."""
-        from exp.checks.env import describe
-
-        describe(config, folder, info, backend)
 
     def announce(self, config: ExpConfig, folder: RunFolder) -> bool:
         """Print nothing: the output is the text alone."""
@@ -120,6 +107,7 @@ class Parity(ParentTask):
     trains: ClassVar[bool] = True
     uses_data: ClassVar[bool] = True
     uses_hardware: ClassVar[bool] = True
+    work: ClassVar[str] = "exp.checks.parity.compare_backends"
 
     def check(self, config: ExpConfig) -> None:
         """Check the number of steps, and that the runs are on one node and without sharded tensors."""
@@ -130,12 +118,6 @@ class Parity(ParentTask):
         if config.wrapper.kind == "fsdp" and config.nproc > 1:
             raise ConfigError("task=parity compares whole tensors, but wrapper=fsdp shards them; use wrapper=ddp")
         _refuse_several_machines(config)
-
-    def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> Finished:
-        """See :func:`exp.checks.parity.compare_backends`."""
-        from exp.checks.parity import compare_backends
-
-        return compare_backends(config, list(overrides), self)
 
 
 @dataclass
@@ -167,6 +149,8 @@ class Qualify(ParentTask):
     steps: int = 30
     """Optimizer steps of each measurement of speed."""
 
+    work: ClassVar[str] = "exp.checks.suite.qualify"
+
     def check(self, config: ExpConfig) -> None:
         """Refuse too few steps, and more than one machine."""
         if self.steps <= Speed.warm_up:
@@ -174,12 +158,6 @@ class Qualify(ParentTask):
                 f"task.steps={self.steps} must be more than the {Speed.warm_up} warm-up steps, which are not measured"
             )
         _refuse_several_machines(config)
-
-    def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> Finished:
-        """See :func:`exp.checks.suite.qualify`."""
-        from exp.checks.suite import qualify
-
-        return qualify(config, list(overrides))
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Sequence
 
 from exp import console
 from exp.errors import EXIT_FAILED, EXIT_OK, ConfigError
@@ -13,7 +13,6 @@ from exp.task import ParentTask
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
     from exp.report.runs import Run
-    from exp.summary import Finished
 
 __all__ = ["Attach", "Report", "Track"]
 
@@ -48,7 +47,7 @@ class Report(_OfRuns):
     _target_: str = "exp.tasks.runs.Report"
     name: str = "report"
 
-    def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> Finished:
+    def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> int:
         """Find the runs, print their table and tables with published results, and write the files.
 
         The files go to ``output_dir`` if the user sets it; else into the sweep's folder, if ``run`` is one; else into a
@@ -56,7 +55,6 @@ class Report(_OfRuns):
         """
         from exp.report import write_report
         from exp.report.tables import as_rich, results_tables
-        from exp.summary import Finished
 
         paths, runs = self.find()
         folder = Path(config.output_dir)
@@ -74,7 +72,8 @@ class Report(_OfRuns):
                 f"note: {unknown} of {len(runs)} results have no digests, so later changes of them cannot be detected"
             )
         terminal.print(f"report: {page}", soft_wrap=True)
-        return Finished(runs=[run.folder for run in runs])
+        type(self).runs = [run.folder for run in runs]
+        return EXIT_OK
 
 
 @dataclass
@@ -84,7 +83,7 @@ class Track(_OfRuns):
     _target_: str = "exp.tasks.runs.Track"
     name: str = "track"
 
-    def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> Finished:
+    def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> int:
         """Send the runs one after the other; records that a tracker has received are not sent again.
 
         Raises:
@@ -92,7 +91,6 @@ class Track(_OfRuns):
         """
         from exp.runs.folder import RunFolder
         from exp.runs.lock import holder_of
-        from exp.summary import Finished
         from exp.trackers import check, hand_over
 
         _, runs = self.find()
@@ -110,7 +108,7 @@ class Track(_OfRuns):
                     address = reporter.state["address"]
                     if address:
                         terminal.print(f"  {reporter.name}: {address}", highlight=False, soft_wrap=True)
-        return Finished(EXIT_OK if complete else EXIT_FAILED)
+        return EXIT_OK if complete else EXIT_FAILED
 
 
 @dataclass
@@ -122,8 +120,4 @@ class Attach(ParentTask):
     run: Any = None
     """The run folder of a submitted job."""
 
-    def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> Finished:
-        """See :func:`exp.launcher.follow.attach`."""
-        from exp.launcher.follow import attach
-
-        return attach(config)
+    work: ClassVar[str] = "exp.launcher.follow.attach"

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Optional, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Optional
 
 from exp.task import ParentTask, Task
 
 if TYPE_CHECKING:
-    from exp.config.schema import ExpConfig
     from exp.session import Session
-    from exp.summary import Finished
 
 __all__ = ["Estimate", "Train"]
 
@@ -64,9 +62,4 @@ class Estimate(ParentTask):
     """Share of the memory for what is not counted: the driver, buffers of collectives, fragmentation."""
 
     trains: ClassVar[bool] = True
-
-    def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> Finished:
-        """See :func:`exp.estimate.command.write_estimate`."""
-        from exp.estimate.command import write_estimate
-
-        return write_estimate(config, list(overrides), self)
+    work: ClassVar[str] = "exp.estimate.command.write_estimate"

@@ -6,8 +6,7 @@ import importlib.util
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, List, Optional, Sequence
 
-from exp.config.explain import nearest
-from exp.errors import ConfigError, UnavailableError
+from exp.errors import ConfigError, UnavailableError, nearest
 from exp.task import Task
 
 if TYPE_CHECKING:

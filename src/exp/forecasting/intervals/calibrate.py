@@ -29,11 +29,10 @@ from exp.engine import checkpoint
 from exp.engine.building import split_in_use
 from exp.engine.outputs import batch_outputs
 from exp.engine.wrapper import unwrapped
-from exp.errors import ConfigError, DataError
+from exp.errors import ConfigError, DataError, shown
 from exp.forecasting.intervals.intervals import GRID, LEAST_STD, Intervals, Spread, central_pairs, quantile_levels
 from exp.forecasting.intervals.keys import check_keys
 from exp.runs.folder import RunFolder
-from exp.user_code import shown
 
 if TYPE_CHECKING:
     from exp.session import Session

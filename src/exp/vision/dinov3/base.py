@@ -9,8 +9,7 @@ from typing import Any, ClassVar, Mapping, Sequence, TypeVar
 import torch
 from torch import nn
 
-from exp.config.explain import nearest
-from exp.errors import ConfigError
+from exp.errors import ConfigError, nearest
 from exp.models.base import Model, under_own_names
 from exp.vision.data.values import colors_in
 from exp.vision.dinov3 import weights

@@ -16,8 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from exp.config.explain import nearest
-from exp.errors import ConfigError
+from exp.errors import ConfigError, nearest
 from exp.models.dropout import Dropout2d
 from exp.vision.model_config import SegmenterConfig
 
