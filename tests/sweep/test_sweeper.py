@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 
 import pytest
 
 from exp.sweep import NoMetric
-from tests.behaviour.conftest import table
+from tests.behaviour.conftest import has_steps, table, wait_for
 from tests.behaviour.test_refusals import ONE_BY_ONE
 from tests.conftest import TINY, Forked
 
@@ -79,3 +80,15 @@ def test_a_search_for_the_worst_ends_with_its_first_batch(exp, optuna):
     done = optuna(*search, "hydra.sweeper.direction=maximize")
     assert (done.returncode, statuses(exp)) == (2, ["completed"]), done.stderr
     assert "looks for the worst mse, of which smaller is better; set hydra.sweeper.direction=minimize" in done.stderr
+
+
+def test_after_a_notice_no_further_batch_is_begun(exp):
+    long = ["max_steps=300", "max_epochs=10", "seed=1,2", "hydra.sweeper.max_batch_size=1"]
+    process = Forked(exp.folder, *SWEEP, *long)
+    wait_for(has_steps(exp.folder / "sweep" / "0"), process)
+    process.send_signal(signal.SIGUSR2)
+    output, errors = process.communicate(timeout=280)
+    assert process.returncode == 75, output + errors
+    assert exp.result("sweep/0")["status"] == "preempted"
+    assert not (exp.folder / "sweep" / "1").exists()
+    assert "sweep.resume=true" in output

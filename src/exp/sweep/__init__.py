@@ -19,7 +19,17 @@ from exp.config import explain
 from exp.config.compose import load, refuse_empty, task_type
 from exp.config.differences import as_plain
 from exp.config.schema import ExpConfig
-from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, REFUSED, ConfigError, ExpError, RunError
+from exp.errors import (
+    EXIT_CONFIG,
+    EXIT_FAILED,
+    EXIT_OK,
+    EXIT_PREEMPTED,
+    REFUSED,
+    ConfigError,
+    Ended,
+    ExpError,
+    RunError,
+)
 from exp.frozen import FrozenRun, complete
 from exp.hub import bring
 from exp.launcher.base import Launcher, launcher_class
@@ -29,6 +39,7 @@ from exp.runs.files import read_json, to_json
 from exp.runs.folder import RunFolder, missing_folders, read_result, remove_empty
 from exp.runs.lock import RunLock
 from exp.runs.record import selecting_value
+from exp.runs.status import PREEMPT_SIGNAL
 from exp.sweep.display import SweepDisplay
 from exp.sweep.packing import pack
 from exp.task import to_continue_sweep
@@ -107,7 +118,7 @@ class Sweep:
         self.jobs: list[Job] = []
         self.began = time.monotonic()
         self.interrupted_by: str | None = None
-        self.asked = self.busy = self.dry = self.launched = False
+        self.asked = self.busy = self.dry = self.launched = self.preempted = False
         self.runs: list[Run] = []
         """The runs that can be compared, read after the last batch."""
         self._missing = missing_folders(folder)
@@ -146,6 +157,8 @@ class Sweep:
         self.asked = self.asked or bool(overrides)
         self.busy = True  # until this method returns: an error raised meanwhile is not the sweeper's
         require_jobs()
+        if self.preempted:  # a sweeper that goes by results would search on without those
+            raise Ended(PREEMPT_SIGNAL, EXIT_PREEMPTED)
         batch = self._freeze(list(map(list, overrides)), first, composer)
         self._run(batch)
         self._check_direction()
@@ -241,6 +254,7 @@ class Sweep:
                 outcomes = chosen.launch_all(runs, display, self.folder / "slurm")
             else:
                 outcomes = pack(runs, self.settings.parallel_jobs, display)
+                self.preempted = any(outcome.preempted is not None for outcome in outcomes)
         for job, run, outcome in zip(to_run, runs, outcomes):
             run.release()
             job.outcome = outcome
