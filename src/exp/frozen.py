@@ -126,6 +126,7 @@ def _note_differences(config: ExpConfig, overrides: list[str]) -> None:
     if folder is not None:
         record.trained_in = str(folder)
         earlier = compose.load(RunFolder(folder).config)
+        checks.check_weights(config, earlier, folder)
         altered = RunFolder(folder).altered(read_result(RunFolder(folder)) or {})
         record.differs = [f"{name} is not as it was written" for name in altered if name == "config.yaml"]
         record.differs += differences.different(config, earlier, "trained with")

@@ -15,7 +15,7 @@ from exp.config.differences import as_plain, changes, refusal
 from exp.config.resolve import check_target, find_module, nodes
 from exp.config.schema import PRECISIONS
 from exp.errors import ConfigError, UnavailableError, asked, nearest
-from exp.plugins import installed
+from exp.plugins import Family, installed
 from exp.runs.files import without_credentials
 from exp.runs.folder import RunFolder, read_result
 
@@ -254,6 +254,7 @@ def check_folder(config: ExpConfig, trains: bool) -> None:
         ConfigError: it does, or the run that is to be continued was another one, by its record.
     """
     folder = RunFolder(config.output_dir)
+    completed, saved = (read_result(folder) or {}).get("status") == "completed", folder.has_checkpoint()
     if config.resume is not None:
         source = folder if config.resume == "auto" else RunFolder(run_folder_of(config.resume) or folder.path)
         if source.has_checkpoint() and source.config.is_file():
@@ -261,7 +262,6 @@ def check_folder(config: ExpConfig, trains: bool) -> None:
             if refused:
                 raise ConfigError(refusal(refused, console.shown(source.path)))
         return
-    completed, saved = (read_result(folder) or {}).get("status") == "completed", folder.has_checkpoint()
     if config.overwrite or not (completed or saved):
         return
     holds = "a completed run" if completed else "an unfinished training"
@@ -295,16 +295,39 @@ def check_hardware(config: ExpConfig, backend: Backend) -> None:
         )
 
 
+def check_weights(config: ExpConfig, trained: ExpConfig, folder: Path) -> None:
+    """Refuse weights of a model of another family.
+
+    Args:
+        config: the configuration in which they are to be used.
+        trained: the configuration of the run that trained them.
+        folder: its run folder.
+
+    Raises:
+        ConfigError: the families differ.
+    """
+    wanted, found = _family_of(config, "model"), _family_of(trained, "model")
+    together = (set(plugin.families) for plugin in installed().values())  # their models may share a backbone
+    if wanted and found and not any({wanted, found} <= families for families in together):
+        raise ConfigError(
+            f"init_from={console.shown(folder)} has trained a model for {found} ({trained.name}), this one is for "
+            f"{wanted}; leave the experiment out, which takes that of the weights, or use other weights"
+        )
+
+
+def _families() -> dict[str, Family]:
+    return {name: family for plugin in installed().values() for name, family in plugin.families.items()}
+
+
+def _family_of(config: ExpConfig, part: str) -> str | None:
+    keys = structure_of(config[part].get("_target_")) or object  # type: ignore[index]
+    return next((name for name, family in _families().items() if issubclass(keys, getattr(family, part))), None)
+
+
 def _check_family(config: ExpConfig) -> None:
     """Whether model, data and the task's keys are of one family, as far as plugins say."""
-    plugins = installed().values()
-    families = {name: family for plugin in plugins for name, family in plugin.families.items()}
-
-    def family_of(part: str) -> str | None:
-        keys = structure_of(config[part].get("_target_")) or object  # type: ignore[index]
-        return next((name for name, family in families.items() if issubclass(keys, getattr(family, part))), None)
-
-    of_model, of_data = family_of("model"), family_of("data")
+    plugins, families = installed().values(), _families()
+    of_model, of_data = _family_of(config, "model"), _family_of(config, "data")
     if None not in (of_model, of_data) and of_model != of_data:
         raise ConfigError(
             f"the model is for {of_model}, and the data are for {of_data}; choose an experiment that has both, such as "
