@@ -39,7 +39,7 @@ from exp.launcher.base import launcher_class
 from exp.launcher.rank import be_quiet, drop_stale_variables
 from exp.runs.files import UMASK
 from exp.runs.folder import RunFolder, remove_empty
-from exp.task import ParentTask, create_task, remember, task_class
+from exp.task import ParentTask, create_task, remember, task_class, to_continue_sweep
 from hydra_plugins.exp_sweeps import ExpLauncher, PluginConfigs
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def main() -> int:
     if sweep is not None:
         if isinstance(ended, Exception) and not isinstance(ended, (ExpError, HydraException, OmegaConfBaseException)):
             ended = sweep.explained(ended)
-        code, by, runs = sweep.finish()
+        code, by, runs = sweep.finish(to_continue_sweep)
         codes.append(code)
         left.runs, left.several = [*left.runs, *runs], True
     if isinstance(ended, Exception):

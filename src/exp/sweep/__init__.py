@@ -8,7 +8,7 @@ import shutil
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Collection, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Collection, Sequence
 
 from hydra.errors import HydraException
 from omegaconf import ListConfig, OmegaConf
@@ -42,7 +42,6 @@ from exp.runs.record import selecting_value
 from exp.runs.status import PREEMPT_SIGNAL
 from exp.sweep.display import SweepDisplay
 from exp.sweep.packing import pack
-from exp.task import to_continue_sweep
 
 if TYPE_CHECKING:
     from exp.report.runs import Run
@@ -305,8 +304,12 @@ class Sweep:
             (self.folder / _OF_HYDRA).unlink()
         remove_empty(self._missing)
 
-    def report(self) -> None:
-        """Print the table of results and the number of jobs by state; write the report with its plots."""
+    def report(self, rest: Callable[[Path], str | None]) -> None:
+        """Print the table of results and the number of jobs by state; write the report with its plots.
+
+        Args:
+            rest: gives the command that does what is left of the sweep in a folder.
+        """
         from exp.report.tables import as_rich, results_tables
 
         terminal = console.make_console()
@@ -318,7 +321,7 @@ class Sweep:
         seconds, place = time.monotonic() - self.began, console.shown(self.folder)
         terminal.print(f"{text}; {seconds:.0f} s; results in {place}", soft_wrap=True)
         if {"interrupted", "preempted", "not begun"} & set(states):
-            terminal.print(f"to do the rest: {to_continue_sweep(self.folder)}", soft_wrap=True, markup=False)
+            terminal.print(f"to do the rest: {rest(self.folder)}", soft_wrap=True, markup=False)
         completed = any(run.status == "completed" for run in self.runs)
         if completed and self.settings.plots and "submitted" not in states and self.interrupted_by is None:
             from exp.report import write_report
@@ -446,8 +449,11 @@ def explained(error: Exception) -> Exception | None:
     return kind(f"the sweeper has ended the sweep: {first}; see hydra.sweeper.*")
 
 
-def finish() -> tuple[int, str | None, list[Path]]:
+def finish(rest: Callable[[Path], str | None]) -> tuple[int, str | None, list[Path]]:
     """End the sweep after its last batch: release the lock, print the table, write the report.
+
+    Args:
+        rest: of :meth:`Sweep.report`.
 
     Returns:
         The exit code, the name of the signal that ended the sweep (or None), and the run folders.
@@ -463,7 +469,7 @@ def finish() -> tuple[int, str | None, list[Path]]:
     taken_back = [job.run is None or job.run.take_back() for job in sweep.jobs if code in REFUSED]
     runs = _run_folders(sweep.folder) if sweep.launched and not (code in REFUSED and all(taken_back)) else []
     if runs:
-        sweep.report()
+        sweep.report(rest)
     else:
         sweep.remove()
     return code, sweep.interrupted_by if sweep.launched else None, runs
