@@ -8,7 +8,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, Iterator, Mapping, Sequence
 
-from exp.backends import _gcu_environment, _probe
+from exp.backends import _gcu_environment
 from exp.backends.gcu import GcuBackend
 
 from exp.errors import ConfigError
@@ -66,7 +66,8 @@ class LegacyGcuBackend(GcuBackend):
         """
         if _EFP in os.environ and _gcu_environment.is_on(_EFP) != (precision == "efp"):
             raise ConfigError(f"{_EFP}={os.environ[_EFP]} overrules precision={precision}; unset it")
-        return {**(_probe.NO_CUDA if self.simulate else {}), **({_EFP: "true"} if precision == "efp" else {})}
+        own = super().run_env(precision, counts_fallbacks=False)
+        return {**own, _EFP: "true"} if precision == "efp" else own
 
     @property
     def module(self) -> Any:

@@ -15,9 +15,9 @@ def main() -> int:
     """Run the command line in ``sys.argv``; returns the exit code (docs/concepts/run.md).
 
     While no launcher listens, the signals that end a run raise :class:`exp.errors.Ended`: their defaults would end this
-    process without a word, and SIGUSR2's with a code that tells nobody to run it again. Those that this process was
-    started to ignore stay ignored, but for that of preemption. The first that comes counts: while it is answered
-    another one would break off the clean-up, which Ctrl-C alone may.
+    process without a word, and SIGUSR2's with a code that tells nobody to run it again. Signals that
+    were ignored when this process started stay ignored, except the preemption signal. Only the first signal counts: a
+    later one would break off the clean-up, which only Ctrl-C may do.
     """
     came: list[int] = []
 

@@ -254,14 +254,11 @@ class FrozenRun:
 
     def announce(self, backend: Backend) -> None:
         """Say what is about to run, and where it goes."""
-        config, terminal = self.config, console.make_console()
+        config = self.config
         processes = config.nproc * config.launcher.nnodes
 
-        def say(text: str, style: str | None = None) -> None:
-            terminal.print(text, style=style, highlight=False, soft_wrap=True)
-
         if config.backend.simulate:
-            say(
+            _say(
                 f"SIMULATED: no {config.backend.name} card is used. Every device of this run is made up in host memory;"
                 " its speed says nothing about a real one.",
                 "bold yellow",
@@ -273,16 +270,16 @@ class FrozenRun:
             batch = f", global batch {config.global_batch_size}"
             if processes > 1 or config.accumulate > 1:
                 batch += f" = {config.batch_size} x {processes} processes x {config.accumulate} micro-batches"
-        say(f"{config.name}: {config.task.name} on {backend}, {config.precision}{batch}")
-        say(f"run folder: {console.shown(self.folder.path)}")
+        _say(f"{config.name}: {config.task.name} on {backend}, {config.precision}{batch}")
+        _say(f"run folder: {console.shown(self.folder.path)}")
         if config.record.trained_in is not None:
-            say(f"as trained in {console.shown(Path(config.record.trained_in))}")
+            _say(f"as trained in {console.shown(Path(config.record.trained_in))}")
             for line in config.record.differs:
-                say(f"  but {line}", "yellow")
+                _say(f"  but {line}", "yellow")
         devices = backend.device_count() if backend.exclusive_devices else 0
         if devices > config.nproc:
             idle = devices - config.nproc
-            say(f"{idle} of {devices} {config.backend.name} devices stay idle; nproc={devices} uses all", "dim")
+            _say(f"{idle} of {devices} {config.backend.name} devices stay idle; nproc={devices} uses all", "dim")
 
     def tell_end(self, outcome: Outcome) -> int:
         """Print how it ended, and record an end that is no success; returns the exit code."""
@@ -388,14 +385,15 @@ class FrozenRun:
         return cls(config, overrides, folder)
 
 
+def _say(text: str, style: str | None = None) -> None:
+    console.make_console().print(text, style=style, highlight=False, soft_wrap=True)
+
+
 def _print_table(config: ExpConfig, folder: RunFolder, result: dict[str, Any]) -> None:
     from rich import box
     from rich.table import Table
 
     terminal = console.make_console()
-
-    def say(text: str, style: str | None = None) -> None:
-        terminal.print(text, style=style, highlight=False, soft_wrap=True)
 
     published = result.get("published")
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
@@ -413,16 +411,16 @@ def _print_table(config: ExpConfig, folder: RunFolder, result: dict[str, Any]) -
     terminal.print()
     terminal.print(table)
     if published:
-        say(f"published: {published['source']}, horizon {config.data.horizon}", "dim")
+        _say(f"published: {published['source']}, horizon {config.data.horizon}", "dim")
         if published["differs"]:
             unlike = ", ".join(published["differs"])
-            say(f"this run is not as experiment={config.record.chosen['experiment']}: {unlike}", "yellow")
+            _say(f"this run is not as experiment={config.record.chosen['experiment']}: {unlike}", "yellow")
     for line in (result.get("data") or {}).get("warnings", ()):
-        say(line, "yellow")
+        _say(line, "yellow")
     left = result.get("left_device")
     if left is not None and left["calls_per_step"]:
         moved = "" if left["bytes_per_step"] is None else f", {size(left['bytes_per_step'])}"
-        say(
+        _say(
             f"left the device at each step, for the CPU and back: {left['calls_per_step']:.3g}x{moved}, most of it "
             f"{', '.join(list(left['operators'])[:3])}; docs/guide/train.md has what to do about it",
             "yellow",
@@ -431,4 +429,4 @@ def _print_table(config: ExpConfig, folder: RunFolder, result: dict[str, Any]) -
     if result.get("flops_per_second"):
         speed += f", {flops(result['flops_per_second'])}FLOP/s ({result['flops_share']:.0%} of plain matrix products)"
     steps = f"{result['steps']} steps, " if result["steps"] else ""
-    say(f"{steps}{result['wall_s']:.0f} s{speed}; results in {console.shown(folder.path)}")
+    _say(f"{steps}{result['wall_s']:.0f} s{speed}; results in {console.shown(folder.path)}")

@@ -22,14 +22,14 @@ from exp.runs.status import PREEMPT_SIGNAL, handle_signals, signal_name
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Ended", "run_exp", "searched"]
+__all__ = ["ChildEnd", "run_exp", "searched"]
 
 _POLL_S = 0.1
 _PATIENCE_S = 15.0  # a launcher gives its workers some seconds to end
 
 
 @dataclass(frozen=True)
-class Ended:
+class ChildEnd:
     """How a child ended.
 
     Attributes:
@@ -53,7 +53,7 @@ def searched() -> list[str]:
     return [*(argument for folder in folders for argument in ("--config-dir", folder)), *paths]
 
 
-def run_exp(arguments: Sequence[str], output: Path, limit_s: float) -> Ended:
+def run_exp(arguments: Sequence[str], output: Path, limit_s: float) -> ChildEnd:
     """Run ``python -m exp`` to its end, to the end of its time, or until a signal ends this process.
 
     Args:
@@ -85,7 +85,7 @@ def run_exp(arguments: Sequence[str], output: Path, limit_s: float) -> Ended:
     why = ([why] + [line[7:] for line in lines if line.startswith("error: ")])[-1]
     if signals:
         code = EXIT_PREEMPTED if signals[0] == PREEMPT_SIGNAL else 128 + signals[0]
-    return Ended(code, why, late, signal_name(signals[0]) if signals else None)
+    return ChildEnd(code, why, late, signal_name(signals[0]) if signals else None)
 
 
 if __name__ == "__main__":  # ``-m exp.checks.child PARENT ARGUMENTS...`` is ``-m exp ARGUMENTS...``

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 from exp import __version__, console
 from exp.checks.check import FAILED, SKIPPED, WARNING, Answer, Journal, fail, say, skip, table_of, worst
-from exp.checks.child import Ended, run_exp, searched
+from exp.checks.child import ChildEnd, run_exp, searched
 from exp.config.check import check_hardware
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, EXIT_UNAVAILABLE, ConfigError, ExpError
 from exp.frozen import prepare
@@ -172,7 +172,7 @@ class _Suite:
     ) -> None:  # fmt: skip
         self.task, self.plan, self.backend, self.place, self.machine = task, plan, backend, place, machine
         self.rows: dict[str, dict[str, Any]] = {} if earlier is None else dict(earlier["rows"])
-        self._interrupted: Ended | None = None
+        self._interrupted: ChildEnd | None = None
         before = machine if earlier is None else earlier["machine"]
         for name in sorted({*before, *machine}):
             if before.get(name) != machine.get(name):
@@ -266,7 +266,7 @@ class _Suite:
         write_atomically(self.place / "qualify.md", without_credentials(_page_of(about, rows)).encode())
 
 
-def _broken_off(what: str, ended: Ended) -> Answer:
+def _broken_off(what: str, ended: ChildEnd) -> Answer:
     """A command that did not do what it should."""
     if ended.late:
         return fail(f"{what}: its time was over", f"{_LOG}; where it is only slow, raise task.row_minutes")

@@ -1,7 +1,7 @@
 """Rendezvous of the agents of several nodes: torch's c10d rendezvous with restricted unpickling.
 
-Torch keeps the rendezvous state in a TCP store as a pickle, which every agent loads. Whoever reaches the store can
-write there, so a state that names other classes than torch's own is refused. Imports torch.
+Torch keeps the rendezvous state in a TCP store as a pickle, which every agent loads. Any process that can
+reach the store can write to it; a state that names classes other than torch's own is therefore refused. Imports torch.
 """
 
 from __future__ import annotations
