@@ -1,22 +1,19 @@
 """Imported by the template of the tests' runs (:mod:`tests.conftest`), after torch: what a run imports and computes.
 
 Composing once fills the caches of Hydra's and OmegaConf's parsers, a third of the time of a short run. Nothing that a
-run decides is kept: not what is installed, nor what is in Hydra's ConfigStore.
+run decides is kept: not what is installed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import gc
 import importlib
 
 from hydra import compose, initialize_config_module
-from hydra.core.config_store import ConfigStore
-from hydra.core.plugins import Plugins
 
 from exp import plugins
-from exp.config.compose import _structures, register
+from exp.config.compose import _choices, _structures, register
 
 _MODULES = [
     "exp.frozen", "exp.launcher.local", "exp.launcher.torchrun", "exp.session", "exp.engine.training",
@@ -28,13 +25,9 @@ for module in _MODULES:
     with contextlib.suppress(ImportError):  # it is told by the runs
         importlib.import_module(module)
 
-Plugins.instance()  # Hydra's own register their configurations as they load
-store = ConfigStore.instance()
-before = copy.deepcopy(store.repo)
 register()
 with initialize_config_module("exp.conf", version_base="1.3"):
     compose("config", ["backend=cpu", "experiment=timebridge_etth1", "model.d_model=16"])
-store.repo = before
-for cache in (_structures, plugins.installed, plugins.entry_points, plugins._all_entry_points):
+for cache in (_structures, _choices, plugins.installed, plugins.entry_points, plugins._all_entry_points):
     cache.cache_clear()
 gc.freeze()

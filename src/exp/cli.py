@@ -40,7 +40,7 @@ from exp.launcher.rank import be_quiet, drop_stale_variables
 from exp.runs.files import UMASK
 from exp.runs.folder import RunFolder, remove_empty
 from exp.task import ParentTask, create_task, remember, task_class, to_continue_sweep
-from hydra_plugins.exp_sweeps import ExpLauncher, PluginConfigs
+from hydra_plugins.exp_sweeps import ExpLauncher
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
@@ -126,8 +126,7 @@ def _parse(arguments: list[str]) -> list[str] | None:
     be_quiet(arguments)
     remember(arguments)
     compose.register()
-    for plugin in (ExpLauncher, PluginConfigs):  # found by themselves where exp is installed, but not in a checkout
-        Plugins.instance().register(plugin)
+    Plugins.instance().register(ExpLauncher)  # it is found by itself where exp is installed, but not in a checkout
     if {"--help", "-h"} & {*arguments}:
         print(explain.help_text(arguments))  # noqa: T201
         return None

@@ -1,6 +1,6 @@
 """From a command line to a configuration: typed keys for Hydra, paths, and the run that weights come from. No torch.
 
-The schema and those of plug-ins are registered in Hydra's ConfigStore, so that a wrong key or type is refused while the
+Hydra reads the schema, and those of plug-ins, as it reads files, so that a wrong key or type is refused while the
 configuration is composed. Keys that are dictionaries (``data.palette={road: "6EC1E4"}``) take any member. Of data and
 model, one that is given on the command line replaces what was there, as a list does: a palette for other data is not to
 keep the classes of the experiment's. ``data.palette.road=...`` sets one member.
@@ -17,16 +17,19 @@ import functools
 import os
 import re
 import secrets
-import warnings
 from pathlib import Path
-from typing import Any, Callable, Mapping, NamedTuple, Sequence, cast
+from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Sequence, cast
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Transformer
+from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
+from hydra.plugins.config_source import ConfigResult, ConfigSource
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
 from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
@@ -39,10 +42,13 @@ from exp.errors import TASK_PAGE, ConfigError, nearest
 from exp.plugins import installed
 from exp.runs.folder import RunFolder
 
+if TYPE_CHECKING:
+    from hydra.core.config_search_path import ConfigSearchPath
+
 __all__ = [
-    "TRAINED", "Base", "base_of", "begin", "check_weights_there", "compose", "expand", "expand_arguments", "follows",
-    "is_of_hub", "load", "refuse_empty", "register", "replace_given", "run_folder_of", "searched", "searchpath",
-    "structure_of", "task_named", "task_type", "typed",
+    "TRAINED", "Base", "base_of", "begin", "check_weights_there", "compose", "expand",
+    "expand_arguments", "follows", "is_of_hub", "load", "refuse_empty", "register", "replace_given",
+    "run_folder_of", "searched", "searchpath", "structure_of", "task_named", "task_type", "typed",
 ]  # fmt: skip
 
 TRAINED = ("experiment", "data", "model")
@@ -61,24 +67,28 @@ _own_files: list[Path] = []
 
 
 def register() -> None:
-    """Put the schema into Hydra's ConfigStore, and that of each plugin; calling it again changes nothing.
+    """Tell Hydra where configurations come from beside files; calling it again changes nothing.
 
-    A choice that sets no key needs no file: ``task=eval``, ``data=weather``. ``${run_id:}`` is a short id, the same
-    wherever one configuration uses it.
+    ``${run_id:}`` is a short id, the same wherever one configuration uses it.
     """
     OmegaConf.register_new_resolver("run_id", lambda: secrets.token_hex(3), use_cache=True, replace=True)
     OmegaConf.register_new_resolver("choices", str, replace=True)  # only --help fills it in
-    # A file of the user's with the name of such a choice replaces it; Hydra warns that it also checks its keys.
-    warnings.filterwarnings("ignore", message=r"(?s).*is validated against ConfigStore schema with the same name")
-    # What launchers of others begin with: the same keys, beside which theirs may stand. They are typed when composed.
-    common: Any = OmegaConf.to_container(OmegaConf.structured(LauncherConfig))
+    for plugin in (_PluginConfigs, _Dataclasses):
+        Plugins.instance().register(plugin)
+
+
+@functools.lru_cache(maxsize=None)
+def _choices() -> Mapping[str, Any]:
+    """What a defaults list may name without a file, by ``<group>/<name>``: a dataclass, an object of one, or a dict.
+
+    These are the schema, typed keys (below ``schema/``), and choices that set no key (``task=eval``, ``data=weather``).
+    """
     structures = _structures()
-    found = {"exp_schema": ExpConfig, **{f"schema/{place}": each for place, each in structures.items()}}
+    found: dict[str, Any] = {"exp_schema": ExpConfig, **{f"schema/{place}": each for place, each in structures.items()}}
     for plugin in installed().values():
         found.update({place: structures.get(place, choice) for place, choice in plugin.choices.items()})
-    for place, node in [*((place, _opened(each)) for place, each in found.items()), ("schema/launcher/base", common)]:
-        group, _, name = place.rpartition("/")
-        ConfigStore.instance().store(group=group or None, name=name, node=node)
+    # What launchers of others begin with: the same keys, beside which theirs may stand. They are typed when composed.
+    return {**found, "schema/launcher/base": dataclasses.asdict(LauncherConfig())}
 
 
 @functools.lru_cache(maxsize=None)
@@ -134,6 +144,54 @@ def _opened(structure: Any) -> DictConfig:
         if isinstance(value, DictConfig) and OmegaConf.get_type(value) is dict:
             OmegaConf.set_struct(value, False)
     return node
+
+
+class _PluginConfigs(SearchPathPlugin):
+    """Adds the config groups of installed plugins to the search path, after exp's own and the user's."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Append the config packages, and what needs no file; Hydra calls this before it composes."""
+        for name, plugin in installed().items():
+            if plugin.config is not None:
+                search_path.append(f"exp-{name}", f"pkg://{plugin.config}")
+        search_path.append("exp-dataclasses", f"{_Dataclasses.scheme()}://")
+
+
+class _Dataclasses(ConfigSource):
+    """The choices that need no file (:func:`_choices`).
+
+    Hydra's ConfigStore would make nodes of all of them in each process, of which a run takes a third.
+    """
+
+    @staticmethod
+    def scheme() -> str:
+        """What names this source in the search path."""
+        return "dataclasses"
+
+    def available(self) -> bool:
+        """It needs no place that might not be there."""
+        return True
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        """A new node of one of the choices."""
+        node = _opened(_choices()[config_path])
+        return ConfigResult(self.provider, self.full_path(), node, {"package": None})
+
+    def is_config(self, config_path: str) -> bool:
+        """Whether there is such a choice."""
+        return config_path in _choices()
+
+    def is_group(self, config_path: str) -> bool:
+        """Whether there are choices below this path."""
+        return any(place.startswith(f"{config_path}/") for place in _choices())
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        """The names of choices, of groups, or of both, directly below a path."""
+        prefix = f"{config_path}/" if config_path else ""
+        below = [place[len(prefix) :] for place in _choices() if place.startswith(prefix)]
+        configs = {name for name in below if "/" not in name}
+        groups = {name.partition("/")[0] for name in below} - configs
+        return sorted({ObjectType.CONFIG: configs, ObjectType.GROUP: groups, None: configs | groups}[results_filter])
 
 
 def typed(config: Any, of_others: bool = False) -> ExpConfig:

@@ -1,4 +1,4 @@
-"""Plugins of Hydra: a launcher for ``-m``, and a search path plugin that adds config groups of exp's plugins.
+"""The launcher of Hydra's for ``-m``.
 
 Only a Hydra launcher receives all jobs of a batch at once. It freezes them first, so that later edits of files do not
 change jobs that still wait: see :mod:`exp.sweep`.
@@ -10,26 +10,12 @@ from typing import TYPE_CHECKING, Any, Sequence
 
 from hydra.core.utils import JobReturn, JobStatus, setup_globals
 from hydra.plugins.launcher import Launcher
-from hydra.plugins.search_path_plugin import SearchPathPlugin
-
-from exp.plugins import installed
 
 if TYPE_CHECKING:
-    from hydra.core.config_search_path import ConfigSearchPath
     from hydra.types import HydraContext, TaskFunction
     from omegaconf import DictConfig
 
-__all__ = ["ExpLauncher", "PluginConfigs"]
-
-
-class PluginConfigs(SearchPathPlugin):
-    """Adds the config groups of installed plugins to the search path, after exp's own and the user's."""
-
-    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Append the config packages; Hydra calls this before it composes."""
-        for name, plugin in installed().items():
-            if plugin.config is not None:
-                search_path.append(f"exp-{name}", f"pkg://{plugin.config}")
+__all__ = ["ExpLauncher"]
 
 
 class ExpLauncher(Launcher):
