@@ -6,6 +6,7 @@ They are written beside the training, by threads that need no collective.
 from __future__ import annotations
 
 import json
+import signal
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch import nn
 from exp.engine import checkpoint
 from exp.engine.fsdp import units_of
 from tests.behaviour.conftest import SCENES
+from tests.conftest import Forked
 from tests.engine.conftest import ON_DEVICES, needs_sharding
 from tests.simulators import needs_current_card
 
@@ -156,6 +158,49 @@ def test_the_state_at_the_call_is_written_while_training_goes_on_or_who_cannot_w
     assert files == ["best.pth", "best.shards0", "step_00000001.pth", "step_00000001.shards0"]
     assert [each.startswith("rank 1: ") and "No space left on device" in each for each in own] == [True, True]
     assert told == own
+
+
+# Ends itself by SIGKILL in its second save, where it would call what it is told.
+KILLED = """
+import os, signal, sys, torch, torch.distributed as dist
+from pathlib import Path
+from exp.backends.cpu import CpuBackend
+from exp.engine import checkpoint
+from exp.engine.distributed import Distributed
+from exp.engine.fsdp import FullyShard
+from exp.engine.saving import CheckpointWriter, ShardedSaver
+
+folder, owner, name = Path(sys.argv[1]), {"os": os, "checkpoint": checkpoint, "Path": Path}[sys.argv[2]], sys.argv[3]
+dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 1), rank=0, world_size=1)
+backend = CpuBackend(name="cpu")
+model = FullyShard().place(torch.nn.Sequential(torch.nn.Linear(8, 8)), backend, torch.device("cpu"))
+writer, saver = CheckpointWriter(backend), ShardedSaver(Distributed())
+for step in (1, 2):
+    if step == 2:
+        setattr(owner, name, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
+    content = {"meta": {"step": step}, "state_dict": model.state_dict()}
+    path = folder / "checkpoints" / f"step_{step:08d}.pth"
+    writer.start({path: saver.prepare(content)}, lambda: checkpoint.prune(path.parent, 1))
+    writer.wait()
+os._exit(0)
+"""
+
+
+@needs_sharding
+@pytest.mark.parametrize(
+    ("owner", "name", "left"),
+    [("os", "fsync", 1), ("checkpoint", "digests", 1), ("Path", "replace", 1), ("Path", "unlink", 2)],
+)
+def test_a_sharded_save_that_is_killed_leaves_a_checkpoint_that_opens(tmp_path, owner, name, left):
+    """While shards are written, before the file that names them, before it has its name, and before the former goes."""
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    process = Forked(tmp_path, str(tmp_path), owner, name, script=KILLED)
+    said = process.communicate(timeout=120)
+    assert process.returncode == -signal.SIGKILL, said
+    checkpoint.remove_leftovers(folder)
+    content = checkpoint.read(checkpoint.list_checkpoints(folder)[0])
+    assert (content["meta"]["step"], len(content["state_dict"])) == (left, 2)
 
 
 # With a frozen block, recomputed activations, two micro-batches and clipping.
