@@ -32,9 +32,9 @@ __all__ = ["ParentTask", "Task", "create_task", "remember", "task_class", "to_co
 class Task:
     """The base class of tasks, such as training or evaluation.
 
-    A task is a dataclass whose fields are the typed keys of ``task`` in the configuration. The parent process calls some
-    methods before anything starts. So the module of a task must not import torch, MMEngine and the like at its top;
-    methods that run on the ranks import what they need.
+    A task is a dataclass whose fields are the typed keys of ``task`` in the configuration. The parent process uses it
+    before anything starts, so its module must not import torch, MMEngine and the like at the top; methods that run on
+    the ranks import what they need.
 
     Attributes:
         trains: trains with an optimizer, so batch sizes and the wrapper matter.
