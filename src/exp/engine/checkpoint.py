@@ -52,8 +52,8 @@ BESIDE = "beside"
 the parent folder."""
 NO_DIGEST = "it has no digest, so damage cannot be detected"
 SET_ASIDE = "set_aside"
-"""Folder below ``checkpoints/`` for checkpoints from which no run resumes: those of another training, or of later steps
-than the one from which a run has resumed."""
+"""Folder below ``checkpoints/`` for checkpoints from which no run resumes: of another training, or of later
+steps than the one from which a run has resumed, for example because they are damaged."""
 
 _COMMENT = b"sha256 "
 _NO_COMMENT = b"\0\0"  # the last bytes of a zip archive without a comment: the length of the comment, 0

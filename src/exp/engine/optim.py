@@ -210,8 +210,8 @@ def build_optimizer(model: nn.Module, config: Any, lacking: Collection[str] = fr
     Args:
         model: the model, not wrapped.
         config: :class:`exp.config.schema.OptimConfig`.
-        lacking: ATen operators without a kernel on the device (:class:`exp.hardware.backend.Capabilities`). If the fused
-            step is one of them, ``fused=true`` selects the foreach step, which gives the same result.
+        lacking: ATen operators without a kernel on the device (:class:`exp.hardware.backend.Capabilities`). If the
+            fused step is one of them, ``fused=true`` selects the foreach step, which gives the same result.
 
     Raises:
         ConfigError: the type or an option is unknown, no parameter is trainable, or learning rates depend on the layer
@@ -366,8 +366,9 @@ class PolyLRByGroup(PolyLR):
 def build_schedulers(configs: Sequence[Mapping[str, Any]], runner: Any) -> list[Any]:
     """Make the parameter schedulers of a training, except those that begin after its end.
 
-    ``end``, ``T_max`` and ``total_steps`` that are null or not set become the length of the training: in epochs, or in
-    optimizer steps if ``by_epoch`` is false. With ``convert_to_iter_based`` an epoch is its optimizer steps.
+    If ``end`` is null or not set, it becomes the length of the training: in epochs, or in optimizer steps if
+    ``by_epoch`` is false. ``T_max`` and ``total_steps`` that are null or not set follow from it. With
+    ``convert_to_iter_based`` an epoch counts as its optimizer steps.
 
     Args:
         configs: each has ``type``, a registered name or a dotted path, and arguments.
