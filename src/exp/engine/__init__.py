@@ -1,8 +1,8 @@
 """The training engine, on any backend.
 
 Importing this package imports MMEngine, which imports yapf. At its first import yapf writes a cache of its grammar to
-the user's home folder, not atomically (``Grammar.dump`` of yapf 0.43). Another process that imports yapf at this moment,
-such as the second job of a sweep, reads an incomplete pickle. So the import is tried again.
+the user's home folder, not atomically (``Grammar.dump`` of yapf 0.43). Another process that imports yapf at this
+moment, such as the second job of a sweep, reads an incomplete pickle. So the import is tried again.
 """
 
 import importlib
