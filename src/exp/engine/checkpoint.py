@@ -263,7 +263,7 @@ class _PlainUnpickler(pickle.Unpickler):
             return getattr(torch, name)
         if _COMPANIONS.fullmatch(f"{module}.{name}"):
             return type(name, (_Inert,), {"__module__": module})
-        raise pickle.UnpicklingError(f"it refers to {module}.{name}, which is not plain data")
+        raise pickle.UnpicklingError(f"it names {module}.{name}, which is not plain data")
 
 
 def load_pickle(file: Any, **options: Any) -> Any:
