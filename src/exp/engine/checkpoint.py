@@ -147,7 +147,7 @@ class _Stream:
         return len(data)
 
     def flush(self) -> None:
-        """Do nothing; :func:`write_atomically` flushes the file at the end."""
+        """Do nothing: the file is flushed once, at the end."""
 
 
 def digest_in(path: Path) -> str | None:

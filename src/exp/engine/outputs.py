@@ -58,7 +58,7 @@ def evaluate(session: Session) -> dict[str, Any]:
 
     Raises:
         RunError: predictions are NaN, or the main metric is not finite.
-        ExpError: other errors of :func:`build_data`, :func:`build_model` and of the metrics.
+        ExpError: the data, the model or the metrics cannot be built, or raise.
     """
     record_environment(session)
     data = build_data(session)
@@ -118,7 +118,7 @@ def predict(session: Session) -> dict[str, Any]:
         The content of ``result.json``.
 
     Raises:
-        ExpError: errors of :func:`build_data`, :func:`build_model` and of the data.
+        ExpError: the data or the model cannot be built, or the data raise.
     """
     record_environment(session)
     data = build_data(session)

@@ -134,7 +134,7 @@ class CheckpointHook(Hook):
             self._write(runner, best)
 
     def after_train_epoch(self, runner: Any) -> None:
-        """Save at the end of an epoch, if no validation follows, after which it would be saved."""
+        """Save at the end of an epoch, if ``val_every`` is set; otherwise :meth:`after_val_epoch` saves."""
         if runner.train_loop.val_every is not None and self._epoch_is_saved(runner.epoch + 1):
             self.save(runner, runner.iter, epoch_ended=True)
 
@@ -202,9 +202,10 @@ class CheckpointHook(Hook):
     # -- earlier checkpoints, and the weights to test --------------------------------------------------------------
 
     def _set_aside(self, session: Session, begins_at: int) -> None:
-        """Set aside checkpoints of later steps than the first of this run, and best weights of another run.
+        """Set aside checkpoints in this folder that do not belong to this run, and best weights of another run.
 
-        Otherwise the next resume would take them for the newest.
+        If the run has resumed from a checkpoint in this folder, these are the checkpoints of later steps, else all. The
+        next resume would take them for the newest.
         """
         steps = checkpoint.list_checkpoints(self.folder)
         paths = [path for path in steps if not self._resumed_here or checkpoint.step_of(path) > begins_at]

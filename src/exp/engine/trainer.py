@@ -384,7 +384,7 @@ class TrainLoop:
             unless the run has resumed with data of another size.
         ends_by_steps: whether ``max_steps`` ends the training, not ``max_epochs``.
         validation_due: whether the training starts with a validation.
-        validated: number of steps before the latest validation.
+        validated: number of completed steps at the latest validation.
         stop_training: hooks set it to True to end the training.
     """
 
@@ -517,7 +517,7 @@ class EvalLoop:
         return metrics
 
     def measure(self) -> dict[str, float]:
-        """Evaluate without hooks of an epoch; returns the metrics by name. A collective.
+        """Evaluate, with the hooks of batches only; returns the metrics by name. A collective.
 
         Raises:
             RunError: predictions are NaN.

@@ -160,7 +160,7 @@ def build_trainer(session: Session, data: Any, model: Any) -> Trainer:
     )
     if sampler.left_out:
         (say if sampler.left_out >= len(train) * _WORTH_SAYING else logger.info)(
-            f"{sampler.left_out} of {len(train)} training samples are left out in each epoch (others in each epoch), "
+            f"each epoch leaves out {sampler.left_out} of {len(train)} training samples, different ones each time, "
             f"because they do not fill a global batch of {sampler.global_batch_size}"
         )
     model = place_and_wrap(model, session)
@@ -429,7 +429,8 @@ def _follows_validations(scheduler: Any) -> bool:
 def _takes_another_course(runner: Any, meta: Mapping[str, Any]) -> bool:
     """Whether optimizer or schedule have other settings than in the checkpoint.
 
-    So have schedules if the length of the training differs, since they may depend on it.
+    Another length of the training counts as another setting of the schedules, which may depend on it, unless all of
+    them only follow validations.
     """
     keys = {change.key for change in runner.session.changed}
     if any(key.startswith(("optim.", "schedule.")) for key in keys):
