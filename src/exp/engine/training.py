@@ -313,7 +313,9 @@ def _find_checkpoint(session: Session, wanted: str, parameters: Container[str]) 
             session.say(f"resume: skipped: {trouble.splitlines()[0]}")
     path, trouble = session.distributed.gather((path, trouble))[0]
     if named and trouble is not None:
-        raise ConfigError(f"resume: {trouble}; take an older one, or resume=auto; init_from={wanted} takes its weights")
+        raise ConfigError(
+            f"resume: {trouble}; use an older one, or resume=auto, or start from its weights with init_from={wanted}"
+        )
     if path is None:
         if wanted != "auto":
             raise ConfigError(f"resume={wanted} is neither a checkpoint nor a run folder with one that can be read")
