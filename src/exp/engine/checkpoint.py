@@ -70,7 +70,7 @@ _READERS = 8  # threads
 def plain(
     value: Any, on_cpu: Callable[[torch.Tensor], torch.Tensor] = lambda each: each.detach().cpu(), key: str = ""
 ) -> Any:
-    """Copy ``value`` with tensors on the CPU, NumPy scalars as Python numbers, and plain dicts, lists and tuples.
+    """``value`` in new dicts, lists and tuples, with tensors on the CPU and NumPy scalars as Python numbers.
 
     Args:
         value: nested mappings, lists and tuples.

@@ -48,8 +48,8 @@ class Wrapper(abc.ABC):
     """The base class of wrappers, which make a model data-parallel.
 
     A configuration names a subclass in ``wrapper._target_``; its constructor's arguments are the keys of
-    ``wrapper.options``. If a training has several ranks, each rank makes one object, and calls :meth:`place` and then
-    :meth:`wrap` once.
+    ``wrapper.options``. In a training with several ranks, each rank makes one object, and calls its :meth:`place` and
+    then its :meth:`wrap`, each once.
     """
 
     compiles: ClassVar[bool] = False
