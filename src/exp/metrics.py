@@ -62,8 +62,8 @@ class Metric(abc.ABC):
         """Accumulate one batch.
 
         Args:
-            outputs: the model's output in ``mode="predict"``, on its device. Do not read values from the device here:
-                that would wait for it at every batch.
+            outputs: the model's output in ``mode="predict"``, on its device. Do not read values from the device here,
+                because then every batch would wait for the device.
             batch: the batch of the data, on the same device.
         """
 
@@ -83,7 +83,7 @@ class Metric(abc.ABC):
 class SampleMetric(Metric):
     """The mean over samples of one value per sample, the same for any number of ranks and any batch size.
 
-    A subclass sets ``names`` to one name, and writes :meth:`per_sample`.
+    A subclass sets ``names`` to one name, sets ``greater_is_better``, and writes :meth:`per_sample`.
     """
 
     def __init__(self) -> None:
@@ -91,10 +91,14 @@ class SampleMetric(Metric):
 
     @abc.abstractmethod
     def per_sample(self, outputs: Any, batch: dict[str, Any]) -> torch.Tensor:
-        """The value of each sample of a batch, (B,), on the device.
+        """The value of each sample of a batch, a tensor (B,) on the device.
 
-        Samples with the value nan do not count; return nan for samples without ground truth. (Predictions with nan fail
-        the run elsewhere.)
+        Return NaN for samples without ground truth; they are left out of the mean. (Predictions that are NaN are
+        reported elsewhere, and end the run.)
+
+        Args:
+            outputs: see :meth:`update`.
+            batch: see :meth:`update`.
         """
 
     def reset(self) -> None:
@@ -128,7 +132,7 @@ class SampleMetric(Metric):
             total[0], total[1] = values.sum(), len(values)
         distributed.sum(total)
         if total[1] == 0:
-            raise DataError(f"metric: no sample has a value of {self.names[0]}; check that the split has targets")
+            raise DataError(f"metric: no sample has a value of {self.names[0]}; check that the split has ground truth")
         return {self.names[0]: float(total[0] / total[1])}
 
 
@@ -136,12 +140,12 @@ class Evaluator:
     """Combines several metrics for the evaluation loop.
 
     Args:
-        metrics: those of the data, and of the configuration's ``metrics``.
+        metrics: the metrics of the data, and those of the configuration (``metrics``).
         chosen: name of the metric that selects the best model and that sweeps optimize; None: the first name.
 
     Attributes:
-        metric_name: the name of this metric.
-        greater_is_better: whether larger values of it are better.
+        metric_name: name of the main metric, which selects the best model.
+        greater_is_better: whether larger values of the main metric are better.
 
     Raises:
         ConfigError: an object is not a metric, two metrics have the same name, or no metric has the chosen name.
@@ -192,7 +196,7 @@ class Evaluator:
         return found
 
     def tables(self) -> list[Table]:
-        """The tables of all metrics; call it after :meth:`compute`."""
+        """All tables of all metrics; call it after :meth:`compute`."""
         return [table for metric in self.metrics for table in metric.tables()]
 
 

@@ -1,4 +1,4 @@
-"""The task interface: one thing to do with an experiment, ``task=<name>``; and the command that goes on with it."""
+"""The interface of tasks (``task=<name>``), and the commands that resume a run or a sweep."""
 
 from __future__ import annotations
 
@@ -30,27 +30,28 @@ __all__ = ["ParentTask", "Task", "create_task", "remember", "task_class", "to_co
 
 @dataclass
 class Task:
-    """One thing to do. A task is a dataclass: its fields are the keys of ``task`` in the configuration, typed.
+    """The base class of tasks, such as training or evaluation.
 
-    The parent asks a task, too, before anything starts: its module imports neither torch nor what it works with; its
-    methods that run on the ranks do.
+    A task is a dataclass whose fields are the typed keys of ``task`` in the configuration. The parent process uses it
+    before anything starts, so its module must not import torch, MMEngine and the like at the top; methods that run on
+    the ranks import what they need.
 
     Attributes:
-        trains: it trains with an optimizer: batch sizes and the wrapper matter.
-        saves_state: it saves its state on the way, and goes on from there (``resume``); others can only be run again.
-        needs_weights: it uses a model as it is: it wants ``init_from``, and takes model and data of a run from there.
-        diagnoses: it examines what others need: its workers call :meth:`diagnose`, and the parent checks nothing that
-            they could report.
-        isolated: its worker is a process of its own, even if it is the only one.
-        counts_fallbacks: its workers count what leaves the device, however slow that makes them
+        trains: trains with an optimizer, so batch sizes and the wrapper matter.
+        saves_state: saves its state during the run, and can resume (``resume``); other tasks start again.
+        needs_weights: uses a trained model as it is: needs ``init_from``, and takes model and data from that run.
+        diagnoses: examines the machine or the data: workers call :meth:`diagnose` instead of :meth:`run`, and the
+            parent leaves out all checks that the workers can report.
+        isolated: runs its worker in a process of its own, even if there is only one.
+        counts_fallbacks: counts the operators that run on the CPU instead of the device, even if that is slow
             (:meth:`exp.hardware.backend.Backend.run_env`).
-        compared: what it leaves can be compared with other runs.
-        uses_hardware: the devices have to be here.
-        uses_data: model and data of the configuration play a part; without, the files of the data need not be here.
-        paths: its keys that are paths: relative ones begin where exp was started.
-        work: path of the function that does it, such as ``exp.engine.outputs.evaluate``: ranks call it with the
-            session, those of a task that ``diagnoses`` with the arguments of :meth:`diagnose`, the parent with those
-            of :meth:`ParentTask.run_in_parent` and the task; empty where the task has such a method of its own.
+        compared: its results can be compared with those of other runs.
+        uses_hardware: needs the devices of this machine.
+        uses_data: uses model and data of the configuration; if not, the data files may be missing.
+        paths: its keys that are paths; relative paths start at the current folder.
+        work: dotted path of the function that does the work, such as ``exp.engine.outputs.evaluate``; empty if the
+            task overrides the method instead. Arguments: the session; those of :meth:`diagnose` for a task that
+            ``diagnoses``; those of :meth:`ParentTask.run_in_parent` and the task for a :class:`ParentTask`.
     """
 
     _target_: str = MISSING
@@ -69,51 +70,57 @@ class Task:
     work: ClassVar[str] = ""
 
     def check(self, config: ExpConfig) -> None:
-        """In the parent, before anything is written: refuse what does not go together, fill in what follows.
+        """Check the configuration for this task, and fill in derived values. Called in the parent, before any output.
 
         Args:
-            config: the whole configuration; may be changed.
+            config: the whole configuration; may be changed in place.
 
         Raises:
-            ConfigError: it cannot be done.
+            ConfigError: the task cannot run with this configuration.
         """
 
     def run(self, session: Session) -> dict[str, Any]:
-        """On every rank: do it, and return the content of ``result.json``, which rank 0's is written of.
+        """Run the task; called on every rank.
 
         Args:
             session: device, process group, configuration and run folder (:class:`exp.session.Session`).
+
+        Returns:
+            The content of ``result.json``; that of rank 0 is written.
+
+        Raises:
+            NotImplementedError: the task has neither ``work`` nor its own :meth:`run`.
         """
         result: dict[str, Any] = self._work()(session)
         return result
 
     def diagnose(self, config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
-        """On every rank, instead of :meth:`run`, for tasks that open their session themselves."""
+        """Run a task that ``diagnoses``; called on every rank instead of :meth:`run`, without a session."""
         self._work()(config, folder, info, backend)
 
     def _work(self) -> Any:
         if not self.work:
             raise NotImplementedError(
-                f"{type(self).__name__} has neither a method for what it does, nor its path in work"
+                f"{type(self).__name__} must override the method that does its work, or set work to a function's path"
             )
         module, _, function = self.work.rpartition(".")
         return getattr(importlib.import_module(module), function)
 
     def announce(self, config: ExpConfig, folder: RunFolder) -> bool:
-        """Say what is about to run; False: the usual lines are printed."""
+        """Print what will run; called in the parent. Return False to print the usual lines instead."""
         return False
 
     def tell_end(self, config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int | None:
-        """Say and record how it ended; returns the exit code. None: as usual."""
+        """Print and record the outcome, and return the exit code; called in the parent. None: do this as usual."""
         return None
 
 
 @dataclass
 class ParentTask(Task):
-    """A task that needs no workers, such as a report. It looks at no hardware, and at no files of the data.
+    """A task without workers, such as a report; it needs neither devices nor data files.
 
     Attributes:
-        runs: folders of other runs, where it has made a table of them.
+        runs: folders of other runs, if the task has made a table of them.
     """
 
     compared: ClassVar[bool] = False
@@ -122,52 +129,48 @@ class ParentTask(Task):
     runs: ClassVar[Sequence[Any]] = ()
 
     def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> int:
-        """Do it, in the process of the command line; returns its exit code.
+        """Run the task in the process of the command line, and return the exit code.
 
         Args:
-            config: as it was composed, with its types.
-            overrides: the user's.
+            config: the composed, typed configuration.
+            overrides: the user's overrides.
         """
         return int(self._work()(config, list(overrides), self))
 
 
 def task_class(config: ExpConfig) -> type[Task]:
-    """The class that ``config.task`` names; see :func:`exp.config.compose.task_type`."""
+    """The class that ``config.task`` names; raises the errors of :func:`exp.config.compose.task_type`."""
     cls: type[Task] = task_type(config.task.get("_target_"))
     return cls
 
 
 def create_task(config: ExpConfig) -> Task:
-    """The task of a configuration, with its keys.
-
-    Raises:
-        ConfigError: as :func:`task_class`.
-    """
+    """The task of a configuration, with its keys; raises the errors of :func:`task_class`."""
     cls = task_class(config)
     plain: Any = OmegaConf.to_container(config.task, resolve=True)
-    # Data may bring keys of their own to a task, such as how many windows are to be predicted.
+    # A family of data sets may add keys to a task (exp.plugins.Plugin.keys); they are not fields of the class.
     return cls(**{field.name: plain[field.name] for field in dataclasses.fields(cls) if field.name in plain})
 
 
 _given: list[str] = []
-"""Arguments of the command line, where this is its process."""
+"""Arguments of the command line; empty in other processes."""
 
 
 def remember(arguments: Sequence[str]) -> None:
-    """Keep what the user has typed: among it may be options of Hydra's, which are in no configuration."""
+    """Keep the arguments of the command line, which may contain options of Hydra that no configuration has."""
     _given[:] = arguments
 
 
 def to_continue(config: ExpConfig, folder: RunFolder, *changes: str) -> str | None:
-    """The command that continues a run.
+    """The command that resumes a run.
 
     Args:
-        config: of the run.
+        config: the configuration of the run.
         folder: the run folder.
-        *changes: overrides that it is to go on with, in place of those given.
+        *changes: overrides that replace those of the run.
 
     Returns:
-        None where nothing is saved, or the task cannot go on.
+        The command; None if there is no checkpoint, or the task cannot resume.
     """
     if not task_class(config).saves_state or not folder.has_checkpoint():
         return None
@@ -183,7 +186,7 @@ def to_continue(config: ExpConfig, folder: RunFolder, *changes: str) -> str | No
 
 
 def to_continue_sweep(folder: Path) -> str | None:
-    """The command that does what is left of a sweep; None outside its process."""
+    """The command that resumes a sweep; None outside the process of the command line."""
     if not _given:
         return None
     new = [f"output_dir={console.shown(folder)}", "sweep.resume=true"]

@@ -1,4 +1,4 @@
-"""Everything of a configuration that is checked before a run starts, once, in the parent. Imports no torch."""
+"""Checks of the configuration, made once before a run starts, in the parent process. Imports no torch."""
 
 from __future__ import annotations
 
@@ -39,24 +39,25 @@ _PRECISIONS_ELSEWHERE = {
     "16": "fp16", "float16": "fp16", "half": "fp16", "amp": "fp16", "bf16": "bf16", "bfloat16": "bf16", "32": "fp32",
     "float32": "fp32",
 }  # fmt: skip
-"""Names that people bring along, also with ``-mixed`` and ``-true``."""
+"""Names of precisions in other frameworks, where they may also end in ``-mixed`` or ``-true``."""
 
 
 def validate(
     config: ExpConfig, overrides: Sequence[str], backend: Backend, task: Task, launcher: type[Launcher]
 ) -> None:
-    """Check ``config`` and fill in what is derived (batch sizes).
+    """Check ``config`` and fill in derived values, such as the batch sizes.
 
     Args:
         config: the composed configuration; changed in place.
-        overrides: the user's, to tell a batch size that he gave from one that the experiment file has.
-        backend: of ``config.backend``.
-        task: of ``config.task``.
+        overrides: the user's overrides; a batch size among them takes precedence over one in the experiment file.
+        backend: the backend of ``config.backend``.
+        task: the task of ``config.task``.
         launcher: the class that ``config.launcher`` names.
 
     Raises:
-        ConfigError: a value is wrong, two do not go together, or a file is missing.
-        UnavailableError: the backend or a package is not there, or there are fewer devices than ``nproc``.
+        ConfigError: a value is wrong, or two values contradict each other.
+        DataError: a data file is missing or malformed.
+        UnavailableError: the backend or a package is missing, or there are fewer devices than ``nproc``.
     """
     _check_family(config)
     _check_nodes(config)
@@ -65,7 +66,7 @@ def validate(
     with asked("task", task):
         task.check(config)
     check_task = getattr(preflight_of(config.data), "check_task", None)
-    if check_task is not None:  # keys that the family adds to tasks
+    if check_task is not None:  # checks the keys that the family adds to tasks
         check_task(config.task)
     if (
         config.launcher.nnodes > 1
@@ -76,7 +77,7 @@ def validate(
     if task.isolated and config.launcher["_target_"] == "auto":
         config.launcher._target_ = "exp.launcher.torchrun.TorchrunLauncher"
     if task.diagnoses:
-        # Only what no worker could report: too few devices, missing data and the rest are for the diagnosis itself.
+        # Check only what no worker could report; the task itself reports too few devices, missing data, and so on.
         if task.isolated and not elsewhere:
             _check_available(config, backend)
         return
@@ -90,15 +91,15 @@ def validate(
         check_hardware(config, backend)
     _check_wrapper(config, task)
     for package in config.logger.requires:
-        if find_module(package) is None:  # without importing what is above it
+        if find_module(package) is None:  # does not import the parent packages
             raise UnavailableError(
                 f"the logger needs the package {package}, which is not installed: pip install {package}"
             )
     if task.trains and not has_weights(config):
         target = config.model["_target_"]
-        raise ConfigError(f"task={config.task.name}: {target} has nothing to train; task=eval measures it as it is")
+        raise ConfigError(f"task={config.task.name}: {target} has nothing to train; use task=eval to evaluate it")
     if not task.trains:
-        config.batch_size = config.global_batch_size = None  # nothing is trained, and nothing has to divide
+        config.batch_size = config.global_batch_size = None  # without training they need not be consistent
     else:
         _derive_batch(config, overrides)
     if config.resume is not None and not task.saves_state:
@@ -109,32 +110,32 @@ def validate(
 
 
 def preflight_of(data: Any) -> Any:
-    """The module in which a family of data sets looks at its own files: it needs neither torch nor pandas.
+    """The module with which a family of data sets checks its files before a run; it imports neither torch nor pandas.
 
     Args:
         data: ``config.data``.
 
     Returns:
-        ``preflight`` beside the module of the class that ``data`` names, with ``preflight(data)`` and, as they are
-        wanted, ``check_task(task)`` and ``take_input(data, wanted)``; None: there is none.
+        The module ``preflight`` in the package of the class that ``data`` names. It has ``preflight(data)`` and,
+        optionally, ``check_task(task)`` and ``take_input(data, wanted)``. None: there is no such module.
     """
     family = data["_target_"].rpartition(".")[0].rpartition(".")[0]
-    if not family or find_module(f"{family}.preflight") is None:  # without importing what is above it
+    if not family or find_module(f"{family}.preflight") is None:  # does not import the parent packages
         return None
     return importlib.import_module(f"{family}.preflight")
 
 
 def check_data(data: Any) -> bool:
-    """Let a family of data sets look at its own files.
+    """Check the data files with the ``preflight`` module of their family (:func:`preflight_of`).
 
     Args:
         data: ``config.data``.
 
     Returns:
-        Whether it can.
+        Whether the family has such a module; without one, nothing is checked.
 
     Raises:
-        DataError: a file is missing, or cannot be the right one.
+        DataError: a file is missing, or is not the expected one.
     """
     module = preflight_of(data)
     if module is not None:
@@ -143,7 +144,10 @@ def check_data(data: Any) -> bool:
 
 
 def has_weights(config: ExpConfig) -> bool:
-    """Whether the model has something to train, as far as its typed keys say (:class:`exp.plugins.Plugin`)."""
+    """Whether the model has weights, according to ``has_weights`` of its typed keys (:class:`exp.plugins.Plugin`).
+
+    True if the model has no typed keys.
+    """
     return bool(getattr(OmegaConf.get_type(config.model), "has_weights", True))
 
 
@@ -151,10 +155,10 @@ def _check_targets(config: ExpConfig, elsewhere: bool) -> None:
     for part in ("data", "model", "wrapper"):
         target = str(getattr(config, part).get("_target_") or "")
         if not target and part == "wrapper":
-            continue  # one of exp's own
+            continue  # one of exp's own wrappers, chosen by wrapper.kind
         if not target:
             raise ConfigError(f"{part}._target_ must be set: the path of a class")
-        # The nodes of a cluster may have other folders on their path (launcher.setup).
+        # The nodes of a cluster may have another PYTHONPATH (launcher.setup), so only exp's own modules are looked up.
         if target.startswith("exp.") or not elsewhere:
             check_target(f"{part}._target_", target)
 
@@ -166,10 +170,10 @@ def _check_nodes(config: ExpConfig) -> None:
             missing.append(key)
         elif isinstance(value, str) and value != without_credentials(value):
             raise ConfigError(
-                f"{key}={without_credentials(value)} has a password, which config.yaml would keep; give the address "
-                "without it, and the password as its library reads it from the environment"
+                f"{key}={without_credentials(value)} contains a password, which would be saved in config.yaml; leave "
+                "it out, and set the environment variable from which the library reads the password"
             )
-    # The data's first: the model's values refer to them.
+    # Keys of data first: keys of the model may refer to them.
     missing = sorted(key for key in missing if key.startswith("data.")) or sorted(missing)
     if missing:
         raise ConfigError(f"{', '.join(missing)} must be set; give {' '.join(f'{key}=...' for key in missing)}")
@@ -186,9 +190,11 @@ def _check_values(config: ExpConfig) -> None:
     if config.max_epochs is None and config.max_steps is None:
         raise ConfigError("neither max_epochs nor max_steps is set; give one of them")
     if config.overwrite and config.resume is not None:
-        raise ConfigError("overwrite=true is for a run that begins anew; leave it out, or resume, or use init_from")
+        raise ConfigError(
+            "overwrite=true removes the run that resume would continue; leave out one of them, or use init_from"
+        )
     if config.debug.overfit and config.debug.train_batches is None:
-        raise ConfigError("debug.overfit=true needs debug.train_batches: how many batches are to be learned")
+        raise ConfigError("debug.overfit=true needs debug.train_batches, the number of batches to overfit")
     for key, listed in (("hooks", config.hooks), ("schedule.param_scheduler", config.schedule.param_scheduler)):
         for index, each in enumerate(listed):
             if not isinstance(each.get("type"), str):
@@ -202,7 +208,7 @@ def _check_wrapper(config: ExpConfig, task: Task) -> None:
     processes = config.nproc * config.launcher.nnodes
     if config.wrapper.kind == "none" and processes > 1 and task.trains:
         raise ConfigError(
-            f"wrapper=none with {processes} processes would train {processes} models that never meet; "
+            f"wrapper=none with {processes} processes would train {processes} independent models; "
             "use wrapper=mmddp or wrapper=ddp, or nproc=1"
         )
     if config.wrapper.kind == "fsdp":
@@ -211,14 +217,14 @@ def _check_wrapper(config: ExpConfig, task: Task) -> None:
                 raise ConfigError(f"wrapper.{key}=true is for wrapper=ddp; with wrapper=fsdp, leave it out")
         if config.precision == "fp16" and task.trains:
             raise ConfigError(
-                "wrapper=fsdp does not go with precision=fp16, whose loss scaler would see one rank's shards only; use "
-                "precision=bf16, or wrapper=ddp"
+                "wrapper=fsdp does not support precision=fp16, because the loss scaler would see the shards of one "
+                "rank only; use precision=bf16, or wrapper=ddp"
             )
 
 
 def _derive_batch(config: ExpConfig, overrides: Sequence[str]) -> None:
     given = {override.split("=")[0].lstrip("+") for override in overrides}
-    # Only one of the two is the user's word; the experiment file's other one gives way to it.
+    # If the user sets only one of the two, derive the other instead of taking it from the experiment file.
     if "batch_size" in given and "global_batch_size" not in given:
         config.global_batch_size = None
     elif "global_batch_size" in given and "batch_size" not in given:
@@ -244,14 +250,15 @@ def _check_files(config: ExpConfig, task: Task) -> None:
 
 
 def check_folder(config: ExpConfig, trains: bool) -> None:
-    """Refuse a run folder that holds results which this run would overwrite unasked, and to continue another training.
+    """Refuse to overwrite the results of an earlier run unasked, and to resume from a run with other settings.
 
     Args:
         config: the configuration.
-        trains: whether the run could continue a training.
+        trains: whether the task can resume a training; only then the message suggests it.
 
     Raises:
-        ConfigError: it does, or the run that is to be continued was another one, by its record.
+        ConfigError: ``output_dir`` holds results and ``overwrite`` is false, or ``resume`` names a run whose settings
+            differ in a way that resuming does not allow (:func:`exp.config.differences.changes`).
     """
     folder = RunFolder(config.output_dir)
     completed, saved = (read_result(folder) or {}).get("status") == "completed", folder.has_checkpoint()
@@ -281,10 +288,10 @@ def _check_available(config: ExpConfig, backend: Backend) -> None:
 
 
 def check_hardware(config: ExpConfig, backend: Backend) -> None:
-    """Whether this machine has what ``nproc`` workers need.
+    """Check that this machine has the backend and enough devices for ``nproc`` workers.
 
     Raises:
-        UnavailableError: it has not.
+        UnavailableError: the backend is not available, or there are too few devices.
     """
     _check_available(config, backend)
     count = backend.device_count() if backend.exclusive_devices else config.nproc
@@ -296,22 +303,22 @@ def check_hardware(config: ExpConfig, backend: Backend) -> None:
 
 
 def check_weights(config: ExpConfig, trained: ExpConfig, folder: Path) -> None:
-    """Refuse weights of a model of another family.
+    """Refuse weights of a model of another family, such as forecasting instead of vision.
 
     Args:
-        config: the configuration in which they are to be used.
+        config: the configuration that uses the weights.
         trained: the configuration of the run that trained them.
-        folder: its run folder.
+        folder: the folder of that run.
 
     Raises:
-        ConfigError: the families differ.
+        ConfigError: the families differ, and no plugin has both.
     """
     wanted, found = _family_of(config, "model"), _family_of(trained, "model")
     together = (set(plugin.families) for plugin in installed().values())  # their models may share a backbone
     if wanted and found and not any({wanted, found} <= families for families in together):
         raise ConfigError(
-            f"init_from={console.shown(folder)} has trained a model for {found} ({trained.name}), this one is for "
-            f"{wanted}; leave the experiment out, which takes that of the weights, or use other weights"
+            f"init_from={console.shown(folder)} has trained a model for {found} ({trained.name}), but this one is for "
+            f"{wanted}; leave out experiment=... to use that of the weights, or use other weights"
         )
 
 
@@ -325,7 +332,7 @@ def _family_of(config: ExpConfig, part: str) -> str | None:
 
 
 def _check_family(config: ExpConfig) -> None:
-    """Whether model, data and the task's keys are of one family, as far as plugins say."""
+    """Refuse model, data and keys of the task that belong to different families, as far as plugins define these."""
     plugins, families = installed().values(), _families()
     of_model, of_data = _family_of(config, "model"), _family_of(config, "data")
     if None not in (of_model, of_data) and of_model != of_data:
@@ -334,7 +341,7 @@ def _check_family(config: ExpConfig) -> None:
             f"experiment={families[str(of_data)].example} or experiment={families[str(of_model)].example}"
         )
     for plugin in plugins if of_data is not None else ():
-        # Keys that a plugin adds to a task are read by its own families alone: with other data, nobody would.
+        # Only a plugin's own families read the keys that it adds to a task; with other data they would do nothing.
         keys = plugin.keys.get(f"task/{config.task.name}")
         for key, default in OmegaConf.structured(keys).items() if keys and plugin.families else ():
             if of_data not in plugin.families and config.task[key] != default:
@@ -346,20 +353,20 @@ def _check_family(config: ExpConfig) -> None:
 
 REFUSED = {
     "Hook": "it is the base class and does nothing; name a class derived from it",
-    "CheckpointHook": "checkpoints are written already, as plain data from which a run goes on exactly; set "
+    "CheckpointHook": "exp writes checkpoints already, as plain data from which a run resumes exactly; set "
     "checkpoint.every_epochs, checkpoint.every_steps, checkpoint.keep_last and checkpoint.keep_best",
-    "LoggerHook": "it reads the losses from the device at every step and closes the visualiser before the test; "
-    "metrics.jsonl, the console and logs/ have the same: set log_every and logger",
-    "ParamSchedulerHook": "it is there already, and two of them would step every schedule twice; set schedule",
-    "DistSamplerSeedHook": "each epoch has an order of its own already, made from seed and epoch; leave it out",
+    "LoggerHook": "it reads the losses from the device at every step and closes the visualizer before the test; "
+    "metrics.jsonl, the console and logs/ have the same values: set log_every and logger",
+    "ParamSchedulerHook": "exp has it already, and two of them would step every schedule twice; set schedule",
+    "DistSamplerSeedHook": "exp shuffles each epoch differently already, by seed and epoch; leave it out",
     "NaiveVisualizationHook": "its authors note in MMEngine 0.10.7 that it no longer works; use plots=true, or "
-    "task=predict for pictures of what the weights say",
-    "PrepareTTAHook": "it needs a test pipeline that gives each sample several times, which the data of exp do not; "
-    "set model.tta_scales and model.tta_flip where the model has them",
+    "task=predict for pictures of the predictions",
+    "PrepareTTAHook": "it needs a test pipeline that yields each sample several times, which the data of exp do not; "
+    "set model.tta_scales and model.tta_flip if the model has them",
     "NPUProfilerHook": "it needs a profiler of one vendor that no backend of exp has, and ends the process; use "
-    "ProfilerHook, or the vendor's profiler around the command",
+    "ProfilerHook, or run the command under the vendor's profiler",
 }
-"""Why, and what to use instead, by the name of the class; docs/extend/hooks.md has the whole table."""
+"""Reason, and what to use instead, by the name of the class; docs/extend/hooks.md has the whole table."""
 
 
 def refused_hook(name: str) -> str:
@@ -368,13 +375,13 @@ def refused_hook(name: str) -> str:
 
 
 def check_hooks(hooks: Sequence[Any]) -> None:
-    """Refuse hooks that would write elsewhere, and MMEngine's hooks that cannot do here what they say.
+    """Refuse hooks that would write outside the run folder, and those of MMEngine that do not work in exp.
 
     Args:
         hooks: ``config.hooks``; each has ``type``, the name or dotted path of a class.
 
     Raises:
-        ConfigError: there is one.
+        ConfigError: there is such a hook; the message names it.
     """
     for index, hook in enumerate(hooks):
         module, _, last = str(hook["type"]).rpartition(".")
@@ -385,7 +392,7 @@ def check_hooks(hooks: Sequence[Any]) -> None:
         written["on_trace_ready.dir_name"] = ready.get("dir_name") if hasattr(ready, "get") else None
         for key, path in written.items():
             if isinstance(path, str) and (Path(path).is_absolute() or ".." in Path(path).parts):
-                raise ConfigError(f"hooks[{index}].{key}={path} is to lie below the run folder")
+                raise ConfigError(f"hooks[{index}].{key}={path} must be a relative path below the run folder")
 
 
 _LEAST: Mapping[str, int] = {
@@ -395,18 +402,18 @@ _LEAST: Mapping[str, int] = {
     **dict.fromkeys(("min_delta", "schedule.warmup_steps", "checkpoint.every_epochs", "checkpoint.every_steps"), 0),
     **dict.fromkeys(("launcher.max_restarts", "launcher.step_timeout_s"), 0),
 }
-"""The least that a number may be that is not null; a key that a launcher of the user's own lacks is not looked at."""
+"""Lower bounds of numeric keys. Null is allowed; a key that the user's own launcher does not have is skipped."""
 
 
 def check_ranges(config: ExpConfig) -> None:
-    """Refuse numbers that would do something else than they say, or nothing.
+    """Refuse numbers below their lower bound.
 
     Raises:
-        ConfigError: names the first key, its value, and what is the least.
+        ConfigError: the message has the first such key, its value, and the lower bound.
     """
     for key, least in _LEAST.items():
         value = OmegaConf.select(config, key)  # type: ignore[arg-type]
-        if value is not None and not value >= least:  # nan is not, either
+        if value is not None and not value >= least:  # not `<`, so that NaN is refused, too
             raise ConfigError(f"{key}={value} must be at least {least}")
     clip = config.optim.clip_grad_norm
     if clip is not None and not clip > 0:
@@ -425,10 +432,11 @@ def derive_batch_sizes(
         world_size: number of processes.
 
     Returns:
-        Both.
+        ``(batch_size, global_batch_size)``.
 
     Raises:
-        ConfigError: neither is given, both disagree, or the global batch does not divide (with the nearest that do).
+        ConfigError: neither is given, a value is below 1, the two disagree, or ``global_batch_size`` is not a multiple
+            of ``world_size * accumulate``; the message then has the nearest multiples.
     """
     parts = world_size * accumulate
     if batch_size is None and global_batch_size is None:

@@ -1,13 +1,13 @@
-"""From a command line to a configuration: typed keys for Hydra, paths, and the run that weights come from. No torch.
+"""Composes the typed configuration from a command line, with the model and data of the run in ``init_from``. No torch.
 
-Hydra reads the schema, and those of plug-ins, as it reads files, so that a wrong key or type is refused while the
-configuration is composed. Keys that are dictionaries (``data.palette={road: "6EC1E4"}``) take any member. Of data and
-model, one that is given on the command line replaces what was there, as a list does: a palette for other data is not to
-keep the classes of the experiment's. ``data.palette.road=...`` sets one member.
+Hydra reads the schema, and those of plugins, as it reads files, so that it refuses a wrong key or type.
+Dictionaries (``data.palette={road: "6EC1E4"}``) take any member. A dictionary of ``data`` or ``model`` on the command
+line replaces the former one, like a list: a palette for other data must not keep the classes of the experiment.
+``data.palette.road=...`` sets one member.
 
-A run is used as it was trained: eval, predict and features begin with the configuration of the run in ``init_from``.
-Its model and data are offered as choices of their config groups, and a primary configuration takes them, so that what
-the command line says comes on top, with types, and sweeps work.
+The tasks eval, predict and features use a run as it was trained: they start from the configuration of the run in
+``init_from``. Its model and data are registered as choices of their config groups, and a primary configuration selects
+them. Overrides therefore apply on top, with types, and sweeps work.
 """
 
 from __future__ import annotations
@@ -54,22 +54,22 @@ __all__ = [
 TRAINED = ("experiment", "data", "model")
 """Config groups whose choices are those of the run in ``init_from``."""
 _OF_RUN = "of_run"
-"""Name of the primary configuration that begins with a run's own, and of the choices that it takes."""
+"""Name of the primary configuration that starts from a run, and of the choices that it selects."""
 
 _LAUNCHER = "exp.launcher.base.Launcher"
-_TASK = "exp.task.Task"  # interfaces by name: what implements them lies above this package
+_TASK = "exp.task.Task"  # interfaces by name, since this package must not import the packages that implement them
 _PATHS = ("data.root", "init_from", "resume", "task.input")
-_SHORT = ("reference", "run", "steps")  # keys of tasks that are written without ``task.``
+_SHORT = ("reference", "run", "steps")  # keys of tasks that users may write without ``task.``
 _WITH_THEM = ("name", "seed", "precision", "metric", "metrics", "published", "published_source", "published_for")
-_REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)*)\}")  # an interpolation that is another key and nothing else
+_REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)*)\}")  # an interpolation of one other key, without other text
 _own_files: list[Path] = []
-"""Folders of configurations on the command line: what they name is the user's choice, in the run's file, too."""
+"""The user's folders of configurations. Classes named there are trusted, also if the config of a run names them."""
 
 
 def register() -> None:
-    """Tell Hydra where configurations come from beside files; calling it again changes nothing.
+    """Register with Hydra what gives configurations beside files; further calls change nothing.
 
-    ``${run_id:}`` is a short id, the same wherever one configuration uses it.
+    ``${run_id:}`` is a short random id, the same everywhere in one configuration.
     """
     OmegaConf.register_new_resolver("run_id", lambda: secrets.token_hex(3), use_cache=True, replace=True)
     OmegaConf.register_new_resolver("choices", str, replace=True)  # only --help fills it in
@@ -79,21 +79,21 @@ def register() -> None:
 
 @functools.lru_cache(maxsize=None)
 def _choices() -> Mapping[str, Any]:
-    """What a defaults list may name without a file, by ``<group>/<name>``: a dataclass, an object of one, or a dict.
+    """What a defaults list may name without a file, by ``<group>/<name>``: a dataclass, an instance of one, or a dict.
 
-    These are the schema, typed keys (below ``schema/``), and choices that set no key (``task=eval``, ``data=weather``).
+    These are the schema, typed keys (under ``schema/``), and choices that set no key (``task=eval``, ``data=weather``).
     """
     structures = _structures()
     found: dict[str, Any] = {"exp_schema": ExpConfig, **{f"schema/{place}": each for place, each in structures.items()}}
     for plugin in installed().values():
         found.update({place: structures.get(place, choice) for place, choice in plugin.choices.items()})
-    # What launchers of others begin with: the same keys, beside which theirs may stand. They are typed when composed.
+    # The common keys of launchers as an untyped node, so that other launchers can add keys; typed() adds the types.
     return {**found, "schema/launcher/base": dataclasses.asdict(LauncherConfig())}
 
 
 @functools.lru_cache(maxsize=None)
 def _structures() -> Mapping[str, type]:
-    """The typed keys of launchers, and of plugins, of which exp's own tasks are one, by ``<group>/<name>``."""
+    """The typed keys of launchers and plugins by ``<group>/<name>``; exp's own tasks are a plugin, too."""
     found: dict[str, type] = {"launcher/common": LauncherConfig, "launcher/submitit": SubmititConfig}
     for plugin in installed().values():
         found.update(plugin.structures)
@@ -103,41 +103,41 @@ def _structures() -> Mapping[str, type]:
 
 
 def structure_of(target: str | None) -> type | None:
-    """The typed schema of what a ``_target_`` names; None: it has none."""
+    """The dataclass of typed keys for a ``_target_``; None if there is none."""
     named = (each for each in _structures().values() if getattr(each, "_target_", MISSING) == target)
     return None if target in (None, MISSING) else next(named, None)
 
 
 def task_named(name: str) -> type | None:
-    """The class of ``task=<name>``, where it is exp's own or a plugin's; None: it is in a file alone."""
+    """The class of ``task=<name>`` if exp or a plugin defines the task; None if only a YAML file does."""
     return _structures().get(f"task/{name}")
 
 
 def task_type(target: str | None) -> Any:
-    """The class that ``task._target_`` names.
+    """The class that ``task._target_`` names, a subclass of :class:`exp.task.Task`.
 
     Raises:
-        ConfigError: there is none, or it is no task.
-        UnavailableError: its module does not import.
+        ConfigError: the class does not exist, is not a task, or has fields and is not a dataclass.
+        UnavailableError: its module cannot be imported.
     """
     if not target or target == MISSING:
         raise ConfigError(f"task._target_ must be set: the path of a subclass of {_TASK}; see {TASK_PAGE}")
     cls = resolve("task._target_", target, _TASK)
     own = [name for name, kind in vars(cls).get("__annotations__", {}).items() if "ClassVar" not in str(kind)]
-    if own and "__dataclass_fields__" not in vars(cls):  # one without fields of its own may inherit all
-        raise ConfigError(f"task._target_={target} is no dataclass that inherits {_TASK}; see {TASK_PAGE}")
+    if own and "__dataclass_fields__" not in vars(cls):  # a class without new fields needs no decorator
+        raise ConfigError(f"task._target_={target} must be a dataclass that inherits {_TASK}; see {TASK_PAGE}")
     return cls
 
 
 def launcher_keys(target: str) -> Any:
-    """The typed keys of the class that ``launcher._target_`` names; errors as of :func:`task_type`."""
+    """The typed keys of the class that ``launcher._target_`` names; raises the same errors as :func:`task_type`."""
     return resolve("launcher._target_", target, _LAUNCHER).keys
 
 
 def _opened(structure: Any) -> DictConfig:
-    """The node of a dataclass, or of an object of one, whose fields of type ``Dict`` take members on the command line.
+    """The OmegaConf node of a dataclass or of its instance; fields of type ``Dict`` accept new members.
 
-    Such a field has to be a dictionary by default, not null: OmegaConf cannot merge into a typed one that is null.
+    The default of such a field must be a dictionary, not null: OmegaConf cannot merge into a typed null.
     """
     node: DictConfig = OmegaConf.structured(structure)
     for _, _, _, value in nodes(node):
@@ -195,15 +195,19 @@ class _Dataclasses(ConfigSource):
 
 
 def typed(config: Any, of_others: bool = False) -> ExpConfig:
-    """A configuration with its types, and a record.
+    """Add the types and the ``record`` to a configuration.
 
     Args:
-        config: composed, or read from a file.
-        of_others: it may be a stranger's: no module but exp's own is imported for its types.
+        config: composed, or read from a file; not changed.
+        of_others: the configuration is not trusted, so only modules of exp are imported for its types.
+
+    Returns:
+        A new configuration.
 
     Raises:
         OmegaConfBaseException: a key or a type is wrong.
-        ConfigError: the launcher or the task is none.
+        ConfigError: the class of the launcher or the task does not exist, or is not of this interface.
+        UnavailableError: its module cannot be imported.
     """
     content: Any = OmegaConf.to_container(config, resolve=False)
     root = OmegaConf.structured(ExpConfig)
@@ -216,21 +220,21 @@ def typed(config: Any, of_others: bool = False) -> ExpConfig:
             keys = own[group](target) if target.startswith("exp.") or not of_others else None
         if keys is not None:
             root[group] = keys
-    return cast(ExpConfig, OmegaConf.merge(root, content))  # whose types it has
+    return cast(ExpConfig, OmegaConf.merge(root, content))  # the result has the types of root
 
 
 def load(path: Path) -> ExpConfig:
     """The typed configuration in a ``config.yaml``.
 
     Raises:
-        ConfigError: it is not what a run leaves.
-        OmegaConfBaseException: it has keys that are no more.
+        ConfigError: the file is not the configuration of a run.
+        OmegaConfBaseException: it has keys that this version of exp no longer has.
     """
     return typed(_read(path, ("launcher",)), of_others=True)
 
 
 def _read(path: Path, groups: Sequence[str]) -> DictConfig:
-    """What a ``config.yaml`` holds, with these groups in it."""
+    """The content of a ``config.yaml``, which must have the ``groups``; raises ConfigError."""
     try:
         content = OmegaConf.load(path)
     except (OSError, ValueError, YAMLError) as error:
@@ -242,9 +246,9 @@ def _read(path: Path, groups: Sequence[str]) -> DictConfig:
 
 
 def compose(primary: str, overrides: Sequence[str]) -> ExpConfig:
-    """What Hydra composes of a primary configuration and overrides, without its own part; not typed yet."""
+    """Compose a primary configuration and overrides with Hydra, without the node ``hydra``; not typed yet."""
     loader = GlobalHydra.instance().config_loader()
-    # A backend's file may lie in a folder that only this adds.
+    # The file of a backend may be in a folder that only hydra.searchpath adds.
     found = [override for override in HydraConfig.get().overrides.hydra if override.startswith("hydra.searchpath=")]
     composed = loader.load_configuration(primary, [*overrides, *found], run_mode=RunMode.RUN)
     with open_dict(composed):
@@ -253,11 +257,11 @@ def compose(primary: str, overrides: Sequence[str]) -> ExpConfig:
 
 
 def replace_given(config: Any, overrides: Sequence[str]) -> None:
-    """Give each dictionary of data and model that the command line sets the value that it has there, and nothing else.
+    """Replace each dictionary of ``data`` and ``model`` that an override sets as a whole; Hydra would merge the two.
 
     Args:
         config: composed and typed; changed in place.
-        overrides: the user's.
+        overrides: the user's overrides.
     """
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         key = override.key_or_group
@@ -270,9 +274,10 @@ def replace_given(config: Any, overrides: Sequence[str]) -> None:
 
 
 def follows(config: ExpConfig) -> dict[str, str]:
-    """The keys of model and data that refer to another key: ``{"model.channels": "data.channels"}``.
+    """The keys of model and data that are interpolations of another key: ``{"model.channels": "data.channels"}``.
 
-    A frozen configuration has values in their place; a change of the other key is to reach them all the same.
+    A frozen configuration has values instead of interpolations. With this record, a later change of the other key still
+    changes these keys, too.
 
     Args:
         config: composed, not resolved.
@@ -283,14 +288,14 @@ def follows(config: ExpConfig) -> dict[str, str]:
 
 
 def is_of_hub(weights: str | None) -> bool:
-    """Whether ``init_from`` names weights of a hub, and no file."""
+    """Whether ``init_from`` names weights of a hub instead of a file."""
     return weights is not None and weights.startswith(("hf:", "timm:"))
 
 
 def expand_arguments(arguments: Sequence[str]) -> list[str]:
-    """``KEY=~/path`` with the home folder in the tilde's place: a shell expands it at the beginning of words only.
+    """Expand ``KEY=~/path``, which a shell does not (it expands ``~`` only at the beginning of a word), and short keys.
 
-    ``task=parity reference=cpu`` is short for ``task.reference=cpu``, where the task has such a key.
+    ``task=parity reference=cpu`` is short for ``task=parity task.reference=cpu``, if the task has such a key.
     """
     task = next((task_named(each[5:]) for each in reversed(arguments) if each.startswith("task=")), None)
     short = {field.name for field in dataclasses.fields(task) if field.name in _SHORT} if task is not None else set()
@@ -299,16 +304,16 @@ def expand_arguments(arguments: Sequence[str]) -> list[str]:
 
 
 def expand(config: Any) -> None:
-    """Make the paths in a configuration absolute, in place: a run may be used again from any folder.
+    """Make the paths in a configuration absolute, in place, so that the run can be used again from any folder.
 
-    A string that begins with ``~/`` is taken for a path wherever it stands; of the others, the keys that are known to
-    be paths: relative ones begin where exp was started.
+    Every string that begins with ``~/`` is a path. Other strings are paths if their key is known to be one
+    (``data.root``, ``init_from``, ``resume``, and ``paths`` of the task); they are relative to the current folder.
 
     Args:
-        config: typed.
+        config: typed; changed in place.
 
     Raises:
-        ConfigError: one of these is empty.
+        ConfigError: the value of such a key is empty.
     """
     for _, parent, key, value in nodes(config):
         if isinstance(value, str) and (value == "~" or value.startswith("~/")) and "${" not in value:
@@ -322,14 +327,14 @@ def expand(config: Any) -> None:
 
 
 def refuse_empty(key: str, value: Any) -> None:
-    """Refuse a path that is empty, as of a shell's variable that is not set: it would stand for the current folder.
+    """Refuse an empty path, for example from an unset shell variable; it would mean the current folder.
 
     Args:
-        key: of the configuration.
-        value: a path, a list of them, or None.
+        key: the key of the configuration, for the message.
+        value: a path, a list of paths, or None, which is allowed.
 
     Raises:
-        ConfigError: it is empty.
+        ConfigError: a path or the list is empty.
     """
     each = value if isinstance(value, (list, ListConfig)) else [value]
     if not each or any(isinstance(path, str) and not path.strip() for path in each):
@@ -337,7 +342,7 @@ def refuse_empty(key: str, value: Any) -> None:
 
 
 def run_folder_of(weights: str | None) -> Path | None:
-    """The run folder that weights belong to: itself, or the one in whose ``checkpoints`` they lie; None: no run's."""
+    """The run folder of weights: the path itself, or a parent if the path is in its ``checkpoints``; None: no run."""
     if not weights:
         return None
     path = Path(os.path.abspath(Path(weights).expanduser()))  # noqa: PTH100 - pathlib leaves `..` in it
@@ -348,10 +353,14 @@ def run_folder_of(weights: str | None) -> Path | None:
 
 
 def check_weights_there(value: str, key: str = "init_from") -> None:
-    """Refuse a path that leads to nothing that a run leaves.
+    """Refuse a path that is neither a file nor a folder with a run or weights.
+
+    Args:
+        value: the path; the content of a file is not checked.
+        key: the key of the configuration, for the message.
 
     Raises:
-        ConfigError: it is empty, or leads to nothing, or to a folder that has neither a configuration nor weights.
+        ConfigError: the path is empty or does not exist, or is a folder with neither a configuration nor weights.
     """
     refuse_empty(key, value)
     path = Path(value).expanduser()
@@ -363,16 +372,17 @@ def check_weights_there(value: str, key: str = "init_from") -> None:
     if path.is_dir() and run_folder_of(value) is None:
         kinds = ("*.pth", "*.safetensors", "*.safetensors.index.json", "checkpoints/*.pth")
         if not any(True for kind in kinds for _ in path.glob(kind)):
-            raise ConfigError(f"{key}={shown(path)} is no run folder: it has neither config.yaml nor weights")
+            raise ConfigError(f"{key}={shown(path)} is not a run folder: it has neither config.yaml nor weights")
 
 
 class Base(NamedTuple):
-    """What a configuration is composed of.
+    """What Hydra composes a configuration from.
 
     Attributes:
         primary: name of the primary configuration.
-        overrides: without choices that repeat those of the run: they would put a file's values in place of the run's.
-        folder: of the run that it begins with, as the record has it; None: with none.
+        overrides: the user's overrides, without choices that the run made, too: they would replace the values of the
+            run with those of the file.
+        folder: folder of the run whose configuration is the start, for the record; None: there is no such run.
     """
 
     primary: str
@@ -381,20 +391,20 @@ class Base(NamedTuple):
 
 
 def begin(arguments: Sequence[str]) -> Base:
-    """What Hydra is to compose for a command line; errors as of :func:`base_of`."""
+    """Remember the user's folders of configurations, and return :func:`base_of`, whose errors it raises."""
     _own_files[:] = searched(arguments)
     return base_of(arguments)
 
 
 def base_of(arguments: Sequence[str], needs_weights: bool | None = None) -> Base:
-    """What a configuration is composed of; a run that it begins with is offered to Hydra.
+    """What Hydra composes a configuration from; the run in ``init_from`` is registered with Hydra if the task uses it.
 
     Args:
-        arguments: overrides, which may have values of a sweep.
-        needs_weights: whether the task does; None: as the tasks say that are known before anything is composed.
+        arguments: overrides, also with several values of a sweep.
+        needs_weights: whether the task needs weights; None: look it up, which works for tasks of exp and of plugins.
 
     Raises:
-        ConfigError: the run's configuration cannot be read.
+        ConfigError: ``init_from`` does not exist, or the configuration of its run cannot be read.
     """
     plain = Base("config", list(arguments))
     given = {key: values for key, values in map(_parsed, arguments) if key is not None}
@@ -407,7 +417,7 @@ def base_of(arguments: Sequence[str], needs_weights: bool | None = None) -> Base
     if folder is None:
         for path in weights:
             if not is_of_hub(path) and "${" not in path:
-                check_weights_there(path)  # before what is composed without the run's configuration is found wanting
+                check_weights_there(path)  # first, because without the run, Hydra would complain about missing keys
         return plain
     chosen = _offer(folder)
     if given.get("experiment", [chosen.get("experiment")]) != [chosen.get("experiment")]:
@@ -417,26 +427,28 @@ def base_of(arguments: Sequence[str], needs_weights: bool | None = None) -> Base
 
 
 def _parsed(argument: str) -> tuple[str | None, list[Any]]:
-    """The key of an override and its values, of a sweep all of them."""
+    """The key of an override, and its values: one, or those of a sweep; (None, []) for keys that do not matter here."""
     if not re.match(r"^\+{0,2}(task|init_from|experiment)=", argument):
         return None, []
     try:
         override = OverridesParser.create().parse_override(argument)
         sweep = override.is_sweep_override()
         values = list(override.sweep_iterator(Transformer.identity)) if sweep else [override.value()]
-    except HydraException:  # which Hydra will say itself
+    except HydraException:  # Hydra reports it later
         return None, []
     return override.key_or_group, values
 
 
 def _offer(folder: Path) -> dict[str, Any]:
-    """Make a run's model and data choices of their groups, and :data:`_OF_RUN` a primary configuration that takes them.
+    """Register a run's model and data as choices of their groups, and a primary configuration that selects them.
+
+    All are named :data:`_OF_RUN`.
 
     Returns:
-        The choice that the run made in each config group.
+        The choice of the run in each config group.
 
     Raises:
-        ConfigError: the run's configuration cannot be read, or is of a version of exp that knew other keys.
+        ConfigError: the run's configuration cannot be read, or another version of exp with other keys wrote it.
     """
     path, parts = RunFolder(folder).config, ("data", "model")
     config = _read(path, parts)
@@ -451,9 +463,9 @@ def _offer(folder: Path) -> dict[str, Any]:
             of_run = node if structure is None else OmegaConf.merge(_opened(structure), node)
         except OmegaConfBaseException as error:
             said = str(error.msg).splitlines()[0]
-            raise ConfigError(f"{path}: {part}.{error.key}: {said}; the run is of another version of exp") from error
+            raise ConfigError(f"{path}: {part}.{error.key}: {said}; another version of exp wrote this run") from error
         store.store(group=part, name=_OF_RUN, node=of_run)
-    # The run's choices are kept in the record, where those of this composition would only say _OF_RUN.
+    # Record the choices of the run, since those of this composition are all _OF_RUN.
     chosen = {"experiment": config.get("name"), **(OmegaConf.select(config, "record.chosen") or {})}
     rest = {key: config[key] for key in _WITH_THEM if key in config}
     rest["record"] = {"trained_in": str(folder), "chosen": chosen}
@@ -464,7 +476,11 @@ def _offer(folder: Path) -> dict[str, Any]:
 
 
 def searchpath(arguments: Sequence[str]) -> list[str]:
-    """The user's folders of configurations, also that of ``--config-dir``, as an override of Hydra's; empty: none."""
+    """The user's folders of configurations, with that of ``--config-dir``, as one override for Hydra.
+
+    Returns:
+        A list of one override, ``hydra.searchpath=[...]``, or an empty list.
+    """
     given = [each.partition("=")[2].strip("[]") for each in arguments if each.startswith("hydra.searchpath=")]
     found = [part.strip(" '\"") for each in given for part in each.split(",")]
     for number, word in enumerate(arguments):
@@ -476,7 +492,7 @@ def searchpath(arguments: Sequence[str]) -> list[str]:
 
 
 def searched(arguments: Sequence[str]) -> list[Path]:
-    """The folders of :func:`searchpath`; packages are left out."""
+    """The folders of :func:`searchpath` as absolute paths, without packages (``pkg://``)."""
     found = [each for text in searchpath(arguments) for each in text.partition("=")[2].strip("[]").split(",")]
     plain = [each[len("file://") :] if each.startswith("file://") else each for each in found]
     return [Path(os.path.abspath(each)) for each in plain if each and "://" not in each]  # noqa: PTH100 - as written

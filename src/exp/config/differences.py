@@ -1,7 +1,7 @@
-"""Where two configurations differ: a resumed run and its record, an evaluation and its training, an experiment and what
-was chosen beside it. No torch.
+"""Compares two configurations, and decides which keys may change when a training is resumed. No torch.
 
-What may change when a training goes on, and what would make another training of it, is decided here, too.
+Compared are a resumed run and its checkpoint, an evaluation and the training of its weights, and an experiment and the
+choices that the user made for it.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ __all__ = [
 
 _LENGTH = 60  # characters of a value in a message
 _DATA = re.compile(r"data(?:\..*)?")
-# What a run's numbers depend on; of that, what says how fast something is computed, and not what.
+# Keys on which the results of a run depend, except _NEUTRAL: those change the speed or the memory, not the results.
 _COMPUTED = re.compile(r"(?:model|data)(?:\..*)?|seed|precision")
 _NEUTRAL = re.compile(
     r"data\.(?:num_workers|eval_batch_size|cache_megabytes|on_device)|model\.activation_checkpointing"
 )
-# Of no meaning for a training: where it is, what is noted of it, what other tasks read, what is derived.
+# Keys without a meaning for training: its folder, records, keys of other tasks, and derived keys.
 _SILENT = re.compile(
     r"output_dir|overwrite|resume|resume_changed_data|init_partial|batch_size|reference|run|steps"
     r"|(?:record|sweep|published|published_\w+|task(?!\.name$))(?:\..*)?"
 )
-# May change on resume: where the data lie, since the files themselves are compared, and whether data are refused.
+# May change on resume: the location of the data, since the files themselves are compared, and which data are refused.
 _FREE = re.compile(r"data\.(?:root|sample_data|archive_folder|allow_gaps|on_error)")
-# The samples that a step sees, what they say and in which order; what learns from them; what its state consists of.
+# Must not change on resume: the samples of each step and their order, the model, and the keys of the optimizer's state.
 _FIXED = re.compile(
     r"(?:model|data)(?:\..*)?|optim\.(?:type|options\.(?:amsgrad|centered))|seed|global_batch_size|init_from|metric|task\.name"
     r"|debug\.(?:train_batches|overfit)"
 )
-# How long is trained, and with what: who changes it wants more of a training that had been stopped early.
+# Length and settings of the training: if one of them changes, a training that was stopped early continues.
 _COURSE = re.compile(r"patience|min_delta|max_epochs|max_steps|val_every|(?:optim|schedule|hooks)(?:\..*)?")
-# Groups of which another choice has other keys: one line says it all.
+# Config groups whose choices have different keys: if the choice differs, only ``_target_`` is reported.
 _CHOICES = ("backend", "launcher", "wrapper", "model", "data")
 
 
 class Change(NamedTuple):
-    """One key of two configurations; a value that is not there is None."""
+    """A key whose values differ in two configurations; None if a configuration does not have the key."""
 
     key: str
     old: Any
@@ -54,12 +54,12 @@ class Change(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """How a configuration differs from the one that a training began with."""
+    """How the configuration of a resumed training differs from the one in the checkpoint."""
 
     allowed: tuple[Change, ...] = ()
-    """They take effect from the step at which the training goes on."""
+    """Changes that take effect from the step at which the training resumes."""
     refused: tuple[Change, ...] = ()
-    """They would make another training of it."""
+    """Changes of keys that must stay the same within one training."""
 
 
 def as_plain(config: ExpConfig) -> dict[str, Any]:
@@ -70,29 +70,29 @@ def as_plain(config: ExpConfig) -> dict[str, Any]:
 
 
 def of_training(config: ExpConfig) -> dict[str, Any]:
-    """What a checkpoint keeps of a frozen configuration: all but where a run is and what is noted of it."""
+    """The part of a frozen configuration that a checkpoint contains: without output paths, records and derived keys."""
     content = {key: value for key, value in as_plain(config).items() if key == "task" or not _SILENT.fullmatch(key)}
     content["task"] = {"name": content["task"]["name"]}
     return content
 
 
 def text_of(value: Any) -> str:
-    """A value as it is written on the command line; a long one is cut."""
+    """A value as it is written on the command line, cut to 60 characters."""
     text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     return text if len(text) <= _LENGTH else f"{text[: _LENGTH - 3]}..."
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Changes:
-    """Compare the configurations of a training that is to go on.
+    """Compare the configurations of a training before and after it is resumed.
 
     Args:
-        old: what the training began with, as :func:`as_plain` gives it.
-        new: of the run that is to go on. With ``resume_changed_data: true`` its data may be others.
+        old: configuration in the checkpoint, as :func:`as_plain` returns it.
+        new: configuration of the run that resumes; if ``resume_changed_data`` is true, all keys of ``data`` may change.
     """
     found = [
         change
         for change in _compared(old, new)
-        # The weights are the checkpoint's in any case.
+        # Without init_from a resumed run still has the right weights: those of the checkpoint.
         if not _SILENT.fullmatch(change.key) and not (change.key == "init_from" and not change.new)
     ]
     replaced = {change.key.partition(".")[0] for change in found if change.key.endswith("._target_")}
@@ -110,38 +110,43 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Changes:
 
 
 def refusal(refused: tuple[Change, ...], source: object) -> str:
-    """The message for changes that are refused: the first line names the first of them, with both values.
+    """The error message for refused changes. The first line has the first change with both values.
 
     Args:
         refused: of :func:`changes`; not empty.
-        source: the checkpoint or run folder that was to be continued.
+        source: the checkpoint or run folder to resume from.
     """
-    # Of the data first: keys of the model follow some of them.
+    # Keys of data first, because keys of the model may follow from them.
     first, *more = sorted(refused, key=lambda change: _DATA.fullmatch(change.key) is None)
     data = all(_DATA.fullmatch(change.key) for change in refused)
     lines = [
         f"resume: {source} was trained with {first.key}={text_of(first.old)}, this run has {text_of(first.new)}; "
-        f"set {first.key}={text_of(first.old)}, or begin anew from its weights with init_from={source} and another "
-        "output_dir" + (", or go on with other data with resume_changed_data=true" if data else "")
+        f"set {first.key}={text_of(first.old)}, or start a new training from its weights with init_from={source} and "
+        "another output_dir" + (", or continue with the other data with resume_changed_data=true" if data else "")
     ]
     return "\n".join(lines + [f"  also {change}" for change in more])
 
 
 def trains_on(changed: Iterable[Change]) -> bool:
-    """Whether a training that was stopped early goes on with these changes: they say how, or how long, to train."""
+    """Whether a training that was stopped early continues: a change concerns its length, early stopping, validation,
+    optimizer, schedule or hooks.
+
+    Args:
+        changed: the allowed changes of :func:`changes`.
+    """
     return any(_COURSE.fullmatch(change.key) for change in changed)
 
 
 def different(config: ExpConfig, other: ExpConfig, names: str, leave_out: Sequence[str] = ()) -> list[str]:
-    """A line for each key of model, data, seed and precision that two configurations do not have in common.
+    """A line for each key of model, data, seed and precision that differs in two configurations.
 
-    Keys that only follow another one are left out, and those that ``other`` leaves to the user.
+    Without keys that only follow from another key, and keys that are missing (``???``) in ``other``.
 
     Args:
-        config: the one that is described.
-        other: what it is compared with.
-        names: what ``other`` is called in the lines: ``data.horizon=48 (<names>: 96)``.
-        leave_out: keys that do not count.
+        config: the configuration to describe.
+        other: the configuration to compare it with.
+        names: name of ``other`` in the lines: ``data.horizon=48 (<names>: 96)``.
+        leave_out: keys to ignore.
     """
     found = {change.key: change for change in _compared(as_plain(other), as_plain(config))}
     silent = {key for key, target in config.record.follows.items() if target in found}

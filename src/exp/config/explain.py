@@ -1,4 +1,4 @@
-"""What a user reads of the configuration: ``--help``, and errors of Hydra and OmegaConf as one line each."""
+"""The text of ``--help``, and short messages for errors of Hydra, OmegaConf and YAML."""
 
 from __future__ import annotations
 
@@ -24,49 +24,49 @@ __all__ = ["default_keys", "explain", "help_text", "is_of_composition"]
 _GROUPS = (
     "experiment", "task", "backend", "launcher", "wrapper", "data", "model", "optim", "schedule", "logger", "debug",
 )  # fmt: skip
-_TASKS = ("train", "eval", "predict", "report", "doctor")  # of every day
+_TASKS = ("train", "eval", "predict", "report", "doctor")  # the common ones, which --help shows
 _WIDTH = 80
 _NO_CHOICE = "Config group override must be a string or a list"
 _WORDS = {
-    "accelerator": "backend=..., of which --help lists all",
+    "accelerator": "backend=... (--help lists all)",
     "callbacks": "hooks=[{type: ...}], hooks of MMEngine",
     "checkpoint_callback": "checkpoint.every_epochs",
     "ckpt_path": "resume=<a run folder>, or init_from=<weights>",
-    "deterministic": "seed=...; docs/guide/resume.md says what is equal",
-    "device": "backend=..., of which --help lists all",
+    "deterministic": "seed=...; docs/guide/resume.md says what is reproducible",
+    "device": "backend=... (--help lists all)",
     "devices": "nproc=...",
     "epochs": "max_epochs=...",
     "gpus": "nproc=...",
     "lr": "optim.lr=...",
     "num_nodes": "launcher.nnodes=..., or launcher.nodes=... with launcher=submitit",
     "num_workers": "data.num_workers=...",
-    "reference": "task=parity with it",
-    "run": "task=report, task=track or task=attach with it",
-    "steps": "max_steps=..., or task=parity with it",
+    "reference": "it with task=parity",
+    "run": "it with task=report, task=track or task=attach",
+    "steps": "max_steps=..., or steps=... with task=parity",
     "strategy": "wrapper=ddp or wrapper=fsdp",
     "trainer": "a key of exp's own, such as max_epochs=...; debug=one_batch instead of fast_dev_run",
     "weight_decay": "optim.weight_decay=...",
 }
-"""Keys that people bring along from elsewhere, and what to write instead."""
+"""Keys of other frameworks and likely mistakes, with what to write instead."""
 
 
 def is_of_composition(error: Exception) -> bool:
-    """Whether Hydra, OmegaConf or YAML raised it while a configuration was composed."""
+    """Whether an error is one that Hydra, OmegaConf or YAML raises while a configuration is composed."""
     kinds = (HydraException, OmegaConfBaseException, MarkedYAMLError)
     return isinstance(error, kinds) or str(error).startswith(_NO_CHOICE)
 
 
 def explain(error: Exception, known_keys: Iterable[str]) -> str:
-    """One line for the user, details below it where they help.
+    """The message for the user: one line, with details on further lines if they help.
 
     Args:
-        error: what composition raised.
-        known_keys: the keys of the default configuration, to find the nearest.
+        error: the error that composing the configuration raised.
+        known_keys: keys and groups (:func:`default_keys`), from which the nearest is suggested.
     """
     if isinstance(error, MissingConfigException) and isinstance(error.missing_cfg_file, str) and error.options:
         group, _, choice = error.missing_cfg_file.rpartition("/")
         if group == "hydra/launcher":
-            return f"{group}={choice}: exp runs the jobs of a sweep itself; leave it out, and choose launcher=..."
+            return f"{group}={choice}: exp runs the jobs of a sweep itself; leave it out, and set launcher=... instead"
         options = [option for option in error.options if not option.startswith("__")]
         return f"{group}={choice} is not a choice{nearest(choice, options)}\n  choices of {group}: {', '.join(options)}"
     if isinstance(error, OverrideParseException):
@@ -89,8 +89,8 @@ def explain(error: Exception, known_keys: Iterable[str]) -> str:
         if key == "experiment":
             return f"experiment={experiment}: its file lacks the line '# @package _global_' at its top"
         return (
-            f"experiment={experiment} sets {key}, which the data or model chosen beside it does not have; choose an "
-            f"experiment that is made for them (--help lists all)\n  {complaint}"
+            f"experiment={experiment} sets {key}, which the chosen data or model does not have; choose an experiment "
+            f"for these data and this model (--help lists all)\n  {complaint}"
         )
     unknown = _unknown_key(text, error if cause is None else cause)
     if unknown is not None:
@@ -109,14 +109,14 @@ def explain(error: Exception, known_keys: Iterable[str]) -> str:
 
 
 def _unknown_key(text: str, cause: BaseException) -> str | None:
-    """The key that is in no schema, where that is what the error is about."""
+    """The unknown key that the error is about; None: the error is about something else."""
     below = str(getattr(cause, "full_key", None) or "")
     match = re.match(r"Could not override '([^'=]+)", text)
     if match:
-        # Of a dictionary given for a key that there is, the member that there is not.
+        # If the value is a dictionary for a known key, its unknown member.
         return below if below.startswith(f"{match.group(1)}.") else match.group(1)
     match = re.match(r"Error merging override ([^=]+)\.[^.=]+=", text)
-    if match and below == match.group(1) and "Value '{}'" in str(cause):  # of a key that has a value, and none below it
+    if match and below == match.group(1) and "Value '{}'" in str(cause):  # a member of a key that takes a plain value
         return text[len("Error merging override ") :].partition("=")[0]
     return (
         below
@@ -126,26 +126,26 @@ def _unknown_key(text: str, cause: BaseException) -> str | None:
 
 
 def _hint(unknown: str, known: Sequence[str]) -> str:
-    """The nearest key; or, where other choices have a key of this name, that the one chosen has not."""
+    """What to write instead of an unknown key: the nearest key, or another choice of a group that has the key."""
     group, _, last = unknown.partition(".")
     if group in _WORDS and group not in known:
         return f"; use {_WORDS[group]}"
     if unknown in known:
-        return f": the {group} that is chosen has none of this name; leave it out, or choose another {group}"
+        return f": the chosen {group} does not have it; leave it out, or choose another {group}"
     elsewhere = [each for each in known if each.rpartition(".")[2] == last]
     return nearest(unknown, known) or (f"; did you mean '{elsewhere[0]}'?" if elsewhere else "")
 
 
 def help_text(arguments: Sequence[str]) -> str:
-    """What ``--help`` prints: ``hydra.help.template``, with the choices of every folder in the search path.
+    """The text of ``--help``: ``hydra.help.template``, with the choices of every folder in the search path.
 
-    Hydra would list all its groups beside, whether the template has them or not: seconds.
+    Not printed by Hydra, which would search all its groups even if the template does not use them. That takes seconds.
 
     Args:
-        arguments: of the command line; those that add folders count.
+        arguments: of the command line; only those that add folders of configurations matter.
 
     Raises:
-        ConfigError: a folder is not there.
+        ConfigError: such a folder does not exist.
     """
     GlobalHydra.instance().clear()
     with initialize_config_module("exp.conf", version_base="1.3"), warnings.catch_warnings():
@@ -154,8 +154,8 @@ def help_text(arguments: Sequence[str]) -> str:
         try:
             config = compose("config", searchpath(arguments), return_hydra_config=True)
         except UserWarning as warning:
-            raise ConfigError(f"a folder of configurations is not there: {warning}") from warning
-        return str(config.hydra.help.template).replace("$$", "$")  # which is written for string.Template
+            raise ConfigError(f"a folder of configurations does not exist: {warning}") from warning
+        return str(config.hydra.help.template).replace("$$", "$")  # the template escapes $ for string.Template
 
 
 def _choices(folders: list[str]) -> str:
@@ -177,10 +177,11 @@ def _choices(folders: list[str]) -> str:
 
 
 def default_keys(arguments: Sequence[str] = ()) -> list[str]:
-    """The dotted keys of a configuration, and its groups.
+    """The dotted keys of the default configuration, and its groups.
 
     Args:
-        arguments: of the command line; choices such as ``launcher=submitit`` count, also those in the user's folders.
+        arguments: of the command line; its choices, such as ``launcher=submitit``, decide which keys there are. If they
+            cannot be composed, choices are ignored.
     """
 
     def dotted(content: Any, prefix: str = "") -> list[str]:
@@ -191,7 +192,7 @@ def default_keys(arguments: Sequence[str] = ()) -> list[str]:
     with initialize_config_module("exp.conf", version_base="1.3"):
         chosen = [each for each in arguments if re.fullmatch(rf"({'|'.join(_GROUPS)})=[\w./-]+", each)]
         for kept in (chosen, [each for each in chosen if not each.startswith("experiment=")], []):
-            # What is to be explained may be in these very choices.
+            # The error to be explained may be caused by one of these choices.
             with contextlib.suppress(Exception):
                 composed = compose("config", [*kept, *searchpath(arguments)])
                 return [*dotted(OmegaConf.to_container(composed, resolve=False)), *_GROUPS]

@@ -1,8 +1,8 @@
-"""The way from a name in a configuration to a class: what nobody chose is refused before it is imported or called.
+"""Finds and creates the classes that a configuration names; refuses code that the user has not chosen to run.
 
-A class is named by ``_target_`` or ``type``, and some of MMEngine's classes take a name under another key
-(``ema_type``). :func:`check_names` looks at all of a configuration before anything is imported; :func:`resolve` imports
-a class and checks its interface; :func:`create` makes the object. Imports neither torch nor MMEngine.
+A configuration names a class by ``_target_`` or ``type``; some classes of MMEngine take a name under another key
+(``ema_type``). :func:`check_names` checks a whole configuration before anything is imported; :func:`resolve` imports a
+class and checks its interface; :func:`create` makes the object. Imports neither torch nor MMEngine.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ __all__ = [
 _REGISTERING = ("mmengine.hooks", "mmengine.optim", "mmengine.model", "mmengine.visualization")
 _OPEN = ("exp", "torch.nn", "torch.optim", "mmengine", "mmcv")
 PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
-"""The form of a name of Python's."""
+"""A Python identifier or a dotted path."""
 _plugins: list[str] = []
-"""What the user has named; of this process."""
+"""The modules and packages of ``plugins``, in this process (:func:`allow`)."""
 _of_others: set[str] = set()
-"""Names that stand in another's run folder: a module of the current folder is no choice of the user's then."""
+"""Names in the configuration of a run folder, which may be a stranger's (:func:`distrust`)."""
 
 
 def nodes(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any, Any]]:
-    """Every member below ``config``; what is below a member comes after it. Interpolations are not followed.
+    """Iterate over all members below ``config``, each before its own members. Interpolations are not followed.
 
     Args:
-        config: of OmegaConf; others have no members, and neither have null, ``???`` and an interpolation.
+        config: a node of OmegaConf; anything else has no members.
         prefix: the key of ``config``; empty for the root.
 
     Yields:
-        The dotted key, the container, the key or index in it, and the value as it is written: an interpolation is its
-        text, and what is missing ``???``.
+        The dotted key, the container, the key or index in it, and the value as it is written: the text of an
+        interpolation, and ``???`` for a missing value.
     """
     if not OmegaConf.is_config(config):
         return
@@ -62,17 +62,19 @@ def nodes(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any, Any]]:
 
 
 def allow(plugins: Sequence[str]) -> None:
-    """From now on, names in these modules and packages resolve."""
+    """Allow names in these modules and packages, instead of those of an earlier call, in this process."""
     _plugins[:] = plugins
 
 
 def distrust(config: Any, chosen: str = "", groups: Sequence[str] = ("model", "data", "metrics")) -> None:
-    """From now on, what a run folder names needs ``plugins`` where it leads to the user's modules.
+    """Require ``plugins`` for names in a run folder that lead to modules in the current folder or on the user's path.
+
+    The run folder may be a stranger's, who could name any of the user's modules.
 
     Args:
-        config: of the run folder.
-        chosen: text of the user's own files; the names in it are his choice.
-        groups: what of the configuration is used.
+        config: the configuration of the run folder.
+        chosen: text of the user's own configuration files; names in it stay allowed.
+        groups: the parts of ``config`` that will be used.
     """
     for group in groups:
         names = {name for _, name in names_in(config.get(group))}
@@ -80,28 +82,30 @@ def distrust(config: Any, chosen: str = "", groups: Sequence[str] = ("model", "d
 
 
 def check_names(config: Any, overrides: Sequence[str] | None = None) -> None:
-    """Refuse a configuration that names code which the user has not chosen, or a path that leads elsewhere.
+    """Refuse a configuration that names code which the user has not chosen, or names that are not valid in a path.
 
     Args:
-        config: composed; interpolations are looked through.
-        overrides: the user's: ``plugins`` counts there only. None: it has been checked, and is read from a run folder.
+        config: composed; interpolations are followed.
+        overrides: the user's overrides; ``plugins`` is allowed only there, not in a file. None: the configuration comes
+            from a run folder, and its ``plugins`` were checked before.
 
     Raises:
-        ConfigError: it does; the key is named.
+        ConfigError: there is such a name; the message has its key.
     """
     plugins = [str(name) for name in config.get("plugins") or ()]
     if overrides is not None and plugins and not any(each.lstrip("+").startswith("plugins=") for each in overrides):
         raise ConfigError(
-            f"plugins=[{','.join(plugins)}] stands in a file, which may be a stranger's; give it on the command line"
+            f"plugins=[{','.join(plugins)}] is set in a file, which somebody else may have written; set it on the "
+            "command line"
         )
     for name in plugins:
         if not PATH.fullmatch(name):
-            raise ConfigError(f"plugins: {name} is no name of a module or package")
+            raise ConfigError(f"plugins: {name} is not the name of a module or package")
     allow(plugins)
     for key, name in names_in(config):
         _check_name(key, name)
     if not re.match(r"^\w+$", str(config.task.name)):
-        raise ConfigError(f"task.name={config.task.name} is no task")
+        raise ConfigError(f"task.name={config.task.name} is not a name of letters, digits and underscores")
     for key in ("name", "data.name"):
         check_path_part(key, OmegaConf.select(config, key, throw_on_missing=False))
 
@@ -109,13 +113,16 @@ def check_names(config: Any, overrides: Sequence[str] | None = None) -> None:
 def _check_name(key: str, name: str) -> None:
     """Refuse a name that leads to code which the user has not chosen.
 
+    Allowed are exp, torch.nn, torch.optim, MMEngine, MMCV and ``plugins``. For ``_target_`` also allowed are installed
+    packages with backends or plugins of exp, since by installing them the user has chosen them; and the user's own
+    modules, which are not installed, unless the name comes from a run folder (:func:`distrust`).
+
     Args:
-        key: that has it; a ``_target_`` may also name the user's own modules, which are not installed, and packages
-            that give exp backends or plugins: who installs one chooses it, whichever file names it.
+        key: the key of the name.
         name: a plain name, which only a registry can resolve, or a dotted path.
 
     Raises:
-        ConfigError: it does.
+        ConfigError: the name is not allowed.
     """
     is_target = key.endswith("_target_")
     if not (is_target or "." in name or key.endswith("_scope_")) or not PATH.fullmatch(name):
@@ -130,26 +137,33 @@ def _check_name(key: str, name: str) -> None:
 
 
 def check_path_part(key: str, value: Any) -> None:
-    """Refuse a name that would not be one folder below ``outputs`` where ``output_dir`` is made of it.
+    """Refuse a name that is not valid as the name of one folder, because ``output_dir`` may contain it.
+
+    Args:
+        key: the key of the name, for the message.
+        value: the name; anything but a string is allowed.
 
     Raises:
-        ConfigError: it has a separator or control characters, or begins as an option or a hidden file does.
+        ConfigError: the name is empty, has a slash or control characters, or begins with ``-``, ``.`` or ``~``.
     """
     if not isinstance(value, str) or value == "???":
         return
     if not value.strip() or re.search(r"[/\\\x00-\x1f\x7f]", value) or value[0] in "-.~":
         raise ConfigError(
-            f"{key}={value!r} is no name for a folder; leave out slashes and control characters, and begin it with "
-            "none of '-', '.' and '~'"
+            f"{key}={value!r} cannot be the name of a folder; leave out slashes and control characters, and do not "
+            "begin it with '-', '.' or '~'"
         )
 
 
 def names_in(config: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """The names of code in a configuration, with their keys.
+    """Iterate over the names of code in a configuration; interpolations are followed.
 
     Args:
-        config: of OmegaConf; others have none.
+        config: a node of OmegaConf; anything else has no names.
         prefix: the key of ``config``; empty for the root.
+
+    Yields:
+        The dotted key and the name.
     """
     for place, parent, key, _ in nodes(config, prefix):
         name, leads_on = str(key), OmegaConf.is_interpolation(parent, key)
@@ -168,30 +182,30 @@ def names_in(config: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 @functools.lru_cache(maxsize=None)
 def _is_own(top: str) -> bool:
-    """Whether a module or package is the user's: not installed."""
+    """Whether a top-level module or package is the user's own, not an installed one."""
     spec = find_own_module(top)
-    return spec is None or _owner(spec) == "user"  # there is no such module: check_target reports it
+    return spec is None or _owner(spec) == "user"  # check_target reports a missing module
 
 
 def _owner(spec: importlib.machinery.ModuleSpec) -> str | None:
-    """As :func:`exp.errors.owner_of`, of a module."""
+    """Like :func:`exp.errors.owner_of`, for a module."""
     place = spec.origin or next(iter(spec.submodule_search_locations or ()), None)
     return None if place in (None, "built-in", "frozen") else owner_of(str(place))
 
 
 def _refusal(key: str, name: str) -> ConfigError:
-    """The error for a name that the user has not chosen."""
+    """The error for a name that is not allowed."""
     named = ",".join([*_plugins, name.partition(".")[0]])
     return ConfigError(
-        f"{key}={name} is neither of exp nor in a registry, and you have not named its package; if you trust it, add "
-        f"plugins=[{named}]"
+        f"{key}={name} is neither part of exp nor in a registry, and its package is not in plugins; if you trust it, "
+        f"add plugins=[{named}]"
     )
 
 
 def find_own_module(name: str) -> importlib.machinery.ModuleSpec | None:
-    """As :func:`find_module`, for a name that is the user's choice: the current folder counts, too, after all others.
+    """Like :func:`find_module`, for a name that the user has chosen: also looks in the current folder, last of all.
 
-    From then on it stays on the path, since a module of the user's may import its neighbors.
+    If the module is there, the current folder stays in ``sys.path``, since the module may import others beside it.
     """
     spec = find_module(name)
     here = str(Path.cwd())
@@ -205,24 +219,23 @@ def find_own_module(name: str) -> importlib.machinery.ModuleSpec | None:
 
 
 def resolve(key: str, path: str, base: type | str | tuple[type, ...]) -> Any:
-    """The class that a configuration names. Nothing of it is called.
+    """Import the class that a configuration names, and check its interface. Does not call it.
 
     Args:
-        key: that has it, for messages.
-        path: ``package.module.Class``. Only modules are imported on the way: what a module has imported, or what an
-            object has, is not reached.
-        base: the interface of the key, or its dotted path where importing it would lead up; what inherits none is
-            refused.
+        key: the key of the name, for messages.
+        path: ``package.module.Class``; not an attribute of a class or of another object.
+        base: the interface of this key, or several; a dotted path where this package must not import the interface.
 
     Raises:
-        ConfigError: there is no such module, or no such class in it, or the user has not chosen its code.
-        UnavailableError: the module is there, and does not import.
+        ConfigError: the module or the class does not exist, the user has not chosen its code, or the class does not
+            inherit ``base``.
+        UnavailableError: the module exists, but importing it fails.
     """
     _check_path(key, path)
     module, _, name = path.rpartition(".")
     try:
         found: Any = importlib.import_module(module)
-    except Exception as error:  # another's module may raise anything while it loads
+    except Exception as error:  # importing somebody's module may raise anything
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             raise _no_module(key, path, str(error.name)) from error
         raise UnavailableError(
@@ -233,13 +246,13 @@ def resolve(key: str, path: str, base: type | str | tuple[type, ...]) -> Any:
     found = getattr(found, name)
     wanted = [each if isinstance(each, str) else shown(each) for each in (base if isinstance(base, tuple) else [base])]
     if not (inspect.isclass(found) and {shown(each) for each in found.__mro__} & {*wanted}):
-        raise ConfigError(f"{key}={path} is no subclass of {' or '.join(wanted)}; see {page_of(key)}")
+        raise ConfigError(f"{key}={path} is not a subclass of {' or '.join(wanted)}; see {page_of(key)}")
     return found
 
 
 def _check_path(key: str, path: str) -> None:
     if not PATH.fullmatch(path) or "." not in path:
-        raise ConfigError(f"{key}={path} is no path of a class, such as package.module.Class")
+        raise ConfigError(f"{key}={path} is not the path of a class, such as package.module.Class")
     _check_name(key, path)
     find_own_module(path.partition(".")[0])
 
@@ -249,12 +262,16 @@ def _no_module(key: str, target: str, name: str) -> ConfigError:
 
 
 def check_target(key: str, target: str) -> None:
-    """Look whether there is the module that ``target`` names, without importing it: it may import torch.
+    """Check that the module in ``target`` exists, without importing it, since it may import torch.
 
-    Whether it has the class is found out by the worker that imports it.
+    The worker, which imports it, checks that it has the class.
+
+    Args:
+        key: the key of the name, for messages.
+        target: ``package.module.Class``.
 
     Raises:
-        ConfigError: there is no such module, or the user has not chosen its code.
+        ConfigError: the module does not exist, or the user has not chosen its code.
     """
     _check_path(key, target)
     parts = target.split(".")
@@ -265,7 +282,7 @@ def check_target(key: str, target: str) -> None:
 
 
 def find_module(name: str) -> importlib.machinery.ModuleSpec | None:
-    """The spec of a module, found without importing the packages above it, as ``importlib.util.find_spec`` would."""
+    """The spec of a module, or None. Unlike ``importlib.util.find_spec``, does not import the parent packages."""
     spec: importlib.machinery.ModuleSpec | None = getattr(sys.modules.get(name), "__spec__", None)
     if spec is not None:
         return spec
@@ -280,20 +297,20 @@ def find_module(name: str) -> importlib.machinery.ModuleSpec | None:
 
 
 def create(config: Any, base: type | tuple[type, ...], key: str, **arguments: Any) -> Any:
-    """The object of the class in ``_target_``, with the other keys as its arguments.
+    """Make an object of the class in ``_target_``; the other keys are the arguments of its constructor.
 
-    Parts of a model may be named by ``_target_``, too, where they are modules of torch.
+    Arguments of a model may have a ``_target_``, too, if it is an ``nn.Module``; they are made first.
 
     Args:
         config: has ``_target_`` and arguments.
-        base: the interface of the key; no class but one that inherits it is called.
-        key: of ``config``, for messages.
-        **arguments: further ones.
+        base: the interface of this key, or several; other classes are refused.
+        key: the key of ``config``, for messages.
+        **arguments: further arguments of the constructor.
 
     Raises:
-        ConfigError: there is no such class, the user has not chosen its code, it is none of the interface, it does not
-            take these arguments, or it lacks members that its interface asks for.
-        UnavailableError: the module is there, and does not import.
+        ConfigError: the class does not exist, the user has not chosen its code, it does not inherit ``base``, lacks
+            abstract methods, or does not take these arguments; or a user's constructor raises.
+        UnavailableError: the module exists, but importing it fails.
     """
     content: Any = OmegaConf.to_container(
         config if OmegaConf.is_config(config) else OmegaConf.create(config), resolve=True
@@ -303,16 +320,17 @@ def create(config: Any, base: type | tuple[type, ...], key: str, **arguments: An
 
 
 def make(cls: Any, key: str, content: Mapping[str, Any], arguments: Mapping[str, Any] | None = None) -> Any:
-    """An object of a class that a configuration has named.
+    """Like :func:`create`, for a class that has been resolved.
 
     Args:
-        cls: the class; it makes parts under the keys in its ``makes`` itself, by :func:`resolve`.
-        key: that has it, for messages.
-        content: the arguments in the configuration, resolved.
-        arguments: further ones.
+        cls: the class. Arguments whose names are in its ``makes`` are passed as they are; it makes these parts itself.
+        key: the key of the class, for messages.
+        content: arguments in the configuration, with interpolations resolved.
+        arguments: further arguments.
 
     Raises:
-        ConfigError: as :func:`create`.
+        ConfigError: see :func:`create`.
+        UnavailableError: see :func:`create`.
     """
     parts = {name: content[name] for name in getattr(cls, "makes", ()) if name in content}
     others = {name: value for name, value in content.items() if name not in parts}
@@ -321,8 +339,12 @@ def make(cls: Any, key: str, content: Mapping[str, Any], arguments: Mapping[str,
 
 
 def _arguments(value: Any, key: str, asks_registries: bool) -> Any:
-    """A value of the configuration, with the parts that it names made; of the names that a registry may be asked for,
-    none leads to code that is not chosen.
+    """A value of the configuration, with objects instead of the dictionaries that have ``_target_``.
+
+    Args:
+        value: the value.
+        key: its key, for messages.
+        asks_registries: check names that the class may look up in a registry of MMEngine (:func:`check_type`).
     """
     if isinstance(value, list):
         return [_arguments(item, f"{key}[{number}]", asks_registries) for number, item in enumerate(value)]
@@ -330,7 +352,7 @@ def _arguments(value: Any, key: str, asks_registries: bool) -> Any:
         return value
     if "_target_" in value:
         if not key.startswith("model."):
-            raise ConfigError(f"{key}._target_: only parts of a model are named so; have the class above it make this")
+            raise ConfigError(f"{key}._target_: only arguments of a model can be objects; make it in the class above")
         from torch import nn
 
         return create(value, nn.Module, key)
@@ -341,14 +363,14 @@ def _arguments(value: Any, key: str, asks_registries: bool) -> Any:
 
 
 def check_type(key: str, name: str) -> None:
-    """Refuse a name that a class may hand to a registry, where that would import what is not chosen.
+    """Refuse a name that a class may look up in a registry, if that would import code that the user has not chosen.
 
     Args:
-        key: that has it.
-        name: of a class, or whatever else the key may hold.
+        key: the key of the name.
+        name: the name of a class, or any other text, as the key may have another meaning.
 
     Raises:
-        ConfigError: it would.
+        ConfigError: the lookup would import such code, or read a file that may run code.
     """
     import mmengine.registry
     from mmcv.transforms import BaseTransform
@@ -369,33 +391,33 @@ def check_type(key: str, name: str) -> None:
         resolve(key, name, (nn.Module, BaseTransform, Hook, Optimizer))
     else:
         spec = find_module(name)
-        if spec is not None and _owner(spec) is not None:  # a module of Python's own does nothing
+        if spec is not None and _owner(spec) is not None:  # importing a module of Python's own is harmless
             raise _refusal(key, name)
 
 
 def without_scope(name: str) -> str:
-    """The name that a registry has, of one with or without ``mmengine.`` or ``mmcv.`` in front."""
+    """``name`` without the scope ``mmengine.`` or ``mmcv.``, as registries have it."""
     scope, _, plain = name.partition(".")
     return plain if scope in ("mmengine", "mmcv") else name
 
 
 def is_own(thing: Any) -> bool:
-    """Whether a class, or that of an object, is exp's own."""
+    """Whether a class, or the class of an object, is exp's own."""
     return shown(thing).partition(".")[0] == "exp"
 
 
 def made(cls: Any, key: str, *arguments: Any, **keywords: Any) -> Any:
-    """An object of a class, or what a function gives, named in a configuration.
+    """Call a class, or a function, that a configuration names; errors are reported with the key.
 
     Args:
-        cls: the class.
-        key: that names it, such as ``model`` or ``metrics[0]``.
-        *arguments: for it.
-        **keywords: likewise.
+        cls: the class or function.
+        key: the key that names it, such as ``model`` or ``metrics[0]``.
+        *arguments: positional arguments.
+        **keywords: keyword arguments.
 
     Raises:
-        ConfigError: its constructor does not take these arguments, or members are missing that its interface asks for,
-            or it raises; what that of a class of exp's own raises comes as it is.
+        ConfigError: it does not take these arguments; or, if it is not exp's own, it lacks abstract methods, or raises
+            any error. Errors of exp's own classes are not changed.
     """
     if is_own(cls):
         try:

@@ -1,7 +1,7 @@
 """The typed schema of the configuration: every key, its type, its default and its unit.
 
-The YAML files in ``conf/`` choose values; this file says which values there can be (:mod:`exp.config.compose` sees
-to that). Keys of tasks stand with them, those of models and data with their families.
+The YAML files in ``conf/`` choose values; :mod:`exp.config.compose` checks them against this schema. The keys of tasks
+are declared beside the tasks, and those of models and data beside their families.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ __all__ = [
 
 PRECISIONS = ("fp32", "bf16", "fp16", "tf32", "efp")
 FLOAT32 = ("fp32", "tf32", "efp")
-"""Those that store all values as float32; ``tf32`` multiplies them with mantissas of 10 bits, ``efp`` as the device's
-compiler sees fit."""
+"""Precisions that store all values as float32. ``tf32`` rounds the inputs of matrix products and convolutions to
+mantissas of 10 bits; with ``efp`` the device's compiler chooses how to compute products."""
 
 # OmegaConf reads these annotations at run time, on Python 3.8 too: hence typing's generics, not the builtin ones.
 
@@ -32,9 +32,9 @@ class BackendConfig:
     _target_: str = MISSING
     name: str = MISSING
     process_group: Optional[str] = None
-    """What ``torch.distributed`` is given; null: the backend's own choice."""
+    """Process-group backend for ``torch.distributed``, such as ``gloo``; null: the default of this backend."""
     allow_fallback: bool = False
-    """Where the device's own collectives are missing: carry its tensors over gloo, by copies through the CPU."""
+    """If the device's own collectives are missing, use gloo, with copies of the tensors on the CPU. Slow."""
     simulate: bool = False
     """Simulated devices instead of real ones, where the backend has them: a dry run of a cluster job on any machine."""
     env: Dict[str, str] = field(default_factory=dict)
@@ -50,19 +50,19 @@ class LauncherConfig:
     _target_: str = MISSING
     nnodes: int = 1
     rdzv_endpoint: Optional[str] = None
-    """``host:port`` where the agents of several nodes meet; null on one node: nothing listens on a network."""
+    """``host:port`` of the rendezvous of several nodes; null is for one node, where nothing listens on the network."""
     max_restarts: int = 0
-    """How often all workers are restarted, from the newest checkpoint, after one of them died."""
+    """How often all workers are restarted from the newest checkpoint after one of them has died."""
     timeout_s: int = 1800
     """Longest wait for a collective operation or for missing nodes, in seconds."""
     step_timeout_s: Optional[float] = None
-    """All ranks standing still for so many seconds, within training or evaluation, means that one hangs; null: 20 times
-    the slowest that was seen, at least 60; 0: never."""
+    """Hang detector, in training and evaluation: the run ends if no rank has made progress for so many seconds. null:
+    20 times the slowest step so far, at least 60; 0: off."""
 
 
 @dataclass
 class SubmititConfig(LauncherConfig):
-    """A job on Slurm, by way of submitit (:class:`exp.launcher.submitit.SubmititLauncher`); see sbatch(1)."""
+    """A job on Slurm, submitted with submitit (:class:`exp.launcher.submitit.SubmititLauncher`); see sbatch(1)."""
 
     cluster: str = "slurm"
     """``slurm``; ``debug`` (or ``local``): in this process, without Slurm."""
@@ -72,7 +72,7 @@ class SubmititConfig(LauncherConfig):
     account: Optional[str] = None
     qos: Optional[str] = None
     time_minutes: int = 60
-    """Time limit of a job. One that reaches it saves its state and is queued again."""
+    """Time limit of a job, in minutes. A job that reaches it saves its state and is queued again."""
     gres: Optional[str] = None
     """Generic resources of each node, such as ``gpu:8``."""
     gpus_per_node: Optional[int] = None
@@ -89,103 +89,104 @@ class SubmititConfig(LauncherConfig):
     setup: List[str] = field(default_factory=list)
     """Lines of the batch script before the workers start, such as ``module load ...``."""
     extra: Dict[str, Any] = field(default_factory=dict)
-    """Further options of sbatch: their names without dashes in front, and true for those without a value."""
+    """Further options of sbatch: names without leading dashes; true for an option without a value."""
     srun_args: List[str] = field(default_factory=list)
     """Further arguments of srun, which starts the task of each node."""
     signal_delay_s: int = 90
-    """How long before the time limit Slurm sends the signal upon which a run saves its state."""
+    """Seconds before the time limit at which Slurm sends the preemption signal, so that the run saves its state."""
     max_requeues: int = 100
     """How often a job is queued again before it counts as failed."""
     array_parallelism: int = 256
-    """Jobs of a sweep that run at a time."""
+    """Largest number of jobs of a sweep that run at the same time."""
     wait: bool = True
-    """Follow the job to its end, which Ctrl-C does not end; false: only submit it."""
+    """Wait for the end of the job and show its progress; Ctrl-C does not end the job. false: only submit it."""
     dry_run: bool = False
     """Only print the batch script."""
     poll_s: float = 2.0
-    """Seconds between two looks at the queue."""
+    """Seconds between two queries of the queue."""
 
 
 @dataclass
 class SweepConfig:
-    """What concerns all the jobs of a sweep (``-m``)."""
+    """Settings of a whole sweep (``-m``)."""
 
     resume: bool = False
-    """Leave out the jobs that ``output_dir`` holds completed, and continue those that it holds unfinished."""
+    """Skip the jobs that are complete in ``output_dir``, and resume those that are unfinished."""
     parallel_jobs: Optional[int] = None
-    """Jobs on this machine at a time; null: as many as its devices, or the processor's cores, have room for."""
+    """Jobs that run on this machine at the same time; null: as many as its devices, or CPU cores, allow."""
     plots: bool = True
     """Draw the results and write ``report.html`` when all jobs have ended."""
 
 
 @dataclass
 class WrapperConfig:
-    """How the model is wrapped for data-parallel training. Device arguments come from the backend only."""
+    """How the model is wrapped for data-parallel training. The device arguments of DDP come from the backend."""
 
     kind: str = MISSING
-    """``mmddp``, ``ddp`` or ``none``; of a wrapper of one's own: what results call it."""
+    """``mmddp``, ``ddp``, ``fsdp`` or ``none``; for another wrapper (``_target_``) its name in the results."""
     _target_: Optional[str] = None
-    """A subclass of :class:`exp.engine.wrapper.Wrapper`; null: of exp's own kinds, which have the keys below."""
+    """A subclass of :class:`exp.engine.wrapper.Wrapper`; null for DDP, to which the keys below ``options`` apply."""
     options: Dict[str, Any] = field(default_factory=dict)
-    """Its own keys."""
+    """Constructor arguments of the class in ``_target_``."""
     find_unused_parameters: bool = False
     broadcast_buffers: bool = False
-    """Give every rank rank 0's buffers before each forward pass."""
+    """Copy the buffers of rank 0 to every rank before each forward pass."""
     gradient_as_bucket_view: Optional[bool] = None
-    """Gradients share memory with the buckets in which they are exchanged; null: where the DDP class is torch's."""
+    """Let gradients share memory with the communication buckets; null: if the DDP class is torch's own."""
     static_graph: bool = False
-    """The graph is the same in every step: DDP then allows activation checkpointing, and reuses its plan."""
+    """The graph is the same in every step. DDP then supports more kinds of activation checkpointing, and skips the
+    search for unused parameters."""
     bucket_cap_mb: int = 25
     """Size of a bucket of gradients, in MiB."""
     sync_batchnorm: bool = False
-    """Synchronize every batch norm over the devices, where the backend can."""
+    """Synchronize every batch norm over the devices, if the backend supports it."""
 
 
 @dataclass
 class OptimConfig:
-    """Optimizer: ``type`` is a class of torch.optim, or one registered in MMEngine's OPTIMIZERS."""
+    """Optimizer: ``type`` is a class of torch.optim, one registered in MMEngine's OPTIMIZERS, or a dotted path."""
 
     type: str = "Adam"
     lr: float = 1e-3
     """Learning rate for the global batch, whatever the number of devices."""
     weight_decay: float = 0.0
-    """As the optimizer means it: added to the gradient (Adam, SGD) or decoupled from it (AdamW)."""
+    """Depends on the optimizer: added to the gradient (Adam, SGD) or decoupled from it (AdamW)."""
     clip_grad_norm: Optional[float] = None
-    """Largest L2 norm of all gradients; null: no clipping."""
+    """Largest L2 norm of all gradients together; null: no clipping."""
     backbone_lr_scale: float = 1.0
-    """The backbone's learning rate is this times ``lr``."""
+    """Learning rate of the backbone, as a multiple of ``lr``."""
     layer_decay: float = 1.0
-    """And for each layer of the backbone below its last this times that of the layer above."""
+    """Learning rate of each layer of the backbone, as a multiple of that of the next (later) layer."""
     decay_norm_and_bias: bool = True
-    """Whether weight decay is also for norms, biases (stacked ones, too), layer scales, tokens, and what the model's
-    ``no_weight_decay()`` names."""
+    """Whether weight decay also applies to norms, biases, layer scales, tokens, and the parameters in the model's
+    ``no_weight_decay()``."""
     options: Dict[str, Any] = field(default_factory=dict)
     """Further arguments of the optimizer."""
 
 
 @dataclass
 class ScheduleConfig:
-    """Learning-rate schedule: MMEngine parameter schedulers, as MMEngine users write them."""
+    """Learning-rate schedule, as a list of MMEngine's parameter schedulers, in MMEngine's own syntax."""
 
     param_scheduler: List[Dict[str, Any]] = field(default_factory=list)
     warmup_steps: int = 0
-    """Optimizer steps of a linear warm-up, for the schedules that have one: ``warmup_cosine`` and ``warmup_poly``."""
+    """Optimizer steps of the linear warm-up in the schedules ``warmup_cosine`` and ``warmup_poly``."""
 
 
 @dataclass
 class LoggerConfig:
-    """Where metrics go besides ``metrics.jsonl``: trackers, and MMEngine visualisation backends."""
+    """Where metrics are logged in addition to ``metrics.jsonl``: trackers, and MMEngine's visualization backends."""
 
     trackers: Dict[str, Any] = field(default_factory=dict)
-    """By name, {_target_: <path of a class>, <arguments>}: each receives the run's figures in a thread of rank 0
-    (:class:`exp.trackers.Tracker`)."""
+    """Trackers by name, each {_target_: <path of a class>, <arguments>} (:class:`exp.trackers.Tracker`). Each receives
+    the metrics of the run in a thread of rank 0."""
     patience_s: float = 30.0
     """How long the end of a run waits for a tracker that has not received everything, in seconds."""
     vis_backends: List[Dict[str, Any]] = field(default_factory=list)
-    """As MMEngine users write them, {type: <name>, <arguments>}; or, as {_target_: <path of a class>, <arguments>}, of
-    one's own (:class:`exp.engine.logger.Logger`)."""
+    """Visualization backends: {type: <name>, <arguments>} for those of MMEngine, or {_target_: <path of a class>,
+    <arguments>} for the user's own (:class:`exp.engine.logger.Logger`)."""
     requires: List[str] = field(default_factory=list)
-    """Packages that they need, checked before anything starts."""
+    """Packages that trackers and visualization backends need; checked before the run starts."""
 
 
 @dataclass
@@ -193,60 +194,64 @@ class CheckpointConfig:
     """Which checkpoints are written and kept."""
 
     every_epochs: int = 1
-    """0: only at the end."""
+    """Epochs between two checkpoints; 0: only at the end of training."""
     every_steps: int = 0
-    """Also within an epoch; 0: never."""
+    """Optimizer steps between two checkpoints, in addition to ``every_epochs``; 0: none."""
     keep_last: int = 2
+    """Number of the newest checkpoints to keep."""
     keep_best: bool = True
+    """Keep the weights of the best validation in ``best.pth``, and test those."""
 
 
 @dataclass
 class DebugConfig:
-    """Short ways to see whether an experiment works: ``debug=one_batch``, ``debug=overfit``."""
+    """Quick checks of an experiment: ``debug=one_batch``, ``debug=overfit``."""
 
     train_batches: Optional[int] = None
-    """Global batches of the training split that are used, their samples spread evenly over it; null: all."""
+    """Global batches of the training split to use, with samples spread evenly over the split; null: all."""
     val_batches: Optional[int] = None
     """Batches per rank of the validation split, likewise."""
     test_batches: Optional[int] = None
     """Batches per rank of the test split, likewise."""
     overfit: bool = False
-    """Validate and test on the training batches, which are the same in every epoch, and stop where the loss has fallen
-    to a hundredth."""
+    """Validate and test on the training batches, which are the same in every epoch, and stop when the loss is below 1 %
+    of its first value."""
     restart_after: Optional[int] = None
-    """Optimizer steps after which everything is built anew, and goes on from the checkpoint, as after a preemption."""
+    """Optimizer steps after which the run saves a checkpoint, rebuilds everything, and resumes from it, as after a
+    preemption."""
 
 
 @dataclass
 class FiguresConfig:
-    """What the pictures of a run are to be like."""
+    """Format and size of the pictures of a run."""
 
     format: str = "png"
-    """``png``, ``pdf`` or ``svg``: the latter two beside PNG files, which reports and trackers show."""
+    """``png``, ``pdf`` or ``svg``. PDF and SVG are written in addition to PNG, which reports and trackers show."""
     width: Optional[float] = None
-    """Inches; where a picture becomes narrower, its letters shrink, to 6 points. null: its own."""
+    """Width in inches; null: that of each picture. In a narrower picture the text shrinks, down to 6 points."""
     height: Optional[float] = None
-    """Inches; null: in proportion to the width."""
+    """Height in inches; null: in proportion to the width."""
     dpi: int = 110
     """Pixels per inch of curves and charts. Pictures of images keep their pixels."""
 
 
 @dataclass
 class RecordConfig:
-    """What exp notes of how a configuration came about; filled in while it is frozen, not to be set."""
+    """How the configuration was composed. exp fills it in; users do not set it."""
 
     chosen: Dict[str, str] = field(default_factory=dict)
     """The choice in each config group."""
     follows: Dict[str, str] = field(default_factory=dict)
-    """Keys of model and data that were taken from another key, and which: they follow it when a run is used again."""
+    """Keys of model and data that are interpolations, with the key that they refer to. They follow this key again when
+    a later task uses the run."""
     trained_in: Optional[str] = None
-    """eval, predict, features: the run folder whose configuration this one began with."""
+    """For eval, predict and features: the run folder from which the configuration starts."""
     differs: List[str] = field(default_factory=list)
-    """What is not as in that run."""
+    """Differences from the configuration of that run."""
     published_differs: List[str] = field(default_factory=list)
-    """What is not as in the experiment that published figures are of."""
+    """Differences from the experiment to which the published metrics belong."""
     weights: Dict[str, Any] = field(default_factory=dict)
-    """Of weights by name: repository, commit, digests of the files, licence (:mod:`exp.hub`)."""
+    """For weights from a hub: repository, commit, digests of the files, license (:mod:`exp.hub`)."""
 
 
 @dataclass
@@ -255,10 +260,10 @@ class ExpConfig:
 
     backend: BackendConfig = field(default_factory=BackendConfig)
     launcher: Any = MISSING
-    """How workers are started (:class:`exp.launcher.base.Launcher`, whose ``keys`` are its keys)."""
+    """How workers are started; the keys are those of the class's ``keys`` (:class:`exp.launcher.base.Launcher`)."""
     wrapper: WrapperConfig = field(default_factory=WrapperConfig)
     task: Any = MISSING
-    """What to do (:class:`exp.task.Task`, whose fields are its keys)."""
+    """What to do; the keys are the fields of the class (:class:`exp.task.Task`)."""
     model: Any = MISSING
     data: Any = MISSING
     optim: OptimConfig = field(default_factory=OptimConfig)
@@ -272,22 +277,24 @@ class ExpConfig:
     name: str = MISSING
     """Name of the experiment; each file of ``conf/experiment`` sets it."""
     published: Dict[int, Dict[str, float]] = field(default_factory=dict)
-    """Published test metrics by horizon, shown beside the run's own."""
+    """Published test metrics by forecast horizon and name, for comparison with those of the run."""
     published_source: Optional[str] = None
-    """Where they are published."""
+    """The publication of these metrics."""
     published_for: Optional[str] = None
-    """``data.name`` of the data that they were measured on."""
+    """``data.name`` of the data on which they were measured."""
 
     nproc: int = 1
     """Worker processes per node, one per device."""
     seed: int = 2023
     dropout_by_sample: bool = False
-    """Masks of dropout from (seed, step, sample) instead of each device's generator (:mod:`exp.models.dropout`)."""
+    """Compute dropout masks from (seed, step, sample) instead of the device's random generator, so that they do not
+    depend on the number of devices (:mod:`exp.models.dropout`)."""
     precision: str = "fp32"
-    """``fp32``, ``bf16``, ``fp16``, ``tf32``: float32 whose products have mantissas of 10 bits, or ``efp``: float32 as
-    the device's compiler sees fit."""
+    """``fp32``; ``bf16`` or ``fp16`` (mixed precision); ``tf32``: float32 with products of 10-bit mantissas; or
+    ``efp``: float32, with the arithmetic of products chosen by the device's compiler."""
     compile: bool = False
-    """Have torch (2.3 and later) compile the model's forward and backward pass, where the device can."""
+    """Compile the model's forward and backward pass with torch 2.3 or later; an error if the device does not
+    support it."""
     batch_size: Optional[int] = None
     """Samples per device and micro-batch. Give this or ``global_batch_size``; the other is derived."""
     global_batch_size: Optional[int] = None
@@ -297,45 +304,46 @@ class ExpConfig:
     max_epochs: Optional[int] = 10
     """Passes over the training split; null: as many as ``max_steps`` takes."""
     max_steps: Optional[int] = None
-    """Optimizer steps after which training stops, if ``max_epochs`` does not stop it before."""
+    """Optimizer steps after which training stops, unless ``max_epochs`` stops it earlier; null: no limit."""
     val_every: Optional[int] = None
     """Optimizer steps between validations; null: after each epoch."""
     patience: Optional[int] = None
-    """Early stopping: validations without a better metric; null: never."""
+    """Early stopping after so many validations without a better metric; null: no early stopping."""
     metric: Optional[str] = None
-    """Which of the figures that are measured chooses the best model, stops a training early, and is what a sweep is
-    judged by; null: the data's own."""
+    """Name of the metric that selects the best model, decides on early stopping, and ranks the runs of a sweep; null:
+    the first metric of the data."""
     metrics: List[Any] = field(default_factory=list)
     """Further metrics, each as {_target_: <path of a class>, <arguments>} (:class:`exp.metrics.Metric`)."""
     min_delta: float = 1e-4
-    """Relative improvement that counts as better for ``patience``. Validation is exact here, so without it the tiny
-    gains of a vanishing learning rate would count for ever."""
+    """Smallest relative improvement that ``patience`` counts as better. Validation is exact, so with 0 even the tiny
+    improvements at a vanishing learning rate would prevent early stopping."""
     resume: Optional[str] = None
     """``auto``: continue from the newest checkpoint in ``output_dir``; a path: from that checkpoint or run folder."""
     resume_changed_data: bool = False
-    """Continue although the data, or their settings, are no longer those that the training began with."""
+    """Resume even if the data files or the keys of ``data`` have changed since the training began."""
     init_from: Optional[str] = None
-    """Checkpoint whose weights the model starts from (ours or the authors', .pth or .safetensors), or a run folder;
-    eval, predict and features of a run folder take model and data from there, too. ``hf:<owner>/<name>[@revision]`` and
-    ``timm:<name>`` are fetched (``pip install 'exp-accelerators[hub]'``)."""
+    """Initial weights: a checkpoint (of exp or of other projects, .pth or .safetensors), a run folder,
+    ``hf:<owner>/<name>[@revision]`` or ``timm:<name>``; the last two are downloaded (``pip install
+    'exp-accelerators[hub]'``). With a run folder, eval, predict and features also take model and data from the run."""
     init_partial: bool = False
-    """train: start from ``init_from`` even where more than a new head is not in it."""
+    """For train: allow weights in ``init_from`` that lack more than the tensors of a new head."""
     output_dir: str = MISSING
+    """The run folder."""
     overwrite: bool = False
-    """Once this run has started, remove what an earlier one has computed in ``output_dir``."""
+    """Remove the results of an earlier run in ``output_dir``, once this run has started."""
     log_every: int = 20
-    """Steps between two readings of the loss."""
+    """Optimizer steps between two readings of the losses."""
     rehearsal: bool = True
-    """Before the first step, take one validation batch through a model, data or metrics that are not exp's own; nothing
-    of it stays."""
+    """Sanity check: before the first step, run one validation batch through model and metrics, if the model, the data
+    or a metric is not exp's own. It changes no state."""
     plots: bool = True
-    """Draw curves, and for images what the best weights say about some of them, when training has ended."""
+    """Draw curves when training has ended and, for images, predictions of the best weights for some samples."""
     report_placement: bool = False
-    """Write each rank's parameters, devices and group to its log."""
+    """Write each rank's parameters, devices and process group to its log."""
     hooks: List[Dict[str, Any]] = field(default_factory=list)
-    """Further MMEngine hooks."""
+    """Further MMEngine hooks, each {type: <name or path of a class>, <arguments>}."""
     plugins: List[str] = field(default_factory=list)
-    """Modules and packages whose classes the configuration may name (:mod:`exp.config.resolve`), imported by each
-    worker at its start. Counts on the command line only."""
+    """Modules and packages whose classes the configuration may name (:mod:`exp.config.resolve`); each worker imports
+    them at its start. Allowed on the command line only, not in files."""
     record: Any = None
-    """:class:`RecordConfig`, once it is typed."""
+    """:class:`RecordConfig`, in a typed configuration."""

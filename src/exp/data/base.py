@@ -101,7 +101,7 @@ class Data(abc.ABC):
         test: likewise.
         collate: makes a batch (a dict) from a list of samples; None: torch's ``default_collate``.
         tested_on: name of the split on which the final metrics are computed, for tables.
-        notes: remarks about the files for the user, one line each.
+        notes: messages for the user about the files, one line each.
         eval_batch_size: samples per rank and batch in evaluation.
         num_workers: data-loader processes per rank.
     """

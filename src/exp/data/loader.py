@@ -123,7 +123,7 @@ def device_loader(dataset: Any, sampler: Iterable[torch.Tensor], num_workers: in
     seed, device, backend = session.config.seed, session.device, session.backend
     most = session.info.cores
     if num_workers > most:
-        logger.info("data.num_workers=%d: %d, this rank's share of the cores", num_workers, most)
+        logger.info("data.num_workers=%d is reduced to %d, this rank's share of the cores", num_workers, most)
     num_workers = min(num_workers, most)
     if device.type == "cpu":
         return train_loader(dataset, sampler, num_workers, seed)

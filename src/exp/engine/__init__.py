@@ -1,8 +1,8 @@
 """The training engine, on any backend.
 
-Importing it imports MMEngine, which imports yapf, which keeps a cache of its grammar in the user's home. The first
-process writes that file under its final name before the last bytes are there (``Grammar.dump`` of yapf 0.43). A process
-that imports at that moment, such as one of a sweep's first two jobs, reads half a pickle: it tries again.
+Importing this package imports MMEngine, which imports yapf. At its first import yapf writes a cache of its grammar to
+the user's home folder, not atomically (``Grammar.dump`` of yapf 0.43). Another process that imports yapf at this
+moment, such as the second job of a sweep, reads an incomplete pickle. So the import is tried again.
 """
 
 import importlib
@@ -18,4 +18,4 @@ for left in reversed(range(_TRIES)):
     except (EOFError, pickle.UnpicklingError):
         if not left:
             raise
-        time.sleep(0.05)  # the file is whole within milliseconds; a shared file system may take longer to show it
+        time.sleep(0.05)  # the file is complete within milliseconds, but visible later on a shared file system

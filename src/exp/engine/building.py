@@ -1,9 +1,9 @@
-"""What the tasks share: data, model and its weights, what is measured, and the record of a run.
+"""Functions that tasks share: build data, model and metrics, load weights, and make the record of a run.
 
-A task that uses a model as it is (eval, predict, features) needs every tensor of the model from the file, and every
-tensor of the file in the model: whatever were left out would come from random numbers, or be another model than was
-trained. A training may begin with part of a model anew, as a head for other classes; more than that only where it is
-asked for.
+A task that uses a trained model as it is (eval, predict, features) needs an exact match: every tensor of the model must
+be in the file, and every tensor of the file in the model. Otherwise part of the model would be random, or the model
+would differ from the trained one. A training may start with a new head, for example for other classes; ``init_partial``
+allows more.
 """
 
 from __future__ import annotations
@@ -49,14 +49,16 @@ __all__ = [
 
 
 def build_data(session: Session) -> Data:
-    """The data set of the configuration; with the weights of a run, as that run had it.
+    """Build the data set of the configuration, read the weights of ``init_from``, and print the ``notes`` of the data.
 
-    What belongs to weights, such as the standardization of a series or the names of classes, goes with them: a data set
-    has ``state_dict()`` for it, which every checkpoint keeps, and ``load_state_dict(state)``. Its ``notes`` are
-    reported.
+    If the task needs weights, the data take the state that belongs to them, such as mean and standard deviation of a
+    series or the names of classes (:meth:`exp.data.base.Data.state_dict`).
 
     Raises:
-        DataError: the data do not go with the weights.
+        ConfigError: the class of the data cannot be used, its state is not plain data, or the weights do not exist.
+        DataError: the data do not match the weights.
+        CheckpointError: the weights cannot be read.
+        UnavailableError: weights of a hub cannot be fetched, or the class cannot be imported.
     """
     session.wait_for("loading the data")
     data: Data = create(session.config.data, Data, "data")
@@ -71,7 +73,7 @@ def build_data(session: Session) -> Data:
         checkpoint.plain(session.data_state)
     except TypeError as error:
         raise ConfigError(
-            f"data: {shown(data)}.state_dict must give numbers, text, lists, dicts, tensors: {error}; "
+            f"data: {shown(data)}.state_dict must return numbers, text, lists, dicts, tensors: {error}; "
             f"see {EXPERIMENT_PAGE}"
         ) from error
     for note in data.notes:
@@ -80,7 +82,7 @@ def build_data(session: Session) -> Data:
 
 
 def about_data(session: Session, data: Data) -> dict[str, Any]:
-    """What ``result.json`` has of the data; all ranks call it."""
+    """The entries about the data in ``result.json``. A collective."""
     record = session.extras.record
     if record is None:
         return {split: len(getattr(data, split)) for split in ("train", "val", "test")}
@@ -88,15 +90,19 @@ def about_data(session: Session, data: Data) -> dict[str, Any]:
 
 
 def build_model(session: Session, data: Data, to_place: bool = False) -> nn.Module:
-    """The model of the configuration, on the CPU, with the weights of ``init_from`` where it is set; to be compiled.
+    """Build the model of the configuration on the CPU, with the weights of ``init_from`` if it is set.
+
+    With ``compile=true`` the model is marked for compilation, unless its wrapper compiles it.
 
     Args:
         session: the session.
-        data: what the files alone can tell, such as the number of classes, comes from its ``model_arguments()``.
-        to_place: whether :func:`exp.engine.wrapper.place_and_wrap` gets it for a training.
+        data: its ``model_arguments()`` are arguments of the model, such as the number of classes.
+        to_place: whether the model is for training with :func:`exp.engine.wrapper.place_and_wrap`, where the wrapper
+            may compile it.
 
     Raises:
-        ConfigError: the weights do not fit (:func:`fit_weights`), or it is no model.
+        ConfigError: the class is not a model or does not take the arguments, weights are missing, or they do not match
+            (:func:`fit_weights`).
     """
     session.wait_for("building the model")
     model: nn.Module = create(session.config.model, (Model, BaseModel), "model", **data.model_arguments())
@@ -105,26 +111,27 @@ def build_model(session: Session, data: Data, to_place: bool = False) -> nn.Modu
         session.weights = Weights(session.weights.path, {}, None)  # the tensors are the model's now
     elif task_class(session.config).needs_weights and model.state_dict():
         raise ConfigError(
-            f"task={session.config.task.name} needs weights, and the model has {len(model.state_dict())} tensors, "
-            "though its keys say has_weights = False; set init_from, or leave that out"
+            f"task={session.config.task.name} needs weights: the model has {len(model.state_dict())} tensors, although "
+            "its typed keys have has_weights = False; set init_from, or remove has_weights"
         )
     elif any(getattr(module, "init_cfg", None) for module in model.modules()):
-        rank_logger(session)  # MMEngine notes there what it does
+        rank_logger(session)  # the logger to which MMEngine reports the initialization
         model.init_weights()  # type: ignore[operator]
     if session.config.compile and not (to_place and compiles_itself(session)):
-        model.compile()  # when it is first called; in place: names and hooks stay, and any wrapper comes around it
+        model.compile()  # compiles at the first call; in place, so names and hooks stay, and it can still be wrapped
     session.built(model)
     return model
 
 
 @dataclass(frozen=True)
 class Weights:
-    """What a file gives.
+    """The weights in a file.
 
     Attributes:
         path: the file.
         state: tensors by name, on the CPU.
-        data: what the data set of the run said of itself (``state()``); None: the file does not tell.
+        data: state of the data on which the weights were trained (:meth:`exp.data.base.Data.state_dict`); None: the
+            file does not contain it.
     """
 
     path: Path
@@ -133,16 +140,16 @@ class Weights:
 
 
 def read_weights(path: Path) -> Weights:
-    """Our checkpoints, or the authors'.
+    """Read the weights of exp's checkpoints, or of other projects.
 
     Args:
-        path: a ``.pth``, a ``.safetensors``, an index of several, a run folder (its best checkpoint, else the newest),
-            a model folder, or a name (:mod:`exp.hub`).
+        path: a ``.pth`` or ``.safetensors`` file, the index of several ``.safetensors`` files, a run folder (its best
+            checkpoint, or else the newest), a folder of weights, or a name in a hub (:mod:`exp.hub`).
 
     Raises:
-        CheckpointError: the file is not readable.
-        ConfigError: there is none.
-        UnavailableError: weights by that name cannot be fetched.
+        CheckpointError: the file cannot be read, or holds no state dict.
+        ConfigError: the folder contains no weights.
+        UnavailableError: the weights cannot be fetched from the hub.
     """
     if is_of_hub(str(path)):
         path = hub.local_file(str(path))
@@ -164,21 +171,23 @@ def read_weights(path: Path) -> Weights:
 
 
 def fit_weights(model: nn.Module, weights: Weights, config: ExpConfig, as_it_is: bool | None = None) -> str:
-    """Give a model its weights.
+    """Load weights into a model, in place.
 
     Args:
-        model: takes them. Where it has ``adapt_state_dict(state, path)``, that brings foreign names to its own, and for
-            a training ``fit_state_dict(state, path)`` makes them fit; ``may_start_anew(name)`` says which of its
-            parameters a training may begin without.
+        model: the model. If it has them, these methods of :class:`exp.models.base.Model` are used:
+            ``adapt_state_dict(state, path)``, which renames tensors of other projects; for training
+            ``fit_state_dict(state, path)``, which changes shapes; and ``may_start_anew(name)``, which tells the
+            parameters that may be missing when a training starts.
         weights: of :func:`read_weights`.
         config: the frozen configuration.
-        as_it_is: whether the model is to be used, not trained; None: as the task says.
+        as_it_is: whether the model is used without training, which needs an exact match; None: if the task needs
+            weights.
 
     Returns:
-        What fits and what does not, to be shown.
+        A report for the user: how many tensors match, and which do not.
 
     Raises:
-        ConfigError: they do not fit.
+        ConfigError: the weights do not match the model, or are not finite.
     """
     path, own, task = weights.path, model.state_dict(), str(config.task.name)
     if as_it_is is None:
@@ -203,15 +212,15 @@ def fit_weights(model: nn.Module, weights: Weights, config: ExpConfig, as_it_is:
     head_alone = all(map(may_be_new, [*missing, *others]))
     if not as_it_is and not fitting:
         raise ConfigError(
-            f"init_from: nothing in {path} fits the model: its keys are like {', '.join(list(state)[:3])}; the model's "
-            f"like {', '.join(list(own)[:3])}"
+            f"init_from: nothing in {path} fits the model: the file has tensors such as {', '.join(list(state)[:3])}; "
+            f"the model has tensors such as {', '.join(list(own)[:3])}"
         )
     reason = cure = ""
     if as_it_is and not (head_alone and all(map(may_be_new, unknown)) if task == "features" else not misfits):
-        # Features are what the backbone says: a head plays no part in them.
+        # Features are the output of the backbone, so the head may differ.
         reason = f"task={task} needs all weights of the model, and {path} does not fit it"
     elif not as_it_is and not head_alone and not config.init_partial:
-        reason = f"init_from: {path} fits the model in part only, and not just its head is new"
+        reason = f"init_from: {path} fits the model only in part: more than a new head is missing or differs"
         cure = "; init_partial=true starts the rest from random weights"
     if reason:
         if config.record.differs:
@@ -221,13 +230,13 @@ def fit_weights(model: nn.Module, weights: Weights, config: ExpConfig, as_it_is:
             cause = f"the file has another head ({', '.join(heads)})" if heads else "its head is not in the file"
             cause += ": train it first (task=train), then use that run"
         else:
-            cause = "use the settings that they were trained with"
+            cause = "use the settings with which the weights were trained"
         raise ConfigError(f"{reason}: {count}; {cause}{cure}{misfits}")
     odd = checkpoint.not_finite(fitting, {name for name, _ in model.named_parameters()})
     if odd:
         raise ConfigError(
-            f"init_from: {path} has weights that are not finite: {shortened(odd, 1)}; the training that left them has "
-            "diverged, use other weights"
+            f"init_from: {path} has weights that are not finite: {shortened(odd, 1)}; their training has diverged, use "
+            "other weights"
         )
     model.load_state_dict(fitting, strict=False)
     report = f"init_from: {count} from {path}"
@@ -235,14 +244,14 @@ def fit_weights(model: nn.Module, weights: Weights, config: ExpConfig, as_it_is:
         report += f" ({checkpoint.NO_DIGEST})"
     trusted = [f"model.{key}={text_of(config.model.get(key))}" for key in getattr(model, "taken_on_trust", ())]
     if trusted and config.record.trained_in is None:
-        report += f"\n  taken on trust, since the weights do not tell them: {', '.join(trusted)}"
+        report += f"\n  taken on trust, since the weights cannot confirm them: {', '.join(trusted)}"
     if made_to_fit:
-        report += f"\n  made to fit the model: {', '.join(made_to_fit)}"
+        report += f"\n  reshaped to fit the model: {', '.join(made_to_fit)}"
     return report if as_it_is else report + misfits
 
 
 def rank_logger(session: Session) -> MMLogger:
-    """MMEngine's logger of this run, which writes into the log of the rank, not to the terminal."""
+    """MMEngine's logger of this run, set up to write to the log of the rank instead of the terminal."""
     logger: MMLogger = MMLogger.get_instance(session.unique_name)
     logger.setLevel("INFO")
     logger.handlers[:] = list(logging.getLogger().handlers)
@@ -250,7 +259,7 @@ def rank_logger(session: Session) -> MMLogger:
 
 
 def record_environment(session: Session) -> None:
-    """Rank 0 writes ``env.json``."""
+    """Write ``env.json``, a description of the software and the devices, on rank 0."""
     if session.distributed.is_main:
         env = session.folder.env
         path = session.folder.start / env.name if session.pending else env
@@ -258,15 +267,15 @@ def record_environment(session: Session) -> None:
 
 
 def build_evaluator(session: Session, data: Data, detailed: bool = False) -> Evaluator:
-    """What is measured: the metrics of the data, and those of the configuration.
+    """Combine the metrics of the data and those of the configuration.
 
     Args:
         session: the session.
         data: of :func:`build_data`.
-        detailed: with tables, for ``task=eval``.
+        detailed: compute tables, too, for ``task=eval``.
 
     Raises:
-        ConfigError: one is no metric, two give the same name, or none gives ``metric``.
+        ConfigError: an object is not a metric, two metrics have the same name, or none has the name in ``metric``.
     """
     own = data.metrics(detailed)
     further = [create(config, Metric, f"metrics[{number}]") for number, config in enumerate(session.config.metrics)]
@@ -285,14 +294,14 @@ def make_result(
     Args:
         session: the session.
         metrics: all metrics by name.
-        evaluator: knows which of them is reported; None: none.
-        selected_by: that metric on validation data: what sweeps, reports and sweepers choose by. None: the task has
-            measured none, and its runs are not put in an order.
+        evaluator: has the name of the main metric, which is reported; None: there is none.
+        selected_by: the main metric on validation data, by which sweeps and reports rank runs. None: the task has not
+            measured it, so its runs are not ranked.
         **extra: further keys, such as steps and epochs.
 
     Raises:
-        RunError: the metric that is reported is not finite. Others may be, and are null in the file: a class
-            that does not occur has no precision.
+        RunError: the main metric is not finite. Other metrics may be NaN, for example the precision of a class that
+            does not occur; they are null in the file.
     """
     config = session.config
     part = measured_part(config)
@@ -302,8 +311,8 @@ def make_result(
     if value is not None and not math.isfinite(value):
         measured_on = extra.get("measured_on", result["measured_on"])
         raise RunError(
-            f"{measured_on} {metric_name} is {value}: the model's outputs or the data are not finite, or nothing could "
-            "be scored; check the data, and the weights for a training that diverged (lower optim.lr)"
+            f"{measured_on} {metric_name} is {value}: the model's outputs or the data are not finite, or no sample "
+            "could be measured; check the data, and whether the training has diverged (lower optim.lr)"
         )
     result.update(
         status="completed",
@@ -334,7 +343,7 @@ def make_result(
 
 
 def _published(config: Any) -> dict[str, Any] | None:
-    """The published figures for these data and this horizon, where the experiment states them."""
+    """The published metrics for these data and this horizon; None: the experiment has none."""
     horizon = config.data.get("horizon")
     if horizon not in config.published or config.published_for != config.data.get("name"):
         return None
@@ -343,20 +352,21 @@ def _published(config: Any) -> dict[str, Any] | None:
 
 
 def split_in_use(session: Session, data: Data, split: str) -> Any:
-    """A split, indexed by a whole batch, or as much of it as ``debug`` leaves.
+    """A split as a dataset that is indexed by a whole batch; with ``debug`` only a part of the split.
 
-    Samples are spread evenly over the split, since files are often sorted by class or time.
+    The samples of the part are spread evenly over the split, since files are often sorted by class or time.
 
     Args:
         session: the session.
         data: the data set.
-        split: ``train``, ``val`` or ``test``.
+        split: ``train``, ``val`` or ``test``; with ``debug.overfit`` always the training split.
 
     Raises:
-        ConfigError: as :func:`exp.data.base.split_of`.
+        ConfigError: the split is missing, or is not a dataset.
+        DataError: the split is empty.
     """
     config, debug = session.config, session.config.debug
-    overfit = debug.overfit and config.global_batch_size is not None  # which only a training has
+    overfit = debug.overfit and config.global_batch_size is not None  # other tasks than training have no batch size
     dataset = split_of(data, "train" if overfit else split, config.seed)
     if overfit or split == "train":
         batches, size = debug.train_batches, config.global_batch_size or 1
@@ -369,19 +379,19 @@ def split_in_use(session: Session, data: Data, split: str) -> Any:
 
 
 def measured_part(config: Any) -> str | None:
-    """What the figures of a run are of, if they are of no whole split."""
+    """The part of the split on which a run is tested; None: the whole split."""
     if config.debug.overfit and config.global_batch_size is not None:
         return "training batches"
     return None if config.debug.test_batches is None else f"{config.debug.test_batches} of its batches"
 
 
 class _Part(Dataset[Any]):
-    """``count`` samples of a dataset that is indexed by a whole batch.
+    """``count`` samples of a dataset that is indexed by a whole batch, spread evenly over it.
 
     Args:
-        dataset: the whole.
-        count: at most its length.
-        same: give the samples of epoch 0 in every epoch, as they are augmented there, also for evaluation.
+        dataset: the whole dataset.
+        count: number of samples, at most the length of ``dataset``.
+        same: return the samples of epoch 0, with the same augmentation, in every epoch and in evaluation.
     """
 
     takes_batches = True

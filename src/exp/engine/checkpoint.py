@@ -1,13 +1,13 @@
-"""Checkpoint files: written so that none is ever half there, read so that none can run code.
+"""Checkpoint files: writing is atomic, and reading cannot run code.
 
-A checkpoint is plain data (dicts, lists, numbers, strings, CPU tensors). The sharded tensors of a model that no rank
-has whole lie beside the file, in a folder ``<name>.shards<k>`` of torch's distributed checkpoint: the file names the
-folder and the digests of what is in it, and is written last. A sharded model reads its parts of them, on any number of
-ranks; others read whole tensors.
+A checkpoint is plain data (dicts, lists, numbers, strings, CPU tensors). The tensors of a sharded model are in a folder
+beside the file, ``<name>.shards<k>``, in the format of ``torch.distributed.checkpoint``. The file contains the name of
+the folder and the digests of its files, and is written last. A sharded model reads its own parts of the tensors, on any
+number of ranks; other models read whole tensors.
 
-One restricted unpickler reads all pickles, those of other tools, too. The tools of the field pickle histories, settings
-and NumPy scalars beside the weights: names of these companions are read as inert stand-ins, and a file that names
-anything else is refused. Torch's own can be told no more names before 2.5, and be got around before 2.6
+One restricted unpickler reads all pickles, also those of other tools. These often contain histories, settings and NumPy
+scalars beside the weights. Known classes of that kind are replaced by empty objects; a file with any other class is
+refused. Torch's own ``weights_only`` accepts no further classes before torch 2.5, and can be bypassed before 2.6
 (CVE-2025-32434).
 """
 
@@ -48,16 +48,18 @@ __all__ = [
 ]  # fmt: skip
 
 BESIDE = "beside"
-"""Key of a checkpoint that tells what lies beside it: ``{"name", "digests"}``, and ``folder`` where it was read."""
-NO_DIGEST = "it has no digest: whether it is as it was written is not known"
+"""Key of a checkpoint whose shards are in a folder beside it: ``{"name", "digests"}``, and after reading ``folder``,
+the parent folder."""
+NO_DIGEST = "it has no digest, so damage cannot be detected"
 SET_ASIDE = "set_aside"
-"""Folder below ``checkpoints/`` of what no run goes on from: damaged, foreign, or of steps that one went back from."""
+"""Folder below ``checkpoints/`` for checkpoints from which no run resumes: of another training, or of later
+steps than the one from which a run has resumed, for example because they are damaged."""
 
 _COMMENT = b"sha256 "
-_NO_COMMENT = b"\0\0"  # where a zip archive without one ends: the length of its comment
-_SEAL = len(_NO_COMMENT) + len(_COMMENT) + 64  # bytes at the end of a file that are not digested
+_NO_COMMENT = b"\0\0"  # the last bytes of a zip archive without a comment: the length of the comment, 0
+_SEAL = len(_NO_COMMENT) + len(_COMMENT) + 64  # bytes at the end of a file that the digest does not cover
 _HOLDERS = ("state_dict", "model", "teacher", "student")
-# torch.compile, FSDP and activation checkpointing wrap any module of a model, not only the whole.
+# torch.compile, FSDP and activation checkpointing may wrap any module inside a model.
 _WRAPPER = re.compile(r"(?:(?<=\.)|^)(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 _READERS = 8  # threads
 
@@ -68,15 +70,15 @@ _READERS = 8  # threads
 def plain(
     value: Any, on_cpu: Callable[[torch.Tensor], torch.Tensor] = lambda each: each.detach().cpu(), key: str = ""
 ) -> Any:
-    """``value`` with tensors on the CPU, NumPy scalars as Python numbers, and plain containers.
+    """``value`` in new dicts, lists and tuples, with tensors on the CPU and NumPy scalars as Python numbers.
 
     Args:
-        value: of whatever structure.
-        on_cpu: gives the tensor that takes a tensor's place.
-        key: of ``value`` in what it is a part of, for messages.
+        value: nested mappings, lists and tuples.
+        on_cpu: returns the tensor that replaces a tensor.
+        key: the key of ``value`` in the whole structure, for messages.
 
     Raises:
-        TypeError: something in it is not plain data; the message names its type and its key.
+        TypeError: something in ``value`` is not plain data; the message has its type and its key.
     """
     if isinstance(value, torch.Tensor):
         return on_cpu(value)
@@ -90,22 +92,22 @@ def plain(
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
-    raise TypeError(f"a {kind} cannot go into a checkpoint: not plain data (key {key or 'of no name'})")
+    raise TypeError(f"a {kind} cannot be saved in a checkpoint: it is not plain data (key {key or 'without name'})")
 
 
 def write(path: Path, checkpoint: Mapping[str, Any]) -> None:
-    """Write a checkpoint under a temporary name, flush it to the disk and rename it.
+    """Write a checkpoint under a temporary name, flush it to the disk, and rename it.
 
-    The file ends with the SHA-256 of what ``torch.save`` writes, as the comment that a zip archive may have: every
-    torch opens it, and a copy under another name keeps it.
+    The file ends with the SHA-256 of the output of ``torch.save``, as the comment of the zip archive. Every version of
+    torch can read such a file, and copies of the file keep the digest. Former folders of shards are removed.
 
     Args:
-        path: the file to be.
+        path: the file.
         checkpoint: its content; see :func:`plain`.
 
     Raises:
-        TypeError: it is not plain data.
-        OSError: as the file system says it.
+        TypeError: the content is not plain data.
+        OSError: the file system reports an error.
     """
     content = plain(checkpoint)
 
@@ -126,9 +128,10 @@ def write(path: Path, checkpoint: Mapping[str, Any]) -> None:
 
 
 class _Stream:
-    """A file as ``torch.save`` needs it, which digests and writes what it is given piece by piece.
+    """A file object for ``torch.save`` that computes the digest of what it writes.
 
-    An error of the file system waits here: torch would replace it by one of its own, and old torch ends the process.
+    It keeps an error of the file system in :attr:`error` instead of raising it. Torch would replace the error by one of
+    its own, and old versions of torch would end the process.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -144,11 +147,11 @@ class _Stream:
         return len(data)
 
     def flush(self) -> None:
-        """At the end the file is."""
+        """Do nothing: the file is flushed once, at the end."""
 
 
 def digest_in(path: Path) -> str | None:
-    """The digest at the end of a file of :func:`write`; None: others, and older versions, leave none."""
+    """The digest at the end of a file; None: another tool, or an old version of exp, has written the file."""
     with path.open("rb") as file:
         file.seek(-min(_SEAL, path.stat().st_size), os.SEEK_END)
         comment = file.read()[len(_NO_COMMENT) :]
@@ -156,17 +159,17 @@ def digest_in(path: Path) -> str | None:
 
 
 def read(path: Path, mapped: bool = False, whole: bool = True, check: bool = True) -> Any:
-    """Read a ``.pth`` of plain data, or the tensors of a ``.safetensors``, onto the CPU.
+    """Read a ``.pth`` of plain data, or the tensors of a ``.safetensors``, into CPU memory.
 
     Args:
         path: the file.
-        mapped: read each tensor when it is used, where torch can (>= 2.5): for who needs the weights of a file alone,
-            and does not need them for long. Processes of one machine share the memory.
-        whole: with the tensors of a sharded training, which lie beside the file; else :func:`complete` brings them.
-        check: compare digests, also of what lies beside the file; not needed where another rank has done it.
+        mapped: map the file into memory, so that each tensor is read when it is used (torch 2.5 and later); the
+            processes of a machine share the memory. For callers that need only the weights, and only for a short time.
+        whole: also read the shards beside the file; if false, :func:`complete` reads them later.
+        check: compare the digests of the file and its shards; false if another rank does it.
 
     Raises:
-        CheckpointError: there is no such file, it is damaged, or it holds more than plain data.
+        CheckpointError: the file does not exist, is damaged, or contains other than plain data.
     """
     if not path.is_file():
         raise CheckpointError(f"no checkpoint at {path}; check resume and init_from")
@@ -176,7 +179,7 @@ def read(path: Path, mapped: bool = False, whole: bool = True, check: bool = Tru
         written = digest_in(path) if check else None
         if written is not None and digest_of(path, _SEAL, _NO_COMMENT) != written:
             raise CheckpointError(
-                f"{path} is damaged: its digest is not that of what it holds; remove it, or use another"
+                f"{path} is damaged: its digest does not match its content; remove it, or use another checkpoint"
             )
         content = _load_torch(path, mapped)
         if not isinstance(content, Mapping) or not isinstance(content.get(BESIDE), Mapping):
@@ -184,12 +187,12 @@ def read(path: Path, mapped: bool = False, whole: bool = True, check: bool = Tru
         beside = {**content[BESIDE], "folder": str(path.parent)}
         place = path.parent / str(beside["name"])
         if place not in _companions(path) or (check and digests(place) != beside.get("digests")):
-            raise CheckpointError(f"{path}: {beside['name']} beside it is missing or not as it was written")
+            raise CheckpointError(f"{path}: the folder {beside['name']} beside it is missing or damaged")
         content = {**content, BESIDE: beside}
         return complete(content, state=not mapped) if whole else content
     except CheckpointError:
         raise
-    except Exception as error:  # what a damaged file raises depends on where it is damaged
+    except Exception as error:  # a damaged file may raise anything
         raise CheckpointError(
             f"cannot read the checkpoint {path}: {reason(error)}\n"
             "Only plain tensors and containers are loaded; a file that needs more could run code. "
@@ -198,12 +201,12 @@ def read(path: Path, mapped: bool = False, whole: bool = True, check: bool = Tru
 
 
 def reason(error: BaseException) -> str:
-    """The first line of what an error says."""
+    """The first line of an error's message, at most 200 characters; its type if there is no message."""
     return (message_of(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
 def _safetensors(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a file, or of all files that an index lists, which lie beside it."""
+    """The tensors of a file, or of all files in an index."""
     from safetensors.torch import load_file
 
     state: dict[str, torch.Tensor] = {}
@@ -218,12 +221,12 @@ def _safetensors(path: Path) -> dict[str, torch.Tensor]:
 
 _ADMITTED = re.compile(
     r"collections\.OrderedDict|torch\._utils\._rebuild_(?:tensor_v2|tensor_v3|parameter)|torch\.(?:Size|device|\w*Storage)"
-    # What the index of a distributed checkpoint of tensors is made of.
+    # Classes in the metadata of a distributed checkpoint of tensors.
     r"|torch\.distributed\.checkpoint\.metadata\.(?:Metadata|TensorStorageMetadata|TensorProperties|ChunkStorageMetadata"
     r"|MetadataIndex|StorageMeta|_MEM_FORMAT_ENCODING)|torch\.distributed\.checkpoint\.filesystem\._StorageInfo"
     r"|torch\.serialization\._get_layout"
 )
-# What MMEngine, OpenMMLab's libraries, Lightning and the ViTs' training scripts leave beside the weights.
+# Classes that MMEngine, OpenMMLab's libraries, Lightning and training scripts of ViTs save beside the weights.
 _COMPANIONS = re.compile(
     r"(?:mmengine|mmcv|mmseg|mmdet|mmcls|mmpretrain|mmaction|mmselfsup|numpy|omegaconf|yacs|fvcore|addict"
     r"|lightning|lightning_fabric|pytorch_lightning|pathlib|datetime)\..+"
@@ -234,7 +237,7 @@ _COMPANIONS = re.compile(
 
 
 class _Inert:
-    """Stands where a file has an object that is not needed; takes whatever unpickling hands it, and keeps nothing."""
+    """An empty object that replaces one of a class in :data:`_COMPANIONS`; ignores all state from the pickle."""
 
     def __new__(cls, *_: Any, **__: Any) -> _Inert:
         return object.__new__(cls)
@@ -246,10 +249,14 @@ class _Inert:
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Admits tensors, their storages and containers, and stand-ins; anything else in the file is refused by name."""
+    """Allows tensors, their storages, containers and empty replacements; refuses all other classes."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Look up what the pickle asks for, if it is harmless."""
+        """Return the class that the pickle names, or its empty replacement.
+
+        Raises:
+            pickle.UnpicklingError: the class is not allowed.
+        """
         if _ADMITTED.fullmatch(f"{module}.{name}"):
             return super().find_class(module, name)
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
@@ -260,35 +267,38 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def load_pickle(file: Any, **options: Any) -> Any:
-    """The object in a pickle.
+    """Read a pickle with the restricted unpickler.
 
     Raises:
-        pickle.UnpicklingError: it names what is neither plain data nor a known companion of weights.
+        pickle.UnpicklingError: the pickle contains a class that is not allowed.
     """
     return _PlainUnpickler(file, **options).load()
 
 
 def _load_torch(path: Path, mapped: bool) -> Any:
-    """The content of a file of ``torch.save``, on the CPU; files older than zip are not mapped."""
-    if tarfile.is_tarfile(str(path)):  # torch would unpack it, wherever the names in it lead
-        raise pickle.UnpicklingError("it is a tar archive, as torch wrote them before 0.1.10")
+    """The content of a file of ``torch.save``, on the CPU; files in the format before zip are not mapped."""
+    if tarfile.is_tarfile(str(path)):  # torch would unpack it to the paths in it, which may lead anywhere
+        raise pickle.UnpicklingError("it is a tar archive, the format of torch before 0.1.10")
     guard = types.SimpleNamespace(Unpickler=_PlainUnpickler, load=load_pickle, __name__="exp.plain_pickle")
     maps = mapped and TORCH_VERSION >= (2, 5) and zipfile.is_zipfile(path)
     options: dict[str, Any] = {"mmap": True} if maps else {}
     with warnings.catch_warnings():
-        # Of TorchScript, which is a program: torch warns before it hands the file on.
+        # A TorchScript archive is a program; torch warns before it loads one.
         warnings.filterwarnings("error", message=".*TorchScript archive")
         return torch.load(str(path), map_location="cpu", pickle_module=guard, **options)
 
 
-# -- shards beside the file: keys are state_dict/<name> and optimizer/<index>/<name> -----------------------------------
+# -- shards: their keys are state_dict/<name> and optimizer/<index>/<name> ---------------------------------------------
 
 
 def sharded_holders(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """A checkpoint with new dicts where it may have sharded tensors, and these dicts by the prefix of their keys.
+    """Copy a checkpoint so that its sharded tensors can be replaced.
 
     Args:
-        content: it stays as it is.
+        content: the checkpoint; not changed.
+
+    Returns:
+        The checkpoint with new dicts where sharded tensors may be, and these dicts by the prefix of their keys.
     """
     copied = {**content, "state_dict": dict(content["state_dict"])}
     holders = {"state_dict": copied["state_dict"]}
@@ -302,12 +312,12 @@ def sharded_holders(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
 def digests(folder: Path) -> dict[str, str]:
     """SHA-256 of the files in a folder of shards, by name."""
     files = sorted(folder.iterdir())
-    with ThreadPoolExecutor(_READERS) as pool:  # hashing lets go of the interpreter's lock
+    with ThreadPoolExecutor(_READERS) as pool:  # hashing releases the GIL
         return dict(zip((each.name for each in files), pool.map(digest_of, files)))
 
 
 def free_folder(path: Path) -> Path:
-    """A folder for the shards of a checkpoint that there is not yet: the former ones are still good."""
+    """A folder for the shards of a checkpoint that does not exist yet, since the former shards are still in use."""
     taken = _companions(path)
     free = (path.with_name(f"{path.stem}.shards{number}") for number in range(len(taken) + 1))
     return next(folder for folder in free if folder not in taken)
@@ -319,16 +329,16 @@ def complete(
     trained: Sequence[nn.Parameter] = (),
     state: bool = True,
 ) -> dict[str, Any]:
-    """A checkpoint with all its tensors: for a sharded model this rank's part of each, else whole ones on the CPU.
+    """Add the tensors of the shards to a checkpoint: this rank's parts for a sharded model, else whole CPU tensors.
 
     Args:
-        content: as :func:`read` gives it, from whatever number of ranks, sharded or not.
-        model: without a wrapper, to be given the weights; None: not sharded.
-        trained: parameters in the order in which the optimizer's state counts them; empty: a model wants none of it.
-        state: whether the optimizer's state, two thirds of the bytes, is wanted where there is no model.
+        content: result of :func:`read`, saved by any number of ranks, sharded or not; not changed.
+        model: the model that will take the weights, not wrapped; None: whole tensors.
+        trained: for a sharded model, the parameters in the order of the optimizer's state; empty: leave out this state.
+        state: without a model, whether to read the optimizer's state, which can be two thirds of the bytes.
 
     Raises:
-        CheckpointError: what lies beside the file does not open, or does not fit the model.
+        CheckpointError: the shards cannot be read, or do not match the model.
     """
     parameters: dict[str, Any] = {}
     if model is not None and is_sharded(model):
@@ -338,12 +348,12 @@ def complete(
         return dict(content)
 
     def like(key: str, shape: Sequence[int]) -> Any:
-        """The parameter that a tensor is sharded as; None: it is wanted whole."""
+        """The parameter whose sharding a tensor gets; None: the tensor stays whole."""
         found = parameters.get(key, parameters.get(key.rpartition("/")[0]))
         if found is not None and tuple(shape) != tuple(found.shape):
             raise CheckpointError(
-                f"a tensor of shape {tuple(shape)} where the model has {tuple(found.shape)}: of another model, or "
-                "state that its optimizer does not keep like the weights, which cannot be sharded anew"
+                f"a tensor of shape {tuple(shape)} where the model has {tuple(found.shape)}: it is of another model, "
+                "or of an optimizer whose state has other shapes than the weights, which cannot be resharded"
             )
         return found
 
@@ -360,7 +370,7 @@ def complete(
             found = _load_shards(folder, like, "" if trained or (model is None and state) else "state_dict/")
         except CheckpointError:
             raise
-        except Exception as error:  # what a damaged file raises depends on where it is damaged
+        except Exception as error:  # a damaged file may raise anything
             raise CheckpointError(f"cannot read {folder}: {reason(error)}") from error
         for key, value in found.items():
             prefix = "state_dict" if key.startswith("state_dict/") else key.rpartition("/")[0]
@@ -369,7 +379,7 @@ def complete(
 
 
 def _load_shards(folder: Path, like: Callable[[str, Sequence[int]], Any], prefix: str) -> dict[str, Any]:
-    """The tensors whose keys begin with ``prefix``, each rank for itself; no collective."""
+    """Read the tensors whose keys begin with ``prefix``; each rank reads by itself, without collectives."""
     import torch.distributed.checkpoint as dcp
 
     class Reader(dcp.FileSystemReader):
@@ -395,7 +405,7 @@ def _load_shards(folder: Path, like: Callable[[str, Sequence[int]], Any], prefix
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """The ``step_*.pth`` in ``folder``, newest (largest step) first."""
+    """The files ``step_*.pth`` in ``folder``, with the newest (largest step) first."""
     if not folder.is_dir():
         return []
     found = [path for path in folder.iterdir() if CHECKPOINT_NAME.match(path.name)]
@@ -403,19 +413,19 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def step_of(path: Path) -> int:
-    """The step in the name of one of :func:`list_checkpoints`."""
+    """The step in the name of a file of :func:`list_checkpoints`."""
     found = CHECKPOINT_NAME.match(path.name)
     assert found is not None
     return int(found.group(1))
 
 
 def _companions(path: Path) -> list[Path]:
-    """The folders of shards beside a checkpoint: its own, and those of a save that was cut short."""
+    """The folders of shards beside a checkpoint: its own, and those of an interrupted save."""
     return list(path.parent.glob(f"{path.stem}.shards*"))
 
 
 def prune(folder: Path, keep: int) -> None:
-    """Remove all but the newest ``keep`` of the ``step_*.pth``, and what lies beside them; at least one stays."""
+    """Remove all but the newest ``keep`` files ``step_*.pth``, with their shards; at least one stays."""
     for path in list_checkpoints(folder)[max(keep, 1) :]:
         path.unlink()
         for each in _companions(path):
@@ -423,18 +433,18 @@ def prune(folder: Path, keep: int) -> None:
 
 
 def set_aside(paths: Sequence[Path]) -> None:
-    """Move files into the folder :data:`SET_ASIDE` beside them, where nothing takes them for checkpoints."""
+    """Move checkpoints into the folder :data:`SET_ASIDE` beside them, in which no run looks for checkpoints."""
     for path in paths:
         place = path.parent / SET_ASIDE
         place.mkdir(exist_ok=True)
-        for each in [*_companions(path), path]:  # without the file what lies beside it counts for nothing
+        for each in [*_companions(path), path]:  # the file last: remove_leftovers deletes shards without a file
             if (place / each.name).is_dir():
-                shutil.rmtree(place / each.name)  # set aside before, of the same step
+                shutil.rmtree(place / each.name)  # from an earlier call, with the same step
             each.replace(place / each.name)
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what a killed writer left behind. Only call it while no rank writes."""
+    """Remove the temporary files and incomplete shards of a killed process. Call it only while no rank writes."""
     for path in folder.glob(".*.tmp"):
         path.unlink()
     for path in folder.glob("*.shards*"):
@@ -442,19 +452,19 @@ def remove_leftovers(folder: Path) -> None:
             shutil.rmtree(path)
 
 
-# -- weights, of any tool ----------------------------------------------------------------------------------------------
+# -- weights of any tool -----------------------------------------------------------------------------------------------
 
 
 def weights_of(content: Any, source: Path | None = None) -> OrderedDict[str, torch.Tensor]:
-    """The model's state dict in ``content``, without the names that wrappers of a model put before its own.
+    """Find the model's state dict in ``content``, and remove the prefixes that wrappers add to its names.
 
     Args:
-        content: a bare state dict, or one under ``state_dict`` (ours, MMEngine's, Lightning's), ``model``, ``teacher``
-            (self-distillation, such as DINO's; taken before its student) or ``student``.
+        content: a state dict, or a dict that has one under ``state_dict`` (exp, MMEngine, Lightning), ``model``,
+            ``teacher`` (self-distillation, such as DINO; preferred to the student) or ``student``.
         source: the file, for messages.
 
     Raises:
-        CheckpointError: there are no tensors by name in it.
+        CheckpointError: there is no state dict.
     """
     state = content
     for _ in range(4):  # such as {"model": {"teacher": {...}}}
@@ -462,7 +472,7 @@ def weights_of(content: Any, source: Path | None = None) -> OrderedDict[str, tor
             break
         if state and all(isinstance(value, torch.Tensor) for value in state.values()):
             names = OrderedDict((_WRAPPER.sub("", key), value) for key, value in state.items())
-            while all(key.startswith("module.") for key in names):  # of DDP and DataParallel, round the whole model
+            while all(key.startswith("module.") for key in names):  # from DDP and DataParallel, which wrap the model
                 names = OrderedDict((key[len("module.") :], value) for key, value in names.items())
             return names
         inner = next((state[key] for key in _HOLDERS if isinstance(state.get(key), Mapping)), None)
@@ -471,30 +481,30 @@ def weights_of(content: Any, source: Path | None = None) -> OrderedDict[str, tor
         state = inner
     keys = f"; it has the keys {', '.join(map(str, list(state)[:8]))}" if isinstance(state, Mapping) else ""
     raise CheckpointError(
-        f"{source or 'the checkpoint'} holds no state dict: expected tensors by name, or under one of "
+        f"{source or 'the checkpoint'} has no state dict: expected a dict of tensors, or one under "
         f"{', '.join(_HOLDERS)}{keys}"
     )
 
 
 def not_finite(state: Mapping[str, Any], parameters: Container[str]) -> list[str]:
-    """Names of the tensors in a state dict that hold what no sound training leaves there.
+    """Names of the tensors in a state dict with values that only a diverged training leaves.
 
-    For parameters that is NaN or infinity; a buffer may hold infinity, as masks of attention
-    do, but not NaN. The device is waited for once, or twice where something is not finite.
+    For parameters these are NaN and infinity. A buffer may contain infinity, as attention masks do, but not NaN. Waits
+    for the device once, or twice if a sum is not finite.
 
     Args:
         state: tensors by name.
-        parameters: names of those that are parameters.
+        parameters: names of the tensors that are parameters.
     """
     candidates = {
         name: local_part(value.detach())
         for name, value in state.items()
         if isinstance(value, torch.Tensor) and value.is_floating_point() and local_part(value).numel()
     }
-    # A sum is finite only where all its elements are. It may overflow before they do, so what it suspects is looked at
-    # element by element, which takes several times as long, and memory.
+    # If a sum is finite, so are all its elements. A sum of finite elements may overflow, so a tensor whose sum is not
+    # finite is checked element by element, which takes several times as long, and more memory.
     sums = _read_values({name: value.sum() for name, value in candidates.items()})
-    # A difference is NaN where the element is not finite.
+    # x - x is NaN where x is not finite.
     odd = {
         name: ((value - value).ne(0) if name in parameters else value.ne(value)).any()
         for name, value in candidates.items()
@@ -504,8 +514,8 @@ def not_finite(state: Mapping[str, Any], parameters: Container[str]) -> list[str
 
 
 def _read_values(values: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    """Values of one element each, by name; the device is waited for once."""
+    """Read 0-dim tensors by name; waits for the device once."""
     if not values:
         return {}
-    device = next(iter(values.values())).device  # of all, but for a state that was copied before a validation
+    device = next(iter(values.values())).device  # usually that of all tensors; others are moved there
     return dict(zip(values, torch.stack([value.float().to(device) for value in values.values()]).cpu().tolist()))

@@ -1,4 +1,4 @@
-"""A worker's device before the model is built: its kernels, and random states, which every checkpoint keeps."""
+"""Prepares a worker's device: portable kernels, a check of compilation, seeds, and the state of random generators."""
 
 from __future__ import annotations
 
@@ -25,22 +25,23 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 _LARGEST_DIFFERENCE = 1e-2
-"""Between compiled and plain code, of the largest number: products may round to 10 bits."""
+"""Allowed difference between compiled and eager results, relative to the largest value: products may have mantissas of
+10 bits."""
 
 
 def settle_kernels(backend: Backend, device: torch.device, precision: str) -> frozenset[str]:
-    """Keep every step of any model on the device, as far as the backend knows what would not stay there.
+    """Avoid CPU fallbacks of operators that the device lacks, as far as the backend lists them.
 
-    Operators that the device lacks get portable kernels (:mod:`exp.hardware.operators`, imported only then), and
-    attention takes no fused form where the device has none in this precision. For the rest of the process.
+    These operators get portable kernels (:mod:`exp.hardware.operators`, imported only if needed). If the device has no
+    fused attention in this precision, attention uses the plain form. Both apply for the rest of the process.
 
     Args:
-        backend: of this worker; its device has been selected.
-        device: the same.
-        precision: one of :data:`exp.hardware.backend.PRECISIONS`.
+        backend: the backend of this worker, with the device selected.
+        device: the device of this worker.
+        precision: one of :data:`exp.config.schema.PRECISIONS`.
 
     Returns:
-        ATen names of the operators that have a portable kernel now.
+        ATen names of the operators that now have a portable kernel.
     """
     if not supports_portable_operators():
         return frozenset()
@@ -59,19 +60,21 @@ def settle_kernels(backend: Backend, device: torch.device, precision: str) -> fr
 
 
 def check_compilation(backend: Backend, device: torch.device) -> None:
-    """Refuse ``compile=true`` where it cannot be had: before the data are read, and not in the middle of a first step.
+    """Refuse ``compile=true`` if torch cannot compile for this device, before the data are read.
 
-    Where the backend has nothing against it, torch compiles a small forward and backward pass of usual layers: it finds
-    out what is missing here, such as a compiler, or a code generator for this type of device; and its result and
-    gradients must be those of the same layers uncompiled. Unless the user has said how many,
-    torch gets as many compiling processes as this worker has threads; each of eight workers would have one per core.
+    Unless the backend rules it out, torch compiles the forward and backward pass of a few common layers. This fails if
+    something is missing, such as a compiler, or a code generator for this type of device. The result and the gradients
+    must equal those of the same layers without compilation.
+
+    Also sets the number of torch's compile processes to the number of this worker's threads, unless the user has set
+    ``TORCHINDUCTOR_COMPILE_THREADS``; by default each worker would start up to one per core.
 
     Args:
-        backend: of this worker; its device has been selected.
-        device: the same.
+        backend: the backend of this worker, with the device selected.
+        device: the device of this worker.
 
     Raises:
-        ConfigError: it cannot; says why.
+        ConfigError: torch cannot compile, or compiled code gives other results; the message has the reason.
     """
     if not supports_compilation():
         reason: str | None = f"it needs torch 2.3 or later, and this is {'.'.join(map(str, TORCH_VERSION))}"
@@ -83,32 +86,32 @@ def check_compilation(backend: Backend, device: torch.device) -> None:
 
 def _why_not_compiled(device: torch.device) -> str | None:
     if "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ:
-        from torch._inductor import config  # the fork server has imported it: the variable would come too late
+        from torch._inductor import config  # not the variable: the fork server has imported torch._inductor already
 
         config.compile_threads = torch.get_num_threads()
     plain = _numbers_of(_usual_layers, device)
     try:
         compiled = _numbers_of(torch.compile(_usual_layers), device)
-    except Exception as error:  # noqa: BLE001 - whatever a compiler raises
-        cause = getattr(error, "inner_exception", error)  # up to torch 2.6 the error only says that there is one
+    except Exception as error:  # noqa: BLE001 - a compiler may raise anything
+        cause = getattr(error, "inner_exception", error)  # up to torch 2.6 the outer error does not have the reason
         first = str(cause).strip().splitlines() or [""]
         return f"torch cannot compile here: {type(cause).__name__}: {first[0]}"
     for name, expected in plain.items():
         off = float((compiled.get(name, expected + math.inf) - expected).abs().max() / expected.abs().max())
         if not off <= _LARGEST_DIFFERENCE:
-            return f"what torch compiles here computes wrongly: {name} is off by {off:.3g} of its largest number"
+            return f"compiled code gives wrong results here: {name} differs by {off:.3g} of its largest value"
     return None
 
 
 def _usual_layers(tokens: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """A loss of normalized, activated and mixed tokens."""
+    """A 0-dim loss of layer norm, GELU, attention and softmax over ``tokens`` (B, N, C)."""
     hidden = F.gelu(F.layer_norm(tokens @ weight, scale.shape, scale))
     mixed = (hidden @ hidden.transpose(1, 2)).softmax(-1) @ hidden
     return F.mse_loss(mixed.mean(1).log_softmax(-1), tokens[:, 0])
 
 
 def _numbers_of(layers: Callable[..., torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
-    """Result and gradients, on the CPU."""
+    """The loss and the gradients of the layers for fixed inputs, on the CPU, by name."""
     generator = torch.Generator().manual_seed(0)
     shapes = {"tokens": (4, 8, 16), "weight": (16, 16), "scale": (16,)}
     given = {name: torch.randn(shape, generator=generator).to(device) for name, shape in shapes.items()}
@@ -132,7 +135,7 @@ def seed_everything(seed: int, backend: Backend) -> None:
 
 
 def device_state(backend: Backend) -> torch.Tensor | None:
-    """State of the device's random generator (uint8, on the CPU), or None where there is none of its own."""
+    """State of the device's random generator, a uint8 CPU tensor; None if the device has no generator of its own."""
     if not hasattr(backend.module, "get_rng_state"):
         return None
     state: torch.Tensor = backend.module.get_rng_state()
@@ -140,7 +143,7 @@ def device_state(backend: Backend) -> torch.Tensor | None:
 
 
 def rng_state(backend: Backend) -> dict[str, Any]:
-    """This process's random states, as plain data."""
+    """The states of the random generators of torch, the device, Python and NumPy in this process, as plain data."""
     version, internal, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     return {
@@ -152,7 +155,7 @@ def rng_state(backend: Backend) -> dict[str, Any]:
 
 
 def set_rng_state(state: Mapping[str, Any], backend: Backend) -> None:
-    """Restore what :func:`rng_state` gave."""
+    """Restore the states that :func:`rng_state` returned."""
     torch.set_rng_state(state["torch"])
     if state["device"] is not None:
         backend.module.set_rng_state(state["device"])

@@ -1,11 +1,11 @@
-"""The process group as the engine uses it: rank, world size and collectives for small CPU values.
+"""The process group for the engine: rank, world size, and collectives for small CPU values.
 
-Gradients travel through the DDP wrapper. Everything else that ranks must agree on (metrics, random states, errors) is
-small and lives on the CPU: it goes over a group that is known to carry CPU tensors, never over the device's own.
+The DDP wrapper exchanges the gradients. All other values that ranks exchange (metrics, random states, errors) are small
+CPU values. They use a process group that supports CPU tensors, never that of the device.
 
-Where the process group's library cannot reach a device, gradients and sums go through the CPU, over gloo; nothing else
-of ``torch.distributed`` takes the device's tensors then. This is slow: it is used only where the configuration asks for
-it or permits it. Every rank says so, and the bytes are counted.
+If the device's own collectives are missing, gradients and sums are copied to the CPU and exchanged over gloo; this is
+called staging. Other functions of ``torch.distributed`` do not accept tensors of the device then. Staging is slow, so
+it is used only if the configuration asks for it or allows it. Every rank logs it, and counts the copied bytes.
 """
 
 from __future__ import annotations
@@ -33,30 +33,37 @@ __all__ = [
 ]  # fmt: skip
 
 STAGED = "gloo, staged through the CPU"
-"""How the fallback is called in messages and records."""
+"""Name of the fallback in messages and records."""
 
 
 @dataclass(eq=False)
 class Distributed:
-    """Rank, world size, and collectives over CPU values; with one process each is the identity."""
+    """Rank, world size, and collectives for CPU values, which do nothing if there is one process."""
 
     rank: int = 0
-    """Global."""
+    """Global rank of this process."""
     world_size: int = 1
     """Number of processes."""
     cpu_group: Any = None
-    """The group that carries CPU tensors; None: the default group does."""
+    """The process group for CPU tensors; None: the default group."""
     fallback: dict[str, Any] | None = None
-    """What :func:`agree_on_fallback` gave."""
+    """Result of :func:`agree_on_fallback`."""
     process_group: str = ""
-    """What carries the device's tensors, for messages and records."""
+    """Name of the process-group backend for the device's tensors, for messages and records."""
 
     @classmethod
     def create(cls, backend: Backend, store: Store, rank: int, world_size: int, timeout: timedelta) -> Distributed:
-        """Make the process group of ``backend``, and a gloo group beside it where CPU tensors need one.
+        """Make the process group of ``backend`` and, if it does not support CPU tensors, a gloo group.
+
+        Args:
+            backend: the backend of this worker; its ``collectives`` are replaced if the fallback is used.
+            store: key-value store that all ranks can reach.
+            rank: global rank of this process.
+            world_size: number of processes.
+            timeout: of all collectives.
 
         Raises:
-            UnavailableError: a rank lacks its device's collectives, and no fallback is allowed.
+            UnavailableError: the device's collectives are missing on a rank, and no fallback is allowed.
         """
         fallback = agree_on_fallback(backend, store, rank, world_size)
         process_group, _ = chosen_group(backend)
@@ -66,7 +73,7 @@ class Distributed:
         backend.collectives.init(process_group, backend.device_type, **how)
         group = None
         if not dist.is_initialized():
-            # A vendor with collectives of its own: CPU values still go over torch's gloo.
+            # The vendor has its own collectives, outside torch.distributed; CPU values use gloo.
             dist.init_process_group("gloo", **how)
         elif fallback is None and dist.get_backend() != "gloo" and not _composite_has_cpu():
             group = dist.new_group(backend="gloo", timeout=timeout)
@@ -92,10 +99,10 @@ class Distributed:
         return gathered
 
     def on_main(self, function: Callable[[], object]) -> None:
-        """Call a function on rank 0. What it refuses, every rank raises: none goes on and waits for the others.
+        """Call a function on rank 0. If it raises an ExpError, every rank raises it, so that none waits. A collective.
 
         Raises:
-            ExpError: as the function raised it.
+            ExpError: the error of the function.
         """
         trouble = None
         try:
@@ -108,12 +115,18 @@ class Distributed:
             raise trouble
 
     def barrier(self) -> None:
-        """Wait for all ranks: an all-reduce, because torch's own guesses a device and may pick the wrong one."""
+        """Wait for all ranks. An all-reduce, because torch's own barrier may pick a wrong device."""
         self.sum(torch.zeros(1))
 
 
 def chosen_group(backend: Backend) -> tuple[str, str]:
-    """The process group of this run, by config, then ``TORCH_DISTRIBUTED_BACKEND``, then the backend; and by which."""
+    """The process-group backend of this run, and its source.
+
+    The first that is set: ``backend.process_group``, the variable ``TORCH_DISTRIBUTED_BACKEND``, the backend's default.
+
+    Returns:
+        The name, such as ``gloo``, and the source as text for messages.
+    """
     variable = "TORCH_DISTRIBUTED_BACKEND"
     if backend.requested_process_group:
         return backend.requested_process_group, "backend.process_group"
@@ -123,16 +136,22 @@ def chosen_group(backend: Backend) -> tuple[str, str]:
 
 
 def agree_on_fallback(backend: Backend, store: Store, rank: int, world_size: int) -> dict[str, Any] | None:
-    """Decide once, before any group is made and for all ranks alike, whether device tensors go through the CPU.
+    """Decide before any process group is made, and alike on all ranks, whether device tensors go through the CPU.
 
-    They do where the configuration (or TORCH_DISTRIBUTED_BACKEND) names gloo, which cannot carry them; and, with
-    ``backend.allow_fallback``, where some rank lacks the collectives of its device.
+    They do if the configuration (or ``TORCH_DISTRIBUTED_BACKEND``) names gloo, and gloo does not support the device;
+    and, with ``backend.allow_fallback``, if the device's own collectives are missing on a rank.
+
+    Args:
+        backend: the backend of this worker.
+        store: key-value store that all ranks can reach.
+        rank: global rank of this process.
+        world_size: number of processes.
 
     Returns:
-        None: no. Else ``{"wanted", "used", "reason"}``, the same on every rank.
+        ``{"wanted", "used", "reason"}``, the same on every rank; None: no fallback.
 
     Raises:
-        UnavailableError: a rank lacks them, and the configuration allows no fallback; every rank raises the same.
+        UnavailableError: the collectives are missing on a rank, and no fallback is allowed; raised on every rank.
     """
     wanted, source = chosen_group(backend)
     if backend.device_type == "cpu" or backend.collectives.gloo:
@@ -147,14 +166,14 @@ def agree_on_fallback(backend: Backend, store: Store, rank: int, world_size: int
         return None
     if not backend.allow_fallback:
         raise UnavailableError(
-            f"process group '{wanted}' cannot be made: {missing[0]}; install what is missing, or let tensors go "
-            "through the CPU, slowly: backend.allow_fallback=true, or backend.process_group=gloo"
+            f"process group '{wanted}' cannot be made: {missing[0]}; install what is missing, or copy tensors through "
+            "the CPU, which is slow, with backend.allow_fallback=true or backend.process_group=gloo"
         )
     return {"wanted": wanted, "used": STAGED, "reason": "; ".join(missing)}
 
 
 def _composite_has_cpu() -> bool:
-    """Whether the default group of torch >= 2.0 has a backend for CPU tensors."""
+    """Whether the default process group also has a backend for CPU tensors (torch 2.0 and later)."""
     if "cpu:gloo" in dist.get_backend():
         return True
     config = getattr(dist, "get_backend_config", None)
@@ -165,13 +184,13 @@ _staged = {"bytes": 0}
 
 
 def staged_bytes() -> int:
-    """Bytes that this process has copied between its device and the CPU for collectives, both ways together."""
+    """Bytes that this process has copied for collectives from its device to the CPU and back."""
     return _staged["bytes"]
 
 
 @torch.no_grad()
 def _through_cpu(tensor: torch.Tensor, collective: Callable[..., object], **options: Any) -> None:
-    """Do a collective on a copy of a tensor of any device, in place."""
+    """Run a collective on a CPU copy of a tensor of any device, and copy the result back."""
     host = tensor.detach().to("cpu", copy=True).contiguous()
     collective(host, **options)
     tensor.copy_(host)
@@ -179,7 +198,7 @@ def _through_cpu(tensor: torch.Tensor, collective: Callable[..., object], **opti
 
 
 class StagedCollectives(Collectives):
-    """Sums by copies through the CPU. The default process group is gloo, and carries CPU tensors."""
+    """Collectives that copy tensors through the CPU; the default process group is gloo."""
 
     def __init__(self) -> None:
         super().__init__("gloo")
@@ -196,17 +215,19 @@ class StagedCollectives(Collectives):
 
     @property
     def ddp_class(self) -> type:
-        """The wrapper that averages the gradients itself."""
+        """:class:`StagedDataParallel`."""
         return StagedDataParallel
 
 
 class StagedDataParallel(nn.Module):
-    """Data-parallel training with gradients averaged on the CPU, one parameter after another, before each update.
+    """Data-parallel training that averages gradients on the CPU, one parameter after another, before each update.
+
+    A parameter without a gradient counts as zero.
 
     Args:
-        module: on its device; parameters and buffers are made those of rank 0.
-        broadcast_buffers: give every rank the buffers of rank 0 before the first forward pass of a step.
-        **_: other options of DDP, which make no difference here: parameters without a gradient count as zero.
+        module: the model on its device; its parameters and buffers are overwritten by those of rank 0.
+        broadcast_buffers: copy the buffers of rank 0 to every rank before the first forward pass of a step.
+        **_: other options of DDP, which are ignored.
     """
 
     def __init__(self, module: nn.Module, broadcast_buffers: bool = True, **_: Any) -> None:
@@ -217,7 +238,7 @@ class StagedDataParallel(nn.Module):
         self._broadcast([*module.parameters(), *module.buffers()])
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """The module's."""
+        """Call the module, after the exchange of buffers in the first forward pass of a step."""
         if self.broadcast_buffers and self._step_begins:
             self._broadcast(self.module.buffers())
         self._step_begins = False
@@ -225,7 +246,7 @@ class StagedDataParallel(nn.Module):
 
     @torch.no_grad()
     def exchange_gradients(self) -> None:
-        """Average the gradients over all ranks; called once all those of a step are in place."""
+        """Average the gradients over all ranks, in place; called after the last backward pass of a step."""
         self._step_begins = True
         for parameter in self.module.parameters():
             if parameter.requires_grad:

@@ -1,7 +1,8 @@
-"""Fully sharded data parallelism, by torch's ``fully_shard``: each rank keeps a part of weights, gradients and moments.
+"""Fully sharded data parallelism with torch's ``fully_shard``: each rank has a part of weights, gradients and moments.
 
-The model is sharded block by block before the optimizer is built, so that the device never holds it whole: a block's
-weights come together for its forward and its backward pass, and its gradients go to the ranks that keep them.
+The model is sharded block by block before the optimizer is built, so that the device never holds the whole model. The
+weights of a block are gathered for its forward and its backward pass, and its gradients are reduced to the ranks that
+have their part.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ class FullyShard(Wrapper):
 
     Args:
         precision: of the run; ``fp16`` is refused.
-        reshard_after_forward: let go of a block's weights after its forward pass, and gather them again for its
-            backward pass; false: half the gathering, and the whole model's weights on each device in between.
-        compile: compile each block; what gathers and scatters stays between them.
+        reshard_after_forward: free the weights of a block after its forward pass, and gather them again for its
+            backward pass. False: keep them, which halves the communication, but needs memory for all weights.
+        compile: compile each block by itself; the communication between blocks is not compiled.
 
     Raises:
-        ConfigError: the precision does not go with sharding.
+        ConfigError: ``precision`` is ``fp16``.
     """
 
     compiles = True
@@ -47,22 +48,27 @@ class FullyShard(Wrapper):
         self,
         precision: str = "fp32",
         reshard_after_forward: bool = True,
-        compile: bool = False,  # noqa: A002 - as the key is called
+        compile: bool = False,  # noqa: A002 - the name of the key
     ) -> None:
         if precision == "fp16":
             raise ConfigError(
-                "wrapper=fsdp does not go with precision=fp16, whose loss scaler would see one rank's shards only; use "
-                "precision=bf16, or wrapper=ddp"
+                "wrapper=fsdp does not support precision=fp16, because the loss scaler would see the shards of one "
+                "rank only; use precision=bf16, or wrapper=ddp"
             )
         self.reshard_after_forward = reshard_after_forward
         self.compile = compile
 
     def place(self, model: nn.Module, backend: Backend, device: torch.device) -> nn.Module:
-        """Shard a model; a block at a time is whole on the device.
+        """Shard a model in place; at most one block is whole on the device.
+
+        Args:
+            model: on the CPU; every rank takes the weights of rank 0.
+            backend: the backend of this worker.
+            device: the device of this rank.
 
         Raises:
-            ConfigError: two names of the model are one parameter.
-            UnavailableError: this torch, or the collectives of this backend, cannot.
+            ConfigError: two names of the model are the same parameter.
+            UnavailableError: this version of torch, or the collectives of this backend, do not support sharding.
         """
         reason = _why_not(backend)
         if reason is not None:
@@ -79,7 +85,7 @@ class FullyShard(Wrapper):
             _from_rank_0(unit, device)
             _shard(fully_shard, unit, mesh=mesh, mp_policy=policy, reshard_after_forward=self.reshard_after_forward)
             unit.reshards_after_forward = self.reshard_after_forward
-            if self.compile:  # not the call, in which torch gathers: equal blocks share what is compiled
+            if self.compile:  # only forward, since __call__ gathers the weights; equal blocks share the compiled code
                 unit.forward = torch.compile(unit.forward)
         _from_rank_0(model, device)  # the rest
         _shard(fully_shard, model, mesh=mesh, mp_policy=policy)
@@ -90,13 +96,13 @@ class FullyShard(Wrapper):
         return model
 
     def wrap(self, model: nn.Module, backend: Backend, device: torch.device) -> nn.Module:
-        """The model itself, which :meth:`place` has sharded."""
+        """Return the model itself, which :meth:`place` has sharded."""
         return model
 
 
 @torch.no_grad()
 def _from_rank_0(module: nn.Module, device: torch.device) -> None:
-    """Bring what of a module is not sharded yet to the device, with rank 0's values, as DDP does it."""
+    """Move the tensors of a module that are not sharded yet to the device, with the values of rank 0, as DDP does."""
     module.to(device)
     for tensor in (*module.parameters(), *module.buffers()):
         if not hasattr(tensor, "to_local"):
@@ -106,7 +112,7 @@ def _from_rank_0(module: nn.Module, device: torch.device) -> None:
 
 
 def _shard(fully_shard: Any, module: nn.Module, **options: Any) -> None:
-    """Shard a module. It gets a class of torch's, which goes by the name of its own: messages and checks name that."""
+    """Shard a module. Torch replaces its class; the new class gets the old name, which messages and checks use."""
     own = type(module)
     fully_shard(module, **options)
     if type(module) is not own:
@@ -114,41 +120,43 @@ def _shard(fully_shard: Any, module: nn.Module, **options: Any) -> None:
 
 
 def _refuse_tied(model: nn.Module) -> None:
-    """A parameter of two names would be sharded once, and be two after the first step, or in a checkpoint.
+    """Refuse tied weights: after sharding, the two names would be different parameters.
 
     Raises:
-        ConfigError: there is one.
+        ConfigError: two names are the same parameter.
     """
     names: dict[nn.Parameter, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if names.setdefault(parameter, name) != name:
             raise ConfigError(
-                f"wrapper=fsdp: {names[parameter]} and {name} of the model are one parameter, which cannot be sharded "
-                f"with both; use wrapper=ddp (see {_PAGE})"
+                f"wrapper=fsdp: {names[parameter]} and {name} of the model are the same parameter (tied weights), "
+                f"which cannot be sharded; use wrapper=ddp (see {_PAGE})"
             )
 
 
 def _why_not(backend: Backend) -> str | None:
     if not supports_full_sharding():
-        return f"torch {torch.__version__} is too old for fully_shard and its checkpoints, which take torch >= 2.7"
+        return f"torch {torch.__version__} is too old for fully_shard and its checkpoints, which need torch >= 2.7"
     if isinstance(backend.collectives, StagedCollectives):
-        return f"backend={backend.name} carries tensors through the CPU here: no way to gather weights at every block"
+        return f"backend={backend.name} copies tensors through the CPU here, which cannot gather the weights of blocks"
     from torch.distributed.fsdp import FSDPModule
 
     if not backend.collectives.averages and not hasattr(FSDPModule, "set_force_sum_reduction_for_comms"):
         return (
-            f"the collectives of backend={backend.name} have no mean, and torch {torch.__version__} cannot take the sum"
+            f"the collectives of backend={backend.name} have no mean, and torch {torch.__version__} cannot use the sum"
         )
     return None
 
 
 def units_of(model: nn.Module) -> list[nn.Module]:
-    """The submodules whose weights come together at a time.
+    """The submodules (blocks) that are sharded one by one; the weights of each are gathered at a time.
 
     Args:
-        model: where it has ``sharded_units()``, that says which; else they are the members of the outermost lists of
-            modules (``nn.ModuleList``, ``nn.Sequential``) of which at least two are of one class and have parameters.
-            None is part of another, and each is run by calling it.
+        model: if it has ``sharded_units()``, that is used. Otherwise the units are the members with parameters of the
+            outermost lists of modules (``nn.ModuleList``, ``nn.Sequential``) with two or more members of one class.
+
+    Returns:
+        Modules of which none contains another, and each is run by calling it.
     """
     own: Any = getattr(model, "sharded_units", None)
     if own is not None:
@@ -162,7 +170,7 @@ def _collect(module: nn.Module, found: list[nn.Module]) -> None:
     children = [child for child in module.children() if any(True for _ in child.parameters())]
     repeated = len(children) > len({type(child) for child in children})
     if isinstance(module, (nn.ModuleList, nn.Sequential)) and repeated:
-        # A list cannot be run: what is called is below it.
+        # A list cannot be called, so look at its members instead.
         found += [child for child in children if not isinstance(child, (nn.ModuleList, nn.ModuleDict))]
         children = [child for child in children if isinstance(child, (nn.ModuleList, nn.ModuleDict))]
     for child in children:
@@ -172,7 +180,7 @@ def _collect(module: nn.Module, found: list[nn.Module]) -> None:
 def sharded_parameters(model: nn.Module) -> dict[str, Any]:
     """The parameters of a sharded model by name: DTensors, of which this rank has a part.
 
-    A forward pass may have left some of them whole; what they are is their rank's part again after this.
+    A forward pass may have left some of them whole; they are resharded first.
     """
     for module in model.modules():
         reshard: Any = getattr(module, "reshard", None)
@@ -182,12 +190,18 @@ def sharded_parameters(model: nn.Module) -> dict[str, Any]:
 
 
 def local_part(value: Any) -> Any:
-    """Of a sharded tensor what this rank has of it; anything else as it is."""
+    """This rank's part of a sharded tensor; any other value unchanged."""
     return value.to_local() if hasattr(value, "to_local") else value
 
 
 def sharded_like(local: torch.Tensor, like: Any, mesh: Any = None) -> Any:
-    """This rank's part of a tensor that is sharded as ``like``, on that one's mesh or another."""
+    """Make a DTensor with the shape and sharding of ``like`` from this rank's part; no collective.
+
+    Args:
+        local: this rank's part.
+        like: a DTensor.
+        mesh: device mesh of the result; None: that of ``like``.
+    """
     from torch.distributed.tensor import DTensor
 
     return DTensor.from_local(
@@ -196,7 +210,10 @@ def sharded_like(local: torch.Tensor, like: Any, mesh: Any = None) -> Any:
 
 
 def part_like(whole: torch.Tensor, like: Any) -> Any:
-    """This rank's rows of a tensor: those of rank r of n begin at row ``r * ceil(rows / n)``."""
+    """Shard a whole tensor like the DTensor ``like``: this rank copies its rows; no collective.
+
+    The rows of rank r of n start at row ``r * ceil(rows / n)``, as in torch's ``Shard(0)``.
+    """
     rows, mesh = len(whole), like.device_mesh
     first = min(mesh.get_local_rank() * -(-rows // mesh.size()), rows)
     return sharded_like(whole.narrow(0, first, len(like.to_local())).to(like.device, copy=True), like)
@@ -204,15 +221,15 @@ def part_like(whole: torch.Tensor, like: Any) -> Any:
 
 @torch.no_grad()
 def clip_grad_norm(parameters: Sequence[nn.Parameter], limit: float, backend: Backend) -> torch.Tensor:
-    """Scale gradients so that their L2 norm over all shards is ``limit`` at most; a collective.
+    """Scale gradients in place so that their L2 norm over all shards is at most ``limit``. A collective.
 
     Args:
-        parameters: all of them sharded.
+        parameters: the parameters, all sharded.
         limit: the largest norm.
-        backend: adds up over the ranks.
+        backend: its collectives add up the squared norms of the ranks.
 
     Returns:
-        The norm before, 0-dim, on the device; the same on every rank.
+        The norm before scaling, a 0-dim tensor on the device, the same on every rank.
     """
     gradients = [local_part(parameter.grad) for parameter in parameters if parameter.grad is not None]
     if not gradients:
@@ -220,15 +237,15 @@ def clip_grad_norm(parameters: Sequence[nn.Parameter], limit: float, backend: Ba
     square = nn.utils.get_total_norm(gradients).float().square()
     backend.collectives.all_reduce(square)
     norm = square.sqrt()
-    torch._foreach_mul_(gradients, (limit / (norm + 1e-6)).clamp(max=1.0))  # as torch's own
+    torch._foreach_mul_(gradients, (limit / (norm + 1e-6)).clamp(max=1.0))  # like nn.utils.clip_grad_norm_
     return norm
 
 
 def refuse_hooks(hooks: Iterable[Any]) -> None:
-    """Hooks that keep or save weights of their own see the whole model, which no rank has.
+    """Refuse hooks that save or load weights of their own: they need the whole model, which no rank has.
 
     Raises:
-        ConfigError: one of them does.
+        ConfigError: there is such a hook.
     """
     for hook in hooks:
         if not type(hook).__module__.startswith("exp.") and {"before_save_checkpoint", "after_load_checkpoint"} & set(
@@ -242,11 +259,13 @@ def refuse_hooks(hooks: Iterable[Any]) -> None:
 
 @contextlib.contextmanager
 def whole(model: nn.Module) -> Iterator[None]:
-    """Evaluate a sharded model with whole weights on every rank: ranks have different numbers of samples, and a pass
-    that gathers is a collective. Nothing is done where weights are whole already.
+    """Context in which a sharded model has whole weights on every rank, for evaluation; a collective at its start.
+
+    In evaluation ranks may have different numbers of batches, so a forward pass must not be a collective. Does nothing
+    if the model is not sharded.
 
     Args:
-        model: without a wrapper.
+        model: the model, not wrapped.
     """
     parts: list[Any] = [module for module in model.modules() if is_sharded(model) and hasattr(module, "unshard")]
     for part in parts:
@@ -255,5 +274,5 @@ def whole(model: nn.Module) -> Iterator[None]:
     yield
     for part in parts:
         part.reshard()
-        # The outermost module's weights stay between the two passes.
+        # As in place(): the outermost module keeps its weights between the forward and the backward pass.
         part.set_reshard_after_forward(part is not model and part.reshards_after_forward, recurse=False)

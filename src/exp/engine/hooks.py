@@ -1,7 +1,7 @@
-"""The engine's own hooks: what a training reports, and when it ends before its last step.
+"""The engine's own hooks: they report losses and metrics, and end a training early.
 
-Losses and metrics go into ``metrics.jsonl``, MMEngine's visualizer, and to the terminal. If the scheduler wants the
-machine back, all ranks agree where to save and end, so that none is a step ahead.
+Losses and metrics go into ``metrics.jsonl``, to MMEngine's visualizer, and to the terminal. On preemption all ranks
+agree on the step after which they save and end.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ __all__ = [
 ]  # fmt: skip
 
 _ASK_EVERY_S = 1.0
-_NEAR_ZERO = 0.01  # of the first loss
+_NEAR_ZERO = 0.01  # as a share of the first loss
 _REDRAW_SECONDS = 0.25
-_SHOWN = 4  # figures of a validation on the terminal; metrics.jsonl has all
+_SHOWN = 4  # metrics of a validation on the terminal; metrics.jsonl has all
 
 
 class LossMeter:
-    """Sums the losses that each step returns, without reading them.
+    """Sums the losses of each step on the device, without reading them.
 
-    Reading a loss makes the host wait for the device; at every step that costs more than the step's other overhead
-    together. :meth:`read` waits once for all steps since the last reading.
+    To read a loss, the host must wait for the device. At every step this would take longer than all other overhead of a
+    step. :meth:`read` waits once for all steps since the last reading.
     """
 
     def __init__(self) -> None:
         self.sums: dict[str, torch.Tensor] = {}
-        """Since the last reading, on the device."""
+        """Sums since the last reading, by name; 0-dim float32 tensors on the device."""
         self._counts: Counter[str] = Counter()
 
     def add(self, losses: Mapping[str, torch.Tensor]) -> None:
@@ -68,9 +68,9 @@ class LossMeter:
             self._counts[name] += 1
 
     def read(self) -> dict[str, float]:
-        """Means since the last reading, of each loss over the micro-batches that had it; starts anew.
+        """Read the mean of each loss, over the micro-batches that had it since the last reading, and reset the sums.
 
-        The one place where training waits for the device.
+        This is the only place where a training step waits for the device.
         """
         sums, counts, self.sums, self._counts = self.sums, self._counts, {}, Counter()
         values = torch.stack(list(sums.values())).cpu().tolist() if sums else []
@@ -78,11 +78,11 @@ class LossMeter:
 
 
 class Progress:
-    """Progress of training on rank 0: one bar on a terminal; elsewhere a line per validation, and each half minute.
+    """Shows the progress of training on rank 0: a bar on a terminal, else a line per validation and every 30 seconds.
 
     Args:
-        console: where to draw; None: draw nothing (other ranks).
-        line_every_s: seconds between two lines where there is no terminal.
+        console: where to print; None: print nothing (other ranks).
+        line_every_s: seconds between two lines if the console is not a terminal.
     """
 
     def __init__(self, console: Console | None, line_every_s: float = 30.0) -> None:
@@ -95,11 +95,11 @@ class Progress:
         self._step = 0
 
     def start(self, loop: Any, first: str) -> None:
-        """Begin.
+        """Show the bar.
 
         Args:
             loop: the :class:`exp.engine.trainer.TrainLoop`.
-            first: what the first step waits for.
+            first: text until the first losses are known.
         """
         self._loop, self._step, self._drawn = loop, loop.iter, time.monotonic()
         self._begun = (self._drawn, loop.iter)
@@ -110,13 +110,13 @@ class Progress:
         waited()
         words = progress.TextColumn("{task.description}"), progress.TextColumn("{task.fields[text]}")
         columns = (words[0], progress.BarColumn(bar_width=20), progress.TaskProgressColumn(), words[1])
-        # No refresh thread: it would take the interpreter from the training loop ten times a second.
+        # No refresh thread: it would interrupt the training loop ten times a second.
         self._bar = progress.Progress(*columns, console=self.console, auto_refresh=False, transient=True)
         self._bar.add_task("epoch", total=loop.max_iters, completed=loop.iter, text=first)
         self._bar.start()
 
     def step(self, step: int) -> None:
-        """One step done; redraws four times a second at most."""
+        """Show the number of completed steps; redraws at most four times a second."""
         self._step = step
         if self._bar is not None and (
             time.monotonic() - self._drawn >= _REDRAW_SECONDS or step == self._loop.max_iters
@@ -124,18 +124,18 @@ class Progress:
             self._show()
 
     def losses(self, losses: Mapping[str, float], lr: float, samples_per_second: float) -> None:
-        """Newest readings."""
+        """Show the latest losses."""
         shown = "  ".join(f"{name} {value:.4f}" for name, value in losses.items())
         self._text = f"{shown}  lr {lr:.1e}  {samples_per_second:,.0f} samples/s"
         if self._bar is None and time.monotonic() - self._drawn >= self.line_every_s:
             self._show()
 
     def validated(self, metrics: Mapping[str, float], units: Mapping[str, str]) -> None:
-        """An epoch, or the part of one that ``max_steps`` left, has been validated.
+        """Show the metrics of a validation.
 
         Args:
-            metrics: by name.
-            units: of some of them.
+            metrics: values by name.
+            units: units by name, of those metrics that have one.
         """
         unit = {name: f" ({each})" for name, each in units.items()}
         first = list(metrics.items())[:_SHOWN]
@@ -149,7 +149,7 @@ class Progress:
         self._drawn, loop, (begun, first) = time.monotonic(), self._loop, self._begun
         epochs, rest = divmod(self._step + loop.ahead, loop.steps_per_epoch)
         epoch, text = f"epoch {max(epochs + bool(rest), 1)}/{loop.max_epochs}", self._text
-        if self._step > first:  # if every remaining epoch is trained, validation included
+        if self._step > first:  # an estimate without early stopping; the mean time per step includes validation
             seconds = (self._drawn - begun) / (self._step - first) * (loop.max_iters - self._step)
             text += f"  ETA {timedelta(seconds=round(seconds))}"
         if self._bar is None:
@@ -159,19 +159,19 @@ class Progress:
             self._bar.update(self._bar.task_ids[0], completed=self._step, description=epoch, text=text, refresh=True)
 
     def stop(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
 
 
 class MetricsHook(Hook):
-    """Reads the losses every ``log_every`` steps and hands them on: file, progress bar, MMEngine's visualizer.
+    """Reads the losses every ``log_every`` steps, and logs them to file, terminal, visualizer and trackers.
 
-    Every rank reads at the same steps, because the loss shown is the mean over ranks; rank 0 alone writes.
+    All ranks read at the same steps, because the logged loss is the mean over ranks. Only rank 0 writes.
 
     Args:
-        session: has the run folder, ``log_every``, and when the process of this rank began.
+        session: has the run folder, ``log_every``, and the start time of this rank's process.
     """
 
     priority = "BELOW_NORMAL"
@@ -189,20 +189,20 @@ class MetricsHook(Hook):
         self._file: TextIO | None = None
 
     def before_train(self, runner: Any) -> None:
-        """Show the bar, and forget what an earlier attempt wrote of steps that are trained again."""
+        """Show the bar, and have the lines of steps removed that will be trained again."""
         self._loop, begins_at = runner.train_loop, runner.iter
         runner.session.when_started(lambda: truncate_metrics(self.path, begins_at))
         self._staged = staged_bytes()
         self.progress.start(self._loop, f"{'compiling, ' if runner.session.config.compile else ''}first step ...")
 
     def before_train_epoch(self, runner: Any) -> None:
-        """Time training only, not the evaluation before it."""
+        """Start measuring the time, which excludes evaluation."""
         self.left_device.begin()
         self._mark = time.perf_counter()
         self._steps_since_mark = 0
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        """Count the step; read the losses when it is time."""
+        """Count the step, and read the losses every ``log_every`` steps."""
         self._steps_since_mark += 1
         step = self._loop.iter + 1
         if self.time_to_first_step is None:
@@ -213,7 +213,7 @@ class MetricsHook(Hook):
         self.progress.step(step)
 
     def after_train_epoch(self, runner: Any) -> None:
-        """Read what the last full interval left over."""
+        """Read the losses of the steps since the last reading, so that every epoch is complete in the log."""
         if self._steps_since_mark:
             self._read(runner, runner.iter)
 
@@ -254,7 +254,7 @@ class MetricsHook(Hook):
         self.progress.losses(losses, record["lr"], record["samples_per_second"])
 
     def before_val_epoch(self, runner: Any) -> None:
-        """A validation in mid-epoch is not training time."""
+        """Pause the training time during a validation within an epoch."""
         self._paused = time.perf_counter()
         self.left_device.pause()
 
@@ -271,7 +271,7 @@ class MetricsHook(Hook):
         self._write(runner, "test", runner.iter, metrics or {}, runner.test_loop.evaluator.units)
 
     def after_train(self, runner: Any) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         self.progress.stop()
 
     def after_run(self, runner: Any) -> None:
@@ -281,9 +281,9 @@ class MetricsHook(Hook):
             self._file = None
 
     def _write(self, runner: Any, split: str, step: int, values: Mapping[str, float | None], units: Any = None) -> None:
-        """Append a line to ``metrics.jsonl``; hand numbers to the visualizer and, of training, the message hub."""
+        """Append a line to ``metrics.jsonl``; pass values to visualizer and trackers, and losses to the message hub."""
         scalars = {f"{split}/{name}": value for name, value in values.items() if value is not None}
-        # MMEngine's own hook, where the user names it, updates the message hub at every step.
+        # If the user names MMEngine's RuntimeInfoHook, that updates the message hub at every step.
         if split == "train" and not any(type(hook) is mmengine.hooks.RuntimeInfoHook for hook in runner.hooks):
             for name, value in scalars.items():
                 runner.message_hub.update_scalar(name, value)
@@ -298,7 +298,7 @@ class MetricsHook(Hook):
 
 
 class LeftDevice:
-    """Counts operators and bytes that have left the device of this rank, in training steps alone.
+    """Counts CPU fallbacks in training steps: operators of this rank that ran on the CPU, and the copied bytes.
 
     Args:
         backend: counts them (:meth:`exp.hardware.backend.Backend.fallbacks`).
@@ -306,29 +306,29 @@ class LeftDevice:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._since: Counter[tuple[str, int]] | None = None  # calls and bytes, as 0 and 1, by operator
+        self._since: Counter[tuple[str, int]] | None = None  # by (operator, 0) calls, and by (operator, 1) bytes
         self._total: Counter[tuple[str, int]] = Counter()
         self._told = self._total.copy()
         self._steps = 0
 
     def begin(self) -> None:
-        """Training begins, or continues after something else."""
+        """Start or continue counting."""
         found = self._backend.fallbacks()
         each = {(name, kind): n for name, counts in (found or {}).items() for kind, n in enumerate(counts)}
         self._since = None if found is None else Counter(each)
 
     def pause(self) -> None:
-        """Training is interrupted, by a validation."""
+        """Stop counting, for example before a validation."""
         since = self._since
         self.begin()
         if since is not None and self._since is not None:
             self._total += self._since - since
 
     def read(self, steps: int) -> dict[str, float | None]:
-        """Figures of this rank for ``metrics.jsonl``, over the ``steps`` steps since the last reading.
+        """Counts of this rank for ``metrics.jsonl``, over the ``steps`` steps since the last reading.
 
         Returns:
-            Calls and bytes per step; None for bytes that are not counted. Empty if nothing is.
+            Calls and bytes per step; None for bytes if only calls are counted. Empty if the backend counts nothing.
         """
         self.pause()
         if self._since is None:
@@ -338,11 +338,11 @@ class LeftDevice:
         return {f"left_device_{key}": value for key, value in _per_step(interval, steps).items()}
 
     def summary(self, distributed: Distributed) -> dict[str, Any] | None:
-        """Figures for ``result.json``, of the rank that sends most: the others wait for it. A collective.
+        """Counts for ``result.json``, of the rank with the most bytes, since the others wait for it. A collective.
 
         Returns:
-            ``rank``, ``calls_per_step``, ``bytes_per_step``, and the same two by name in ``operators``, most bytes
-            first; None if a rank cannot tell, or nothing was trained.
+            ``rank``, ``calls_per_step``, ``bytes_per_step``, and under ``operators`` the last two for each operator,
+            most bytes first. None if the backend of a rank counts nothing, or no step was trained.
         """
         totals = distributed.gather(self._total if self._since is not None and self._steps else None)
         if None in totals:
@@ -361,23 +361,23 @@ class LeftDevice:
 
 
 def _per_step(counts: Mapping[tuple[str, int], int], steps: int) -> dict[str, Any]:
-    """Calls and bytes; None for bytes if there are calls only."""
+    """Calls and bytes per step; None for bytes if there are calls but no bytes."""
     calls, size = (sum(count for (_, kind), count in counts.items() if kind == each) for each in (0, 1))
     return {"calls_per_step": calls / steps, "bytes_per_step": None if calls and not size else size / steps}
 
 
 def _nan_in(batch: Any) -> str:
-    """What to add where a loss is not finite and the latest batch has NaN, too; its tensors are read."""
+    """Text for the message about a loss that is not finite, if the latest batch has NaN; reads the batch."""
     parts = batch.items() if isinstance(batch, dict) else ()
     tensors = {f"{key}/{place}": value for key, part in parts for place, value in enumerate(tensors_of(part))}
     names = ", ".join(dict.fromkeys(repr(name.rpartition("/")[0]) for name in not_finite(tensors, ())))
     return (
-        f"; the latest batch has nan in {names}: leave those values out of the loss, or mend the data" if names else ""
+        f"; the latest batch has nan in {names}: leave those values out of the loss, or fix the data" if names else ""
     )
 
 
 def _card(backend: Backend) -> dict[str, float]:
-    """How full this rank's card has been, and how busy it is, as far as it tells."""
+    """The most memory used on this rank's device, and its utilization, if the backend knows them."""
     usage = backend.usage()
     most = usage.get("max_allocated", usage.get("allocated"))
     figures = {} if most is None else {"memory_gib": most / 2**30}
@@ -385,7 +385,7 @@ def _card(backend: Backend) -> dict[str, float]:
 
 
 def truncate_metrics(path: Path, step: int) -> None:
-    """Drop the lines of steps after ``step``: a resumed run trains, and writes, them again."""
+    """Remove the lines of steps after ``step``, because a resumed run trains and writes these steps again."""
     if path.is_file():
         records = read_records(path.read_bytes().splitlines())
         kept = [f"{to_json(record)}\n" for record in records if record["step"] <= step]
@@ -393,25 +393,25 @@ def truncate_metrics(path: Path, step: int) -> None:
 
 
 class Interrupted(Preempted):
-    """``debug.restart_after`` has been reached, and the state is saved."""
+    """Training has reached ``debug.restart_after``, and its state is saved."""
 
 
 class PreemptionHook(Hook):
-    """Ends training when it is preempted, with a checkpoint from which it continues exactly.
+    """Ends training when the preemption flag is set, with a checkpoint from which it resumes exactly.
 
-    Between two steps, and between two batches of a validation: there the checkpoint says that the validation is still
-    to be made. With ``debug.restart_after`` also after that step.
+    It can end between two steps, and between two batches of a validation; then the checkpoint says that the validation
+    must be done again. It also ends after step ``debug.restart_after``.
 
-    All ranks end at one and the same point. Asking costs a collective operation, so they ask about once a second,
-    however short a step is. How many points that is they work out from the time that all of them took together, which
-    makes it the same number everywhere.
+    All ranks end at the same point. They check each other's flags with a collective, about once a second, however short
+    a step is. The number of points between two checks is computed from the sum of all ranks' times, so it is the same
+    on every rank.
 
     Args:
-        session: has the flag, and the group whose ranks agree.
+        session: has the preemption flag and the process group.
         checkpoints: writes the checkpoint.
     """
 
-    priority = "LOWEST"  # after everything that a checkpoint holds has its new state
+    priority = "LOWEST"  # after all hooks whose state is in a checkpoint
 
     def __init__(self, session: Session, checkpoints: CheckpointHook) -> None:
         self.preemption_flag, self.distributed = session.info.preemption_flag, session.distributed
@@ -420,20 +420,20 @@ class PreemptionHook(Hook):
         self._begin()
 
     def _begin(self, common_batches: int = 0) -> None:
-        """A phase with steps of another length begins: ask at its first point."""
-        self._common_batches = common_batches  # of an evaluation: those that every rank has
+        """Start a phase with steps of another duration: check at its first point."""
+        self._common_batches = common_batches  # in an evaluation: number of batches that every rank has
         self._interval = self._left = 1
         self._asked = time.monotonic()
 
     def _wanted(self) -> bool:
-        """Called by every rank at the same points; whether to end here."""
+        """Whether to end here; called by every rank at the same points."""
         if self.distributed.world_size == 1:
             return self.preemption_flag.is_set()
         self._left -= 1
         if self._left:
             return False
         now = time.monotonic()
-        # Whole milliseconds: their sum is the same on every rank to the last bit.
+        # Integers, because their sum is exactly the same on every rank.
         wanted, milliseconds = self.distributed.sum(
             torch.tensor([int(self.preemption_flag.is_set()), int((now - self._asked) * 1000)])
         ).tolist()
@@ -444,11 +444,11 @@ class PreemptionHook(Hook):
         return bool(wanted)
 
     def before_train_epoch(self, runner: Any) -> None:
-        """Steps begin."""
+        """Start the phase of training steps."""
         self._begin()
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        """Between two steps; if a validation follows, its beginning is the place."""
+        """End after this step if wanted; if a validation follows, :meth:`before_validation` decides instead."""
         step = runner.iter + 1
         if runner.train_loop.validates_after(step, batch_idx):
             return
@@ -458,30 +458,30 @@ class PreemptionHook(Hook):
             self._end(runner, Preempted(step))
 
     def before_validation(self, runner: Any) -> None:
-        """Before a validation, and before hooks put other weights in place for it."""
+        """End before a validation if wanted, before hooks replace the weights for it, such as by averaged ones."""
         if runner.iter == self._restart_after:
             self._end(runner, Interrupted(runner.iter), validation_due=True)
-        # With other weights in place nothing can be saved until its end.
+        # While a hook has replaced the weights, no checkpoint can be written, so do not check during this validation.
         others = runner.hooks_at("before_val", "before_val_epoch", "before_val_iter")
         self._begin(0 if others else runner.val_loop.dataloader.sampler.common_batches)
         if self._wanted():
             self._end(runner, Preempted(runner.iter), validation_due=True)
 
     def before_val_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
-        """Before a batch of the validation; ranks may have different numbers of them."""
+        """End before a batch of the validation if wanted, but only at batches that every rank has."""
         if batch_idx < self._common_batches and self._wanted():
             self._end(runner, Preempted(runner.iter), validation_due=True)
 
     def after_val_epoch(self, runner: Any, metrics: Any = None) -> None:
-        """Steps continue if the validation was within an epoch."""
+        """Start the phase of training steps that follow, if the validation was within an epoch."""
         self._begin()
 
     def before_test_epoch(self, runner: Any) -> None:
-        """As for the validation."""
+        """Start the phase of test batches."""
         self._begin(runner.test_loop.dataloader.sampler.common_batches)
 
     def before_test_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
-        """Before a batch of the test; the end of the training has been saved."""
+        """End before a batch of the test if wanted; the final state of the training is saved already."""
         if batch_idx < self._common_batches and self._wanted():
             raise Preempted(runner.iter)
 
@@ -493,9 +493,9 @@ class PreemptionHook(Hook):
 
 
 class OverfitHook(Hook):
-    """Stops when the loss of the last round over the batches is near zero, and reports the verdict.
+    """Stops a training with ``debug.overfit`` when the mean loss over all batches is near zero, and prints the result.
 
-    Reads the loss at every step, which costs time that a few batches have.
+    It reads the loss at every step, which is slow, but there are only a few batches.
     """
 
     def __init__(self, session: Session) -> None:
@@ -504,7 +504,7 @@ class OverfitHook(Hook):
         self.last: deque[float] = deque(maxlen=session.config.debug.train_batches)
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        """Take in the loss, as the mean over ranks."""
+        """Read the loss, as the mean over ranks, and stop the training when it is near zero."""
         loss = outputs["loss"].detach().cpu().double().reshape(1)
         self.last.append(float(self.session.distributed.sum(loss)) / self.session.distributed.world_size)
         if len(self.last) == self.last.maxlen:
@@ -512,13 +512,13 @@ class OverfitHook(Hook):
             runner.train_loop.stop_training |= self._learned()
 
     def after_train(self, runner: Any) -> None:
-        """The verdict."""
+        """Print the result."""
         if self.first is not None:
             verdict = (
                 "the model can learn"
                 if self._learned()
-                else "that is not near zero: give it more steps (max_steps) or another optim.lr, take out dropout, or "
-                "look at the loss, the targets and which parameters are trained"
+                else "that is not near zero: train longer (max_steps), change optim.lr, remove dropout, or check the "
+                "loss, the targets and which parameters are trained"
             )
             self.session.say(
                 f"overfit: the loss on {self.last.maxlen} batches went from {self.first:.4g} to {self._mean():.4g} in "

@@ -1,4 +1,4 @@
-"""The logger interface: where the figures of a run go beside ``metrics.jsonl``."""
+"""The interface of loggers, which receive losses and metrics in addition to ``metrics.jsonl``."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["Logger"]
 
 
 class Logger(BaseVisBackend):
-    """A place for figures. One of MMEngine's visualisation backends, with the one method that exp calls.
+    """A visualization backend of MMEngine, reduced to :meth:`log`. A subclass receives losses and metrics.
 
-    A configuration names it in ``logger.vis_backends`` by ``_target_``; the other keys there are its constructor's
-    arguments. It is made on rank 0 alone, before the first step. MMEngine's own, and others of its registry, are named
-    by ``type``; whatever inherits ``BaseVisBackend`` will do.
+    A configuration names the subclass by ``_target_`` in ``logger.vis_backends``; the other keys there are arguments of
+    its constructor. It is made on rank 0 only, before the first step. Backends in MMEngine's registry are named by
+    ``type``. Any subclass of ``BaseVisBackend`` can be used.
 
     Args:
-        save_dir: a folder for what it writes; None: it needs none.
+        save_dir: folder for its files; None: it writes none.
     """
 
     def __init__(self, save_dir: str | None = None) -> None:
@@ -26,29 +26,29 @@ class Logger(BaseVisBackend):
 
     @abc.abstractmethod
     def log(self, values: dict[str, float], step: int) -> None:
-        """Take in figures; what it raises ends the run.
+        """Log values; an error ends the run.
 
         Args:
-            values: by name, such as ``train/loss``, ``val/mse``, ``test/mse``: a loss every ``log_every`` steps, the
-                metrics after each validation and after the test.
-            step: optimizer steps completed.
+            values: values by name, such as ``train/loss``, ``val/mse`` or ``test/mse``: losses every ``log_every``
+                steps, and metrics after each validation and after the test.
+            step: number of completed optimizer steps.
         """
 
     def close(self) -> None:
-        """The run has ended."""
+        """Called at the end of the run."""
 
     def _init_env(self) -> None:
-        """MMEngine's call before the first figure: constructors do it here."""
+        """Do nothing; MMEngine calls it before the first value, but a subclass of this class uses its constructor."""
 
     @property
     def experiment(self) -> Any:
-        """What MMEngine hands to hooks that ask for the object behind: this one."""
+        """This object; MMEngine's hooks ask for it."""
         return self
 
     def add_scalars(self, scalar_dict: dict[str, Any], step: int = 0, file_path: str | None = None, **_: Any) -> None:
-        """MMEngine's call for :meth:`log`."""
+        """Called by MMEngine; calls :meth:`log`."""
         self.log({name: float(value) for name, value in scalar_dict.items()}, step)
 
     def add_scalar(self, name: str, value: Any, step: int = 0, **_: Any) -> None:
-        """One figure, of a hook of MMEngine's."""
+        """Called by hooks of MMEngine; calls :meth:`log` with one value."""
         self.log({name: float(value)}, step)

@@ -1,7 +1,8 @@
-"""The optimizer of a training, its groups of parameters, and the schedules of their rates.
+"""The optimizer of a training, its parameter groups, and the schedules of their learning rates.
 
-MMEngine's OptimWrapper over the backend's autocast and loss scaler, without a device synchronization; MMEngine's
-schedulers and torch's OneCycleLR, over groups that learn at different rates.
+:class:`BackendOptimWrapper` is MMEngine's OptimWrapper with the backend's autocast and loss scaler, and without waiting
+for the device. Schedules are those of MMEngine and torch's OneCycleLR; they keep the ratios between the learning rates
+of the groups.
 """
 
 from __future__ import annotations
@@ -33,27 +34,27 @@ __all__ = [
 ]  # fmt: skip
 
 _NOTHING: ContextManager[Any] = contextlib.nullcontext()
-_UNDECAYED = ("bias", "token", "tokens")  # ends of names, of parameters with several axes, too
-_FORMS = ("foreach", "fused")  # of one step of torch's optimizers, with the same numbers
+_UNDECAYED = ("bias", "token", "tokens")  # ends of names without weight decay, also for parameters with several axes
+_FORMS = ("foreach", "fused")  # implementations of a step in torch's optimizers, which give the same result
 
 
 class _ScaledOptimizer(torch.optim.Optimizer):
-    """An optimizer whose step is the loss scaler's, which leaves it out where gradients are not finite.
+    """An optimizer whose step is done by a loss scaler, which skips it if gradients are not finite.
 
-    The backend ends every step, so that a lazy device's graph ends with one that was left out, too. Everything but the
-    step is the optimizer's own.
+    :meth:`exp.hardware.backend.Backend.end_step` takes it like any optimizer, so that a lazy device also ends its graph
+    after a skipped step. All other attributes are those of the wrapped optimizer.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, scaler: Any) -> None:
-        self._optimizer, self._scaler = optimizer, scaler  # without the base class's: there is one state only
+        self._optimizer, self._scaler = optimizer, scaler  # no super().__init__(): the state is in the other optimizer
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_optimizer"], name)
 
     def step(self, closure: Any = None, **kwargs: Any) -> Any:
-        """Take the step unless a gradient overflowed, and adapt the scale of the losses."""
+        """Step unless a gradient has overflowed, and update the scale of the losses."""
         if closure is not None:
-            kwargs["closure"] = closure  # which scalers refuse
+            kwargs["closure"] = closure  # scalers refuse it with an error
         loss = self._scaler.step(self._optimizer, **kwargs)
         self._scaler.update()
         return loss
@@ -62,16 +63,16 @@ class _ScaledOptimizer(torch.optim.Optimizer):
 class BackendOptimWrapper(OptimWrapper):
     """Mixed precision, gradient accumulation and clipping for any backend.
 
-    MMEngine's AmpOptimWrapper admits four vendors and one vendor's scaler; this one asks the backend. The gradient norm
-    stays on the device in :attr:`grad_norm` instead of being read at every step.
+    MMEngine's AmpOptimWrapper supports the devices of four vendors, and the loss scaler of one; this class uses the
+    backend's. The gradient norm stays on the device, in :attr:`grad_norm`, instead of being read at every step.
 
     Args:
         optimizer: a torch optimizer.
-        backend: gives autocast, loss scaler and the step itself.
-        precision: one of :data:`exp.hardware.backend.PRECISIONS`.
+        backend: has autocast, the loss scaler and ``end_step``.
+        precision: one of :data:`exp.config.schema.PRECISIONS`.
         accumulate: micro-batches per optimizer step.
-        clip_grad_norm: largest L2 norm of all gradients, or None.
-        model: what is trained, for lazy devices; None: not known.
+        clip_grad_norm: largest L2 norm of all gradients together; None: no clipping.
+        model: the trained model, for lazy devices; None: not known.
     """
 
     def __init__(
@@ -93,11 +94,11 @@ class BackendOptimWrapper(OptimWrapper):
         self.clip_grad_norm = clip_grad_norm
         self.grad_norm: torch.Tensor | None = None
         self.exchange_gradients: Callable[[], None] | None = None
-        """Averages the gradients of a step over the ranks, where the backward pass has not done so."""
+        """Averages the gradients of a step over the ranks, if the backward pass does not do it."""
         self.before_backward: Callable[[], None] | None = None
-        """Called after the forward pass of each micro-batch."""
+        """Called between the forward and the backward pass of each micro-batch."""
         self.before_step: Callable[[], None] | None = None
-        """Called with all gradients in place, unscaled, before they are clipped."""
+        """Called before each step, with the complete, unscaled gradients, before they are clipped."""
         self._losses: list[torch.Tensor] = []
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
         rates = [group["lr"] for group in optimizer.param_groups]
@@ -105,12 +106,12 @@ class BackendOptimWrapper(OptimWrapper):
 
     @property
     def learning_rate(self) -> float:
-        """The present rate of the parameters that began with the optimizer's own; the first group's where none did."""
+        """The current learning rate of the first group that started with the optimizer's default, else of group 0."""
         rate: float = self.optimizer.param_groups[self._logged]["lr"]
         return rate
 
     def optim_context(self, model: nn.Module) -> ContextManager[Any]:
-        """Autocast, and no gradient exchange before the last micro-batch of a step."""
+        """Context of a forward pass: autocast, and no gradient exchange before the last micro-batch of a step."""
         if self.precision in FLOAT32 and self.accumulate == 1:
             return _NOTHING
         return self._optim_context(model)
@@ -123,9 +124,15 @@ class BackendOptimWrapper(OptimWrapper):
     def update_params(
         self, loss: torch.Tensor, step_kwargs: dict[str, Any] | None = None, zero_kwargs: dict[str, Any] | None = None
     ) -> None:
-        """Back-propagate one micro-batch's mean loss; step and clear gradients after the last one of a step."""
+        """Backward pass of one micro-batch; after the last one of a step, also the step, which clears the gradients.
+
+        Args:
+            loss: the mean loss of the micro-batch, 0-dim.
+            step_kwargs: arguments of :meth:`step`.
+            zero_kwargs: arguments of :meth:`zero_grad`.
+        """
         beat(Stage.BACKWARD)
-        self._losses.append(loss.detach())  # its graph must not outlive its micro-batch
+        self._losses.append(loss.detach())  # detached, so that the graph is freed after the micro-batch
         if self.accumulate > 1:
             loss = loss / self.accumulate
         if self.scaler is not None:
@@ -138,7 +145,7 @@ class BackendOptimWrapper(OptimWrapper):
             self.zero_grad(**(zero_kwargs or {}))
 
     def step(self, **kwargs: Any) -> None:
-        """Clip, and have the backend end the step; with a loss scaler it is skipped where fp16 gradients overflow."""
+        """Clip the gradients, and step by the backend; a loss scaler skips the step if gradients overflow (fp16)."""
         if self.exchange_gradients is not None:
             self.exchange_gradients()
         if self.scaler is not None and (self.before_step is not None or self.clip_grad_norm is not None):
@@ -155,10 +162,10 @@ class BackendOptimWrapper(OptimWrapper):
         self._losses = []
 
     def zero_grad(self, **kwargs: Any) -> None:
-        """Drop the gradients (set_to_none: no kernel is launched).
+        """Set all gradients to None, which launches no kernel.
 
-        Torch's own method opens a profiler range around that, which takes twenty times as long as dropping a few. One
-        that an optimizer brings itself is called.
+        Torch's own method opens a profiler range, which takes twenty times as long for a few parameters. If the
+        optimizer has its own method, or there are arguments, the optimizer's method is called.
         """
         if kwargs or type(self.optimizer).zero_grad is not torch.optim.Optimizer.zero_grad:
             kwargs.setdefault("set_to_none", True)
@@ -169,44 +176,47 @@ class BackendOptimWrapper(OptimWrapper):
                 parameter.grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimizer's state, and the loss scaler's under ``loss_scaler``."""
+        """The optimizer's state, with that of the loss scaler under ``loss_scaler``."""
         state = dict(self.optimizer.state_dict())
         if self.scaler is not None:
             state["loss_scaler"] = self.scaler.state_dict()
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` gave, on whatever device that was: how steps are computed is this one's."""
+        """Restore the result of :meth:`state_dict`, which may come from another type of device.
+
+        The settings ``foreach`` and ``fused`` are kept as they are here, since devices support different ones.
+        """
         state = dict(state_dict)
         scaler = state.pop("loss_scaler", None)
         if self.scaler is not None and scaler is not None:
             self.scaler.load_state_dict(scaler)
         saved = state["param_groups"]
         own = [{name: group[name] for name in _FORMS if name in group} for group in self.optimizer.param_groups]
-        own += [{} for _ in saved[len(own) :]]  # of another model: torch says so
+        own += [{} for _ in saved[len(own) :]]  # more groups mean another model; torch reports that below
         state["param_groups"] = [{**group, **form} for group, form in zip(saved, own)]
         self.optimizer.load_state_dict(state)
 
 
 def _plain(options: Any) -> dict[str, Any]:
-    """Options as Python's own types, which checkpoints can hold; pairs such as Adam's betas as tuples."""
+    """Options as types that checkpoints can contain; lists, such as Adam's betas, become tuples."""
     content: Any = OmegaConf.to_container(OmegaConf.create(options), resolve=True)
     return {name: tuple(value) if isinstance(value, list) else value for name, value in content.items()}
 
 
 def build_optimizer(model: nn.Module, config: Any, lacking: Collection[str] = frozenset()) -> torch.optim.Optimizer:
-    """The optimizer of ``config`` over the trainable parameters.
+    """Make the optimizer of ``config`` for the trainable parameters of a model.
 
     Args:
-        model: its trainable parameters.
+        model: the model, not wrapped.
         config: :class:`exp.config.schema.OptimConfig`.
-        lacking: ATen operators that the device has no kernel for
-            (:class:`exp.hardware.backend.Capabilities`).
-            Where the fused step is one of them, ``fused=true`` gives the foreach step, whose numbers are the same.
+        lacking: ATen operators without a kernel on the device (:class:`exp.hardware.backend.Capabilities`). If the
+            fused step is one of them, ``fused=true`` selects the foreach step, which gives the same result.
 
     Raises:
-        ConfigError: its type or one of its options is unknown, nothing is trainable, or learning rates are to differ by
-            depth and the model does not tell its layers.
+        ConfigError: the type or an option is unknown, no parameter is trainable, or learning rates depend on the layer
+            and the model has no ``layer_of``.
+        UnavailableError: the module of the type cannot be imported.
     """
     cls = registered("optim.type", config.type, OPTIMIZERS, torch.optim.Optimizer)
     options = _plain(config.options)
@@ -221,17 +231,21 @@ def build_optimizer(model: nn.Module, config: Any, lacking: Collection[str] = fr
 
 
 def parameter_groups(model: nn.Module, config: Any) -> list[dict[str, Any]]:
-    """Parameters that share learning rate and weight decay, those with the full learning rate first.
+    """Group the trainable parameters by learning rate and weight decay, with the largest learning rate first.
 
-    Layer ``i`` of a backbone of ``n`` layers learns with ``lr * backbone_lr_scale * layer_decay**(n - 1 - i)`` (BEiT,
-    arXiv 2106.08254).
+    Layer ``i`` of a backbone with ``n`` layers has the learning rate ``lr * backbone_lr_scale * layer_decay**(n-1-i)``
+    (Bao et al., BEiT, arXiv 2106.08254).
 
     Args:
-        model: its parameters that are trained.
+        model: the model, not wrapped. For learning rates by layer it needs ``num_layers`` and ``layer_of(name)``, which
+            returns ``i`` for a parameter of the backbone, and None for others.
         config: :class:`exp.config.schema.OptimConfig`.
 
+    Returns:
+        Parameter groups for a torch optimizer.
+
     Raises:
-        ConfigError: there are none, or learning rates are to differ by depth and the model does not tell its layers.
+        ConfigError: no parameter is trainable, or learning rates depend on the layer and the model has no ``layer_of``.
     """
     by_depth = config.backbone_lr_scale != 1.0 or config.layer_decay != 1.0
     if by_depth and not hasattr(model, "layer_of"):
@@ -253,7 +267,7 @@ def parameter_groups(model: nn.Module, config: Any) -> list[dict[str, Any]]:
         )
         groups.setdefault((scale, decays), []).append(parameter)
     if not groups:
-        raise ConfigError("no parameter of the model is trainable; set model.freeze to less")
+        raise ConfigError("no parameter of the model is trainable; freeze fewer parameters (model.freeze)")
     result = []
     for (scale, decays), parameters in sorted(groups.items(), key=lambda item: item[0], reverse=True):
         group: dict[str, Any] = {"params": parameters}
@@ -270,25 +284,25 @@ _SCHEDULERS = (LRSchedulerMixin, MomentumSchedulerMixin)
 
 @PARAM_SCHEDULERS.register_module(force=True)
 class TorchOneCycle:
-    """Torch's own OneCycleLR as an MMEngine parameter scheduler, by step.
+    """Torch's OneCycleLR as a parameter scheduler of MMEngine, stepped at each optimizer step.
 
-    MMEngine's OneCycleLR leaves the momentum alone; torch's cycles it against the learning rate (Smith and Topin,
-    arXiv 1708.07120), for Adam its first beta. Published results that name OneCycleLR mean torch's.
+    MMEngine's OneCycleLR does not change the momentum. Torch's cycles it inversely to the learning rate (Smith and
+    Topin, arXiv 1708.07120); for Adam this is the first beta. Published results with OneCycleLR use torch's.
 
-    Groups keep the ratio of their rates: one that begins at a tenth of the optimizer's learning rate (``layer_decay``,
-    ``backbone_lr_scale``) rises to a tenth of ``eta_max``. Momentum is the same in all of them.
+    The ratios between the groups' learning rates stay: a group that starts at a tenth of the optimizer's learning rate
+    (``layer_decay``, ``backbone_lr_scale``) rises to a tenth of ``eta_max``. All groups have the same momentum.
 
     Args:
-        optimizer: given by the engine.
-        eta_max: largest learning rate, of a group with the optimizer's own.
-        total_steps: steps of the whole cycle; None: ``end``.
-        pct_start: part of them in which the rate rises.
-        end: of the training, where MMEngine's schedulers end.
-        cycle_momentum: cycle the momentum against the rate.
-        by_epoch: false: there is no cycle by epoch.
+        optimizer: passed by the engine.
+        eta_max: largest learning rate of a group that starts at the optimizer's own learning rate.
+        total_steps: optimizer steps of the whole cycle; None: ``end``.
+        pct_start: share of the steps in which the learning rate rises.
+        end: optimizer steps of the training; set by the engine, as for MMEngine's schedulers.
+        cycle_momentum: cycle the momentum, too.
+        by_epoch: must be False.
 
     Raises:
-        ValueError: the optimizer has no momentum to cycle, or ``by_epoch`` is set.
+        ValueError: the optimizer has no momentum to cycle, or ``by_epoch`` is true.
     """
 
     by_epoch = False
@@ -304,7 +318,7 @@ class TorchOneCycle:
         by_epoch: bool = False,
     ) -> None:
         if by_epoch:
-            raise ValueError("there is no cycle by epoch; set by_epoch: false")
+            raise ValueError("TorchOneCycle steps at each optimizer step, not at each epoch; set by_epoch: false")
         inner = _inner(optimizer)
         self._scheduler = OneCycleLR(
             inner,
@@ -315,11 +329,11 @@ class TorchOneCycle:
         )
 
     def step(self) -> None:
-        """One optimizer step has been taken."""
+        """Move on by one optimizer step."""
         self._scheduler.step()
 
     def state_dict(self) -> dict[str, int]:
-        """The position alone: rates and momenta are in the optimizer's own state, the rest is configuration."""
+        """The position; learning rates and momenta are in the optimizer's state, all else in the configuration."""
         return {"last_epoch": self._scheduler.last_epoch}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
@@ -329,20 +343,20 @@ class TorchOneCycle:
 
 @PARAM_SCHEDULERS.register_module(force=True)
 class PolyLRByGroup(PolyLR):
-    """MMEngine's PolyLR, at whose end groups of parameters keep the ratio of their rates.
+    """MMEngine's PolyLR, with a final learning rate for each group, so that the ratios between the groups stay.
 
     Args:
-        optimizer: given by the engine.
-        eta_min: learning rate at the end, of a group with the optimizer's own.
-        **options: of PolyLR.
+        optimizer: passed by the engine.
+        eta_min: final learning rate of a group that starts at the optimizer's own learning rate.
+        **options: other arguments of PolyLR.
     """
 
     def __init__(self, optimizer: Any, *, eta_min: float, **options: Any) -> None:
         self._ends = [eta_min * scale for scale in _scales(_inner(optimizer))]
-        super().__init__(optimizer, eta_min=0.0, **options)  # which takes the first step
+        super().__init__(optimizer, eta_min=0.0, **options)  # calls step(), so _ends must be set before
 
     def step(self) -> None:
-        """To ``(lr - end) * c + end``, where MMEngine's makes ``lr * c`` of a rate that ends at zero."""
+        """Set ``lr = (lr - end) * c + end``, where PolyLR with a final rate of 0 sets ``lr = lr * c``."""
         before = [group["lr"] for group in self.optimizer.param_groups]
         super().step()
         for group, rate, end in zip(self.optimizer.param_groups, before, self._ends):
@@ -350,17 +364,20 @@ class PolyLRByGroup(PolyLR):
 
 
 def build_schedulers(configs: Sequence[Mapping[str, Any]], runner: Any) -> list[Any]:
-    """The parameter schedulers of a training; one that begins after its end is left out.
+    """Make the parameter schedulers of a training, except those that begin after its end.
 
-    An epoch is its optimizer steps. ``end``, ``T_max`` and ``total_steps`` that are null or left out are the training's
-    length: in steps, if ``by_epoch`` is false.
+    If ``end`` is null or not set, it becomes the length of the training: in epochs, or in optimizer steps if
+    ``by_epoch`` is false. ``T_max`` and ``total_steps`` that are null or not set follow from it. With
+    ``convert_to_iter_based`` an epoch counts as its optimizer steps.
 
     Args:
         configs: each has ``type``, a registered name or a dotted path, and arguments.
-        runner: has ``optim_wrapper``, ``train_loop``, ``val_loop`` and ``session``.
+        runner: has ``optim_wrapper``, ``train_loop`` and ``val_loop``.
 
     Raises:
-        ConfigError: one is unknown, does not take its settings, or looks at a metric that is not measured.
+        ConfigError: a scheduler is unknown, does not take its arguments, monitors a metric that is not measured, or
+            would give all groups the same learning rate although they have different ones.
+        UnavailableError: the module of a scheduler cannot be imported.
     """
     built, loop = [], runner.train_loop
     for each in configs:
@@ -378,23 +395,23 @@ def build_schedulers(configs: Sequence[Mapping[str, Any]], runner: Any) -> list[
             and (end - begin) * (loop.steps_per_epoch if in_steps and by_epoch else 1) == 1
         ):
             if in_steps and config.get("end_factor", 1) == 1:
-                continue  # a warm-up of one step is none
+                continue  # a warm-up of one step changes nothing
             raise ConfigError(
                 f"schedule: {kind} from begin={begin} to end={end} takes one {'epoch' if by_epoch else 'step'}, and "
-                f"MMEngine's then stays at its start_factor for ever; set end={begin + 2} or more, or "
+                f"MMEngine's scheduler would then stay at its start_factor; set end={begin + 2} or more, or "
                 "convert_to_iter_based: true"
             )
         evaluator = getattr(runner.val_loop, "evaluator", None)
-        if getattr(cls, "need_val_args", False) and evaluator is not None:  # by default, of the metric that decides
+        if getattr(cls, "need_val_args", False) and evaluator is not None:  # monitors the main metric by default
             monitor = config.setdefault("monitor", evaluator.metric_name)
             check_monitor(f"schedule: {kind}", monitor, evaluator.names)
             if monitor == evaluator.metric_name:
                 config.setdefault("rule", "greater" if evaluator.greater_is_better else "less")
-        # MMEngine's schedulers multiply each group's own rate, but for these two.
+        # MMEngine's schedulers multiply the learning rate of each group, except with these two arguments.
         one_rate = "eta_max" if cls.__name__ == "OneCycleLR" else "eta_min" if config.get("eta_min") else None
         if one_rate and cls is not PolyLRByGroup and len(set(_scales(runner.optim_wrapper.optimizer))) > 1:
             raise ConfigError(
-                f"schedule: {kind} gives all groups of parameters the one rate {one_rate}={config.get(one_rate)}; "
+                f"schedule: {kind} gives all parameter groups the same rate {one_rate}={config.get(one_rate)}; "
                 "optim.layer_decay and optim.backbone_lr_scale need eta_min_ratio, TorchOneCycle or PolyLRByGroup"
             )
         arguments = {"optimizer": runner.optim_wrapper, "epoch_length": loop.steps_per_epoch}
@@ -410,6 +427,6 @@ def _inner(optimizer: Any) -> Any:
 
 
 def _scales(optimizer: Any) -> list[float]:
-    """Each group's rate as a part of the optimizer's own, as it was made."""
+    """The initial learning rate of each group, divided by the optimizer's own."""
     base = optimizer.defaults["lr"]
     return [group.get("initial_lr", group["lr"]) / base if base else 1.0 for group in optimizer.param_groups]

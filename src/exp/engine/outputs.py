@@ -1,4 +1,4 @@
-"""What weights give: task=eval and predict, measurements for tasks of one's own, and the pictures of a run."""
+"""The tasks eval and predict, evaluation for the user's own tasks, and the pictures of a run."""
 
 from __future__ import annotations
 
@@ -46,8 +46,19 @@ _NAMED = 20  # characters
 
 
 def evaluate(session: Session) -> dict[str, Any]:
-    """Evaluate on the test split; writes a ``metrics_<name>.csv`` for each table of the metrics, and pictures of the
-    worst and the best samples, if the data can draw them.
+    """Do ``task=eval``: measure the test split, and write ``metrics_<name>.csv`` for each table of the metrics.
+
+    Also draws the worst and the best samples, if the data can.
+
+    Args:
+        session: the session; called on every rank.
+
+    Returns:
+        The content of ``result.json``.
+
+    Raises:
+        RunError: predictions are NaN, or the main metric is not finite.
+        ExpError: the data, the model or the metrics cannot be built, or raise.
     """
     record_environment(session)
     data = build_data(session)
@@ -58,7 +69,7 @@ def evaluate(session: Session) -> dict[str, Any]:
     draws = session.config.plots and task.worst + task.best
     ranking = Ranking(extras.ranking) if draws and extras.ranking is not None else None
     model = place_and_wrap(model, session, trains=False).eval()
-    session.begin()  # before the first batch: ranks may have different numbers of them
+    session.begin()  # a collective, so before the first batch: ranks may have different numbers of batches
     values = measure(session, data, model, evaluator, each=None if ranking is None else ranking.add)
     draw = extras.draw_samples
     if ranking is not None and draw is not None:
@@ -93,15 +104,21 @@ def _write_table(path: Path, table: Table) -> None:
 
 
 def _cell(value: float) -> str:
-    """Counts whole, whatever their size; six digits of anything else."""
+    """An integer with all digits, any other number with six."""
     return str(value) if isinstance(value, int) else f"{value:.6g}"
 
 
 def predict(session: Session) -> dict[str, Any]:
-    """Predict with the weights of ``init_from``, as the data do it (:meth:`exp.data.base.Data.predict`).
+    """Do ``task=predict``, by :meth:`exp.data.base.Data.predict` or :func:`predict_split`.
+
+    Args:
+        session: the session; called on every rank.
+
+    Returns:
+        The content of ``result.json``.
 
     Raises:
-        ExpError: as the data raise it.
+        ExpError: the data or the model cannot be built, or the data raise.
     """
     record_environment(session)
     data = build_data(session)
@@ -118,36 +135,40 @@ def predict(session: Session) -> dict[str, Any]:
         files=predicted.files,
         measured_on=predicted.measured_on,
         data=about_data(session, data),
-        published=None,  # of the whole test split; not to be compared with a few samples
+        published=None,  # published metrics are for the whole test split, and this may be a few samples
     )
 
 
 def batch_outputs(session: Session, model: Any, batch: dict[str, Any]) -> torch.Tensor:
-    """What the model predicts for a batch of the data, as its metrics take it, on the CPU.
+    """Predict one batch.
 
     Args:
         session: the session.
         model: on the session's device, wrapped or not; is left in eval mode.
-        batch: of the data, or made by hand of some samples.
+        batch: a batch of the data, on any device.
+
+    Returns:
+        The predictions that the metrics take, a tensor on the CPU.
 
     Raises:
-        ConfigError: it is not one tensor.
+        ConfigError: the model does not return one tensor.
     """
     model = unwrapped(model).eval()
     with torch.no_grad(), session.backend.autocast(session.config.precision):
         outputs = predictions(model, move(batch, session.device))
     if not isinstance(outputs, torch.Tensor):
         raise ConfigError(
-            f"model: {shown(model)} predicts a {type(outputs).__name__}, not a tensor with a row for each sample; then "
-            f"the data need a predict of their own, see {EXPERIMENT_PAGE}"
+            f"model: {shown(model)} predicts a {type(outputs).__name__}, not a tensor with a row for each sample; "
+            f"override predict in the class of the data, see {EXPERIMENT_PAGE}"
         )
     return outputs.detach().cpu()
 
 
 def predict_split(session: Session, data: Data, model: Any) -> Prediction:
-    """What the model predicts for every sample of the test split; each rank writes its share.
+    """Predict every sample of the test split; each rank writes its share. A collective.
 
-    ``predictions/rank<n>.npz`` has ``outputs`` (N, ...) and ``index`` (N,), the numbers of the samples.
+    ``predictions/rank<n>.npz`` has ``outputs`` (N, ...), and ``index``, int64 (N,), the indices of the samples in the
+    split.
 
     Args:
         session: the session.
@@ -155,7 +176,7 @@ def predict_split(session: Session, data: Data, model: Any) -> Prediction:
         model: on the session's device, in eval mode.
 
     Raises:
-        ConfigError: the model does not predict one tensor for a batch.
+        ConfigError: the model does not return a tensor with one row per sample of a batch.
     """
     test = split_in_use(session, data, "test")
     loader = share_loader(test, data, session)
@@ -188,32 +209,32 @@ def measure(
     change: Callable[[dict[str, Any], torch.Tensor], dict[str, Any]] | None = None,
     each: Callable[[Any, dict[str, Any]], object] | None = None,
 ) -> dict[str, float]:
-    """The metrics of the test split, for tasks of one's own, too; every rank takes its share.
+    """Compute the metrics of the test split, also for the user's own tasks; each rank takes its share. A collective.
 
     Args:
         session: the session.
         data: the data set.
-        model: on the session's device, in eval mode.
+        model: on the session's device.
         evaluator: of :func:`exp.engine.building.build_evaluator`.
-        change: what becomes of each batch, on the device, before the model sees it; it also gets the numbers of the
-            samples in the split, int64 (B,) on the CPU. What it draws at random should depend on these alone: which
-            samples a batch has depends on the number of ranks.
-        each: takes the predictions for each batch, and the batch.
+        change: returns a changed batch for the model and the metrics. Arguments: the batch, on the device, and the
+            indices of its samples in the split, int64 (B,) on the CPU. Its random numbers should depend on these
+            indices alone, because the number of ranks changes which samples are in a batch.
+        each: called with the predictions for each batch, and the batch.
 
     Returns:
-        Over all ranks, by name.
+        The metrics over all ranks, by name.
 
     Raises:
         RunError: predictions are NaN.
     """
     loader = share_loader(split_in_use(session, data, "test"), data, session)
     metrics = EvalLoop(session, model, loader, evaluator, "test", change, each).measure()
-    beat(Stage.FREE)  # what follows, such as pictures, takes as long as it takes
+    beat(Stage.FREE)  # no time limit for what follows, such as pictures
     return metrics
 
 
 class PictureWriter:
-    """Writes pictures below the run folder, and says once which characters none of the installed fonts has.
+    """Writes pictures into the run folder, and reports once the characters that no installed font has.
 
     Args:
         session: the session.
@@ -227,13 +248,13 @@ class PictureWriter:
         """Write one picture.
 
         Args:
-            name: of the PNG file, below the run folder; another format has its own suffix.
-            picture: a figure, pixels, or a PNG file.
+            name: path of the PNG file, relative to the run folder; other formats get their own suffix.
+            picture: a picture (:class:`exp.data.base.Extras`).
 
         Returns:
-            The files, below the run folder; none with ``plots=false``.
+            Paths of the files, relative to the run folder; empty with ``plots=false``.
         """
-        # Imports matplotlib.
+        # Imported here, because it imports matplotlib.
         from exp.draw.figure import encoded, undrawable
 
         files: list[str] = []
@@ -250,12 +271,12 @@ class PictureWriter:
         return files
 
     def write_all(self, pictures: Mapping[str, Picture]) -> list[str]:
-        """Write several, by name in ``plots/``; returns the files, below the run folder."""
+        """Write pictures into ``plots/`` by their names; returns the paths, relative to the run folder."""
         return [file for name, picture in pictures.items() for file in self.write(f"plots/{name}", picture)]
 
 
 def draw_extras(session: Session, make: Callable[[], Mapping[str, Picture]]) -> None:
-    """Draw and write pictures on rank 0; an error of theirs is reported, and does not cost the result."""
+    """Draw and write pictures on rank 0; an error is reported, but does not end the run."""
     if session.config.plots and session.distributed.is_main:
         try:
             PictureWriter(session).write_all(make())
@@ -265,12 +286,15 @@ def draw_extras(session: Session, make: Callable[[], Mapping[str, Picture]]) -> 
 
 
 def training_pictures(session: Session, model: Any, evaluator: Evaluator) -> dict[str, Picture]:
-    """``curves.png``, and the pictures of the data.
+    """Draw ``curves.png`` and the pictures of the data.
 
     Args:
         session: the session.
-        model: wrapped or not, on the session's device, with the best weights; is left in eval mode.
-        evaluator: after the test.
+        model: wrapped or not, on the session's device, with the tested weights; is left in eval mode.
+        evaluator: that of the test.
+
+    Returns:
+        Pictures by name.
     """
     from exp.draw.figure import training_curves
 
@@ -279,7 +303,7 @@ def training_pictures(session: Session, model: Any, evaluator: Evaluator) -> dic
         metric, greater = evaluator.metric_name, evaluator.greater_is_better
         pictures["curves.png"] = training_curves(session.folder.records(), metric, greater, session.config.name)
     draw = session.extras.pictures
-    if draw is not None and is_sharded(unwrapped(model)):  # a forward pass would wait for the other ranks
+    if draw is not None and is_sharded(unwrapped(model)):  # a forward pass is a collective, and this is rank 0 alone
         session.say("plots: no pictures of predictions with wrapper=fsdp; task=predict draws them")
     elif draw is not None:
         pictures.update(draw(model, evaluator))
@@ -287,12 +311,12 @@ def training_pictures(session: Session, model: Any, evaluator: Evaluator) -> dic
 
 
 class RankedSample(NamedTuple):
-    """A sample of the tested split.
+    """A sample of the test split.
 
     Attributes:
-        number: of the sample in the split.
-        value: the figure by which it was ranked.
-        outputs: what the model predicts for it, without the axis of the batch, on the CPU.
+        number: index of the sample in the split.
+        value: value of the metric by which samples are ranked.
+        outputs: the model's prediction for it, without the batch axis, on the CPU.
     """
 
     number: int
@@ -301,10 +325,10 @@ class RankedSample(NamedTuple):
 
 
 class Ranking:
-    """Keeps the figure of each tested sample, on the device.
+    """Keeps the metric of each tested sample, on the device.
 
     Args:
-        metric: of :class:`exp.data.base.Extras`; batches have ``index``.
+        metric: ``ranking`` of :class:`exp.data.base.Extras`; batches must have ``index``.
     """
 
     def __init__(self, metric: SampleMetric) -> None:
@@ -312,13 +336,22 @@ class Ranking:
         self._found: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def add(self, outputs: Any, batch: dict[str, Any]) -> None:
-        """Rank the samples of a batch."""
+        """Compute the metric for the samples of a batch."""
         self._found.append((batch["index"], self.metric.per_sample(outputs, batch).detach().float()))
 
     def extremes(self, distributed: Any, worst: int, best: int) -> tuple[list[Any], list[Any]]:
-        """Number and value of the worst and of the best samples over all ranks, the most extreme first. A collective.
+        """The worst and the best samples over all ranks. A collective.
 
-        Of equal samples those that come first in the split are taken. None is in both lists; NaN does not count.
+        Of equal samples, those with a smaller index are taken. Samples with NaN are left out.
+
+        Args:
+            distributed: gathers the values of the ranks.
+            worst: number of worst samples.
+            best: number of best samples.
+
+        Returns:
+            Pairs (index, value) of the worst samples, worst first, and of the best ones, best first. No sample is in
+            both.
         """
         own = [pair for index, values in self._found for pair in zip(index.tolist(), values.tolist())]
         known = [pair for part in distributed.gather(own) for pair in part if pair[1] == pair[1]]

@@ -1,9 +1,9 @@
-"""The user's packages, and what the names of a configuration lead to where MMEngine's registries look them up.
+"""Imports the user's packages, and makes hooks, loggers and other objects of MMEngine's registries.
 
-MMEngine's registries import any dotted path, and for a plain name that is not registered any module of that name. So
-a name is checked here before MMEngine sees it. Most of MMEngine's hooks run as they are. Those below stand in for the
-class of the same name, if that one knows one vendor's devices only, loses its state on resuming, or writes beside the
-run folder. docs/extend/hooks.md has the whole table.
+MMEngine's registries import any dotted path, and, for a plain name that is not registered, any module of that name. So
+names are checked here before MMEngine gets them. Most of MMEngine's hooks run unchanged. The hooks below replace those
+of the same name that support one vendor's devices only, lose their state on resume, or write outside the run folder.
+docs/extend/hooks.md has the whole table.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ __all__ = ["CountersHook", "build_hooks", "build_loggers", "check_monitor", "imp
 
 
 def import_plugins(plugins: Sequence[str]) -> None:
-    """Import the packages in ``plugins``, whose names resolve from now on.
+    """Import the modules and packages in ``plugins``, and allow the configuration to name their classes.
 
     Raises:
-        ConfigError: there is no such package.
-        UnavailableError: a module does not import.
+        ConfigError: a module does not exist.
+        UnavailableError: importing a module fails.
     """
     allow(plugins)
     for name in plugins:
@@ -44,24 +44,24 @@ def import_plugins(plugins: Sequence[str]) -> None:
             raise ConfigError(f"plugins: there is no module {name}; is its folder on PYTHONPATH?")
         try:
             importlib.import_module(name)
-        except Exception as error:  # another's module may raise anything while it loads
+        except Exception as error:  # importing somebody's module may raise anything
             raise UnavailableError(
                 f"plugins: the module {name} does not import ({type(error).__name__}: {error})"
             ) from error
 
 
 def registered(key: str, name: str, registry: Registry, base: type | tuple[type, ...]) -> Any:
-    """The class that ``type`` names: one of a registry, or by its path.
+    """The class that ``type`` names, from a registry or by its dotted path.
 
     Args:
-        key: that has it, for messages.
-        name: registered, perhaps with ``mmengine.`` in front, or ``package.module.Class``.
-        registry: MMEngine's for this key.
-        base: what a class that is named by its path has to inherit.
+        key: the key of the name, for messages.
+        name: a registered name, also with the scope ``mmengine.`` or ``mmcv.``, or ``package.module.Class``.
+        registry: MMEngine's registry for this key.
+        base: the interface of a class that is named by its path.
 
     Raises:
-        ConfigError: there is none, or it is none of the interface.
-        UnavailableError: its module does not import.
+        ConfigError: the class does not exist, or does not inherit ``base``.
+        UnavailableError: its module cannot be imported.
     """
     registry.import_from_location()
     known = registry.module_dict
@@ -75,26 +75,32 @@ def registered(key: str, name: str, registry: Registry, base: type | tuple[type,
 
 
 def check_monitor(place: str, monitor: str, names: Sequence[str]) -> None:
-    """Refuse to look at a metric that is not measured.
+    """Refuse to monitor a metric that is not measured.
+
+    Args:
+        place: the hook or schedule, for the message.
+        monitor: name of the metric.
+        names: names of all metrics that are measured.
 
     Raises:
-        ConfigError: names those that are.
+        ConfigError: ``monitor`` is not in ``names``.
     """
     if monitor not in names:
         raise ConfigError(
-            f"{place} has monitor={monitor}{nearest(monitor, list(names))}, but what is measured is {', '.join(names)}"
+            f"{place} has monitor={monitor}{nearest(monitor, list(names))}, but the metrics are {', '.join(names)}"
         )
 
 
 class CountersHook(mmengine.hooks.RuntimeInfoHook):
-    """Keeps ``runner.message_hub`` up to date: counters at each step, metrics after each evaluation.
+    """Updates ``runner.message_hub``: counters at each step, metrics after each evaluation.
 
-    MMEngine's own, which takes its place if the user names it, reads the losses from the device at every step; they are
-    there every ``log_every`` steps, from :class:`exp.engine.hooks.MetricsHook`.
+    MMEngine's RuntimeInfoHook also reads the losses from the device at every step; here
+    :class:`exp.engine.hooks.MetricsHook` adds them every ``log_every`` steps. If the user names RuntimeInfoHook, it is
+    used instead of this hook.
     """
 
     def before_run(self, runner: Any) -> None:
-        """Seed, name and configuration of the run."""
+        """Add seed, name and configuration of the run."""
         self.last_loop_stage = None
         runner.message_hub.update_info_dict(
             {
@@ -106,20 +112,20 @@ class CountersHook(mmengine.hooks.RuntimeInfoHook):
         )
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
-        """Count the step."""
+        """Update the number of steps."""
         runner.message_hub.update_info("iter", runner.iter)
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        """Read nothing."""
+        """Do nothing, in particular do not read the losses."""
 
 
 class EmptyCacheHook(Hook):
-    """Empties the device's cache, whatever the device; MMEngine's asks two vendors' libraries.
+    """Empties the memory cache of any device; MMEngine's hook of this name supports the devices of two vendors.
 
     Args:
-        before_epoch: before each epoch of training, validation and test.
-        after_epoch: after each.
-        after_iter: after each batch.
+        before_epoch: empty it before each epoch of training, validation and test.
+        after_epoch: after each epoch.
+        after_iter: after each step or batch.
     """
 
     def __init__(self, before_epoch: bool = False, after_epoch: bool = True, after_iter: bool = False) -> None:
@@ -141,9 +147,10 @@ class EmptyCacheHook(Hook):
 
 
 class SyncBuffersHook(Hook):
-    """Averages buffers over ranks after each epoch, too; the engine does so before validations and checkpoints.
+    """Averages buffers over ranks after each epoch; the engine always does so before validations and checkpoints.
 
-    The original uses a process group that some devices' collectives do not give, and runs at each validation again.
+    MMEngine's hook of this name needs a process group that the collectives of some devices do not have, and averages
+    again at each validation.
     """
 
     def after_train_epoch(self, runner: Any) -> None:
@@ -152,27 +159,27 @@ class SyncBuffersHook(Hook):
 
 
 class EarlyStoppingHook(mmengine.hooks.EarlyStoppingHook):
-    """Continues to count when a run is resumed."""
+    """MMEngine's EarlyStoppingHook, with its count in the checkpoint, so that it continues on resume."""
 
-    priority = "LOW"  # before the checkpoint of this validation is written
+    priority = "LOW"  # runs before the checkpoint of this validation is written
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
-        """Keep the count."""
+        """Save the count and the best value."""
         states = checkpoint.setdefault("early_stopping", {})
         states[self.monitor] = {"wait_count": self.wait_count, "best_score": float(self.best_score)}
 
     def after_load_checkpoint(self, runner: Any, checkpoint: Mapping[str, Any]) -> None:
-        """Take the count up again."""
+        """Restore the count and the best value, if the run is resumed."""
         state = checkpoint.get("early_stopping", {}).get(self.monitor) if runner._resume else None
         if state is not None:
             self.wait_count, self.best_score = state["wait_count"], state["best_score"]
 
 
 class ProfilerHook(mmengine.hooks.ProfilerHook):
-    """Writes into the run folder, one file per rank, also if training ends before an epoch does."""
+    """MMEngine's ProfilerHook, which writes into the run folder, one file per rank, also without a complete epoch."""
 
     def before_run(self, runner: Any) -> None:
-        """Begin, once: the test of the same run is not profiled."""
+        """Start the profiler at the first call, the training; the test of the same run is not profiled."""
         if hasattr(self, "profiler"):
             return
         name: Any = self.json_trace_path
@@ -187,7 +194,7 @@ class ProfilerHook(mmengine.hooks.ProfilerHook):
         super().before_run(runner)
 
     def after_train(self, runner: Any) -> None:
-        """Write what there is, if no whole epoch has been trained."""
+        """Write the profile, if training has ended within the first epoch."""
         self.after_train_epoch(runner)
 
 
@@ -197,17 +204,17 @@ _OURS = (EmptyCacheHook, SyncBuffersHook, EarlyStoppingHook, ProfilerHook)
 def build_hooks(
     configs: Sequence[Mapping[str, Any]], metric: str, greater_is_better: bool, names: Sequence[str] = ()
 ) -> list[Hook]:
-    """The hooks of a configuration.
+    """Make the hooks of a configuration.
 
     Args:
-        configs: each has ``type`` (a registered name or a dotted path), perhaps ``priority``, and arguments.
-        metric: the validation metric of the data.
-        greater_is_better: its rule, for an EarlyStoppingHook that monitors it and gives none.
-        names: of all metrics that are measured; empty: not known.
+        configs: each has ``type`` (a registered name or a dotted path), optionally ``priority``, and arguments.
+        metric: name of the main metric, which an EarlyStoppingHook monitors by default.
+        greater_is_better: whether larger values of it are better, for an EarlyStoppingHook without ``rule``.
+        names: names of all metrics that are measured; empty: not known.
 
     Raises:
-        ConfigError: a hook is unknown, refused, or does not take its arguments.
-        UnavailableError: it needs a package that is not installed.
+        ConfigError: a hook is unknown, refused, does not take its arguments, or monitors an unknown metric.
+        UnavailableError: a hook needs a package that is not installed.
     """
     hooks: list[Hook] = []
     for number, each in enumerate(configs):
@@ -235,10 +242,12 @@ def build_hooks(
 
 
 def build_loggers(session: Session) -> list[Any]:
-    """The loggers of the configuration, on rank 0; on others there are none.
+    """Make the visualization backends in ``logger.vis_backends``, on rank 0; other ranks get an empty list.
 
     Raises:
-        ConfigError: one is none, or would write outside of the run folder; names the key.
+        ConfigError: a class is not a visualization backend, does not take its arguments, or would write outside the run
+            folder; the message has the key.
+        UnavailableError: the module of a class cannot be imported.
     """
     if not session.distributed.is_main:
         return []
@@ -258,11 +267,11 @@ def build_loggers(session: Session) -> list[Any]:
 
 
 def _check_paths(key: str, value: Any, folder: Path) -> None:
-    """Refuse a path that leads out of the run folder: a configuration may be a stranger's."""
+    """Refuse a path outside the run folder, since somebody else may have written the configuration."""
     if isinstance(value, (dict, list)):
         for name, item in value.items() if isinstance(value, dict) else enumerate(value):
             _check_paths(f"{key}.{name}" if isinstance(value, dict) else f"{key}[{name}]", item, folder)
     elif isinstance(value, str) and (value.startswith(("/", "~", "file:")) or ".." in Path(value).parts):
         path = folder / Path(value.partition("file:")[2] or value).expanduser()
         if folder not in Path(os.path.normpath(path)).parents:
-            raise ConfigError(f"{key}={value} lies outside of the run folder; use a path below ${{output_dir}}")
+            raise ConfigError(f"{key}={value} is outside the run folder; use a path below ${{output_dir}}")

@@ -1,7 +1,7 @@
-"""When a training is saved, what is kept of it, and how its state gets to the disk while it goes on.
+"""When checkpoints are written and which are kept, early stopping, and writing in the background.
 
-The state is copied to host memory between two steps, page-locked where the backend has that, and a thread writes the
-copy. What is not finite is never saved.
+Between two steps the state is copied to host memory, page-locked if the backend supports it. A thread writes the copy
+while training continues. Weights that are not finite are never saved.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ __all__ = ["CheckpointHook", "CheckpointWriter", "ShardedSaver", "check_finite",
 logger = logging.getLogger(__name__)
 
 Files = Mapping[Path, "tuple[Any, Callable[[Path, Any], object]]"]
-"""What files are to hold, and what writes a copy of that which nothing else refers to."""
+"""For each path the content of the file, and a function that writes it; the function gets a copy of the content."""
 
 _VERDICTS = ("best", "best_epoch", "best_step", "last", "last_step", "reference", "bad_epochs")
-"""What a resumed run must know of the validations before it: attributes of the hook."""
+"""Attributes of :class:`CheckpointHook` with the results of earlier validations, which every checkpoint contains."""
 
 
 class CheckpointHook(Hook):
-    """Keeps the best and the newest checkpoints, and stops a run that no longer gets better.
+    """Writes checkpoints, keeps the newest and the best, and stops a training that no longer improves.
 
-    Best and early stopping live here together, because both are part of what a resumed run must know.
+    The best checkpoint and early stopping are in one hook, because a resumed run needs the state of both.
 
     Args:
         session: has the configuration and the run folder.
-        metric: the validation metric.
+        metric: name of the main metric.
         greater_is_better: whether larger values of it are better.
     """
 
@@ -60,50 +60,54 @@ class CheckpointHook(Hook):
     def __init__(self, session: Session, metric: str = "", greater_is_better: bool = False) -> None:
         config, self.folder = session.config, session.folder.checkpoints
         self.best_path = self.folder / "best.pth"
-        # Read once: an access to the configuration costs as much as a small kernel.
+        # Read once, because an access to an OmegaConf key takes as long as a small kernel.
         self.every_steps: int = config.checkpoint.every_steps
         self.every_epochs: int = config.checkpoint.every_epochs
         self.keep_last: int = config.checkpoint.keep_last
         self.keep_best: bool = config.checkpoint.keep_best
         self.patience, self.min_delta = config.patience, config.min_delta
         self.metric = metric
-        self.sign = -1.0 if greater_is_better else 1.0  # of what is to be small
+        self.sign = -1.0 if greater_is_better else 1.0  # smaller values of sign * metric are better
         self.best: float | None = None
         self.best_epoch, self.best_step = 0, 0
-        self.last: float | None = None  # of the latest validation
+        self.last: float | None = None  # value of the latest validation
         self.last_step: int | None = None
         self.reference: float | None = None  # the last value that was better by min_delta
-        self.bad_epochs = 0
-        self._resumed_here = False  # whether this attempt goes on from a checkpoint of this folder
+        self.bad_epochs = 0  # validations since then
+        self._resumed_here = False  # whether this run has resumed from a checkpoint in this folder
         self._sharded: ShardedSaver | None = None  # writes this rank's part of a sharded model
         self._saved = (-1, False, False)  # step, whether a validation is due, whether the training was stopped
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run must know of the validations before it."""
+        """The results of earlier validations, for a resumed run."""
         return {name: getattr(self, name) for name in _VERDICTS}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` gave."""
+        """Restore the result of :meth:`state_dict`."""
         self.__dict__.update((name, state[name]) for name in _VERDICTS if name in state)
 
     # -- when something is saved -----------------------------------------------------------------------------------
 
     def before_train(self, runner: Any) -> None:
-        """Remove what a killed writer left; once the run has started, set aside what it does not go on from."""
+        """Remove incomplete files; once the run has started, set aside checkpoints that do not belong to it."""
         self._sharded = ShardedSaver(runner.distributed_group) if is_sharded(unwrapped(runner.model)) else None
         if runner.distributed_group.is_main:
             checkpoint.remove_leftovers(self.folder)
         runner.session.when_started(functools.partial(self._set_aside, runner.session, runner.iter))
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        """Save within the epoch; where a validation follows, the checkpoint waits for it."""
+        """Save every ``every_steps`` steps; if a validation follows this step, :meth:`after_val_epoch` saves."""
         runner.checkpoint_writer.check()
         step = runner.iter + 1
         if self.every_steps and step % self.every_steps == 0 and not runner.train_loop.validates_after(step, batch_idx):
             self.save(runner, step)
 
     def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
-        """Judge the weights, then save."""
+        """Compare the metric with earlier validations, save, and stop the training if it no longer improves.
+
+        Raises:
+            RunError: the metric is not finite.
+        """
         value = (metrics or {})[self.metric]
         if not math.isfinite(value):
             raise RunError(f"validation {self.metric} is {value} after step {runner.iter}; {what_to_do(runner)}")
@@ -130,7 +134,7 @@ class CheckpointHook(Hook):
             self._write(runner, best)
 
     def after_train_epoch(self, runner: Any) -> None:
-        """Save at the end of an epoch where no validation follows, which would do it."""
+        """Save at the end of an epoch, if ``val_every`` is set; otherwise :meth:`after_val_epoch` saves."""
         if runner.train_loop.val_every is not None and self._epoch_is_saved(runner.epoch + 1):
             self.save(runner, runner.iter, epoch_ended=True)
 
@@ -138,7 +142,7 @@ class CheckpointHook(Hook):
         return bool(self.every_epochs) and epoch % self.every_epochs == 0
 
     def after_train(self, runner: Any) -> None:
-        """The last state is always kept."""
+        """Save the final state, and wait until it is on the disk."""
         self.save(runner, runner.iter, waits=True)
 
     def save(
@@ -150,19 +154,19 @@ class CheckpointHook(Hook):
         waits: bool = False,
         beside: Files | None = None,
     ) -> None:
-        """Have a checkpoint written in the background, unless it is that of the last call. A collective.
+        """Write a checkpoint in the background, unless the last call was for the same state. A collective.
 
         Args:
             runner: the runner.
             step: optimizer steps completed.
-            validation_due: whether a validation is to be made before training goes on.
-            epoch_ended: whether the hooks have been told of the end of the epoch already.
-            waits: return when it is on the disk: nothing is trained after it.
-            beside: what is written with it.
+            validation_due: whether a resumed run starts with a validation.
+            epoch_ended: whether to save the position as the start of the next epoch.
+            waits: return only when the checkpoint is on the disk, because no training follows.
+            beside: other files to write with it.
 
         Raises:
-            RunError: the weights are not finite.
-            OSError: this checkpoint (where ``waits``), or the one before, could not be written.
+            RunError: weights or losses are not finite.
+            OSError: the checkpoint before, or this one if ``waits``, could not be written.
         """
         files = dict(beside or {})
         state = (step, validation_due, runner.train_loop.stop_training)
@@ -180,7 +184,7 @@ class CheckpointHook(Hook):
         return self.folder / f"step_{step:08d}.pth"
 
     def _file(self, runner: Any, path: Path, content: dict[str, Any]) -> Files:
-        """What this rank is to write of a checkpoint; its weights are finite. A collective."""
+        """The files that this rank writes of a checkpoint, after a check that its weights are finite. A collective."""
         check_finite(runner, content["state_dict"], content["meta"]["step"])
         if self._sharded is not None:
             return {path: self._sharded.prepare(content)}
@@ -191,16 +195,17 @@ class CheckpointHook(Hook):
             runner.checkpoint_writer.start(files, self._written if runner.distributed_group.is_main else None)
 
     def _written(self) -> None:
-        """Called in the background once files are on the disk: only now may older ones go."""
-        RunFolder(self.folder.parent).drop_earlier()  # what this run replaces has no more use for its space
+        """Remove older files; called in the background once the new ones are on the disk."""
+        RunFolder(self.folder.parent).drop_earlier()  # the earlier run that this one replaces is no longer needed
         checkpoint.prune(self.folder, self.keep_last)
 
-    # -- what was there before, and what is tested -----------------------------------------------------------------
+    # -- earlier checkpoints, and the weights to test --------------------------------------------------------------
 
     def _set_aside(self, session: Session, begins_at: int) -> None:
-        """Steps after the one at which this attempt begins, and best weights that it knows nothing of.
+        """Set aside checkpoints in this folder that do not belong to this run, and best weights of another run.
 
-        Left where they are, they would be taken for the newest.
+        If the run has resumed from a checkpoint in this folder, these are the checkpoints of later steps, else all. The
+        next resume would take them for the newest.
         """
         steps = checkpoint.list_checkpoints(self.folder)
         paths = [path for path in steps if not self._resumed_here or checkpoint.step_of(path) > begins_at]
@@ -209,21 +214,21 @@ class CheckpointHook(Hook):
         if paths:
             checkpoint.set_aside(paths)
             session.say(
-                f"checkpoints that this run does not go on from are in {self.folder.name}/{checkpoint.SET_ASIDE} now: "
+                f"moved checkpoints that do not belong to this run to {self.folder.name}/{checkpoint.SET_ASIDE}: "
                 + ", ".join(path.name for path in paths)
             )
 
     def take_over_best(self, runner: Any, source: Path) -> None:
-        """After resuming, have the best weights so far in this folder, or forget how good they were. A collective.
+        """After resuming, copy the best weights so far into this folder; if they are missing, forget their metric.
 
-        What is tested in the end has to be what the reported validation belongs to.
+        The tested weights must be those to which the reported validation belongs. A collective.
 
         Args:
             runner: the runner.
-            source: the checkpoint that the run goes on from; the best weights lie beside it.
+            source: the checkpoint from which the run resumes; the best weights are beside it, in ``best.pth``.
 
         Raises:
-            CheckpointError: the best weights are damaged: what was judged would be lost without a need.
+            CheckpointError: the best weights are damaged; the user may still be able to restore them.
         """
         self._resumed_here = source.resolve().parent == self.folder.resolve()
         if self.keep_best and self.best is not None:
@@ -237,24 +242,24 @@ class CheckpointHook(Hook):
             if not there:
                 runner.session.say(
                     f"warning: the best weights so far ({self.metric} {self.best:.6g} after step {self.best_step}) are "
-                    f"lost and no longer count: {path} is not there, or of another step"
+                    f"lost and no longer count: {path} does not exist, or is of another step"
                 )
                 self.best, self.best_epoch, self.best_step = None, 0, 0
             elif not self._resumed_here:
                 runner.session.when_started(functools.partial(checkpoint.write, self.best_path, content))
         judged = self.best is not None if self.keep_best else self.last_step == runner.iter
         if not judged and runner.train_loop.finished:
-            runner.train_loop.validation_due = True  # no step will bring one
+            runner.train_loop.validation_due = True  # no step is left after which one would come
 
     def tested(self, runner: Any) -> tuple[Mapping[str, Any] | None, dict[str, Any]]:
-        """What is to be tested once training has ended. A collective.
+        """Choose the weights to test at the end of a training: the best, or else the last. A collective.
 
         Returns:
-            The checkpoint to load (None: the weights that the model has), and for ``result.json``: the file, its epoch
-            and step, and the validation that belongs to these very weights (None where they have not been validated).
+            The checkpoint to load (None: the model has these weights already), and entries of ``result.json``: the
+            file, its epoch and step, and under ``validation`` the metric of these weights (None: not validated).
         """
         runner.checkpoint_writer.wait()
-        runner.distributed_group.barrier()  # rank 0 has written it
+        runner.distributed_group.barrier()  # other ranks must not read before rank 0 has written
         epoch, step, path, value = runner.epoch, runner.iter, self._path(runner.iter), self.last
         name = f"last weights, step {step}"
         if self.keep_best and self.best is not None:
@@ -263,7 +268,7 @@ class CheckpointHook(Hook):
         elif self.last_step != step:
             value = None
         content: Any = None
-        # The last weights are those of the model, but where a hook has put others there, such as averaged ones.
+        # The model has the last weights, but a hook may have saved others instead, such as averaged ones.
         if path is self.best_path or (runner.hooks_at("before_save_checkpoint") and path.is_file()):
             content = checkpoint.read(path, mapped=True, whole=False, check=runner.distributed_group.is_main)
         record = {"tested_checkpoint": name, "tested_epoch": epoch, "tested_step": step, "best_epoch": epoch}
@@ -271,32 +276,31 @@ class CheckpointHook(Hook):
 
 
 class CheckpointWriter:
-    """Writes checkpoints one after another in the background, from one copy of the state in host memory.
+    """Writes checkpoints in the background, one after another, from a copy of the state in host memory.
 
-    Its methods are called by one thread, and are no collectives.
+    Call its methods from one thread only. They are not collectives.
 
     Args:
-        backend: tells whether there is page-locked memory, and waits until the device has filled it.
+        backend: knows whether there is page-locked memory, and waits for the device after the copy.
     """
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        # Kept from one checkpoint to the next: new memory costs more than a copy.
+        # Kept from one checkpoint to the next, because allocating memory takes longer than the copy.
         self._buffers: defaultdict[Any, list[torch.Tensor]] = defaultdict(list)
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
     def start(self, files: Files, then: Callable[[], object] | None = None) -> None:
-        """Copy what is to be written, and return; waits for the checkpoint before, if that is still being written.
+        """Copy the content of files, and write them in the background. First waits for the checkpoint before.
 
         Args:
-            files: what they are to hold (see :func:`exp.engine.checkpoint.plain`), and what writes a copy of it, in the
-                background.
-            then: called in the background when all of them are on the disk.
+            files: contents (see :func:`exp.engine.checkpoint.plain`), and functions that write a copy of them.
+            then: called in the background when all files are on the disk.
 
         Raises:
-            TypeError: something is not plain data.
-            Exception: what went wrong with the checkpoint before.
+            TypeError: a content is not plain data.
+            Exception: the error of the checkpoint before.
         """
         beat(Stage.CHECKPOINT)
         self.wait()
@@ -313,7 +317,7 @@ class CheckpointWriter:
 
         copies = {path: (checkpoint.plain(content, copied), write) for path, (content, write) in files.items()}
         self._backend.synchronize()
-        # A daemon: a disk that hangs must not keep a process from ending that was told to.
+        # A daemon thread, so that a file system that hangs does not keep the process from ending.
         self._thread = threading.Thread(target=self._run, args=(copies, then), name="checkpoint", daemon=True)
         self._thread.start()
 
@@ -323,15 +327,15 @@ class CheckpointWriter:
                 try:
                     write(path, content)
                 except OSError as error:
-                    error.filename = error.filename or str(path)  # it is told later, from a step that did nothing wrong
+                    error.filename = error.filename or str(path)  # raised later, in a step that does not know the path
                     raise
             if then is not None:
                 then()
-        except Exception as error:  # noqa: BLE001 - told by the thread that trains
+        except Exception as error:  # noqa: BLE001 - the training thread raises it
             self._error = error
 
     def check(self) -> None:
-        """Raise what went wrong in the background, if anything has; does not wait."""
+        """Raise the error of the background thread, if there is one; does not wait."""
         if self._error is not None:
             self.wait()
 
@@ -339,7 +343,7 @@ class CheckpointWriter:
         """Wait until everything is on the disk.
 
         Raises:
-            Exception: what went wrong, once.
+            Exception: the error of the background thread; raised once.
         """
         if self._thread is not None:
             beat(Stage.CHECKPOINT)
@@ -350,7 +354,7 @@ class CheckpointWriter:
             raise error
 
     def close(self) -> None:
-        """Wait, at the end of a training that has failed, too: what is being written is good. Logs what goes wrong."""
+        """Wait for the last checkpoint, also after a failed training, since it is valid; errors are only logged."""
         try:
             self.wait()
         except Exception:
@@ -359,13 +363,13 @@ class CheckpointWriter:
 
 
 class ShardedSaver:
-    """Writes checkpoints of which each rank has a part, by torch's distributed checkpoint. To make it is a collective.
+    """Writes checkpoints of a sharded model with ``torch.distributed.checkpoint``. The constructor is a collective.
 
-    Ranks agree on who writes what over a group of their writing threads: in that of the training a collective could
-    meet one of a step.
+    The writing threads of the ranks have their own process group. In the group of the training threads, a collective of
+    a writing thread could be matched with one of a training step.
 
     Args:
-        group: of all ranks.
+        group: rank and world size.
     """
 
     def __init__(self, group: Distributed) -> None:
@@ -376,9 +380,9 @@ class ShardedSaver:
         self._mesh = DeviceMesh.from_group(self._group, "cpu")
 
     def prepare(self, content: Mapping[str, Any]) -> tuple[dict[str, Any], Callable[[Path, Any], object]]:
-        """What this rank keeps of a checkpoint, and what writes a copy of that in the background of every rank.
+        """This rank's part of a checkpoint, and a function that writes a copy of it. Not a collective.
 
-        No collective; the call that it gives is one, of the threads.
+        The function is a collective of the writing threads of all ranks.
         """
         rest, holders = checkpoint.sharded_holders(content)
         parts = {}
@@ -398,10 +402,10 @@ class ShardedSaver:
         return {"parts": local, "rest": rest if self._is_main else {}}, write
 
     def _write(self, path: Path, tensors: dict[str, Any]) -> Path:
-        """Write the shards of one checkpoint; gives their folder.
+        """Write the shards of one checkpoint, and return their folder.
 
         Raises:
-            RunError: a rank, which is named, could not write its part.
+            RunError: a rank could not write its part; the message has the rank.
         """
         import torch.distributed.checkpoint as dcp
 
@@ -420,17 +424,17 @@ class ShardedSaver:
 
 
 def check_finite(runner: Any, state: Mapping[str, Any], step: int) -> None:
-    """Raise, on all ranks alike, where weights that are to be saved, or losses on the way to them, are not finite.
+    """Refuse to save weights that are not finite, or that follow losses that are not finite. A collective.
 
-    A collective. What would fail when the losses are read next is not saved before.
+    The losses since the last reading are checked, too, because the run would fail at the next reading.
 
     Args:
         runner: the runner.
-        state: what is to be saved.
+        state: the state dict to be saved.
         step: optimizer steps completed.
 
     Raises:
-        RunError: it names the step, the rank and the first of the tensors.
+        RunError: a tensor is not finite; the message has step, rank and the first such tensor. Raised on every rank.
     """
     losses = {f"the {name} since the last reading": value for name, value in runner.losses.sums.items()}
     watched = {name for name, _ in unwrapped(runner.model).named_parameters()} | set(losses)
@@ -444,15 +448,15 @@ def check_finite(runner: Any, state: Mapping[str, Any], step: int) -> None:
 
 
 def what_to_do(runner: Any) -> str:
-    """Advice for a training that has diverged, with the command that goes on where something has been saved.
+    """Advice for a diverged training and, if there is a checkpoint, the command that resumes with a lower rate.
 
-    A collective: the checkpoint that is being written counts.
+    A collective, because it waits for the checkpoint that is being written.
     """
     session = runner.session
     try:
         runner.checkpoint_writer.wait()
     except Exception:
-        logger.exception("the last checkpoint is not saved")  # not why training has failed
+        logger.exception("the last checkpoint is not saved")  # only logged: not the reason for the failure
     runner.distributed_group.barrier()
     text = "lower optim.lr, set optim.clip_grad_norm, or use precision=fp32"
     saved = checkpoint.list_checkpoints(session.folder.checkpoints)
@@ -460,7 +464,7 @@ def what_to_do(runner: Any) -> str:
         return text
     which, wanted = "newest", "auto"
     if len(saved) > 1 and session.resumed_from is not None and saved[0].samefile(session.resumed_from):
-        which, wanted = "last but one", console.shown(saved[1])  # from the newest it has just been tried
+        which, wanted = "last but one", console.shown(saved[1])  # this run has resumed from the newest, and diverged
     rate = f"optim.lr={session.config.optim.lr / 2:.4g}"
     command = to_continue(session.config, session.folder, f"resume={wanted}", rate)
-    return f"{text}\n  to go on from the {which} checkpoint with half the rate: {command}"
+    return f"{text}\n  to resume from the {which} checkpoint with half the learning rate: {command}"

@@ -1,11 +1,12 @@
-"""The Trainer, its loops, what MMEngine's hooks know as the runner, and what a checkpoint of it holds.
+"""The Trainer, which MMEngine's hooks use as their runner; its loops; and the content of its checkpoints.
 
-MMEngine's Runner is not its base: hooks ask a runner for some twenty public names, and the Trainer has these
-(docs/extend/hooks.md). What else the Runner does knows one vendor's devices, or reads the device at every step.
+The Trainer does not inherit MMEngine's Runner. Hooks use about twenty public names of a runner, and the Trainer has
+these (docs/extend/hooks.md). The rest of the Runner supports one vendor's devices only, or reads from the device at
+every step.
 
-Two things differ from MMEngine's own loops. One iteration is one optimizer step, whatever the number of micro-batches,
-so that schedules, logs and checkpoints count the same thing at any accumulation. And nothing reads a value from the
-device: losses stay there until a hook asks, every ``log_every`` steps.
+There are two differences from MMEngine's loops. One iteration is one optimizer step, not one micro-batch, so that
+schedules, logs and checkpoints count the same steps with any accumulation. And a step reads no value from the device:
+losses stay there until a hook reads them, every ``log_every`` steps.
 """
 
 from __future__ import annotations
@@ -49,31 +50,31 @@ __all__ = ["EvalLoop", "TrainLoop", "Trainer"]
 
 logger = logging.getLogger(__name__)
 
-# What RuntimeInfoHook and IterTimerHook write into the message hub anew; the rest is state of the user's hooks.
+# Keys of the message hub that RuntimeInfoHook and IterTimerHook write again; all others are state of the user's hooks.
 _RUNTIME_INFO = {"cfg", "seed", "experiment_name", "mmengine_version", "dataset_meta", "loop_stage", "epoch", "iter",
                  "max_epochs", "max_iters", "eta"}  # fmt: skip
 
 
 class Trainer:
-    """Trains one model on the session's device, and tests it; hooks know it as the runner.
+    """Trains and tests one model on the session's device; the ``runner`` of MMEngine's hooks.
 
     Args:
-        session: gives device, backend, group, configuration and run folder.
+        session: has device, backend, process group, configuration and run folder.
         model: on the device, wrapped or not (:func:`exp.engine.wrapper.place_and_wrap`).
-        optim_wrapper: of the model's parameters.
-        train_loop: what is trained, and how long.
-        val_loop: None: nothing is validated.
-        test_loop: None: nothing is tested.
-        hooks: the user's; called in the order of their priorities. MMEngine's ParamSchedulerHook, counters in the
-            message hub, what logs and saves, and what ends a training early are there anyway.
+        optim_wrapper: optimizer of the model's parameters.
+        train_loop: has the training batches and the length of the training.
+        val_loop: the validation; None: there is none.
+        test_loop: the test; None: there is none.
+        hooks: the user's hooks. The Trainer adds MMEngine's ParamSchedulerHook and the hooks of the engine, and calls
+            all in the order of their priorities.
 
     Raises:
-        ConfigError: a scheduler is unknown, does not take its settings, or would do something else than it says.
+        ConfigError: a scheduler or a visualization backend is unknown, or does not take its settings.
     """
 
     launcher = "none"
     timestamp = "logs"  # as in MMEngine, log_dir is work_dir/<timestamp>
-    _resume = False  # EMAHook asks for it by this name
+    _resume = False  # the name that MMEngine's EMAHook reads
 
     def __init__(
         self,
@@ -111,7 +112,7 @@ class Trainer:
         self._calls: dict[str, list[Any]] = {}
         judged = () if val_loop is None else (val_loop.evaluator.metric_name, val_loop.evaluator.greater_is_better)
         self.figures, self.checkpoints = MetricsHook(session), CheckpointHook(session, *judged)
-        counted = any(type(hook) is RuntimeInfoHook for hook in hooks)  # MMEngine's counts, and reads every step
+        counted = any(type(hook) is RuntimeInfoHook for hook in hooks)  # the user's choice, which replaces CountersHook
         own: list[Any] = [None if counted else CountersHook(), ParamSchedulerHook(), self.figures, self.checkpoints]
         own += [
             PreemptionHook(session, self.checkpoints),
@@ -121,10 +122,14 @@ class Trainer:
             self.register_hook(hook)
         self.checkpoint_writer = CheckpointWriter(self.backend)
 
-    # -- what hooks ask of a runner ---------------------------------------------------------------------------------
+    # -- the interface of a runner, for hooks -----------------------------------------------------------------------
 
     def __getattr__(self, name: str) -> Any:
-        """Of the loops: ``iter`` (optimizer steps completed), ``epoch``, ``max_iters``, ``val_dataloader``..."""
+        """Attributes of the loops: ``iter`` (optimizer steps completed), ``epoch``, ``max_iters``, ``val_dataloader``.
+
+        Raises:
+            AttributeError: there is no such attribute.
+        """
         place, _, last = name.partition("_")
         if name in ("iter", "epoch", "max_epochs", "max_iters", "val_interval", "val_begin"):
             return getattr(self.train_loop, name)
@@ -142,10 +147,15 @@ class Trainer:
         self._calls.clear()
 
     def call_hook(self, fn_name: str, **kwargs: Any) -> None:
-        """Call the hooks that do something at this stage; most do nothing at most stages.
+        """Call the hooks that override the method ``fn_name``; most hooks override few.
+
+        Args:
+            fn_name: name of the method, such as ``before_train``.
+            **kwargs: arguments of the method besides the runner.
 
         Raises:
-            ConfigError: before the first step a hook says that its settings do not go with the run.
+            ConfigError: a hook of the user raises AssertionError, ImportError or ValueError in ``before_run`` or
+                ``before_train``, where hooks check their settings.
         """
         calls = self._calls.get(fn_name)
         if calls is None:
@@ -165,13 +175,13 @@ class Trainer:
     # -- train, evaluate ---------------------------------------------------------------------------------------------
 
     def train(self, load: Callable[[], object] | None = None) -> None:
-        """Train and validate, epoch by epoch; an optimizer step is ``accumulate`` micro-batches.
+        """Train and validate, epoch by epoch; an optimizer step has ``accumulate`` micro-batches.
 
-        An epoch that ``max_steps`` cuts short is validated like any other, but does not count as completed, so that
-        a resumed run with a larger ``max_steps`` continues in its middle.
+        An epoch that ends early because of ``max_steps`` is validated like any other, but does not count as completed.
+        So a resumed run with a larger ``max_steps`` continues within this epoch.
 
         Args:
-            load: restores the state that the training continues from, between ``before_run`` and the loop.
+            load: restores the state of a checkpoint; called after the ``before_run`` of hooks. None: a new training.
         """
         loop, dropouts = self.train_loop, self.train_loop.dropouts
         self._resume = load is not None
@@ -184,7 +194,7 @@ class Trainer:
             self.optim_wrapper.before_backward = dropouts.begin_backward
         if loop.validation_due:
             self._validate()
-        start_epoch: Any = getattr(unwrapped(self.model), "start_epoch", None)  # MMEngine's models have none
+        start_epoch: Any = getattr(unwrapped(self.model), "start_epoch", None)  # models of MMEngine do not have it
         while not loop.finished and not loop.stop_training:
             self.call_hook("before_train_epoch")
             if start_epoch is not None:
@@ -209,9 +219,9 @@ class Trainer:
                         dropouts.end()
                 loop.sampler.advance()
                 beat(Stage.HOOKS)
-                self.session.begin()  # the memory that a step needs is there
+                self.session.begin()  # after the first step, which would have failed if the memory were too small
                 self.call_hook("after_train_iter", batch_idx=index, data_batch=batch, outputs=outputs)
-                del batch, outputs  # before the next batch comes, or a validation
+                del batch, outputs  # free their memory before the next batch or a validation
                 loop.iter += 1
                 index += 1
                 if loop.val_every is not None and loop.iter % loop.val_every == 0 and not loop.stop_training:
@@ -225,8 +235,8 @@ class Trainer:
                 loop.sampler.set_position(loop.epoch, 0)
             if loop.val_every is None or loop.iter == loop.max_iters:
                 self._validate()
-        beat(Stage.FREE)  # what comes now, comes once
-        self.session.begin()  # if there was no step left
+        beat(Stage.FREE)  # no time limit for what follows, which is done once
+        self.session.begin()  # for a resumed run without a step left
         self.call_hook("after_train")
         self.call_hook("after_run")
 
@@ -237,7 +247,11 @@ class Trainer:
             self.model.train()
 
     def test(self, content: Mapping[str, Any] | None = None) -> dict[str, float]:
-        """Test the weights of a checkpoint, or those that the model has; returns the metrics by name."""
+        """Test the model; returns the metrics by name.
+
+        Args:
+            content: the checkpoint whose weights are loaded before; None: keep the weights of the model.
+        """
         assert self.test_loop is not None
         self._resume = False
         self.call_hook("before_run")
@@ -251,40 +265,48 @@ class Trainer:
         return metrics
 
     def close(self) -> None:
-        """Finish the checkpoint that is being written, and let go of the data loaders, so that their processes end now.
+        """Wait for the checkpoint that is being written, and delete the data loaders, so that their processes end now.
 
-        If the garbage collector ends them, they take five seconds each: it takes their queues apart before torch can
-        tell them to end.
+        If the garbage collector deletes the loaders, each takes five seconds, because it deletes their queues before
+        torch can ask the processes to end.
         """
         self.checkpoint_writer.close()
         for loop in (self.train_loop, self.val_loop, self.test_loop):
             if loop is not None:
                 del loop.dataloader
 
-    # -- what a checkpoint holds ------------------------------------------------------------------------------------
+    # -- the content of a checkpoint --------------------------------------------------------------------------------
 
     def hooks_at(self, *stages: str) -> list[str]:
-        """The classes of hooks that are not the engine's own and do something at one of the stages: before a checkpoint
-        they may change its weights, before a validation put others in place.
+        """Class names of the hooks that override one of the stages and are not the engine's own.
+
+        At ``before_save_checkpoint`` a hook may change the weights in the checkpoint; at ``before_val`` it may replace
+        those of the model.
         """
         foreign = [hook for hook in self.hooks if not type(hook).__module__.startswith("exp.engine.")]
         return [type(hook).__name__ for hook in foreign if not set(stages).isdisjoint(hook.get_triggered_stages())]
 
     def average_buffers(self) -> None:
-        """Average running statistics over ranks: those of the model, and of copies that hooks keep. A collective."""
+        """Average floating-point buffers, such as running statistics, over ranks. A collective.
+
+        These are the buffers of the model, and of copies of it that are attributes of hooks.
+        """
         held = [value for hook in self.hooks for value in vars(hook).values() if isinstance(value, torch.nn.Module)]
         average_buffers([unwrapped(self.model), *held], self.distributed_group)
 
     def training_checkpoint(self, step: int, best: Mapping[str, Any], validation_due: bool = False) -> dict[str, Any]:
-        """All that an exact continuation needs. A collective: every rank's random state is in it.
+        """Everything that a training needs to resume exactly. A collective, since it has the random state of each rank.
 
         Args:
             step: optimizer steps completed.
-            best: the checkpoint hook's state: the best validation so far.
-            validation_due: whether a validation is to be made before training continues.
+            best: state of the :class:`exp.engine.saving.CheckpointHook`.
+            validation_due: whether a resumed run starts with a validation.
+
+        Returns:
+            The checkpoint; its tensors are not copied.
         """
         self.average_buffers()
-        infos = {}  # what hooks keep in the message hub, and want resumed, if it is plain
+        infos = {}  # the state of hooks in the message hub, as far as it is plain data
         for key, value in self.message_hub.state_dict()["runtime_info"].items():
             try:
                 infos.update({} if key in _RUNTIME_INFO else {key: checkpoint.plain(value)})
@@ -299,18 +321,22 @@ class Trainer:
             "best": dict(best),
         }
         content["meta"]["validation_due"] = validation_due
-        if self.distributed_group.is_main:  # as in MMEngine: they may write files
+        if self.distributed_group.is_main:  # as in MMEngine, since hooks may write files there
             self.let_hooks_change(content)
         return content
 
     def weights(self, step: int) -> dict[str, Any]:
-        """The weights, with what of the data belongs to them."""
+        """A checkpoint of the weights alone: state dict, state of the data, configuration and position.
+
+        Args:
+            step: optimizer steps completed.
+        """
         session, loop = self.session, self.train_loop
         meta = {
             "format": 1,
             "experiment": session.config.name,
             "step": step,
-            "iter": step,  # as MMEngine's hooks call it
+            "iter": step,  # the name in MMEngine's hooks
             "epoch": loop.epoch,
             "samples": loop.sampler.samples,
             "steps_per_epoch": loop.steps_per_epoch,
@@ -328,7 +354,7 @@ class Trainer:
         }
 
     def let_hooks_change(self, content: dict[str, Any]) -> None:
-        """Call ``before_save_checkpoint``, and note which hooks have put weights of their own in the model's place."""
+        """Call ``before_save_checkpoint``; if a hook replaces weights, record the classes of hooks in ``meta``."""
         before = dict(content["state_dict"])
         self.call_hook("before_save_checkpoint", checkpoint=content)
         after = content["state_dict"]
@@ -337,16 +363,16 @@ class Trainer:
 
 
 class TrainLoop:
-    """Where a training is: it ends with ``max_epochs`` or ``max_steps``, or if a hook sets :attr:`stop_training`.
+    """Position and length of a training. It ends by ``max_epochs`` or ``max_steps``, or if a hook stops it.
 
     Args:
-        dataloader: yields micro-batches (dicts of tensors) from its sampler's position on. The loop alone advances
-            that, so prefetching workers cannot falsify it.
-        max_epochs: passes over the data; None: as many as ``max_steps`` takes.
+        dataloader: yields micro-batches (dicts of tensors) from the position of its sampler. Only the training loop
+            moves this position, so it is correct although loader processes read ahead.
+        max_epochs: passes over the data; None: as many as ``max_steps`` needs.
         max_steps: optimizer steps in all; None: no limit.
         accumulate: micro-batches per optimizer step.
         val_every: optimizer steps between validations; None: after each epoch.
-        dropouts: where masks of dropout are drawn by sample, what they are a function of.
+        dropouts: counters of dropout masks, with ``dropout_by_sample=true``; None: torch's dropout.
 
     Attributes:
         epoch: epochs completed.
@@ -354,11 +380,12 @@ class TrainLoop:
         max_epochs: epochs to train.
         max_iters: optimizer steps to train.
         steps_per_epoch: optimizer steps in an epoch of the data.
-        ahead: steps that the epochs so far have with these data, minus those taken: not 0 if the data were others.
+        ahead: number of steps that the epochs so far would have with the current data, minus the steps taken. It is 0,
+            unless the run has resumed with data of another size.
         ends_by_steps: whether ``max_steps`` ends the training, not ``max_epochs``.
-        validation_due: whether a validation comes before any further step.
-        validated: the step after which the latest validation was.
-        stop_training: set by hooks: no further step.
+        validation_due: whether the training starts with a validation.
+        validated: number of completed steps at the latest validation.
+        stop_training: hooks set it to True to end the training.
     """
 
     val_begin = 1
@@ -385,22 +412,31 @@ class TrainLoop:
         self._set_position(0, 0, 0)
 
     def restore(self, epoch: int, step: int, samples: int, validation_due: bool = False) -> None:
-        """Continue after ``step`` optimizer steps, ``samples`` samples (over all ranks) into ``epoch``.
+        """Set the position from which to resume.
 
         Args:
             epoch: epochs completed.
             step: optimizer steps completed.
-            samples: of the epoch, over all ranks.
-            validation_due: whether a validation comes first.
+            samples: samples of the current epoch that were trained, over all ranks.
+            validation_due: whether to start with a validation.
+
+        Raises:
+            ConfigError: there is no such position in the data.
         """
         self.validation_due = validation_due
         self.sampler.set_position(epoch, samples)
         self._set_position(epoch, step, samples // self.sampler.global_batch_size)
 
     def _set_position(self, epoch: int, step: int, within: int) -> None:
-        """Continue ``within`` steps into ``epoch``, after ``step`` steps in all.
+        """Set the position, and compute the length of the training.
 
-        If a run continues with other data, its earlier epochs had another length: steps are not epochs times length.
+        If the run has resumed with other data, earlier epochs had another length. So ``step`` need not be
+        ``epoch * steps_per_epoch + within``.
+
+        Args:
+            epoch: epochs completed.
+            step: optimizer steps completed.
+            within: optimizer steps completed in the current epoch.
         """
         max_epochs, max_steps = self._limits
         if max_epochs is None:
@@ -418,30 +454,35 @@ class TrainLoop:
         return self.epoch >= self.max_epochs or self.iter >= self.max_iters
 
     def validates_after(self, step: int, batch_idx: int) -> bool:
-        """Whether a validation follows optimizer step ``step``, the one with number ``batch_idx`` of its epoch."""
+        """Whether a validation follows an optimizer step.
+
+        Args:
+            step: number of the step in the training, from 1.
+            batch_idx: index of the step in its epoch, from 0.
+        """
         if step == self.max_iters:
             return True
         return batch_idx + 1 == self.steps_per_epoch if self.val_every is None else step % self.val_every == 0
 
 
 class EvalLoop:
-    """One pass over a split: every sample once over all ranks, metrics exact.
+    """Evaluates a split: every sample exactly once over all ranks, so that metrics are exact.
 
-    Runs the bare module: a DDP forward may exchange buffers, and ranks may have different numbers of batches here.
+    Uses the model without its wrapper. The forward pass of DDP may be a collective, and ranks may have different
+    numbers of batches.
 
     Args:
-        session: gives device, backend and precision.
+        session: has device, backend, precision and process group.
         model: on the device, wrapped or not; is left in eval mode.
-        dataloader: this rank's share.
+        dataloader: loads this rank's share of the split.
         evaluator: has ``reset()``, ``update(outputs, batch)`` and ``compute(distributed) -> dict``.
         stage: ``val`` or ``test``: which hooks are called.
-        change: what becomes of each batch, on the device, before the model sees it; it also gets the numbers of the
-            samples in the split, int64 (B,) on the CPU.
-        each: takes the predictions for each batch, and the batch.
+        change: see :func:`exp.engine.outputs.measure`; None: batches are not changed.
+        each: called with the predictions for each batch, and the batch; None: nothing is called.
     """
 
     runner: Any = None
-    """Whose hooks are called, if any."""
+    """The :class:`Trainer` whose hooks are called; None: no hooks."""
 
     def __init__(
         self,
@@ -459,24 +500,24 @@ class EvalLoop:
         self._sums: list[tuple[int, torch.Tensor]] = []
 
     def run(self) -> dict[str, float]:
-        """Evaluate; returns the metrics by name."""
+        """Evaluate, and call the hooks; returns the metrics by name. A collective."""
         runner, stage, validates = self.runner, self.stage, self.stage == "val"
         if validates:
             runner.average_buffers()
-            runner.call_hook("before_validation")  # not MMEngine's: before hooks put other weights in place
+            runner.call_hook("before_validation")  # not in MMEngine; called before a hook can replace the weights
         runner.call_hook(f"before_{stage}")
-        self.session.begin()  # before the first batch: ranks may have different numbers of them
+        self.session.begin()  # a collective, so before the first batch: ranks may have different numbers of batches
         runner.call_hook(f"before_{stage}_epoch")
         beat(self._heartbeat, runner.iter)
         metrics = self.measure()
-        # What follows the test, such as pictures, takes as long as it takes.
+        # No time limit for what follows the test, such as pictures.
         beat(Stage.AFTER_VALIDATION if validates else Stage.FREE)
         runner.call_hook(f"after_{stage}_epoch", metrics=metrics)
         runner.call_hook(f"after_{stage}")
         return metrics
 
     def measure(self) -> dict[str, float]:
-        """The metrics by name. A collective.
+        """Evaluate, with the hooks of batches only; returns the metrics by name. A collective.
 
         Raises:
             RunError: predictions are NaN.
@@ -495,7 +536,13 @@ class EvalLoop:
 
     @torch.no_grad()
     def run_iter(self, idx: int, data_batch: dict[str, Any], numbers: torch.Tensor | None = None) -> None:
-        """Predict one batch, as the loader gives it, and have it measured."""
+        """Predict one batch, and add it to the metrics.
+
+        Args:
+            idx: index of the batch on this rank.
+            data_batch: the batch as the loader yields it.
+            numbers: indices of its samples in the split, int64 (B,) on the CPU; used only with ``change``.
+        """
         runner, stage, session = self.runner, self.stage, self.session
         beat(self._heartbeat)
         batch = move(data_batch, session.device)
@@ -514,13 +561,13 @@ class EvalLoop:
             runner.call_hook(f"after_{stage}_iter", batch_idx=idx, data_batch=batch, outputs=outputs)
 
     def _refuse_nan(self) -> None:
-        """Raise, on all ranks alike, where predictions are NaN. A collective; the device is waited for once.
+        """Refuse predictions that are NaN. A collective; waits for the device once.
 
-        A metric need not show them: the largest of several NaN is the first class, and means leave samples without a
-        figure out. A sum is NaN where an element is; the infinity of a class that is masked leaves it infinite.
+        A metric may hide NaN: argmax returns the first class, and means leave out samples without a value. The sum of a
+        tensor is NaN if an element is. An element of -inf, as for a masked class, does not make the sum NaN.
 
         Raises:
-            RunError: they are; it names the first batch.
+            RunError: predictions are NaN; the message has the first such batch. Raised on every rank.
         """
         sums, device = self._sums, self.session.device
         values = torch.stack([value.float().to(device) for _, value in sums]).cpu().tolist() if sums else []

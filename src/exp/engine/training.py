@@ -1,6 +1,7 @@
-"""task=train: build, check one batch, resume, train with validation, test the best weights, record.
+"""task=train: build, sanity check, resume, train with validation, test the best weights, and make the result.
 
-A training goes on from a checkpoint; what is not as it was when that was written is obeyed and listed, or refused.
+If the configuration or the data of a resumed training differ from those in the checkpoint, the differences are listed,
+or refused.
 """
 
 from __future__ import annotations
@@ -62,20 +63,24 @@ __all__ = ["build_trainer", "carry_over", "saved_order", "train"]
 
 logger = logging.getLogger(__name__)
 _WORTH_SAYING = 0.01
-"""Share of the training samples; if fewer are left out, only the log has it."""
+"""Share of the training samples. If an epoch leaves out fewer, this is logged, but not printed."""
 _PARTS = ("meta", "state_dict", "config", "optimizer", "param_schedulers", "rng", "best")
 
 
 def train(session: Session, rate: Callable[..., dict[str, float]], what_fits: Callable[..., Any]) -> dict[str, Any]:
-    """Train, and return the content of ``result.json`` (used on rank 0).
+    """Do ``task=train``; called on every rank.
 
     Args:
         session: the session.
-        rate: gives the keys of the result on the speed of a training; see :func:`exp.estimate.trace.training_rate`.
-        what_fits: gives a batch size for a device whose memory is exhausted; see :func:`exp.estimate.trace.what_fits`.
+        rate: returns the entries of the result about the speed; see :func:`exp.estimate.trace.training_rate`.
+        what_fits: returns a batch size that fits into the device's memory; see :func:`exp.estimate.trace.what_fits`.
+
+    Returns:
+        The content of ``result.json``; that of rank 0 is used.
 
     Raises:
-        ExpError: see the parts; an exhausted device memory comes with a batch size that keeps the global batch.
+        ExpError: errors of the functions that build the parts, and of the training. If the device is out of memory, the
+            message (RunError) has settings with the same global batch that need less memory.
     """
     record_environment(session)
     data = build_data(session)
@@ -93,14 +98,14 @@ def train(session: Session, rate: Callable[..., dict[str, float]], what_fits: Ca
             trainer.train(load)
             content, tested = trainer.checkpoints.tested(trainer)
             metrics = trainer.test(content)
-        finally:  # the terminal's cursor and the loaders' processes, whatever has happened
+        finally:  # restores the terminal, and ends the loader processes, also after an error
             figures.progress.stop()
             trainer.close()
         evaluator = tests.evaluator
         draw_extras(session, lambda: training_pictures(session, trainer.model, evaluator))
         trainer.visualizer.close()
         speed = figures.samples / figures.train_seconds if figures.train_seconds else None
-        # The training's own: what is measured next takes memory, too.
+        # Read now, since rate() below also allocates memory.
         memory_peak = session.distributed.gather(session.backend.usage().get("max_allocated"))
         rates = rate(session, data, speed, figures.train_seconds) if speed and session.info.rank == 0 else {}
         return make_result(
@@ -125,19 +130,25 @@ def train(session: Session, rate: Callable[..., dict[str, float]], what_fits: Ca
 
 
 def build_trainer(session: Session, data: Any, model: Any) -> Trainer:
-    """The trainer of the configuration.
+    """Build the trainer of the configuration.
 
     Args:
         session: the session.
         data: of :func:`exp.engine.building.build_data`.
-        model: on the CPU.
+        model: of :func:`exp.engine.building.build_model`, on the CPU.
+
+    Raises:
+        ConfigError: a split, a metric, the optimizer, a schedule or a hook does not match the configuration.
+        DataError: a split is empty, or has fewer samples than one global batch.
+        PlacementError: the model is not wholly on the device.
+        UnavailableError: a class cannot be imported, or the wrapper does not support this machine.
     """
     config, say = session.config, logger.info if session.restarted_here else session.say
     train, val, test = (split_in_use(session, data, split) for split in ("train", "val", "test"))
     if config.debug.train_batches is not None:
         say(f"debug: {len(train)} samples to train, {len(val)} to validate, {len(test)} to test")
     evaluator = build_evaluator(session, data)
-    assert config.batch_size is not None  # derived if it was not given
+    assert config.batch_size is not None  # validate() has derived it
     sampler = TrainBatchSampler(
         len(train),
         batch_size=config.batch_size,
@@ -149,8 +160,8 @@ def build_trainer(session: Session, data: Any, model: Any) -> Trainer:
     )
     if sampler.left_out:
         (say if sampler.left_out >= len(train) * _WORTH_SAYING else logger.info)(
-            f"{sampler.left_out} of {len(train)} training samples are left out in each epoch, others each time: "
-            f"global batch {sampler.global_batch_size}"
+            f"each epoch leaves out {sampler.left_out} of {len(train)} training samples, different ones each time, "
+            f"because they do not fill a global batch of {sampler.global_batch_size}"
         )
     model = place_and_wrap(model, session)
     bare = unwrapped(model)
@@ -162,8 +173,8 @@ def build_trainer(session: Session, data: Any, model: Any) -> Trainer:
     dropouts = DropoutStream(bare, sampler, config.seed) if config.dropout_by_sample else None
     if dropouts is not None and dropouts.left_out:
         session.say(
-            f"dropout_by_sample=true: {', '.join(dropouts.left_out)} draw from the device's generator; where "
-            "that is dropout, make it exp.models.dropout.Dropout"
+            f"dropout_by_sample=true: {', '.join(dropouts.left_out)} still draw from the device's generator; replace "
+            "torch's dropout there by exp.models.dropout.Dropout"
         )
     loader = device_loader(train, sampler, data.num_workers, session)
     return Trainer(
@@ -185,9 +196,10 @@ def build_trainer(session: Session, data: Any, model: Any) -> Trainer:
 
 
 def _check_one_batch(session: Session, data: Any, trainer: Trainer) -> None:
-    """Take the first samples of the validation through a model or metrics of the user's, so that errors come at once.
+    """Sanity check: evaluate one validation batch before training, so that errors in the user's code come at once.
 
-    exp's own have been tested. Every rank takes the same samples: a forward pass of a sharded model is a collective.
+    Skipped if data, model and metrics are exp's own. All ranks use the same samples, because a forward pass of a
+    sharded model is a collective.
     """
     model, loop = unwrapped(trainer.model), trainer.val_loop
     assert loop is not None
@@ -196,18 +208,18 @@ def _check_one_batch(session: Session, data: Any, trainer: Trainer) -> None:
     dataset: Any = loop.dataloader.dataset
     first = torch.arange(min(data.eval_batch_size, len(dataset)))
     state = rng_state(session.backend)
-    # In a process of its own if the loaders have theirs: files that are open here could not be read there.
+    # In a loader process, if the other loaders have some: files opened in this process may not be readable there.
     (batch,) = eval_loader(dataset, [first], min(data.num_workers, 1))
     loop.evaluator.reset()
     EvalLoop(session, model.eval(), loop.dataloader, loop.evaluator, "val").run_iter(0, batch)
-    with contextlib.suppress(DataError):  # so few samples may have nothing that can be measured
+    with contextlib.suppress(DataError):  # these few samples may have no value of a metric
         loop.evaluator.compute(session.distributed)
     set_rng_state(state, session.backend)
 
 
 @contextlib.contextmanager
 def _explained(session: Session, what_fits: Callable[..., Any]) -> Iterator[None]:
-    """Errors of torch's and of the user's data, with what to do."""
+    """Context that adds advice to errors of torch and of the user's data."""
     try:
         yield
     except SampleError as error:
@@ -223,7 +235,7 @@ def _explained(session: Session, what_fits: Callable[..., Any]) -> Iterator[None
 
 
 def _out_of_memory(session: Session, what_fits: Callable[..., Any]) -> str:
-    beat(Stage.FREE)  # the estimate takes as long as it takes
+    beat(Stage.FREE)  # no time limit for the estimate
     config, total = session.config, session.backend.usage().get("total")
     fits = what_fits(config, session.backend, total)
     half = max((config.batch_size or 1) // 2, 1)
@@ -236,16 +248,16 @@ def _out_of_memory(session: Session, what_fits: Callable[..., Any]) -> str:
     )
 
 
-# -- where another run has left off ------------------------------------------------------------------------------------
+# -- resume ------------------------------------------------------------------------------------------------------------
 
 
 def _resume(session: Session, trainer: Trainer) -> tuple[str | None, Any]:
-    """The checkpoint to continue from, and what restores it within :meth:`Trainer.train`; both None: there is none."""
-    # A start that had not begun when it was started again has saved nothing: what is there is an earlier run's.
+    """The checkpoint to resume from, and the function ``load`` for :meth:`Trainer.train`; (None, None) if none."""
+    # If this run was restarted before it began, it has saved nothing; checkpoints in the folder are of an earlier run.
     restarted = (session.info.restart_count > 0 or session.info.requeues > 0) and not session.pending
     path: Path | None = None
     parameters = {name for name, _ in unwrapped(trainer.model).named_parameters()}
-    # What a restarted run has saved itself comes before what it was told to begin with.
+    # A restarted run first looks for its own checkpoints, then for the one in config.resume.
     for wanted in ["auto"] * (restarted or session.restarted_here) + [session.config.resume]:
         if wanted is not None and path is None:
             path, content = _find_checkpoint(session, wanted, parameters)
@@ -261,7 +273,7 @@ def _resume(session: Session, trainer: Trainer) -> tuple[str | None, Any]:
 
 
 def _find_checkpoint(session: Session, wanted: str, parameters: Container[str]) -> tuple[Path | None, Any]:
-    """The checkpoint to continue from; rank 0 chooses, so that all ranks take the same. A collective.
+    """Find the checkpoint to resume from. Rank 0 chooses, so that all ranks take the same. A collective.
 
     Args:
         session: the session.
@@ -269,10 +281,11 @@ def _find_checkpoint(session: Session, wanted: str, parameters: Container[str]) 
         parameters: names of the model's parameters.
 
     Returns:
-        Its path and content; both None where ``auto`` finds none.
+        Its path and content; both None if ``auto`` finds none.
 
     Raises:
-        ConfigError: it was asked for by name, and does not open, or no training can go on from it.
+        ConfigError: the checkpoint that the user has named cannot be read or resumed, or the run folder has none that
+            can.
     """
     named = wanted != "auto" and Path(wanted).is_file()
     folder = session.folder.checkpoints if wanted == "auto" else Path(wanted) / "checkpoints"
@@ -286,7 +299,7 @@ def _find_checkpoint(session: Session, wanted: str, parameters: Container[str]) 
             lacking = [key for key in _PARTS if not isinstance(content, Mapping) or key not in content]
             odd = [] if lacking else checkpoint.not_finite(content["state_dict"], parameters)
             if lacking:
-                trouble = f"{each} is no training checkpoint of exp: it has no {', '.join(lacking)}"
+                trouble = f"{each} is not a training checkpoint of exp: it has no {', '.join(lacking)}"
             elif odd:
                 trouble = f"{each} has weights that are not finite: {shortened(odd, 1)}"
             elif not named and checkpoint.step_of(each) != content["meta"]["step"]:
@@ -300,32 +313,37 @@ def _find_checkpoint(session: Session, wanted: str, parameters: Container[str]) 
             session.say(f"resume: skipped: {trouble.splitlines()[0]}")
     path, trouble = session.distributed.gather((path, trouble))[0]
     if named and trouble is not None:
-        raise ConfigError(f"resume: {trouble}; take an older one, or resume=auto; init_from={wanted} takes its weights")
+        raise ConfigError(
+            f"resume: {trouble}; use an older one, or resume=auto, or start from its weights with init_from={wanted}"
+        )
     if path is None:
         if wanted != "auto":
-            raise ConfigError(f"resume={wanted} is neither a checkpoint nor a run folder with one that opens")
-        session.say(f"resume=auto: no checkpoint in {folder}; starting anew")
+            raise ConfigError(f"resume={wanted} is neither a checkpoint nor a run folder with one that can be read")
+        session.say(f"resume=auto: no checkpoint in {folder}; starting a new training")
         return None, None
     return path, content if session.distributed.is_main else checkpoint.read(path, whole=False, check=False)
 
 
 def _compare(session: Session, content: Mapping[str, Any], source: Path) -> tuple[Change, ...]:
-    """What this run does not do as the one that wrote a checkpoint. A collective.
+    """Compare configuration and data of this run with those in a checkpoint. A collective.
 
     Args:
         session: the session.
-        content: of the checkpoint.
-        source: its path.
+        content: the checkpoint.
+        source: its path, for messages.
+
+    Returns:
+        The changes that are allowed.
 
     Raises:
-        ConfigError: a setting would make another training of it.
-        DataError: the data files hold something else, and ``resume_changed_data`` does not allow it.
+        ConfigError: a key has changed that must stay the same within one training.
+        DataError: the data files have changed, and ``resume_changed_data`` is false.
     """
     config = session.config
     found = changes(content["config"], as_plain(config))
     if found.refused:
         raise ConfigError(refusal(found.refused, source))
-    files, own = content.get("data_files"), session.data_files  # its own on rank 0 alone
+    files, own = content.get("data_files"), session.data_files  # the latter is known on rank 0 only
     others = [] if files is None or own is None else differences(files, own)
     others = session.distributed.gather(others)[0]
     if not others:
@@ -333,30 +351,30 @@ def _compare(session: Session, content: Mapping[str, Any], source: Path) -> tupl
     shown = shortened(others, 3)
     if not config.resume_changed_data:
         raise DataError(
-            f"resume: {source} was trained on other data: {shown}; bring them back, begin anew from its weights with "
-            f"init_from={source} and another output_dir, or go on with these with resume_changed_data=true"
+            f"resume: {source} was trained on other data: {shown}; restore them, start a new training from its weights "
+            f"with init_from={source} and another output_dir, or continue with these data with resume_changed_data=true"
         )
     return (*found.allowed, Change("contents of data", "as the training began", shown))
 
 
 def _restore(runner: Any, content: Mapping[str, Any], source: Path) -> None:
-    """Continue from a training checkpoint, once loops and schedulers are built.
+    """Restore the state of a training checkpoint.
 
     Args:
-        runner: the runner.
-        content: of :func:`_find_checkpoint`; :func:`_compare` has looked at it.
-        source: where it was read, for messages.
+        runner: the trainer, with loops and schedulers.
+        content: of :func:`_find_checkpoint`, after :func:`_compare`.
+        source: the path of the checkpoint, for messages.
 
     Raises:
-        CheckpointError: it does not fit this model.
-        ConfigError: a hook whose weights are in it is gone, or the schedule cannot go on with the new settings.
+        CheckpointError: the checkpoint does not match this model.
+        ConfigError: a hook that has changed weights in it is missing, or the schedule does not allow the new settings.
     """
     meta, session, loop = content["meta"], runner.session, runner.train_loop
     lacking = sorted(set(meta.get("weights_of_hooks", ())) - set(runner.hooks_at("before_save_checkpoint")))
     if lacking:
         raise ConfigError(
-            f"resume: {source} was trained with the hooks {', '.join(lacking)}, which put weights of their own "
-            "into the checkpoint; set hooks as it was, or start from its weights with init_from"
+            f"resume: {source} was trained with the hooks {', '.join(lacking)}, which have put their own weights into "
+            "the checkpoint; set the same hooks, or start a new training from its weights with init_from"
         )
     model = unwrapped(runner.model)
     order = saved_order(model, content)
@@ -368,33 +386,41 @@ def _restore(runner: Any, content: Mapping[str, Any], source: Path) -> None:
         model.load_state_dict(content["state_dict"])
     except RuntimeError as error:
         raise CheckpointError(f"{source} does not fit the model of this run: {error}") from error
-    # An epoch of other data may be shorter.
+    # With other data the epoch may be shorter.
     samples = min(meta["samples"], loop.steps_per_epoch * meta["global_batch_size"])
     loop.restore(meta["epoch"], meta["step"], samples, meta["validation_due"])
     carry_over(runner, content, order, _takes_another_course(runner, meta))
     if meta["stopped"] and not trains_on(session.changed):
         loop.stop_training = True
-        session.say("resume: this training was stopped early; with a larger patience it would go on")
+        session.say("resume: this training was stopped early; with a larger patience it would continue")
     states = content["rng"]
     if runner.world_size == len(states):
         set_rng_state(states[runner.rank], runner.backend)
     else:
         seed_everything(session.config.seed + runner.rank + 1000003 * meta["step"], runner.backend)
-        logger.warning("resumed at world size %d, not %d: random states start anew", runner.world_size, len(states))
+        logger.warning("resumed at world size %d, not %d: random states are new", runner.world_size, len(states))
     runner.checkpoints.load_state_dict(content["best"])
     runner.checkpoints.take_over_best(runner, source)
 
 
 def saved_order(model: nn.Module, content: Mapping[str, Any]) -> list[nn.Parameter]:
-    """The parameters in the order in which the optimizer's state in a checkpoint counts them.
+    """The parameters of a model in the order of the optimizer's state in a checkpoint.
+
+    The order depends on the parameter groups, and so on the settings of the optimizer in the checkpoint.
+
+    Args:
+        model: the model, not wrapped.
+        content: the checkpoint.
 
     Raises:
-        CheckpointError: its groups are not those of this model.
+        CheckpointError: the groups in the checkpoint do not match the model.
     """
     settings = OmegaConf.merge(OmegaConf.structured(OptimConfig), content["config"]["optim"])
     groups = [group["params"] for group in parameter_groups(model, settings)]
     if [len(group) for group in groups] != [len(group["params"]) for group in content["optimizer"]["param_groups"]]:
-        raise CheckpointError("resume: the optimizer's state is not of this model; use init_from to start from weights")
+        raise CheckpointError(
+            "resume: the optimizer's state is of another model; use init_from to start from the weights"
+        )
     return [parameter for group in groups for parameter in group]
 
 
@@ -403,9 +429,10 @@ def _follows_validations(scheduler: Any) -> bool:
 
 
 def _takes_another_course(runner: Any, meta: Mapping[str, Any]) -> bool:
-    """Whether rates, decay or the schedule are others than those that the state was saved with.
+    """Whether optimizer or schedule have other settings than in the checkpoint.
 
-    The length of a training counts where there are schedules, which may end with it.
+    Another length of the training counts as another setting of the schedules, which may depend on it, unless all of
+    them only follow validations.
     """
     keys = {change.key for change in runner.session.changed}
     if any(key.startswith(("optim.", "schedule.")) for key in keys):
@@ -415,24 +442,25 @@ def _takes_another_course(runner: Any, meta: Mapping[str, Any]) -> bool:
 
 
 def carry_over(runner: Any, content: Mapping[str, Any], order: list[nn.Parameter], anew: bool) -> None:
-    """Give the optimizer its moments from a checkpoint; its rates, and the place in the schedules, likewise, or
-    those that they would have by now.
+    """Restore the optimizer's state from a checkpoint, and the learning rates and positions of the schedules.
+
+    If settings have changed (``anew``), the learning rates are those that the new settings give at this step.
 
     Args:
-        runner: with optimizer and schedulers as they are at step 0, and the loop where the training goes on.
-        content: of the checkpoint.
+        runner: the trainer, with optimizer and schedulers at step 0, and the loop at the position to resume from.
+        content: the checkpoint.
         order: of :func:`saved_order`.
-        anew: whether optimizer or schedule have other settings than those of the checkpoint.
+        anew: whether optimizer or schedule have other settings than in the checkpoint.
 
     Raises:
-        ConfigError: they have, and the rates so far depended on validations.
+        ConfigError: settings have changed, and a schedule depends on the validations so far.
     """
     wrapper, schedulers, saved = runner.optim_wrapper, runner.param_schedulers, content["optimizer"]
     if anew and any(map(_follows_validations, schedulers)):
         raise ConfigError(
-            "resume: the schedule follows the validations so far (ReduceOnPlateau), so optim, schedule, max_epochs, "
-            "max_steps and the number of samples cannot change with it; set them as they were, or begin anew from the "
-            "weights with init_from"
+            "resume: the schedule depends on the validations so far (ReduceOnPlateau), so optim, schedule, max_epochs, "
+            "max_steps and the number of samples must not change; set them as they were, or start a new training from "
+            "the weights with init_from"
         )
     trained = (parameter for group in wrapper.optimizer.param_groups for parameter in group["params"])
     place = {parameter: index for index, parameter in enumerate(trained)}
@@ -447,10 +475,11 @@ def carry_over(runner: Any, content: Mapping[str, Any], order: list[nn.Parameter
 
 
 def _replay(schedulers: list[Any], loop: Any) -> None:
-    """Step the schedulers as MMEngine's ParamSchedulerHook does, up to where the training goes on.
+    """Step the schedulers like MMEngine's ParamSchedulerHook, up to the position from which the training resumes.
 
-    With data of another size, schedules by step have those steps behind them that the epochs would have had, as the
-    schedule ends with the last one; where ``max_steps`` ends it, those that were taken.
+    With data of another size, the epochs so far would have had another number of steps. Schedules by step make this
+    number of steps, so that they end with the last epoch; if ``max_steps`` ends the training, they make the number of
+    steps taken.
     """
     length, steps = loop.steps_per_epoch, loop.iter + (0 if loop.ends_by_steps else loop.ahead)
     for step in range(1, max(steps, loop.epoch * length) + 1 if schedulers else 0):

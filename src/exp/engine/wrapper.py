@@ -1,6 +1,6 @@
-"""How a model comes to its device, and is wrapped for data-parallel training there.
+"""Moves a model to its device, and wraps it for data-parallel training.
 
-Options are the configuration's, device arguments the backend's.
+The options of the wrapper come from the configuration, the device arguments from the backend.
 """
 
 from __future__ import annotations
@@ -45,49 +45,61 @@ _DEFAULTS = {
 
 
 class Wrapper(abc.ABC):
-    """How a model is made data-parallel.
+    """The base class of wrappers, which make a model data-parallel.
 
-    A configuration names it in ``wrapper._target_``; the constructor's arguments are the keys of ``wrapper.options``.
-    It is made on every rank of a training with several, and asked once for :meth:`place`, then once for :meth:`wrap`.
+    A configuration names a subclass in ``wrapper._target_``; its constructor's arguments are the keys of
+    ``wrapper.options``. In a training with several ranks, each rank makes one object, and calls its :meth:`place` and
+    then its :meth:`wrap`, each once.
     """
 
     compiles: ClassVar[bool] = False
-    """Whether :meth:`place` sees to ``compile=true``. False: the model is compiled, as a whole, when it comes there."""
+    """Whether :meth:`place` compiles the model with ``compile=true``. False: the whole model is compiled before."""
 
     def place(self, model: nn.Module, backend: Backend, device: torch.device) -> nn.Module:
-        """The model on its device, before the optimizer is built; its parameters may become other objects here.
+        """Move the model to its device, before the optimizer is built; parameters may be replaced by other objects.
 
         Args:
             model: on the CPU, with the same weights on every rank.
             backend: see :meth:`wrap`.
-            device: this rank's.
+            device: the device of this rank.
+
+        Returns:
+            The model on the device.
         """
         del backend
         return model.to(device)
 
     @abc.abstractmethod
     def wrap(self, model: nn.Module, backend: Backend, device: torch.device) -> nn.Module:
-        """The module that trains: its backward pass, or its ``train_step``, averages gradients over all ranks.
+        """Wrap the model for training: the backward pass or ``train_step`` must average gradients over all ranks.
 
         Args:
             model: on ``device``, with the same weights on every rank.
-            backend: has ``collectives.ddp_class``; collectives are those of ``torch.distributed``.
-            device: this rank's.
+            backend: has ``collectives.ddp_class``; use the collectives of ``torch.distributed``.
+            device: the device of this rank.
 
         Returns:
-            A module with the model as ``module``, and ``train_step(data, optim_wrapper)`` (:class:`TrainStep` has one);
-            :func:`wrap` gives DDP's. Or the model itself, with hooks on its gradients. Checkpoints hold the model's
-            weights, and evaluation runs it alone.
+            A module with the model as ``module``, and ``train_step(data, optim_wrapper)``, as :class:`TrainStep` has it
+            and :func:`wrap` returns it for DDP; or the model itself, for example with hooks on its gradients.
+            Checkpoints contain the weights of the model alone, and evaluation uses the model without the wrapper.
         """
 
 
 class TrainStep:
-    """Gives a class with a ``module`` the ``train_step`` that the loop calls; validation runs on the bare module."""
+    """Mixin with the ``train_step`` that the training loop calls, for a wrapper class with the model as ``module``."""
 
     module: nn.Module
 
     def train_step(self: Any, data: dict[str, torch.Tensor], optim_wrapper: Any) -> dict[str, torch.Tensor]:
-        """Forward through the DDP class, so that its hooks see the backward pass; then one optimizer update."""
+        """Forward pass through the wrapper, whose hooks act in the backward pass; then backward pass and update.
+
+        Args:
+            data: a batch on the device.
+            optim_wrapper: the :class:`exp.engine.optim.BackendOptimWrapper`.
+
+        Returns:
+            The losses by name, 0-dim tensors on the device.
+        """
         optim_wrapper.exchange_gradients = getattr(self, "exchange_gradients", None)
         with optim_wrapper.optim_context(self):
             losses = forward(self, preprocessed(self.module, data, training=True), "loss")
@@ -98,17 +110,18 @@ class TrainStep:
 
 
 def place_and_wrap(model: nn.Module, session: Session, trains: bool = True) -> nn.Module:
-    """Bring a model to the session's device, and make it data-parallel if several ranks train it.
+    """Move a model to the session's device, and make it data-parallel if several ranks train it.
 
     Args:
-        model: on the CPU; its parameters may become other objects here.
-        session: gives device, backend and ``wrapper``.
-        trains: false: an evaluation, which runs the bare module: its ranks may have different numbers of batches.
+        model: on the CPU; its parameters may be replaced by other objects.
+        session: has device, backend and ``wrapper``.
+        trains: whether the model is trained. False: it is not wrapped, because in evaluation ranks may have different
+            numbers of batches.
 
     Raises:
-        ConfigError: the wrapper gives no module that trains; names class and page.
+        ConfigError: the wrapper does not return a module that can train.
         PlacementError: the model is not wholly on the device.
-        UnavailableError: the wrapper does not go with this torch or these collectives.
+        UnavailableError: this version of torch, or the collectives, do not support the wrapper.
     """
     config: Any = session.config.wrapper
     backend, device, info = session.backend, session.device, session.info
@@ -132,16 +145,16 @@ def place_and_wrap(model: nn.Module, session: Session, trains: bool = True) -> n
     wrapped = made.wrap(model, backend, device)
     if not isinstance(wrapped, nn.Module) or unwrapped(wrapped) is not model or not hasattr(wrapped, "train_step"):
         raise ConfigError(
-            f"wrapper: {shown(made)}.wrap must give a module that has the model as its module and "
+            f"wrapper: {shown(made)}.wrap must return a module that has the model as its module and "
             f"train_step(data, optim_wrapper), not {type(wrapped).__qualname__}; see {TASK_PAGE}"
         )
     if wrapped is not model:
-        MODEL_WRAPPERS.register_module(name=shown(wrapped), module=type(wrapped), force=True)  # as below
+        MODEL_WRAPPERS.register_module(name=shown(wrapped), module=type(wrapped), force=True)  # see wrap()
     return wrapped
 
 
 def compiles_itself(session: Session) -> bool:
-    """Whether the wrapper of a training sees to ``compile=true``."""
+    """Whether the wrapper of a training compiles the model (:attr:`Wrapper.compiles`)."""
     wrapper: Any = session.config.wrapper
     target = wrapper.get("_target_")
     if target is None or session.info.world_size == 1:
@@ -157,7 +170,7 @@ def check_placement(model: nn.Module, device: torch.device, rank: int) -> None:
     """Refuse a model that is not wholly on ``device``, before it is wrapped.
 
     Raises:
-        PlacementError: names the rank, the first misplaced tensors, their devices and shapes.
+        PlacementError: the message has the rank, and names, devices and shapes of the first misplaced tensors.
     """
     wrong = [
         f"  {name}: {tensor.device}, shape {tuple(tensor.shape)}"
@@ -174,7 +187,7 @@ def check_placement(model: nn.Module, device: torch.device, rank: int) -> None:
 
 
 def placement_report(model: nn.Module, session: Session) -> str:
-    """Where this rank's parameters are: counts by device, the first five, and the rank's place in the group."""
+    """A text about this rank's parameters: tensors by device, the first five parameters, and the process group."""
     parameters, info = list(model.named_parameters()), session.info
     by_device = Counter(str(tensor.device) for _, tensor in _tensors(model))
     lines = [
@@ -188,34 +201,40 @@ def placement_report(model: nn.Module, session: Session) -> str:
 
 
 def fit_batchnorm(model: nn.Module, session: Session, synchronize: bool) -> nn.Module:
-    """Convert batch norms into what the backend can do; says so if that is less than the model wants.
+    """Convert batch norms to synchronized ones if wanted, or to plain ones if the backend has no synchronized ones.
+
+    The latter is reported. Weights and running statistics are kept.
 
     Args:
-        model: with its weights; they are kept, and so are the running statistics.
-        session: its backend says whether it synchronizes.
-        synchronize: make every batch norm a synchronized one (``wrapper.sync_batchnorm``).
+        model: the model with its weights.
+        session: its backend knows whether it supports synchronized batch norm.
+        synchronize: convert every batch norm (``wrapper.sync_batchnorm``).
+
+    Returns:
+        The model; some of its modules may be new.
     """
     if session.backend.capabilities.sync_batchnorm:
         return nn.SyncBatchNorm.convert_sync_batchnorm(model) if synchronize else model
     has = any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
     if has or synchronize:
         session.say(
-            f"warning: backend={session.backend.name} has no synchronized batch norm: statistics are those of each "
-            "device's own samples; a larger batch_size makes up for it, or a norm that does not look at the batch"
+            f"warning: backend={session.backend.name} has no synchronized batch norm: each device computes statistics "
+            "of its own samples; use a larger batch_size, or a norm that does not depend on the batch"
         )
     return revert_sync_batchnorm(model) if has else model
 
 
 @torch.no_grad()
 def average_buffers(modules: Iterable[nn.Module], distributed: Distributed) -> None:
-    """Give all ranks the mean of their floating-point buffers, such as running statistics of unsynchronized norms.
+    """Replace floating-point buffers by their mean over ranks, such as running statistics of unsynchronized norms.
 
-    One exchange for all buffers, in float64 on the CPU: the mean of equal values is that value to the last bit, so
-    constants stay what they are, and every process group carries it. Integer buffers count steps and are equal.
+    A collective. All buffers are averaged at once, in float64 on the CPU: then the mean of equal values is exactly this
+    value, so constants do not change, and every backend supports it. Integer buffers, such as counts of steps, are
+    equal on all ranks already.
 
     Args:
-        modules: the model and its copies; the same on every rank.
-        distributed: with one process nothing is done.
+        modules: the model and copies of it; the same on every rank; changed in place.
+        distributed: the process group; nothing is done with one process.
     """
     if distributed.world_size == 1:
         return
@@ -224,18 +243,21 @@ def average_buffers(modules: Iterable[nn.Module], distributed: Distributed) -> N
         values = torch.cat([buffer.cpu().double().reshape(-1) for buffer in every.values()])
         means = (distributed.sum(values) / distributed.world_size).split([each.numel() for each in every.values()])
         for buffer, mean in zip(every.values(), means):
-            buffer.copy_(mean.to(buffer.dtype).view_as(buffer))  # the dtype first: not every device takes float64
+            buffer.copy_(mean.to(buffer.dtype).view_as(buffer))  # convert on the CPU: some devices have no float64
 
 
 def wrap(model: nn.Module, kind: str, options: dict[str, Any], backend: Backend, device: torch.device) -> nn.Module:
-    """Wrap ``model``, whose placement has been checked.
+    """Wrap a model with DDP.
 
     Args:
-        model: on ``device`` already.
-        kind: ``mmddp`` (MMEngine's class where torch's own DDP is used), ``ddp`` or ``none``.
-        options: keyword arguments of the DDP class, without any device argument.
-        backend: gives the DDP class.
-        device: the rank's device.
+        model: on ``device``.
+        kind: ``mmddp`` (MMEngine's class, if the backend uses torch's own DDP), ``ddp`` or ``none``.
+        options: keyword arguments of the DDP class, without device arguments.
+        backend: has the DDP class (``collectives.ddp_class``).
+        device: the device of this rank.
+
+    Returns:
+        The wrapped model, which has ``train_step``; the model itself if ``kind`` is ``none``.
 
     Raises:
         ConfigError: ``kind`` is none of the three.
@@ -246,55 +268,61 @@ def wrap(model: nn.Module, kind: str, options: dict[str, Any], backend: Backend,
         raise ConfigError(f"wrapper.kind={kind} is not one of mmddp, ddp, none")
     base: type = backend.collectives.ddp_class
     if options.get("gradient_as_bucket_view") is None:
-        # Spares a second set of gradients, and a copy of each per step. A vendor's class may have it, and refuse it.
+        # It saves a second set of gradients, and a copy of them at each step. Classes of vendors may not support it.
         options = {**options, "gradient_as_bucket_view": base is DistributedDataParallel}
-    # Only what departs from the class's own defaults: older and vendors' classes do not know every option.
+    # Pass only options that differ from the defaults: classes of old torch and of vendors do not have every option.
     options = {key: value for key, value in options.items() if value != _DEFAULTS.get(key)}
     if kind == "mmddp" and base is DistributedDataParallel:
         wrapped: torch.nn.Module = MMDistributedDataParallel(model, **options, **ddp_arguments(device))
         return wrapped
-    # The class that torch or the vendor gives, with the one method that the loop needs.
+    # The DDP class of torch or of the vendor, with the method that the training loop calls.
     ddp: type[torch.nn.Module] = type(base.__name__, (TrainStep, base), {})
-    # MMEngine looks inside what it knows for a wrapper.
+    # MMEngine unwraps models only of registered wrapper classes.
     MODEL_WRAPPERS.register_module(name=f"{base.__module__}.{base.__name__}", module=ddp, force=True)
     return ddp(model, **options, **ddp_arguments(device))
 
 
 def preprocessed(model: nn.Module, data: Any, training: bool = False) -> Any:
-    """A batch as the model's ``forward`` takes it, after MMEngine's ``data_preprocessor`` where the model has one.
+    """Apply the model's ``data_preprocessor`` (MMEngine) to a batch, if the model has one.
 
     Args:
-        model: without a wrapper.
+        model: the model, not wrapped.
         data: a batch on the model's device.
-        training: what the preprocessor is told; it may augment then.
+        training: passed to the preprocessor, which may augment in training.
+
+    Returns:
+        The arguments of the model's ``forward``.
     """
     preprocessor: Any = getattr(model, "data_preprocessor", None)
     return data if preprocessor is None else preprocessor(data, training)
 
 
 def forward(model: nn.Module, data: Any, mode: str) -> Any:
-    """Call a model or its wrapper with a preprocessed batch: keyword arguments, or positional ones."""
+    """Call a model or its wrapper with a preprocessed batch: a mapping as keyword arguments, else positional ones."""
     return model(**data, mode=mode) if isinstance(data, Mapping) else model(*data, mode=mode)
 
 
 def predictions(model: nn.Module, data: Any, stage: str = "test") -> Any:
-    """What a model predicts for a batch, by MMEngine's ``val_step`` or ``test_step`` where it has them.
+    """Predict a batch, with MMEngine's ``val_step`` or ``test_step`` if the model has it.
 
     Args:
-        model: without a wrapper.
+        model: the model, not wrapped.
         data: a batch on the model's device, not preprocessed.
         stage: ``val`` or ``test``.
+
+    Returns:
+        The model's output in ``mode="predict"``.
     """
     step: Any = getattr(model, f"{stage}_step", None)
     return forward(model, preprocessed(model, data), "predict") if step is None else step(data)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside its wrapper, or itself."""
+    """The model inside a wrapper; a model that is not wrapped is returned unchanged."""
     inner = getattr(model, "module", None)
     return inner if isinstance(inner, nn.Module) else model
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether the weights of a model are spread over the ranks: then every forward pass is a collective."""
+    """Whether a model is sharded over the ranks, so that every forward pass is a collective."""
     return bool(getattr(model, SHARDED_MARK, False))

@@ -43,8 +43,8 @@ class Model(BaseModel):
     Subclasses write ``forward(<keys of the batch>, mode)``; a batch is a dict of tensors, passed as keyword arguments.
     ``mode`` is one of
 
-    - ``"loss"``: return a dict of 0-dim tensors, such as ``{"loss": ...}``. The sum of the entries whose names contain
-      ``loss`` is minimized; other entries are only logged;
+    - ``"loss"``: return a dict of 0-dim tensors, such as ``{"loss": ...}``. Training minimizes the sum of the entries
+      whose names contain ``loss``; other entries are only logged;
     - ``"predict"``: return the predictions that the metrics take; for ``task=predict`` a tensor (B, ...) with one row
       per sample of the batch;
     - ``"tensor"``: return the network's raw output.
@@ -100,7 +100,7 @@ class Model(BaseModel):
         return ()
 
     def start_epoch(self, epoch: int) -> None:
-        """Called before each epoch of a training, and when training resumes in the middle of an epoch.
+        """Called before each epoch of a training, and when training resumes within an epoch.
 
         Args:
             epoch: from 0.
@@ -118,6 +118,10 @@ class Model(BaseModel):
     def train_step(self, data: dict[str, torch.Tensor], optim_wrapper: OptimWrapper) -> dict[str, torch.Tensor]:
         """Forward pass, backward pass and update for one batch on the model's device.
 
+        Args:
+            data: the batch.
+            optim_wrapper: the :class:`exp.engine.optim.BackendOptimWrapper`.
+
         Returns:
             The losses by name, 0-dim tensors on the device.
         """
@@ -128,11 +132,11 @@ class Model(BaseModel):
         return log_vars
 
     def val_step(self, data: dict[str, torch.Tensor]) -> Any:
-        """Predictions for one batch."""
+        """Predict one batch of the validation."""
         return self(**self.data_preprocessor(data, False), mode="predict")
 
     def test_step(self, data: dict[str, torch.Tensor]) -> Any:
-        """Predictions for one batch."""
+        """Predict one batch of the test."""
         return self(**self.data_preprocessor(data, False), mode="predict")
 
     def parse_losses(self, losses: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -166,16 +170,16 @@ class Model(BaseModel):
 
 
 def under_own_names(state: Mapping[str, torch.Tensor], own: Mapping[str, object]) -> dict[str, torch.Tensor]:
-    """Remove a prefix from names in ``state``: the one under which most names of ``own`` are found.
+    """Remove a prefix from the names in ``state``: the prefix under which most names of ``own`` are found.
 
-    For example ``model.`` (Lightning), ``encoder.`` or ``teacher.``; the prefixes are not listed anywhere.
+    For example ``model.`` (Lightning), ``encoder.`` or ``teacher.``; any prefix is possible, there is no list.
 
     Args:
         state: tensors by name.
         own: the model's state dict.
 
     Returns:
-        The tensors. Those without the prefix keep their names, but are left out if the model has the same name.
+        The tensors. Tensors without the prefix keep their names, but are left out if the model has the same name.
     """
     paths = {key[:end] for key in state for end, letter in enumerate(key, 1) if letter == "."}
     fits = {path: sum(path + name in state for name in own) for path in ("", *paths)}

@@ -3,7 +3,7 @@
 A training with dropout then gives the same result on any number and kind of devices, also if the number changes on
 resume. Masks come from a hash of counters instead of a random generator; the hash uses 32-bit integers, which all
 devices compute alike. It takes about ten operators instead of one, and prevents fused attention. So it is off by
-default, and then this module uses torch's dropout.
+default; without it, this module uses torch's dropout.
 
 A model uses :class:`Dropout` instead of ``nn.Dropout``, and :func:`sample_mask` for its own masks. A module that draws
 random numbers otherwise sets ``draws_by_itself = True``. A module that is called several times per forward pass gets a
@@ -68,7 +68,7 @@ class DropoutStream:
         _active = self
 
     def begin_backward(self) -> None:
-        """End the forward pass: masks from here on are recomputed ones, and repeat those of the forward pass."""
+        """End the forward pass: later masks are for recomputed activations, and repeat those of the forward pass."""
         self._backward = True
 
     def use_of(self, module: nn.Module, slot: int) -> int:
@@ -91,7 +91,7 @@ class DropoutStream:
         return 0
 
     def end(self) -> None:
-        """Stop masks by sample: dropout draws from the device's generator again."""
+        """Stop computing masks by sample: dropout draws from the device's generator again."""
         global _active
         _active = None
 
