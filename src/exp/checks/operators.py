@@ -1,9 +1,9 @@
 """task=operators: compares every operator of a training step, forward and backward, with the CPU.
 
-The experiment trains a few steps on the device, and every operator that torch dispatches is intercepted, including
-calls inside portable kernels. Each operator runs first on the CPU, on copies of its inputs, then on the device, and the
-results are compared. If the device raises an error, the training continues with the CPU's result, so that one defect
-does not hide the next.
+The experiment trains a few steps on the device, and every operator that torch dispatches is intercepted, also those
+with portable kernels. Each operator runs first on the CPU, on copies of its inputs, then on the device, and the results
+are compared. If the device raises an error, the training continues with the CPU's result, so that one defect does not
+hide the next.
 """
 
 from __future__ import annotations
