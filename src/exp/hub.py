@@ -264,7 +264,7 @@ def _refusal(library: Any, source: Source, error: Exception) -> ConfigError | Un
     errors, where = library.errors, f"{_endpoint()}/{source.repository}"
     status = getattr(getattr(error, "response", None), "status_code", None)
     if isinstance(error, errors.GatedRepoError):
-        text = f"{where} is gated: accept its licence there and set HF_TOKEN, or take a copy that is not (timm:<name>)"
+        text = f"{where} is gated: accept its licence there and set HF_TOKEN, or use an ungated copy (timm:<name>)"
     elif isinstance(error, errors.RevisionNotFoundError):
         text = f"{where} has no revision {source.revision}; leave out @{source.revision} for main"
     elif isinstance(error, errors.RepositoryNotFoundError) or status in (401, 403):

@@ -57,7 +57,7 @@ _LOG = "look at logs/rank<n>.log"
 _ALONE = "one process: nothing to exchange"
 _GRACE_S = 5  # a hanging rank is ended this much after the others stop waiting, so they can record who is missing
 _POLL_S = 0.1
-_TRACEBACK = "the traceback is in the log of the rank; see the vendor's monitor, and between nodes ports and interfaces"
+_TRACEBACK = "see the traceback in the rank's log; check the vendor's monitor and, between nodes, ports and interfaces"
 _OUT_OF_SERVICE = "the card computes wrongly: take it out of service"
 _LITTLE_SPACE = 2**30
 _LITTLE_SHM = 2**26  # Docker's default
@@ -244,7 +244,7 @@ def _cards(bench: Bench) -> Answer:
     if not sharing:
         return ok(f"only this rank uses {own}")
     finding = f"ranks {', '.join(map(str, sharing))} share one card: {own} on {bench.described['host']}"
-    advice = "give each rank its own: the visible-devices variable must be the same on all, and name no card twice"
+    advice = "give each rank its own card: the visible-devices variable must be the same on all ranks, without repeats"
     return fail(finding, advice, sharing=sharing)
 
 
@@ -374,7 +374,7 @@ def _burst(bench: Bench) -> Answer:
     values["shown"] = f"{flops(rates[0])}{f', {watched}' * bool(watched)}"
     if used is not None and used < _IDLE_PERCENT:
         finding = f"card idle while it should work: {watched} on the monitor during the burst ({row['state']})"
-        advice = "the work lands elsewhere: check the visible-devices variable; operators may fall back to the CPU"
+        advice = "the work runs elsewhere: check the visible-devices variable; operators may fall back to the CPU"
         return fail(finding, advice, **values)
     return ok(f"{flops(rates[0])}FLOP/s in {precision}, the monitor shows {watched or 'nothing'}", **values)
 

@@ -33,7 +33,7 @@ _LABELS = {
     "wrapper": "wrapper's buffers",
     "buffers": "model's buffers",
     "activations": "activations, temporaries",
-    "total": "at the worst moment",
+    "total": "peak",
 }
 
 

@@ -341,8 +341,8 @@ class Tracer:
     def __init__(self, config: Any, backend: Backend) -> None:
         if not supports_estimates():
             raise UnavailableError(
-                f"task=estimate needs torch 2.1 or newer, and this is {'.'.join(map(str, TORCH_VERSION))}; estimate on "
-                "any other machine: it takes no card, and the figures are the same"
+                f"task=estimate needs torch 2.1 or newer, and this is {'.'.join(map(str, TORCH_VERSION))}; run it on "
+                "any other machine: it needs no card, and the results are the same"
             )
         self.config, self.backend, self._is_card = config, backend, backend.device_type != "cpu"
         self.notes: list[str] = []
@@ -469,7 +469,7 @@ def _example_of(config: Any, notes: list[str]) -> tuple[ExampleBatch, int]:
         example: ExampleBatch | None = resolve("data._target_", config.data["_target_"], Data).example_batch(**keys)
         if example is None:
             raise
-        notes.append(f"shapes are those of the keys of data, whose files are not here: {str(error).splitlines()[0]}")
+        notes.append(f"shapes are from the keys of data, because its files are missing: {str(error).splitlines()[0]}")
         notes.extend(example.notes)
         return example, 0
 

@@ -33,7 +33,7 @@
     echarts.init(place, dark.matches && !isPrinted ? "dark" : null, { renderer: "svg", width }).setOption(option);
   }
 
-  // Charts are drawn when they come into view: a hundred curves take a moment each.
+  // Charts are drawn when they become visible: a chart of a hundred curves takes a moment.
   const seen = new IntersectionObserver((entries) => {
     for (const { target, isIntersecting } of entries) {
       if (isIntersecting && !echarts.getInstanceByDom(target)) draw(target);
