@@ -89,7 +89,7 @@ def run_exp(arguments: Sequence[str], output: Path, limit_s: float) -> ChildEnd:
     return ChildEnd(code, why, late, signal_name(signals[0]) if signals else None)
 
 
-if __name__ == "__main__":  # ``-m exp.checks.child PARENT ARGUMENTS...`` is ``-m exp ARGUMENTS...``
+if __name__ == "__main__":  # ``-m exp.checks.child PID ARGUMENTS...``: ``-m exp ARGUMENTS...``, which ends with PID
     die_with_parent(signal.SIGTERM, int(sys.argv[1]))
     sys.argv[:] = ["exp", *sys.argv[2:]]
     runpy.run_module("exp", run_name="__main__")

@@ -118,7 +118,7 @@ class Bench:
         except ExpError as error:
             finding, _, advice = str(error).partition("; ")
             answer = fail(finding, advice or _TRACEBACK)
-        except Exception as error:  # noqa: BLE001 - a check that breaks is a finding; the others must still be made
+        except Exception as error:  # noqa: BLE001 - a check that raises has failed; the next ones must still run
             logger.error("check '%s' failed\n%s", name, traceback.format_exc())
             answer = fail(f"{type(error).__name__}: {error}".splitlines()[0], _TRACEBACK)
         logger.info("check '%s': %s: %s", name, answer.status, answer.finding)

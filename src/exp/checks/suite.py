@@ -58,7 +58,7 @@ def plan(config: ExpConfig, overrides: Sequence[str], task: Qualify, backend: Ba
 
     Args:
         config: configuration, with the backend already chosen.
-        overrides: overrides of the user; every check keeps those that concern hardware, data or the model.
+        overrides: overrides of the user; every check gets them, except those that the suite itself sets (``_OWN``).
         task: the task of ``config``.
         backend: the backend of ``config``.
 
@@ -202,7 +202,7 @@ class _Suite:
         for name in left:
             begun, answer = time.monotonic(), self._obstacle(name, deadline)
             if answer is None:
-                self._keep(name, skip("begun", _LATER))
+                self._keep(name, skip("started, but not finished", _LATER))
                 answer = self._make(name)
                 answer.seconds = round(time.monotonic() - begun)
             self._keep(name, answer)

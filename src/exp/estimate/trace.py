@@ -311,7 +311,7 @@ def model_on_meta(config: Any, arguments: Mapping[str, Any]) -> nn.Module:
     try:
         with META:
             model: nn.Module = create(config, BaseModel, "model", **arguments)
-    except Exception:  # noqa: BLE001 - a model may raise anything
+    except Exception:  # noqa: BLE001 - a model may raise any exception
         with torch.random.fork_rng(devices=[]):
             model = create(config, BaseModel, "model", **arguments)
     return model.to("meta")

@@ -54,7 +54,7 @@ def differing(runs: Sequence[Run]) -> list[str]:
     for key in named:  # the key itself, or, for a node, the keys below it
         below = [key] if key in groups else [one for one in unequal if one == key or one.startswith(f"{key}.")]
         kept.update((one, column(runs, one)) for one in below)
-    for key in groups + unequal:  # no override names them
+    for key in groups + unequal:  # keys that no override names
         values = column(runs, key)
         if key not in kept and key != "batch_size" and not _follows(values, key, kept):
             kept[key] = values
@@ -122,7 +122,7 @@ def _follows(values: list[Any], key: str, kept: dict[str, list[Any]]) -> bool:
     known = list(map(meaning, values))
     for cause in {"experiment", key.partition(".")[0]} & set(kept) - {key}:
         choices = list(map(meaning, kept[cause]))
-        if len(set(zip(choices, known))) == len(set(choices)):  # equal choices, equal values
+        if len(set(zip(choices, known))) == len(set(choices)):  # equal choices always have equal values
             return True
     return any(known == list(map(meaning, each)) for each in kept.values())
 
