@@ -270,7 +270,7 @@ def judge_operators(lines: Sequence[Mapping[str, Any]], precision: str) -> Answe
         return fail(finding, f"{advice}replacements", **values)
     if all(row["relative"] is None for row in table):
         return fail(f"nothing was compared: {finding}", "look at output.log in the row's folder", **values)
-    advice = "more than rounding: see whether the card multiplies in a lower precision" if counts["off"] else ""
+    advice = "more than rounding: check whether the card multiplies in a lower precision" if counts["off"] else ""
     advice = "these operators run on the CPU, slowly: docs/hardware/hardware.md" if counts["left the card"] else advice
     return ok(finding, advice, **values)
 

@@ -196,7 +196,7 @@ def _packages(bench: Bench) -> Answer:
     try:
         import torch
     except (ImportError, OSError) as error:
-        return fail(f"torch does not import: {error}", "install the torch that goes with this device")
+        return fail(f"torch does not import: {error}", "install a torch version for this device")
     shown = {"Python": platform.python_version(), "torch": torch.__version__, **bench.backend.packages()}
     finding = ", ".join(f"{name} {version}" for name, version in shown.items() if version)
     values: dict[str, Any] = {**package_versions(), **shown}
@@ -281,7 +281,7 @@ def _group(bench: Bench) -> Answer:
     finding = f"fell back: {fallback['used']} instead of {fallback['wanted']}, because {fallback['reason']}"
     group, source = chosen_group(backend)
     if device_part_of(group, backend.device_type) == "gloo":
-        return ok(finding, f"slow; leave out {source} to use the card's own", **values)
+        return ok(finding, f"slow; leave out {source} to use the card's own collectives", **values)
     return fail(finding, "install the vendor's collectives: copies through the CPU are slow", **values)
 
 
@@ -324,7 +324,7 @@ def _ddp(bench: Bench) -> Answer:
     gc.collect()  # DDP's reducer must be freed before the process group is destroyed
     if stepped != [1.0 - mean]:
         finding = f"weights after a step: {stepped[:4]} instead of {1.0 - mean:g}"
-        return fail(finding, "the wrapper does not keep the ranks equal: compare torch's and the vendor's versions")
+        return fail(finding, "DDP does not keep the ranks equal: torch and the vendor's package may not match")
     return ok(f"gradients are the mean over {bench.info.world_size} ranks", shown="ok")
 
 
@@ -554,7 +554,7 @@ def _how_it_ended(rank: _Rank, outcome: Outcome, limit_s: float, started: float,
     why, advice = None, f"{_LOG}, logs/agent*.log and the node of the rank"
     name = next((each for each in CHECKS if each not in rank.checks), END) if rank.host is not None else "ranks"
     if rank.running is not None:
-        name, advice = rank.running["name"], f"{_LOG} for the stack; where it is only slow, raise task.timeout_s"
+        name, advice = rank.running["name"], f"{_LOG} for the stack; if it is only slow, raise task.timeout_s"
         killed = failure.message if failure is not None and failure.exit_code < 0 else None
         why = why_ended(rank.running, killed, limit_s, ended)
     elif rank.host is not None:
@@ -601,7 +601,7 @@ def _compare(ranks: Sequence[_Rank]) -> None:
         if rate and rate < burst.values["least"] * median:
             burst.status = WARNING
             burst.finding = f"{flops(rate)}FLOP/s, {rate / median:.0%} of the median card's"
-            burst.advice = "see whether another process uses the card, or it is throttled by heat"
+            burst.advice = "check whether another process uses the card, or heat throttles it"
 
 
 def _told(finding: Mapping[str, Any]) -> dict[str, Any]:

@@ -246,7 +246,7 @@ def _judge(config: ExpConfig, folder: RunFolder) -> int:
         how_far = f"{first.relative:.1e} relative difference, {allowed[first.kind]:.0e} allowed"
         if first.absolute == math.inf:
             how_far = "missing, of another shape or not finite on one of the two"
-        finding = f"{config.backend.name} departs from {config.task.reference} first in {_KINDS[first.kind][1]} of "
+        finding = f"{config.backend.name} first differs from {config.task.reference} in {_KINDS[first.kind][1]} of "
         advice = "compare this layer on both (does it draw random numbers of its own?), or set task.tolerance"
         answer = fail(f"{finding}step {first.step}, at {first.name}: {how_far}", advice, table=table)
     done = read_json(tested.result)

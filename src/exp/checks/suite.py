@@ -297,5 +297,5 @@ def _page_of(about: Mapping[str, Any], rows: Mapping[str, Any]) -> str:
     for name, row in rows.items():
         table = table_of(row["values"])
         lines += [f"## {name}", "", as_markdown([table])] if table is not None else []
-    lines.append("Each row's command and all figures are in qualify.json, its logs in rows/.")
+    lines.append("Each row's command and all numbers are in qualify.json, its logs in rows/.")
     return "\n".join(lines) + "\n"
