@@ -324,7 +324,7 @@ class Tracer:
         model: the model, on the meta device.
         example: batches of one sample, with the model's arguments.
         peak: peak memory of a training step with the configured batch size; see :meth:`train`.
-        optimizer_bytes: bytes of the optimizer's whole state, over all ranks.
+        optimizer_bytes: bytes of the optimizer's state for the whole model, not divided by shards.
         notes: warnings about the estimate, one line each.
 
     Args:
