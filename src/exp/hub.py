@@ -1,10 +1,10 @@
-"""Weights by name: ``init_from=hf:<owner>/<name>[@revision]`` and ``timm:<name>[@revision]``, by huggingface_hub.
+"""Pretrained weights from a hub: ``init_from=hf:<owner>/<name>[@revision]`` or ``timm:<name>[@revision]``.
 
-``timm:<name>`` is short for ``hf:timm/<name>``: many published weights have copies there that nobody has to apply for.
-The library fetches, resumes and caches, and its own variables count: HF_ENDPOINT (a mirror), HF_TOKEN, HF_HOME and
-HF_HUB_CACHE, HF_HUB_OFFLINE, HF_HUB_DOWNLOAD_TIMEOUT. It neither compares a file with its digest nor looks at what a
-mirror calls a digest before that becomes the name of a file; this module does. Whoever starts ranks brings the files
-into the cache first (:func:`bring`). Imports neither torch nor, before it is needed, the library.
+``timm:<name>`` is short for ``hf:timm/<name>``: this owner has ungated copies of many published weights.
+huggingface_hub downloads, resumes and caches, and reads its own environment variables: HF_ENDPOINT (a mirror),
+HF_TOKEN, HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE, HF_HUB_DOWNLOAD_TIMEOUT. It does not verify a file against its digest,
+nor check the digest that a mirror sends before it uses it as a file name; this module does both. The process that
+starts the ranks downloads the files first (:func:`bring`). Imports no torch, and huggingface_hub only when it is used.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
 __all__ = ["INDEX", "Source", "bring", "local_file", "parse", "pinned", "shards_of"]
 
 INDEX = "model.safetensors.index.json"
-"""Says which tensors lie in which of several files."""
+"""Index of weights that are split into several files: maps tensors to files."""
 _WHOLE = "model.safetensors"
 _BESIDE = ("config.json", "preprocessor_config.json")
 _CARD = "README.md"
 _SOURCE = re.compile(r"(hf|timm):((?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*)(?:@(\w[\w./-]*))?", re.ASCII)
-_PATIENCE_S = 10.0  # for an answer without content
+_PATIENCE_S = 10.0  # for requests of metadata; downloads have HF_HUB_DOWNLOAD_TIMEOUT
 _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _PASSWORD = re.compile(r"(?<=//)[^/@\s]*@")
 
 
 class Source(NamedTuple):
-    """Where weights are.
+    """A repository of weights.
 
     Attributes:
-        name: as the user gave it.
+        name: value of ``init_from``, as the user gave it.
         repository: ``<owner>/<name>``.
         revision: a branch, a tag or a commit.
     """
@@ -52,22 +52,22 @@ class Source(NamedTuple):
 
 
 def parse(text: str) -> Source:
-    """The repository and revision of a name.
+    """Parse a value of ``init_from``; without a revision it is ``main``.
 
     Raises:
-        ConfigError: it is not of the form.
+        ConfigError: the text has another form.
     """
     match = _SOURCE.fullmatch(text)
     if match is None or (match[1] == "hf") != ("/" in match[2]) or ".." in text:
         raise ConfigError(
-            f"init_from={text} is no name of weights; write hf:<owner>/<name>, hf:<owner>/<name>@<revision> or "
+            f"init_from={text} is not a name of weights; write hf:<owner>/<name>, hf:<owner>/<name>@<revision> or "
             "timm:<name>"
         )
     return Source(text, match[2] if match[1] == "hf" else f"timm/{match[2]}", match[3] or "main")
 
 
 def pinned(config: ExpConfig) -> str | None:
-    """``init_from`` with the commit that :func:`bring` found: the same weights on all nodes, whenever they look."""
+    """``init_from`` with the commit that :func:`bring` found, so that all nodes load the same weights at any time."""
     commit = config.record.weights.get("commit")
     if not is_of_hub(config.init_from) or not commit:
         return config.init_from
@@ -75,14 +75,15 @@ def pinned(config: ExpConfig) -> str | None:
 
 
 def bring(config: ExpConfig) -> None:
-    """Have the weights of ``init_from`` on this machine, where it names some; ``config.record.weights`` says which.
+    """Download the weights of ``init_from`` into the cache, if it names a repository, and print their license.
 
-    Called before ranks start: in the parent, and on each node of a job.
+    Called before the ranks start, in the parent and on each node of a job. Sets ``config.record.weights`` (repository,
+    commit, SHA-256 of the files, license, hub).
 
     Raises:
-        ConfigError: there are no such weights, or none that may be loaded.
-        UnavailableError: huggingface_hub is missing, the hub cannot be reached and the cache does not have them, or a
-            file is not what its digest says.
+        ConfigError: there are no such weights, access is refused, or they have no file that can be loaded.
+        UnavailableError: huggingface_hub is not installed; the hub cannot be reached and the cache does not have the
+            weights; or a file does not match its digest.
     """
     if not is_of_hub(config.init_from):
         return
@@ -100,14 +101,17 @@ def bring(config: ExpConfig) -> None:
 
 
 def local_file(name: str) -> Path:
-    """The file of weights that have been brought; brings them where this machine's cache does not have them.
+    """Path of the weights in the cache; downloads them if they are not there.
 
     Args:
-        name: of :func:`pinned`.
+        name: result of :func:`pinned`.
+
+    Returns:
+        Path of ``model.safetensors``, or of the index if the weights are several files.
 
     Raises:
         ConfigError: as :func:`bring`.
-        UnavailableError: likewise.
+        UnavailableError: as :func:`bring`.
     """
     source = parse(name)
     return _cached(_library(name), source) or _fetch(source, [])[0]
@@ -117,7 +121,7 @@ def shards_of(index: Path) -> list[str]:
     """The names of the files that an index lists, sorted.
 
     Raises:
-        ValueError: it is none, or names files elsewhere.
+        ValueError: the file is not an index, or names files in another folder or of another format.
     """
     content = json.loads(index.read_text(encoding="utf-8"))
     names = content.get("weight_map") if isinstance(content, dict) else None
@@ -125,7 +129,7 @@ def shards_of(index: Path) -> list[str]:
         raise ValueError(f"{index} has no weight_map")
     found = sorted({str(name) for name in names.values()})
     if any(PurePosixPath(name).name != name or not name.endswith(".safetensors") for name in found):
-        raise ValueError(f"{index} names files that are not beside it, or no .safetensors")
+        raise ValueError(f"{index} names files that are in another folder, or are not .safetensors")
     return found
 
 
@@ -142,10 +146,14 @@ def _library(name: str) -> Any:
 
 
 def _fetch(source: Source, known: list[str]) -> tuple[Path, dict[str, str]]:
-    """Bring the files of a source into the library's cache; those that are ``known`` to be all of it are not asked for.
+    """Download the files of a source into the cache, and verify them.
+
+    Args:
+        source: the repository and its revision.
+        known: names of all its files, if an earlier call has found them; if all are in the cache, the hub is not asked.
 
     Returns:
-        The file, and the SHA-256 of each, by name.
+        Path of the weights or of their index, and SHA-256 of each file by name.
     """
     library = _library(source.name)
     path = _cached(library, source)
@@ -154,36 +162,36 @@ def _fetch(source: Source, known: list[str]) -> tuple[Path, dict[str, str]]:
             path = _download(library, source)
         except ExpError:
             raise
-        except Exception as error:  # of two HTTP libraries, by version of huggingface_hub
+        except Exception as error:  # its type depends on the HTTP library, which depends on the huggingface_hub version
             refused = _refusal(library, source, error)
             if path is None or isinstance(refused, ConfigError):
                 raise refused from error
-            console.warn(f"{str(refused).partition(';')[0]}; going on with the copy in the cache")
+            console.warn(f"{str(refused).partition(';')[0]}; using the copy in the cache")
     names = [*_parts(path), *_BESIDE]
     return path, {name: _digest(path.parent / name) for name in names if (path.parent / name).is_file()}
 
 
 def _licence(card: Path) -> str | None:
-    """The licence that a model card states, by its own name where the field only says ``other``."""
+    """The license in a model card: ``license_name`` if present (then ``license`` is ``other``), else ``license``."""
     import huggingface_hub
 
     try:
         stated = huggingface_hub.metadata_load(card) or {}
-    except Exception:  # noqa: BLE001 - there is none, or none that can be read: of the disk, of YAML, of the library
+    except Exception:  # noqa: BLE001 - no card, or one that cannot be read: errors of the disk, of YAML, of the library
         return None
     return stated.get("license_name") or stated.get("license")
 
 
 def _parts(path: Path) -> list[str]:
-    """The names of the files that weights are made of: the file, and where that is an index those that it lists."""
+    """Names of the weight files: the file itself and, if it is an index, the files that it lists."""
     return [path.name, *(shards_of(path) if path.name == INDEX else ())]
 
 
 def _cached(library: Any, source: Source) -> Path | None:
-    """The file in the library's cache, with all its parts; None: it is not there."""
+    """Path of the weights in the cache; None: a file is missing."""
     for name in (_WHOLE, INDEX):
         found = library.try_to_load_from_cache(source.repository, name, revision=source.revision)
-        if isinstance(found, str):  # else None, or a mark that the repository does not have it
+        if isinstance(found, str):  # otherwise None, or a marker object: the repository has no such file
             path = Path(found)
             if all((path.parent / part).is_file() for part in _parts(path)):
                 return path
@@ -191,16 +199,16 @@ def _cached(library: Any, source: Source) -> Path | None:
 
 
 def _download(library: Any, source: Source) -> Path:
-    """Fetch what is loaded, and what stands beside it."""
+    """Download the weights, the configuration files and the model card."""
     console.wait_for(f"asking {_endpoint()} for {source.repository}")
     info = library.HfApi().model_info(source.repository, revision=source.revision, timeout=_PATIENCE_S)
-    console.waited()  # as errors and warnings do
+    console.waited()  # errors and warnings end the waiting message, too
     there = [sibling.rfilename for sibling in info.siblings or ()]
     first = next((name for name in (_WHOLE, INDEX) if name in there), None)
     if first is None:
         raise ConfigError(
-            f"init_from={source.name}: {source.repository} has no {_WHOLE}, nor {INDEX} (it has "
-            f"{', '.join(there[:8]) or 'nothing'}); fetch a file of it yourself and give its path"
+            f"init_from={source.name}: {source.repository} has neither {_WHOLE} nor {INDEX} (it has "
+            f"{', '.join(there[:8]) or 'nothing'}); download a file of it and set init_from to its path"
         )
 
     def fetch(name: str, revision: str) -> Path:
@@ -208,27 +216,29 @@ def _download(library: Any, source: Source) -> Path:
         etag = library.get_hf_file_metadata(url, timeout=_PATIENCE_S).etag
         if not _DIGEST.fullmatch(etag or ""):
             raise UnavailableError(
-                f"init_from={source.name}: {_endpoint()} gives {name} the ETag {str(etag)[:80]!r}, which is no digest "
-                "to check the file by; set HF_ENDPOINT to another mirror"
+                f"init_from={source.name}: {_endpoint()} gives {name} the ETag {str(etag)[:80]!r}, which is no digest, "
+                "so the file cannot be verified; set HF_ENDPOINT to another mirror"
             )
         return Path(library.hf_hub_download(source.repository, name, revision=revision))
 
-    # By its own revision, which the cache notes for use without a network; the others by the commit that this is.
+    # The first file by the user's revision, which the cache then resolves offline; the others by the commit found.
     path = fetch(first, source.revision)
     try:
         names = _parts(path)[1:]
     except ValueError as error:
-        raise ConfigError(f"init_from={source.name}: {error}; take another revision") from error
+        raise ConfigError(f"init_from={source.name}: {error}; use another revision") from error
     for name in [*names, *(name for name in (*_BESIDE, _CARD) if name in there)]:
         fetch(name, path.parent.name)
     return path
 
 
 def _digest(path: Path) -> str:
-    """SHA-256 of a file of the cache, whose blob has that as its name, or git's SHA-1 where it is small.
+    """Verify a file of the cache, and return its SHA-256.
+
+    The cache names the stored file by its digest: SHA-256 for large files, git's SHA-1 for small ones.
 
     Raises:
-        UnavailableError: it is another file; it is removed.
+        UnavailableError: the content does not match the digest; the file is removed.
     """
     sha256, git = hashlib.sha256(), hashlib.sha1(b"blob %d\0" % path.stat().st_size)  # noqa: S324
     with path.open("rb") as file:
@@ -239,22 +249,22 @@ def _digest(path: Path) -> str:
     if blob != path and _DIGEST.fullmatch(blob.name) and blob.name not in (sha256.hexdigest(), git.hexdigest()):
         blob.unlink()
         raise UnavailableError(
-            f"{path} is not what its digest says ({blob.name}), and is removed; start again to fetch it"
+            f"{path} does not match its digest ({blob.name}) and was removed; start again to download it"
         )
     return sha256.hexdigest()
 
 
 def _endpoint() -> str:
-    """The hub, or the mirror that HF_ENDPOINT names, without a password in it."""
+    """URL of the hub, or of the mirror in HF_ENDPOINT without its password."""
     return _PASSWORD.sub("", os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
 
 
 def _refusal(library: Any, source: Source, error: Exception) -> ConfigError | UnavailableError:
-    """What a failure of the library means for the user, in one line."""
+    """Turn an exception of huggingface_hub into an error with one line for the user."""
     errors, where = library.errors, f"{_endpoint()}/{source.repository}"
     status = getattr(getattr(error, "response", None), "status_code", None)
     if isinstance(error, errors.GatedRepoError):
-        text = f"{where} is gated: accept its licence there and set HF_TOKEN, or take a copy that is not (timm:<name>)"
+        text = f"{where} is gated: accept its licence there and set HF_TOKEN, or use an ungated copy (timm:<name>)"
     elif isinstance(error, errors.RevisionNotFoundError):
         text = f"{where} has no revision {source.revision}; leave out @{source.revision} for main"
     elif isinstance(error, errors.RepositoryNotFoundError) or status in (401, 403):

@@ -1,13 +1,14 @@
-"""Does this hardware compute right, and together? Checks, each with an answer: ok, warning, failed or skipped, and why.
+"""Hardware checks: do the cards compute correctly, and do they work together?
 
-What a process knows is in its journal at any moment, and each check has a limit of time (:mod:`~exp.checks.check`); the
-parent reads the journals when the process has ended. It survives whatever happens to cards, and needs no torch.
+Each check has an answer: ok, warning, failed or skipped, with the reason. A worker writes each result to its journal at
+once, and each check has a time limit (:mod:`~exp.checks.check`). The parent reads the journals after the workers have
+ended. It imports no torch, so a failure of a card cannot end it.
 
-- ``task=doctor``: each rank makes its checks; the parent judges and shows them (:mod:`~exp.checks.doctor`).
-- ``task=operators`` and ``task=collectives``: the ranks compare (:mod:`~exp.checks.operators`,
-  :mod:`~exp.checks.measure`), and the parent judges (:mod:`~exp.checks.check`).
-- ``task=parity``: two runs that leave traces (:mod:`~exp.checks.measure`), which are compared
+- ``task=doctor``: each rank runs its checks; the parent evaluates and prints them (:mod:`~exp.checks.doctor`).
+- ``task=operators`` and ``task=collectives``: the ranks compare values (:mod:`~exp.checks.operators`,
+  :mod:`~exp.checks.measure`); the parent evaluates the results (:mod:`~exp.checks.check`).
+- ``task=parity``: two runs write traces (:mod:`~exp.checks.measure`); the parent compares these
   (:mod:`~exp.checks.parity`).
-- ``task=qualify``: all of them and ``task=speed``, each in a process of its own (:mod:`~exp.checks.child`), with one
-  record and one page (:mod:`~exp.checks.suite`).
+- ``task=qualify``: all of the above and ``task=speed``, each in its own process (:mod:`~exp.checks.child`), with one
+  JSON record and one Markdown page (:mod:`~exp.checks.suite`).
 """

@@ -1,6 +1,6 @@
-"""What a check answers, the journal that holds its answers at any moment, and how answers are shown. No torch.
+"""Answers of checks, the journal that a worker writes them to, and how they are printed. Imports no torch.
 
-task=operators and task=collectives are judged here, from the journal of rank 0.
+This module also evaluates task=operators and task=collectives, from the journal of rank 0.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ __all__ = [
 OK, WARNING, FAILED, SKIPPED = "ok", "warning", "failed", "skipped"
 _STYLES = {OK: "green", WARNING: "yellow", FAILED: "bold red", SKIPPED: "dim"}
 LIMITS_S = {"operators": 120.0, "collectives": 45.0}
-"""Longest that one of them may take: a card may compile an operator when it first meets it; a collective has nothing to
-wait for but the other ranks."""
+"""Time limit of one operator or one collective, in seconds. An operator may be compiled at its first call; a collective
+waits only for the other ranks."""
 _LIMITS = {"float32": (1e-5, 1e-3), "float64": (1e-5, 1e-3), "bfloat16": (2e-2, 0.2), "float16": (2e-3, 2e-2)}
-"""Largest relative difference that is equal, and that is not wrong, by the type of the result. An operator that adds up
-many values in another order is a few 1e-7 off in float32."""
+"""Two limits of the relative difference, by dtype of the result. Up to the first, results count as equal; above the
+second, as wrong; in between, as off. A float32 sum in another order differs by a few 1e-7."""
 _ROUNDED = {"tf32": (5e-3, 5e-2), "efp": _LIMITS["bfloat16"]}
-"""The same of float32, by the precision that products are rounded to."""
+"""The same two limits for float32 results, if ``precision`` rounds float32 products."""
 _ORDER = ("crashed", "failed", "wrong", "off", "left the card", "equal", "not compared")
 _SHOWN = 4
-_STDERR = 2  # the descriptor, which native code writes to, too: it leads to the log of the rank
+_STDERR = 2  # file descriptor, not sys.stderr: the launcher redirects it to the log of the rank
 
 
 @dataclass
 class Answer:
-    """What a check has found.
+    """Result of a check.
 
     Attributes:
         status: ``ok``, ``warning``, ``failed`` or ``skipped``.
-        finding: why, in one line.
-        advice: what to do; empty: nothing.
-        values: figures, by name; ``table``, where there is one, is a list of rows with equal keys.
-        seconds: that it took; None: it was not made, or is one of several.
+        finding: the reason, in one line.
+        advice: what the user should do; empty: nothing.
+        values: measured values by name. ``table``, if present, is a list of dicts with the same keys.
+        seconds: duration of the check; None: not measured.
     """
 
     status: str
@@ -66,43 +66,45 @@ class Answer:
 
 
 def ok(finding: str, advice: str = "", **values: Any) -> Answer:
-    """A check that did not fail; with advice it is a warning."""
+    """The answer of a check that passed: status ``ok``, or ``warning`` if there is advice."""
     return Answer(WARNING if advice else OK, finding, advice, values)
 
 
 def fail(finding: str, advice: str, **values: Any) -> Answer:
-    """A check that failed, and what to do about it."""
+    """The answer of a check that failed."""
     return Answer(FAILED, finding, advice, values)
 
 
 def skip(reason: str, advice: str = "") -> Answer:
-    """A check that was not made."""
+    """The answer of a check that was not run."""
     return Answer(SKIPPED, reason, advice)
 
 
 def worst(statuses: Iterable[str]) -> str:
-    """Failed before warning before ok; skipped where there is none of them."""
+    """The worst status, in the order failed, warning, ok; skipped if none of these occurs."""
     found = set(statuses)
     return next((each for each in (FAILED, WARNING, OK) if each in found), SKIPPED)
 
 
 def figure(value: float) -> float | str:
-    """A number of a table, with two digits; ``inf`` as text, which JSON has no number for."""
+    """A number for a table, rounded to two digits; infinity and NaN become text, because JSON cannot store them."""
     return float(f"{value:.1e}") if math.isfinite(value) else str(value)
 
 
 class Journal:
-    """Lines of JSON, written before the next thing happens: after a crash, the last one names the culprit.
+    """A file of JSON lines that records each step before it starts; after a crash, the last line names its cause.
 
-    What takes longer than its limit ends the process, with its stack on stderr: faulthandler's thread does that, and
-    does not need the interpreter's lock, which a hanging driver may hold.
+    If a step exceeds the time limit, the process prints its stack to stderr and exits. faulthandler does this in a
+    thread of its own, which does not need the interpreter lock (GIL); a hanging driver may hold that lock.
 
     Args:
-        path: the file; begun anew. It is opened for each line, so that other nodes see it.
-        limit_s: longest time from :meth:`begin` to :meth:`end`, in seconds.
+        path: the file; its earlier content is deleted, except the crashes described below. It is opened anew for each
+            line, so that other nodes see the line at once.
+        limit_s: time limit from :meth:`begin` to :meth:`end`, in seconds.
 
     Attributes:
-        crashed: names of what has ended the process before, where the file ends with such a crash. The file keeps them.
+        crashed: if the last line of the file records a crash: names of all steps that crashed in earlier attempts.
+            Their lines stay in the file.
     """
 
     def __init__(self, path: Path, limit_s: float) -> None:
@@ -116,30 +118,35 @@ class Journal:
             self.note(path, **line)
 
     def begin(self, name: str, **about: Any) -> None:
-        """Something is about to be tried."""
+        """Record that a step starts, and start its time limit."""
         self.note(self.path, ended=False, name=name, **about, since=time.time())
         faulthandler.dump_traceback_later(self._limit_s, exit=True, file=_STDERR)
 
     def end(self, name: str, **found: Any) -> None:
-        """It has ended, well or not."""
+        """Record the result of the step, and stop the time limit."""
         faulthandler.cancel_dump_traceback_later()
         self.note(self.path, name=name, **found)
 
     @staticmethod
     def note(path: Path, ended: bool = True, **line: Any) -> None:
-        """Add a line to the journal of any process."""
+        """Append a line to a journal; the process need not be the one that created it."""
         with path.open("a", encoding="utf-8") as file:
             file.write(to_json({**line, "ended": ended}) + "\n")
 
     @staticmethod
     def read(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
-        """What has ended, in order, and what had only begun; None: nothing had."""
+        """Read a journal.
+
+        Returns:
+            The lines of all finished steps, in order; and the line of the step that started but did not finish, or
+            None.
+        """
         ended, begun = [], None
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
             try:
                 found = json.loads(line)
             except ValueError:
-                continue  # cut off
+                continue  # the process died while it wrote this line
             if found.pop("ended"):
                 ended.append(found)
                 begun = None
@@ -149,13 +156,13 @@ class Journal:
 
 
 def why_ended(begun: Mapping[str, Any], message: str | None, limit_s: float, now: float) -> str | None:
-    """How a process ended in something that had only begun; None: nothing is known.
+    """Why a process ended during an unfinished step; None: unknown.
 
     Args:
-        begun: of :meth:`Journal.read`.
-        message: of the rank's failure; None: it has none.
-        limit_s: of the journal.
-        now: seconds since the epoch when the job had ended.
+        begun: line of the unfinished step, from :meth:`Journal.read`.
+        message: error message of the rank; None: there is none.
+        limit_s: time limit of the journal, in seconds.
+        now: time at which the job had ended, in seconds since the epoch.
     """
     if now - begun["since"] >= limit_s:
         return f"hung: no end within {limit_s:g} s"
@@ -166,21 +173,21 @@ def finish(
     config: ExpConfig, folder: RunFolder, answer: Answer, styles: Sequence[str] = (), said: Sequence[Answer] = (),
     **known: Any,
 ) -> int:  # fmt: skip
-    """Print the answer of a task, and record it in ``result.json``.
+    """Print the answer of a task, and write it to ``result.json``.
 
     Args:
-        config: of the run.
-        folder: of the run.
-        answer: goes into the key ``answer``.
-        styles: statuses of the rows of its table, by which they are colored; empty: all alike.
-        said: what it consists of, printed in place of it.
-        **known: further keys.
+        config: configuration of the run.
+        folder: the run folder.
+        answer: written to the key ``answer``.
+        styles: status of each row of the answer's table, which selects the color of the row; empty: no colors.
+        said: answers to print instead of ``answer``, such as the single findings that it combines.
+        **known: further keys of ``result.json``.
 
     Returns:
         The exit code.
     """
     table = table_of(answer.values, [_STYLES[status] for status in styles])
-    if table is not None:  # first: the disk may be what is complained of
+    if table is not None:  # before anything is written: the failed check may be about a full disk
         console.make_console().print("\n", as_rich(table), sep="")
     for each in said or [answer]:
         say(each.status, each.finding, each.advice)
@@ -194,25 +201,26 @@ def finish(
 
 
 def say(status: str, text: str, advice: str = "") -> None:
-    """Print a finding, after its status in color."""
+    """Print a status in color, then the finding and the advice."""
     terminal = console.make_console()
     terminal.print(status, style=_STYLES[status], end="")
     terminal.print(f": {text}" + f"\n  do: {advice}" * bool(advice), soft_wrap=True, markup=False)
 
 
 def table_of(values: Mapping[str, Any], styles: Sequence[str] = ()) -> Table | None:
-    """The table of an answer's values, without what is equal in it; None: it has none."""
+    """The table in the values of an answer, without rows of status ``equal``; None: no rows are left."""
     rows = [row for row in values.get("table", ()) if row.get("status") != "equal"]
     return Table.of(rows, styles) if rows else None
 
 
 def end_journaled(config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int | None:
-    """Judge and show what task=operators or task=collectives has found.
+    """Evaluate and print the results of task=operators or task=collectives.
 
-    Where something has ended the process, the journal gets ``crash``, and the same command goes on without it.
+    If a step has ended the process, a line with ``crash`` is added to the journal; the same command, started again,
+    skips this step.
 
     Returns:
-        The exit code; None: it failed otherwise.
+        The exit code; None: there is nothing to evaluate, the run failed for another reason, or it was interrupted.
     """
     kind = config.task.name
     path = folder.path / f"{kind}.jsonl"
@@ -232,17 +240,17 @@ def end_journaled(config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int
 
 
 def judge_operators(lines: Sequence[Mapping[str, Any]], precision: str) -> Answer:
-    """Make the table and judge it.
+    """Summarize ``operators.jsonl`` in a table with one row per operator, and evaluate it.
 
     Args:
-        lines: of ``operators.jsonl``; those that ended the process have ``crash``.
-        precision: of the training.
+        lines: lines of the journal; a line with ``crash`` is of an operator that ended the process.
+        precision: precision of the training.
 
     Returns:
-        With the table in ``values``: per operator ``status`` (the worst of ``crashed``, ``failed``, ``wrong``, ``off``,
-        ``left the card``, ``equal``, ``not compared``), the ``relative`` difference, ``left`` (calls and bytes; bytes
-        where they are counted), ``kernel`` (``portable`` ones are exp's own), the ``call`` that it is of, and the
-        ``reason``.
+        An answer whose ``values`` have the table. Each row is the worst call of one operator: ``status`` (from worst
+        to best ``crashed``, ``failed``, ``wrong``, ``off``, ``left the card``, ``equal``, ``not compared``); the
+        ``relative`` difference; ``left``, CPU fallbacks as number of calls and, if they are counted, bytes;
+        ``kernel``, ``portable`` if the kernel is exp's own; ``call``, dtypes and shapes of the arguments; ``reason``.
     """
     worst_of: dict[str, dict[str, Any]] = {}
     rows = (_row(line, precision) for line in lines)
@@ -258,17 +266,17 @@ def judge_operators(lines: Sequence[Mapping[str, Any]], precision: str) -> Answe
     finding += "; ..." if len(named) > _SHOWN else ""
     values = {"table": table, "counts": counts}
     if counts["crashed"] or counts["failed"] or counts["wrong"]:
-        advice = "report these operators to the vendor, portable ones to exp; docs/hardware/hardware.md says what "
-        return fail(finding, f"{advice}stands in", **values)
+        advice = "report these operators to the vendor, portable ones to exp; docs/hardware/hardware.md has "
+        return fail(finding, f"{advice}replacements", **values)
     if all(row["relative"] is None for row in table):
         return fail(f"nothing was compared: {finding}", "look at output.log in the row's folder", **values)
-    advice = "more than rounding: see whether the card multiplies in a lower precision" if counts["off"] else ""
+    advice = "more than rounding: check whether the card multiplies in a lower precision" if counts["off"] else ""
     advice = "these operators run on the CPU, slowly: docs/hardware/hardware.md" if counts["left the card"] else advice
     return ok(finding, advice, **values)
 
 
 def _row(line: Mapping[str, Any], precision: str) -> dict[str, Any]:
-    """Of one call; JSON has no infinity, and says so beside."""
+    """The table row of one call. An infinite difference is listed in ``not_finite``, because JSON cannot store it."""
     relative: Any = math.inf if "relative" in line.get("not_finite", ()) else line.get("relative")
     calls, moved = line.get("left") or (0, 0)
     equal, right = _LIMITS.get(str(line.get("dtype")), (0.0, 0.0))
@@ -298,11 +306,11 @@ def _told(row: Mapping[str, Any]) -> str:
 
 
 def judge_collectives(lines: Sequence[Mapping[str, Any]], group: str | None) -> Answer:
-    """Make the table of ``collectives.jsonl`` and judge it.
+    """Summarize ``collectives.jsonl`` in a table, and evaluate it.
 
     Args:
-        lines: of the journal; those that ended the process have ``crash``.
-        group: the process group.
+        lines: lines of the journal; a line with ``crash`` is of a collective that ended the process.
+        group: the process group, such as ``"cpu:gloo,<device>:<library>"``.
     """
     measured = [line for line in lines if "seconds" in line]
     refused = [f"{line['name']}: {line['error']}" for line in lines if "error" in line]
@@ -319,5 +327,5 @@ def judge_collectives(lines: Sequence[Mapping[str, Any]], group: str | None) -> 
     best = max(measured, key=lambda line: float(line["bus_bytes_per_second"]))
     finding = f"{len(measured)} right over {group}; up to {size(best['bus_bytes_per_second'])}/s in {best['name']} of "
     finding += f"{best['kib']} KiB" + f"; refused: {'; '.join(refused)}" * bool(refused)
-    advice = "gradients travel in fp32 here; what sends others cannot use this library" if refused else ""
+    advice = "exp exchanges gradients in fp32; code that exchanges the refused types fails here" if refused else ""
     return ok(finding, advice, **values)

@@ -1,4 +1,4 @@
-"""``python -m exp`` in a process that cannot outlive this one, nor its time."""
+"""Runs ``python -m exp`` in a child process that ends with this process, or at its time limit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["ChildEnd", "run_exp", "searched"]
 
 _POLL_S = 0.1
-_PATIENCE_S = 15.0  # a launcher gives its workers some seconds to end
+_PATIENCE_S = 15.0  # the child's launcher waits some seconds for its own workers
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,11 @@ class ChildEnd:
     """How a child ended.
 
     Attributes:
-        code: exit code; negative: the signal that killed it. Where this process was to end, the code of that.
-        why: the last error that it printed, its first line, or what the code means.
-        late: whether it was ended because its time was over.
-        interrupted_by: the name of the signal that this process got meanwhile, and has ended the child for.
+        code: exit code of the child, negative if a signal killed it. If this process received a signal, the exit code
+            with which this process should end.
+        why: first line of the last error that the child printed; otherwise the exit code or the signal, as text.
+        late: whether the child was ended at its time limit.
+        interrupted_by: name of the signal that this process received, and for which it ended the child; None: none.
     """
 
     code: int
@@ -46,7 +47,7 @@ class ChildEnd:
 
 
 def searched() -> list[str]:
-    """Where the user's own YAML files lie, for a child."""
+    """Command-line arguments that give a child the user's own config folders."""
     state = HydraConfig.get()
     folders = [source.path for source in state.runtime.config_sources if source.provider == "command-line"]
     paths = [each for each in state.overrides.hydra if each.startswith("hydra.searchpath=")]
@@ -54,17 +55,17 @@ def searched() -> list[str]:
 
 
 def run_exp(arguments: Sequence[str], output: Path, limit_s: float) -> ChildEnd:
-    """Run ``python -m exp`` to its end, to the end of its time, or until a signal ends this process.
+    """Run ``python -m exp`` until it ends, reaches its time limit, or this process receives a signal.
 
     Args:
         arguments: overrides, as on the command line.
-        output: what it prints is added to this file.
-        limit_s: longest that it may take, in seconds.
+        output: file to which the child's stdout and stderr are appended.
+        limit_s: time limit in seconds.
     """
     mark, late = secrets.token_hex(8), False
     signals: list[int] = []
     environment = {**os.environ, JOB_VARIABLE: mark}
-    environment.pop("HYDRA_FULL_ERROR", None)  # which the command line sets while Hydra runs this task
+    environment.pop("HYDRA_FULL_ERROR", None)  # exp's command line sets it for this process only
     deadline, words = time.monotonic() + limit_s, (str(os.getpid()), *searched(), *arguments)
     with handle_signals(lambda number, _: signals.append(number)), output.open("ab") as log:
         place = log.tell()
@@ -74,7 +75,7 @@ def run_exp(arguments: Sequence[str], output: Path, limit_s: float) -> ChildEnd:
                 late = time.monotonic() > deadline
                 time.sleep(_POLL_S)
         finally:
-            if process.poll() is None:  # in order, if it can
+            if process.poll() is None:  # SIGTERM first, so that the child can clean up
                 process.terminate()
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(_PATIENCE_S)
@@ -88,7 +89,7 @@ def run_exp(arguments: Sequence[str], output: Path, limit_s: float) -> ChildEnd:
     return ChildEnd(code, why, late, signal_name(signals[0]) if signals else None)
 
 
-if __name__ == "__main__":  # ``-m exp.checks.child PARENT ARGUMENTS...`` is ``-m exp ARGUMENTS...``
+if __name__ == "__main__":  # ``-m exp.checks.child PID ARGUMENTS...``: ``-m exp ARGUMENTS...``, which ends with PID
     die_with_parent(signal.SIGTERM, int(sys.argv[1]))
     sys.argv[:] = ["exp", *sys.argv[2:]]
     runpy.run_module("exp", run_name="__main__")

@@ -1,7 +1,7 @@
-"""task=doctor: each rank checks its interpreter, its card, and the job that it is part of; the parent judges.
+"""task=doctor: each rank checks its Python environment, its card and its job; the parent evaluates the results.
 
-:data:`CHECKS` has all checks in their order. Torch is imported by the first one that needs it. The parent needs nothing
-but the journals of the ranks.
+:data:`CHECKS` has all checks in their order. The first check that needs torch imports it. The parent reads only the
+journals of the ranks.
 """
 
 from __future__ import annotations
@@ -55,26 +55,26 @@ _OTHER_NODES_S = 5.0
 _KEYS = [each.name for each in fields(Answer)]
 _LOG = "look at logs/rank<n>.log"
 _ALONE = "one process: nothing to exchange"
-_GRACE_S = 5  # how much longer a hanging rank lives than others wait: they are to write down who is missing
+_GRACE_S = 5  # a hanging rank is ended this much after the others stop waiting, so they can record who is missing
 _POLL_S = 0.1
-_TRACEBACK = "the traceback is in the log of the rank; see the vendor's monitor, and between nodes ports and interfaces"
+_TRACEBACK = "see the traceback in the rank's log; check the vendor's monitor and, between nodes, ports and interfaces"
 _OUT_OF_SERVICE = "the card computes wrongly: take it out of service"
 _LITTLE_SPACE = 2**30
-_LITTLE_SHM = 2**26  # what a container gets where nobody asks for more
+_LITTLE_SHM = 2**26  # Docker's default
 _FEW_FILES = 1024
 _IDLE_PERCENT = 5
 _READINGS = ("utilisation_percent", "temperature_c", "power_w", "state")
-_SLOW = {True: 0.7, False: 0.25}  # share of the median rate, on real cards, and where ranks share a processor
+_SLOW = {True: 0.7, False: 0.25}  # least share of the median rate: on real cards; where ranks share a processor
 
 
 class Check(NamedTuple):
     """One check of a rank.
 
     Attributes:
-        body: makes it; may raise whatever the device's libraries raise.
-        needs: checks without which it makes no sense.
-        joint: all ranks make it, or none; they wait for each other before it.
-        column: of the table; it shows the figure ``shown``.
+        body: runs the check; may raise any exception of the device's libraries.
+        needs: names of checks that must pass first.
+        joint: all ranks run the check together, or none does; before it they wait for each other.
+        column: title of its column in the table, which shows ``shown`` of the answer's values; empty: no column.
     """
 
     body: Callable[[Bench], Answer]
@@ -84,15 +84,16 @@ class Check(NamedTuple):
 
 
 class Bench:
-    """What the checks of one rank share.
+    """State that the checks of one rank share.
 
-    The ranks meet over a store, not over the group that is examined.
+    The ranks exchange values through a store, because the process group itself is under test.
 
     Attributes:
-        device: once the check of that name has passed; ``described`` is what is known of it, with the host.
+        device: device of this rank; set by the check ``device``.
+        described: description of the device and its host; set by the same check.
         peers: descriptions of all devices, by rank.
-        absent: ranks that were waited for in vain.
-        usable: checks that have passed, and a group that is another one than was wanted.
+        absent: ranks that did not arrive within the timeout.
+        usable: names of the checks that passed; ``group`` also if it fell back to another process group.
     """
 
     def __init__(self, config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
@@ -109,7 +110,7 @@ class Bench:
         self.journal.end(START, host=this_host())
 
     def make(self, name: str, check: Check) -> None:
-        """Make one check; an exception is an answer, not the end."""
+        """Run one check and record its answer; an exception makes the check fail, and the next check runs."""
         started = time.monotonic()
         self.journal.begin(name)
         try:
@@ -117,7 +118,7 @@ class Bench:
         except ExpError as error:
             finding, _, advice = str(error).partition("; ")
             answer = fail(finding, advice or _TRACEBACK)
-        except Exception as error:  # noqa: BLE001 - a check that breaks is a finding; the others must still be made
+        except Exception as error:  # noqa: BLE001 - a check that raises has failed; the next ones must still run
             logger.error("check '%s' failed\n%s", name, traceback.format_exc())
             answer = fail(f"{type(error).__name__}: {error}".splitlines()[0], _TRACEBACK)
         logger.info("check '%s': %s: %s", name, answer.status, answer.finding)
@@ -127,7 +128,7 @@ class Bench:
         self.journal.end(name, **answer.__dict__)
 
     def _obstacle(self, name: str, check: Check) -> Answer | None:
-        """Why a check is not made, here or on any rank; None: nothing is in its way."""
+        """The answer of a check that cannot run, here or on another rank; None: it can run."""
         lacking = next((need for need in check.needs if need not in self.usable), None)
         found = self.meet(name, lacking) if check.joint else {}
         if lacking is not None:
@@ -139,10 +140,15 @@ class Bench:
         return skip("; ".join(reasons)) if reasons else None
 
     def meet(self, point: str, value: Any) -> dict[int, Any]:
-        """Tell the others ``value`` at ``point``, and wait for theirs.
+        """Send ``value`` to the other ranks, and wait for their values.
+
+        Args:
+            point: name of the meeting point, the same on all ranks.
+            value: what JSON can store.
 
         Returns:
-            By rank, of all that came within the timeout; the others are in :attr:`absent` from now on.
+            Values by rank, of the ranks that arrived within the timeout. The others are added to :attr:`absent`, and
+            no later call waits for them.
         """
         if self.store is None:
             return {self.info.rank: value}
@@ -150,7 +156,7 @@ class Bench:
         self.store.add(f"doctor/{point}/here/{self.info.rank}", 1)
         found, deadline = {}, time.monotonic() + self.timeout_s
         for rank in range(self.info.world_size):
-            # Counters can be read without waiting for them, with every store of every torch.
+            # ``add`` reads a counter without blocking, in all stores and versions of torch; ``get`` would block.
             while rank not in self.absent and not self.store.add(f"doctor/{point}/here/{rank}", 0):
                 if time.monotonic() > deadline:
                     self.absent.append(rank)
@@ -161,36 +167,36 @@ class Bench:
 
     @property
     def missing(self) -> str:
-        """Who is missing; empty: nobody."""
-        return f"rank {', '.join(map(str, self.absent))} did not come" if self.absent else ""
+        """Which ranks are missing, as text; empty: none."""
+        return f"rank {', '.join(map(str, self.absent))} did not arrive" if self.absent else ""
 
 
 def journal_of(folder: RunFolder, rank: int) -> Path:
-    """Where a rank keeps its journal."""
+    """Path of a rank's journal."""
     return folder.path / "doctor" / f"rank{rank}.jsonl"
 
 
 def diagnose(config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
-    """Make all checks of one rank, whatever becomes of each, in the steps that a session takes when it opens.
+    """Run all checks of one rank, also after failures, in the order in which a session sets up a run.
 
     Raises:
-        RunError: a rank is missing; the launcher then ends those that hang.
+        RunError: a rank is missing. The launcher then ends the ranks that hang.
     """
     bench = Bench(config, folder, info, backend)
     for name, check in CHECKS.items():
         bench.make(name, check)
     bench.journal.end(END, absent=bench.absent)
     if bench.absent:
-        bench.meet("end", None)  # the others are to finish their journals, too, before the launcher ends them
+        bench.meet("end", None)  # let the other ranks finish their journals before the launcher ends them
         raise RunError(f"not all ranks took part: {bench.missing}")
 
 
 def _packages(bench: Bench) -> Answer:
-    """Torch imports; versions of Python, of it and of the vendor's packages."""
+    """Import torch; report the versions of Python, torch and the vendor's packages."""
     try:
         import torch
     except (ImportError, OSError) as error:
-        return fail(f"torch does not import: {error}", "install the torch that goes with this device")
+        return fail(f"torch does not import: {error}", "install a torch version for this device")
     shown = {"Python": platform.python_version(), "torch": torch.__version__, **bench.backend.packages()}
     finding = ", ".join(f"{name} {version}" for name, version in shown.items() if version)
     values: dict[str, Any] = {**package_versions(), **shown}
@@ -198,7 +204,7 @@ def _packages(bench: Bench) -> Answer:
 
 
 def _device(bench: Bench) -> Answer:
-    """The device of this rank can be selected and computes, and no environment variable does harm there."""
+    """The device of this rank can be selected and computes; warn of environment variables that harm it."""
     import torch
 
     device = bench.backend.set_device(bench.info.local_rank)
@@ -206,7 +212,7 @@ def _device(bench: Bench) -> Answer:
     described["identity"] = cards.identity(described) if bench.backend.exclusive_devices else None
     answer = float((torch.arange(4, dtype=torch.float32).to(device) * 2).sum().cpu())
     if answer != 12.0:
-        return fail(f"{device} gives {answer} for 12", _OUT_OF_SERVICE)
+        return fail(f"{device} computes {answer} instead of 12", _OUT_OF_SERVICE)
     bench.device, bench.described = device, described
     number, name = described.get("card"), described["name"]
     which = f"#{number}" if number is not None else described["identity"] or ""
@@ -215,7 +221,7 @@ def _device(bench: Bench) -> Answer:
 
 
 def _ranks(bench: Bench) -> Answer:
-    """All ranks have started, and reached this point within the timeout."""
+    """All ranks have started and reach this point within the timeout."""
     world_size = bench.info.world_size
     if world_size == 1:
         bench.peers = {0: bench.described}
@@ -224,32 +230,32 @@ def _ranks(bench: Bench) -> Answer:
     bench.store = make_store(bench.info, timedelta(seconds=bench.timeout_s))
     bench.peers = {rank: device for rank, device in bench.meet("ranks", bench.described).items() if device}
     waited = time.monotonic() - started
-    if bench.absent:  # not this rank's failure: the parent lays it at the door of the one that is missing
+    if bench.absent:  # skipped, not failed: the parent reports the failure for the missing rank
         return skip(f"waited {waited:.0f} s: {bench.missing}")
     return ok(f"all {world_size} arrived within {waited:.1f} s", waited_s=round(waited, 3))
 
 
 def _cards(bench: Bench) -> Answer:
-    """No two ranks have one physical card."""
+    """No two ranks use the same physical card."""
     if not bench.backend.exclusive_devices:
-        return ok("ranks share this device, as they may")
+        return ok("ranks may share this device")
     own = bench.described["identity"]
     sharing = sorted({rank for pair in cards.shared(bench.peers) if bench.info.rank in pair for rank in pair})
     if not sharing:
-        return ok(f"{own} is this rank's alone")
+        return ok(f"only this rank uses {own}")
     finding = f"ranks {', '.join(map(str, sharing))} share one card: {own} on {bench.described['host']}"
-    advice = "give each rank its own: the visible-devices variable must be the same on all, and name no card twice"
+    advice = "give each rank its own card: the visible-devices variable must be the same on all ranks, without repeats"
     return fail(finding, advice, sharing=sharing)
 
 
 def _memory(bench: Bench) -> Answer:
-    """Memory of the device, and whether another process holds it."""
+    """Free memory of the device; warn if another process holds more than half of it, fail above 95 %."""
     usage, row = bench.backend.usage(), cards.reading_of(bench.described, bench.backend.monitor()) or {}
     free, total = usage.get("free"), usage.get("total") or row.get("memory_total")
     if free is None and total is not None and row.get("memory_used") is not None:
         free = total - row["memory_used"]
     if free is None or total is None:
-        return ok("this device does not tell")
+        return ok("this device does not report its memory")
     holder = "another process holds the rest; find it with the vendor's monitor, and end it"
     held = free < total * 0.5 and bench.backend.exclusive_devices
     answer = ok(f"{size(free)} free of {size(total)}", holder * held, shown=size(free), free=free, total=total)
@@ -257,7 +263,7 @@ def _memory(bench: Bench) -> Answer:
 
 
 def _group(bench: Bench) -> Answer:
-    """The process group comes up, and is the one that was wanted."""
+    """The process group can be created, and is the requested one."""
     from exp.engine.distributed import Distributed, chosen_group
 
     assert bench.store is not None
@@ -271,16 +277,16 @@ def _group(bench: Bench) -> Answer:
     values: dict[str, Any] = {"process_group": name, "fallback": fallback, "shown": f"{seconds:.1f} s"}
     if fallback is None:
         return ok(f"{name} in {seconds:.1f} s", **values)
-    bench.usable.add("group")  # a fallback is a failure, and yet a group
+    bench.usable.add("group")  # the fallback is reported as a failure, but the checks below can use the group
     finding = f"fell back: {fallback['used']} instead of {fallback['wanted']}, because {fallback['reason']}"
     group, source = chosen_group(backend)
     if device_part_of(group, backend.device_type) == "gloo":
-        return ok(finding, f"slow; leave out {source} to use the card's own", **values)
+        return ok(finding, f"slow; leave out {source} to use the card's own collectives", **values)
     return fail(finding, "install the vendor's collectives: copies through the CPU are slow", **values)
 
 
 def _all_reduce(bench: Bench) -> Answer:
-    """Sums over all ranks are right, of tensors on the device and on the CPU."""
+    """Sums over all ranks are correct, for tensors on the device and on the CPU."""
     import torch
 
     assert bench.distributed is not None
@@ -291,17 +297,17 @@ def _all_reduce(bench: Bench) -> Answer:
         tensor = torch.full((1024,), bench.info.rank + 1.0, device=place)
         on_host = place.type == "cpu" and backend.device_type != "cpu"
         (bench.distributed.sum if on_host else backend.collectives.all_reduce)(tensor)
-        backend.synchronize()  # what hangs is to hang here
+        backend.synchronize()  # a collective that hangs must hang in this check, not in a later one
         host = tensor.cpu()
         wrong += [f"{float(value):g} on {place}" for value in host[host != right][:1]]
-    if wrong:  # reported only now: the other ranks would have waited for this one
+    if wrong:  # only after both sums: returning earlier would leave the other ranks waiting
         finding = f"the sum of 1 to {world_size} is {right:g}, but {' and '.join(wrong)}"
         return fail(finding, "the collectives are broken: try another version of the vendor's library")
     return ok("right on device and CPU", shown="ok")
 
 
 def _ddp(bench: Bench) -> Answer:
-    """A wrapped model begins with rank 0's weights (1), and takes a step along the mean of all ranks' gradients."""
+    """A DDP-wrapped model starts with rank 0's weights, which are 1, and steps by the mean gradient of all ranks."""
     import torch
 
     backend, own, mean = bench.backend, bench.info.rank + 1.0, (bench.info.world_size + 1) / 2
@@ -315,15 +321,15 @@ def _ddp(bench: Bench) -> Answer:
     backend.end_step(optimizer)
     stepped = model.weight.detach().cpu().unique().tolist()
     del wrapped, optimizer
-    gc.collect()  # the reducer must not outlive the group
+    gc.collect()  # DDP's reducer must be freed before the process group is destroyed
     if stepped != [1.0 - mean]:
         finding = f"weights after a step: {stepped[:4]} instead of {1.0 - mean:g}"
-        return fail(finding, "the wrapper does not keep the ranks equal: compare torch's and the vendor's versions")
+        return fail(finding, "DDP does not keep the ranks equal: torch and the vendor's package may not match")
     return ok(f"gradients are the mean over {bench.info.world_size} ranks", shown="ok")
 
 
 def _autocast(bench: Bench) -> Answer:
-    """Every precision that the backend claims for this device works, and the configured one is among them."""
+    """Matrix products are correct in every precision that the device supports, and the configured one is supported."""
     import torch
 
     backend, wanted, works = bench.backend, bench.config.precision, []
@@ -333,17 +339,17 @@ def _autocast(bench: Bench) -> Answer:
         with backend.autocast(precision):
             product = ones @ ones
         if not bool((product.float().cpu() == 16).all()):
-            return fail(f"{precision} gives wrong numbers", "use another precision, and report it to the vendor")
+            return fail(f"products in {precision} are wrong", "use another precision, and report it to the vendor")
         works.append(precision)
     if wanted not in works:
         return fail(f"no {wanted} on this device", f"use precision={' or '.join(works)}")
-    backend.set_precision(wanted)  # of all that follows
+    backend.set_precision(wanted)  # for the checks that follow
     return ok(", ".join(works), precisions=works)
 
 
 def _burst(bench: Bench) -> Answer:
-    """A short burst of matrix products with a known answer, on all cards at the same time, which the vendor's monitor
-    sees at work.
+    """Multiply matrices with a known result for a short time, on all cards at once; the vendor's monitor must show a
+    busy card.
     """
     backend, precision, burst_s = bench.backend, bench.config.precision, bench.config.task.burst_s
 
@@ -352,15 +358,15 @@ def _burst(bench: Bench) -> Answer:
         return backend.monitor()
 
     with backend.autocast(precision), ThreadPoolExecutor(1) as pool:
-        multiply(backend, bench.device, 0.01)  # kernels are compiled before the monitor looks
+        multiply(backend, bench.device, 0.01)  # compile the kernels before the monitor is read
         seen = pool.submit(look)
         rates: list[float] = []
-        # Monitors show a mean over the last moments; a slow one is to see the card at work all the same.
+        # Monitors report a mean over a short time and may answer slowly: keep the card busy until they have answered.
         while not rates or not seen.done():
             rate, error = multiply(backend, bench.device, burst_s)
             rates.append(rate)
         row = cards.reading_of(bench.described, seen.result()) or {}
-    if not error <= 1e-3:  # nan, too
+    if not error <= 1e-3:  # also true for NaN
         return fail(f"products are wrong by {error:g}", _OUT_OF_SERVICE)
     used, least = row.get("utilisation_percent"), _SLOW[bool(backend.visible_variables) and not backend.simulate]
     watched = "" if used is None else f"{used:.0f} %"
@@ -368,29 +374,29 @@ def _burst(bench: Bench) -> Answer:
     values["shown"] = f"{flops(rates[0])}{f', {watched}' * bool(watched)}"
     if used is not None and used < _IDLE_PERCENT:
         finding = f"card idle while it should work: {watched} on the monitor during the burst ({row['state']})"
-        advice = "the work lands elsewhere: check the visible-devices variable; operators may fall back to the CPU"
+        advice = "the work runs elsewhere: check the visible-devices variable; operators may fall back to the CPU"
         return fail(finding, advice, **values)
     return ok(f"{flops(rates[0])}FLOP/s in {precision}, the monitor shows {watched or 'nothing'}", **values)
 
 
 def _teardown(bench: Bench) -> Answer:
-    """The group goes down in order."""
+    """The process group can be destroyed."""
     assert bench.distributed is not None
     started = time.monotonic()
     bench.distributed.barrier()
     bench.backend.collectives.destroy()
-    return ok(f"group taken down in {time.monotonic() - started:.1f} s")
+    return ok(f"group destroyed in {time.monotonic() - started:.1f} s")
 
 
 def _data(bench: Bench) -> Answer:
-    """The configured data can be reached from here."""
+    """The configured data can be read by this rank."""
     checked = check_data(bench.config.data)
-    found = "there, and its beginning fits" if checked else "has no check of its own"
+    found = "files are there, and look right" if checked else "this data set has no check of its files"
     return ok(f"{bench.config.data.get('name')}: {found}")
 
 
 def _limits(bench: Bench) -> Answer:
-    """Space for the run folder, and what data-loader workers use up: shared memory and open files."""
+    """Disk space for the run folder; shared memory and open files for data-loader workers."""
     path = bench.folder.path
     values: dict[str, Any] = {**process_limits(), "free": shutil.disk_usage(path).free}
     free, shm, files = values["free"], values["shm_total"], values["open_files"]
@@ -421,19 +427,20 @@ CHECKS: dict[str, Check] = {
     "data": Check(_data),
     "limits": Check(_limits),
 }
-"""All checks, in their order (docs/hardware/checks.md)."""
+"""All checks, in the order in which they run (docs/hardware/checks.md)."""
 
 
 @dataclass
 class _Rank:
-    """What is known of a rank from its journal.
+    """One rank, as its journal describes it.
 
     Attributes:
-        host: None where it has left nothing.
-        checks: by name, in their order; those that it did not come to are added.
-        running: what had only begun.
-        absent: ranks that it waited for in vain; None: it did not come to its end.
-        stayed_in: the check in which it hung or died.
+        rank: number of the rank.
+        host: its host; None: it has no journal.
+        checks: answers by name of the check, in their order; :func:`judge` adds the checks that the rank did not reach.
+        running: journal line of the check that started but did not finish; None: there is none.
+        absent: ranks for which it waited until the timeout; None: it did not finish its checks.
+        stayed_in: the check in which it hung or died; None: there is none.
     """
 
     rank: int
@@ -445,13 +452,13 @@ class _Rank:
 
     @property
     def verdict(self) -> tuple[str, str]:
-        """The worst status, and the first check that has it; what was not checked is worse than what is well."""
+        """The worst status, and the first check with that status; ``skipped`` counts as worse than ``ok``."""
         found = {answer.status: name for name, answer in reversed(list(self.checks.items()))}
         return next(((status, found[status]) for status in (FAILED, WARNING, SKIPPED) if status in found), (OK, ""))
 
 
 def begin(config: ExpConfig, folder: RunFolder) -> None:
-    """Say what is examined; nothing of an earlier examination may be taken for this one's."""
+    """Delete the results of an earlier doctor run in this folder, and print what will be checked."""
     shutil.rmtree(folder.path / "doctor", ignore_errors=True)
     (folder.path / "doctor.json").unlink(missing_ok=True)
     processes = config.nproc * config.launcher.nnodes
@@ -463,7 +470,7 @@ def begin(config: ExpConfig, folder: RunFolder) -> None:
 
 
 def end(config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int:
-    """Judge, print and write ``doctor.json``; returns the exit code."""
+    """Evaluate the checks, print the result and write ``doctor.json``; returns the exit code."""
     started = folder.config.stat().st_mtime
     ranks, findings = judge(config, folder, outcome, started)
     verdicts = [rank.verdict[0] for rank in ranks]
@@ -487,7 +494,7 @@ def end(config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int:
 def judge(
     config: ExpConfig, folder: RunFolder, outcome: Outcome, started: float
 ) -> tuple[list[_Rank], list[dict[str, Any]]]:
-    """What is known of each rank, and the findings over all.
+    """Read the journals of all ranks, and collect their failures and warnings.
 
     Args:
         config: the frozen configuration.
@@ -496,8 +503,8 @@ def judge(
         started: when it began, in seconds since the epoch.
 
     Returns:
-        The ranks; and failures, then warnings, each in the order of the checks: ``check``, ``status``, ``finding``,
-        ``advice`` and the ``ranks`` that have found it in the same words.
+        The ranks; and the findings, failures before warnings, each in the order of the checks. A finding has ``check``,
+        ``status``, ``finding``, ``advice`` and ``ranks``, all ranks with the same text.
     """
     ended, limit_s = time.time(), config.task.timeout_s
     ranks = _read(folder, config.nproc * config.launcher.nnodes, wait=config.launcher.nnodes > 1)
@@ -526,7 +533,7 @@ def judge(
 
 
 def _read(folder: RunFolder, world_size: int, wait: bool) -> list[_Rank]:
-    """Ranks of other nodes may still be writing when those of this one have ended."""
+    """Read the journals; with ``wait``, give ranks of other nodes some seconds to finish theirs."""
     deadline = time.monotonic() + (_OTHER_NODES_S if wait else 0)
     while True:
         ranks = []
@@ -542,12 +549,12 @@ def _read(folder: RunFolder, world_size: int, wait: bool) -> list[_Rank]:
 
 
 def _how_it_ended(rank: _Rank, outcome: Outcome, limit_s: float, started: float, ended: float) -> tuple[str, Answer]:
-    """What an unfinished rank was doing, and why it did not finish."""
+    """The check in which an unfinished rank ended, and an answer with the reason."""
     failure = next((each for each in outcome.failures if each.rank == rank.rank), None)
     why, advice = None, f"{_LOG}, logs/agent*.log and the node of the rank"
     name = next((each for each in CHECKS if each not in rank.checks), END) if rank.host is not None else "ranks"
     if rank.running is not None:
-        name, advice = rank.running["name"], f"{_LOG} for the stack; where it is only slow, raise task.timeout_s"
+        name, advice = rank.running["name"], f"{_LOG} for the stack; if it is only slow, raise task.timeout_s"
         killed = failure.message if failure is not None and failure.exit_code < 0 else None
         why = why_ended(rank.running, killed, limit_s, ended)
     elif rank.host is not None:
@@ -556,29 +563,31 @@ def _how_it_ended(rank: _Rank, outcome: Outcome, limit_s: float, started: float,
         why = f"ended before its first check: {failure.message.splitlines()[0]}"
     elif not outcome.failures and outcome.detail is not None:
         why = f"never started: {outcome.detail.splitlines()[0]}"
-    elif not outcome.failures or ended - started >= limit_s:  # else the launcher has ended those that still started
+    elif not outcome.failures or ended - started >= limit_s:  # else the launcher ended this rank during its start
         why = f"never arrived: it left no record within {limit_s} s"
-    return name, fail(why, advice) if why else skip("ended with the job, because another rank did not go on")
+    return name, fail(why, advice) if why else skip("ended with the job, because another rank stopped")
 
 
 def _lay_blame(ranks: Sequence[_Rank], timeout_s: float) -> None:
-    """On the rank that hangs or dies in a joint check, not on those that time out there with it; and on a rank that
-    others waited for in vain, even if it came in the end.
+    """Report each failure for the rank that caused it.
+
+    If a rank hangs or dies in a joint check, the failures of the other ranks in that check become skips. A rank for
+    which others waited until the timeout fails, even if it arrived later.
     """
     for name in (name for name, check in CHECKS.items() if check.joint):
         culprits = [rank.rank for rank in ranks if rank.stayed_in == name]
         for rank in ranks:
             if culprits and rank.stayed_in is None and rank.checks[name].status == FAILED:
-                rank.checks[name] = skip(f"broke off with rank {culprits[0]}: {rank.checks[name].finding}")
+                rank.checks[name] = skip(f"failed because of rank {culprits[0]}: {rank.checks[name].finding}")
     for number in {absent for rank in ranks for absent in rank.absent or ()}:
         if ranks[number].verdict[0] != FAILED:
-            finding = f"came too late: others had waited {timeout_s} s for it"
+            finding = f"arrived too late: other ranks waited {timeout_s} s for it"
             advice = f"{_LOG}, and at its node; if it is only slow, raise task.timeout_s"
             ranks[number].checks["ranks"] = fail(finding, advice)
 
 
 def _compare(ranks: Sequence[_Rank]) -> None:
-    """Warn of ranks with other versions than rank 0, and of a card that is far slower than the others."""
+    """Warn of ranks whose package versions differ from rank 0's, and of cards far slower than the median."""
     reference = ranks[0].checks["packages"].values
     rates = [rank.checks["burst"].values.get("flops") for rank in ranks]
     median = statistics.median([rate for rate in rates if rate] or [0])
@@ -592,11 +601,11 @@ def _compare(ranks: Sequence[_Rank]) -> None:
         if rate and rate < burst.values["least"] * median:
             burst.status = WARNING
             burst.finding = f"{flops(rate)}FLOP/s, {rate / median:.0%} of the median card's"
-            burst.advice = "see whether another process uses the card, or it is throttled by heat"
+            burst.advice = "check whether another process uses the card, or heat throttles it"
 
 
 def _told(finding: Mapping[str, Any]) -> dict[str, Any]:
-    """A finding as it is printed: with its check, and the ranks that have it."""
+    """Status, text and advice of a finding as it is printed; the text starts with the check and the ranks."""
     numbers = finding["ranks"]
     who = f", rank{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}" if numbers else ""
     text = f"{finding['check']}{who}: {finding['finding']}"
@@ -604,7 +613,7 @@ def _told(finding: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _line_of(rank: _Rank) -> dict[str, Any]:
-    """A line of the doctor's table."""
+    """A row of the doctor's table."""
     shown = {check.column: rank.checks[name].values.get("shown", "") for name, check in CHECKS.items() if check.column}
     status, name = rank.verdict
     verdict = f"{status}: {name}" if status in (FAILED, WARNING) else "not all checked" if name else OK

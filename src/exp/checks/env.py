@@ -1,4 +1,4 @@
-"""task=env: what this machine and this installation are, as plain text to paste into a bug report."""
+"""task=env: describes this machine and this installation as plain text, to paste into a bug report."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["describe"]
 
 
 def describe(config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
-    """Print the facts and write them to ``env.json``; what cannot be found out has its reason there instead."""
+    """Print the facts and write them to ``env.json``; a fact that cannot be determined is replaced by the reason."""
     del info
     environment = {
         **describe_environment(backend, []),
@@ -41,13 +41,13 @@ def describe(config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Back
 
 
 def _backends(config: ExpConfig, chosen: Backend) -> dict[str, str]:
-    """Of every installed backend, how many devices it has, or why it cannot be used."""
+    """By name of each installed backend its number of devices, or the reason why it cannot be used, as text."""
     found = {}
     for name in sorted({*installed(), config.backend.name}):
         try:
             backend = chosen if name == config.backend.name else create_backend({"_target_": name, "name": name})
             reason = backend.why_unavailable()
             found[name] = f"not available: {reason}" if reason else f"available, {backend.device_count()} devices"
-        except (ExpError, TypeError) as error:  # another's package
+        except (ExpError, TypeError) as error:  # backends of other packages may be broken
             found[name] = f"does not load: {error}"
     return found

@@ -1,8 +1,7 @@
-"""What ranks measure: a few steps, traced (task=parity) or timed (task=speed), and what they exchange
-(task=collectives).
+"""Measurements of the ranks: traced steps (task=parity), timed steps (task=speed) and all-reduce (task=collectives).
 
-A trace is one NumPy file per run: outputs, gradients and parameters of the first step, in the order of execution. Of a
-tensor of more than ``_KEPT`` values an evenly spaced part is kept, the same on every backend.
+A trace is one NumPy file (``.npz``) per run: outputs, gradients and parameters of the first step, in the order of
+execution. Of a tensor with more than ``_KEPT`` values, only evenly spaced values are kept, the same on every backend.
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ _REPEATS = 5
 
 
 def train_with(session: Session, hook: Hook, to_place: bool = False) -> int:
-    """Train with ``hook``, and without checkpoints; returns how many steps it took.
+    """Train with ``hook``, and without checkpoints; returns the number of steps.
 
     Args:
-        session: of a task that trains.
-        hook: of MMEngine's kind.
-        to_place: as :func:`exp.engine.building.build_model` takes it.
+        session: session of a task that trains.
+        hook: MMEngine hook to register.
+        to_place: see :func:`exp.engine.building.build_model`.
     """
     record_environment(session)
     data = build_data(session)
@@ -56,33 +55,37 @@ def train_with(session: Session, hook: Hook, to_place: bool = False) -> int:
 
 
 def train_traced(session: Session) -> dict[str, Any]:
-    """Train ``max_steps`` steps; ``trace.npz`` has what the first computed, ``metrics.jsonl`` the losses of all."""
+    """Train ``max_steps`` steps; writes the trace of the first to ``trace.npz``, all losses to ``metrics.jsonl``.
+
+    Returns:
+        The content of ``result.json``.
+    """
     return make_result(session, {}, None, steps=train_with(session, TraceHook(session.folder.path / "trace.npz")))
 
 
 class TraceHook(Hook):
-    """Collects the trace on rank 0, in ``path``."""
+    """Writes the trace of the first training step to ``path``, on rank 0 only."""
 
     priority = "LOWEST"
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file: zipfile.ZipFile | None = None  # during the first step
+        self._file: zipfile.ZipFile | None = None  # open during the first step
         self._handles: list[Any] = []
 
     def before_train(self, runner: Any) -> None:
-        """Listen to the modules and to the optimizer."""
+        """Register hooks that record the outputs of the modules, and the gradients before the optimizer's step."""
         if runner.distributed_group.is_main:
             self._file = zipfile.ZipFile(self._path, "w")
-            if not runner.session.config.compile:  # there are no modules in what torch has compiled
+            if not runner.session.config.compile:  # compiled code does not call the modules one by one
                 for name, module in unwrapped(runner.model).named_modules():
                     self._listen(module, name or "model")
         runner.optim_wrapper.before_step = lambda: self._keep_all(runner, "gradient")
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        """Complete the file with the parameters after the first step."""
+        """After the first step, add the parameters and close the file."""
         self._keep_all(runner, "parameter")
-        # Without the validation that comes after the last step otherwise.
+        # Stop here after the last step: the training loop would run a validation next.
         runner.train_loop.stop_training = runner.iter + 1 >= runner.session.config.max_steps
         runner.optim_wrapper.before_step = None
         while self._handles:
@@ -92,7 +95,7 @@ class TraceHook(Hook):
             self._file = None
 
     def _keep_all(self, runner: Any, kind: str) -> None:
-        """The parameters, or their gradients."""
+        """Write all parameters, or all their gradients; does nothing after the first step."""
         for name, parameter in unwrapped(runner.model).named_parameters() if self._file is not None else ():
             values = parameter.grad if kind == "gradient" else parameter
             if values is not None:
@@ -107,7 +110,10 @@ class TraceHook(Hook):
         self._handles.append(module.register_forward_hook(after))
 
     def _keep(self, kind: str, name: str, tensor: torch.Tensor) -> None:
-        """Write a tensor at once: all of a large model's would not fit into memory. Of several calls the first."""
+        """Write a tensor to the file at once, because all tensors of a large model would not fit into memory.
+
+        If a module is called several times, only its first call is kept.
+        """
         assert self._file is not None
         path = f"{kind}/{name}.npy"
         if path not in self._file.namelist():
@@ -118,7 +124,12 @@ class TraceHook(Hook):
 
 
 def measure_speed(session: Session) -> dict[str, Any]:
-    """Train ``max_steps`` steps; the result has their times and each rank's largest memory."""
+    """Train ``max_steps`` steps, and measure step times and each rank's peak memory.
+
+    Returns:
+        The content of ``result.json``, with ``step_seconds`` (median over steps of the slowest rank's time),
+        ``samples_per_second`` over all ranks, and ``memory_by_rank`` in bytes; None for what was not measured.
+    """
     config, timer = session.config, StepTimer(session.config.task.warm_up)
     steps = train_with(session, timer, to_place=True)
     own = {"memory": session.backend.usage().get("max_allocated"), "seconds": timer.seconds}
@@ -134,10 +145,15 @@ def measure_speed(session: Session) -> dict[str, Any]:
 
 
 class StepTimer(Hook):
-    """Times every step by itself, from the end of the one before, the device's work included; no validation.
+    """Measures the duration of each step, from the end of the step before, including the device's work.
+
+    Validation is not included.
 
     Args:
-        warm_up: steps at the beginning that do not count: kernels are compiled, caches filled.
+        warm_up: number of first steps that are not counted: they compile kernels and fill caches.
+
+    Attributes:
+        seconds: duration of each counted step.
     """
 
     priority = "VERY_LOW"
@@ -148,16 +164,16 @@ class StepTimer(Hook):
         self.seconds: list[float] = []
 
     def before_train_epoch(self, runner: Any) -> None:
-        """What came before is no part of a step."""
+        """Restart the clock: time before the epoch belongs to no step."""
         runner.backend.synchronize()
         self._mark = time.perf_counter()
 
     def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
-        """Nor is a validation in mid-epoch."""
+        """Restart the clock: a validation within an epoch belongs to no step."""
         self.before_train_epoch(runner)
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        """Wait for the device, and read the clock."""
+        """Wait for the device, and record the duration of the step."""
         runner.backend.synchronize()
         now = time.perf_counter()
         if self._left > 0:
@@ -168,9 +184,9 @@ class StepTimer(Hook):
 
 
 def measure_collectives(session: Session) -> dict[str, Any]:
-    """The sum over all ranks, in every precision and size; rank 0 writes them down.
+    """Test and time all-reduce in every supported precision and configured size; rank 0 writes ``collectives.jsonl``.
 
-    What has ended the process before is left out.
+    Precisions that ended the process in an earlier attempt are skipped.
     """
     record_environment(session)
     session.begin()
@@ -189,17 +205,27 @@ def measure_collectives(session: Session) -> dict[str, Any]:
 
 
 def addends(rank: int, world_size: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a rank has, 0 and 1 in turns, and what all add up to, both float32 (count,): every precision has them."""
+    """Test values that every precision represents exactly.
+
+    Args:
+        rank: number of the rank.
+        world_size: number of ranks.
+        count: number of values.
+
+    Returns:
+        Values of this rank, alternating 0 and 1, and the sum over all ranks; both float32, (count,).
+    """
     turns = torch.arange(count, dtype=torch.int64) % 2
     return ((turns + rank) % 2).float(), (world_size // 2 + turns * (world_size % 2)).float()
 
 
 def _measure(session: Session, dtype: torch.dtype, kib: int) -> dict[str, Any]:
-    """Wrong values on any rank, and the slowest rank's time.
+    """Test and time one all-reduce of ``kib`` KiB.
 
     Returns:
-        ``error``, where it is refused; else ``wrong`` (ranks), ``seconds`` (median of some repeats) and
-        ``bus_bytes_per_second``: what each card's link carries, 2 (n - 1) / n of the tensor.
+        ``error`` if the library refuses the dtype. Otherwise ``wrong`` (ranks with a wrong result), ``seconds`` (median
+        of some repeats on the slowest rank) and ``bus_bytes_per_second``: 2 (n - 1) / n times the tensor's bytes per
+        second, the traffic on each card's link in a ring all-reduce over n ranks.
     """
     world_size, backend, gather = session.info.world_size, session.backend, session.distributed.gather
     own, right = addends(session.info.rank, world_size, kib * 1024 // (2 if dtype is not torch.float32 else 4))
@@ -208,7 +234,7 @@ def _measure(session: Session, dtype: torch.dtype, kib: int) -> dict[str, Any]:
     try:
         backend.collectives.all_reduce(tensor)
         backend.synchronize()
-    except RuntimeError as error:  # of a type that a library does not know, on every rank alike
+    except RuntimeError as error:  # a dtype that the library does not support; every rank raises
         refused = str(error).split("\n")[0]
     refusals = [each for each in gather(refused) if each]
     if refusals:

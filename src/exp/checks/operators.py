@@ -1,9 +1,9 @@
-"""task=operators: every operator of a training step, forward and backward, on the device and on the CPU.
+"""task=operators: compares every operator of a training step, forward and backward, with the CPU.
 
-A few steps of the experiment are trained on the device, with everything that torch dispatches caught on its way: what
-the models really call there, portable forms included. Each operator is first run on copies of its inputs on the CPU's
-kernels, then on the device, and what both give is compared. The training goes on with the CPU's values where the device
-gives none, so one defect does not hide the next.
+The experiment trains a few steps on the device, and every operator that torch dispatches is intercepted, also those
+with portable kernels. Each operator runs first on the CPU, on copies of its inputs, then on the device, and the results
+are compared. If the device raises an error, the training continues with the CPU's result, so that one defect does not
+hide the next.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ if TYPE_CHECKING:
 __all__ = ["OperatorCheck", "check_operators", "difference"]
 
 _SHAPES = 8
-"""So many signatures of one operator are compared; further ones only run."""
+"""Number of signatures (shapes, dtypes, devices) per operator that are compared; calls with others just run."""
 _FLOOR = 1e-3
-"""Least scale of a difference, relative to the largest input: sums that cancel out have none of their own."""
+"""Lower bound of the scale of a relative difference, as a share of the largest input: a sum that cancels to zero has no
+scale of its own."""
 _RANDOM = frozenset({"bernoulli", "bernoulli_", "exponential_", "multinomial", "native_dropout", "normal_", "rand",
                      "randint", "randn", "randperm", "random_", "uniform_", "_fused_dropout", "rand_like",
                      "randn_like", "normal"})  # fmt: skip
@@ -40,7 +41,11 @@ _UNINITIALISED = ("empty", "new_empty", "resize_", "set_", "_pin_memory", "is_pi
 
 
 def check_operators(session: Session) -> dict[str, Any]:
-    """Train ``max_steps`` steps with every operator compared; ``operators.jsonl`` has what was found."""
+    """Train ``max_steps`` steps and compare every operator; writes the results to ``operators.jsonl``.
+
+    Returns:
+        The content of ``result.json``.
+    """
     journal = Journal(session.folder.path / "operators.jsonl", LIMITS_S["operators"])
     check = OperatorCheck(session.backend, session.device, journal, session.portable_operators)
     with contextlib.ExitStack() as window:
@@ -49,8 +54,9 @@ def check_operators(session: Session) -> dict[str, Any]:
 
 
 class _Window(Hook):
-    """Opens the check for each step and each batch of the validation, and not for what lies between: loaders draw
-    random numbers there by means that old torch cannot hand on.
+    """Enables the check during each training step and validation batch only.
+
+    Between them, data loaders draw random numbers in a way that old torch versions cannot intercept.
     """
 
     priority = "VERY_LOW"
@@ -59,26 +65,29 @@ class _Window(Hook):
         self.check, self.window = check, window
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
-        """Open it."""
+        """Enable the check."""
         self.window.close()
         self.window.enter_context(every_operator(self.check))
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        """Close it."""
+        """Disable the check."""
         self.window.close()
 
     before_val_iter, after_val_iter = before_train_iter, after_train_iter
 
 
 class OperatorCheck:
-    """Runs operators on the device and on the CPU, and writes down how far they are apart.
+    """Runs operators on the device and on the CPU, and records the differences of their results.
 
     Args:
-        backend: of the device.
-        device: whose operators are compared; calls that touch none of its tensors just run.
-        journal: where findings go: of each operator and signature one line. Operators that have ended the process
-            before are run on the CPU alone.
-        portable: ATen names of those whose kernels are not the device's own.
+        backend: backend of the device.
+        device: device under test; calls without tensors of this device just run.
+        journal: receives one line per operator and signature. Operators that crashed in an earlier attempt run only on
+            the CPU.
+        portable: ATen names of operators with a portable kernel (:mod:`exp.hardware.operators`).
+
+    Attributes:
+        seen: by name of the operator, the signatures that were compared.
     """
 
     def __init__(
@@ -96,7 +105,7 @@ class OperatorCheck:
         self._portable = portable
 
     def __call__(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Stand in for one call of an operator; returns what it gives."""
+        """Run one call of an operator, and compare it if its signature is new; returns its result."""
         tensors = list(tensors_of((args, kwargs)))
         wanted = kwargs.get("device")
         devices = {each.device.type for each in tensors}
@@ -124,7 +133,7 @@ class OperatorCheck:
             reference = _moved((args, kwargs), _is_mutable(func))
             try:
                 expected = func(*reference[0], **reference[1])
-            except Exception as error:  # noqa: BLE001 - a kernel that only the device has; any kind of it
+            except Exception as error:  # noqa: BLE001 - the CPU may lack this kernel, and raise any exception
                 reference, reason = None, _first_line(error)
         before = self.backend.fallbacks()
         try:
@@ -150,7 +159,7 @@ class OperatorCheck:
         return result
 
     def _given(self, func: Any, args: Any, kwargs: Any, reference: Any, expected: Any) -> Any:
-        """The CPU's values as if the device had given them."""
+        """The CPU's result, moved to the device; operators that write in place write the CPU's values."""
         if not _is_mutable(func):
             return map_tensors(lambda each: each.to(self.device), expected)
         given, computed = list(tensors_of((args, kwargs))), list(tensors_of(reference))
@@ -163,7 +172,7 @@ class OperatorCheck:
 
 
 def name_of(func: Any) -> str:
-    """``aten.gelu_backward.default``; below torch 1.12 without the overload."""
+    """Name of an operator, such as ``aten.gelu_backward.default``; without the overload on torch < 1.12."""
     text = str(func)
     return text if text.startswith("aten.") or "." in text.split(" ")[0] else f"aten.{func.__name__}"
 
@@ -179,7 +188,7 @@ def _scale(tensor: torch.Tensor) -> float:
 def _is_random(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     schema = getattr(func, "_schema", None)
     for place, argument in enumerate(() if schema is None else schema.arguments):
-        if argument.name == "dropout_p":  # fused attention draws nothing where it is 0
+        if argument.name == "dropout_p":  # fused attention draws random numbers only if it is not 0
             given = args[place] if place < len(args) else kwargs.get("dropout_p", argument.default_value)
             return bool(given)
     tag = getattr(getattr(torch, "Tag", None), "nondeterministic_seeded", None)
@@ -187,7 +196,7 @@ def _is_random(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> boo
 
 
 def _is_bare(func: Any) -> bool:
-    """Whether nothing is computed: memory that nobody has written yet, and views."""
+    """Whether an operator computes nothing: it allocates uninitialized memory, or returns a view."""
     if _base(func).startswith(_UNINITIALISED):
         return True
     schema = getattr(func, "_schema", None)
@@ -201,7 +210,7 @@ def _is_mutable(func: Any) -> bool:
 
 
 def _asked_for(result: Any, args: Sequence[Any]) -> Any:
-    """Without the gradients that a mask of the arguments leaves out: what stands there is any memory."""
+    """The result without gradients that the operator's ``output_mask`` excludes: their memory is uninitialized."""
     for each in args if isinstance(result, tuple) else ():
         if isinstance(each, (list, tuple)) and len(each) == len(result) and all(isinstance(one, bool) for one in each):
             return [value for value, wanted in zip(result, each) if wanted]
@@ -209,10 +218,10 @@ def _asked_for(result: Any, args: Sequence[Any]) -> Any:
 
 
 def _moved(value: Any, mutable: bool) -> Any:
-    """Copies of all tensors on the CPU; one that is there twice stays one. A device that is named is the CPU.
+    """Arguments of an operator with all tensors copied to the CPU, and ``device`` set to the CPU.
 
-    A number that torch has made a tensor of stays itself where nothing is written: a copy would count as a tensor for
-    the type of the result.
+    A tensor that occurs twice is copied once. If the operator writes nothing, 0-dim CPU tensors are not copied: torch
+    makes such tensors from Python numbers, and a copy would take part in type promotion like an ordinary tensor.
     """
     copies: dict[int, torch.Tensor] = {}
 
@@ -235,16 +244,17 @@ def _first_line(error: BaseException) -> str:
 
 
 def difference(ours: Any, theirs: Any, floor: float) -> dict[str, Any]:
-    """How far the tensors in two structures are apart.
+    """The largest difference between the tensors of two structures.
 
     Args:
-        ours: of the device.
-        theirs: of the CPU.
-        floor: least scale of what is relative.
+        ours: tensors of the device, also nested in dicts, lists and tuples.
+        theirs: tensors of the CPU, in the same order.
+        floor: lower bound of the scale of a relative difference.
 
     Returns:
-        ``relative`` (to the largest absolute value; infinite where only one is finite, or shapes differ) and ``dtype``
-        of the tensor that is furthest off.
+        ``relative``, the difference divided by the largest absolute value of the CPU's tensor, and ``dtype`` of the
+        tensor with the largest difference. Integers and booleans differ by 0 or 1. Infinite if shapes or dtypes differ,
+        or only one value is finite; if the numbers of tensors differ, ``dtype`` is None.
     """
     mine, other = list(tensors_of(ours)), list(tensors_of(theirs))
     found = [(_apart(left.detach(), right.detach(), floor), str(right.dtype)[6:]) for left, right in zip(mine, other)]

@@ -1,8 +1,8 @@
-"""task=parity in the parent: two runs, one after the other, and what differs between their traces. Imports no torch.
+"""task=parity in the parent: starts two runs, one after the other, and compares their traces. Imports no torch.
 
-The experiment is run twice (``task=trace``), each time by a command of its own: on the reference, and on the backend
-under test. Each leaves a trace (:mod:`~exp.checks.measure`). Two commands, because the plug-ins of two devices need
-not live in one process.
+The experiment runs twice (``task=trace``): first on the reference backend, then on the backend under test. Each run
+writes a trace (:mod:`~exp.checks.measure`). Each is a process of its own, because two vendors' torch plug-ins may not
+work in one process.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 __all__ = ["Difference", "apart", "compare", "compare_backends", "largest", "read_losses", "tolerances"]
 
 _LOSS_TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 2e-3, "tf32": 2e-3, "efp": 2e-2}
-_LARGEST = 0.5  # beyond it, nothing would ever depart
+_LARGEST = 0.5  # upper bound of a tolerance: with a larger one, no difference would be found
 _FLOOR = 1e-3
 _OWN = re.compile(r"[+~]*(?:task|output_dir|overwrite|resume|max_steps|max_epochs|log_every)(?:[.=].*)?")
 _OF_TESTED = re.compile(r"[+~]*(?:backend|compile)(?:[.=].*)?")
 
-# Title, phase, and how many times the loss's tolerance is allowed: differences grow on the way from a sum over many
-# values (the loss) to single ones, and through the optimizer. Gradients of later steps are not compared: where a loss
-# has a kink, as an absolute value has, two models that differ by rounding errors may get gradients of opposite sign.
+# Title, name of the phase, and tolerance as a multiple of the loss's: single values differ more than a sum over many
+# values (the loss), and the optimizer amplifies differences. Gradients of later steps are not compared: near a kink of
+# the loss, such as that of the absolute value, rounding errors can flip the sign of a gradient.
 _KINDS = {
     "output": ("forward (step 1)", "the forward pass", 10.0),
     "loss": ("loss", "the loss", 1.0),
@@ -49,29 +49,30 @@ _KINDS = {
 
 
 def tolerances(precision: str, loss: float | None) -> dict[str, float]:
-    """Largest relative difference that still agrees, by kind.
+    """The largest allowed relative difference, by kind (see :class:`Difference`).
 
     Args:
         precision: one of :data:`exp.hardware.backend.PRECISIONS`.
-        loss: for the loss; None: the default of the precision. The others follow from it.
+        loss: tolerance of the loss; None: the default of ``precision``. The others are multiples of it.
     """
     base = _LOSS_TOLERANCE[precision] if loss is None else loss
     return {name: min(base * factor, _LARGEST) for name, (_, _, factor) in _KINDS.items()}
 
 
 class Difference(NamedTuple):
-    """How far two tensors (or losses) are apart.
+    """The difference between two tensors, or between two losses.
 
     Attributes:
-        kind: ``output``, ``loss``, ``gradient`` or ``parameter`` (values with a clear gradient only: optimizers that
-            divide a gradient by its size move a value whose gradient is a rounding error by a whole step, in either
-            direction). All but losses are of the first step.
+        kind: ``output``, ``loss``, ``gradient`` or ``parameter``. All but losses are of the first step. Of a parameter,
+            only values with a clear gradient are compared: optimizers such as Adam divide a gradient by its size, so a
+            value whose gradient is only rounding error moves by a whole step in a random direction.
         step: optimizer step, from 1.
-        name: of the module or parameter.
-        absolute: largest absolute difference; infinite where there is nothing to compare, or one of the two is not
-            finite.
-        relative: the same, relative to the tensor's largest absolute value in the reference, or to a thousandth of the
-            largest of its kind where that is larger: a tensor that is zero but for rounding has no scale of its own.
+        name: name of the module or parameter.
+        absolute: largest absolute difference; infinite if a tensor is missing, the shapes differ, or only one of the
+            two is finite.
+        relative: ``absolute`` divided by the tensor's largest absolute value in the reference. Outputs and gradients
+            are divided by at least a thousandth of the largest value of their kind, because a tensor that is zero up to
+            rounding has no scale of its own.
     """
 
     kind: str
@@ -82,24 +83,24 @@ class Difference(NamedTuple):
 
 
 def compare(tested: RunFolder, reference: RunFolder, clear: float) -> Iterator[Difference]:
-    """All differences in the order in which they can arise: forward, loss, backward, optimizer; then later losses.
+    """All differences, in the order of computation: forward, loss, backward, optimizer; then the losses of later steps.
 
     Args:
         tested: run folder with ``trace.npz`` and ``metrics.jsonl``.
-        reference: the same of the reference.
-        clear: how large a gradient must be, relative to the tensor's largest, to tell its direction.
+        reference: run folder of the reference, with the same files.
+        clear: a gradient is clear if its absolute value is above this share of the largest in its tensor.
     """
     ours, theirs = read_losses(tested), read_losses(reference)
     losses = []
     for step in sorted(set(ours) & set(theirs)):
         gap = abs(ours[step] - theirs[step])
         losses.append(Difference("loss", step, "loss", gap, gap / max(abs(theirs[step]), 1e-12)))
-    # Tensors are read as they are asked for: of a large model, not all would fit into memory.
+    # np.load reads each tensor when it is used: all tensors of a large model would not fit into memory.
     with np.load(tested.path / "trace.npz") as mine, np.load(reference.path / "trace.npz") as other:
         outputs, gradients = ([key for key in other.files if key.startswith(kind)] for kind in ("output/", "gradient/"))
         floors = [_FLOOR * max((largest(other[key]) for key in keys), default=0.0) for keys in (outputs, gradients)]
         for key in outputs:
-            # A fused kernel of one of the two may do without a module; what comes after it shows whether it is right.
+            # One backend may use a fused kernel instead of this module; errors then show in the modules after it.
             if key in mine.files:
                 yield _difference(key, mine, other, floors[0])
         yield losses[0]
@@ -115,7 +116,7 @@ def compare(tested: RunFolder, reference: RunFolder, clear: float) -> Iterator[D
 
 
 def _difference(key: str, tested: Any, reference: Any, floor: float, clear: Any = True) -> Difference:
-    """Of one tensor, where ``clear`` is true."""
+    """The difference of one tensor, over the values where ``clear`` is true."""
     kind, _, name = key.partition("/")
     ours, theirs = (trace[key] if key in trace.files else None for trace in (tested, reference))
     if ours is None or theirs is None or ours.shape != theirs.shape:
@@ -125,24 +126,24 @@ def _difference(key: str, tested: Any, reference: Any, floor: float, clear: Any 
 
 
 def read_losses(folder: RunFolder) -> dict[int, float]:
-    """The loss of every step, by step."""
+    """The training loss of every step, by step."""
     return {record["step"]: record["loss"] for record in folder.records() if record["split"] == "train"}
 
 
 def largest(values: Any) -> float:
-    """Largest absolute value of an array; a mask may hold infinite ones, which are no scale."""
+    """Largest absolute finite value of an array; infinite values, such as those of an attention mask, are ignored."""
     return float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
 
 
 def apart(ours: Any, theirs: Any, floor: float) -> tuple[float, float]:
-    """Largest absolute difference of two arrays of one shape, and the same relative to the largest value of ``theirs``.
+    """Largest absolute and relative difference of two arrays of the same shape.
 
-    Both are infinite where only one of the two is finite.
+    Equal infinities, and NaN in both arrays, count as equal. If a difference is not finite, both results are infinite.
 
     Args:
-        ours: under test.
-        theirs: the reference.
-        floor: least scale of the relative difference.
+        ours: array under test.
+        theirs: array of the reference.
+        floor: lower bound of the scale, which is the largest absolute value of ``theirs``.
     """
     differ = ~((ours == theirs) | (np.isnan(ours) & np.isnan(theirs)))
     absolute = float(np.abs(ours[differ] - theirs[differ]).max(initial=0.0))
@@ -152,15 +153,19 @@ def apart(ours: Any, theirs: Any, floor: float) -> tuple[float, float]:
 
 
 def compare_backends(config: ExpConfig, overrides: list[str], task: Parity) -> int:
-    """Both runs, in ``reference/`` and ``tested/`` (only after the first succeeded), and their comparison.
+    """Run the experiment in ``reference/`` and, if that succeeds, in ``tested/``; then compare the two.
 
     Args:
-        config: composed.
-        overrides: the user's.
-        task: of the configuration.
+        config: composed configuration.
+        overrides: overrides of the user.
+        task: the task of the configuration.
+
+    Returns:
+        The exit code.
 
     Raises:
-        ExpError: one of the two cannot be started.
+        ConfigError: the configuration is wrong, or one of the two runs refuses it.
+        UnavailableError: a backend or a package is not available.
     """
     run = freeze(config, overrides, Path(config.output_dir))
     config, folder, code = run.config, run.folder, EXIT_FAILED
@@ -168,7 +173,7 @@ def compare_backends(config: ExpConfig, overrides: list[str], task: Parity) -> i
     common = ["task=trace", f"max_steps={task.steps}", f"max_epochs={epochs}", "log_every=1", "overwrite=true",
               *(f"{key}=0.0" for key in dropout)]  # fmt: skip
     kept = [each for each in overrides if not _OWN.fullmatch(each)]
-    # What compiling changes is a part of what is compared; other forms of float32 approximate it.
+    # The reference is exact: not compiled, and in full float32 if the tested precision is a form of float32.
     exact = [f"backend={task.reference}", "compile=false", *["precision=fp32"] * (config.precision in FLOAT32)]
     of_reference = [*(each for each in kept if not _OF_TESTED.fullmatch(each)), *exact]
     run.write()
@@ -200,7 +205,7 @@ def compare_backends(config: ExpConfig, overrides: list[str], task: Parity) -> i
 
 
 def _dropout(node: DictConfig, prefix: str) -> Iterator[tuple[str, float]]:
-    """The probabilities of dropout (``dropout``, ``attn_drop``, ``drop_path_rate``, ...) that are not 0, by key."""
+    """Keys of dropout probabilities that are not 0 (``dropout``, ``attn_drop``, ``drop_path_rate``), and the values."""
     for key, value in node.items():
         if isinstance(value, DictConfig):
             yield from _dropout(value, f"{prefix}.{key!s}")
@@ -209,7 +214,10 @@ def _dropout(node: DictConfig, prefix: str) -> Iterator[tuple[str, float]]:
 
 
 def _judge(config: ExpConfig, folder: RunFolder) -> int:
-    """Compare, print and write. The traces are kept where the two do not agree, to be looked into."""
+    """Compare the two runs, print and write the result; returns the exit code.
+
+    If they agree, the traces are deleted; otherwise they are kept for inspection.
+    """
     tested, reference = (RunFolder(folder.path / part) for part in ("tested", "reference"))
     allowed = tolerances(config.precision, config.task.tolerance)
     found = list(compare(tested, reference, clear=allowed["gradient"]))
@@ -238,7 +246,7 @@ def _judge(config: ExpConfig, folder: RunFolder) -> int:
         how_far = f"{first.relative:.1e} relative difference, {allowed[first.kind]:.0e} allowed"
         if first.absolute == math.inf:
             how_far = "missing, of another shape or not finite on one of the two"
-        finding = f"{config.backend.name} departs from {config.task.reference} first in {_KINDS[first.kind][1]} of "
+        finding = f"{config.backend.name} first differs from {config.task.reference} in {_KINDS[first.kind][1]} of "
         advice = "compare this layer on both (does it draw random numbers of its own?), or set task.tolerance"
         answer = fail(f"{finding}step {first.step}, at {first.name}: {how_far}", advice, table=table)
     done = read_json(tested.result)

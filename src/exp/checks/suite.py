@@ -1,7 +1,8 @@
-"""task=qualify: checks one after the other, each a command in a process of its own, and one record of their answers.
+"""task=qualify: a suite of checks, run one after the other, each as a command in its own process.
 
-Nothing that a driver does can end this process (:mod:`~exp.checks.child`). What is known is in ``qualify.json`` after
-each check; the same command goes on with what is left. ``qualify.md`` is the page of it.
+A crash in a driver ends only that process (:mod:`~exp.checks.child`). ``qualify.json`` is written after each check, so
+that the same command, started again, continues with the remaining checks. ``qualify.md`` shows the results as a page.
+A check of the suite is also called a row.
 """
 
 from __future__ import annotations
@@ -42,27 +43,27 @@ _OWN = re.compile(
 )
 _IDENTITY = ("name", "uuid", "serial", "bus_id", "memory_total")
 _OF_THE_JOB = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_")
-"""Variables that are others each time."""
-_LATER = "the same command goes on with it"
+"""Prefixes of environment variables that differ from job to job."""
+_LATER = "the same command continues with it"
 _TRIES = 4
-"""So often a check begins anew without what has ended its process."""
+"""How often one check is started; after a crash it skips the operators or collectives that crashed."""
 _LOG = "look at output.log and logs/ in the row's folder"
 _EFFICIENT = 0.8
 _BATCH = {"operators": 4, "parity": 2, "speed": 8}
-"""Samples per card, where the user sets no ``batch_size``."""
+"""Samples per card, if the user sets no batch size."""
 
 
 def plan(config: ExpConfig, overrides: Sequence[str], task: Qualify, backend: Backend) -> dict[str, list[str]]:
-    """All checks in the order of their worth: what fits into the budget is made first to last.
+    """All checks, the most important first, because the time budget may end the suite early.
 
     Args:
-        config: with the backend that was chosen.
-        overrides: the user's; what concerns hardware and data holds for every check.
-        task: of ``config``.
-        backend: likewise.
+        config: configuration, with the backend already chosen.
+        overrides: overrides of the user; every check gets them, except those that the suite itself sets (``_OWN``).
+        task: the task of ``config``.
+        backend: the backend of ``config``.
 
     Returns:
-        Overrides of ``python -m exp`` by name, which begins with the task.
+        Overrides of ``python -m exp``, by name of the check. A name starts with the check's task.
     """
     kept = [each for each in overrides if not _OWN.fullmatch(each) and each != "backend=auto"]
     if not any(override.startswith("backend=") for override in kept):
@@ -77,7 +78,7 @@ def plan(config: ExpConfig, overrides: Sequence[str], task: Qualify, backend: Ba
     rows: dict[str, list[str]] = {}
 
     def add(kind: str, end: object, steps: int, *more: str, cards: int = 1, precision: str = "fp32") -> None:
-        """Rows that train each experiment."""
+        """Add a row for each experiment, which trains ``steps`` steps."""
         batch = ["global_batch_size=null", f"batch_size={'null' if shared else _BATCH[kind]}"]
         for name, form in (usual if kind == "speed" else small).items():
             rows[f"{kind}-{name}-{end}"] = [
@@ -85,7 +86,7 @@ def plan(config: ExpConfig, overrides: Sequence[str], task: Qualify, backend: Ba
                 f"precision={precision}", f"nproc={cards}",
             ]  # fmt: skip
 
-    first = [f"experiment={name}" for name in small][:1]  # keys of the user's may be of his experiment alone
+    first = [f"experiment={name}" for name in small][:1]  # overrides may name keys that only the experiment has
     rows["doctor"] = ["task=doctor", *first, *kept, f"nproc={nproc}"]
     add("operators", precisions[0], 1, precision=precisions[0])
     if nproc > 1:
@@ -101,15 +102,19 @@ def plan(config: ExpConfig, overrides: Sequence[str], task: Qualify, backend: Ba
 
 
 def qualify(config: ExpConfig, overrides: list[str], *_: Any) -> int:
-    """Make all checks that are not made yet; see docs/hardware/checks.md.
+    """Run all checks that have no result yet; see docs/hardware/checks.md.
 
     Args:
-        config: composed; ``output_dir`` counts where the user gives one.
-        overrides: the user's.
+        config: composed configuration; its ``output_dir`` is used only if an override sets it.
+        overrides: overrides of the user.
+
+    Returns:
+        The exit code.
 
     Raises:
-        ConfigError: ``task.rows`` names none, the folder holds another suite, or somebody is at work there.
-        UnavailableError: the backend is not there, or has fewer cards than ``nproc``.
+        ConfigError: a pattern of ``task.rows`` matches no row; the folder has the suite of another machine, is used by
+            another process, or cannot be created.
+        UnavailableError: the backend is not available, or has fewer cards than ``nproc``.
     """
     config = prepare(config, overrides)
     task: Any = create_task(config)
@@ -119,7 +124,7 @@ def qualify(config: ExpConfig, overrides: list[str], *_: Any) -> int:
     rows = plan(config, overrides, task, backend)
     for pattern in task.rows or ():
         if not fnmatch.filter(rows, pattern):
-            raise ConfigError(f"task.rows: no row is called {pattern}; there are {', '.join(rows)}")
+            raise ConfigError(f"task.rows: {pattern} matches no row; the rows are {', '.join(rows)}")
     given = any(override.startswith("output_dir=") for override in overrides)
     place = Path(config.output_dir if given else f"outputs/qualify/{backend.name}_{config.nproc}").absolute()
     try:
@@ -136,7 +141,7 @@ def qualify(config: ExpConfig, overrides: list[str], *_: Any) -> int:
 
 
 def _machine(backend: Backend, nproc: int, overrides: Sequence[str]) -> dict[str, str]:
-    """What tells a suite from that of another machine, or of this one with other software or keys."""
+    """Facts that identify the suite: machine, software, environment variables and overrides."""
     own = sorted(each for each in overrides if not re.match(r"task[.=]|output_dir=|resume=|over", each))
     facts = {"backend": backend.name, "simulated": backend.simulate, "nproc": nproc, "overrides": own,
              "Python": platform.python_version(), "platform": platform.platform(), "cores": os.cpu_count(),
@@ -149,21 +154,21 @@ def _machine(backend: Backend, nproc: int, overrides: Sequence[str]) -> dict[str
 
 
 class _Suite:
-    """The checks of a machine, and what is known of them.
+    """The checks of a machine and their answers.
 
     Args:
-        task: of the configuration.
-        plan: the overrides of all checks, by name.
-        backend: of the machine.
+        task: the task of the configuration.
+        plan: overrides of all checks, by name.
+        backend: the backend under test.
         place: folder of the suite.
-        machine: its facts.
-        earlier: content of ``qualify.json``; None: the suite begins anew.
+        machine: facts from :func:`_machine`.
+        earlier: content of ``qualify.json``; None: start from the beginning.
 
     Attributes:
-        rows: as in ``qualify.json``: an :class:`~exp.checks.check.Answer` with its ``command``.
+        rows: by name the fields of an :class:`~exp.checks.check.Answer` and the ``command``, as in ``qualify.json``.
 
     Raises:
-        ConfigError: the folder is that of another machine.
+        ConfigError: the folder has the suite of another machine, or of other software or overrides.
     """
 
     def __init__(
@@ -178,18 +183,18 @@ class _Suite:
             if before.get(name) != machine.get(name):
                 raise ConfigError(
                     f"{place} holds a suite of {name}={before.get(name)}, this one has {machine.get(name)}; set "
-                    "another output_dir, or overwrite=true to begin anew"
+                    "another output_dir, or overwrite=true to start from the beginning"
                 )
 
     def run(self) -> int:
-        """Make what is left, and report."""
-        # A check whose folder was removed is made again.
+        """Run the remaining checks; returns the exit code."""
+        # A check is also run again if its folder was removed.
         left = [name for name in self.plan if self.rows.get(name, {}).get("status", SKIPPED) == SKIPPED
                 or not (self.place / "rows" / name).is_dir()]  # fmt: skip
         terminal = console.make_console()
         terminal.print(
             f"qualify: {len(self.plan)} rows on {self.machine['nproc']} x {self.backend.name}"
-            f"{', SIMULATED' * self.backend.simulate}; {len(self.plan) - len(left)} are there, and stay; "
+            f"{', SIMULATED' * self.backend.simulate}; {len(self.plan) - len(left)} are done already; time budget "
             f"{self.task.budget_minutes:g} minutes\nfolder: {console.shown(self.place)}",
             soft_wrap=True,
         )
@@ -197,7 +202,7 @@ class _Suite:
         for name in left:
             begun, answer = time.monotonic(), self._obstacle(name, deadline)
             if answer is None:
-                self._keep(name, skip("begun", _LATER))
+                self._keep(name, skip("started, but not finished", _LATER))
                 answer = self._make(name)
                 answer.seconds = round(time.monotonic() - begun)
             self._keep(name, answer)
@@ -206,22 +211,22 @@ class _Suite:
         statuses = [each["status"] for each in made]
         unfinished = any(each["advice"] == _LATER for each in made)
         counts = ", ".join(f"{statuses.count(each)} {each}" for each in dict.fromkeys(statuses))
-        later = "\nthe same command goes on with what was skipped" if unfinished else ""
+        later = "\nthe same command continues with the skipped rows" if unfinished else ""
         terminal.print(f"{counts}; the page: {console.shown(self.place / 'qualify.md')}{later}", soft_wrap=True)
         if self._interrupted is not None:
             return self._interrupted.code
         return EXIT_FAILED if FAILED in statuses else EXIT_PREEMPTED if unfinished else EXIT_OK
 
     def _obstacle(self, name: str, deadline: float) -> Answer | None:
-        """Why a check is not made; None: nothing is in its way."""
+        """The answer of a check that is skipped; None: it can run."""
         if self.task.rows is not None and not any(fnmatch.fnmatch(name, pattern) for pattern in self.task.rows):
             return skip("left out by task.rows")
         if self._interrupted is not None or time.monotonic() > deadline:
-            return skip("the suite ended before" if self._interrupted else "the budget was spent", _LATER)
+            return skip("the suite was interrupted" if self._interrupted else "the time budget was used up", _LATER)
         return None
 
     def _make(self, name: str) -> Answer:
-        """Run a check, once more without what has ended its process."""
+        """Run a check; after a crash start it again, without the operators or collectives that crashed."""
         folder, kind = self.place / "rows" / name, name.partition("-")[0]
         shutil.rmtree(str(folder), ignore_errors=True)
         folder.mkdir(parents=True)
@@ -241,11 +246,11 @@ class _Suite:
             if kind == "speed":
                 self._compare(name, answer)
             return answer
-        except (ExpError, OSError, KeyError, ValueError, TypeError) as error:  # files that are not what a check leaves
-            return fail(f"what it left cannot be read: {type(error).__name__}: {error}", "")
+        except (ExpError, OSError, KeyError, ValueError, TypeError) as error:  # damaged result files
+            return fail(f"its results cannot be read: {type(error).__name__}: {error}", "")
 
     def _compare(self, name: str, answer: Answer) -> None:
-        """Add the efficiency of several cards to an answer on speed."""
+        """Add the scaling efficiency to the answer of a speed check on several cards."""
         one, _, number = name.rpartition("-")
         alone = self.rows.get(f"{one}-1", {}).get("values", {}).get("samples_per_second")
         if alone and number != "1":
@@ -253,10 +258,13 @@ class _Suite:
             answer.finding += f", {efficiency:.0%} of {number} times one card"
             if efficiency < _EFFICIENT and self.backend.exclusive_devices and not self.backend.simulate:
                 answer.status = WARNING
-                answer.advice = "compare the collectives' bandwidth, and that of the loaders (data.num_workers)"
+                answer.advice = "check the bandwidth of the collectives and the speed of loading (data.num_workers)"
 
     def _keep(self, name: str, answer: Answer) -> None:
-        """Write the record and the page, in the order of the plan; rows of an earlier plan stay, and do not count."""
+        """Store an answer, and write ``qualify.json`` and ``qualify.md``, in the order of the plan.
+
+        Rows of an earlier plan stay in ``qualify.json``, but do not count for the verdict.
+        """
         command = " ".join(["python -m exp", *searched(), *self.plan[name]])
         self.rows[name] = {**answer.__dict__, "command": command}
         rows = {name: self.rows[name] for name in self.plan if name in self.rows}
@@ -267,18 +275,18 @@ class _Suite:
 
 
 def _broken_off(what: str, ended: ChildEnd) -> Answer:
-    """A command that did not do what it should."""
+    """The answer of a check that left no result."""
     if ended.late:
-        return fail(f"{what}: its time was over", f"{_LOG}; where it is only slow, raise task.row_minutes")
+        return fail(f"{what}: exceeded its time limit", f"{_LOG}; if it is only slow, raise task.row_minutes")
     if ended.code == EXIT_CONFIG and "is not supported by" in ended.why:
         return skip(ended.why)
     return fail(f"{what}: {ended.why}", "install what is missing" if ended.code == EXIT_UNAVAILABLE else _LOG)
 
 
 def _page_of(about: Mapping[str, Any], rows: Mapping[str, Any]) -> str:
-    """The machine, a line for each row, and the table of each that has one. Of operators, those that are not equal."""
+    """The page: the machine, one line per row, and the tables of the rows, without operators that are equal."""
     machine = about["machine"]
-    made_up = " (simulated: speeds say nothing)" * (machine["simulated"] == "True")
+    made_up = " (simulated: speeds mean nothing)" * (machine["simulated"] == "True")
     left = sum(row["status"] == SKIPPED for row in rows.values())
     missing = f", {left} of {len(rows)} rows skipped" * bool(left)
     lines = [f"# {machine['nproc']} x {machine['backend']}{made_up}: {about['verdict']}{missing}", ""]
@@ -289,5 +297,5 @@ def _page_of(about: Mapping[str, Any], rows: Mapping[str, Any]) -> str:
     for name, row in rows.items():
         table = table_of(row["values"])
         lines += [f"## {name}", "", as_markdown([table])] if table is not None else []
-    lines.append("Each row's command and all figures are in qualify.json, its logs in rows/.")
+    lines.append("Each row's command and all numbers are in qualify.json, its logs in rows/.")
     return "\n".join(lines) + "\n"

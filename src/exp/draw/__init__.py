@@ -1,1 +1,1 @@
-"""Pictures: overlays, legends, contact sheets, feature maps and curves; arrays in, arrays or PNG bytes out."""
+"""Figures and pictures: sizes, fonts, file formats and training curves."""

@@ -1,6 +1,6 @@
-"""Pictures and their files: PNG, and beside it the format that a paper wants, in the size that it wants.
+"""Figures and pixel images, and their files: PNG, and also the format and size that a paper needs.
 
-Figures with axes are drawn by matplotlib's object interface, without the global state of pyplot.
+Figures use matplotlib's object interface, without the global state of pyplot.
 """
 
 from __future__ import annotations
@@ -32,45 +32,51 @@ __all__ = [
 ]  # fmt: skip
 
 Picture = Union[Figure, np.ndarray, bytes]
-"""A matplotlib figure; pixels, RGB (H, W, 3), uint8; or a PNG file, which is taken as it is."""
-_SMALLEST_LETTERS = 6.0  # points, the least that journals print
-_THINNEST = 0.6  # of what lines were
-_LEGEND_LINE = 1.6  # times the size of its letters
-_SMOOTHED_FROM = 60  # readings of the loss
+"""A matplotlib figure; pixels, RGB (H, W, 3), uint8; or the bytes of a PNG file, which are not changed."""
+_SMALLEST_LETTERS = 6.0  # points; journals ask for at least this size
+_THINNEST = 0.6  # lines keep at least this share of their width
+_LEGEND_LINE = 1.6  # height of a legend line, as a multiple of the font size
+_SMOOTHED_FROM = 60  # with this many values of the loss, a running mean is drawn
 _FALLBACKS = (
     "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans SC", "Source Han Sans SC", "Source Han Sans CN",
     "WenQuanYi Zen Hei", "WenQuanYi Micro Hei", "Droid Sans Fallback", "Microsoft YaHei", "SimHei", "PingFang SC",
     "Arial Unicode MS",
 )  # fmt: skip
-"""Typefaces with the letters that the default one lacks."""
+"""Fonts with characters that the default font lacks, mostly Chinese."""
 
 _undrawable: set[str] = set()
 
 
 def new_figure(width: float, height: float, dpi: int = 110) -> Figure:
-    """An empty figure of that size in inches; its canvas needs no display."""
+    """An empty figure; its canvas needs no display.
+
+    Args:
+        width: in inches.
+        height: in inches.
+        dpi: pixels per inch.
+    """
     return Figure(figsize=(width, height), dpi=dpi)
 
 
 def as_it_is(text: Text) -> Text:
-    """Have a text of somebody's, such as the name of a series, drawn letter by letter: ``$`` begins no formula."""
+    """Turn off math mode for a text from data or the user, so that ``$`` is drawn as ``$``; returns the text."""
     text.set_parse_math(False)
     return text
 
 
 def label(text: str) -> str:
-    """A label for a legend, which leaves out those that begin with ``_``."""
+    """A label for a legend; a space is put before ``_``, because matplotlib hides labels that begin with ``_``."""
     return f" {text}" if text.startswith("_") else text
 
 
 def title_and_legend(axes: Any, title: str, columns: int = 4, size: float = 9) -> None:
-    """A title, and below it, above the axes and their curves, a legend of what has a label.
+    """Add a title and, between the title and the axes, a legend of all labeled curves.
 
     Args:
-        axes: matplotlib's, with everything drawn.
-        title: text as it is to be printed; may be empty.
-        columns: of the legend, at most.
-        size: of its letters in points.
+        axes: matplotlib axes, after everything is drawn.
+        title: text of the title, without math mode; may be empty.
+        columns: maximum number of columns of the legend.
+        size: font size of the legend in points.
     """
     entries = len(axes.get_legend_handles_labels()[0])
     rows = -(-entries // columns)
@@ -84,12 +90,12 @@ def title_and_legend(axes: Any, title: str, columns: int = 4, size: float = 9) -
 
 
 def resize(figure: Figure, width: float | None, height: float | None) -> None:
-    """Give a complete figure another size. Where it becomes narrower, letters and lines shrink, letters to 6 points.
+    """Change the size of a complete figure. If it becomes narrower, fonts (to 6 points at least) and lines shrink.
 
     Args:
-        figure: complete.
-        width: in inches; None: in proportion to ``height``, or as it is.
-        height: likewise.
+        figure: complete figure.
+        width: in inches; None: in proportion to ``height``, or unchanged if that is None, too.
+        height: in inches; None: in proportion to ``width``.
     """
     old_width, old_height = figure.get_size_inches()
     if width is None:
@@ -104,7 +110,7 @@ def resize(figure: Figure, width: float | None, height: float | None) -> None:
     for line in figure.findobj(Line2D):
         line.set_linewidth(line.get_linewidth() * max(factor, _THINNEST))
         line.set_markersize(line.get_markersize() * max(factor, _THINNEST))
-    for axis, labels in ticks:  # also those of ticks that are made later
+    for axis, labels in ticks:  # for ticks that matplotlib creates later
         if labels:
             axis.set_tick_params(labelsize=labels[0].get_fontsize())
 
@@ -112,17 +118,18 @@ def resize(figure: Figure, width: float | None, height: float | None) -> None:
 def figure_file(figure: Figure, form: str, dpi: float | None = None) -> bytes:
     """The bytes of an image file.
 
-    Letters in PDF are fonts (TrueType, as publishers ask for), in SVG outlines, which need no font. Characters that the
-    default typeface, DejaVu Sans, lacks are taken from usual typefaces for Chinese, where one is installed.
+    Text in PDF uses embedded TrueType fonts, which publishers ask for; text in SVG is outlines, which need no font.
+    Characters that the default font (DejaVu Sans) lacks are drawn with a common Chinese font, if one is installed.
+    Equal figures give equal bytes.
 
     Args:
-        figure: complete.
+        figure: complete figure.
         form: ``png``, ``pdf`` or ``svg``.
-        dpi: pixels per inch, of what is no line or letter, too; None: the figure's own.
+        dpi: pixels per inch, also of images within a PDF or SVG; None: the figure's own.
     """
     buffer = io.BytesIO()
     with _complete(figure), mpl.rc_context({"pdf.fonttype": 42, "svg.fonttype": "path"}):
-        # Files of equal figures are equal.
+        # Without a date, files of equal figures are equal.
         figure.savefig(buffer, format=form, dpi="figure" if dpi is None else dpi,
                        metadata={"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(form))  # fmt: skip
     return buffer.getvalue()
@@ -130,24 +137,24 @@ def figure_file(figure: Figure, form: str, dpi: float | None = None) -> bytes:
 
 def figure_pixels(figure: Figure) -> np.ndarray:
     """A complete figure as pixels, at its own dpi: RGB (H, W, 3), uint8."""
-    canvas: Any = FigureCanvasAgg(figure)  # whose methods have no types
+    canvas: Any = FigureCanvasAgg(figure)  # Any: its methods have no type hints
     with _complete(figure):
         canvas.draw()
     return np.asarray(canvas.buffer_rgba())[..., :3].copy()
 
 
 def encoded(picture: Picture, figures: FiguresConfig) -> dict[str, bytes]:
-    """The files that ``figures`` of the configuration asks for.
+    """Encode a picture in the formats that the configuration key ``figures`` names.
 
-    A figure is drawn in the size and resolution asked for. Pixels stay as they are: the size is that at which they are
-    printed.
+    A figure is drawn in the configured size and resolution. Pixels are not resampled; the configured size only sets
+    their dpi.
 
     Args:
-        picture: complete; a figure is changed.
+        picture: complete picture; a figure is resized in place.
         figures: format, size and resolution.
 
     Returns:
-        The files by format: ``png``, which reports and trackers show, and ``figures.format`` if that is another.
+        File contents by format: always ``png``, for reports and trackers, and ``figures.format``.
     """
     formats = dict.fromkeys(("png", figures.format))
     if isinstance(picture, Figure):
@@ -161,14 +168,14 @@ def encoded(picture: Picture, figures: FiguresConfig) -> dict[str, bytes]:
 
 
 def pixels_png(pixels: np.ndarray, dpi: float | None = None) -> bytes:
-    """Pixels, RGB (H, W, 3), uint8, as a PNG file.
+    """The bytes of a PNG file.
 
     Args:
-        pixels: of the picture.
-        dpi: how many of them are to be printed on an inch; None: not said.
+        pixels: RGB (H, W, 3), uint8.
+        dpi: pixels per inch, stored in the file; None: not stored.
     """
     buffer = io.BytesIO()
-    # Level 1: files a tenth larger, written in a third of the time.
+    # Compression level 1: files are a tenth larger, and are written in a third of the time.
     Image.fromarray(pixels).save(buffer, format="PNG", compress_level=1, **({"dpi": (dpi, dpi)} if dpi else {}))
     return buffer.getvalue()
 
@@ -180,21 +187,21 @@ def _pixels_file(pixels: np.ndarray, form: str, figures: FiguresConfig) -> bytes
         return pixels_png(pixels, dpi)
     figure = new_figure(width / dpi, height / dpi, dpi)
     axes = figure.add_axes((0.0, 0.0, 1.0, 1.0), frameon=False, xticks=[], yticks=[])
-    axes.imshow(pixels, interpolation="none", aspect="auto")  # the file holds each pixel as it is
+    axes.imshow(pixels, interpolation="none", aspect="auto")  # no resampling: the file has the original pixels
     return figure_file(figure, form)
 
 
 def undrawable() -> set[str]:
-    """The characters that this process was to draw, and for which no font is installed."""
+    """Characters that this process could not draw, because no installed font has them."""
     return set(_undrawable)
 
 
 @contextlib.contextmanager
 def _complete(figure: Figure) -> Iterator[None]:
-    """Fonts for all letters, and a layout; missing letters raise no warning (:func:`undrawable`)."""
+    """Context for drawing: sets fallback fonts and the layout; collects missing characters (:func:`undrawable`)."""
     for axes in figure.axes:
         for axis in (axes.xaxis, axes.yaxis):
-            axis.get_ticklabels()  # which writes them
+            axis.get_ticklabels()  # creates the tick labels, so that findobj finds them
     texts: list[Any] = figure.findobj(Text)
     if not all(text.get_text().isascii() for text in texts):
         for text in texts:
@@ -215,13 +222,13 @@ def _installed() -> list[str]:
 
 
 def training_curves(records: Sequence[dict[str, Any]], metric: str, greater_is_better: bool, title: str) -> Figure:
-    """Three panels above one another.
+    """A figure with three panels, over optimizer steps: training loss, validation metric, learning rate.
 
     Args:
-        records: the lines of ``metrics.jsonl``: each has ``split``, ``step`` and values by name.
-        metric: the validation metric to show.
-        greater_is_better: which of its values is marked as the best.
-        title: above the figure.
+        records: lines of ``metrics.jsonl``; each has ``split``, ``step`` and values by name.
+        metric: name of the validation metric.
+        greater_is_better: whether the largest value of the metric is marked as the best, or the smallest.
+        title: title of the figure.
     """
     frame = pd.DataFrame(list(records), columns=None if records else ["split", "step"]).set_index("step")
     train, val = (frame[frame["split"] == split] for split in ("train", "val"))
@@ -230,7 +237,7 @@ def training_curves(records: Sequence[dict[str, Any]], metric: str, greater_is_b
     _draw_losses(loss, train)
     _draw_score(score, _readings(val, metric), metric, greater_is_better)
     rate.plot(_readings(train, "lr"), color="tab:green", linewidth=1.2)
-    rate.set_ylabel("lr")  # its panel is low
+    rate.set_ylabel("lr")  # short, because the panel is low
     rate.set_xlabel("optimizer steps")
     rate.set_ylim(bottom=0.0)
     rate.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
@@ -245,12 +252,12 @@ def training_curves(records: Sequence[dict[str, Any]], metric: str, greater_is_b
 
 
 def _readings(frame: pd.DataFrame, name: str) -> pd.Series[float]:
-    """One quantity by step."""
+    """Values of one column by step, without missing ones."""
     return frame[name].dropna().astype(float) if name in frame else pd.Series(dtype=float)
 
 
 def _draw_losses(axes: Any, train: pd.DataFrame) -> None:
-    """The sum strongly, its parts (``loss_*``) faintly; with many readings also a running mean."""
+    """Draw the total loss in bold and its parts (``loss_*``) in thin lines; with many values also a running mean."""
     parts = train.filter(regex="^loss_").dropna(axis="columns", how="all").sort_index(axis="columns")
     total, several = _readings(train, "loss"), parts.shape[1] > 1
     many = len(total) >= _SMOOTHED_FROM

@@ -1,4 +1,4 @@
-"""``task=estimate``: what a training takes, before it runs. No worker, no device."""
+"""``task=estimate``: estimates memory and FLOPs of a training before it runs. Needs no worker and no device."""
 
 from __future__ import annotations
 
@@ -27,34 +27,37 @@ if TYPE_CHECKING:
 __all__ = ["write_estimate"]
 
 _SAME = ("experiment", "backend", "world_size", "precision", "batch_size", "accumulate", "global_batch_size")
-"""Keys that are those of ``result.json``."""
+"""Keys that ``estimate.json`` has in common with ``result.json``."""
 _LABELS = {
     "optimizer": "optimizer's state",
     "wrapper": "wrapper's buffers",
     "buffers": "model's buffers",
     "activations": "activations, temporaries",
-    "total": "at the worst moment",
+    "total": "peak",
 }
 
 
 def write_estimate(config: ExpConfig, overrides: list[str], task: Estimate) -> int:
-    """Estimate, print the table, and leave ``estimate.json`` and ``result.json`` in a run folder.
+    """Estimate, print the result, and write ``estimate.json`` and ``result.json`` to a run folder.
 
     Args:
-        config: composed.
-        overrides: the user's.
-        task: the task.
+        config: composed configuration.
+        overrides: overrides of the user.
+        task: the task of the configuration.
+
+    Returns:
+        The exit code.
 
     Raises:
         ConfigError: a value is wrong, or the model cannot be run without values.
-        DataError: the data cannot be read, or are not here and their class has no example_batch.
-        UnavailableError: this torch is too old.
+        DataError: the data cannot be read, or are missing and their class has no ``example_batch``.
+        UnavailableError: this torch version is too old.
     """
     run = freeze(config, overrides, Path(config.output_dir))
     config, folder = run.config, run.folder
     import_plugins(config.plugins)
     backend = create_backend(config.backend)
-    # Of the smallest card here, by the vendor's monitor, where the user gives none.
+    # Default: the memory of the smallest card on this host, from the vendor's monitor.
     here = (int(row["memory_total"]) for row in backend.monitor() if row.get("memory_total"))
     memory = min(here, default=None) if task.memory_gib is None else int(task.memory_gib * 2**30)
     content = _estimate(config, backend, memory, task.headroom)
@@ -72,13 +75,13 @@ def write_estimate(config: ExpConfig, overrides: list[str], task: Estimate) -> i
 
 
 def _estimate(config: Any, backend: Backend, memory: int | None, headroom: float) -> dict[str, Any]:
-    """The content of ``estimate.json`` (docs/hardware/estimate.md has its keys).
+    """The content of ``estimate.json`` (docs/hardware/estimate.md describes its keys).
 
     Args:
-        config: validated, with batch sizes.
-        backend: of it; nothing of its hardware is asked for.
-        memory: bytes of a card; None: not known, and no batch is looked for.
-        headroom: share of it that is left to what is not counted.
+        config: validated configuration, with batch sizes.
+        backend: backend of the configuration; its hardware is not used.
+        memory: memory of a card in bytes; None: unknown, then no batch size is suggested.
+        headroom: share of ``memory`` that is kept free for what is not counted.
     """
     tracer, blank = Tracer(config, backend), blank_result(config)
     model, passes = tracer.model, {"training": tracer.peak, "validation": tracer.validate()}
@@ -110,7 +113,7 @@ def _estimate(config: Any, backend: Backend, memory: int | None, headroom: float
 
 
 def _show(found: Mapping[str, Any], folder: Path) -> None:
-    """Print an estimate, on 80 columns."""
+    """Print an estimate."""
     batches = {"training": found["batch_size"], "validation": found["eval_batch_size"]}
     passes = {f"{name}, batch {batches[name]}": each for name, each in found["memory"].items() if each is not None}
     kinds = [kind for kind in (*KINDS, "total") if any(each[kind] for each in passes.values())]

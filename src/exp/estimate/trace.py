@@ -1,7 +1,7 @@
-"""A training step and a validation batch on torch's meta device, whose tensors have a shape, a type and no memory.
+"""Runs a training step and a validation batch on torch's meta device, whose tensors have a shape and a dtype, no data.
 
-What is alive at the worst moment is counted as a card's allocator would count it (:class:`MemoryTracker`), in the form
-that a card computes in (:class:`AsOnCard`); what a wrapper adds or divides is arithmetic.
+:class:`MemoryTracker` counts the peak memory as a card's allocator would. :class:`AsOnCard` gives functions the form
+that they have on a card (autocast, fused attention). The buffers and shards of DDP and FSDP are added by calculation.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 KINDS = ("parameters", "gradients", "optimizer", "wrapper", "buffers", "data", "batch", "activations")
-"""Kinds of memory. ``activations`` is whatever a pass makes: what is saved for backward, and temporary tensors."""
+"""Kinds of memory. ``activations`` are all tensors of a pass: those saved for the backward pass, and temporary ones."""
 HEADROOM = 0.1
-"""Share of a card that is left to what is not counted, where nobody has set another."""
+"""Share of a card's memory that is kept free for what is not counted; equal to the default of ``task.headroom``."""
 LEAST_SECONDS = 5.0
-"""Of training; a shorter one is mostly its own beginning, and not worth the tenths of a second that counting takes."""
+"""Trainings shorter than this get no FLOP rate: start-up dominates them, and counting takes some tenths of a second."""
 _LARGEST = 2**16
-"""Samples; a larger batch is not looked for."""
+"""Upper limit of the batch size that :func:`largest_batch` returns."""
 META = torch.device("meta")
 _PAGE = 512
-"""Bytes; cards allocate memory in multiples of it."""
+"""Cards allocate memory in multiples of this number of bytes."""
 _SAMPLES = 8
-"""Samples of a split that are looked at, spread evenly over it: images may have different sizes."""
+"""How many samples of a split, spread evenly over it, :func:`largest_sample` compares: images may differ in size."""
 
 
 def _paged(count: float) -> int:
@@ -60,19 +60,20 @@ def _paged(count: float) -> int:
 
 
 class MemoryTracker:
-    """Counts storages on the meta device from the operator that makes them to the end of their last tensor.
+    """Counts the bytes of storages on the meta device, from their creation until their last tensor is freed.
 
-    What an operator takes inside, such as the workspace of a convolution, is not seen; that of portable kernels is.
+    Memory that an operator uses internally, such as the workspace of a convolution, is not counted; the temporary
+    tensors of portable kernels are.
 
     Args:
-        on_card: whose autocast does not reach into portable kernels.
+        on_card: its autocast is turned off inside portable kernels.
 
     Attributes:
-        kind: one of :data:`KINDS`, for new storages.
-        share: part of new storages that counts, where a rank keeps only a shard.
+        kind: kind of new storages, one of :data:`KINDS`.
+        share: share of the bytes of new storages that counts; below 1 if a rank keeps only a shard.
         now: bytes that are alive, by kind.
-        at_peak: the same when most were alive.
-        kernels: portable operators (:mod:`exp.hardware.operators`) that replace those of torch, by ATen name.
+        at_peak: bytes that were alive at the peak, by kind.
+        kernels: portable kernels (:mod:`exp.hardware.operators`) that replace operators of torch, by ATen name.
     """
 
     def __init__(self, on_card: AsOnCard) -> None:
@@ -83,33 +84,33 @@ class MemoryTracker:
         self._alive: dict[int, tuple[str, int, Any]] = {}
 
     def counting(self) -> ContextManager[Any]:
-        """Context in which every operator's results are counted."""
+        """Context in which the results of every operator are counted."""
         return every_operator(self._call)
 
     def hold(self, kind: str, size: int) -> None:
-        """Count ``size`` bytes that no operator makes, such as a wrapper's buckets."""
+        """Count ``size`` bytes that no operator allocates, such as DDP's gradient buckets."""
         self.now[kind] += size
         if sum(self.now.values()) > sum(self.at_peak.values()):
             self.at_peak = dict(self.now)
 
     def peak(self) -> dict[str, int]:
-        """The worst moment: ``total``, and by kind."""
+        """Bytes at the peak: ``total``, and by kind."""
         return {"total": sum(self.at_peak.values()), **self.at_peak}
 
     def count(self, values: Any, kind: str, share: float = 1.0, known: bool = True) -> None:
         """Count storages as ``kind``.
 
         Args:
-            values: tensors, also within lists, tuples and mappings.
+            values: tensors, also nested in lists, tuples and mappings.
             kind: one of :data:`KINDS`.
-            share: part of their bytes that counts.
-            known: whether storages that are counted already change their kind.
+            share: share of their bytes that counts.
+            known: whether storages that are counted already get the new kind; otherwise they keep theirs.
         """
         for tensor in tensors_of(values):
             if not tensor.is_meta:
                 continue
             storage = tensor.untyped_storage()
-            key = id(storage)  # torch keeps this object for as long as the storage, whoever refers to it
+            key = id(storage)  # torch keeps one Python object per storage as long as the storage lives
             if key in self._alive:
                 if not known:
                     continue
@@ -126,15 +127,15 @@ class MemoryTracker:
         kernel = self.kernels.get(operator.overloadpacket.__name__)
         if kernel is None:
             result = operator(*arguments, **keywords)
-        else:  # its own calls are not cast: the dispatcher comes to it after autocast
+        else:  # the dispatcher calls a kernel after autocast, so operators inside it are not cast
             with self.counting(), self._on_card.autocast(False):
                 result = kernel(*arguments, **keywords)
         self.count(result, self.kind, self.share, known=False)
         return result
 
 
-# What torch.autocast runs in half precision, and what in float32, by the names of torch's documentation; less what no
-# model of ours comes near.
+# Functions that torch.autocast runs in half precision and in float32, from torch's documentation; functions that
+# exp's models do not use are left out.
 _IN_HALF = """
     __matmul__ addbmm addmm baddbmm bmm conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d einsum
     linear matmul mm mv prelu scaled_dot_product_attention
@@ -149,13 +150,13 @@ _FunctionMode: Any = getattr(torch.overrides, "TorchFunctionMode", object)  # to
 
 
 class AsOnCard(_FunctionMode):
-    """Context in which torch's functions on the meta device take the form that they have on a card.
+    """Context in which torch functions on the meta device use as much memory as on a card.
 
-    The meta device has no autocast, and none of the fused forms that decide how much a step keeps.
+    The meta device has neither autocast nor fused attention, and both change how much a step saves for backward.
 
     Args:
-        precision: one of :data:`exp.hardware.backend.PRECISIONS`; :meth:`autocast` has it.
-        fused_attention: whether attention without dropout is fused; with dropout it is counted unfused.
+        precision: one of :data:`exp.hardware.backend.PRECISIONS`; used inside :meth:`autocast`.
+        fused_attention: whether attention is fused; with dropout it never is.
     """
 
     def __init__(self, precision: str, fused_attention: bool) -> None:
@@ -166,7 +167,7 @@ class AsOnCard(_FunctionMode):
 
     @contextlib.contextmanager
     def autocast(self, enabled: bool = True) -> Iterator[None]:
-        """As torch's: weights are cast once, and kept to the end of the outermost context."""
+        """Like ``torch.autocast``: each weight is cast once; the copy is kept until the outermost context ends."""
         before, self._casts = self._casts, enabled and self._half is not None
         try:
             yield
@@ -201,7 +202,7 @@ class AsOnCard(_FunctionMode):
 
 
 class _FusedAttention(torch.autograd.Function):
-    """Keeps what fused attention keeps: its inputs, its output, and one float32 per row of the scores."""
+    """Saves the same tensors as fused attention: its inputs, its output, and one float32 per row of the scores."""
 
     @staticmethod
     def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -221,25 +222,26 @@ def _attention(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_
 
 
 def _dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:  # noqa: A002, ARG001
-    """Keeps a mask of one byte per element, as on cards; the meta device keeps one of the input's type."""
+    """Dropout that saves a mask of one byte per element, as cards do; torch's own on meta saves the input's dtype."""
     return torch.native_dropout(input, p, True)[0] if training and p else input
 
 
 def _sharing(config: Any, model: nn.Module, backend: Backend) -> tuple[float, float, dict[str, int]]:
-    """What one rank keeps of a model. A wrapper of the user's own counts as one that keeps all, and has no buckets.
+    """How much of the model one rank holds.
 
-    Of blocks that are sharded, at the worst moment two are gathered, and the whole gradients of one. Parameters outside
-    of blocks are gathered all the time, and so are their gradients in the end.
+    A wrapper class of the user counts as one that holds the whole model and has no buckets. With FSDP, at the peak two
+    blocks are gathered, and one block has whole gradients. Parameters outside of blocks stay gathered, and so do their
+    gradients.
 
     Args:
-        config: validated.
-        model: whole.
-        backend: its class of DDP.
+        config: validated configuration.
+        model: the whole model.
+        backend: tells whether DDP is torch's own class.
 
     Returns:
-        The share of parameters and of the optimizer's state; that of each gradient, once it is complete; and by kind
-        the bytes that a wrapper keeps: DDP's buckets, which may stand for gradients, or sharded blocks that are
-        gathered.
+        Share of the parameters and of the optimizer's state; share of each complete gradient; and by kind the bytes
+        that the wrapper holds: DDP's buckets (as ``gradients`` if the gradients are views of them), or the gathered
+        blocks of FSDP.
     """
     ranks, kind, options = config.nproc * config.launcher.nnodes, config.wrapper.kind, config.wrapper.options
     if ranks == 1 or kind not in ("ddp", "mmddp", "fsdp"):
@@ -252,7 +254,7 @@ def _sharing(config: Any, model: nn.Module, backend: Backend) -> tuple[float, fl
         return 1 / ranks, 1 / ranks, {"wrapper": 2 * rest + gathered + largest}
     gradients = _bytes(parameter for parameter in model.parameters() if parameter.requires_grad)
     as_views = config.wrapper.gradient_as_bucket_view
-    if as_views is None:  # as :func:`exp.engine.wrapper.wrap` has it; a vendor's class cannot be asked here
+    if as_views is None:  # same rule as in exp.engine.wrapper; a vendor's DDP class is not loaded here
         as_views = type(backend.collectives).ddp_class is Collectives.ddp_class
     return (1.0, 0.0, {"gradients": gradients}) if as_views else (1.0, 1.0, {"wrapper": gradients})
 
@@ -262,29 +264,30 @@ def _bytes(tensors: Iterable[torch.Tensor]) -> int:
 
 
 class _Step:
-    """What a model's ``train_step`` needs of MMEngine's OptimWrapper; the optimizer's step comes after it."""
+    """Stands in for MMEngine's OptimWrapper in ``train_step``; does not call the optimizer."""
 
     def __init__(self, autocast: Callable[[], ContextManager[Any]]) -> None:
         self._autocast = autocast
 
     def optim_context(self, model: nn.Module) -> ContextManager[Any]:
-        """Autocast."""
+        """Context of the forward pass: autocast."""
         return self._autocast()
 
     def update_params(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-        """The backward pass; what it recomputes is cast as in the forward pass."""
+        """Run the backward pass, with autocast for activations that it recomputes."""
         with self._autocast():
             backward_below_modes(loss)
 
 
 def trace_flops(model: nn.Module, batch: dict[str, Any]) -> int:
-    """Floating-point operations of the matrix products, convolutions and attention of a forward and backward pass.
+    """Floating-point operations of one forward and backward pass.
 
-    A multiplication and an addition are two, as torch counts them (:mod:`torch.utils.flop_counter`).
+    Only matrix products, convolutions and attention count; a multiply-add is two operations, as in torch
+    (:mod:`torch.utils.flop_counter`).
 
     Args:
-        model: on the meta device.
-        batch: likewise.
+        model: model on the meta device.
+        batch: batch on the meta device.
     """
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -296,49 +299,50 @@ def trace_flops(model: nn.Module, batch: dict[str, Any]) -> int:
 
 
 def model_on_meta(config: Any, arguments: Mapping[str, Any]) -> nn.Module:
-    """The model of a configuration, on the meta device; built on the CPU if its constructor needs values.
+    """Create a model on the meta device; if its constructor needs values, create it on the CPU and move it.
 
     Args:
         config: ``model`` in the configuration.
-        arguments: of :meth:`exp.data.base.Data.model_arguments`.
+        arguments: result of :meth:`exp.data.base.Data.model_arguments`.
 
     Raises:
-        ConfigError: it cannot be made.
+        ConfigError: the model cannot be created.
     """
     try:
         with META:
             model: nn.Module = create(config, BaseModel, "model", **arguments)
-    except Exception:  # noqa: BLE001 - a model may raise anything
+    except Exception:  # noqa: BLE001 - a model may raise any exception
         with torch.random.fork_rng(devices=[]):
             model = create(config, BaseModel, "model", **arguments)
     return model.to("meta")
 
 
 class Tracer:
-    """Takes the model of a configuration through steps of any batch size, on the meta device.
+    """Runs training steps of the configured model on the meta device, with any batch size, and measures peak memory.
 
     Attributes:
-        model: on the meta device.
-        example: what a sample looks like.
-        peak: of a training step with the batch size of the configuration; see :meth:`train`.
-        optimizer_bytes: of the whole optimizer's state.
-        notes: what the figures do not know, a line each.
+        model: the model, on the meta device.
+        example: batches of one sample, with the model's arguments.
+        peak: peak memory of a training step with the configured batch size; see :meth:`train`.
+        optimizer_bytes: bytes of the optimizer's state for the whole model, not divided by shards.
+        notes: warnings about the estimate, one line each.
 
     Args:
-        config: validated, with batch sizes; files of the data may be missing where their class has an example_batch.
-        backend: of it; nothing of its hardware is asked for.
+        config: validated configuration, with batch sizes. Files of the data may be missing if the data class has an
+            ``example_batch``.
+        backend: backend of the configuration; its hardware is not used.
 
     Raises:
-        ConfigError: model, data or optimizer cannot be made, or not be run without values.
-        DataError: the data's files are missing, and their class has no example_batch.
-        UnavailableError: this torch is too old.
+        ConfigError: model, data or optimizer cannot be created, or a training step needs values.
+        DataError: files of the data are missing, and the data class has no ``example_batch``.
+        UnavailableError: this torch version is too old.
     """
 
     def __init__(self, config: Any, backend: Backend) -> None:
         if not supports_estimates():
             raise UnavailableError(
-                f"task=estimate needs torch 2.1 or newer, and this is {'.'.join(map(str, TORCH_VERSION))}; estimate on "
-                "any other machine: it takes no card, and the figures are the same"
+                f"task=estimate needs torch 2.1 or newer, and this is {'.'.join(map(str, TORCH_VERSION))}; run it on "
+                "any other machine: it needs no card, and the results are the same"
             )
         self.config, self.backend, self._is_card = config, backend, backend.device_type != "cpu"
         self.notes: list[str] = []
@@ -349,21 +353,21 @@ class Tracer:
             self.peak = self.train(config.batch_size, config.accumulate)
         except ExpError:
             raise
-        except Exception as error:  # a model may raise anything
+        except Exception as error:  # a model may raise any exception
             raise ConfigError(
                 f"{told(error) or _line(error)}; task=estimate runs the model on tensors without values: a training "
                 "step that reads values cannot be estimated"
             ) from error
 
     def train(self, batch_size: int, accumulate: int = 1) -> dict[str, int]:
-        """The worst moment of a training step, once the optimizer has its state.
+        """Peak memory of a training step, after the optimizer has created its state.
 
         Args:
             batch_size: samples per device and micro-batch.
             accumulate: micro-batches per optimizer step.
 
         Returns:
-            Bytes of a rank: ``total``, and by :data:`KINDS`.
+            Bytes on one rank: ``total``, and by :data:`KINDS`.
         """
         model, config = self.model.train(), self.config
         optimizer = _optimizer_of(model, config.optim, self._is_card)
@@ -374,9 +378,9 @@ class Tracer:
             tracker.count([parameter.grad], "gradients", self._share_of_gradients)
 
         hooks = [parameter.register_post_accumulate_grad_hook(keep) for parameter in trained]
-        for _ in range(2):  # the first makes the optimizer's state
+        for _ in range(2):  # the first step creates the optimizer's state; the peak is that of the second
             tracker.at_peak = dict(tracker.now)
-            for _ in range(min(accumulate, 2)):  # any further one is as the second
+            for _ in range(min(accumulate, 2)):  # further micro-batches use as much memory as the second
                 batch = as_batch(self.example.train, batch_size)
                 tracker.count(batch, "batch")
                 with tracker.counting(), META, on_card:
@@ -395,10 +399,10 @@ class Tracer:
         return tracker.peak()
 
     def validate(self) -> dict[str, int] | None:
-        """The worst moment of a validation batch, while the optimizer keeps its state; None: it cannot be run.
+        """Peak memory of a validation batch during a training, including the optimizer's state.
 
         Returns:
-            As :meth:`train`; :attr:`notes` has the reason where it is None.
+            As :meth:`train`; None: the batch cannot be run without values, and :attr:`notes` has the reason.
         """
         tracker, on_card = self._begin()
         tracker.hold("optimizer", _paged(self.optimizer_bytes * self._share))
@@ -407,14 +411,14 @@ class Tracer:
         try:
             with tracker.counting(), META, on_card, torch.no_grad(), on_card.autocast():
                 predictions(self.model.eval(), batch, "val")
-        except Exception as error:  # noqa: BLE001 - a model may raise anything, and may read values
+        except Exception as error:  # noqa: BLE001 - a model may read values, or raise any exception
             self.notes.append(f"validation is not estimated: {_line(error)[:120]}")
             return None
         return tracker.peak()
 
     def _begin(self) -> tuple[MemoryTracker, AsOnCard]:
-        """What is on the card before a pass."""
-        try:  # a vendor's plug-in that is not installed, or has no card, may not know
+        """A tracker that counts what is on the card before a pass, and the context for the pass."""
+        try:  # may fail if the vendor's plug-in is not installed, or there is no card
             able = self.backend.capabilities
             fused, lacking = self.config.precision in able.fused_attention, able.lacking_operators
         except Exception:  # noqa: BLE001
@@ -422,7 +426,7 @@ class Tracer:
         on_card = AsOnCard(self.config.precision, self._is_card and fused)
         tracker = MemoryTracker(on_card)
         if lacking:
-            from exp.hardware.operators import KERNELS  # which needs torch 2.2, as such a backend does
+            from exp.hardware.operators import KERNELS  # needs torch >= 2.2, and so do backends with lacking operators
 
             tracker.kernels = {name: kernel for name, kernel in KERNELS.items() if name in lacking}
         tracker.count(list(self.model.parameters()), "parameters", self._share)
@@ -437,8 +441,8 @@ def _line(error: Exception) -> str:
 
 
 def _optimizer_of(model: nn.Module, config: Any, on_card: bool) -> torch.optim.Optimizer:
-    """The optimizer in the form that it takes on a card, where torch takes the foreach forms of itself."""
-    fused = bool(config.options.get("fused"))  # needs a device; a step without temporary tensors comes nearest
+    """The optimizer as it runs on a card, where torch chooses the foreach implementation by default."""
+    fused = bool(config.options.get("fused"))  # fused needs a real device; like it, the loop form has few temporaries
     optimizer = build_optimizer(model, config, {f"_fused_{config.type.lower()}_"})
     for group in optimizer.param_groups:
         if fused or group.get("foreach", False) is None:
@@ -447,14 +451,17 @@ def _optimizer_of(model: nn.Module, config: Any, on_card: bool) -> torch.optim.O
 
 
 def _example_of(config: Any, notes: list[str]) -> tuple[ExampleBatch, int]:
-    """From the files if they are there, else from the configuration; and bytes of the splits that a card keeps."""
+    """Example batches, and the bytes of data splits that the card holds during a training.
+
+    The example is read from the data's files; if these are missing, the data class makes it from its configuration.
+    """
     try:
         data: Data = create(config.data, Data, "data")
         train, val = (largest_sample(data, split, config.seed) for split in ("train", "val"))
         tracker = MemoryTracker(AsOnCard(config.precision, fused_attention=False))
         with tracker.counting():
             splits = [split for split in (data.train, data.val) if hasattr(split, "on_device")]
-            kept = [split.on_device(META, None) for split in splits]  # noqa: F841 - alive until counted
+            kept = [split.on_device(META, None) for split in splits]  # noqa: F841 - must be alive when counted
             resident = tracker.now["activations"]
         return ExampleBatch(train, val, data.model_arguments(), data.eval_batch_size), resident
     except DataError as error:
@@ -462,18 +469,18 @@ def _example_of(config: Any, notes: list[str]) -> tuple[ExampleBatch, int]:
         example: ExampleBatch | None = resolve("data._target_", config.data["_target_"], Data).example_batch(**keys)
         if example is None:
             raise
-        notes.append(f"shapes are those of the keys of data, whose files are not here: {str(error).splitlines()[0]}")
+        notes.append(f"shapes are from the keys of data, because its files are missing: {str(error).splitlines()[0]}")
         notes.extend(example.notes)
         return example, 0
 
 
 def largest_sample(data: Data, split: str, seed: int) -> Mapping[str, Any]:
-    """The largest of some samples of a split, as a batch of one.
+    """The largest of some samples of a split, in bytes, as a batch of one.
 
     Args:
         data: the data set.
-        split: its name.
-        seed: of the augmentation.
+        split: name of the split.
+        seed: seed of the augmentation.
     """
     dataset = split_of(data, split, seed)
     numbers = sorted({number * len(dataset) // _SAMPLES for number in range(_SAMPLES)})
@@ -487,11 +494,11 @@ def as_batch(sample: Any, size: int) -> Any:
     """A batch of ``size`` samples on the meta device.
 
     Args:
-        sample: a batch of one; tensors (1, ...) and lists of one, also within dicts, lists and tuples.
-        size: of the batch.
+        sample: a batch of one: tensors (1, ...) and lists of length 1, also nested in dicts, lists and tuples.
+        size: number of samples.
 
     Returns:
-        Tensors (size, ...) of the same types, and with axes in the same order in memory.
+        The same structure with tensors (size, ...), of the same dtypes and memory formats.
     """
     if isinstance(sample, torch.Tensor):
         return torch.empty_like(sample.to("meta").expand(size, *sample.shape[1:])) if sample.dim() else sample
@@ -506,10 +513,10 @@ def as_batch(sample: Any, size: int) -> Any:
 
 
 def largest_batch(tracer: Tracer, budget: int) -> int:
-    """The largest batch per device whose training step takes at most ``budget`` bytes; 0: not one sample.
+    """The largest batch per device whose training step needs at most ``budget`` bytes; 0: not even one sample fits.
 
-    Memory is all but linear in the batch: it is extrapolated from one that is as large as the configured one and one
-    that is twice as large, and tried once.
+    Memory is almost linear in the batch size: it is extrapolated from the configured batch and one twice as large, and
+    the result is corrected after one trial.
     """
     size, at_size = tracer.config.batch_size, tracer.peak["total"]
     per_sample = max(tracer.train(2 * size)["total"] - at_size, size) / size
@@ -519,15 +526,15 @@ def largest_batch(tracer: Tracer, budget: int) -> int:
 
 
 def fitting_batch(tracer: Tracer, budget: int, more_than: int = 0) -> dict[str, int] | None:
-    """The largest batch per device that fits and keeps the global batch, by more micro-batches where need be.
+    """The largest batch per device that fits with the same global batch, by accumulating more micro-batches.
 
     Args:
-        tracer: of the configuration.
-        budget: bytes.
-        more_than: so many micro-batches, or fewer, are known not to fit.
+        tracer: tracer of the configuration.
+        budget: available bytes.
+        more_than: try only more micro-batches than this.
 
     Returns:
-        ``{"batch_size", "accumulate", "memory"}``; None: not even one sample at a time fits.
+        ``batch_size``, ``accumulate`` and ``memory`` (bytes); None: not even one sample per micro-batch fits.
     """
     config = tracer.config
     share = config.global_batch_size // (config.nproc * config.launcher.nnodes)
@@ -540,41 +547,41 @@ def fitting_batch(tracer: Tracer, budget: int, more_than: int = 0) -> dict[str, 
 
 
 def what_fits(config: Any, backend: Backend, memory: int | None) -> dict[str, int] | None:
-    """The batch that fits, smaller than one that has run out of memory: :func:`fitting_batch`.
+    """The batch that fits, after the configured one has run out of memory.
 
     Args:
-        config: frozen.
-        backend: of it.
-        memory: bytes of the card; None: not known.
+        config: frozen configuration.
+        backend: backend of the configuration.
+        memory: memory of the card in bytes; None: unknown.
 
     Returns:
-        None: none fits, or it cannot be estimated here; the log has the reason.
+        As :func:`fitting_batch`; None: no batch fits, ``memory`` is unknown, or the estimate fails, which is logged.
     """
     if memory is None:
         return None
     try:
         return fitting_batch(Tracer(config, backend), int(memory * (1 - HEADROOM)), more_than=config.accumulate)
-    except Exception as error:  # noqa: BLE001 - the run has failed already, of something else; this is an extra
+    except Exception as error:  # noqa: BLE001 - the run has failed already; the estimate must not hide that error
         logger.info("no estimate of what fits: %s: %s", type(error).__name__, error)
         return None
 
 
 def training_rate(session: Session, data: Data, samples_per_second: float, seconds: float) -> dict[str, float]:
-    """Keys of ``result.json`` about the speed of a training.
+    """FLOP rate of a training, as keys of ``result.json``.
 
-    Operations are counted once, as :func:`trace_flops` does; what is computed anew in backward counts. The device's
-    rate in plain matrix products is measured by this rank alone.
+    Operations are counted as in :func:`trace_flops`; activations that are recomputed in the backward pass count again.
+    This rank alone measures the device's rate of plain matrix products.
 
     Args:
-        session: of the training, over.
-        data: its data set.
-        samples_per_second: over all ranks.
-        seconds: that it took.
+        session: session of the training, which is over.
+        data: the data set.
+        samples_per_second: rate over all ranks.
+        seconds: duration of the training.
 
     Returns:
-        ``flops_per_second`` over all ranks, and ``flops_share`` of the device's rate in the precision of the training
-        times the ranks. Empty: too short, a torch that does not count, a model that does not run without
-        values, or a device without memory for the products.
+        ``flops_per_second`` over all ranks, and ``flops_share``: that rate divided by the device's rate of matrix
+        products in the same precision times the number of ranks. Empty if the training was shorter than
+        :data:`LEAST_SECONDS`, torch is too old, the model needs values, or the device has no memory left.
     """
     if seconds < LEAST_SECONDS or not supports_estimates():
         return {}
@@ -584,7 +591,7 @@ def training_rate(session: Session, data: Data, samples_per_second: float, secon
         flops = trace_flops(model_on_meta(config.model, data.model_arguments()), batch) / float(config.batch_size)
         rate = matrix_rate(session.backend, session.device, config.precision) * session.info.world_size
     except Exception as error:  # noqa: BLE001
-        # A user's model that reads values, or a card that is full; a figure is not worth a run.
+        # The model may read values, or the card may be full: a missing rate must not fail the run.
         logger.info("the rate is not measured: %s: %s", type(error).__name__, error)
         return {}
     return {"flops_per_second": flops * samples_per_second, "flops_share": flops * samples_per_second / rate}

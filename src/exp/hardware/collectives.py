@@ -46,8 +46,8 @@ class Collectives:
              timeout: timedelta) -> None:  # fmt: skip
         """Make the default process group over ``store``.
 
-        torch < 2.0 refuses composite strings such as ``"cpu:gloo,x:y"``. There the default group has the device's part,
-        and :class:`exp.engine.distributed.Distributed` makes a second group, of gloo, for CPU tensors.
+        torch < 2.0 refuses composite strings such as ``"cpu:gloo,x:y"``. There the default group uses only the device's
+        backend, and :class:`exp.engine.distributed.Distributed` makes a second group with gloo for CPU tensors.
         """
         import torch.distributed as dist
 

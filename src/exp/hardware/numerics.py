@@ -52,7 +52,7 @@ def multiply(backend: Backend, device: torch.device, seconds: float) -> tuple[fl
         # All entries are 1/n, with n a power of two, so that the product with ones is exactly ones in every precision.
         matrix = torch.full((side, side), 1.0 / side, device=device)
         result = torch.ones(side, side, device=device)
-        for _ in range(3):  # the first product may compile; the last time counts
+        for _ in range(3):  # the first product may compile a kernel; only the time of the last one is used
             started = time.monotonic()
             result = matrix @ result
             backend.synchronize()

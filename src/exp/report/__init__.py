@@ -1,4 +1,4 @@
-"""Any set of run folders as tables and one HTML page. Imports no torch: it runs wherever the folders lie."""
+"""Reports on any set of run folders: tables and one HTML page. Imports no torch, so it runs on any machine."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ __all__ = ["write_report"]
 
 
 def write_report(runs: Sequence[Run], folder: Path, title: str) -> Path:
-    """Write tables and ``report.html`` into ``folder``.
+    """Write tables and ``report.html`` to ``folder``.
 
-    The tables: ``sweep.csv``, ``sweep.json`` and, where there are several seeds, ``sweep_seeds.csv``; and what a paper
-    prints of them, ``results.tex`` and ``results.md``.
+    The tables are ``sweep.csv``, ``sweep.json``, with several seeds also ``sweep_seeds.csv``, and tables for a paper,
+    ``results.tex`` and ``results.md``.
 
     Args:
-        runs: at least one, as :func:`exp.report.runs.find_runs` gives them.
-        folder: made where it does not exist.
-        title: heads the page; may hold any characters.
+        runs: at least one run, from :func:`exp.report.runs.find_runs`.
+        folder: output folder; created if needed.
+        title: title of the page; any characters.
 
     Returns:
-        The path of the page, which needs none of the other files.
+        Path of the page; it works without the other files.
 
     Raises:
         OSError: the folder cannot be written.

@@ -1,7 +1,7 @@
-"""What tells runs apart, and runs ranked by their metric on validation: one by one, or as means over seeds.
+"""Finds the keys in which runs differ, groups runs over seeds, and ranks groups by their metric on validation.
 
-Runs belong together where their frozen configurations are the same without the seed, and without what says nothing
-about the computation (``output_dir``, ``launcher.*``).
+Runs form a group if their frozen configurations are equal except for the seed and keys that do not affect the
+computation (``output_dir``, ``launcher.*``).
 """
 
 from __future__ import annotations
@@ -26,23 +26,24 @@ __all__ = [
 ]  # fmt: skip
 
 _GROUPS = ("experiment", "task", "backend", "launcher", "wrapper", "data", "model", "optim", "schedule", "logger")
-# Say nothing about what was computed.
+# Keys that do not affect the computation.
 _SILENT = ("output_dir", "overwrite", "plots", "report_placement", "resume", "resume_changed_data", "run")
 _SILENT_BELOW = ("launcher.", "published", "hydra.", "logger.", "record.", "sweep.")
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
-    """The keys that tell the runs apart: those that their overrides name first, in that order.
+    """The keys in which the runs differ; first those that overrides name, in the order of the overrides.
 
-    Left out is what differs only as a consequence: what a swept config group brings along (``backend``, not all of
-    ``backend.*``), what refers to another key (``model.lookback`` to ``data.lookback``), a batch size per device
-    beside an equal global one; and what says nothing about the computation, such as ``output_dir`` and ``launcher.*``.
+    Left out are keys that differ only as a consequence of another one: keys of a config group that differs (for
+    ``backend`` all of ``backend.*``), keys that refer to another key (``model.lookback`` to ``data.lookback``), and a
+    batch size per device with an equal global batch size. Keys that do not affect the computation, such as
+    ``output_dir`` and ``launcher.*``, are left out, too.
 
     Args:
-        runs: any number.
+        runs: any number of runs.
 
     Returns:
-        Dotted keys, and names of config groups (``backend``, ``experiment``, ...). :func:`column` has their values.
+        Dotted keys, and names of config groups (``backend``, ``experiment``, ...). :func:`column` returns their values.
     """
     words = [override.lstrip("+~") for run in runs for override in run.overrides]
     named = dict.fromkeys(re.split("[=@]", word)[0].replace("/", ".") for word in words)
@@ -50,10 +51,10 @@ def differing(runs: Sequence[Run]) -> list[str]:
     unequal = [key for key in dict.fromkeys(key for run in runs for key in run.config)
                if not _is_silent(key) and _differ(column(runs, key))]  # fmt: skip
     kept: dict[str, list[Any]] = {}
-    for key in named:  # the key itself, or those below it
+    for key in named:  # the key itself, or, for a node, the keys below it
         below = [key] if key in groups else [one for one in unequal if one == key or one.startswith(f"{key}.")]
         kept.update((one, column(runs, one)) for one in below)
-    for key in groups + unequal:  # no override names them
+    for key in groups + unequal:  # keys that no override names
         values = column(runs, key)
         if key not in kept and key != "batch_size" and not _follows(values, key, kept):
             kept[key] = values
@@ -63,37 +64,37 @@ def differing(runs: Sequence[Run]) -> list[str]:
 
 
 def column(runs: Sequence[Run], key: str) -> list[Any]:
-    """The value of ``key`` in each run; None where a run has no such key.
+    """The value of ``key`` in each run; None for a run without this key.
 
     Args:
-        runs: any number.
-        key: dotted, or the name of a config group: then the choice that the configuration records.
+        runs: any number of runs.
+        key: dotted key, or the name of a config group, whose value is the chosen option.
     """
     name = f"record.chosen.{key}" if key in _GROUPS else key
     return [run.config.get(name) for run in runs]
 
 
 def is_seed(key: str) -> bool:
-    """Whether a key repeats a run instead of changing it: ``seed``, and any other whose last part is that."""
+    """Whether a key is a seed: ``seed``, or any key that ends with ``.seed``."""
     return key.rpartition(".")[2] == "seed"
 
 
 def _is_silent(key: str) -> bool:
-    """Whether a key says nothing about what was computed, such as ``output_dir``."""
+    """Whether a key does not affect the computation, such as ``output_dir``."""
     return key in _SILENT or key.startswith(_SILENT_BELOW)
 
 
 def meaning(value: Any) -> Hashable:
-    """Equal for values of the configuration that mean the same: 1 and 1.0, but not 1 and true."""
+    """A hashable form of a config value, equal for values with the same meaning: 1 and 1.0, but not 1 and true."""
     if value is None or isinstance(value, str):
         return value
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value:  # no nan
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value:  # not NaN
         return value
     return type(value), json.dumps(value, sort_keys=True, default=str)
 
 
 def short_names(keys: Sequence[str]) -> dict[str, str]:
-    """Every key's last part, or as many of its last parts as tell it from the others."""
+    """A short name for each key: its last part, or as many of its last parts as make it unique."""
     names = {}
     for key in keys:
         parts = key.split(".")
@@ -103,7 +104,7 @@ def short_names(keys: Sequence[str]) -> dict[str, str]:
 
 
 def value_text(value: Any) -> str:
-    """A value of the configuration as a person would write it on the command line."""
+    """A config value as text, as on the command line; floats have six digits."""
     if isinstance(value, float):
         return f"{value:.6g}"
     if value is None or isinstance(value, (bool, list, tuple, dict)):
@@ -112,16 +113,16 @@ def value_text(value: Any) -> str:
 
 
 def by_size(value: Any) -> tuple[bool, float, list[Any]]:
-    """A sort key: numbers by their size, then anything else as people sort it."""
+    """A sort key: numbers first, by size; then other values, in natural order (2 before 10)."""
     return (False, value, []) if is_number(value) else (True, 0.0, natural(value_text(value)))
 
 
 def _follows(values: list[Any], key: str, kept: dict[str, list[Any]]) -> bool:
-    """Whether the values of a key are a consequence: of the choice of a group, or of a key that it refers to."""
+    """Whether the values of a key follow from another one: from the choice of a config group, or from an equal key."""
     known = list(map(meaning, values))
     for cause in {"experiment", key.partition(".")[0]} & set(kept) - {key}:
         choices = list(map(meaning, kept[cause]))
-        if len(set(zip(choices, known))) == len(set(choices)):  # equal choices, equal values
+        if len(set(zip(choices, known))) == len(set(choices)):  # equal choices always have equal values
             return True
     return any(known == list(map(meaning, each)) for each in kept.values())
 
@@ -135,16 +136,16 @@ class Mean(NamedTuple):
 
     value: float
     std: float | None
-    """Sample standard deviation, with n - 1 in its denominator; None for a single seed, of which there is none."""
+    """Sample standard deviation, with n - 1 in its denominator; None for a single seed."""
 
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Runs of one configuration with several seeds; or a single run.
+    """Runs of one configuration with several seeds, or a single run.
 
     Attributes:
-        runs: at least one, in the order in which they were given.
-        metric_name: the metric that they are ranked by; None: they have none.
+        runs: at least one run, in the given order.
+        metric_name: metric that ranks the runs; None: they have no metric.
     """
 
     runs: list[Run]
@@ -152,40 +153,40 @@ class Group:
 
     @cached_property
     def counted(self) -> list[Run]:
-        """Those that means are taken over: completed ones, and with a metric where the group has one."""
+        """The runs that means include: completed runs which, if the group has a metric, have a value of it."""
         completed = [run for run in self.runs if run.status == "completed"]
         return [run for run in completed if run.metric is not None or run.metric_name is None]
 
     @property
     def left_out(self) -> str:
-        """What became of the others: ``2 failed, 1 unfinished``; empty where there are none."""
+        """Counts of the runs that means do not include, by status: ``2 failed, 1 unfinished``; empty: none."""
         others = [run.status for run in self.runs if run not in self.counted]
         return as_counts("without a metric" if status == "completed" else status for status in others)
 
     @property
     def n(self) -> int:
-        """Seeds of which a run counts."""
+        """Number of seeds with a run that counts (:attr:`counted`)."""
         return len({_seeds(run) for run in self.counted})
 
     @property
     def n_text(self) -> str:
-        """``3``; ``2 of 3`` where a seed has no run that counts."""
+        """Number of seeds as text: ``3``; or ``2 of 3`` if a seed has no run that counts."""
         seeds = len({_seeds(run) for run in self.runs})
         return str(seeds) if self.n == seeds else f"{self.n} of {seeds}"
 
     @property
     def names(self) -> str:
-        """The names of the runs."""
+        """The names of the runs, separated by spaces."""
         return " ".join(run.name for run in self.runs)
 
     @cached_property
     def score(self) -> Mean | None:
-        """Its mean on validation, which the groups are ranked by; None where no run counts, or one has none."""
+        """Mean of the metric on validation, which ranks the groups; None if no run counts, or a run has no value."""
         return self.mean_of(lambda run: run.selected_by)
 
     @cached_property
     def reported(self) -> Mean | None:
-        """Its mean on test; None where no run counts."""
+        """Mean of the metric on test; None if no run counts."""
         return None if self.metric_name is None else self.mean(self.metric_name)
 
     def mean(self, metric: str) -> Mean | None:
@@ -193,11 +194,11 @@ class Group:
         return self.mean_of(lambda run: run.metric if metric == run.metric_name else run.metrics.get(metric))
 
     def mean_of(self, value_of: Callable[[Run], float | None]) -> Mean | None:
-        """The mean over the seeds; a seed that was run twice counts once, with the mean of its runs.
+        """The mean over the seeds; if a seed was run several times, the mean of its runs counts once.
 
         Returns:
-            None where no run counts, or where one of those that do has no value: a mean over other seeds than the row
-            says would look the same.
+            None if no run counts, or one of them has no value: a mean over fewer seeds than the row states would
+            mislead.
         """
         by_seed: dict[Hashable, list[float]] = {}
         for run in self.counted:
@@ -212,17 +213,17 @@ class Group:
 
 
 def rankings(runs: Sequence[Run], over_seeds: bool) -> dict[str | None, list[Group]]:
-    """All runs, by the metric that ranks them: figures of other metrics cannot be compared.
+    """Group the runs, and rank the groups separately for each metric, because metrics cannot be compared.
 
     Args:
-        runs: any number.
-        over_seeds: join runs that differ in nothing but the seed. Runs of one and the same seed are not joined: that is
-            the same run once more.
+        runs: any number of runs.
+        over_seeds: group runs that differ only in the seed; runs whose seeds are all equal are not grouped, because
+            they repeat the same run.
 
     Returns:
-        By metric the groups, the best mean on validation first; then those without one, such as evaluations, and last
-        those without a metric. A run that did not come to say what its metric is goes with those of its experiment and
-        task; None, which is last, has those that go with nobody.
+        The groups by metric: first those with a validation metric, the best first; then those without one, such as
+        evaluations; last those without any value. A run that ended before it recorded its metric is placed with runs
+        of the same experiment and task; if there are none, under the key None, which is last.
     """
     kinds = {_kind(run): run.metric_name for run in runs if run.metric_name is not None}
     members: dict[str | None, list[Run]] = {}
@@ -238,16 +239,16 @@ def rankings(runs: Sequence[Run], over_seeds: bool) -> dict[str | None, list[Gro
         for each in alike.values():
             several = len({_seeds(run) for run in each}) > 1
             groups += [Group(each, metric)] if several else [Group([run], metric) for run in each]
-        # The best first, then those without a figure on validation, last those without any.
+        # The best first, then groups without a validation metric, last groups without any value.
         found[metric] = sorted(groups, key=lambda each: (not each.reported, not each.score,
                                                          sign * each.score.value if each.score else 0.0))  # fmt: skip
     return found
 
 
 def in_order(ranking: dict[str | None, list[Group]]) -> list[tuple[int | None, Group]]:
-    """The groups of all metrics and the place of each among those of its metric, from 1; None: it has no score.
+    """The groups of all metrics, each with its rank among those of its metric, from 1; None: it has no score.
 
-    Those that have no metric are last.
+    Groups without a value of their metric are last.
     """
     ranked = [
         (number if group.score else None, group) for each in ranking.values() for number, group in enumerate(each, 1)
@@ -256,17 +257,17 @@ def in_order(ranking: dict[str | None, list[Group]]) -> list[tuple[int | None, G
 
 
 def greater_is_better(runs: Sequence[Run]) -> bool:
-    """Whether larger values of the metric of these runs, which is the same for all, are better."""
+    """Whether larger values of the metric are better; all runs have the same metric."""
     return any(run.result.get("greater_is_better") for run in runs)
 
 
 def as_counts(words: Iterable[str]) -> str:
-    """How often each word is there, in the order of the first ones: ``2 failed, 1 unfinished``."""
+    """Counts of equal words, in order of their first occurrence: ``2 failed, 1 unfinished``."""
     return ", ".join(f"{count} {word}" for word, count in Counter(words).items())
 
 
 def mean_text(mean: Mean | None) -> str:
-    """``0.3541 ± 0.0012`` for a person; of a single seed only the value; empty for None."""
+    """A mean as text: ``0.3541 ± 0.0012``; for a single seed only the value; empty for None."""
     if mean is None:
         return ""
     text = number_text(mean.value)
@@ -278,15 +279,15 @@ def _kind(run: Run) -> tuple[object, object]:
 
 
 def _is_seed_of(run: Run, key: str) -> bool:
-    """Whether a key is a seed, or was taken from one: ``data.shuffle: ${seed}``."""
+    """Whether a key is a seed, or refers to one: ``data.shuffle: ${seed}``."""
     return is_seed(key) or is_seed(str(run.config.get(f"record.follows.{key}", "")))
 
 
 def _settings(run: Run) -> Hashable:
-    """Equal for runs that differ in nothing but the seed. A run whose configuration cannot be read is like no other."""
+    """A hashable value, equal for runs that differ only in the seed; unique if the configuration cannot be read."""
     if not run.config:
         return run.folder
-    # A key that is not there is as good as null, as where keys are compared.
+    # A missing key counts as null, as in differing().
     return frozenset(
         (key, meaning(value))
         for key, value in run.config.items()
@@ -295,5 +296,5 @@ def _settings(run: Run) -> Hashable:
 
 
 def _seeds(run: Run) -> Hashable:
-    """Equal for runs of the same seed."""
+    """A hashable value, equal for runs with the same seeds."""
     return frozenset((key, meaning(value)) for key, value in run.config.items() if _is_seed_of(run, key))

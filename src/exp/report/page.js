@@ -12,7 +12,7 @@
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const places = [...document.querySelectorAll("[data-chart]")];
 
-  // An exponential moving average without the bias towards zero that it begins with.
+  // Exponential moving average, corrected for its bias towards the initial value 0.
   function smoothed(series, weight) {
     let [sum, share] = [0, 0];
     const data = series.data.map(([step, value]) => {
@@ -33,7 +33,7 @@
     echarts.init(place, dark.matches && !isPrinted ? "dark" : null, { renderer: "svg", width }).setOption(option);
   }
 
-  // Charts are drawn when they come into view: a hundred curves take a moment each.
+  // Charts are drawn when they become visible: a chart of a hundred curves takes a moment.
   const seen = new IntersectionObserver((entries) => {
     for (const { target, isIntersecting } of entries) {
       if (isIntersecting && !echarts.getInstanceByDom(target)) draw(target);
@@ -57,7 +57,7 @@
   addEventListener("beforeprint", () => redraw(true));
   addEventListener("afterprint", () => redraw(false));
 
-  // A click on a heading sorts by what the cells say; what is not known comes last, either way.
+  // A click on a column header sorts the rows by the text of the cells; empty cells are always last.
   function sort(header) {
     const index = header.cellIndex;
     const sign = header.getAttribute("aria-sort") === "ascending" ? -1 : 1;

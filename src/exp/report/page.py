@@ -1,7 +1,7 @@
-"""One HTML page about several runs: a single file that asks nothing of any network.
+"""One HTML page about several runs: a single file that loads nothing from the network.
 
-Its charts are ECharts' options, plain JSON: how they look is in ``charts.json``, their data come from here, and the
-page joins the two.
+Charts are drawn by ECharts from JSON options: ``charts.json`` has their style, this module writes their data, and
+``page.js`` merges the two.
 """
 
 from __future__ import annotations
@@ -40,28 +40,28 @@ if TYPE_CHECKING:
 __all__ = ["Chart", "charts_of", "curves_of", "settings_of", "thinned", "thumbnail", "write_page"]
 
 _STATES = ["completed", "failed", "preempted", "unfinished", "pending"]
-_WIDTH, _PER_RUN, _RUNS = 640, 6, 40  # of pictures: the page is to stay below 15 MB
+_WIDTH, _PER_RUN, _RUNS = 640, 6, 40  # pixels of a picture, pictures per run, runs: keeps the page below 15 MB
 _SMOOTHING = (
     '<label class="note">smoothing of curves '
     '<input type="range" class="smooth" min="0" max="0.99" step="0.01" value="0"></label>'
 )
-_POINTS = 400  # of a curve
-_FEW_POINTS = 100  # of one behind the fold
-_BARS = 30  # configurations
-_SETTINGS = 5  # keys that are named where there is little room
-_COLORS = ("#3b6fd8", "#e0742c", "#2a9d5c", "#c8408f", "#8a5cd6", "#b08d12", "#17a2b3", "#c94a3f")  # of the best
+_POINTS = 400  # maximum per curve
+_FEW_POINTS = 100  # maximum per curve in a collapsed section
+_BARS = 30  # maximum number of configurations in the bar chart
+_SETTINGS = 5  # maximum number of keys in the label of a configuration
+_COLORS = ("#3b6fd8", "#e0742c", "#2a9d5c", "#c8408f", "#8a5cd6", "#b08d12", "#17a2b3", "#c94a3f")  # best first
 _FAINT = "#9a9fa6"
 _NAMES = {"lr": "learning rate", "grad_norm": "gradient norm", "samples_per_second": "samples/s"}
-_NOT_VALUES = ("split", "step", "epoch", "units")  # of a record: say what the other values are of
+_NOT_VALUES = ("split", "step", "epoch", "units")  # keys of a record that are not measured values
 
 
 def write_page(runs: Sequence[Run], path: Path, title: str) -> None:
     """Write the page.
 
     Args:
-        runs: at least one.
-        path: of the HTML file; its folder is made where it does not exist.
-        title: heads the page; may hold any characters.
+        runs: at least one run.
+        path: path of the HTML file; its folder is created if needed.
+        title: title of the page; any characters.
 
     Raises:
         OSError: the file cannot be written.
@@ -77,21 +77,21 @@ def write_page(runs: Sequence[Run], path: Path, title: str) -> None:
         css=_part("page.css"),
         library=_part("echarts/echarts.min.js"),
         script=_part("page.js"),
-        # Nothing in it can end a script element.
+        # Not escaped: the file contains no "<" that could end the script element.
         looks=_part("charts.json"),
         options=options.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"),
         body="\n".join([*body, _commands(order), _album(order)]),
     )
-    write_atomically(path, page.encode("utf-8", "replace"))  # names of folders may be any bytes
+    write_atomically(path, page.encode("utf-8", "replace"))  # folder names may have bytes that are not UTF-8
 
 
 def thumbnail(path: Path) -> str | None:
-    """A picture of at most 640 pixels in width as an address that needs no file; None where it cannot be read."""
+    """A picture as a ``data:`` URL, JPEG, at most 640 pixels wide; None: the file cannot be read."""
     buffer = io.BytesIO()
     try:
         with Image.open(path) as file:
             picture = file.convert("RGB")
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):  # Pillow's, for files that are none
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):  # Pillow raises these for damaged files
         return None
     picture.thumbnail((_WIDTH, max(picture.height, 1)))
     picture.save(buffer, format="jpeg", quality=85)
@@ -103,20 +103,20 @@ def _part(name: str) -> str:
 
 
 def _summary(runs: Sequence[Run], ranking: dict[str | None, list[Group]]) -> str:
-    """How many runs, what became of them, and the best of each metric."""
+    """HTML with the number of runs by status, and the best value of each metric."""
     states = as_counts(sorted((run.status for run in runs), key=[*_STATES, *(run.status for run in runs)].index))
     text = f"<b>{len(runs)} run{'s' if len(runs) != 1 else ''}</b>: {escape(states)}"
     for metric, groups in ranking.items():
         best = groups[0]
         if metric is None or best.reported is None or (len(groups) > 1 and best.score is None):
-            continue  # nothing tells which is the best
+            continue  # without a validation metric, no group is the best
         which = f"best on validation is {escape(settings_of(groups)[0])} with " if len(groups) > 1 else ""
         text += f"; {which}<b>{escape(metric)} {mean_text(best.reported)}</b>"
     return text
 
 
 def _results(metric: str | None, groups: Sequence[Group], singles: Sequence[Group], charts: list[Chart]) -> str:
-    """Tables and charts of the runs of one metric, over seeds and single; the charts are added to those of the page."""
+    """HTML section with the tables and charts of the runs of one metric; its charts are appended to ``charts``."""
     runs = [run for group in singles for run in group.runs]
     drawn = charts_of(groups, metric)
 
@@ -138,7 +138,7 @@ def _results(metric: str | None, groups: Sequence[Group], singles: Sequence[Grou
 
 
 def _heading(runs: Sequence[Run], metric: str | None) -> str:
-    """What was measured, on what, and what is good."""
+    """Heading of a section: the metric, the splits, and whether larger is better."""
     if metric is None:
         return "Runs without a metric"
     parts = dict.fromkeys(str(run.result.get("measured_on") or "test") for run in runs if run.metric is not None)
@@ -163,7 +163,7 @@ def _folded(title: str, content: str) -> str:
 
 
 def _commands(runs: Sequence[Run]) -> str:
-    """Behind a fold, the command of each run."""
+    """Collapsed HTML section with the command line of each run."""
     commands = []
     for run in runs:
         words = [shlex.quote(override) for override in run.overrides if not override.startswith("output_dir=")]
@@ -173,7 +173,7 @@ def _commands(runs: Sequence[Run]) -> str:
 
 
 def _album(runs: Sequence[Run]) -> str:
-    """The first six pictures of each of the best runs; how many more there are."""
+    """HTML section with the first six pictures of each of the best 40 runs, and the number of pictures left out."""
     parts, left_out = [], 0
     for number, run in enumerate(runs):
         pictures, shown = run.pictures(), []
@@ -197,10 +197,10 @@ class Chart(NamedTuple):
     """One chart of the page.
 
     Attributes:
-        title: above it.
-        kind: ``bars``, ``curves``, or ``more``: curves that are shown on demand only.
-        option: ECharts', less the look of its kind (``charts.json``).
-        rows: lines of text that it needs room for; 0: it has the usual height.
+        title: title above the chart.
+        kind: ``bars``, ``curves``, or ``more`` (curves in a collapsed section).
+        option: option of ECharts, without the style of its kind, which is in ``charts.json``.
+        rows: number of rows, which determines the height; 0: default height.
     """
 
     title: str
@@ -210,19 +210,19 @@ class Chart(NamedTuple):
 
 
 def charts_of(groups: Sequence[Group], metric: str | None) -> list[Chart]:
-    """How the configurations compare, and learning curves.
+    """Charts of one metric: a bar chart of the configurations, and learning curves.
 
-    The eight best configurations have a color each, the same in all charts; runs that differ in the seed share it.
+    Each of the eight best configurations has its own color, the same in all charts and for all seeds.
 
     Args:
-        groups: over seeds, of one metric, the best first.
-        metric: its name; None: they have none.
+        groups: groups over seeds, the best first.
+        metric: name of the metric; None: the runs have no metric.
     """
     labels = settings_of(groups)
     charts = _curves(groups, labels, metric)
     if metric is None or not any(group.reported for group in groups):
         return charts
-    # As ranks, by validation where there is any.
+    # Show the metric that ranks: on validation if available.
     ranked = any(group.score for group in groups)
     title = f"{metric} on validation" if ranked else metric
     bars = [_bars(groups[:_BARS], labels, title, ranked)] if len(groups) > 1 else []
@@ -230,7 +230,7 @@ def charts_of(groups: Sequence[Group], metric: str | None) -> list[Chart]:
 
 
 def settings_of(groups: Sequence[Group]) -> list[str]:
-    """What is peculiar to each group, as on the command line; its runs' names, too, where that does not tell it."""
+    """A unique label for each group: the keys that differ, as on the command line; if needed also its runs' names."""
     several = any(len(group.runs) > 1 for group in groups)
     keys = [key for key in differing([run for group in groups for run in group.runs]) if not (several and is_seed(key))]
     titles = short_names(keys)
@@ -243,12 +243,11 @@ def settings_of(groups: Sequence[Group]) -> list[str]:
 
 
 def curves_of(run: Run) -> dict[tuple[str, str], list[tuple[float, float]]]:
-    """What ``metrics.jsonl`` has numbers of, by split and name, as in ``("val", "mse")``, ``("train", "grad_norm")``.
-
-    ``("train", "loss")`` is the sum of the losses. What is no finite number is left out.
+    """All curves in ``metrics.jsonl`` of a run, such as ``("val", "mse")``; values that are not finite are left out.
 
     Returns:
-        Points, of optimizer step and value.
+        By split (``train`` or ``val``) and name a list of points (optimizer step, value). ``("train", "loss")`` is the
+        total loss.
     """
     curves: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for record in run.records():
@@ -259,7 +258,7 @@ def curves_of(run: Run) -> dict[tuple[str, str], list[tuple[float, float]]]:
 
 
 def thinned(points: list[tuple[float, float]], most: int) -> list[tuple[float, float]]:
-    """About ``most`` points: of each stretch the least and the greatest, so that no spike is lost."""
+    """Reduce a curve to about ``most`` points; keeps the minimum and maximum of each section, so no spike is lost."""
     if len(points) <= most:
         return points
     kept, length = {0, len(points) - 1}, -(-2 * len(points) // (most - 2))
@@ -270,7 +269,7 @@ def thinned(points: list[tuple[float, float]], most: int) -> list[tuple[float, f
 
 
 def _curves(groups: Sequence[Group], labels: Sequence[str], metric: str | None) -> list[Chart]:
-    """A line for each run; the validation metric and the loss first, the rest behind a fold."""
+    """Charts with one line per run: first the validation metric and the loss, then the others, collapsed."""
     histories = [[curves_of(run) for run in group.runs] for group in groups]
     main = [("val", str(metric)), ("train", "loss")]
     kinds = dict.fromkeys(kind for group in histories for curves in group for kind in curves)
@@ -301,7 +300,7 @@ def _bars(groups: Sequence[Group], labels: Sequence[str], title: str, ranked: bo
         mean = group.score if ranked else group.reported
         box: list[Any] = ["-"] * 5
         if mean is not None:
-            # A box plot whose box is the mean alone: a line from mean - deviation to mean + deviation.
+            # A box plot with an empty box at the mean; its whiskers are mean - deviation and mean + deviation.
             low, high = mean.value - (mean.std or 0), mean.value + (mean.std or 0)
             box = [_rounded(each) for each in (low, mean.value, mean.value, mean.value, high)]
         look = {"color": _color(place), "borderColor": _color(place), "opacity": 0.8}
@@ -319,7 +318,7 @@ def _bars(groups: Sequence[Group], labels: Sequence[str], title: str, ranked: bo
 
 
 def _scale(values: Sequence[float]) -> str:
-    """Logarithmic where values are positive and span more than two decades."""
+    """Type of the axis: logarithmic if all values are positive and span at least two decades."""
     return "log" if values and min(values) > 0 and max(values) >= 100 * min(values) else "value"
 
 

@@ -1,4 +1,4 @@
-"""Run folders: found on the disk, and read whatever became of the run. Imports neither torch nor pandas."""
+"""Finds run folders and reads them, also those of failed or unfinished runs. Imports neither torch nor pandas."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from exp.runs.record import selecting_value
 
 __all__ = ["Run", "find_runs", "is_number", "natural", "read_run"]
 
-# libyaml's loader is some ten times as fast, and not in every build of PyYAML.
+# libyaml's loader is about ten times as fast, but some builds of PyYAML lack it.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _PARTS_OF_A_RUN = {"checkpoints", "logs", "plots", "tensorboard", "trackers"}
 _PICTURES, _SUFFIXES = ("plots", "predictions/overlays"), (".png", ".jpg", ".jpeg")
-# Keys that only a training uses.
+# Keys that only affect training.
 _OF_TRAINING = re.compile(
     r"(optim|schedule)\.|record\.chosen\.(optim|schedule)$"
     r"|(max_epochs|max_steps|batch_size|global_batch_size|accumulate|val_every|patience|min_delta)$"
@@ -33,18 +33,18 @@ _OF_TRAINING = re.compile(
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """What a run folder holds.
+    """Content of a run folder.
 
     Attributes:
-        folder: absolute.
-        name: short, and unique among the runs it was found with.
-        config: the frozen configuration by dotted keys; lists are values. Empty where it cannot be read. An evaluation
-            has no keys of training: its own are defaults, not those that its weights were trained with.
-        overrides: what the user gave on the command line.
-        result: ``result.json``; empty where there is none, or where it cannot be read.
-        status: ``completed``, ``failed``, ``preempted``; ``unfinished`` or ``pending`` for a run without a result that
-            has or has not begun. An unfinished run may still be going on: its folder cannot tell.
-        error: why the run failed, else what is wrong with its files, in one line; None: nothing.
+        folder: absolute path.
+        name: short name, unique among the runs found with it.
+        config: the frozen configuration by dotted keys; lists of plain values are values. Empty if it cannot be read.
+            An evaluation has no training keys, because its own are defaults that did not train its weights.
+        overrides: overrides that the user gave on the command line.
+        result: content of ``result.json``; empty if it is missing or cannot be read.
+        status: ``completed``, ``failed`` or ``preempted``; without a result ``unfinished`` if the run has started, else
+            ``pending``. An unfinished run may still be running.
+        error: in one line why the run failed, or what is wrong with its files; None: nothing.
     """
 
     folder: Path
@@ -57,18 +57,18 @@ class Run:
 
     @property
     def metric_name(self) -> str | None:
-        """The metric that is reported, and that runs are chosen by; None where the run has not come to say."""
+        """Name of the metric that is reported and ranks runs; None if the run ended before it recorded the name."""
         name = self.result.get("metric_name")
         return None if name is None else str(name)
 
     @property
     def metric(self) -> float | None:
-        """Its value on test; None where there is none, or none that is finite."""
+        """Value of the metric on test; None if it is missing or not finite."""
         return self.number("metric")
 
     @property
     def selected_by(self) -> float | None:
-        """The same metric on validation, by which runs are ranked; None: the run has none."""
+        """Value of the metric on validation, which ranks runs; None if it is missing or not finite."""
         value = selecting_value(self.result)
         return value if is_number(value) else None
 
@@ -80,41 +80,43 @@ class Run:
         return {str(name): value for name, value in pairs if is_number(value)}
 
     def number(self, key: str) -> float | None:
-        """A number of the result, such as ``wall_s``, ``steps`` or ``samples_per_second``; None: it has none."""
+        """A number in ``result.json``, such as ``wall_s`` or ``steps``; None if it is missing or not finite."""
         value: Any = self.result.get(key)
         return value if is_number(value) else None
 
     def records(self) -> list[dict[str, Any]]:
-        """The records of ``metrics.jsonl``; none where there is no such file."""
+        """The records of ``metrics.jsonl``; empty if there is no such file."""
         return RunFolder(self.folder).records()
 
     def pictures(self) -> list[Path]:
-        """The PNG and JPEG files below ``plots``, those nearest to it first and curves last, then overlays."""
+        """PNG and JPEG files: first those in ``plots``, then in its subfolders, then overlays of predictions.
+
+        ``curves.png`` is the last of its folder.
+        """
         found = [path for place in _PICTURES for path in (self.folder / place).rglob("*") if path.suffix in _SUFFIXES]
         natural_order = sorted(found, key=lambda path: natural(str(path)))
         return sorted(natural_order, key=lambda at: ("overlays" in at.parts, len(at.parts), at.name == "curves.png"))
 
 
 def find_runs(paths: Sequence[str | Path]) -> list[Run]:
-    """The runs in and below some folders.
+    """Find the runs in and below some folders.
 
     Args:
-        paths: each a run folder, a folder that has run folders at any depth below it, or a glob. Below a run folder
-            only jobs of a sweep into the same folder are looked for; parts of a run, such as the two of a parity check,
-            are no runs of their own.
+        paths: run folders, folders with run folders at any depth, or globs. Below a run folder, only jobs of a sweep
+            are found; parts of a run, such as the two runs of a parity check, do not count as runs.
 
     Returns:
-        At least one: by the order of ``paths``, within each in natural order (2 before 10), none twice.
+        At least one run, none twice: in the order of ``paths``, within a path in natural order (2 before 10).
 
     Raises:
-        ConfigError: a path does not exist, or there is no run in any of them.
+        ConfigError: a path does not exist, or no run is found.
     """
     folders: dict[Path, None] = {}
     for path in paths:
         for folder in _matches(str(path)):
             folders.update(dict.fromkeys(sorted(_below(folder), key=lambda place: natural(str(place)))))
     parent = Path(os.path.commonpath([folder.parent for folder in folders] or [Path()]))
-    # Names of folders may be any bytes; those of runs can be printed.
+    # Folder names may have bytes that are not UTF-8; names of runs must be printable.
     names = [os.fsencode(folder.relative_to(parent)).decode("utf-8", "replace") for folder in folders]
     runs = [read_run(folder, name) for folder, name in zip(folders, names)]
     compared = [run for run in runs if getattr(task_named(str(run.config.get("task.name"))), "compared", True)]
@@ -128,13 +130,13 @@ def find_runs(paths: Sequence[str | Path]) -> list[Run]:
 
 
 def read_run(folder: Path, name: str) -> Run:
-    """The run in ``folder``. Raises nothing: ``error`` names what cannot be read."""
+    """Read the run in ``folder``; files that cannot be read are reported in ``error``, not raised."""
     place = RunFolder(folder)
     problems: list[str] = []
     config = _parsed(place.config, dict, problems)
     overrides = _parsed(place.overrides, list, problems)
     result = _parsed(place.result, dict, problems)
-    problems += [f"{name} is not as it was written" for name in place.altered(result)]
+    problems += [f"{name} was changed or deleted after the run" for name in place.altered(result)]
     begun = result or (place.logs.is_dir() and any(place.logs.iterdir()))
     return Run(
         folder=place.path,
@@ -148,18 +150,18 @@ def read_run(folder: Path, name: str) -> Run:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value that a file holds is a finite number, and no truth value."""
+    """Whether a value is a finite number (a boolean is not)."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def natural(text: str) -> list[Any]:
-    """A sort key for which 2 comes before 10."""
+    """A sort key for natural order, in which 2 comes before 10."""
     parts = re.split(r"(\d+)", text)
     return [int(part) if number % 2 else part.lower() for number, part in enumerate(parts)]
 
 
 def _is_run_folder(path: Path) -> bool:
-    """Whether a run was written there: its configuration, and how it came about or what became of it."""
+    """Whether a folder has a configuration and at least one other file that runs write."""
     folder = RunFolder(path)
     return folder.config.is_file() and (
         folder.overrides.is_file() or folder.result.is_file() or folder.env.is_file() or folder.logs.is_dir()
@@ -167,24 +169,24 @@ def _is_run_folder(path: Path) -> bool:
 
 
 def _matches(path: str) -> list[Path]:
-    """The folders that a path or a glob stands for."""
+    """The folders that a path or a glob matches."""
     path = os.path.expanduser(path)  # noqa: PTH111 - a pattern, not a path
     found = [path] if Path(path).is_dir() else sorted(glob.glob(path, recursive=True), key=natural)  # noqa: PTH207
     folders = [Path(each).resolve() for each in found if Path(each).is_dir()]
     if not folders:
         raise ConfigError(
-            f"{path} is no folder, and matches none; give a run folder, a folder of them, or a glob such as "
+            f"{path} is not a folder, and matches none; give a run folder, a folder of them, or a glob such as "
             "'outputs/*/*'"
         )
     return folders
 
 
 def _below(folder: Path) -> list[Path]:
-    """The run folders in and below one; links are not followed."""
+    """The run folders in and below ``folder``; symbolic links are not followed."""
     found = {path.parent for path in folder.rglob("config.yaml") if _is_run_folder(path.parent)}
 
     def is_part(run: Path, above: Path) -> bool:
-        # Hydra numbers the jobs of a sweep, and notes the sweep in this file.
+        # Jobs of a Hydra sweep are numbered folders beside multirun.yaml.
         name = run.relative_to(above).parts[0]
         return name in _PARTS_OF_A_RUN or not (name.isdigit() or (above / "multirun.yaml").is_file())
 
@@ -193,13 +195,13 @@ def _below(folder: Path) -> list[Path]:
 
 
 def _as_used(config: dict[str, Any]) -> dict[str, Any]:
-    """Without the keys of training, where the run used the weights of another one."""
+    """The configuration without training keys, if the run evaluates weights of another run."""
     evaluates = config.get("record.trained_in") is not None
     return {key: value for key, value in config.items() if not (evaluates and _OF_TRAINING.match(key))}
 
 
 def _flattened(values: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested mappings, and lists of them, as one, with dotted keys; other lists, and what is empty, stay values."""
+    """Flatten nested mappings, and lists of mappings, to dotted keys; other lists and empty values stay values."""
     if isinstance(values, list) and values and all(isinstance(each, dict) for each in values):
         values = dict(enumerate(values))
     if not isinstance(values, dict) or not values:
@@ -209,7 +211,7 @@ def _flattened(values: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _error(error: Any) -> str:
-    """The error of a result in one line: ``rank 3: RunError: loss is nan``."""
+    """The error of a result in one line, such as ``rank 3: RunError: loss is nan``; empty: none."""
     if not isinstance(error, dict):
         return ""
     rank = "" if error.get("rank") is None else f"rank {error['rank']}"
@@ -221,14 +223,14 @@ def _first_line(text: Any) -> str:
 
 
 def _parsed(path: Path, kind: Callable[[], Any], problems: list[str]) -> Any:
-    """The content of a file, an empty ``kind`` where it has none; what is wrong with it becomes a problem."""
+    """The content of a YAML or JSON file, or an empty ``kind`` if it is missing or damaged; damage adds a problem."""
     value = None
     try:
         value = read_json(path) if path.suffix == ".json" else yaml.load(path.read_text("utf-8"), _LOADER)  # noqa: S506
     except FileNotFoundError:
         pass
-    except (RunError, OSError, ValueError, yaml.YAMLError) as error:  # a table has room for the name, not for the path
+    except (RunError, OSError, ValueError, yaml.YAMLError) as error:  # name instead of path: tables have little room
         problems.append(f"{path.name} cannot be read: {_first_line(error)}".replace(str(path), path.name))
     if value is not None and not isinstance(value, type(kind())):
-        problems.append(f"{path.name} holds no record of a run")
+        problems.append(f"{path.name} does not have the content that a run writes")
     return value if isinstance(value, type(kind())) else kind()

@@ -1,6 +1,6 @@
-"""Tables of runs: as CSV and JSON for programs; for people on the terminal, the page, in LaTeX and Markdown.
+"""Tables of runs: CSV and JSON for programs; terminal, HTML, LaTeX and Markdown for people.
 
-A table for people is columns of plain text; each format escapes it in its own way.
+A :class:`Table` for people has cells of plain text; each output format escapes them.
 """
 
 from __future__ import annotations
@@ -43,52 +43,54 @@ __all__ = [
 _LAST = ("steps", "wall_s", "samples_per_second")
 _COLUMNS = {"rank", "run", "folder", "status", "selected_by", "metric_name", "metric", *_LAST, "error"}
 _JSON_ONLY = ("folder", "folders", "metric_name", "metric", "metric_mean", "metric_std")
-_ROWS, _KEYS = 40, 6  # of a table on the terminal
+_ROWS, _KEYS = 40, 6  # maximum of a table on the terminal
 _DATA = "data.name"
 _AVERAGED = "mean ± sample standard deviation (n - 1) over n seeds"
 _LATEX = {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}",
     ">": r"\textgreater{}", "|": r"\textbar{}", '"': r"\textquotedbl{}",
-    # Behind the end of a row these two would belong to it.
+    # After the row end "\\", LaTeX would read these two as its arguments.
     "[": "{[}", "*": "{*}", **{sign: f"\\{sign}" for sign in "{}$&#_%"},
 }  # fmt: skip
 _NUMBER = re.compile(r"(-|[-+]?\d[\d.,e+-]*( ± \S+)?( \(\d+( of \d+)?\))?( [KMG]?i?B)?)?")
-"""What a cell of a column of numbers may be: ``12``, ``0.41 ± 0.02 (2 of 3)``, ``33 MiB``, nothing."""
+"""Cells of a numeric column: ``12``, ``0.41 ± 0.02 (2 of 3)``, ``33 MiB``, ``-``, or empty."""
 _MARKDOWN = re.compile(r"([\\`*_\[\]<>|~#&$])")
 
 
 def write_rows(runs: Sequence[Run], folder: Path) -> None:
-    """Write ``sweep.csv`` and ``sweep.json``: a row for each run, the best first.
+    """Write ``sweep.csv`` and ``sweep.json`` with one row per run, the best first, and ``sweep_seeds.csv`` if needed.
 
-    Columns: rank (among the runs of the same metric), run, every key that differs, status, ``selected_by`` (the metric
-    on validation, which ranks), the metric under its own name as it is reported, all further metrics, steps, wall_s,
-    samples_per_second and the first line of the error. What a run does not have is empty in the CSV and null in the
-    JSON. The CSV has six digits, for reading; the JSON has all of them, and also the folder of each run,
-    ``metric_name`` and ``metric``.
+    Columns: ``rank`` (among the runs of the same metric), ``run``, all keys that differ, ``status``, ``selected_by``
+    (the metric on validation, which ranks the runs), all metrics by name, ``steps``, ``wall_s``,
+    ``samples_per_second``, ``error`` (its first line). Missing values are empty in CSV and null in JSON. CSV has six
+    digits; JSON has all digits, and also the columns ``folder``, ``metric_name`` and ``metric``.
 
-    A metric of which another of these columns has the name already is ``metrics.<name>`` (``metrics.error``), as it
-    stands in ``result.json``; a key of the configuration is ``config.<key>`` then (``config.metric``).
+    If a metric has the same name as another column, its column is ``metrics.<name>`` (``metrics.error``), the path in
+    ``result.json``; a configuration key becomes ``config.<key>`` (``config.metric``).
 
-    Where runs differ in nothing but the seed, ``sweep_seeds.csv`` has a row for each group of them
-    (:func:`seed_rows`). It is a file of its own: among the rows of runs, a program would count
-    means as further runs.
+    If runs differ only in the seed, ``sweep_seeds.csv`` has one row per group (:func:`seed_rows`). It is a separate
+    file, because programs would count the means as further runs.
+
+    Args:
+        runs: at least one run.
+        folder: output folder.
 
     Raises:
         OSError: the folder cannot be written.
     """
     rows = run_rows(runs)
-    content = to_json(rows, indent=2, default=str)  # YAML has dates, too
+    content = to_json(rows, indent=2, default=str)  # YAML values may be dates, which JSON does not have
     write_atomically(folder / "sweep.json", f"{content}\n".encode())
     write_atomically(folder / "sweep.csv", _csv(rows))
     averages = folder / "sweep_seeds.csv"
     if any(len(group.runs) > 1 for groups in rankings(runs, over_seeds=True).values() for group in groups):
         write_atomically(averages, _csv(seed_rows(runs)))
-    else:  # of an earlier report on other runs
+    else:  # remove the file of an earlier report on other runs
         averages.unlink(missing_ok=True)
 
 
 def run_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """What :func:`write_rows` writes, a dict for each run, the best first."""
+    """The rows of ``sweep.json``, one dict per run, the best first (:func:`write_rows`)."""
     metrics, keys = _metric_titles(runs), differing(runs)
     return [
         {
@@ -110,13 +112,13 @@ def run_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def seed_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """A dict for each configuration, whatever its seeds; the best mean first.
+    """One dict per configuration, over its seeds; the best mean first.
 
-    ``rank`` (by the mean, among those of the same metric), ``runs`` (their names), ``folders``, every key that differs
-    besides the seed, ``n`` (seeds that count), ``left_out`` (what became of the others), ``metric_name``,
-    ``selected_by_mean`` and ``_std`` (on validation, which ranks them), ``metric_mean`` and ``metric_std`` on test, and
-    the same for all metrics under the names of :func:`run_rows`. ``_std`` is the sample standard deviation (n - 1);
-    None for a single seed.
+    Keys: ``rank`` (by the mean, among groups of the same metric), ``runs`` (names), ``folders``, all keys that differ
+    except the seed, ``n`` (number of seeds that count), ``left_out`` (counts of other runs by status), ``metric_name``,
+    ``selected_by_mean`` and ``selected_by_std`` (on validation, which ranks), ``metric_mean`` and ``metric_std`` (on
+    test), the same two for each metric by the names of :func:`run_rows`, and ``wall_s_mean``. ``_std`` is the sample
+    standard deviation (n - 1); None for a single seed.
     """
     metrics, keys = _metric_titles(runs), [key for key in differing(runs) if not is_seed(key)]
     rows = []
@@ -134,7 +136,7 @@ def seed_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def _csv(rows: Sequence[dict[str, Any]]) -> bytes:
-    """Rows as text, the titles first, without what only the JSON has."""
+    """Rows as CSV, with a header, without the columns that only the JSON file has."""
     names = [name for name in rows[0] if name not in _JSON_ONLY]
     return csv_content(
         [names, *(["" if row[name] is None else value_text(row[name]) for name in names] for row in rows)]
@@ -142,27 +144,28 @@ def _csv(rows: Sequence[dict[str, Any]]) -> bytes:
 
 
 def _metric_titles(runs: Sequence[Run]) -> dict[str, str]:
-    """The titles of the metrics' columns by name, those that rank the runs first."""
+    """The column titles of all metrics by name; metrics that rank runs come first."""
     ranking = [name for name in rankings(runs, over_seeds=False) if name is not None]
     names = dict.fromkeys([*ranking, *(name for run in runs for name in run.metrics)])
     return {name: _title("metrics", name) for name in names}
 
 
 def _title(kind: str, name: str) -> str:
-    """The title of a metric's column (``metrics``) or of a key's (``config``), which no other column has."""
+    """A unique column title for a metric (``kind`` is ``metrics``) or for a key (``kind`` is ``config``)."""
     return f"{kind}.{name}" if name in _COLUMNS else name
 
 
 @dataclass
 class Table:
-    """What people read.
+    """A table for people.
 
     Attributes:
         heads: titles of the columns.
-        rows: cells.
-        numbers: which columns are of numbers, and stand at the right.
-        notes: what a reader has to know, each a sentence without its full stop.
-        styles: of each row: ``best``, ``failed``, ``other``, a style of rich's, or nothing. Empty: all alike.
+        rows: cells, row by row.
+        numbers: for each column whether it is numeric; numeric columns are right-aligned.
+        notes: notes below the table, each a sentence without a period.
+        styles: style of each row: ``best``, ``failed``, ``other``, a style of rich, or empty text. An empty sequence:
+            no styles.
     """
 
     heads: list[str]
@@ -173,7 +176,7 @@ class Table:
 
     @classmethod
     def of(cls, rows: Sequence[Mapping[str, Any]], styles: Sequence[str] = (), notes: Sequence[str] = ()) -> Table:
-        """Rows of equal keys, without columns that are empty."""
+        """Make a table of dicts with the same keys; empty columns are left out."""
         columns = {head: ["" if row[head] is None else value_text(row[head]) for row in rows] for head in rows[0]}
         columns = {head: cells for head, cells in columns.items() if any(cells)}
         numbers = [all(map(_NUMBER.fullmatch, cells)) for cells in columns.values()]
@@ -181,10 +184,10 @@ class Table:
 
 
 def run_table(runs: Sequence[Run]) -> Table:
-    """What ``sweep.csv`` has of each run, the best first, for the page; without what no run has.
+    """The rows of ``sweep.csv`` as a table for the page, without empty columns.
 
     Args:
-        runs: at least one, all of one metric.
+        runs: at least one run, all with the same metric.
     """
     rows = run_rows(runs)
     styles = {"completed": "", "failed": "failed"}
@@ -194,14 +197,15 @@ def run_table(runs: Sequence[Run]) -> Table:
 
 
 def results_tables(runs: Sequence[Run], paper: bool = False) -> list[Table]:
-    """A row for each configuration, its mean over seeds beside the published figure; a table for each metric.
+    """One table per metric, with one row per configuration: mean over seeds, and published values if there are any.
 
-    The best first, with a star, its figure on validation, and what became of runs that do not count. Of many rows and
-    of many keys the last are left out: the notes say which.
+    The best configuration is first and has a star. Rows show the metric on validation, and the status of runs that do
+    not count. Rows above 40 and keys above 6 are left out; the notes name them.
 
     Args:
-        runs: any number.
-        paper: what a paper prints: all rows and keys, sorted by these; no runs that have no metric, and no star.
+        runs: any number of runs.
+        paper: tables for a paper: all rows and keys, sorted by the keys; without star, validation metric and duration,
+            and without runs that have no metric.
     """
     ranking = rankings(runs, over_seeds=True)
     return [_results(groups, metric, paper) for metric, groups in ranking.items() if metric is not None or not paper]
@@ -211,7 +215,7 @@ def _results(groups: list[Group], metric: str | None, paper: bool) -> Table:
     runs = [run for group in groups for run in group.runs]
     averaged = any(len(group.runs) > 1 for group in groups)
     keys = [key for key in differing(runs) if not (is_seed(key) and (averaged or paper))]
-    if paper and not ("data" in keys or None in column(runs, _DATA)):  # which a paper names also where there is one
+    if paper and not ("data" in keys or None in column(runs, _DATA)):  # a paper names the data set even if only one
         keys = list(dict.fromkeys([_DATA, *keys]))
     titles = {key: "data" if key == _DATA and "data" not in keys else title for key, title in short_names(keys).items()}
     values = {group.names: [column(group.runs, key)[0] for key in keys] for group in groups}
@@ -220,7 +224,7 @@ def _results(groups: list[Group], metric: str | None, paper: bool) -> Table:
         groups = sorted(groups, key=lambda group: list(map(by_size, values[group.names])))
     most, width = (len(groups), 99) if paper else (_ROWS, 24)
     groups, left = groups[:most], [run for group in groups[most:] for run in group.runs]
-    named = not paper or len(set(map(value_text, values.values()))) < len(groups)  # nothing else tells them apart
+    named = not paper or len(set(map(value_text, values.values()))) < len(groups)  # show names if keys are not unique
     known = {group.names: _published(group) for group in groups}
     figures = {name: {} if each.get("differs") else each for name, each in known.items()}
     measured = dict.fromkeys(name for run in runs for name in run.metrics)
@@ -257,12 +261,12 @@ def _results(groups: list[Group], metric: str | None, paper: bool) -> Table:
 
 
 def _decimals(figures: Mapping[str, Mapping[str, Any]], name: str) -> int:
-    """Of a published metric, as many as any of its figures has."""
+    """Number of decimals of a published metric: the maximum over its published values."""
     return max(len(f"{each[name]:g}".partition(".")[2]) for each in figures.values() if is_number(each.get(name)))
 
 
 def as_rich(table: Table) -> RichTable:
-    """For the terminal, with the notes below; cells are cut where it ends."""
+    """The table for the terminal, with the notes below; long cells are cut at the terminal's width."""
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
@@ -270,7 +274,7 @@ def as_rich(table: Table) -> RichTable:
     looks = {"best": "bold green", "failed": "red", "other": "dim"}
     drawn = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, caption_justify="left")
     for place, (head, number) in enumerate(zip(table.heads, table.numbers), 1):
-        # As Text: a name may hold brackets, which rich would take for markup. The last column gives way first.
+        # As Text, because rich would read brackets in a name as markup. The last column is shortened first.
         drawn.add_column(Text(head), justify="right" if number else "left", no_wrap=place < len(table.heads))
     for style, row in zip(table.styles or [""] * len(table.rows), table.rows):
         drawn.add_row(*(Text(cell, no_wrap=True, overflow="ellipsis") for cell in row), style=looks.get(style, style))
@@ -279,7 +283,7 @@ def as_rich(table: Table) -> RichTable:
 
 
 def as_html(table: Table, classes: str) -> str:
-    """A table element; the notes are for whoever places it."""
+    """The table as HTML, without its notes."""
 
     def line(tag: str, cells: Sequence[str]) -> str:
         pairs = zip(table.numbers, cells)
@@ -292,7 +296,7 @@ def as_html(table: Table, classes: str) -> str:
 
 
 def as_markdown(tables: Sequence[Table]) -> str:
-    """GitHub's Markdown: the tables, each with its notes below it."""
+    """The tables in GitHub's Markdown, each with its notes below it."""
     parts = []
     for table in tables:
         lines = [[_in_markdown(cell) for cell in row] for row in [table.heads, *table.rows]]
@@ -303,9 +307,9 @@ def as_markdown(tables: Sequence[Table]) -> str:
 
 
 def as_latex(tables: Sequence[Table]) -> str:
-    """Each table as a ``tabular`` of booktabs, to be put into a ``table`` that has a caption of the user's own.
+    """Each table as a booktabs ``tabular``, to be put into a ``table`` environment with a caption.
 
-    Names are escaped; what a caption should say stands in comments.
+    Text is escaped. Notes, which the caption should mention, are LaTeX comments.
     """
     lines = ["% Needs \\usepackage{booktabs} and \\usepackage[T1]{fontenc}."]
     for table in tables:
@@ -317,7 +321,7 @@ def as_latex(tables: Sequence[Table]) -> str:
 
 
 def _outcome(group: Group) -> str:
-    """How long the runs took, or what became of those that have not come to their end."""
+    """Mean duration in seconds; or, if runs do not count or have errors, their status and the first error."""
     errors = [run.error for run in group.runs if run.error is not None]
     if group.left_out or errors:
         return ": ".join(filter(None, [group.left_out, *errors[:1]]))
@@ -332,7 +336,7 @@ def _style(group: Group) -> str:
 
 
 def _unit_notes(runs: Sequence[Run], metrics: Sequence[str]) -> list[str]:
-    """What values the metrics are of, as far as the names do not say it and the runs agree."""
+    """Notes on the units of metrics, for metrics whose unit is recorded and the same in all runs."""
     units: dict[str, list[str]] = {}
     for name in dict.fromkeys(metrics):
         said: list[Any] = [run.result.get("metric_units") for run in runs]
@@ -343,7 +347,9 @@ def _unit_notes(runs: Sequence[Run], metrics: Sequence[str]) -> list[str]:
 
 
 def _published(group: Group) -> dict[str, Any]:
-    """What the runs of a group say of published figures: by metric, ``source``, and ``differs``, from what they did."""
+    """Published values of a group's experiment: values by metric, ``source``, and ``differs``, the settings in which
+    the run differs from the published experiment.
+    """
     said = group.counted[0].result.get("published") if group.counted else None
     return said if isinstance(said, dict) else {}
 
@@ -356,7 +362,7 @@ def _difference(ours: Mean | None, published: float | None) -> str:
 
 
 def _clipped(text: str, width: int) -> str:
-    """Names of runs differ at their ends more often than at their beginnings."""
+    """Cut a text in the middle to ``width``; more of its end is kept, because names of runs mostly differ there."""
     head = width // 3
     return text if len(text) <= width else f"{text[:head]}…{text[len(text) - (width - head - 1) :]}"
 
@@ -366,7 +372,7 @@ def _in_markdown(text: str) -> str:
 
 
 def _in_latex(cells: Sequence[str], kinds: str = "") -> str:
-    """A row; numbers as TeX sets them, with real minus signs and powers of ten."""
+    """A row in LaTeX; numbers are in math mode, for correct minus signs and powers of ten."""
     found = []
     for kind, cell in zip(kinds or "l" * len(cells), cells):
         value, bracket, rest = cell.partition(" (")

@@ -1,7 +1,7 @@
-"""Trackers: where people look at a run beside its folder. Imports neither torch nor any tracker's client.
+"""Experiment trackers such as TensorBoard or W&B. Imports neither torch nor a tracker's client.
 
-Rank 0 hands figures to each tracker in a thread of its own (:class:`Reporter`), so that no step waits for a server. A
-run that is over can be handed to a tracker, too (``task=track``).
+Rank 0 sends metrics to each tracker in a separate thread (:class:`Reporter`), so no training step waits for a server.
+``task=track`` sends a finished run to a tracker.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ _NO_FIGURES = {"split", "step", "epoch", "units", "not_finite"}
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """The run that a tracker receives.
+    """Description of a run for a tracker.
 
     Attributes:
-        name: experiment and run folder.
-        experiment: ``name`` of the configuration, under which trackers gather runs.
+        name: name of the run folder; for a job of a sweep ``<sweep folder>/<run folder>``.
+        experiment: key ``name`` of the configuration, by which trackers group runs.
         folder: the run folder.
-        keys: the frozen configuration by dotted key; lists are text.
-        facts: short texts: backend, task, folder, git revision, and ``sweep`` where the run belongs to one.
+        keys: the frozen configuration by dotted key; values are numbers, booleans or text.
+        facts: texts by name: ``backend``, ``task``, ``folder``, ``git`` (revision, if known), and ``sweep``, the name
+            of the sweep's folder, if the run belongs to one.
     """
 
     name: str
@@ -52,15 +53,15 @@ class TrackedRun:
 
 
 class Tracker(abc.ABC):
-    """One run at one tracker.
+    """Interface of a tracker; an instance handles one run.
 
-    A configuration names it in ``logger.trackers.<name>`` by ``_target_``; the other keys there are its constructor's
-    arguments. All methods are called in one thread of rank 0. Whatever a method raises switches the tracker off for the
-    rest of the run, with a warning; the run goes on.
+    A configuration names the class in ``logger.trackers.<name>`` by ``_target_``; the other keys are arguments of the
+    constructor. All methods are called in one thread of rank 0. If a method raises, the tracker is switched off for the
+    rest of the run with a warning, and the run continues.
 
     Attributes:
-        address: where a person finds the run; :meth:`open` sets it.
-        requires: packages that it imports; looked for before the run starts.
+        address: URL of the run, or the command that shows it; set by :meth:`open`.
+        requires: names of packages that must be importable; checked before the run starts.
     """
 
     address: str = ""
@@ -68,62 +69,62 @@ class Tracker(abc.ABC):
 
     @abc.abstractmethod
     def open(self, run: TrackedRun, known: str | None) -> str:
-        """Begin the tracker's run, or continue it.
+        """Create the run at the tracker, or continue it.
 
         Args:
             run: the run.
-            known: what this method returned for the run folder before (it was resumed, restarted or queued again);
+            known: what this method returned earlier for the same run folder, if the run was resumed or restarted;
                 None: the run is new.
 
         Returns:
-            The tracker's own name of the run.
+            The tracker's id of the run.
         """
 
     @abc.abstractmethod
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Take in figures.
+        """Log scalars.
 
         Args:
-            values: by name, such as ``train/loss``, ``val/mse``, ``test/mse``; may be nan or infinite.
-            step: optimizer steps completed.
+            values: values by name, such as ``train/loss``, ``val/mse``, ``test/mse``; may be NaN or infinite.
+            step: number of completed optimizer steps.
         """
 
     def flush(self) -> None:
-        """Send what :meth:`log` has gathered; called when no further figures wait."""
+        """Send values that :meth:`log` has buffered; called when the queue is empty."""
 
     @abc.abstractmethod
     def close(self, status: str, result: Mapping[str, Any], files: Sequence[Path], pictures: Sequence[Path]) -> None:
-        """End the tracker's run.
+        """End the run at the tracker.
 
         Args:
-            status: ``completed``, ``failed``, ``preempted``; ``killed``: the run left no result.
-            result: ``result.json``, or empty.
+            status: ``completed``, ``failed`` or ``preempted``; ``killed`` if the run left no result.
+            result: content of ``result.json``, or empty.
             files: text files of the run folder: configuration, environment, result.
             pictures: PNG files of ``plots/``.
         """
 
 
 def final_metrics(result: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """The finite metrics of ``result.json`` by name."""
+    """The metrics of ``result.json`` that have a value (finite ones), by name with ``prefix``."""
     return {f"{prefix}{name}": value for name, value in (result.get("metrics") or {}).items() if value is not None}
 
 
 class Reporter:
-    """One run's connection to one tracker.
+    """Connection of one run to one tracker.
 
-    The tracker works in a thread, which takes figures from a queue: the training never waits for it. What the tracker
-    raises switches it off.
+    The tracker works in a thread that reads a queue, so the training never waits for it. If the tracker raises, it is
+    switched off.
 
     Args:
-        name: of the tracker, in ``logger.trackers``.
+        name: name of the tracker in ``logger.trackers``.
         tracker: the tracker.
-        folder: of the run.
-        warn: takes a line for the user.
+        folder: the run folder.
+        warn: function that prints a line for the user.
 
     Attributes:
-        state: what ``trackers/<name>.json`` of the run folder keeps: ``run_id``, the tracker's own name of the run
-            (None: it has not begun there); ``address``, where a person finds it; ``sent``, by split the last step that
-            it has received; ``closed``, whether it has received the end.
+        state: content of ``trackers/<name>.json`` in the run folder: ``run_id``, the tracker's id of the run (None:
+            the tracker has no such run yet); ``address`` (see :class:`Tracker`); ``sent``, the last step that the
+            tracker has received, by split; ``closed``, whether the run has ended at the tracker.
         trouble: why the tracker was switched off; empty: it was not.
     """
 
@@ -136,17 +137,21 @@ class Reporter:
         self._thread = threading.Thread(target=self._work, name=f"tracker-{name}", daemon=True)
 
     def start(self) -> Reporter:
-        """Begin to work."""
+        """Start the thread; returns the reporter itself."""
         self.state["closed"] = False
         self._thread.start()
         return self
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Hand on figures; returns at once."""
+        """Put scalars into the queue; returns at once."""
         self._queue.put((dict(values), step))
 
     def close(self, status: str, result: Mapping[str, Any], patience_s: float) -> bool:
-        """End the tracker's run; returns whether it has received everything within ``patience_s`` seconds."""
+        """End the run at the tracker, and wait for it at most ``patience_s`` seconds.
+
+        Returns:
+            Whether the tracker has received everything in time, and was never switched off.
+        """
         self._end = (status, result)
         self._queue.put(None)
         self._thread.join(patience_s)
@@ -183,16 +188,16 @@ class Reporter:
             self.trouble = why
             self._warn(
                 f"{self.name} is switched off for this run: {why}\n"
-                f"  to hand it the rest afterwards: python -m exp task=track logger={self.name} run={self._run.folder}"
+                f"  to send it the rest later: python -m exp task=track logger={self.name} run={self._run.folder}"
             )
 
 
 def check(chosen: LoggerConfig) -> None:
-    """Whether the trackers of a configuration can be started; called before anything else is.
+    """Check that the configured trackers can be created; called before the run starts.
 
     Raises:
-        ConfigError: a tracker is no :class:`Tracker`, or does not take its arguments.
-        UnavailableError: a package is missing.
+        ConfigError: a class is not a :class:`Tracker`, or does not accept its arguments.
+        UnavailableError: a required package is not installed.
     """
     for name, tracker in _trackers(chosen):
         for package in tracker.requires:
@@ -204,23 +209,26 @@ def start(chosen: LoggerConfig, folder: RunFolder, warn: Callable[[str], object]
     """Connect a run to each of its trackers.
 
     Args:
-        chosen: the trackers.
+        chosen: configuration of the trackers.
         folder: the run folder.
-        warn: takes a line for the user.
+        warn: function that prints a line for the user.
+
+    Returns:
+        The reporters, all started.
     """
     return [Reporter(name, tracker, folder, warn).start() for name, tracker in _trackers(chosen)]
 
 
 def hand_over(chosen: LoggerConfig, folder: RunFolder, warn: Callable[[str], object]) -> list[Reporter]:
-    """Hand a run that is over to trackers, less what they have received already.
+    """Send a finished run to trackers, except what they have received already.
 
     Args:
-        chosen: the trackers.
+        chosen: configuration of the trackers.
         folder: the run folder.
-        warn: takes a line for the user.
+        warn: function that prints a line for the user.
 
     Returns:
-        The reporters, all closed.
+        The reporters of the trackers that had not received everything; all are closed.
     """
     records, result = folder.records(), read_json(folder.result) or {}
     reporters = []
@@ -237,7 +245,7 @@ def hand_over(chosen: LoggerConfig, folder: RunFolder, warn: Callable[[str], obj
 
 
 def _trackers(chosen: LoggerConfig) -> Iterator[tuple[str, Tracker]]:
-    """The trackers by name; null takes one away."""
+    """Create the configured trackers; yields name and tracker. A value of null removes a tracker."""
     for name, tracker in chosen.trackers.items():
         key = f"logger.trackers.{name}"
         if tracker is not None:
@@ -262,7 +270,7 @@ def _tracked(folder: RunFolder) -> TrackedRun:
 
 
 def _figures(record: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a record of ``metrics.jsonl``, those that are not finite among them."""
+    """The numbers of a record of ``metrics.jsonl`` by ``<split>/<name>``, including NaN and infinite ones."""
     values = {**record, **{key: float(text) for key, text in record.get("not_finite", {}).items() if "." not in key}}
     return {
         f"{record['split']}/{key}": float(value)

@@ -1,4 +1,4 @@
-"""Trackers whose users have accounts, with projects: Weights & Biases and SwanLab; offline where there is no key."""
+"""Trackers with user accounts and projects: Weights & Biases and SwanLab. Without an API key they work offline."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ __all__ = ["SwanlabTracker", "WandbTracker"]
 
 @dataclass
 class _AccountTracker(Tracker):
-    """A run for each run; those of a sweep are a group.
+    """Common part of both trackers. Runs of one sweep are a group at the tracker.
 
     Args:
-        project: its name; None: the experiment's.
-        mode: the client's, such as ``online`` and ``offline``; None: its variable, else whether there is a key.
-        tags: of the run.
+        project: name of the project; None: name of the experiment.
+        mode: mode of the client, such as ``online`` or ``offline``. None: ``WANDB_MODE`` or ``SWANLAB_MODE``; if it is
+            not set, ``online`` if there is an API key, else ``offline``.
+        tags: further tags of the run, besides backend and task.
     """
 
     project: str | None = None
@@ -28,7 +29,7 @@ class _AccountTracker(Tracker):
     tags: Sequence[str] = ()
 
     def _begin(self, client: Any, run: TrackedRun, known: str | None, logged_in: bool, place: str, **more: Any) -> str:
-        """Begin the run, or continue it; ``place`` is the folder of an offline run, up to the name."""
+        """Create the run or continue it; ``place`` is the path prefix of offline runs, for :attr:`address`."""
         client_name = client.__name__
         name, has_key = known or uuid.uuid4().hex[:12], logged_in or os.environ.get(f"{client_name.upper()}_API_KEY")
         mode = self.mode or os.environ.get(f"{client_name.upper()}_MODE") or ("online" if has_key else "offline")
@@ -36,18 +37,18 @@ class _AccountTracker(Tracker):
         about["tags"] = [*self.tags, run.facts["backend"], run.facts["task"]]
         project = (self.project or run.experiment).replace("/", "-")
         self._run = client.init(project=project, id=name, resume="allow", mode=mode, **about, **more)
-        # Asked for a page where there is none, SwanLab's raises.
+        # Only an online run has a URL; SwanLab's ``url`` raises otherwise.
         self.address = str(self._run.url) if mode == "online" else f"{client_name} sync {place}-*-{name}"
         return name
 
 
 @dataclass
 class WandbTracker(_AccountTracker):
-    """Without a key (``WANDB_API_KEY``, or what ``wandb login`` has kept) it writes to ``trackers/wandb`` of the run
-    folder, from where ``wandb sync`` sends it.
+    """Weights & Biases. Without an API key (``WANDB_API_KEY`` or ``wandb login``) it writes to ``trackers/wandb`` in
+    the run folder; ``wandb sync`` uploads this later.
 
     Args:
-        entity: user or team; None: the user's default.
+        entity: user or team; None: the default of the account.
     """
 
     entity: str | None = None
@@ -55,8 +56,8 @@ class WandbTracker(_AccountTracker):
     requires: ClassVar[Sequence[str]] = ["wandb"]
 
     def open(self, run: TrackedRun, known: str | None) -> str:
-        """Continues a run that is known."""
-        os.environ.setdefault("WANDB_SILENT", "true")  # the terminal is the run's
+        """Create the run, or continue the known one."""
+        os.environ.setdefault("WANDB_SILENT", "true")  # the run's own output must stay readable
         import wandb
 
         folder, logins = run.folder / "trackers", Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
@@ -69,15 +70,15 @@ class WandbTracker(_AccountTracker):
         return name
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Beside ``step``, which is the axis: W&B's own counter only ever goes up."""
+        """Log scalars with the metric ``step`` as the x-axis, because W&B's own step counter cannot go back."""
         self._run.log({**values, "step": step})
 
     def close(self, status: str, result: Mapping[str, Any], files: Sequence[Path], pictures: Sequence[Path]) -> None:
-        """With files, pictures, and the final metrics in the summary."""
+        """Upload files and pictures, write the final metrics to the summary, and end the run."""
         import wandb
 
         for file in files:
-            if file.name != "config.yaml":  # W&B writes one of its own, and would do it through the link to ours
+            if file.name != "config.yaml":  # W&B writes a file of this name, and would overwrite ours through a link
                 self._run.save(str(file), base_path=str(file.parent), policy="now")
         if pictures:
             self.log({f"plots/{path.stem}": wandb.Image(str(path)) for path in pictures}, int(result.get("steps") or 0))
@@ -87,11 +88,11 @@ class WandbTracker(_AccountTracker):
 
 @dataclass
 class SwanlabTracker(_AccountTracker):
-    """Without a key (``SWANLAB_API_KEY``, or what ``swanlab login`` has kept) it writes to ``trackers/swanlab`` of the
-    run folder, from where ``swanlab sync`` sends it.
+    """SwanLab. Without an API key (``SWANLAB_API_KEY`` or ``swanlab login``) it writes to ``trackers/swanlab`` in the
+    run folder; ``swanlab sync`` uploads this later.
 
     Args:
-        workspace: user or organization; None: the user's default.
+        workspace: user or organization; None: the default of the account.
     """
 
     workspace: str | None = None
@@ -99,7 +100,7 @@ class SwanlabTracker(_AccountTracker):
     requires: ClassVar[Sequence[str]] = ["swanlab"]
 
     def open(self, run: TrackedRun, known: str | None) -> str:
-        """Continues a run that is known."""
+        """Create the run, or continue the known one."""
         import swanlab
 
         folder, logged_in = run.folder / "trackers" / "swanlab", (Path.home() / ".swanlab" / ".netrc").is_file()
@@ -108,11 +109,11 @@ class SwanlabTracker(_AccountTracker):
         return self._begin(swanlab, run, known, logged_in, f"{folder}/run", **more)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Scalars."""
+        """Log scalars."""
         self._run.log(dict(values), step=step)
 
     def close(self, status: str, result: Mapping[str, Any], files: Sequence[Path], pictures: Sequence[Path]) -> None:
-        """With the pictures and the final metrics."""
+        """Upload the pictures and the final metrics, and end the run."""
         import swanlab
 
         final: dict[str, Any] = {f"plots/{path.stem}": swanlab.Image(str(path)) for path in pictures}

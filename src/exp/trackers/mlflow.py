@@ -1,4 +1,4 @@
-"""MLflow: a server by its address, or a database in a folder."""
+"""MLflow: a tracking server, or a local database."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from exp.trackers import TrackedRun, Tracker
 
 __all__ = ["MlflowTracker"]
 
-_FOREIGN = re.compile(r"[^\w\-. /]")  # what MLflow takes in no name
-_LONGEST = 500  # of a value; what the oldest servers take
+_FOREIGN = re.compile(r"[^\w\-. /]")  # characters that MLflow refuses in names
+_LONGEST = 500  # characters of a value that the oldest servers accept
 
 
 @dataclass
 class MlflowTracker(Tracker):
-    """An MLflow run for each run; those of a sweep have the tag ``sweep``.
+    """MLflow. Runs of one sweep have the same tag ``sweep``.
 
     Args:
-        uri: of a tracking server, such as ``http://host:5000``; None: what ``MLFLOW_TRACKING_URI`` says; without
-            either, the database ``mlflow.db`` in ``store``.
-        store: a folder, below which the files of runs lie, too; made where it is not there.
-        experiment: the name under which MLflow gathers runs; None: that of the experiment.
+        uri: URI of a tracking server, such as ``http://host:5000``; None: ``MLFLOW_TRACKING_URI``. If neither is set,
+            the database ``mlflow.db`` in ``store`` is used.
+        store: folder of the local database and of the files of its runs; created if needed.
+        experiment: name of the MLflow experiment; None: name of the experiment in the configuration.
         tags: further tags of the run.
     """
 
@@ -39,7 +39,7 @@ class MlflowTracker(Tracker):
     requires: ClassVar[Sequence[str]] = ["mlflow"]
 
     def open(self, run: TrackedRun, known: str | None) -> str:
-        """A new run with the configuration as its parameters; a run that is known is continued."""
+        """Create a run with the configuration as its parameters, or continue the known one."""
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
@@ -50,7 +50,7 @@ class MlflowTracker(Tracker):
             store.mkdir(parents=True, exist_ok=True)
             uri, place = f"sqlite:///{store / 'mlflow.db'}", (store / "files" / name.replace("/", "_")).as_uri()
             lock = (store / ".lock").open("w")
-            fcntl.flock(lock, fcntl.LOCK_EX)  # the first of several runs makes the tables
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the first client creates the tables; parallel runs must not do it twice
         with lock or nullcontext():
             self._client = MlflowClient(tracking_uri=uri)
             experiment = self._experiment(name, place)
@@ -66,29 +66,29 @@ class MlflowTracker(Tracker):
         return known
 
     def _experiment(self, name: str, place: str | None) -> str:
-        """The id of the experiment, which is made where it is not there."""
+        """The id of the MLflow experiment, which is created if it does not exist."""
         from mlflow.exceptions import MlflowException
 
         found = self._client.get_experiment_by_name(name)
         try:
             return str(found.experiment_id if found else self._client.create_experiment(name, artifact_location=place))
-        except MlflowException:  # a run beside this one has just made it
+        except MlflowException:  # a parallel run has just created it
             return str(self._client.get_experiment_by_name(name).experiment_id)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Gathered until :meth:`flush`."""
+        """Buffer scalars until :meth:`flush`."""
         from mlflow.entities import Metric
 
         at = int(time.time() * 1000)
         self._waiting += [Metric(_FOREIGN.sub("_", name), value, at, step) for name, value in values.items()]
 
     def flush(self) -> None:
-        """In batches, which the client cuts."""
+        """Send the buffered scalars; the client splits them into batches of the allowed size."""
         self._client.log_batch(self._id, metrics=self._waiting)
         self._waiting = []
 
     def close(self, status: str, result: Mapping[str, Any], files: Sequence[Path], pictures: Sequence[Path]) -> None:
-        """With files as artifacts, and the run's ``metric``, by which runs can be sorted."""
+        """Upload files as artifacts, log ``metric`` so that runs can be sorted by it, and end the run."""
         for path in (*files, *pictures):
             self._client.log_artifact(self._id, str(path), "plots" if path in pictures else None)
         if result.get("metric") is not None:

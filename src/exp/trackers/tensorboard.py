@@ -1,4 +1,4 @@
-"""TensorBoard: event files."""
+"""TensorBoard: event files in the run folder."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ __all__ = ["TensorboardTracker"]
 
 
 class TensorboardTracker(Tracker):
-    """Event files in ``tensorboard`` of the run folder: a sweep's folder shows all its runs."""
+    """Writes event files to ``tensorboard`` in the run folder; ``--logdir`` of a sweep's folder shows all its runs."""
 
     requires: ClassVar[Sequence[str]] = ["tensorboard"]
 
     def open(self, run: TrackedRun, known: str | None) -> str:
-        """Another file each time that the run goes on, which TensorBoard shows as one; the configuration is a text."""
+        """Open a new event file; TensorBoard shows all files of a run as one. A new run logs its configuration as text.
+
+        Returns:
+            The folder of the event files.
+        """
         from torch.utils.tensorboard import SummaryWriter
 
         folder = run.folder / "tensorboard"
@@ -28,16 +32,16 @@ class TensorboardTracker(Tracker):
         return str(folder)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Scalars."""
+        """Log scalars."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
 
     def flush(self) -> None:
-        """To the disk."""
+        """Write buffered events to the disk."""
         self._writer.flush()
 
     def close(self, status: str, result: Mapping[str, Any], files: Sequence[Path], pictures: Sequence[Path]) -> None:
-        """With the pictures, and the configuration beside the final metrics in the tab of hyperparameters."""
+        """Add pictures and status; a completed run also gets configuration and final metrics in the HPARAMS tab."""
         import numpy as np
         from PIL import Image
 

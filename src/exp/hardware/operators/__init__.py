@@ -71,7 +71,7 @@ def install(device_type: str, lacking: Iterable[str]) -> frozenset[str]:
                 torch.library.impl(f"aten::{name}", device_type, kernel, lib=_library)
                 done.add(name)
             except RuntimeError as error:
-                logger.info("aten::%s on %s is another library's, and stays so: %s", name, device_type, error)
+                logger.info("aten::%s on %s keeps the kernel of another library: %s", name, device_type, error)
     return frozenset(wanted & done)
 
 

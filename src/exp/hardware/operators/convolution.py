@@ -1,7 +1,7 @@
 """Gradients of convolutions, as convolutions and matrix products (Dumoulin and Visin, arXiv 1603.07285).
 
-Of y = conv(x, w), y is called "small" and x "large"; of a transposed convolution, x is "small" and y "large". The
-gradient with respect to the weight is the same function of the two: for each position in the kernel, the product of the
+In y = conv(x, w), y is called "small" and x "large"; in a transposed convolution, x is "small" and y "large". In both
+cases the gradient of the weight is the same function of the two: for each position in the kernel, the product of the
 small tensor with the part of the large tensor that this position is applied to.
 """
 
