@@ -27,17 +27,17 @@ from exp.console import flops, size
 from exp.errors import EXIT_OK, EXIT_PREEMPTED, REFUSED, ConfigError, Ended, ExpError, RunError
 from exp.hardware.registry import choose, create_backend
 from exp.hub import bring, parse
-from exp.launcher import describe_failure, resolve
-from exp.launcher.base import launcher_class
+from exp.launcher.base import describe_failure, launcher_class, resolve
 from exp.runs.files import read_json
 from exp.runs.folder import RunFolder, Snapshot, last_known, missing_folders, read_result, remove_empty
 from exp.runs.lock import RunLock
 from exp.runs.record import blank_result, number_text
+from exp.runs.status import Failures
 from exp.task import create_task, task_class, to_continue
 
 if TYPE_CHECKING:
     from exp.hardware.backend import Backend
-    from exp.launcher.outcome import Outcome
+    from exp.launcher.base import Outcome
 
 __all__ = ["FrozenRun", "complete", "freeze", "prepare"]
 
@@ -192,6 +192,7 @@ class FrozenRun:
             if chosen.leads:
                 self.write(chosen.job_token())
                 self.announce(backend)
+                Failures(folder).forget()
                 Ended.begun = True
             if chosen.leads and not chosen.submits:
                 console.wait_for("starting the worker" if config.nproc == 1 else f"starting {config.nproc} workers")

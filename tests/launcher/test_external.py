@@ -7,7 +7,8 @@ import re
 import pytest
 
 from exp.errors import ConfigError
-from exp.launcher.rank import RankInfo, find_group, place_of
+from exp.launcher.base import find_group, place_of
+from exp.session import RankInfo
 
 FAMILIES = {
     "torchrun": "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE",

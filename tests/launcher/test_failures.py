@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
-from exp.launcher.outcome import Failures, Outcome, describe_failure, failure_of, is_of_peer
-from exp.launcher.rank import this_host
+from exp.launcher.base import Outcome, describe_failure
 from exp.runs.files import write_json
 from exp.runs.folder import RunFolder
-from exp.runs.status import Beat, Stage
+from exp.runs.status import Beat, Failures, Stage, failure_of
+from exp.session import is_of_peer
 
 
 @pytest.fixture
@@ -47,7 +49,7 @@ def test_the_cause_is_told_first_then_who_failed_after_it_where_the_log_is_and_w
     failures = Failures(folder).collect()
     folder.log_file(1).touch()
     assert describe_failure(Outcome(1, failures=failures)).splitlines() == [
-        f"rank 1 (local_rank 1, {this_host()}) failed: killed by SIGKILL (out of memory, or kill -9)",
+        f"rank 1 (local_rank 1, {socket.gethostname()}) failed: killed by SIGKILL (out of memory, or kill -9)",
         "  failed after it: rank 0",
         f"  log: {folder.log_file(1)}",
     ]

@@ -6,12 +6,11 @@ import os
 
 import pytest
 
-from exp.launcher.outcome import Failures
 from exp.launcher.supervisor import HangDetector
 from exp.runs import status
 from exp.runs.files import read_json
 from exp.runs.folder import RunFolder
-from exp.runs.status import Stage
+from exp.runs.status import Failures, Stage
 
 
 class Watch:
@@ -50,7 +49,9 @@ class Watch:
 def no_waiting(monkeypatch):
     monkeypatch.setattr("exp.launcher.supervisor._STACKS_WITHIN_S", 0)
     monkeypatch.setattr("exp.launcher.supervisor.is_alive", lambda pid: True)
-    monkeypatch.setattr("exp.launcher.supervisor._state", lambda pid: "S")  # those of the tests that only write beats
+    monkeypatch.setattr(
+        "exp.launcher.supervisor.stat_of", lambda pid: ["S"]
+    )  # those of the tests that only write beats
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 
 from exp.config.schema import LauncherConfig
 from exp.errors import ConfigError
-from exp.launcher import resolve
+from exp.launcher.base import resolve
 from exp.launcher.local import LocalLauncher
 from exp.launcher.torchrun import TorchrunLauncher
 

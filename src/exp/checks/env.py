@@ -16,8 +16,8 @@ from exp.runs.record import blank_result, describe_environment, process_limits, 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
     from exp.hardware.backend import Backend
-    from exp.launcher.rank import RankInfo
     from exp.runs.folder import RunFolder
+    from exp.session import RankInfo
 
 __all__ = ["describe"]
 

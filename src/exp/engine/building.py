@@ -321,7 +321,7 @@ def make_result(
         fallback=session.fallback,
         wrapper=config.wrapper.kind if session.info.world_size > 1 else "none",
         wall_s=time.time() - session.started,
-        restarts=session.info.restart_count + session.info.requeues,
+        restarts=session.info.restart_count,
     )
     if session.weights is not None and task_class(config).needs_weights:
         result["checkpoint"] = str(session.weights.path)

@@ -242,7 +242,7 @@ def _out_of_memory(session: Session, what_fits: Callable[..., Any]) -> str:
 def _resume(session: Session, trainer: Trainer) -> tuple[str | None, Any]:
     """The checkpoint to continue from, and what restores it within :meth:`Trainer.train`; both None: there is none."""
     # A start that had not begun when it was started again has saved nothing: what is there is an earlier run's.
-    restarted = (session.info.restart_count > 0 or session.info.requeues > 0) and not session.pending
+    restarted = session.info.restart_count > 0 and not session.pending
     path: Path | None = None
     parameters = {name for name, _ in unwrapped(trainer.model).named_parameters()}
     # What a restarted run has saved itself comes before what it was told to begin with.

@@ -27,18 +27,18 @@ from omegaconf import OmegaConf
 
 from exp.config.resolve import allow
 from exp.hardware.registry import create_backend
-from exp.launcher.outcome import TERM_PATIENCE_S, Failures
 from exp.launcher.ports import address_towards
 from exp.launcher.processes import (
     AGENT_VARIABLE,
     JOB_VARIABLE,
     PRELOAD_VARIABLE,
+    SCRATCH_VARIABLE,
     kill_job,
     name_process,
     start_resource_tracker,
 )
-from exp.launcher.rank import SCRATCH_VARIABLE
 from exp.runs.folder import RunFolder
+from exp.runs.status import TERM_PATIENCE_S, Failures
 from exp.sockets import keep_sockets_in
 from exp.task import task_class
 

@@ -17,7 +17,7 @@ from exp import console
 from exp.config.compose import load
 from exp.errors import EXIT_FAILED, EXIT_OK, ConfigError
 from exp.frozen import FrozenRun
-from exp.launcher.outcome import Outcome, outcome_file, tail_of
+from exp.launcher.base import Outcome, outcome_file, tail_of
 from exp.runs import slurm
 from exp.runs.files import read_json, write_json
 from exp.runs.folder import RunFolder, last_records

@@ -13,14 +13,15 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import IO, Mapping
 
-from exp.runs.lock import stat_of
+from exp.runs.lock import is_alive, stat_of
 
 __all__ = [
     "AGENT_VARIABLE",
     "JOB_VARIABLE",
     "PRELOAD_VARIABLE",
+    "REQUEUES_VARIABLE",
+    "SCRATCH_VARIABLE",
     "die_with_parent",
-    "is_alive",
     "kill_job",
     "name_process",
     "start_module",
@@ -35,6 +36,12 @@ AGENT_VARIABLE = "EXP_AGENT_PID"
 
 PRELOAD_VARIABLE = "EXP_PRELOAD"
 """Environment variable with the modules of the run's model and data, for the fork server to import."""
+
+SCRATCH_VARIABLE = "EXP_SCRATCH"
+"""Environment variable with the path of the job's private folder on this node."""
+
+REQUEUES_VARIABLE = "EXP_REQUEUES"
+"""Environment variable with the number of times that the scheduler has restarted the job."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -90,11 +97,6 @@ def start_resource_tracker() -> None:
         resource_tracker.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process runs; a zombie does not."""
-    return stat_of(pid)[:1] not in ([], ["Z"])
 
 
 def kill_job(job: str, patience_s: float = 3.0) -> list[int]:

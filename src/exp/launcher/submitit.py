@@ -28,16 +28,15 @@ from exp.errors import EXIT_FAILED, EXIT_OK, ConfigError, ExpError, UnavailableE
 from exp.frozen import FrozenRun
 from exp.hardware.cards import only
 from exp.hardware.registry import create_backend
-from exp.launcher.base import Launcher
+from exp.launcher.base import Launcher, Outcome, outcome_file, take_stale_variables
 from exp.launcher.follow import Followed, Watcher, follow, remember
-from exp.launcher.outcome import Failures, Outcome, RankFailure, outcome_file
-from exp.launcher.rank import REQUEUES_VARIABLE, take_stale_variables, this_host
+from exp.launcher.processes import REQUEUES_VARIABLE
 from exp.launcher.torchrun import TorchrunLauncher
 from exp.runs import slurm
 from exp.runs.files import UMASK, read_json, write_json
 from exp.runs.folder import RunFolder
 from exp.runs.lock import Holder, RunLock
-from exp.runs.status import PREEMPT_SIGNAL
+from exp.runs.status import PREEMPT_SIGNAL, Failures, RankFailure
 
 if TYPE_CHECKING:
     from exp.hardware.backend import Backend
@@ -191,7 +190,6 @@ class _NodeLauncher(TorchrunLauncher):
     """Treats SIGTERM as preemption, too: Slurm sends SIGKILL only after its grace time or KillWait."""
 
     preemption_signals = (PREEMPT_SIGNAL, signal.SIGTERM)
-    forgets = False
 
 
 def run_job(run_dir: str, token: str | None, on_slurm: bool = True) -> int:
@@ -266,7 +264,7 @@ def _run_workers(run: FrozenRun, attempt: str, node: int) -> Outcome:
             else:
                 Failures(folder).forget()
                 if nodes > 1:  # chosen on the machine that will listen, so that jobs on one node take different ports
-                    endpoint = f"{this_host()}:{_free_port()}"
+                    endpoint = f"{socket.gethostname()}:{_free_port()}"
                     write_json(meeting, endpoint)
             backend = create_backend(config.backend)
             check_hardware(config, backend)
@@ -281,9 +279,7 @@ def _run_workers(run: FrozenRun, attempt: str, node: int) -> Outcome:
         if node == 0:
             run.announce(backend)
         common = {key: config.launcher[key] for key in keys}
-        launcher = _NodeLauncher(nnodes=nodes, rdzv_endpoint=endpoint, **common)
-        launcher.meeting = attempt
-        return launcher.launch(run)
+        return _NodeLauncher(nnodes=nodes, rdzv_endpoint=endpoint, **common).launch(run)
 
 
 def _await(meeting: Path, timeout_s: float) -> str:
@@ -322,7 +318,7 @@ def locked_cards(backend: Backend, nproc: int) -> Iterator[None]:
         mine: list[int] = []
         for card in range(count):
             # A digest, because host and card can be longer than a socket name may be.
-            name = hashlib.sha256(f"{this_host()}/{only(backend, [card])}".encode()).hexdigest()
+            name = hashlib.sha256(f"{socket.gethostname()}/{only(backend, [card])}".encode()).hexdigest()
             lock = locks.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             with contextlib.suppress(OSError):  # another job has the lock
                 lock.bind(f"\0exp-card/{name}".encode())
@@ -331,8 +327,8 @@ def locked_cards(backend: Backend, nproc: int) -> Iterator[None]:
                 break
         if len(mine) < nproc:
             raise UnavailableError(
-                f"{this_host()} has {len(mine)} free {backend.name} cards of {count}, but nproc={nproc}; let all jobs "
-                "ask for their cards (launcher.gres), or for whole nodes (launcher.exclusive=true)"
+                f"{socket.gethostname()} has {len(mine)} free {backend.name} cards of {count}, but nproc={nproc}; let "
+                "all jobs ask for their cards (launcher.gres), or for whole nodes (launcher.exclusive=true)"
             )
         os.environ.update(only(backend, mine))
         yield

@@ -7,26 +7,34 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import signal
+import socket
 import subprocess
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Mapping, Sequence
+from typing import Any, Mapping, Sequence
 
 from exp.errors import EXIT_PREEMPTED
-from exp.launcher.outcome import Failures, Outcome, RankFailure, unfinished, waited_in_vain
-from exp.launcher.processes import JOB_VARIABLE, is_alive, kill_job, start_module
-from exp.launcher.rank import JOINED, SCRATCH_VARIABLE, this_host
+from exp.launcher.base import Launcher, Outcome
+from exp.launcher.processes import JOB_VARIABLE, SCRATCH_VARIABLE, kill_job, start_module
 from exp.runs import status
 from exp.runs.files import read_json, write_json
 from exp.runs.folder import RunFolder
-from exp.runs.lock import stat_of
-from exp.runs.status import PREEMPT_SIGNAL, Beat, Stage, handle_signals, signal_name
-
-if TYPE_CHECKING:
-    from exp.launcher.base import Launcher
+from exp.runs.lock import is_alive, stat_of
+from exp.runs.status import (
+    JOINED,
+    PREEMPT_SIGNAL,
+    Beat,
+    Failures,
+    RankFailure,
+    Stage,
+    handle_signals,
+    signal_name,
+    unfinished,
+)
 
 __all__ = ["HangDetector", "Supervisor"]
 
@@ -128,50 +136,39 @@ class Supervisor:
         return Outcome(128 + self.received, interrupted_by=signal_name(self.received))
 
     def _look(self, groups: int) -> None:
+        now = time.monotonic()
         if self.failures is None:
             joined = read_json(Path(self.scratch, JOINED)) or {}
             self.failures = Failures(RunFolder(joined["folder"]), self.scratch) if "folder" in joined else None
-        failures, now = self.failures, time.monotonic()
-        if failures is not None and self.received is None and not self.killed:
+        if self.failures is not None and self.received is None and not self.killed:
             if self._detector is None:
                 limits = self.launcher.config.timeout_s, self.launcher.config.step_timeout_s
-                self._detector = HangDetector(failures, self.scratch, groups, *limits, self.local_rank)
+                self._detector = HangDetector(self.failures, self.scratch, groups, *limits, self.local_rank)
             hung = self._detector.look()
             if hung is not None:  # killed, it is handled like a rank that died by itself
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(hung, signal.SIGKILL)
-                time.sleep(0.2)
-                self.killed = is_alive(hung)  # alive after SIGKILL: stuck in the kernel, and torch's agent waits for it
             # Torch's agent does not count a rank that exits with code 0 before its end as failed.
             gone = unfinished(self.scratch, alive=False)
             self._gone_since = (self._gone_since or now) if gone else None
             if self._gone_since is not None and now - self._gone_since > _GONE_PATIENCE_S:
-                failures.write_lost()
+                self.failures.write_lost()
             # Torch's agent ends the other ranks, and may restart all; a restarted rank removes its error file.
             restarts = self.launcher.config.max_restarts > 0
-            failed = any(failures.folder.logs.glob("rank*.error.json")) and not (
-                restarts and not unfinished(self.scratch)
-            )
+            failed = any(self.failures.folder.logs.glob("rank*.error.json"))
             patience_s = _RESTART_PATIENCE_S if restarts else _ERROR_PATIENCE_S
-            self._deadline = (self._deadline or now + patience_s) if failed or self.killed else None
+            ends = failed and (not restarts or any(unfinished(self.scratch)))
+            self._deadline = (self._deadline or now + patience_s) if ends else None
         if self._deadline is not None and now > self._deadline:
-            self._end()
+            self._kill()
 
-    def _end(self) -> None:
-        """Kill the workers, so that torch's agent reports the first failure; if that did not help, kill the job."""
-        others = unfinished(self.scratch)
-        if self.failures is None or self.received is not None or self.killed or not others:
-            self.killed = True
-            kill_job(self._job)
-            return
-        for local_rank, beat in others:
+    def _kill(self) -> None:
+        """Kill the job. The ranks that did not end after another one had failed are not the cause."""
+        for local_rank, beat in unfinished(self.scratch) if self.failures is not None and self.received is None else ():
             ended = "ended, because another rank had failed"
             self.failures.write(RankFailure(beat.rank, local_rank, "Ended", ended, pid=beat.pid, of_peer=True))
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(beat.pid, signal.SIGKILL)
-        self._deadline = None
-        if self.launcher.config.max_restarts == 0:
-            self.killed, self._deadline = True, time.monotonic() + _TERM_PATIENCE_S
+        self.killed = True
+        kill_job(self._job)
 
     def _on_signal(self, number: int, frame: object) -> None:
         """Preemption: set the flag. Other signal: terminate the job. Second signal, or second preemption: kill it."""
@@ -215,7 +212,7 @@ class HangDetector:
 
     def __post_init__(self) -> None:
         self.folder = self.failures.folder
-        self._view = self.folder.logs / f"stuck-{this_host()}-{os.getpid()}.json"
+        self._view = self.folder.logs / f"stuck-{socket.gethostname()}-{os.getpid()}.json"
         for stale in self.folder.logs.glob("stuck-*.json"):
             stale.unlink(missing_ok=True)  # of several nodes each removes all
 
@@ -237,7 +234,8 @@ class HangDetector:
                 self._slowest = max(self._slowest, still)
         files = self.folder.logs.glob("rank*.error.json")  # a rank that starts again removes its own
         errors = [error for error in map(read_json, files) if error is not None]
-        in_vain = bool(errors) and all(map(waited_in_vain, errors))
+        timed_out = (re.search("time.?out|timed out", error["message"], re.IGNORECASE) for error in errors)
+        in_vain = bool(errors) and all(error["of_peer"] for error in errors) and all(timed_out)
         failed = {error["rank"] for error in errors} if in_vain else set()
         going = [(beat, still) for beat, still in self._still if beat.stage != Stage.DONE and beat.rank not in failed]
         if any(not is_alive(beat.pid) for beat, _ in going):
@@ -298,7 +296,7 @@ class HangDetector:
 
 def _describe(beat: Beat, still: float, local_rank: int, stack: str) -> dict[str, Any]:
     """One rank in a node's view; the rank with the smallest ``order`` over all nodes is the one that hangs."""
-    stopped = _STOPPED.get(_state(beat.pid), "")
+    stopped = _STOPPED.get("".join(stat_of(beat.pid)[:1]), "")
     frames = [line for line in stack.splitlines() if line.lstrip().startswith("File ")]
     waits = any(mark in frame for frame in frames[:6] for mark in _WAITING)
     where = _NAMES.get(Stage(beat.stage), "set-up" if beat.step == 0 else "between steps")
@@ -329,8 +327,3 @@ def _stacks(scratch: str, beats: list[Beat]) -> dict[int, tuple[int, str]]:
         *others, main = [thread for thread in text.split("\n\n") if "most recent call first" in thread] or [""]
         found[pid] = local_rank, "\n\n".join([main, *others])
     return found
-
-
-def _state(pid: int) -> str:
-    """State of a process: ``R``, ``S``, ``D``, ``T`` (stopped), ...; empty if there is no such process."""
-    return "".join(stat_of(pid)[:1])

@@ -26,7 +26,7 @@ from exp import console
 from exp.errors import ConfigError
 from exp.runs.files import write_atomically
 
-__all__ = ["LOCK", "STALE_AFTER_S", "Holder", "RunLock", "holder_of", "is_running", "read_holder", "stat_of"]
+__all__ = ["LOCK", "STALE_AFTER_S", "Holder", "RunLock", "holder_of", "is_alive", "read_holder", "stat_of"]
 
 LOCK = ".lock"
 STALE_AFTER_S = 120.0
@@ -107,11 +107,6 @@ def read_holder(path: Path) -> Holder | None:
         return Holder()
 
 
-def is_running(holder: Holder) -> bool:
-    """Whether the process of a holder is alive; the holder must be of this machine."""
-    return _started(holder.pid) == holder.started
-
-
 def stat_of(pid: int) -> list[str]:
     """Fields of proc_pid_stat(5) from the third on: state (``R``, ``S``, ``D``, ``T``, ``Z``), parent, ...
 
@@ -122,6 +117,11 @@ def stat_of(pid: int) -> list[str]:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return []
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    return stat_of(pid)[:1] not in ([], ["Z"])
 
 
 class RunLock:
@@ -352,7 +352,7 @@ def _known_alive(holder: Holder) -> bool | None:
         if shutil.which("squeue"):  # Slurm does not answer, and a job that waits in its queue has no heartbeat
             return True
     elif holder.is_here() and not holder.several:
-        return is_running(holder)
+        return _started(holder.pid) == holder.started
     return None
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Sequence
 
 from exp import console
 from exp.errors import EXIT_OK, EXIT_PREEMPTED
+from exp.launcher.base import Outcome, describe_failure
 from exp.launcher.follow import Watcher, clock
-from exp.launcher.outcome import Outcome, describe_failure
 from exp.runs.files import read_json
 from exp.runs.record import number_text, selecting_value
 
