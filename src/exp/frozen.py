@@ -29,9 +29,17 @@ from exp.hardware.registry import choose, create_backend
 from exp.hub import bring, parse
 from exp.launcher.base import describe_failure, launcher_class, resolve
 from exp.runs.files import read_json
-from exp.runs.folder import RunFolder, Snapshot, last_known, missing_folders, read_result, remove_empty
+from exp.runs.folder import (
+    RunFolder,
+    Snapshot,
+    blank_result,
+    last_known,
+    missing_folders,
+    number_text,
+    read_result,
+    remove_empty,
+)
 from exp.runs.lock import RunLock
-from exp.runs.record import blank_result, number_text
 from exp.runs.status import Failures
 from exp.task import create_task, task_class, to_continue
 

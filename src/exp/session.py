@@ -145,8 +145,6 @@ class Session:
         console: the terminal on rank 0, None elsewhere.
         devices: description of the device of each rank, by rank.
         portable_operators: ATen names of the operators for which this device uses portable kernels.
-        process_group: the process group in use, or ``none``.
-        fallback: ``used``, ``wanted`` and ``reason`` if another process group than the wanted one is used; else None.
         started: ``time.time()`` when this worker began.
         weights: of ``init_from``, once they have been read.
         data_state: state of the data for checkpoints (:meth:`exp.data.base.Data.state_dict`); None: no state.
@@ -174,8 +172,6 @@ class Session:
         self.distributed: Distributed
         self.devices: list[dict[str, Any]] = []
         self.portable_operators: frozenset[str] = frozenset()
-        self.process_group = "none"
-        self.fallback: dict[str, Any] | None = None
         self.weights: Weights | None = None
         self.data_state: dict[str, Any] | None = None
         self.data_files: Fingerprint | None = None
@@ -214,8 +210,6 @@ class Session:
             timeout = timedelta(seconds=config.launcher.timeout_s)
             store = make_store(info, timeout)
             self.distributed = Distributed.create(backend, store, info.rank, info.world_size, timeout)
-            self.fallback = self.distributed.fallback
-            self.process_group = self.distributed.process_group
         else:
             self.distributed = Distributed()
         seed_everything(config.seed, backend)
@@ -231,17 +225,17 @@ class Session:
         self.devices = self.distributed.gather({**about, "device": str(self.device)})
         lines = [
             f"rank {rank}/{info.world_size}  local_rank {device['local_rank']}  {device['device']}  "
-            f"{self.process_group}  {device['host']}"
+            f"{self.distributed.process_group}  {device['host']}"
             for rank, device in enumerate(self.devices)
         ]
         logger.info(lines[info.rank])
         cautions = [*self.backend.cautions()]
-        if self.fallback is not None:
+        if self.distributed.fallback is not None:
             text = (
                 "FALLBACK on every rank: {used} instead of {wanted}, because {reason}; this is slow, and counted as "
                 "staged_bytes_per_step in metrics.jsonl"
             )
-            cautions.insert(0, text.format(**self.fallback))
+            cautions.insert(0, text.format(**self.distributed.fallback))
         for caution in cautions:
             logger.warning("%s", caution)  # on every rank, since nodes may have different variables
         if self.console is not None:

@@ -48,7 +48,7 @@ class Distributed:
     """The group that carries CPU tensors; None: the default group does."""
     fallback: dict[str, Any] | None = None
     """What :func:`agree_on_fallback` gave."""
-    process_group: str = ""
+    process_group: str = "none"
     """What carries the device's tensors, for messages and records."""
 
     @classmethod

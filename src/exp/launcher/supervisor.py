@@ -24,17 +24,7 @@ from exp.runs import status
 from exp.runs.files import read_json, write_json
 from exp.runs.folder import RunFolder
 from exp.runs.lock import is_alive, stat_of
-from exp.runs.status import (
-    JOINED,
-    PREEMPT_SIGNAL,
-    Beat,
-    Failures,
-    RankFailure,
-    Stage,
-    handle_signals,
-    signal_name,
-    unfinished,
-)
+from exp.runs.status import Beat, Failures, RankFailure, Stage, signal_name, unfinished
 
 __all__ = ["HangDetector", "Supervisor"]
 
@@ -107,7 +97,7 @@ class Supervisor:
         environment = {**environment, JOB_VARIABLE: self._job, SCRATCH_VARIABLE: self.scratch}
         status.make_file(self.scratch, nproc)
         try:
-            with handle_signals(self._on_signal):
+            with status.handle_signals(self._on_signal):
                 with status.held_back(self.signals), log.open("ab") as stderr:
                     self._process = start_module(*command, environment=environment, stderr=stderr)
                 while True:
@@ -126,7 +116,7 @@ class Supervisor:
     def outcome(self) -> Outcome | None:
         """The outcome of a job that was preempted or interrupted; None: the job ended by itself."""
         preempted = status.preempted_at(self.scratch)
-        if preempted is None and self.received == PREEMPT_SIGNAL and not self.saves:
+        if preempted is None and self.received == status.PREEMPT_SIGNAL and not self.saves:
             preempted = {"step": None}
         if preempted is not None:
             notices = [signal_name(number) for number in self.notices]
@@ -138,7 +128,7 @@ class Supervisor:
     def _look(self, groups: int) -> None:
         now = time.monotonic()
         if self.failures is None:
-            joined = read_json(Path(self.scratch, JOINED)) or {}
+            joined = read_json(Path(self.scratch, status.JOINED)) or {}
             self.failures = Failures(RunFolder(joined["folder"]), self.scratch) if "folder" in joined else None
         if self.failures is not None and self.received is None and not self.killed:
             if self._detector is None:
@@ -213,8 +203,6 @@ class HangDetector:
     def __post_init__(self) -> None:
         self.folder = self.failures.folder
         self._view = self.folder.logs / f"stuck-{socket.gethostname()}-{os.getpid()}.json"
-        for stale in self.folder.logs.glob("stuck-*.json"):
-            stale.unlink(missing_ok=True)  # of several nodes each removes all
 
     def look(self) -> int | None:
         """Look for a rank that hangs; called a few times per second.
@@ -249,8 +237,7 @@ class HangDetector:
 
     def close(self) -> None:
         """Remove this node's view from the run folder: the job is over, or its ranks make progress again."""
-        with contextlib.suppress(FileNotFoundError):
-            self._view.unlink()
+        self._view.unlink(missing_ok=True)
 
     def _limit(self, beat: Beat) -> float:
         """Seconds that a rank may stay in the stage of its last heartbeat."""

@@ -24,21 +24,14 @@ from typing import Any, NoReturn
 
 from exp import session
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, ExpError, Preempted, message_of
-from exp.launcher.processes import (
-    AGENT_VARIABLE,
-    REQUEUES_VARIABLE,
-    SCRATCH_VARIABLE,
-    die_with_parent,
-    name_process,
-    start_resource_tracker,
-)
+from exp.launcher import processes
+from exp.launcher.processes import AGENT_VARIABLE, REQUEUES_VARIABLE, SCRATCH_VARIABLE
 from exp.runs import status
 from exp.runs.files import write_json
 from exp.runs.folder import RunFolder
 from exp.runs.lock import LOCK, is_alive, read_holder
 from exp.runs.status import JOINED, PreemptionFlag, Stage, record_preempted, unfinished
 from exp.session import RankInfo, is_of_peer, make_store, reporting
-from exp.sockets import keep_sockets_in
 
 __all__ = ["main", "work_to_end"]
 
@@ -60,15 +53,15 @@ def main(parent: int | None = None) -> None:
             torch's agent waits for that.
     """
     argument, agent = sys.argv[1], int(os.environ[AGENT_VARIABLE])
-    die_with_parent(signal.SIGKILL, agent if parent is None else parent)
+    processes.die_with_parent(signal.SIGKILL, agent if parent is None else parent)
     if not is_alive(agent):
         os._exit(EXIT_FAILED)
     if signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, []):
-        start_resource_tracker()  # otherwise the first loader process would start it, which unblocks SIGTERM
+        processes.start_resource_tracker()  # otherwise the first loader process would start it, which unblocks SIGTERM
     external, scratch = argument.startswith("{"), Path(os.environ[SCRATCH_VARIABLE])
     restarts, requeues = (int(os.environ.get(name, 0)) for name in ("TORCHELASTIC_RESTART_COUNT", REQUEUES_VARIABLE))
     info = RankInfo.of(os.environ, preemption_flag=PreemptionFlag(str(scratch)))
-    name_process(f"exp-rank{info.rank}")
+    processes.name_process(f"exp-rank{info.rank}")
     # Each attempt leaves a file for the launcher. Torch counts a restart only on the node where a worker died, so the
     # ranks of other nodes would not know that they have to resume.
     earlier = len(list(scratch.glob(f"attempt-{info.local_rank}-*")))
@@ -146,7 +139,7 @@ def work_to_end(folder: RunFolder, info: RankInfo, returns: bool = False) -> Non
     """
     scratch = os.environ[SCRATCH_VARIABLE]
     status.begin(scratch, info.local_rank, info.rank)
-    keep_sockets_in(scratch)
+    processes.keep_sockets_in(scratch)
     try:
         with reporting(folder, info, redirect=True):
             session.run(folder, info)

@@ -319,8 +319,8 @@ class Failures:
         self.scratch = scratch
 
     def forget(self) -> None:
-        """Remove the error files of an earlier launch."""
-        for stale in self.folder.logs.glob("rank*.error.json"):
+        """Remove what an earlier launch has left: error files, and views of nodes on ranks that hang."""
+        for stale in (*self.folder.logs.glob("rank*.error.json"), *self.folder.logs.glob("stuck-*.json")):
             stale.unlink(missing_ok=True)
 
     def write(self, failure: RankFailure) -> None:

@@ -34,9 +34,8 @@ from exp.frozen import FrozenRun, complete
 from exp.hub import bring
 from exp.launcher.base import Launcher, Outcome, drop_stale_variables, launcher_class, resolve
 from exp.runs.files import read_json, to_json
-from exp.runs.folder import RunFolder, missing_folders, read_result, remove_empty
+from exp.runs.folder import RunFolder, missing_folders, read_result, remove_empty, selecting_value
 from exp.runs.lock import RunLock
-from exp.runs.record import selecting_value
 from exp.runs.status import PREEMPT_SIGNAL
 from exp.sweep.display import SweepDisplay
 from exp.sweep.packing import pack
