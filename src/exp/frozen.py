@@ -259,7 +259,6 @@ class FrozenRun:
             folder.stage(contents)
         if task_class(self.config).diagnoses:  # what it leaves is no record of a run that could be lost
             folder.begin(self.config.overwrite)
-            folder.drop_earlier()
 
     def announce(self, backend: Backend) -> None:
         """Say what is about to run, and where it goes."""
@@ -342,8 +341,6 @@ class FrozenRun:
                 folder.drop_start()
             elif not outcome.recorded:
                 folder.write_result(result)
-                if outcome.exit_code not in REFUSED:
-                    folder.drop_earlier()
         except OSError as error:
             return f"\n  {folder.result} could not be written: {error.strerror}"
         return ""
@@ -358,7 +355,6 @@ class FrozenRun:
             return True
         alone = self.config.launcher.nnodes == 1 or launcher_class(self.config).submits
         done = alone and not task_class(self.config).diagnoses and self.snapshot.take_back()
-        self.folder.drop_earlier()
         self.release()
         if done:
             remove_empty(self.snapshot.missing)

@@ -24,7 +24,6 @@ from exp.engine import checkpoint
 from exp.engine.fsdp import is_sharded, sharded_like
 from exp.engine.wrapper import unwrapped
 from exp.errors import RunError
-from exp.runs.folder import RunFolder
 from exp.runs.status import Stage, beat
 from exp.task import to_continue
 
@@ -192,7 +191,6 @@ class CheckpointHook(Hook):
 
     def _written(self) -> None:
         """Called in the background once files are on the disk: only now may older ones go."""
-        RunFolder(self.folder.parent).drop_earlier()  # what this run replaces has no more use for its space
         checkpoint.prune(self.folder, self.keep_last)
 
     # -- what was there before, and what is tested -----------------------------------------------------------------

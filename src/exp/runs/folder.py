@@ -72,9 +72,8 @@ class RunFolder:
     """Paths of one run; all ranks share the folder.
 
     If the folder has an earlier run, a new start writes its ``config.yaml`` and other records to ``.start``
-    (:meth:`stage`). When the new run begins (:meth:`begin`), the records of the earlier run move to ``.earlier``, and
-    those of ``.start`` take their place. ``.earlier`` is removed when the new run has results; if it is refused, the
-    earlier records are put back.
+    (:meth:`stage`). When the new run begins (:meth:`begin`), they take the place of the earlier records. If it is
+    refused before, the earlier run is as it was.
 
     Args:
         path: the folder; :meth:`create` makes it.
@@ -92,7 +91,6 @@ class RunFolder:
         self.plots = self.path / "plots"
         self.forecasts = self.path / "forecasts"
         self.start = self.path / ".start"
-        self.earlier = self.path / ".earlier"
 
     def create(self) -> None:
         """Make the folder and its subfolder ``logs``.
@@ -126,7 +124,6 @@ class RunFolder:
             files: contents by file name, with ``config.yaml`` among them.
         """
         self.drop_start()
-        self.drop_earlier()  # left by a run that was killed
         place = self.start if self.config.is_file() else self.path
         # The configuration comes last: its presence makes the other files valid.
         for name in sorted(files, key=lambda name: name == self.config.name):
@@ -145,42 +142,23 @@ class RunFolder:
     def begin(self, overwrite: bool) -> None:
         """Replace the records of the earlier run by those of the pending start; called by one process of the run.
 
-        The earlier records move to ``.earlier`` first, and all files move one by one. If the process is killed in
-        between, the start is still pending, and each file is in one of the folders.
-
         Args:
-            overwrite: move the outputs of the earlier run to ``.earlier``, too.
+            overwrite: remove the outputs of the earlier run, too.
         """
         if not self.pending:
             return
-        self.earlier.mkdir(mode=0o750, exist_ok=True)
-        if self.metrics.is_file() and not overwrite:  # a resumed run appends to the file
-            shutil.copy2(str(self.metrics), str(self.earlier))
-        for pattern in (*_OUTPUTS, *_RECORDS) if overwrite else _RECORDS:
+        for pattern in (*_OUTPUTS, self.result.name) if overwrite else (self.result.name, self.env.name):
             for old in self.path.glob(pattern):
-                if not (self.earlier / old.name).exists():
-                    old.replace(self.earlier / old.name)
+                if old.is_dir() and not old.is_symlink():
+                    shutil.rmtree(str(old))
+                else:
+                    old.unlink()
         for file in sorted(self.start.iterdir()):
             file.replace(self.path / file.name)
         self.start.rmdir()
 
-    def put_back(self) -> None:
-        """Undo :meth:`begin`; files that the run has written since under the same names are lost."""
-        for old in self.earlier.iterdir() if self.earlier.is_dir() else ():
-            place = self.path / old.name
-            if place.is_dir() and not place.is_symlink():
-                shutil.rmtree(str(place))
-            old.replace(place)
-        self.drop_earlier()
-
-    def drop_earlier(self) -> None:
-        """Remove ``.earlier``: the run that began was not refused."""
-        shutil.rmtree(str(self.earlier), ignore_errors=True)
-
     def drop_start(self) -> None:
         """Remove the files of a start that never began."""
-        if self.pending:
-            self.put_back()  # it may have been killed during begin()
         shutil.rmtree(str(self.start), ignore_errors=True)
 
     def write_result(self, result: Mapping[str, Any]) -> None:
@@ -189,8 +167,6 @@ class RunFolder:
         content = json.loads(to_json({**result, "digests": beside}))
         content["digests"][self.result.name] = digest_without_own(content, self.result.name)
         write_json(self.result, content)
-        if result.get("status") != "failed":  # a failed run may be refused, which needs the earlier records
-            self.drop_earlier()
 
     @property
     def _recorded(self) -> tuple[Path, ...]:
@@ -235,24 +211,24 @@ class Snapshot:
         self.missing = missing
         self._folder = folder
         self._before = set(folder.path.rglob("*"))
+        self._config = _inode(folder.config)  # of an earlier run, whose file is replaced when this one begins
         self._logs = {path: path.stat().st_size for path in self._before if self._is_log(path) and path.is_file()}
 
     def take_back(self) -> bool:
-        """Remove the files that the start added, put back what it set aside, and truncate logs to their old length.
+        """Remove the files that the start added, and truncate logs to their old length.
 
         Returns:
-            True if this was done. False, and nothing is removed, if the start has computed results.
+            True if this was done. False, and nothing is removed, if the start has computed results, or has begun in the
+            folder of an earlier run.
         """
-        folder, earlier = self._folder, set(self._folder.earlier.rglob("*"))
-        before = self._before - {folder.path / path.relative_to(folder.earlier) for path in earlier}
-        new = [path for path in folder.path.rglob("*") if path not in {*before, *earlier, folder.earlier}]
-        if any(map(self._is_result, new)):
-            folder.drop_earlier()
+        folder = self._folder
+        new = [path for path in folder.path.rglob("*") if path not in self._before]
+        begun = self._config is not None and _inode(folder.config) != self._config
+        if begun or any(map(self._is_result, new)):
             return False
         for path in sorted(new, reverse=True):  # the content of a folder before the folder
             with contextlib.suppress(FileNotFoundError):
                 path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
-        folder.put_back()
         for path, size in self._logs.items():
             if path.is_file() and path.stat().st_size > size:
                 os.truncate(str(path), size)
@@ -264,10 +240,11 @@ class Snapshot:
     def _is_result(self, path: Path) -> bool:
         if path.is_dir() or self._is_log(path):
             return False
-        if path.name != self._folder.metrics.name:
-            return path.name not in _RECORDS
-        old = self._folder.earlier / path.relative_to(self._folder.path)
-        return not (old.read_bytes() if old.is_file() else b"").startswith(path.read_bytes())
+        return path.stat().st_size > 0 if path == self._folder.metrics else path.name not in _RECORDS
+
+
+def _inode(path: Path) -> int | None:
+    return path.stat().st_ino if path.is_file() else None
 
 
 def missing_folders(path: Path) -> list[Path]:
