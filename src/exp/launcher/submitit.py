@@ -35,7 +35,7 @@ from exp.launcher.torchrun import TorchrunLauncher
 from exp.runs import slurm
 from exp.runs.files import UMASK, read_json, write_json
 from exp.runs.folder import RunFolder
-from exp.runs.lock import Holder, RunLock
+from exp.runs.lock import RunLock
 from exp.runs.status import PREEMPT_SIGNAL, Failures, RankFailure
 
 if TYPE_CHECKING:
@@ -86,7 +86,11 @@ class SubmititLauncher(Launcher):
             )
 
     def launch(self, run: FrozenRun) -> Outcome:
-        """Submit the run and follow it; see :meth:`launch_all`."""
+        """Submit the run and follow it (:meth:`launch_all`); with ``cluster=debug`` run it in this process."""
+        if self.config.cluster in _HERE:
+            assert run.lock is not None, "it has been written"
+            run.lock.let_go()
+            return Outcome(run_job(str(run.folder.path), run.lock.token, on_slurm=False), reported=True)
         with Watcher() as watcher:
             return self.launch_all([run], watcher, run.folder.path / "slurm")[0]
 
@@ -113,8 +117,6 @@ class SubmititLauncher(Launcher):
         Returns:
             An outcome for each run; with ``launcher.wait=false`` they are marked ``left``.
         """
-        if self.config.cluster in _HERE:
-            return [self._run_here(run, number, watcher) for number, run in enumerate(runs)]
         jobs = self._submit(runs, watcher, logs)
         if not self.config.wait:
             for job in jobs:
@@ -129,21 +131,12 @@ class SubmititLauncher(Launcher):
     def _submit(self, runs: Sequence[FrozenRun], watcher: Watcher, logs: Path) -> list[Followed]:
         executor = self._executor(runs[0], logs)
         with executor.batch() if len(runs) > 1 else contextlib.nullcontext():
-            added = [executor.submit(run_job, str(run.folder.path), _token(run)) for run in runs]
-        jobs = [remember(run, Holder.me(_token(run), str(job.job_id), "slurm"), logs) for run, job in zip(runs, added)]
+            added = [executor.submit(run_job, str(run.folder.path), run.lock and run.lock.token) for run in runs]
+        jobs = [remember(run, str(job.job_id), logs) for run, job in zip(runs, added)]
         base = jobs[0].id.partition("_")[0]
         what = f"job {base}" if len(runs) == 1 else f"job array {base} of {len(runs)} jobs"
         watcher.say(f"submitted {what}; squeue -j {base} shows it, scancel {base} ends it")
         return jobs
-
-    @staticmethod
-    def _run_here(run: FrozenRun, number: int, watcher: Watcher) -> Outcome:
-        watcher.state(number, "running")
-        if run.lock is not None:
-            run.lock.let_go()
-        outcome = Outcome(run_job(str(run.folder.path), _token(run), on_slurm=False), reported=True)
-        watcher.ended(number, outcome)
-        return outcome
 
     def _executor(self, run: FrozenRun, logs: Path) -> Any:
         """Submitit's executor, configured for jobs like this run; its output goes to the folder ``logs``."""
@@ -179,11 +172,6 @@ class SubmititLauncher(Launcher):
             **{key: given[key] for key in _AS_IN_SBATCH if given[key] is not None},
         )
         return executor
-
-
-def _token(run: FrozenRun) -> str:
-    assert run.lock is not None, "it has been written"
-    return run.lock.token
 
 
 class _NodeLauncher(TorchrunLauncher):

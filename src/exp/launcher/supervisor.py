@@ -154,9 +154,10 @@ class Supervisor:
 
     def _kill(self) -> None:
         """Kill the job. The ranks that did not end after another one had failed are not the cause."""
-        for local_rank, beat in unfinished(self.scratch) if self.failures is not None and self.received is None else ():
-            ended = "ended, because another rank had failed"
-            self.failures.write(RankFailure(beat.rank, local_rank, "Ended", ended, pid=beat.pid, of_peer=True))
+        if self.failures is not None and self.received is None:
+            for local_rank, beat in unfinished(self.scratch):
+                ended = "ended, because another rank had failed"
+                self.failures.write(RankFailure(beat.rank, local_rank, "Ended", ended, pid=beat.pid, of_peer=True))
         self.killed = True
         kill_job(self._job)
 

@@ -236,7 +236,12 @@ class RunLock:
                 if self._replaced(holder, me):
                     break
             elif _known_alive(holder) or (first is not None and first != (holder, seen)):
-                raise ConfigError(self._in_use(holder, now - seen))
+                age = "" if holder.machine == _machine() else f", last heartbeat {max(now - seen, 0):.0f} s ago"
+                follow = f"; to follow it: task=attach run={self._shown}" if holder.job else ""
+                raise ConfigError(
+                    f"{self._shown} is in use by another run: {holder}{age}; wait for its end, or use another "
+                    f"{self.key}{follow}"
+                )
             else:
                 # A restarted container finds its predecessor's lock; only missing heartbeats show that it is dead.
                 if first is None:
@@ -267,14 +272,6 @@ class RunLock:
         finally:
             os.close(folder)
 
-    def _in_use(self, holder: Holder, age: float) -> str:
-        seen = "" if holder.machine == _machine() else f", last heartbeat {max(age, 0):.0f} s ago"
-        follow = f"; to follow it: task=attach run={self._shown}" if holder.job else ""
-        return (
-            f"{self._shown} is in use by another run: {holder}{seen}; wait for its end, or use another "
-            f"{self.key}{follow}"
-        )
-
 
 _kept: list[RunLock] = []
 _guard = threading.RLock()
@@ -293,7 +290,7 @@ def _keep_all() -> None:
 def _created(path: Path, content: bytes) -> bool:
     """Create a file exclusively; return whether this process created the file that is at ``path`` now."""
     try:
-        with open(str(path), "xb", opener=lambda name, flags: os.open(name, flags, 0o640)) as file:
+        with path.open("xb") as file:
             file.write(content)
             file.flush()
             # If this process slept for minutes before it wrote, another one took it for dead and replaced the file.

@@ -9,7 +9,7 @@ from typing import Sequence
 
 from exp.errors import ConfigError, UnavailableError
 
-__all__ = ["JobState", "ask", "check_script", "describe_end", "find_states", "requeue"]
+__all__ = ["JobState", "check_script", "describe_end", "find_states", "requeue"]
 
 _TIMEOUT_S = 60
 _ENDS = {
@@ -53,10 +53,10 @@ def find_states(ids: Sequence[str]) -> dict[str, JobState] | None:
     """
     bases = sorted({job.partition("_")[0] for job in ids})
     command = ["squeue", "--noheader", "--array", "--states=all", "--format=%i|%T|%r|%N"]
-    queue = ask([*command, f"--jobs={','.join(bases)}"])
-    if queue is None:
+    done = _run([*command, f"--jobs={','.join(bases)}"])
+    if done.returncode != 0 and "Invalid job id" not in done.stderr:
         return None
-    rows = (line.strip().split("|") for line in queue.splitlines())
+    rows = (line.strip().split("|") for line in done.stdout.splitlines())
     found = {job: JobState(name, reason.replace("None", ""), nodes) for job, name, reason, nodes in rows}
     return {job: found.get(job, JobState()) for job in ids}
 
@@ -89,14 +89,6 @@ def check_script(script: str) -> None:
         kind = UnavailableError if "contact" in text else ConfigError
         first, *rest = text.splitlines() or ["no reason given"]
         raise kind("\n  ".join([f"Slurm refuses this job: {first}; correct launcher.*", *rest]))
-
-
-def ask(command: Sequence[str]) -> str | None:
-    """Output of a Slurm command; "" if Slurm does not know the job, None if the command fails otherwise."""
-    done = _run(command)
-    if done.returncode == 0:
-        return done.stdout
-    return "" if "Invalid job id" in done.stderr else None
 
 
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
