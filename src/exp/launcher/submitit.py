@@ -44,7 +44,9 @@ if TYPE_CHECKING:
 __all__ = ["SubmititLauncher", "locked_cards", "run_job"]
 
 _HERE = ("local", "debug")
-_AS_IN_SBATCH = ("partition", "account", "qos", "gres", "gpus_per_node", "constraint", "nodelist", "exclude")
+_AS_IN_SBATCH = (
+    "partition", "account", "qos", "gres", "gpus_per_node", "constraint", "nodelist", "exclude", "exclusive",
+)  # fmt: skip
 _POLL_S = 0.1
 _REQUEUE_PATIENCE_S = 300.0
 _PORTS = range(20000, 32768)  # below the kernel's range of ephemeral ports
@@ -168,8 +170,7 @@ class SubmititLauncher(Launcher):
             srun_args=[f"--cpus-per-task={cpus}", *given["srun_args"]],
             stderr_to_stdout=True,
             additional_parameters=extra,
-            **({"exclusive": True} if given["exclusive"] else {}),
-            **{key: given[key] for key in _AS_IN_SBATCH if given[key] is not None},
+            **{key: given[key] for key in _AS_IN_SBATCH if given[key] not in (None, False)},
         )
         return executor
 

@@ -39,12 +39,7 @@ _SHARE = 0.9  # of the time-out of collectives: the launcher reports before the 
 _STACKS_WITHIN_S = 1.5
 _SHOWN_FRAMES = 12
 _WAITING = ("/torch/distributed/", "/torch/autograd/", "/exp/engine/distributed.py")
-_NAMES = {
-    Stage.DATA: "waiting for data", Stage.FORWARD: "forward pass", Stage.BACKWARD: "backward pass and update",
-    Stage.HOOKS: "hooks", Stage.VALIDATION: "validation", Stage.METRICS: "metrics",
-    Stage.AFTER_VALIDATION: "hooks after a validation", Stage.CHECKPOINT: "writing a checkpoint", Stage.TEST: "test",
-    Stage.TEST_METRICS: "metrics",
-}  # fmt: skip
+_UNTIMED = (Stage.FREE, Stage.DONE)
 _STOPPED = {"T": "; it is stopped (SIGSTOP)", "D": "; it is stuck in the kernel"}
 
 
@@ -219,7 +214,7 @@ class HangDetector:
         before = self._still if len(self._still) == len(beats) else [(beat, 0.0) for beat in beats]
         self._still = [(beat, still + passed if beat == last else 0.0) for beat, (last, still) in zip(beats, before)]
         for (last, still), beat in zip(before, beats):
-            if last != beat and last.pid == beat.pid and last.stage in _NAMES and last.stage != Stage.CHECKPOINT:
+            if last != beat and last.pid == beat.pid and last.stage not in (*_UNTIMED, Stage.CHECKPOINT):
                 self._slowest = max(self._slowest, still)
         files = self.folder.logs.glob("rank*.error.json")  # a rank that starts again removes its own
         errors = [error for error in map(read_json, files) if error is not None]
@@ -243,7 +238,7 @@ class HangDetector:
     def _limit(self, beat: Beat) -> float:
         """Seconds that a rank may stay in the stage of its last heartbeat."""
         most = _SHARE * self.timeout_s
-        if beat.stage not in _NAMES:
+        if beat.stage in _UNTIMED:
             return float("inf")
         if beat.stage == Stage.CHECKPOINT or beat.times <= 1:
             return most
@@ -264,8 +259,8 @@ class HangDetector:
             stacks = _stacks(self.scratch, [beat for beat, _ in going])
             mine = [_describe(beat, still, *stacks[beat.pid]) for beat, still in going if beat.pid in stacks]
             for each in mine:
+                head, stack = each["message"].splitlines()[0], each.pop("stack") or "(none: it does not answer)"
                 with self.folder.log_file(each["rank"]).open("a", encoding="utf-8") as log:
-                    head, stack = each["message"].splitlines()[0], each["stack"] or "(none: it does not answer)"
                     log.write(f"rank {each['rank']}: {head}; its stack:\n{stack}\n")
             write_json(self._view, mine)
         views = [read_json(path) for path in self.folder.logs.glob("stuck-*.json")]
@@ -287,7 +282,7 @@ def _describe(beat: Beat, still: float, local_rank: int, stack: str) -> dict[str
     stopped = _STOPPED.get("".join(stat_of(beat.pid)[:1]), "")
     frames = [line for line in stack.splitlines() if line.lstrip().startswith("File ")]
     waits = any(mark in frame for frame in frames[:6] for mark in _WAITING)
-    where = _NAMES.get(Stage(beat.stage), "set-up" if beat.step == 0 else "between steps")
+    where = "outside of steps" if beat.stage in _UNTIMED else Stage(beat.stage).name.lower().replace("_", " ")
     head = f"no progress for {still:.0f} s in step {beat.step}, {where}{stopped}"
     return {
         "waits": waits and not stopped,

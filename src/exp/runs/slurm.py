@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import tempfile
 from dataclasses import dataclass
 from typing import Sequence
 
@@ -80,10 +79,7 @@ def check_script(script: str) -> None:
         ConfigError: Slurm would refuse the script.
         UnavailableError: Slurm does not answer.
     """
-    with tempfile.NamedTemporaryFile("w", prefix="exp-", suffix=".sh") as file:
-        file.write(script)
-        file.flush()
-        done = _run(["sbatch", "--test-only", file.name])
+    done = _run(["sbatch", "--test-only"], script)
     if done.returncode != 0:
         text = done.stderr.strip().replace("sbatch: error: ", "").replace("allocation failure: ", "")
         kind = UnavailableError if "contact" in text else ConfigError
@@ -91,11 +87,9 @@ def check_script(script: str) -> None:
         raise kind("\n  ".join([f"Slurm refuses this job: {first}; correct launcher.*", *rest]))
 
 
-def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run a Slurm command; one that is missing, or takes longer than 60 s, counts as failed."""
+def _run(command: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a Slurm command, with ``text`` as stdin; one that is missing, or takes longer than 60 s, has failed."""
     try:
-        return subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
-        )
+        return subprocess.run(command, input=text, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return subprocess.CompletedProcess(command, 1, "", str(error))

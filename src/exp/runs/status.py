@@ -356,8 +356,7 @@ class Failures:
         """Whether all workers of this node reached their end; write error files for those that did not.
 
         A worker that exits with code 0 before its last heartbeat (stage ``DONE``) has failed: something in it called
-        ``exit``. A worker that dies after it, in its device's clean-up, has succeeded: everything is written; its log
-        records how it died.
+        ``exit``. A worker that dies after it, in its device's clean-up, has succeeded: everything is written.
 
         Args:
             ends: an :class:`End` by rank, of the processes that failed, and of those that the agent then ended, by
@@ -368,7 +367,8 @@ class Failures:
         beats = read(self.scratch)
         if not ends or not beats:  # without heartbeats the folder is gone, because the parent has died
             return not self.write_lost() and not ends
-        come = not unfinished(self.scratch, alive=False) and all(beats[end.local_rank].pid for end in ends.values())
+        if not unfinished(self.scratch, alive=False) and all(beats[end.local_rank].pid for end in ends.values()):
+            return True
         first = min(end.timestamp for end in ends.values())
         causes = {
             rank: end
@@ -378,12 +378,8 @@ class Failures:
         for rank, end in (causes or ends).items():  # without causes, the SIGTERM came from outside the job
             beat = beats[end.local_rank]._replace(pid=end.pid, rank=rank)  # there may be no heartbeat yet
             failure = failure_of(beat, end.local_rank, end.exitcode)
-            if not come:
-                self.write(replace(failure, time=end.timestamp, of_peer=of_peer))
-            elif end.exitcode:
-                with contextlib.suppress(OSError), self.folder.log_file(rank).open("a", encoding="utf-8") as log:
-                    log.write(f"{failure.message}, in the clean-up of its device; what it had to write was written\n")
-        return come
+            self.write(replace(failure, time=end.timestamp, of_peer=of_peer))
+        return False
 
     def collect(self, world_size: int = 0, local_world_size: int = 1) -> list[RankFailure]:
         """Read the error files of the ranks; wait for those of other nodes.
