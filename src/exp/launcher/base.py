@@ -12,7 +12,7 @@ import re
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Mapping, MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Mapping, Sequence
 
 from omegaconf import OmegaConf
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from exp.runs.folder import RunFolder
 
 __all__ = [
-    "Launcher", "Outcome", "describe_failure", "drop_stale_variables", "find_group", "launcher_class", "log_file",
+    "Launcher", "Outcome", "describe_failure", "drop_stale_variables", "launcher_class", "log_file",
     "outcome_file", "place_of", "resolve", "tail_of", "take_stale_variables",
 ]  # fmt: skip
 
@@ -311,76 +311,58 @@ def place_of(environ: Mapping[str, str], nproc: int = 1) -> dict[str, str]:
     return dict(zip((*_TORCH, *_MASTER), [*texts[:4], environ.get("MASTER_ADDR", "127.0.0.1"), texts[4]]))
 
 
-def find_group(environ: Mapping[str, str], nnodes: int = 1) -> tuple[str, bool] | None:
-    """Whether another launcher has started this process as one of several.
+def drop_stale_variables(nnodes: int = 1) -> None:
+    """Remove variables that an earlier launch left in this process's environment, with a warning.
 
     MPI launchers set their variables only in the processes that they start. The variables of torch and srun may also
     be left over in a shell (``srun --pty``). They count only if a scheduler has set them, or if a process of another
     rank with the same command line runs on this machine. Variables of srun without such a process deserve a warning.
 
     Args:
-        environ: the environment.
-        nnodes: nodes that the user asks for. So many processes may be one agent per node, and are not reported.
-
-    Returns:
-        The variables with their values, and whether the other processes exist; None: nothing indicates a launcher.
-    """
-    for names in _FAMILIES:
-        rank, size = (environ.get(name, "") for name in names[:2])
-        several = rank.isdigit() and size.isdigit() and int(rank) < int(size) and int(size) not in (1, nnodes)
-        if not several or names[2] not in environ:  # srun may set some of PMI's, not the local rank
-            continue
-        scheduled = names is _TORCH and any(name in environ for name in _SCHEDULED)
-        lives = scheduled or names in (_OPEN_MPI, _MPICH) or _another_runs(environ, names)
-        if lives or names is _SRUN:
-            return _shown(environ, names), lives
-    return None
-
-
-def drop_stale_variables(nnodes: int = 1) -> None:
-    """Remove variables that an earlier launch left in this process's environment, with a warning.
-
-    Args:
-        nnodes: nodes that the user asks for; see :func:`find_group`.
+        nnodes: nodes that the user asks for. So many processes may be one agent per node, and are not several.
 
     Raises:
-        ConfigError: the variables are in use: this process is one of several.
+        ConfigError: the variables are in use: another launcher has started this process as one of several.
     """
-    shown, lives = find_group(os.environ, nnodes) or ("", False)
-    if lives:
-        raise ConfigError(
-            f"this process was started as one of several ({shown}), and each would be a run of its own in the same "
-            "folder; use launcher=external, which makes them one run, or start launcher=torchrun nproc=N once on each "
-            "node, without another launcher"
-        )
-    if shown:
-        console.warn(
-            f"{shown}: these variables are of several processes, but no other process with this command runs here, so "
-            "this is a run of one process; launcher=external makes several processes one run"
-        )
-    stale = take_stale_variables(os.environ)
+    for names in _FAMILIES:
+        rank, size = (os.environ.get(name, "") for name in names[:2])
+        several = rank.isdigit() and size.isdigit() and int(rank) < int(size) and int(size) not in (1, nnodes)
+        if not several or names[2] not in os.environ:  # srun may set some of PMI's, not the local rank
+            continue
+        shown, scheduled = _shown(os.environ, names), names is _TORCH and any(name in os.environ for name in _SCHEDULED)
+        if scheduled or names in (_OPEN_MPI, _MPICH) or _another_runs(names):
+            raise ConfigError(
+                f"this process was started as one of several ({shown}), and each would be a run of its own in the same "
+                "folder; use launcher=external, which makes them one run, or start launcher=torchrun nproc=N once on "
+                "each node, without another launcher"
+            )
+        if names is _SRUN:
+            console.warn(
+                f"{shown}: these variables are of several processes, but no other process with this command runs here, "
+                "so this is a run of one process; launcher=external makes several processes one run"
+            )
+    stale = take_stale_variables()
     if stale:
         console.warn(f"ignoring {', '.join(stale)} from the environment: exp starts its own workers")
 
 
-def take_stale_variables(environ: MutableMapping[str, str]) -> list[str]:
-    """Remove torch's launch variables from the environment; return the removed names."""
+def take_stale_variables() -> list[str]:
+    """Remove torch's launch variables from this process's environment; return the removed names."""
     names = (*_TORCH, *_MASTER, "GROUP_RANK")
-    stale = sorted(name for name in environ if name in names or name.startswith("TORCHELASTIC_"))
+    stale = sorted(name for name in os.environ if name in names or name.startswith("TORCHELASTIC_"))
     for name in stale:
-        del environ[name]
+        del os.environ[name]
     return stale
 
 
-def _another_runs(environ: Mapping[str, str], names: Sequence[str]) -> bool:
+def _another_runs(names: Sequence[str]) -> bool:
     """Whether a process on this machine has the same command line and group, but another rank.
 
     Args:
-        environ: the environment.
         names: the variables of rank, world size and local rank.
     """
-    group = {f"{name}={environ[name]}".encode() for name in (names[1], *_MASTER, *_STEP) if name in environ}
-    rank, mine = f"{names[0]}=".encode(), f"{names[0]}={environ[names[0]]}".encode()
+    group = {f"{name}={os.environ[name]}".encode() for name in (names[1], *_MASTER, *_STEP) if name in os.environ}
+    rank, mine = f"{names[0]}=".encode(), f"{names[0]}={os.environ[names[0]]}".encode()
     command = Path("/proc/self/cmdline").read_bytes()
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # the process has ended, or belongs to another user

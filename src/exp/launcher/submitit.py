@@ -193,7 +193,7 @@ def run_job(run_dir: str, token: str | None, on_slurm: bool = True) -> int:
         The exit code. On Slurm the process exits with this code instead of returning, unless it is 0.
     """
     os.umask(UMASK)
-    take_stale_variables(os.environ)
+    take_stale_variables()
     environ = os.environ if on_slurm else {}
     node, restarts = (int(environ.get(name, 0)) for name in ("SLURM_NODEID", "SLURM_RESTART_COUNT"))
     if restarts:
