@@ -110,7 +110,7 @@ class Supervisor:
 
     def outcome(self) -> Outcome | None:
         """The outcome of a job that was preempted or interrupted; None: the job ended by itself."""
-        preempted = status.preempted_at(self.scratch)
+        preempted = read_json(Path(self.scratch, status.PREEMPTED))
         if preempted is None and self.received == status.PREEMPT_SIGNAL and not self.saves:
             preempted = {"step": None}
         if preempted is not None:

@@ -30,7 +30,7 @@ from exp.runs import status
 from exp.runs.files import write_json
 from exp.runs.folder import RunFolder
 from exp.runs.lock import LOCK, is_alive, read_holder
-from exp.runs.status import JOINED, PreemptionFlag, Stage, record_preempted, unfinished
+from exp.runs.status import JOINED, PreemptionFlag, Stage, unfinished
 from exp.session import RankInfo, is_of_peer, make_store, reporting
 
 __all__ = ["main", "work_to_end"]
@@ -144,7 +144,8 @@ def work_to_end(folder: RunFolder, info: RankInfo, returns: bool = False) -> Non
         with reporting(folder, info, redirect=True):
             session.run(folder, info)
     except Preempted as preempted:
-        record_preempted(scratch, preempted.step)  # the exit code stays 0: torch's agent restarts on any other code
+        # The exit code stays 0: torch's agent restarts on any other code.
+        write_json(Path(scratch, status.PREEMPTED), {"step": preempted.step})
     except BaseException as error:  # noqa: BLE001 - the log and the error file have it
         if is_of_peer(error):
             time.sleep(_LOOKED_FOR_S)

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from exp.runs.folder import RunFolder
 
 __all__ = [
-    "ENDING_SIGNALS", "JOINED", "PREEMPT_SIGNAL", "STACK_SIGNAL", "TERM_PATIENCE_S", "Beat", "End", "Failures",
-    "PreemptionFlag", "RankFailure", "Stage", "beat", "begin", "failure_of", "handle_signals", "held_back", "make_file",
-    "preempted_at", "read", "record_preempted", "signal_name", "stack_file", "unfinished",
+    "ENDING_SIGNALS", "JOINED", "PREEMPTED", "PREEMPT_SIGNAL", "STACK_SIGNAL", "TERM_PATIENCE_S", "Beat", "End",
+    "Failures", "PreemptionFlag", "RankFailure", "Stage", "beat", "begin", "failure_of", "handle_signals", "held_back",
+    "make_file", "read", "signal_name", "stack_file", "unfinished",
 ]  # fmt: skip
 
 STACK_SIGNAL = signal.SIGRTMIN + 7
@@ -163,7 +163,6 @@ def signal_name(number: int) -> str:
 
 _LOOK_EVERY_S = 0.05
 _FILE = "preempt"
-_RECORD = "preempted.json"
 
 
 class PreemptionFlag:
@@ -210,15 +209,8 @@ def held_back(signals: Iterable[signal.Signals]) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def record_preempted(scratch: str, step: int | None) -> None:
-    """Record for the launcher that this worker was preempted after ``step`` optimizer steps."""
-    write_json(Path(scratch, _RECORD), {"step": step})
-
-
-def preempted_at(scratch: str) -> Any:
-    """The record of :func:`record_preempted`, ``{"step": ...}``, or None."""
-    return read_json(Path(scratch, _RECORD))
-
+PREEMPTED = "preempted.json"
+"""File in the job's private folder, written by a worker that was preempted: ``step``, its number of optimizer steps."""
 
 JOINED = "joined.json"
 """File in the job's private folder, written by a worker of ``launcher=external``: its run folder, or why it was
