@@ -32,10 +32,9 @@ from exp.data.loader import train_loader
 from exp.engine.distributed import Distributed
 from exp.engine.optim import BackendOptimWrapper
 from exp.engine.trainer import Trainer, TrainLoop
-from exp.launcher.rank import RankInfo
 from exp.models.base import Model
 from exp.runs.folder import RunFolder
-from exp.session import Session
+from exp.session import RankInfo, Session
 from exp.tasks.train import Train
 
 BATCH, WIDTH = 32, 64

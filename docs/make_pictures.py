@@ -111,7 +111,7 @@ ROWS = (
     ("", ("data",)),
     ("what a run uses", ("hardware", "task", "trackers", "report", "hub")),
     ("what a run is", ("config", "models", "metrics")),
-    ("what a run leaves", ("runs", "plugins", "sockets")),
+    ("what a run leaves", ("runs", "plugins")),
     ("words", ("errors", "console")),
 )
 """Packages and modules of ``src/exp``, from those that import to those that are imported."""

@@ -85,35 +85,35 @@ def earlier_run(path) -> RunFolder:
 
 
 @pytest.mark.parametrize("overwrite", [True, False])
-@pytest.mark.parametrize("until", ["staged", "half", "begun", "failed", "saved"])
-def test_a_start_that_is_refused_leaves_the_folder_as_it_was(tmp_path, overwrite, until):
-    """However far it has come, as long as it has computed nothing."""
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_start_that_is_refused_before_it_begins_leaves_the_folder_as_it_was(tmp_path, overwrite, begun):
     folder = earlier_run(tmp_path)
     before, snapshot = contents(tmp_path), Snapshot(folder, [])
     folder.stage({"config.yaml": b"seed: 1", "overrides.yaml": b"[seed=1]"})
     folder.log_file(0).open("a").write("of the later one\n")
-    if until == "half":  # killed while it began
-        folder.earlier.mkdir()
-        folder.result.replace(folder.earlier / "result.json")
-        folder.config.replace(folder.earlier / "config.yaml")
-        (folder.start / "config.yaml").replace(folder.config)
-        folder.drop_start()
-    elif until != "staged":
+    if begun:
         folder.begin(overwrite)
-        assert folder.config.read_bytes() == b"seed: 1"
         assert folder.has_checkpoint() is not overwrite
-        folder.metrics.write_text("" if overwrite else '{"split": "train", "step": 2}\n')
-    if until == "failed":
-        folder.write_result({"status": "failed"})
-    if until == "saved":
-        folder.checkpoints.mkdir(exist_ok=True)
-        (folder.checkpoints / "step_00000004.pth").write_bytes(b"four")
-    assert snapshot.take_back() is (until != "saved")
-    if until != "saved":
-        assert contents(tmp_path) == before
+        assert (folder.metrics.is_file(), folder.result.is_file()) == (not overwrite, False)
     else:
+        folder.drop_start()
+    assert snapshot.take_back() is not begun
+    if begun:
         assert folder.config.read_bytes() == b"seed: 1"
-        assert not folder.earlier.exists()
+    else:
+        assert contents(tmp_path) == before
+
+
+def test_a_first_run_that_is_refused_leaves_nothing_unless_it_has_results(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    snapshot = Snapshot(folder, [])
+    folder.stage({"config.yaml": b"seed: 1"})
+    folder.metrics.write_text("{}\n")
+    assert not snapshot.take_back()
+    folder.metrics.write_text("")
+    assert snapshot.take_back()
+    assert [path.name for path in folder.path.iterdir()] == ["logs"]
 
 
 def test_how_far_a_training_is_or_came_that_was_killed(tmp_path):

@@ -14,7 +14,6 @@ import pytest
 
 from exp.errors import ConfigError
 from exp.runs.lock import LOCK, STALE_AFTER_S, Holder, RunLock, holder_of
-from tests.conftest import TINY
 
 
 def held_by(folder, age, **what):
@@ -151,19 +150,3 @@ def test_losing_the_folder_is_noticed(tmp_path):
     assert "n7" in lock.check()
     lock.release()
     assert holder_of(tmp_path).host == "n7"
-
-
-SLOW = """
-import shutil, time
-from exp.launcher.local import LocalLauncher
-class Slow(LocalLauncher):
-    def launch(self, run):
-        shutil.rmtree("run")
-        time.sleep(60)
-"""
-
-
-def test_a_folder_that_is_lost_while_no_launcher_listens_is_named(exp):
-    (exp.folder / "mine.py").write_text(SLOW)
-    done = exp(*TINY, "launcher._target_=mine.Slow", "output_dir=run")
-    assert (done.returncode, "run was deleted or moved" in done.stderr.splitlines()[0]) == (1, True), done.stderr

@@ -36,7 +36,6 @@ from exp.errors import (
 )
 from exp.frozen import freeze
 from exp.launcher.base import launcher_class
-from exp.launcher.rank import be_quiet, drop_stale_variables
 from exp.runs.files import UMASK
 from exp.runs.folder import RunFolder, remove_empty
 from exp.task import ParentTask, create_task, remember, task_class, to_continue_sweep
@@ -123,7 +122,6 @@ def _parse(arguments: list[str]) -> list[str] | None:
     given = [each for each in arguments if each.partition("=")[0] in _MODES]
     if len(given) > 1:
         raise ConfigError(f"{given[0]} and {given[1]} exclude each other; leave one out")
-    be_quiet(arguments)
     remember(arguments)
     compose.register()
     Plugins.instance().register(ExpLauncher)  # it is found by itself where exp is installed, but not in a checkout
@@ -149,8 +147,6 @@ def _run(config: ExpConfig, overrides: list[str], tracebacks: bool) -> int:
         launcher = launcher_class(config)
         launcher.take_place(config, overrides)
         run = freeze(config, overrides, Path(config.output_dir))
-        if not launcher.joins:
-            drop_stale_variables(config.launcher.nnodes)
         code, folder = run.execute(tracebacks), run.folder
     if not left.runs and folder.config.is_file():
         left.runs.append(folder.path)

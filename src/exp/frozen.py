@@ -27,17 +27,25 @@ from exp.console import flops, size
 from exp.errors import EXIT_OK, EXIT_PREEMPTED, REFUSED, ConfigError, Ended, ExpError, RunError
 from exp.hardware.registry import choose, create_backend
 from exp.hub import bring, parse
-from exp.launcher import describe_failure, resolve
-from exp.launcher.base import launcher_class
+from exp.launcher.base import describe_failure, launcher_class, resolve
 from exp.runs.files import read_json
-from exp.runs.folder import RunFolder, Snapshot, last_known, missing_folders, read_result, remove_empty
+from exp.runs.folder import (
+    RunFolder,
+    Snapshot,
+    blank_result,
+    last_known,
+    missing_folders,
+    number_text,
+    read_result,
+    remove_empty,
+)
 from exp.runs.lock import RunLock
-from exp.runs.record import blank_result, number_text
+from exp.runs.status import Failures
 from exp.task import create_task, task_class, to_continue
 
 if TYPE_CHECKING:
     from exp.hardware.backend import Backend
-    from exp.launcher.outcome import Outcome
+    from exp.launcher.base import Outcome
 
 __all__ = ["FrozenRun", "complete", "freeze", "prepare"]
 
@@ -192,6 +200,7 @@ class FrozenRun:
             if chosen.leads:
                 self.write(chosen.job_token())
                 self.announce(backend)
+                Failures(folder).forget()
                 Ended.begun = True
             if chosen.leads and not chosen.submits:
                 console.wait_for("starting the worker" if config.nproc == 1 else f"starting {config.nproc} workers")
@@ -250,7 +259,6 @@ class FrozenRun:
             folder.stage(contents)
         if task_class(self.config).diagnoses:  # what it leaves is no record of a run that could be lost
             folder.begin(self.config.overwrite)
-            folder.drop_earlier()
 
     def announce(self, backend: Backend) -> None:
         """Say what is about to run, and where it goes."""
@@ -333,8 +341,6 @@ class FrozenRun:
                 folder.drop_start()
             elif not outcome.recorded:
                 folder.write_result(result)
-                if outcome.exit_code not in REFUSED:
-                    folder.drop_earlier()
         except OSError as error:
             return f"\n  {folder.result} could not be written: {error.strerror}"
         return ""
@@ -349,7 +355,6 @@ class FrozenRun:
             return True
         alone = self.config.launcher.nnodes == 1 or launcher_class(self.config).submits
         done = alone and not task_class(self.config).diagnoses and self.snapshot.take_back()
-        self.folder.drop_earlier()
         self.release()
         if done:
             remove_empty(self.snapshot.missing)

@@ -1,38 +1,46 @@
-"""One worker's part of a run: environment, device, process group and seeds; then the task; then the clean-up.
+"""One worker's part of a run: log, environment, device, process group and seeds; then the task; then the clean-up.
 
 Torch is imported only after the backend has set the environment, because device libraries read it while they load.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import logging
 import os
 import socket
+import sys
 import time
+import traceback
 import uuid
 import warnings
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Sequence
 
 from exp import trackers
 from exp.config.compose import load
 from exp.config.resolve import check_names
 from exp.config.schema import ExpConfig
 from exp.console import make_console, wait_for, waited
-from exp.errors import ConfigError, Preempted
+from exp.errors import EXIT_FAILED, ConfigError, Preempted, as_ours, message_of, told
 from exp.hardware.backend import PRECISIONS
 from exp.hardware.cards import check_distinct
+from exp.hardware.cores import usable_cores
 from exp.hardware.registry import create_backend
+from exp.launcher.ports import listen_at
+from exp.launcher.processes import SCRATCH_VARIABLE
+from exp.runs.status import Failures, PreemptionFlag, RankFailure
 from exp.task import create_task
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import torch
     from rich.console import Console
     from torch import nn
+    from torch.distributed import Store
 
     from exp.config.differences import Change
     from exp.data.base import Extras
@@ -40,15 +48,88 @@ if TYPE_CHECKING:
     from exp.engine.building import Weights
     from exp.engine.distributed import Distributed
     from exp.hardware.backend import Backend
-    from exp.launcher.rank import RankInfo
     from exp.runs.folder import RunFolder
     from exp.trackers import Reporter
 
-__all__ = ["Session", "run"]
+__all__ = ["RankInfo", "Session", "describe_error", "is_of_peer", "make_store", "reporting", "run"]
 
 logger = logging.getLogger(__name__)
 
 _TRACKERS_AFTER_FAILURE_S = 2.0  # less than the launcher waits for ranks after one has failed
+_STDERR = 2  # file descriptor
+_OF_PEER = (
+    "closed by peer", "reset by peer", "broken pipe", "socket closed", "connection refused", "connectfullmesh",
+    "remote process", "timed out waiting", "/gloo/",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RankInfo:
+    """Rank, world size and the like of one worker; the defaults are those of a single worker."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    restart_count: int = 0
+    """How often the worker or its job has been restarted; if not 0, the run resumes."""
+    store: str | None = None
+    """Path of a file store; None: torch's ``env://``, that is MASTER_ADDR and MASTER_PORT."""
+    preemption_flag: PreemptionFlag = field(default_factory=PreemptionFlag, compare=False)
+    """Set when the run has to save its state and end."""
+    met: list[Store] = field(default_factory=list, compare=False)
+    """The store that the ranks use already; empty: there is none yet."""
+    at_end: list[Callable[[], object]] = field(default_factory=list, compare=False)
+    """Called last in a worker process, which then exits without the interpreter's clean-up."""
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str], **others: Any) -> RankInfo:
+        """Rank, world size and their local ones from torch's variables; ``others`` are further attributes."""
+        place: Any = (int(environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+        return cls(*place, **others)
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes."""
+        return self.world_size // self.local_world_size
+
+    @property
+    def single_node(self) -> bool:
+        """Whether all ranks are on one node."""
+        return self.nodes == 1
+
+    @property
+    def cores(self) -> int:
+        """Number of cores for this rank alone, at least 1."""
+        return max(1, usable_cores() // self.local_world_size)
+
+
+def make_store(info: RankInfo, timeout: timedelta) -> Store:
+    """The store of the process group.
+
+    Args:
+        info: of this rank.
+        timeout: longest wait for a key of another rank.
+    """
+    import torch.distributed as dist
+
+    from exp.hardware.compat import serving_store
+
+    if info.met:
+        info.met[0].set_timeout(timeout)
+        return info.met[0]
+    if info.store is not None:
+        # Files instead of TCP: torch's TCP store listens on every interface of the machine.
+        store = dist.FileStore(info.store, info.world_size)
+        store.set_timeout(timeout)
+        return store
+    tcp_store: Store | None = None
+    # Some launchers serve the store themselves, and set this variable.
+    if info.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        listener = listen_at(host, port)
+        tcp_store = None if listener is None else serving_store(host, port, listener, timeout, info.world_size)
+    return tcp_store or next(dist.rendezvous("env://", info.rank, info.world_size, timeout=timeout))[0]
 
 
 class Session:
@@ -64,8 +145,6 @@ class Session:
         console: the terminal on rank 0, None elsewhere.
         devices: description of the device of each rank, by rank.
         portable_operators: ATen names of the operators for which this device uses portable kernels.
-        process_group: the process group in use, or ``none``.
-        fallback: ``used``, ``wanted`` and ``reason`` if another process group than the wanted one is used; else None.
         started: ``time.time()`` when this worker began.
         weights: of ``init_from``, once they have been read.
         data_state: state of the data for checkpoints (:meth:`exp.data.base.Data.state_dict`); None: no state.
@@ -93,8 +172,6 @@ class Session:
         self.distributed: Distributed
         self.devices: list[dict[str, Any]] = []
         self.portable_operators: frozenset[str] = frozenset()
-        self.process_group = "none"
-        self.fallback: dict[str, Any] | None = None
         self.weights: Weights | None = None
         self.data_state: dict[str, Any] | None = None
         self.data_files: Fingerprint | None = None
@@ -117,7 +194,6 @@ class Session:
         """
         from exp.engine.device import check_compilation, seed_everything, settle_kernels
         from exp.engine.distributed import Distributed
-        from exp.launcher.rank import make_store
 
         info, config, backend = self.info, self.config, self.backend
         self.device = backend.set_device(info.local_rank)
@@ -134,8 +210,6 @@ class Session:
             timeout = timedelta(seconds=config.launcher.timeout_s)
             store = make_store(info, timeout)
             self.distributed = Distributed.create(backend, store, info.rank, info.world_size, timeout)
-            self.fallback = self.distributed.fallback
-            self.process_group = self.distributed.process_group
         else:
             self.distributed = Distributed()
         seed_everything(config.seed, backend)
@@ -151,17 +225,17 @@ class Session:
         self.devices = self.distributed.gather({**about, "device": str(self.device)})
         lines = [
             f"rank {rank}/{info.world_size}  local_rank {device['local_rank']}  {device['device']}  "
-            f"{self.process_group}  {device['host']}"
+            f"{self.distributed.process_group}  {device['host']}"
             for rank, device in enumerate(self.devices)
         ]
         logger.info(lines[info.rank])
         cautions = [*self.backend.cautions()]
-        if self.fallback is not None:
+        if self.distributed.fallback is not None:
             text = (
                 "FALLBACK on every rank: {used} instead of {wanted}, because {reason}; this is slow, and counted as "
                 "staged_bytes_per_step in metrics.jsonl"
             )
-            cautions.insert(0, text.format(**self.fallback))
+            cautions.insert(0, text.format(**self.distributed.fallback))
         for caution in cautions:
             logger.warning("%s", caution)  # on every rank, since nodes may have different variables
         if self.console is not None:
@@ -306,3 +380,94 @@ def run(folder: RunFolder, info: RankInfo) -> None:
         folder.check_there()
         folder.write_result(result)
         session.close_reporters("completed", result, config.logger.patience_s)
+
+
+@contextlib.contextmanager
+def reporting(folder: RunFolder, info: RankInfo, redirect: bool) -> Iterator[None]:
+    """Context in which a rank runs: log records go to the rank's log, an error to the log and the error file.
+
+    Args:
+        folder: the run folder.
+        info: of this rank.
+        redirect: send stderr and stdout to the log of the rank, except what Python prints to stdout on rank 0, which
+            goes to the terminal.
+
+    Raises:
+        Exception: the error of the run, unchanged; ``SystemExit`` counts as a failure, too.
+    """
+    log, error_file = folder.log_file(info.rank), folder.error_file(info.rank)
+    if error_file.exists():
+        error_file.unlink()
+    if redirect:
+        _redirect(log, keep_stdout=info.rank == 0)
+    logging.raiseExceptions = False  # on a full disk the run itself raises a clear error
+    handler = logging.FileHandler(log, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.getLogger().addHandler(handler)
+    logging.getLogger().setLevel(logging.INFO)
+    logging.captureWarnings(True)
+    try:
+        yield
+    except Preempted as preempted:
+        logging.getLogger(__name__).info("%s", preempted)
+        raise
+    except (Exception, SystemExit) as error:  # SystemExit: a library that calls sys.exit must not end a run silently
+        logging.getLogger(__name__).error("rank %d failed\n%s", info.rank, traceback.format_exc())
+        Failures(folder, os.environ.get(SCRATCH_VARIABLE)).write(describe_error(error, folder, info))
+        raise
+    finally:
+        if info.world_size > 1:
+            # The frames of the error hold the wrapped model, which must be released before the interpreter exits.
+            traceback.clear_frames(sys.exc_info()[2])
+        logging.getLogger().removeHandler(handler)
+        logging.captureWarnings(False)
+        with contextlib.suppress(OSError):
+            handler.close()
+
+
+def describe_error(error: BaseException, folder: RunFolder, info: RankInfo) -> RankFailure:
+    """The failure of this rank, as its error file records it."""
+    ours, of_peer = as_ours(error, folder.path), is_of_peer(error)
+    message = None if ours is not None or of_peer else told(error)
+    return RankFailure(
+        info.rank,
+        info.local_rank,
+        type(ours or error).__name__,
+        message or message_of(ours or error) or "no message",
+        EXIT_FAILED if ours is None else ours.exit_code,
+        log=str(folder.log_file(info.rank)),
+        pid=os.getpid(),
+        of_peer=of_peer,
+        own=ours is not None,
+    )
+
+
+def _redirect(log: Path, keep_stdout: bool) -> None:
+    """Point the file descriptors at the log, so that native code writes there too.
+
+    With ``keep_stdout`` Python's ``sys.stdout`` keeps the terminal. Native libraries print to the log: gloo prints a
+    line per peer, vendors' libraries their versions.
+    """
+    descriptor = os.open(str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(descriptor, _STDERR)
+    if keep_stdout:
+        kept = sys.stdout
+        sys.stdout = open(os.dup(1), "w", buffering=1, encoding=kept.encoding, errors=kept.errors)  # noqa: PTH123, SIM115
+    os.dup2(descriptor, 1)
+    os.close(descriptor)
+
+
+def is_of_peer(error: BaseException) -> bool:
+    """Whether an error means that another rank is gone or does not answer, so that this rank is not the cause.
+
+    True if a collective operation or a store raised it. An error of the backward pass has no such frame, so a message
+    about a connection counts, too.
+    """
+    if not isinstance(error, (RuntimeError, OSError)):
+        return False
+    if any(word in str(error).lower() for word in _OF_PEER):
+        return True
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and "/torch/distributed/" in frames[-1].filename

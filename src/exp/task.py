@@ -18,10 +18,9 @@ from exp.config.compose import task_type
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
     from exp.hardware.backend import Backend
-    from exp.launcher.outcome import Outcome
-    from exp.launcher.rank import RankInfo
+    from exp.launcher.base import Outcome
     from exp.runs.folder import RunFolder
-    from exp.session import Session
+    from exp.session import RankInfo, Session
 
 __all__ = ["ParentTask", "Task", "create_task", "remember", "task_class", "to_continue", "to_continue_sweep"]
 

@@ -13,11 +13,10 @@ from exp.engine.distributed import Distributed
 from exp.engine.optim import BackendOptimWrapper
 from exp.engine.trainer import EvalLoop, Trainer, TrainLoop
 from exp.hardware.compat import supports_full_sharding
-from exp.launcher.rank import RankInfo
 from exp.metrics import Evaluator, SampleMetric
 from exp.models.base import Model
 from exp.runs.folder import RunFolder
-from exp.session import Session
+from exp.session import RankInfo, Session
 from exp.tasks.train import Train
 
 needs_sharding = pytest.mark.skipif(not supports_full_sharding(), reason="needs torch >= 2.7")

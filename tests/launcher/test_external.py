@@ -7,7 +7,8 @@ import re
 import pytest
 
 from exp.errors import ConfigError
-from exp.launcher.rank import RankInfo, find_group, place_of
+from exp.launcher.base import place_of
+from exp.session import RankInfo
 
 FAMILIES = {
     "torchrun": "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE",
@@ -51,30 +52,3 @@ def test_variables_that_do_not_go_together_are_refused(change, text):
     given = {**TORCH, **MASTER, **change}
     with pytest.raises(ConfigError, match=re.escape(text)):
         place_of({name: value for name, value in given.items() if value is not None})
-
-
-TWO = {**variables("torchrun", "1", "2", "1", "2"), **MASTER}
-OMPI, MPICH = (variables(family, "0", "2", "0", "2") for family in ("mpirun", "MPICH"))
-SRUN = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", **variables("srun", "0", "2", "0", "2")}
-SBATCH = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "2"}  # in its script
-
-
-@pytest.mark.parametrize(
-    ("given", "lives"),
-    [
-        (TWO, None),
-        ({**TWO, "TORCHELASTIC_RUN_ID": "none"}, True),
-        ({**TWO, "TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "1"}, None),
-        (OMPI, True),
-        (MPICH, True),
-        ({**OMPI, "OMPI_COMM_WORLD_SIZE": "1"}, None),
-        (SRUN, False),
-        ({**SRUN, "PMI_RANK": "0", "PMI_SIZE": "2"}, False),  # srun --mpi=pmi2
-        ({**SRUN, "SLURM_STEP_NUM_TASKS": "1"}, None),  # srun -n1 --pty bash
-        (SBATCH, None),
-    ],
-)
-def test_groups_that_live_are_told_from_leftovers(given, lives):
-    group = find_group(given)
-    assert (None if group is None else group[1]) is lives
-    assert find_group(given, 2) is None, "one agent on each of two nodes is as it should be"

@@ -1,4 +1,4 @@
-"""Which launcher runs, and what it cannot do."""
+"""What a launcher cannot do."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from omegaconf import OmegaConf
 
 from exp.config.schema import LauncherConfig
 from exp.errors import ConfigError
-from exp.launcher import resolve
-from exp.launcher.local import LocalLauncher
-from exp.launcher.torchrun import TorchrunLauncher
+from exp.launcher.base import resolve
 
 TWO_NODES = {"nnodes": 2, "rdzv_endpoint": "127.0.0.1:1"}
 LOCAL = {"_target_": "exp.launcher.local.LocalLauncher"}
@@ -17,12 +15,6 @@ LOCAL = {"_target_": "exp.launcher.local.LocalLauncher"}
 
 def resolved(settings: dict, nproc: int):
     return resolve(OmegaConf.structured(LauncherConfig(**{"_target_": "auto", **settings})), nproc)
-
-
-def test_auto_is_local_for_one_process_and_torchrun_for_what_that_cannot_do():
-    assert type(resolved({}, 1)) is LocalLauncher
-    for settings, nproc in (({}, 2), ({"max_restarts": 1}, 1), (TWO_NODES, 1)):
-        assert type(resolved(settings, nproc)) is TorchrunLauncher
 
 
 @pytest.mark.parametrize(

@@ -17,13 +17,13 @@ from exp.console import size
 from exp.errors import EXIT_FAILED, EXIT_OK, RunError
 from exp.report.tables import Table, as_rich
 from exp.runs.files import read_json, to_json
-from exp.runs.record import blank_result
+from exp.runs.folder import blank_result
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from exp.config.schema import ExpConfig
-    from exp.launcher.outcome import Outcome
+    from exp.launcher.base import Outcome
     from exp.runs.folder import RunFolder
 
 __all__ = [

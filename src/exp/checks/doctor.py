@@ -11,6 +11,7 @@ import json
 import logging
 import platform
 import shutil
+import socket
 import statistics
 import time
 import traceback
@@ -28,9 +29,9 @@ from exp.hardware import cards
 from exp.hardware.backend import PRECISIONS
 from exp.hardware.collectives import ddp_arguments, device_part_of
 from exp.hardware.numerics import multiply
-from exp.launcher.rank import make_store, this_host
 from exp.runs.files import to_json, write_json
-from exp.runs.record import SHM, package_versions, process_limits
+from exp.runs.folder import SHM, package_versions, process_limits
+from exp.session import make_store
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,9 +42,9 @@ if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
     from exp.engine.distributed import Distributed
     from exp.hardware.backend import Backend
-    from exp.launcher.outcome import Outcome
-    from exp.launcher.rank import RankInfo
+    from exp.launcher.base import Outcome
     from exp.runs.folder import RunFolder
+    from exp.session import RankInfo
 
 __all__ = ["CHECKS", "END", "START", "begin", "diagnose", "end", "journal_of", "judge"]
 
@@ -107,7 +108,7 @@ class Bench:
         self.absent: list[int] = []
         self.usable: set[str] = set()
         self.journal = Journal(journal_of(folder, info.rank), self.timeout_s + _GRACE_S)
-        self.journal.end(START, host=this_host())
+        self.journal.end(START, host=socket.gethostname())
 
     def make(self, name: str, check: Check) -> None:
         """Run one check and record its answer; an exception makes the check fail, and the next check runs."""
@@ -208,7 +209,7 @@ def _device(bench: Bench) -> Answer:
     import torch
 
     device = bench.backend.set_device(bench.info.local_rank)
-    described = {**bench.backend.describe(device), "host": this_host(), "device": str(device)}
+    described = {**bench.backend.describe(device), "host": socket.gethostname(), "device": str(device)}
     described["identity"] = cards.identity(described) if bench.backend.exclusive_devices else None
     answer = float((torch.arange(4, dtype=torch.float32).to(device) * 2).sum().cpu())
     if answer != 12.0:

@@ -11,13 +11,13 @@ from exp import console
 from exp.errors import ExpError
 from exp.hardware.registry import create_backend, installed
 from exp.runs.files import to_json, write_json
-from exp.runs.record import blank_result, describe_environment, process_limits, variables
+from exp.runs.folder import blank_result, describe_environment, process_limits, variables
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
     from exp.hardware.backend import Backend
-    from exp.launcher.rank import RankInfo
     from exp.runs.folder import RunFolder
+    from exp.session import RankInfo
 
 __all__ = ["describe"]
 

@@ -200,7 +200,6 @@ def compare_backends(config: ExpConfig, overrides: list[str], task: Parity) -> i
     finally:
         if code in REFUSED:
             run.take_back()
-        folder.drop_earlier()
         run.release()
 
 

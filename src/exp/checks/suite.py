@@ -26,8 +26,8 @@ from exp.hardware.registry import create_backend
 from exp.plugins import installed
 from exp.report.tables import Table, as_markdown
 from exp.runs.files import read_json, without_credentials, write_atomically, write_json
+from exp.runs.folder import git_revision, package_versions, variables
 from exp.runs.lock import RunLock
-from exp.runs.record import git_revision, package_versions, variables
 from exp.task import create_task
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from exp.errors import EXPERIMENT_PAGE, ConfigError, RunError, shown
 from exp.metrics import Evaluator, Metric
 from exp.models.base import Model
 from exp.runs.files import write_json
-from exp.runs.record import blank_result, describe_environment, in_role
+from exp.runs.folder import blank_result, describe_environment, in_role
 from exp.task import task_class
 
 if TYPE_CHECKING:
@@ -326,11 +326,11 @@ def make_result(
         differs=list(config.record.differs),
         device_type=session.device.type,
         devices=[{key: device.get(key) for key in ("name", "index", "host")} for device in session.devices],
-        process_group=session.process_group,
-        fallback=session.fallback,
+        process_group=session.distributed.process_group,
+        fallback=session.distributed.fallback,
         wrapper=config.wrapper.kind if session.info.world_size > 1 else "none",
         wall_s=time.time() - session.started,
-        restarts=session.info.restart_count + session.info.requeues,
+        restarts=session.info.restart_count,
     )
     if session.weights is not None and task_class(config).needs_weights:
         result["checkpoint"] = str(session.weights.path)

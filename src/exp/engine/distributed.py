@@ -48,7 +48,7 @@ class Distributed:
     """The process group for CPU tensors; None: the default group."""
     fallback: dict[str, Any] | None = None
     """Result of :func:`agree_on_fallback`."""
-    process_group: str = ""
+    process_group: str = "none"
     """Name of the process-group backend for the device's tensors, for messages and records."""
 
     @classmethod

@@ -23,8 +23,7 @@ from exp.engine.distributed import staged_bytes
 from exp.engine.saving import what_to_do
 from exp.errors import Preempted, RunError
 from exp.runs.files import to_json
-from exp.runs.folder import read_records
-from exp.runs.record import number_text
+from exp.runs.folder import number_text, read_records
 
 if TYPE_CHECKING:
     from pathlib import Path

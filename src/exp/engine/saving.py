@@ -24,7 +24,6 @@ from exp.engine import checkpoint
 from exp.engine.fsdp import is_sharded, sharded_like
 from exp.engine.wrapper import unwrapped
 from exp.errors import RunError
-from exp.runs.folder import RunFolder
 from exp.runs.status import Stage, beat
 from exp.task import to_continue
 
@@ -196,7 +195,6 @@ class CheckpointHook(Hook):
 
     def _written(self) -> None:
         """Remove older files; called in the background once the new ones are on the disk."""
-        RunFolder(self.folder.parent).drop_earlier()  # the earlier run that this one replaces is no longer needed
         checkpoint.prune(self.folder, self.keep_last)
 
     # -- earlier checkpoints, and the weights to test --------------------------------------------------------------

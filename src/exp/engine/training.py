@@ -254,7 +254,7 @@ def _out_of_memory(session: Session, what_fits: Callable[..., Any]) -> str:
 def _resume(session: Session, trainer: Trainer) -> tuple[str | None, Any]:
     """The checkpoint to resume from, and the function ``load`` for :meth:`Trainer.train`; (None, None) if none."""
     # If this run was restarted before it began, it has saved nothing; checkpoints in the folder are of an earlier run.
-    restarted = (session.info.restart_count > 0 or session.info.requeues > 0) and not session.pending
+    restarted = session.info.restart_count > 0 and not session.pending
     path: Path | None = None
     parameters = {name for name, _ in unwrapped(trainer.model).named_parameters()}
     # A restarted run first looks for its own checkpoints, then for the one in config.resume.

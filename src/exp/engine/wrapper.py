@@ -192,7 +192,7 @@ def placement_report(model: nn.Module, session: Session) -> str:
     by_device = Counter(str(tensor.device) for _, tensor in _tensors(model))
     lines = [
         f"placement: rank {info.rank}  local_rank {info.local_rank}  world_size {info.world_size}  "
-        f"device {session.device}  {session.process_group}",
+        f"device {session.device}  {session.distributed.process_group}",
         f"  {sum(p.numel() for _, p in parameters):,} values in {len(parameters)} parameters; tensors by device: "
         + ", ".join(f"{name} {count}" for name, count in sorted(by_device.items())),
     ]

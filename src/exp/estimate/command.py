@@ -17,7 +17,7 @@ from exp.hardware.registry import create_backend
 from exp.models.base import parameter_counts
 from exp.report.tables import Table, as_rich
 from exp.runs.files import write_json
-from exp.runs.record import blank_result
+from exp.runs.folder import blank_result
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig

@@ -6,7 +6,7 @@ import contextlib
 import os
 from pathlib import Path, PurePosixPath
 
-__all__ = ["cores_of_task", "usable_cores"]
+__all__ = ["usable_cores"]
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_CGROUPS = Path("/proc/self/cgroup")
@@ -21,12 +21,6 @@ def usable_cores() -> int:
             if controllers == "" or "cpu" in controllers.split(","):
                 cores = min(cores, _quota(_CGROUPS / controllers, path))
     return max(1, int(cores))
-
-
-def cores_of_task() -> int | None:
-    """Number of cores that srun has given to this task alone (SLURM_CPUS_PER_TASK); None: not set."""
-    cores = os.environ.get("SLURM_CPUS_PER_TASK", "")
-    return int(cores) if cores.isdigit() else None
 
 
 def _quota(root: Path, path: str) -> float:

@@ -27,19 +27,11 @@ from omegaconf import OmegaConf
 
 from exp.config.resolve import allow
 from exp.hardware.registry import create_backend
-from exp.launcher.outcome import TERM_PATIENCE_S, Failures
+from exp.launcher import processes
 from exp.launcher.ports import address_towards
-from exp.launcher.processes import (
-    AGENT_VARIABLE,
-    JOB_VARIABLE,
-    PRELOAD_VARIABLE,
-    kill_job,
-    name_process,
-    start_resource_tracker,
-)
-from exp.launcher.rank import SCRATCH_VARIABLE
+from exp.launcher.processes import AGENT_VARIABLE, JOB_VARIABLE, PRELOAD_VARIABLE, SCRATCH_VARIABLE
 from exp.runs.folder import RunFolder
-from exp.sockets import keep_sockets_in
+from exp.runs.status import TERM_PATIENCE_S, Failures
 from exp.task import task_class
 
 __all__ = ["main", "work"]
@@ -56,7 +48,7 @@ def main() -> int:
     spec: dict[str, Any] = json.loads(sys.argv[1])
     folder, scratch = RunFolder(spec["run_dir"]), os.environ[SCRATCH_VARIABLE]
     os.environ[AGENT_VARIABLE] = str(os.getpid())
-    name_process("exp-agent")
+    processes.name_process("exp-agent")
     forked = _start_fork_server(folder, spec["nproc"], single_node=spec["nnodes"] == 1)
     # Everything that the workers must not inherit comes after the fork server has started.
     watcher = _watch_parent(spec["parent"], scratch)
@@ -123,7 +115,7 @@ def _start_fork_server(folder: RunFolder, nproc: int, single_node: bool) -> bool
         return False
     backend = create_backend(config.backend)
     # The fork server listens on a Unix socket in this folder.
-    if not backend.capabilities.forking or not keep_sockets_in(os.environ[SCRATCH_VARIABLE]):
+    if not backend.capabilities.forking or not processes.keep_sockets_in(os.environ[SCRATCH_VARIABLE]):
         return False
     first, *others = (backend.worker_env(rank, nproc, single_node) for rank in range(nproc))
     for name, value in first.items():
@@ -138,7 +130,7 @@ def _start_fork_server(folder: RunFolder, nproc: int, single_node: bool) -> bool
     here = Path.cwd()
     # A new interpreter looks for modules in the current folder first. The workers change back to this folder.
     os.chdir(os.environ[SCRATCH_VARIABLE])
-    start_resource_tracker()  # otherwise the fork server's start would start it, and unblock signals
+    processes.start_resource_tracker()  # otherwise the fork server's start would start it, and unblock signals
     forkserver.ensure_running()
     os.chdir(str(here))
     return True
@@ -153,7 +145,7 @@ def _watch_parent(parent: int, scratch: str) -> threading.Thread:
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(0.5)
-        kill_job(os.environ[JOB_VARIABLE])
+        processes.kill_job(os.environ[JOB_VARIABLE])
         deadline = time.monotonic() + 2
         while os.path.exists(scratch) and time.monotonic() < deadline:  # noqa: PTH110
             shutil.rmtree(scratch, ignore_errors=True)  # torch's agent, in the main thread, may still write there

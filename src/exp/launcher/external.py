@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import socket
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -18,17 +20,15 @@ from omegaconf import OmegaConf
 
 from exp import console
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, ConfigError
-from exp.hardware.cores import cores_of_task
 from exp.hardware.registry import create_backend
-from exp.launcher.base import Launcher
-from exp.launcher.outcome import End, Failures, Outcome, tail_of
+from exp.launcher.base import Launcher, Outcome, place_of, tail_of
 from exp.launcher.ports import check_host, taken_by
 from exp.launcher.processes import AGENT_VARIABLE
-from exp.launcher.rank import JOINED, RankInfo, place_of, this_host
 from exp.launcher.supervisor import Supervisor
 from exp.runs.files import read_json, to_json
 from exp.runs.folder import RunFolder
-from exp.runs.status import PREEMPT_SIGNAL
+from exp.runs.status import JOINED, PREEMPT_SIGNAL, End, Failures
+from exp.session import RankInfo
 from exp.task import task_class
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ class ExternalLauncher(Launcher):
     def take_place(cls, config: ExpConfig, overrides: Sequence[str]) -> None:
         """Set ``nproc`` and ``launcher.nnodes`` to the processes that the outer launcher has started.
 
+        From here on only local rank 0 prints: the others would print the same.
+
         Raises:
             ConfigError: this process has no rank, or ``overrides`` ask for another number of processes.
         """
@@ -56,6 +58,8 @@ class ExternalLauncher(Launcher):
             if any(each.startswith(f"{key}=") and each != f"{key}={value}" for each in overrides):
                 raise ConfigError(f"{key} cannot be set with launcher=external, which found {value}; leave it out")
         config.nproc, config.launcher.nnodes = place.local_world_size, place.nodes
+        for stream in (sys.stdout, sys.stderr) if place.local_rank > 0 else ():
+            console.write_nowhere(stream)
 
     def check(self, nproc: int) -> None:
         """Check the configuration and the variables of the outer launcher.
@@ -82,14 +86,10 @@ class ExternalLauncher(Launcher):
             ConfigError: another rank has another command, or does not see the run folder.
         """
         place, folder = self.place, run.folder
-        if self.leads:
-            Failures(folder).forget()
-        cores = cores_of_task()
         environment = {
             **create_backend(run.config.backend).worker_env(
                 place.local_rank, place.local_world_size, single_node=place.single_node
             ),
-            **({} if cores is None else {"OMP_NUM_THREADS": str(cores), "MKL_NUM_THREADS": str(cores)}),
             **os.environ,
             **self.variables,
             AGENT_VARIABLE: str(os.getpid()),
@@ -134,8 +134,8 @@ class ExternalLauncher(Launcher):
         else:
             waited = (
                 f"the {place.world_size} processes did not meet at {where} within launcher.timeout_s="
-                f"{self.config.timeout_s} (seen by rank {place.rank} on {this_host()}); start all of them, and check "
-                "that each reaches rank 0 there"
+                f"{self.config.timeout_s} (seen by rank {place.rank} on {socket.gethostname()}); start all of them, "
+                "and check that each reaches rank 0 there"
             )
             detail = "\n".join([waited, *tail_of(log)[1:]])  # without the log's path: its folder is removed
         if not self.leads:

@@ -7,7 +7,8 @@ was written when the job was submitted, and the lock of the run folder, which th
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Sequence
 
@@ -17,7 +18,7 @@ from exp import console
 from exp.config.compose import load
 from exp.errors import EXIT_FAILED, EXIT_OK, ConfigError
 from exp.frozen import FrozenRun
-from exp.launcher.outcome import Outcome, outcome_file, tail_of
+from exp.launcher.base import Outcome, outcome_file, tail_of
 from exp.runs import slurm
 from exp.runs.files import read_json, write_json
 from exp.runs.folder import RunFolder, last_records
@@ -91,9 +92,7 @@ class Watcher:
 
 def clock(seconds: float) -> str:
     """Hours, minutes and seconds, as ``1:02:03``."""
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}"
+    return str(timedelta(seconds=int(seconds)))
 
 
 @dataclass
@@ -147,12 +146,8 @@ class Followed:
         return Outcome(EXIT_FAILED, detail="\n".join([*lines, *tail_of(self.log)]))
 
 
-class _Leave(KeyboardInterrupt):
-    """Raised by Ctrl-C, or another signal that ends the wait."""
-
-
 def _leave(number: int, _frame: object) -> None:
-    raise _Leave(number)
+    raise KeyboardInterrupt(number)
 
 
 def follow(jobs: Sequence[Followed], watcher: Watcher, poll_s: float) -> list[Outcome]:
@@ -182,7 +177,7 @@ def follow(jobs: Sequence[Followed], watcher: Watcher, poll_s: float) -> list[Ou
                 if not waiting:
                     break
                 time.sleep(poll_s)
-    except _Leave as leave:
+    except KeyboardInterrupt as leave:
         names, number = " ".join(job.id for job in waiting.values()), leave.args[0]
         for job in waiting.values():
             job.outcome = Outcome(128 + number, interrupted_by=signal_name(number), left=True)
@@ -191,21 +186,21 @@ def follow(jobs: Sequence[Followed], watcher: Watcher, poll_s: float) -> list[Ou
     return [job.outcome or Outcome() for job in jobs]
 
 
-def remember(run: FrozenRun, holder: Holder, logs: Path) -> Followed:
+def remember(run: FrozenRun, job: str, logs: Path) -> Followed:
     """Record a job that has just been submitted, and pass the lock of its run folder to the job.
 
     Args:
         run: the run of the job.
-        holder: the job, as holder of the lock.
+        job: Slurm's job id.
         logs: folder for the output of the job.
 
     Returns:
         The job, to be followed.
     """
-    write_json(run.folder.logs / _RECORD, {"holder": asdict(holder), "logs": str(logs)})
+    write_json(run.folder.logs / _RECORD, {"job": job, "logs": str(logs)})
     if run.lock is not None:
-        run.lock.let_go(holder)
-    return Followed(holder.job, run.folder, logs)
+        run.lock.let_go(Holder.me(run.lock.token, job, "slurm"))
+    return Followed(job, run.folder, logs)
 
 
 def attach(config: ExpConfig, *_: Any) -> int:
@@ -219,10 +214,10 @@ def attach(config: ExpConfig, *_: Any) -> int:
         raise ConfigError("task=attach needs run=<the run folder of a submitted job>")
     folder = RunFolder(Path(str(run)).expanduser())
     shown, holder, written = console.shown(folder.path), holder_of(folder.path), read_json(folder.logs / _RECORD)
-    if written is None or (holder is not None and holder.job != written["holder"]["job"]):
+    if written is None or (holder is not None and holder.job != written["job"]):
         who = "" if holder is None else f": {holder} runs it"
         raise ConfigError(f"run={shown} has no submitted job{who}; task=attach follows jobs of launcher=submitit")
-    submitted, number = FrozenRun.load(folder, of_others=True), written["holder"]["job"]
+    submitted, number = FrozenRun.load(folder, of_others=True), written["job"]
     with Watcher() as watcher:
         watcher.say(f"following job {number} of {shown}")
         job = Followed(number, folder, Path(written["logs"]))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from exp import session
 from exp.errors import EXIT_PREEMPTED, ConfigError, Preempted
-from exp.launcher.base import Launcher
-from exp.launcher.outcome import Failures, Outcome
-from exp.launcher.rank import RankInfo
-from exp.runs.status import PREEMPT_SIGNAL, handle_signals, signal_name
+from exp.launcher.base import Launcher, Outcome
+from exp.runs.status import PREEMPT_SIGNAL, Failures, handle_signals, signal_name
+from exp.session import RankInfo, describe_error, reporting
 from exp.task import task_class
 
 if TYPE_CHECKING:
@@ -35,11 +35,7 @@ class LocalLauncher(Launcher):
 
     def launch(self, run: FrozenRun) -> Outcome:
         """Run the worker; its error becomes the outcome, as with any other launcher."""
-        from exp import session
-        from exp.launcher.worker import describe_error, reporting
-
         folder, saves = run.folder, task_class(run.config).saves_state
-        Failures(folder).forget()
         info, process, received = RankInfo(), os.getpid(), 0
 
         def on_signal(number: int, _frame: object) -> None:

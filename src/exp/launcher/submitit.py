@@ -28,16 +28,15 @@ from exp.errors import EXIT_FAILED, EXIT_OK, ConfigError, ExpError, UnavailableE
 from exp.frozen import FrozenRun
 from exp.hardware.cards import only
 from exp.hardware.registry import create_backend
-from exp.launcher.base import Launcher
+from exp.launcher.base import Launcher, Outcome, outcome_file, take_stale_variables
 from exp.launcher.follow import Followed, Watcher, follow, remember
-from exp.launcher.outcome import Failures, Outcome, RankFailure, outcome_file
-from exp.launcher.rank import REQUEUES_VARIABLE, take_stale_variables, this_host
+from exp.launcher.processes import REQUEUES_VARIABLE
 from exp.launcher.torchrun import TorchrunLauncher
 from exp.runs import slurm
 from exp.runs.files import UMASK, read_json, write_json
 from exp.runs.folder import RunFolder
-from exp.runs.lock import Holder, RunLock
-from exp.runs.status import PREEMPT_SIGNAL
+from exp.runs.lock import RunLock
+from exp.runs.status import PREEMPT_SIGNAL, Failures, RankFailure
 
 if TYPE_CHECKING:
     from exp.hardware.backend import Backend
@@ -45,7 +44,9 @@ if TYPE_CHECKING:
 __all__ = ["SubmititLauncher", "locked_cards", "run_job"]
 
 _HERE = ("local", "debug")
-_AS_IN_SBATCH = ("partition", "account", "qos", "gres", "gpus_per_node", "constraint", "nodelist", "exclude")
+_AS_IN_SBATCH = (
+    "partition", "account", "qos", "gres", "gpus_per_node", "constraint", "nodelist", "exclude", "exclusive",
+)  # fmt: skip
 _POLL_S = 0.1
 _REQUEUE_PATIENCE_S = 300.0
 _PORTS = range(20000, 32768)  # below the kernel's range of ephemeral ports
@@ -87,7 +88,11 @@ class SubmititLauncher(Launcher):
             )
 
     def launch(self, run: FrozenRun) -> Outcome:
-        """Submit the run and follow it; see :meth:`launch_all`."""
+        """Submit the run and follow it (:meth:`launch_all`); with ``cluster=debug`` run it in this process."""
+        if self.config.cluster in _HERE:
+            assert run.lock is not None, "it has been written"
+            run.lock.let_go()
+            return Outcome(run_job(str(run.folder.path), run.lock.token, on_slurm=False), reported=True)
         with Watcher() as watcher:
             return self.launch_all([run], watcher, run.folder.path / "slurm")[0]
 
@@ -114,8 +119,6 @@ class SubmititLauncher(Launcher):
         Returns:
             An outcome for each run; with ``launcher.wait=false`` they are marked ``left``.
         """
-        if self.config.cluster in _HERE:
-            return [self._run_here(run, number, watcher) for number, run in enumerate(runs)]
         jobs = self._submit(runs, watcher, logs)
         if not self.config.wait:
             for job in jobs:
@@ -130,21 +133,12 @@ class SubmititLauncher(Launcher):
     def _submit(self, runs: Sequence[FrozenRun], watcher: Watcher, logs: Path) -> list[Followed]:
         executor = self._executor(runs[0], logs)
         with executor.batch() if len(runs) > 1 else contextlib.nullcontext():
-            added = [executor.submit(run_job, str(run.folder.path), _token(run)) for run in runs]
-        jobs = [remember(run, Holder.me(_token(run), str(job.job_id), "slurm"), logs) for run, job in zip(runs, added)]
+            added = [executor.submit(run_job, str(run.folder.path), run.lock and run.lock.token) for run in runs]
+        jobs = [remember(run, str(job.job_id), logs) for run, job in zip(runs, added)]
         base = jobs[0].id.partition("_")[0]
         what = f"job {base}" if len(runs) == 1 else f"job array {base} of {len(runs)} jobs"
         watcher.say(f"submitted {what}; squeue -j {base} shows it, scancel {base} ends it")
         return jobs
-
-    @staticmethod
-    def _run_here(run: FrozenRun, number: int, watcher: Watcher) -> Outcome:
-        watcher.state(number, "running")
-        if run.lock is not None:
-            run.lock.let_go()
-        outcome = Outcome(run_job(str(run.folder.path), _token(run), on_slurm=False), reported=True)
-        watcher.ended(number, outcome)
-        return outcome
 
     def _executor(self, run: FrozenRun, logs: Path) -> Any:
         """Submitit's executor, configured for jobs like this run; its output goes to the folder ``logs``."""
@@ -176,22 +170,15 @@ class SubmititLauncher(Launcher):
             srun_args=[f"--cpus-per-task={cpus}", *given["srun_args"]],
             stderr_to_stdout=True,
             additional_parameters=extra,
-            **({"exclusive": True} if given["exclusive"] else {}),
-            **{key: given[key] for key in _AS_IN_SBATCH if given[key] is not None},
+            **{key: given[key] for key in _AS_IN_SBATCH if given[key] not in (None, False)},
         )
         return executor
-
-
-def _token(run: FrozenRun) -> str:
-    assert run.lock is not None, "it has been written"
-    return run.lock.token
 
 
 class _NodeLauncher(TorchrunLauncher):
     """Treats SIGTERM as preemption, too: Slurm sends SIGKILL only after its grace time or KillWait."""
 
     preemption_signals = (PREEMPT_SIGNAL, signal.SIGTERM)
-    forgets = False
 
 
 def run_job(run_dir: str, token: str | None, on_slurm: bool = True) -> int:
@@ -206,7 +193,7 @@ def run_job(run_dir: str, token: str | None, on_slurm: bool = True) -> int:
         The exit code. On Slurm the process exits with this code instead of returning, unless it is 0.
     """
     os.umask(UMASK)
-    take_stale_variables(os.environ)
+    take_stale_variables()
     environ = os.environ if on_slurm else {}
     node, restarts = (int(environ.get(name, 0)) for name in ("SLURM_NODEID", "SLURM_RESTART_COUNT"))
     if restarts:
@@ -266,7 +253,7 @@ def _run_workers(run: FrozenRun, attempt: str, node: int) -> Outcome:
             else:
                 Failures(folder).forget()
                 if nodes > 1:  # chosen on the machine that will listen, so that jobs on one node take different ports
-                    endpoint = f"{this_host()}:{_free_port()}"
+                    endpoint = f"{socket.gethostname()}:{_free_port()}"
                     write_json(meeting, endpoint)
             backend = create_backend(config.backend)
             check_hardware(config, backend)
@@ -281,9 +268,7 @@ def _run_workers(run: FrozenRun, attempt: str, node: int) -> Outcome:
         if node == 0:
             run.announce(backend)
         common = {key: config.launcher[key] for key in keys}
-        launcher = _NodeLauncher(nnodes=nodes, rdzv_endpoint=endpoint, **common)
-        launcher.meeting = attempt
-        return launcher.launch(run)
+        return _NodeLauncher(nnodes=nodes, rdzv_endpoint=endpoint, **common).launch(run)
 
 
 def _await(meeting: Path, timeout_s: float) -> str:
@@ -322,7 +307,7 @@ def locked_cards(backend: Backend, nproc: int) -> Iterator[None]:
         mine: list[int] = []
         for card in range(count):
             # A digest, because host and card can be longer than a socket name may be.
-            name = hashlib.sha256(f"{this_host()}/{only(backend, [card])}".encode()).hexdigest()
+            name = hashlib.sha256(f"{socket.gethostname()}/{only(backend, [card])}".encode()).hexdigest()
             lock = locks.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             with contextlib.suppress(OSError):  # another job has the lock
                 lock.bind(f"\0exp-card/{name}".encode())
@@ -331,8 +316,8 @@ def locked_cards(backend: Backend, nproc: int) -> Iterator[None]:
                 break
         if len(mine) < nproc:
             raise UnavailableError(
-                f"{this_host()} has {len(mine)} free {backend.name} cards of {count}, but nproc={nproc}; let all jobs "
-                "ask for their cards (launcher.gres), or for whole nodes (launcher.exclusive=true)"
+                f"{socket.gethostname()} has {len(mine)} free {backend.name} cards of {count}, but nproc={nproc}; let "
+                "all jobs ask for their cards (launcher.gres), or for whole nodes (launcher.exclusive=true)"
             )
         os.environ.update(only(backend, mine))
         yield

@@ -7,26 +7,24 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import signal
+import socket
 import subprocess
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Mapping, Sequence
+from typing import Any, Mapping, Sequence
 
 from exp.errors import EXIT_PREEMPTED
-from exp.launcher.outcome import Failures, Outcome, RankFailure, unfinished, waited_in_vain
-from exp.launcher.processes import JOB_VARIABLE, is_alive, kill_job, start_module
-from exp.launcher.rank import JOINED, SCRATCH_VARIABLE, this_host
+from exp.launcher.base import Launcher, Outcome
+from exp.launcher.processes import JOB_VARIABLE, SCRATCH_VARIABLE, kill_job, start_module
 from exp.runs import status
 from exp.runs.files import read_json, write_json
 from exp.runs.folder import RunFolder
-from exp.runs.lock import stat_of
-from exp.runs.status import PREEMPT_SIGNAL, Beat, Stage, handle_signals, signal_name
-
-if TYPE_CHECKING:
-    from exp.launcher.base import Launcher
+from exp.runs.lock import is_alive, stat_of
+from exp.runs.status import Beat, Failures, RankFailure, Stage, signal_name, unfinished
 
 __all__ = ["HangDetector", "Supervisor"]
 
@@ -41,12 +39,7 @@ _SHARE = 0.9  # of the time-out of collectives: the launcher reports before the 
 _STACKS_WITHIN_S = 1.5
 _SHOWN_FRAMES = 12
 _WAITING = ("/torch/distributed/", "/torch/autograd/", "/exp/engine/distributed.py")
-_NAMES = {
-    Stage.DATA: "waiting for data", Stage.FORWARD: "forward pass", Stage.BACKWARD: "backward pass and update",
-    Stage.HOOKS: "hooks", Stage.VALIDATION: "validation", Stage.METRICS: "metrics",
-    Stage.AFTER_VALIDATION: "hooks after a validation", Stage.CHECKPOINT: "writing a checkpoint", Stage.TEST: "test",
-    Stage.TEST_METRICS: "metrics",
-}  # fmt: skip
+_UNTIMED = (Stage.FREE, Stage.DONE)
 _STOPPED = {"T": "; it is stopped (SIGSTOP)", "D": "; it is stuck in the kernel"}
 
 
@@ -99,7 +92,7 @@ class Supervisor:
         environment = {**environment, JOB_VARIABLE: self._job, SCRATCH_VARIABLE: self.scratch}
         status.make_file(self.scratch, nproc)
         try:
-            with handle_signals(self._on_signal):
+            with status.handle_signals(self._on_signal):
                 with status.held_back(self.signals), log.open("ab") as stderr:
                     self._process = start_module(*command, environment=environment, stderr=stderr)
                 while True:
@@ -117,8 +110,8 @@ class Supervisor:
 
     def outcome(self) -> Outcome | None:
         """The outcome of a job that was preempted or interrupted; None: the job ended by itself."""
-        preempted = status.preempted_at(self.scratch)
-        if preempted is None and self.received == PREEMPT_SIGNAL and not self.saves:
+        preempted = read_json(Path(self.scratch, status.PREEMPTED))
+        if preempted is None and self.received == status.PREEMPT_SIGNAL and not self.saves:
             preempted = {"step": None}
         if preempted is not None:
             notices = [signal_name(number) for number in self.notices]
@@ -128,50 +121,40 @@ class Supervisor:
         return Outcome(128 + self.received, interrupted_by=signal_name(self.received))
 
     def _look(self, groups: int) -> None:
+        now = time.monotonic()
         if self.failures is None:
-            joined = read_json(Path(self.scratch, JOINED)) or {}
+            joined = read_json(Path(self.scratch, status.JOINED)) or {}
             self.failures = Failures(RunFolder(joined["folder"]), self.scratch) if "folder" in joined else None
-        failures, now = self.failures, time.monotonic()
-        if failures is not None and self.received is None and not self.killed:
+        if self.failures is not None and self.received is None and not self.killed:
             if self._detector is None:
                 limits = self.launcher.config.timeout_s, self.launcher.config.step_timeout_s
-                self._detector = HangDetector(failures, self.scratch, groups, *limits, self.local_rank)
+                self._detector = HangDetector(self.failures, self.scratch, groups, *limits, self.local_rank)
             hung = self._detector.look()
             if hung is not None:  # killed, it is handled like a rank that died by itself
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(hung, signal.SIGKILL)
-                time.sleep(0.2)
-                self.killed = is_alive(hung)  # alive after SIGKILL: stuck in the kernel, and torch's agent waits for it
             # Torch's agent does not count a rank that exits with code 0 before its end as failed.
             gone = unfinished(self.scratch, alive=False)
             self._gone_since = (self._gone_since or now) if gone else None
             if self._gone_since is not None and now - self._gone_since > _GONE_PATIENCE_S:
-                failures.write_lost()
+                self.failures.write_lost()
             # Torch's agent ends the other ranks, and may restart all; a restarted rank removes its error file.
             restarts = self.launcher.config.max_restarts > 0
-            failed = any(failures.folder.logs.glob("rank*.error.json")) and not (
-                restarts and not unfinished(self.scratch)
-            )
+            failed = any(self.failures.folder.logs.glob("rank*.error.json"))
             patience_s = _RESTART_PATIENCE_S if restarts else _ERROR_PATIENCE_S
-            self._deadline = (self._deadline or now + patience_s) if failed or self.killed else None
+            ends = failed and (not restarts or any(unfinished(self.scratch)))
+            self._deadline = (self._deadline or now + patience_s) if ends else None
         if self._deadline is not None and now > self._deadline:
-            self._end()
+            self._kill()
 
-    def _end(self) -> None:
-        """Kill the workers, so that torch's agent reports the first failure; if that did not help, kill the job."""
-        others = unfinished(self.scratch)
-        if self.failures is None or self.received is not None or self.killed or not others:
-            self.killed = True
-            kill_job(self._job)
-            return
-        for local_rank, beat in others:
-            ended = "ended, because another rank had failed"
-            self.failures.write(RankFailure(beat.rank, local_rank, "Ended", ended, pid=beat.pid, of_peer=True))
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(beat.pid, signal.SIGKILL)
-        self._deadline = None
-        if self.launcher.config.max_restarts == 0:
-            self.killed, self._deadline = True, time.monotonic() + _TERM_PATIENCE_S
+    def _kill(self) -> None:
+        """Kill the job. The ranks that did not end after another one had failed are not the cause."""
+        if self.failures is not None and self.received is None:
+            for local_rank, beat in unfinished(self.scratch):
+                ended = "ended, because another rank had failed"
+                self.failures.write(RankFailure(beat.rank, local_rank, "Ended", ended, pid=beat.pid, of_peer=True))
+        self.killed = True
+        kill_job(self._job)
 
     def _on_signal(self, number: int, frame: object) -> None:
         """Preemption: set the flag. Other signal: terminate the job. Second signal, or second preemption: kill it."""
@@ -215,9 +198,7 @@ class HangDetector:
 
     def __post_init__(self) -> None:
         self.folder = self.failures.folder
-        self._view = self.folder.logs / f"stuck-{this_host()}-{os.getpid()}.json"
-        for stale in self.folder.logs.glob("stuck-*.json"):
-            stale.unlink(missing_ok=True)  # of several nodes each removes all
+        self._view = self.folder.logs / f"stuck-{socket.gethostname()}-{os.getpid()}.json"
 
     def look(self) -> int | None:
         """Look for a rank that hangs; called a few times per second.
@@ -233,11 +214,12 @@ class HangDetector:
         before = self._still if len(self._still) == len(beats) else [(beat, 0.0) for beat in beats]
         self._still = [(beat, still + passed if beat == last else 0.0) for beat, (last, still) in zip(beats, before)]
         for (last, still), beat in zip(before, beats):
-            if last != beat and last.pid == beat.pid and last.stage in _NAMES and last.stage != Stage.CHECKPOINT:
+            if last != beat and last.pid == beat.pid and last.stage not in (*_UNTIMED, Stage.CHECKPOINT):
                 self._slowest = max(self._slowest, still)
         files = self.folder.logs.glob("rank*.error.json")  # a rank that starts again removes its own
         errors = [error for error in map(read_json, files) if error is not None]
-        in_vain = bool(errors) and all(map(waited_in_vain, errors))
+        timed_out = (re.search("time.?out|timed out", error["message"], re.IGNORECASE) for error in errors)
+        in_vain = bool(errors) and all(error["of_peer"] for error in errors) and all(timed_out)
         failed = {error["rank"] for error in errors} if in_vain else set()
         going = [(beat, still) for beat, still in self._still if beat.stage != Stage.DONE and beat.rank not in failed]
         if any(not is_alive(beat.pid) for beat, _ in going):
@@ -251,13 +233,12 @@ class HangDetector:
 
     def close(self) -> None:
         """Remove this node's view from the run folder: the job is over, or its ranks make progress again."""
-        with contextlib.suppress(FileNotFoundError):
-            self._view.unlink()
+        self._view.unlink(missing_ok=True)
 
     def _limit(self, beat: Beat) -> float:
         """Seconds that a rank may stay in the stage of its last heartbeat."""
         most = _SHARE * self.timeout_s
-        if beat.stage not in _NAMES:
+        if beat.stage in _UNTIMED:
             return float("inf")
         if beat.stage == Stage.CHECKPOINT or beat.times <= 1:
             return most
@@ -278,8 +259,8 @@ class HangDetector:
             stacks = _stacks(self.scratch, [beat for beat, _ in going])
             mine = [_describe(beat, still, *stacks[beat.pid]) for beat, still in going if beat.pid in stacks]
             for each in mine:
+                head, stack = each["message"].splitlines()[0], each.pop("stack") or "(none: it does not answer)"
                 with self.folder.log_file(each["rank"]).open("a", encoding="utf-8") as log:
-                    head, stack = each["message"].splitlines()[0], each["stack"] or "(none: it does not answer)"
                     log.write(f"rank {each['rank']}: {head}; its stack:\n{stack}\n")
             write_json(self._view, mine)
         views = [read_json(path) for path in self.folder.logs.glob("stuck-*.json")]
@@ -298,10 +279,10 @@ class HangDetector:
 
 def _describe(beat: Beat, still: float, local_rank: int, stack: str) -> dict[str, Any]:
     """One rank in a node's view; the rank with the smallest ``order`` over all nodes is the one that hangs."""
-    stopped = _STOPPED.get(_state(beat.pid), "")
+    stopped = _STOPPED.get("".join(stat_of(beat.pid)[:1]), "")
     frames = [line for line in stack.splitlines() if line.lstrip().startswith("File ")]
     waits = any(mark in frame for frame in frames[:6] for mark in _WAITING)
-    where = _NAMES.get(Stage(beat.stage), "set-up" if beat.step == 0 else "between steps")
+    where = "outside of steps" if beat.stage in _UNTIMED else Stage(beat.stage).name.lower().replace("_", " ")
     head = f"no progress for {still:.0f} s in step {beat.step}, {where}{stopped}"
     return {
         "waits": waits and not stopped,
@@ -329,8 +310,3 @@ def _stacks(scratch: str, beats: list[Beat]) -> dict[int, tuple[int, str]]:
         *others, main = [thread for thread in text.split("\n\n") if "most recent call first" in thread] or [""]
         found[pid] = local_rank, "\n\n".join([main, *others])
     return found
-
-
-def _state(pid: int) -> str:
-    """State of a process: ``R``, ``S``, ``D``, ``T`` (stopped), ...; empty if there is no such process."""
-    return "".join(stat_of(pid)[:1])

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from exp.errors import ConfigError
-from exp.launcher.base import Launcher
-from exp.launcher.outcome import Failures, Outcome, tail_of
+from exp.launcher.base import Launcher, Outcome, tail_of
 from exp.launcher.ports import check_endpoint, check_loopback
-from exp.launcher.rank import this_host
 from exp.launcher.supervisor import Supervisor
 from exp.runs import status
 from exp.runs.files import to_json
 from exp.runs.lock import LOCK, read_holder
-from exp.runs.status import PREEMPT_SIGNAL, signal_name
+from exp.runs.status import PREEMPT_SIGNAL, Failures, signal_name
 from exp.task import task_class
 
 if TYPE_CHECKING:
@@ -32,10 +31,6 @@ class TorchrunLauncher(Launcher):
 
     preemption_signals: tuple[signal.Signals, ...] = (PREEMPT_SIGNAL,)
     """On these signals the run saves its state and ends; on a second signal of the same number it ends at once."""
-    forgets: bool = True
-    """Whether :meth:`launch` removes old error files. False if the first node has removed them for all nodes."""
-    meeting: str = "exp"
-    """Name of the rendezvous of several nodes, if the lock of their folder gives none."""
 
     def check(self, nproc: int) -> None:
         """Check the rendezvous endpoint.
@@ -60,15 +55,12 @@ class TorchrunLauncher(Launcher):
 
     def launch(self, run: FrozenRun) -> Outcome:
         """Run the workers; however the run ends, none of its processes is left behind."""
-        folder, nproc, saves = run.folder, run.config.nproc, task_class(run.config).saves_state
-        if self.forgets:
-            Failures(folder).forget()
-        log = folder.logs / ("agent.log" if self.config.nnodes == 1 else f"agent-{this_host()}-{os.getpid()}.log")
+        folder, nproc, nnodes = run.folder, run.config.nproc, self.config.nnodes
+        log = folder.logs / ("agent.log" if nnodes == 1 else f"agent-{socket.gethostname()}-{os.getpid()}.log")
         # Otherwise the workers would share the agent's TCP store. On one node that store listens on every interface; on
         # several it keeps the keys of the ranks before a restart, and the new ranks would wait for the dead ones.
-        environment = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-        holder = None
-        if self.config.nnodes == 1:
+        environment, holder = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}, None
+        if nnodes == 1:
             environment.setdefault("GLOO_SOCKET_IFNAME", "lo")  # otherwise gloo listens on the host's public address
         else:  # the name of the rendezvous is a secret, which only readers of the run folder's lock know
             holder = read_holder(folder.path / LOCK)
@@ -78,34 +70,34 @@ class TorchrunLauncher(Launcher):
                 "run_dir": str(folder.path),
                 "nproc": nproc,
                 "rdzv_endpoint": self.config.rdzv_endpoint or f"{scratch}/rendezvous",
-                "rdzv_id": (holder and holder.secret) or self.meeting,
+                "rdzv_id": "exp" if holder is None else holder.secret,
                 "parent": os.getpid(),
             }
-            failures = Failures(folder, scratch)
+            failures, saves = Failures(folder, scratch), task_class(run.config).saves_state
             supervisor = Supervisor(self, scratch, failures, saves, self.preemption_signals)
-            _, code = supervisor.run(["exp.launcher.agent", to_json(spec)], environment, log, nproc, self.config.nnodes)
-            outcome = supervisor.outcome() or (Outcome() if code == 0 else None)
+            _, code = supervisor.run(["exp.launcher.agent", to_json(spec)], environment, log, nproc, nnodes)
+            outcome = supervisor.outcome()
             if outcome is None:
-                outcome = self._failed(failures, nproc, supervisor.killed, code, log)
+                outcome = Outcome() if code == 0 else self._failed(failures, nproc, supervisor.killed, code, log)
             attempts = Counter(path.name.split("-")[1] for path in Path(scratch).glob("attempt-*"))
         outcome.restarts, outcome.unkillable = max(attempts.values(), default=1) - 1, supervisor.unkillable
         return outcome
 
     def _failed(self, known: Failures, nproc: int, killed: bool, code: int, log: Path) -> Outcome:
         """Why the agent ended with ``code``: a rank of this or another node failed, or the agent itself did."""
-        nnodes = self.config.nnodes
-        lost = f"torch's agent on {this_host()} was killed by {signal_name(-code)}"
-        if code < 0 and not killed and nnodes > 1:  # the other nodes read the cause from the run folder
-            known.write_lost(lost)
+        nnodes, of_agent = self.config.nnodes, code < 0 and not killed
+        why = f"torch's agent on {socket.gethostname()} was killed by {signal_name(-code)}"
+        if of_agent and nnodes > 1:  # the other nodes read the cause from the run folder
+            known.write_lost(why)
         failures = known.collect(0 if nnodes == 1 else nproc * nnodes, nproc)
-        if code < 0 and all(failure.of_peer for failure in failures):
-            return Outcome.of([], f"{lost}\n  log: {log}")  # the other ranks only report that they lost this node's
+        if of_agent and all(failure.of_peer for failure in failures):
+            return Outcome.of([], f"{why}\n  log: {log}")  # the other ranks only report that they lost this node's
         if nnodes > 1 and not any(beat.pid for beat in status.read(str(known.scratch))):
-            lost = (
+            why = (
                 f"the {nnodes} nodes did not meet at launcher.rdzv_endpoint={self.config.rdzv_endpoint} within "
                 f"launcher.timeout_s={self.config.timeout_s}; start the same command on every node, and check that "
                 "each reaches this port"
             )
         elif code > 0:
-            lost = "torch's agent failed, and no rank left an error"
-        return Outcome.of(failures, "\n".join([lost, *tail_of(log)]))
+            why = "torch's agent failed, and no rank left an error"
+        return Outcome.of(failures, "\n".join([why, *tail_of(log)]))

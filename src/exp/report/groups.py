@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Callable, Hashable, Iterable, NamedTuple, Sequence
 
 from exp.report.runs import is_number, natural
-from exp.runs.record import number_text
+from exp.runs.folder import number_text
 
 if TYPE_CHECKING:
     from exp.report.runs import Run

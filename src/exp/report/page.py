@@ -32,7 +32,7 @@ from exp.report.groups import (
 from exp.report.runs import is_number
 from exp.report.tables import as_html, results_tables, run_table
 from exp.runs.files import to_json, write_atomically
-from exp.runs.record import number_text
+from exp.runs.folder import number_text
 
 if TYPE_CHECKING:
     from exp.report.runs import Run

@@ -15,8 +15,7 @@ import yaml
 from exp.config.compose import task_named
 from exp.errors import ConfigError, RunError
 from exp.runs.files import read_json
-from exp.runs.folder import RunFolder
-from exp.runs.record import selecting_value
+from exp.runs.folder import RunFolder, selecting_value
 
 __all__ = ["Run", "find_runs", "is_number", "natural", "read_run"]
 

@@ -25,7 +25,7 @@ from exp.report.groups import (
 )
 from exp.report.runs import is_number
 from exp.runs.files import csv_content, to_json, write_atomically
-from exp.runs.record import number_text
+from exp.runs.folder import number_text
 
 if TYPE_CHECKING:
     from pathlib import Path

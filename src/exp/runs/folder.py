@@ -1,4 +1,8 @@
-"""The run folder: the paths of a run's files, and how a refused start leaves the folder unchanged."""
+"""The run folder: the paths of a run's files, and how a refused start leaves the folder unchanged; and its records.
+
+``result.json`` has the keys of :func:`blank_result`, ``env.json`` those of :func:`describe_environment`. Imports no
+torch: for a run that failed, the parent process writes both.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +10,32 @@ import contextlib
 import errno
 import json
 import os
+import platform
 import re
+import resource
 import shutil
+import socket
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Iterable, Iterator, Mapping
 
+from omegaconf import OmegaConf
+
+import exp
 from exp.errors import ConfigError, RunError
 from exp.runs.files import digest_of, digest_without_own, read_json, to_json, write_atomically, write_json
 
+if TYPE_CHECKING:
+    from exp.config.schema import ExpConfig
+    from exp.hardware.backend import Backend
+
 __all__ = [
-    "CHECKPOINT_NAME",
-    "RunFolder",
-    "Snapshot",
-    "last_known",
-    "last_records",
-    "missing_folders",
-    "read_records",
-    "read_result",
-    "remove_empty",
-]
+    "CHECKPOINT_NAME", "SHM", "RunFolder", "Snapshot", "blank_result", "describe_environment", "git_revision",
+    "in_role", "last_known", "last_records", "missing_folders", "number_text", "package_versions", "process_limits",
+    "read_records", "read_result", "remove_empty", "selecting_value", "variables", "version_of",
+]  # fmt: skip
 
 CHECKPOINT_NAME = re.compile(r"^step_(\d+)\.pth$")
 """File name of a checkpoint from which training can resume; the number counts optimizer steps."""
@@ -39,14 +49,31 @@ _OUTPUTS = (  # of all tasks; logs are not in the list, since a new start append
     "reference", "tensorboard", "tested", "trace.npz", "trackers",
 )  # fmt: skip
 
+SHM = "/dev/shm"  # noqa: S108 - looked at, not written
+"""Shared memory, through which data-loader workers pass batches."""
+
+_PACKAGES = ("torch", "mmengine", "hydra-core", "omegaconf", "numpy", "pandas")
+# Never the whole environment: it may contain secrets.
+_VARIABLES = (
+    "PYTHONPATH", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "TORCH_DISTRIBUTED_BACKEND",
+    "TORCH_DISTRIBUTED_DEBUG", "TORCH_DEVICE_BACKEND_AUTOLOAD", "TORCH_SHOW_CPP_STACKTRACES", "TORCH_LOGS", "RANK",
+    "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_JOB_NUM_NODES", "SLURM_NTASKS",
+    "SLURM_PROCID",
+)  # fmt: skip
+
+_NOT_YET_KNOWN = (
+    "metric_name", "metric", "selected_by", "reported", "published", "trained_in", "device_type", "process_group",
+    "fallback", "samples_per_second", "time_to_first_step_s", "memory_peak", "flops_per_second", "flops_share",
+    "left_device", "wall_s", "resumed_from", "error",
+)  # fmt: skip
+
 
 class RunFolder:
     """Paths of one run; all ranks share the folder.
 
     If the folder has an earlier run, a new start writes its ``config.yaml`` and other records to ``.start``
-    (:meth:`stage`). When the new run begins (:meth:`begin`), the records of the earlier run move to ``.earlier``, and
-    those of ``.start`` take their place. ``.earlier`` is removed when the new run has results; if it is refused, the
-    earlier records are put back.
+    (:meth:`stage`). When the new run begins (:meth:`begin`), they take the place of the earlier records. If it is
+    refused before, the earlier run is as it was.
 
     Args:
         path: the folder; :meth:`create` makes it.
@@ -64,7 +91,6 @@ class RunFolder:
         self.plots = self.path / "plots"
         self.forecasts = self.path / "forecasts"
         self.start = self.path / ".start"
-        self.earlier = self.path / ".earlier"
 
     def create(self) -> None:
         """Make the folder and its subfolder ``logs``.
@@ -98,7 +124,6 @@ class RunFolder:
             files: contents by file name, with ``config.yaml`` among them.
         """
         self.drop_start()
-        self.drop_earlier()  # left by a run that was killed
         place = self.start if self.config.is_file() else self.path
         # The configuration comes last: its presence makes the other files valid.
         for name in sorted(files, key=lambda name: name == self.config.name):
@@ -117,42 +142,23 @@ class RunFolder:
     def begin(self, overwrite: bool) -> None:
         """Replace the records of the earlier run by those of the pending start; called by one process of the run.
 
-        The earlier records move to ``.earlier`` first, and all files move one by one. If the process is killed in
-        between, the start is still pending, and each file is in one of the folders.
-
         Args:
-            overwrite: move the outputs of the earlier run to ``.earlier``, too.
+            overwrite: remove the outputs of the earlier run, too.
         """
         if not self.pending:
             return
-        self.earlier.mkdir(mode=0o750, exist_ok=True)
-        if self.metrics.is_file() and not overwrite:  # a resumed run appends to the file
-            shutil.copy2(str(self.metrics), str(self.earlier))
-        for pattern in (*_OUTPUTS, *_RECORDS) if overwrite else _RECORDS:
+        for pattern in (*_OUTPUTS, self.result.name) if overwrite else (self.result.name, self.env.name):
             for old in self.path.glob(pattern):
-                if not (self.earlier / old.name).exists():
-                    old.replace(self.earlier / old.name)
+                if old.is_dir() and not old.is_symlink():
+                    shutil.rmtree(str(old))
+                else:
+                    old.unlink()
         for file in sorted(self.start.iterdir()):
             file.replace(self.path / file.name)
         self.start.rmdir()
 
-    def put_back(self) -> None:
-        """Undo :meth:`begin`; files that the run has written since under the same names are lost."""
-        for old in self.earlier.iterdir() if self.earlier.is_dir() else ():
-            place = self.path / old.name
-            if place.is_dir() and not place.is_symlink():
-                shutil.rmtree(str(place))
-            old.replace(place)
-        self.drop_earlier()
-
-    def drop_earlier(self) -> None:
-        """Remove ``.earlier``: the run that began was not refused."""
-        shutil.rmtree(str(self.earlier), ignore_errors=True)
-
     def drop_start(self) -> None:
         """Remove the files of a start that never began."""
-        if self.pending:
-            self.put_back()  # it may have been killed during begin()
         shutil.rmtree(str(self.start), ignore_errors=True)
 
     def write_result(self, result: Mapping[str, Any]) -> None:
@@ -161,8 +167,6 @@ class RunFolder:
         content = json.loads(to_json({**result, "digests": beside}))
         content["digests"][self.result.name] = digest_without_own(content, self.result.name)
         write_json(self.result, content)
-        if result.get("status") != "failed":  # a failed run may be refused, which needs the earlier records
-            self.drop_earlier()
 
     @property
     def _recorded(self) -> tuple[Path, ...]:
@@ -207,24 +211,24 @@ class Snapshot:
         self.missing = missing
         self._folder = folder
         self._before = set(folder.path.rglob("*"))
+        self._config = _inode(folder.config)  # of an earlier run, whose file is replaced when this one begins
         self._logs = {path: path.stat().st_size for path in self._before if self._is_log(path) and path.is_file()}
 
     def take_back(self) -> bool:
-        """Remove the files that the start added, put back what it set aside, and truncate logs to their old length.
+        """Remove the files that the start added, and truncate logs to their old length.
 
         Returns:
-            True if this was done. False, and nothing is removed, if the start has computed results.
+            True if this was done. False, and nothing is removed, if the start has computed results, or has begun in the
+            folder of an earlier run.
         """
-        folder, earlier = self._folder, set(self._folder.earlier.rglob("*"))
-        before = self._before - {folder.path / path.relative_to(folder.earlier) for path in earlier}
-        new = [path for path in folder.path.rglob("*") if path not in {*before, *earlier, folder.earlier}]
-        if any(map(self._is_result, new)):
-            folder.drop_earlier()
+        folder = self._folder
+        new = [path for path in folder.path.rglob("*") if path not in self._before]
+        begun = self._config is not None and _inode(folder.config) != self._config
+        if begun or any(map(self._is_result, new)):
             return False
         for path in sorted(new, reverse=True):  # the content of a folder before the folder
             with contextlib.suppress(FileNotFoundError):
                 path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
-        folder.put_back()
         for path, size in self._logs.items():
             if path.is_file() and path.stat().st_size > size:
                 os.truncate(str(path), size)
@@ -236,10 +240,11 @@ class Snapshot:
     def _is_result(self, path: Path) -> bool:
         if path.is_dir() or self._is_log(path):
             return False
-        if path.name != self._folder.metrics.name:
-            return path.name not in _RECORDS
-        old = self._folder.earlier / path.relative_to(self._folder.path)
-        return not (old.read_bytes() if old.is_file() else b"").startswith(path.read_bytes())
+        return path.stat().st_size > 0 if path == self._folder.metrics else path.name not in _RECORDS
+
+
+def _inode(path: Path) -> int | None:
+    return path.stat().st_ino if path.is_file() else None
 
 
 def missing_folders(path: Path) -> list[Path]:
@@ -302,3 +307,130 @@ def last_known(folder: RunFolder) -> dict[str, int]:
     last = next(trained, {"step": 0, "epoch": 0})
     names = [CHECKPOINT_NAME.match(path.name) for path in folder.checkpoints.glob("step_*")]
     return {"steps": max([last["step"], *(int(name.group(1)) for name in names if name)]), "epochs": last["epoch"]}
+
+
+def describe_environment(backend: Backend, devices: list[dict[str, Any]]) -> dict[str, Any]:
+    """Content of ``env.json``: versions, host, git revision and devices."""
+    return {
+        "exp": exp.__version__,
+        "git_revision": git_revision(Path(exp.__file__).parent),
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "platform": platform.platform(),
+        "host": socket.gethostname(),
+        "cpu_count": os.cpu_count(),
+        "packages": package_versions(),
+        "backend": backend.name,
+        "backend_env": {name: os.environ.get(name) for name in backend.worker_env(0, 1, single_node=True)},
+        "devices": devices,
+    }
+
+
+def package_versions() -> dict[str, str | None]:
+    """Versions of the packages that a run's numbers depend on; None: not installed."""
+    return {name: version_of(name) for name in _PACKAGES}
+
+
+def version_of(package: str) -> str | None:
+    """Version of an installed package; None: it is not installed."""
+    from importlib import metadata
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def git_revision(folder: Path) -> str | None:
+    """The commit of ``folder``, with ``-dirty`` if files differ from it; None outside a git checkout."""
+    try:
+        described = subprocess.run(
+            ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40"],  # noqa: S607
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return described.stdout.strip() or None if described.returncode == 0 else None
+
+
+def variables(backend: Backend) -> dict[str, str]:
+    """The relevant environment variables that are set: a fixed list, and those that ``backend`` names."""
+    names = dict.fromkeys((*_VARIABLES, *backend.variables, *backend.env))
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
+def process_limits() -> dict[str, int | None]:
+    """Size of the shared memory in bytes, and limits of open files; None: no shared memory, or no limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    shm = shutil.disk_usage(SHM) if os.path.isdir(SHM) else None  # noqa: PTH112
+    return {
+        "shm_total": shm.total if shm else None,
+        "shm_free": shm.free if shm else None,
+        "open_files": None if soft == resource.RLIM_INFINITY else soft,
+        "open_files_hard": None if hard == resource.RLIM_INFINITY else hard,
+    }
+
+
+def in_role(metric: str | None, measured_on: str, value: float | None) -> dict[str, Any] | None:
+    """The value of ``selected_by`` or ``reported`` in ``result.json``; None if there is no ``value``."""
+    return None if value is None else {"metric": metric, "measured_on": measured_on, "value": value}
+
+
+def selecting_value(result: Mapping[str, Any] | None) -> float | None:
+    """The metric by which runs are compared and the best is chosen; never one of the test split. None: no such metric.
+
+    Args:
+        result: content of ``result.json``, also of older versions.
+    """
+    result = result or {}
+    key: Any = "value" if "selected_by" in result else result.get("metric_name")
+    chosen = result.get("selected_by", result.get("validation"))
+    return chosen.get(key) if isinstance(chosen, dict) else None
+
+
+def number_text(value: float, like: float | None = None) -> str:
+    """A metric as text: four decimals; if its size is below 1e-3 or from 1e5 on, four significant digits.
+
+    Args:
+        value: the metric.
+        like: value whose size decides on the format, so that two values have the same; None: ``value``.
+    """
+    size = abs(value if like is None else like)
+    return f"{value:.4f}" if 1e-3 <= size < 1e5 or size == 0 else f"{value:.4g}"
+
+
+def blank_result(config: ExpConfig) -> dict[str, Any]:
+    """Every key of ``result.json``: values that follow from the configuration, and null for the rest.
+
+    Args:
+        config: the frozen configuration.
+    """
+    weights: Any = OmegaConf.to_container(OmegaConf.create(config.record.weights))
+    return {
+        "status": "failed",
+        "task": config.task.name,
+        "experiment": config.name,
+        "metrics": {},
+        "metric_units": {},
+        "greater_is_better": False,
+        "measured_on": "test",
+        "differs": [],
+        "weights": weights or None,
+        "backend": config.backend.name,
+        "simulated": config.backend.simulate,
+        "devices": [],
+        "wrapper": config.wrapper.kind,
+        "precision": config.precision,
+        "world_size": config.nproc * config.launcher.nnodes,
+        "batch_size": config.batch_size,
+        "accumulate": config.accumulate,
+        "global_batch_size": config.global_batch_size,
+        "steps": 0,
+        "epochs": 0,
+        "restarts": 0,
+        "changed_on_resume": {},
+        **dict.fromkeys(_NOT_YET_KNOWN),
+    }

@@ -9,6 +9,7 @@ is alive from submission to its end, also while it is requeued.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import secrets
@@ -26,7 +27,7 @@ from exp import console
 from exp.errors import ConfigError
 from exp.runs.files import write_atomically
 
-__all__ = ["LOCK", "STALE_AFTER_S", "Holder", "RunLock", "holder_of", "is_running", "read_holder", "stat_of"]
+__all__ = ["LOCK", "STALE_AFTER_S", "Holder", "RunLock", "holder_of", "is_alive", "read_holder", "stat_of"]
 
 LOCK = ".lock"
 STALE_AFTER_S = 120.0
@@ -34,8 +35,6 @@ STALE_AFTER_S = 120.0
 _BEAT_S = 10.0
 _LOOK_S = 0.5
 _MOMENT_S = 0.05
-_TAKING = ".lock.taking"
-_TAKING_PATIENCE_S = 10.0
 _WRITTEN_WITHIN_S = 1.0
 
 
@@ -68,15 +67,10 @@ class Holder:
     secret: str = ""
 
     @classmethod
-    def me(cls, token: str, job: str = "", cluster: str = "", several: bool = False, pid: int | None = None) -> Holder:
-        """This process, or process ``pid`` of this machine, as a holder."""
-        pid = os.getpid() if pid is None else pid
-        start, secret = _started(pid) or 0, secrets.token_hex(16)
-        return cls(token, socket.gethostname(), _machine(), pid, start, time.time(), job, cluster, several, secret)
-
-    def is_here(self) -> bool:
-        """Whether ``pid`` is a process id of this machine (and process id namespace)."""
-        return self.machine == _machine()
+    def me(cls, token: str, job: str = "", cluster: str = "", several: bool = False) -> Holder:
+        """This process as a holder."""
+        start, secret, host = _started(os.getpid()) or 0, secrets.token_hex(16), socket.gethostname()
+        return cls(token, host, _machine(), os.getpid(), start, time.time(), job, cluster, several, secret)
 
     def encoded(self) -> bytes:
         """The content of the lock file."""
@@ -107,11 +101,6 @@ def read_holder(path: Path) -> Holder | None:
         return Holder()
 
 
-def is_running(holder: Holder) -> bool:
-    """Whether the process of a holder is alive; the holder must be of this machine."""
-    return _started(holder.pid) == holder.started
-
-
 def stat_of(pid: int) -> list[str]:
     """Fields of proc_pid_stat(5) from the third on: state (``R``, ``S``, ``D``, ``T``, ``Z``), parent, ...
 
@@ -122,6 +111,11 @@ def stat_of(pid: int) -> list[str]:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return []
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    return stat_of(pid)[:1] not in ([], ["Z"])
 
 
 class RunLock:
@@ -207,7 +201,7 @@ class RunLock:
         with _guard, contextlib.suppress(OSError):  # the file server may not answer for a while
             if self in _kept and self.lost is None:
                 holder = read_holder(self.path)
-                if not self._is_there():
+                if not (self.folder.is_dir() and self.folder.stat().st_ino == self._inode):
                     self.lost = f"the run folder {self._shown} was deleted or moved while the run was going on"
                 elif holder is None:
                     _created(self.path, self._content)  # somebody deleted the file: write it again
@@ -216,12 +210,6 @@ class RunLock:
                 else:
                     self.lost = f"the run folder {self._shown} was taken by another run: {holder}"
         return self.lost
-
-    def _is_there(self) -> bool:
-        try:
-            return self.folder.stat().st_ino == self._inode
-        except FileNotFoundError:
-            return False
 
     def _hold(self, me: Holder, replace: bool = False) -> bool:
         joined = self._take(me, replace)
@@ -248,7 +236,12 @@ class RunLock:
                 if self._replaced(holder, me):
                     break
             elif _known_alive(holder) or (first is not None and first != (holder, seen)):
-                raise ConfigError(self._in_use(holder, now - seen))
+                age = "" if holder.machine == _machine() else f", last heartbeat {max(now - seen, 0):.0f} s ago"
+                follow = f"; to follow it: task=attach run={self._shown}" if holder.job else ""
+                raise ConfigError(
+                    f"{self._shown} is in use by another run: {holder}{age}; wait for its end, or use another "
+                    f"{self.key}{follow}"
+                )
             else:
                 # A restarted container finds its predecessor's lock; only missing heartbeats show that it is dead.
                 if first is None:
@@ -267,30 +260,17 @@ class RunLock:
 
     def _replaced(self, dead: Holder, me: Holder) -> bool:
         """Take the lock of a dead holder, one process at a time, so that nobody replaces a holder that is alive."""
-        taking = self.folder / _TAKING
-        if not _created(taking, b""):
-            with contextlib.suppress(OSError):
-                if self._now() - taking.stat().st_mtime > _TAKING_PATIENCE_S:
-                    taking.unlink()
-            time.sleep(_MOMENT_S)
-            return False
+        folder = os.open(str(self.folder), os.O_RDONLY)
         try:
+            with contextlib.suppress(OSError):  # some network file systems lock no folders
+                fcntl.flock(folder, fcntl.LOCK_EX)
             if read_holder(self.path) != dead:
                 return False
             write_atomically(self.path, me.encoded())
             time.sleep(_MOMENT_S)
-            return read_holder(self.path) == me  # two processes may have removed the same stale file `taking`
+            return read_holder(self.path) == me  # without the folder's lock another process may have replaced it, too
         finally:
-            with contextlib.suppress(OSError):
-                taking.unlink()
-
-    def _in_use(self, holder: Holder, age: float) -> str:
-        seen = "" if holder.is_here() else f", last heartbeat {max(age, 0):.0f} s ago"
-        follow = f"; to follow it: task=attach run={self._shown}" if holder.job else ""
-        return (
-            f"{self._shown} is in use by another run: {holder}{seen}; wait for its end, or use another "
-            f"{self.key}{follow}"
-        )
+            os.close(folder)
 
 
 _kept: list[RunLock] = []
@@ -310,7 +290,7 @@ def _keep_all() -> None:
 def _created(path: Path, content: bytes) -> bool:
     """Create a file exclusively; return whether this process created the file that is at ``path`` now."""
     try:
-        with open(str(path), "xb", opener=lambda name, flags: os.open(name, flags, 0o640)) as file:
+        with path.open("xb") as file:
             file.write(content)
             file.flush()
             # If this process slept for minutes before it wrote, another one took it for dead and replaced the file.
@@ -351,8 +331,8 @@ def _known_alive(holder: Holder) -> bool | None:
             return not states[holder.job].ended
         if shutil.which("squeue"):  # Slurm does not answer, and a job that waits in its queue has no heartbeat
             return True
-    elif holder.is_here() and not holder.several:
-        return is_running(holder)
+    elif holder.machine == _machine() and not holder.several:
+        return _started(holder.pid) == holder.started
     return None
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-import tempfile
 from dataclasses import dataclass
 from typing import Sequence
 
 from exp.errors import ConfigError, UnavailableError
 
-__all__ = ["JobState", "ask", "check_script", "describe_end", "find_states", "requeue"]
+__all__ = ["JobState", "check_script", "describe_end", "find_states", "requeue"]
 
 _TIMEOUT_S = 60
 _ENDS = {
@@ -53,10 +52,10 @@ def find_states(ids: Sequence[str]) -> dict[str, JobState] | None:
     """
     bases = sorted({job.partition("_")[0] for job in ids})
     command = ["squeue", "--noheader", "--array", "--states=all", "--format=%i|%T|%r|%N"]
-    queue = ask([*command, f"--jobs={','.join(bases)}"])
-    if queue is None:
+    done = _run([*command, f"--jobs={','.join(bases)}"])
+    if done.returncode != 0 and "Invalid job id" not in done.stderr:
         return None
-    rows = (line.strip().split("|") for line in queue.splitlines())
+    rows = (line.strip().split("|") for line in done.stdout.splitlines())
     found = {job: JobState(name, reason.replace("None", ""), nodes) for job, name, reason, nodes in rows}
     return {job: found.get(job, JobState()) for job in ids}
 
@@ -80,10 +79,7 @@ def check_script(script: str) -> None:
         ConfigError: Slurm would refuse the script.
         UnavailableError: Slurm does not answer.
     """
-    with tempfile.NamedTemporaryFile("w", prefix="exp-", suffix=".sh") as file:
-        file.write(script)
-        file.flush()
-        done = _run(["sbatch", "--test-only", file.name])
+    done = _run(["sbatch", "--test-only"], script)
     if done.returncode != 0:
         text = done.stderr.strip().replace("sbatch: error: ", "").replace("allocation failure: ", "")
         kind = UnavailableError if "contact" in text else ConfigError
@@ -91,19 +87,9 @@ def check_script(script: str) -> None:
         raise kind("\n  ".join([f"Slurm refuses this job: {first}; correct launcher.*", *rest]))
 
 
-def ask(command: Sequence[str]) -> str | None:
-    """Output of a Slurm command; "" if Slurm does not know the job, None if the command fails otherwise."""
-    done = _run(command)
-    if done.returncode == 0:
-        return done.stdout
-    return "" if "Invalid job id" in done.stderr else None
-
-
-def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run a Slurm command; one that is missing, or takes longer than 60 s, counts as failed."""
+def _run(command: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a Slurm command, with ``text`` as stdin; one that is missing, or takes longer than 60 s, has failed."""
     try:
-        return subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
-        )
+        return subprocess.run(command, input=text, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return subprocess.CompletedProcess(command, 1, "", str(error))

@@ -14,7 +14,7 @@ from hydra.errors import HydraException
 from omegaconf import ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from exp import console, launcher
+from exp import console
 from exp.config import explain
 from exp.config.compose import load, refuse_empty, task_type
 from exp.config.differences import as_plain
@@ -32,13 +32,10 @@ from exp.errors import (
 )
 from exp.frozen import FrozenRun, complete
 from exp.hub import bring
-from exp.launcher.base import Launcher, launcher_class
-from exp.launcher.outcome import Outcome
-from exp.launcher.rank import drop_stale_variables
+from exp.launcher.base import Launcher, Outcome, drop_stale_variables, launcher_class, resolve
 from exp.runs.files import read_json, to_json
-from exp.runs.folder import RunFolder, missing_folders, read_result, remove_empty
+from exp.runs.folder import RunFolder, missing_folders, read_result, remove_empty, selecting_value
 from exp.runs.lock import RunLock
-from exp.runs.record import selecting_value
 from exp.runs.status import PREEMPT_SIGNAL
 from exp.sweep.display import SweepDisplay
 from exp.sweep.packing import pack
@@ -359,7 +356,7 @@ def _common_launcher(runs: list[FrozenRun]) -> Launcher | None:
             "a sweep on Slurm is one job array, whose jobs all ask for the same resources; start a command of its own "
             "for each value of launcher.* and nproc"
         )
-    return launcher.resolve(configs[0].launcher, configs[0].nproc)
+    return resolve(configs[0].launcher, configs[0].nproc)
 
 
 def _run_folders(folder: Path) -> list[Path]:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Sequence
 
 from exp import console
 from exp.errors import EXIT_OK, EXIT_PREEMPTED
+from exp.launcher.base import Outcome, describe_failure
 from exp.launcher.follow import Watcher, clock
-from exp.launcher.outcome import Outcome, describe_failure
 from exp.runs.files import read_json
-from exp.runs.record import number_text, selecting_value
+from exp.runs.folder import number_text, selecting_value
 
 if TYPE_CHECKING:
     from exp.sweep import Job, Sweep

@@ -11,7 +11,7 @@ from pathlib import Path
 from exp import console
 from exp.errors import EXIT_OK, EXIT_PREEMPTED, REFUSED, ExpError
 from exp.frozen import FrozenRun
-from exp.launcher.outcome import Outcome, log_file, outcome_file
+from exp.launcher.base import Outcome, log_file, outcome_file
 from exp.launcher.processes import die_with_parent
 from exp.runs.files import read_json, write_json
 from exp.runs.folder import RunFolder

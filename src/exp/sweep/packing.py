@@ -14,8 +14,8 @@ from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED
 from exp.hardware.cards import only
 from exp.hardware.cores import usable_cores
 from exp.hardware.registry import create_backend
+from exp.launcher.base import Outcome, log_file, outcome_file, tail_of
 from exp.launcher.follow import progress_of
-from exp.launcher.outcome import Outcome, log_file, outcome_file, tail_of
 from exp.launcher.processes import JOB_VARIABLE, kill_job, start_module
 from exp.runs.status import PREEMPT_SIGNAL, handle_signals, signal_name
 

@@ -13,7 +13,7 @@ from exp.task import ParentTask, Task
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
-    from exp.launcher.outcome import Outcome
+    from exp.launcher.base import Outcome
     from exp.runs.folder import RunFolder
 
 __all__ = ["Collectives", "Doctor", "Env", "Operators", "Parity", "Qualify", "Speed", "Trace"]

@@ -8,7 +8,7 @@ from exp.backends.cpu import CpuBackend
 
 from exp.config.compose import task_named
 from exp.engine.distributed import Distributed
-from exp.launcher.rank import RankInfo
+from exp.session import RankInfo
 from tests.vision.data.conftest import tiff  # noqa: F401 - a fixture
 
 
