@@ -39,7 +39,7 @@ from exp.launcher.base import launcher_class
 from exp.launcher.rank import be_quiet, drop_stale_variables
 from exp.runs.files import UMASK
 from exp.runs.folder import RunFolder, remove_empty
-from exp.task import ParentTask, create_task, remember, task_class, to_continue_sweep
+from exp.task import ParentTask, create_task, given, task_class, to_go_on
 from hydra_plugins.exp_sweeps import ExpLauncher, PluginConfigs
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def main() -> int:
     if sweep is not None:
         if isinstance(ended, Exception) and not isinstance(ended, (ExpError, HydraException, OmegaConfBaseException)):
             ended = sweep.explained(ended)
-        code, by, runs = sweep.finish(to_continue_sweep)
+        code, by, runs = sweep.finish(to_go_on)
         codes.append(code)
         left.runs, left.several = [*left.runs, *runs], True
     if isinstance(ended, Exception):
@@ -120,11 +120,11 @@ def _parse(arguments: list[str]) -> list[str] | None:
         return None
     # Options first: argparse, and so Hydra, refuses overrides on both sides of one (``seed=1,2 -m max_steps=5``).
     arguments = sorted(arguments, key=lambda each: _OVERRIDE.match(each) is not None)
-    given = [each for each in arguments if each.partition("=")[0] in _MODES]
-    if len(given) > 1:
-        raise ConfigError(f"{given[0]} and {given[1]} exclude each other; leave one out")
+    modes = [each for each in arguments if each.partition("=")[0] in _MODES]
+    if len(modes) > 1:
+        raise ConfigError(f"{modes[0]} and {modes[1]} exclude each other; leave one out")
     be_quiet(arguments)
-    remember(arguments)
+    given[:] = arguments
     compose.register()
     for plugin in (ExpLauncher, PluginConfigs):  # found by themselves where exp is installed, but not in a checkout
         Plugins.instance().register(plugin)

@@ -33,7 +33,7 @@ from exp.runs.files import read_json
 from exp.runs.folder import RunFolder, Snapshot, last_known, missing_folders, read_result, remove_empty
 from exp.runs.lock import RunLock
 from exp.runs.record import blank_result, number_text
-from exp.task import create_task, task_class, to_continue
+from exp.task import call, create_task, task_class, to_continue
 
 if TYPE_CHECKING:
     from exp.hardware.backend import Backend
@@ -263,7 +263,10 @@ class FrozenRun:
                 " its speed says nothing about a real one.",
                 "bold yellow",
             )
-        if create_task(config).announce(config, self.folder):
+        task = task_class(config)
+        if task.begin:
+            call(task.begin, config, self.folder)
+        if task.begin or task.diagnoses:
             return
         batch = ""
         if config.global_batch_size is not None:
@@ -286,9 +289,10 @@ class FrozenRun:
         config, folder = self.config, self.folder
         if outcome.left or outcome.reported:
             return outcome.exit_code
-        told = create_task(config).tell_end(config, folder, outcome)
-        if told is not None:
-            return told
+        task = task_class(config)
+        judged = call(task.end, config, folder, outcome) if task.end and outcome.interrupted_by is None else None
+        if judged is not None or (task.diagnoses and outcome.exit_code == EXIT_OK):
+            return judged or EXIT_OK
         if outcome.exit_code == EXIT_OK:
             result = read_json(folder.result)
             if result is not None:  # else a node other than rank 0's

@@ -25,7 +25,7 @@ from exp.errors import ConfigError, Preempted
 from exp.hardware.backend import PRECISIONS
 from exp.hardware.cards import check_distinct
 from exp.hardware.registry import create_backend
-from exp.task import create_task
+from exp.task import call, create_task
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -278,7 +278,7 @@ def run(folder: RunFolder, info: RankInfo) -> None:
         os.environ.setdefault(name, value)
     os.environ.update(backend.run_env(config.precision, task.counts_fallbacks))
     if task.diagnoses:  # such a task opens the session step by step, and continues if a step fails
-        task.diagnose(config, folder, info, backend)
+        call(task.work, config, folder, info, backend)
         return
     session = Session(config, folder, info, backend)
     try:

@@ -1,4 +1,7 @@
-"""The task interface: one thing to do with an experiment, ``task=<name>``; and the command that goes on with it."""
+"""The task interface: one thing to do with an experiment, ``task=<name>``; and the command that goes on with it.
+
+A task is work for ranks (:class:`Task`) or work for the process of the command line (:class:`ParentTask`).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Sequence, TypeVar
 
 from omegaconf import MISSING, OmegaConf
 
@@ -17,56 +20,59 @@ from exp.config.compose import task_type
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
-    from exp.hardware.backend import Backend
-    from exp.launcher.outcome import Outcome
-    from exp.launcher.rank import RankInfo
     from exp.runs.folder import RunFolder
     from exp.session import Session
 
-__all__ = ["ParentTask", "Task", "create_task", "remember", "task_class", "to_continue", "to_continue_sweep"]
+__all__ = ["ParentTask", "Task", "call", "create_task", "given", "named", "task_class", "to_continue", "to_go_on"]
 
 # OmegaConf reads these annotations at run time, on Python 3.8 too: hence typing's generics, not the builtin ones.
 
 
 @dataclass
 class Task:
-    """One thing to do. A task is a dataclass: its fields are the keys of ``task`` in the configuration, typed.
+    """Work for ranks. A task is a dataclass: its fields are the keys of ``task`` in the configuration, typed.
 
-    The parent asks a task, too, before anything starts: its module imports neither torch nor what it works with; its
-    methods that run on the ranks do.
+    The parent asks a task, too, before anything starts: its module imports neither torch nor what it works with.
 
     Attributes:
+        work: dotted path of the function that every rank calls with its session, such as
+            ``exp.engine.outputs.evaluate``; empty where the task has a method :meth:`run`.
+        begin: dotted path of a function that prints what is about to run, in place of the usual lines; called in the
+            parent with the configuration and the run folder.
+        end: likewise of a function that judges and prints how it ended; called also with the
+            :class:`exp.launcher.outcome.Outcome`, unless a signal ended the run; returns the exit code, or None: as
+            usual.
         trains: it trains with an optimizer: batch sizes and the wrapper matter.
         saves_state: it saves its state on the way, and goes on from there (``resume``); others can only be run again.
-        needs_weights: it uses a model as it is: it wants ``init_from``, and takes model and data of a run from there.
-        diagnoses: it examines what others need: its workers call :meth:`diagnose`, and the parent checks nothing that
-            they could report.
+        needs_weights: it uses a model as it is: it needs ``init_from``, and takes model and data of a run from there.
+        uses_data: it uses model and data of the configuration; without, the files of the data need not be here.
+        uses_hardware: the devices have to be here.
+        compared: its results can be compared with other runs.
+        paths: its keys that are paths: relative ones begin where exp was started.
         isolated: its worker is a process of its own, even if it is the only one.
+        diagnoses: it examines what others need, and prints all itself: the parent checks nothing that ranks could
+            report, and ``work`` opens its session by itself. It is called with the configuration, the run folder, the
+            :class:`exp.launcher.rank.RankInfo` and the backend.
         counts_fallbacks: its workers count what leaves the device, however slow that makes them
             (:meth:`exp.hardware.backend.Backend.run_env`).
-        compared: what it leaves can be compared with other runs.
-        uses_hardware: the devices have to be here.
-        uses_data: model and data of the configuration play a part; without, the files of the data need not be here.
-        paths: its keys that are paths: relative ones begin where exp was started.
-        work: path of the function that does it, such as ``exp.engine.outputs.evaluate``: ranks call it with the
-            session, those of a task that ``diagnoses`` with the arguments of :meth:`diagnose`, the parent with those
-            of :meth:`ParentTask.run_in_parent` and the task; empty where the task has such a method of its own.
     """
 
     _target_: str = MISSING
     name: str = MISSING
 
+    work: ClassVar[str] = ""
+    begin: ClassVar[str] = ""
+    end: ClassVar[str] = ""
     trains: ClassVar[bool] = False
     saves_state: ClassVar[bool] = False
     needs_weights: ClassVar[bool] = False
-    diagnoses: ClassVar[bool] = False
-    isolated: ClassVar[bool] = False
-    counts_fallbacks: ClassVar[bool] = False
-    compared: ClassVar[bool] = True
     uses_data: ClassVar[bool] = True
     uses_hardware: ClassVar[bool] = True
+    compared: ClassVar[bool] = True
     paths: ClassVar[Sequence[str]] = ()
-    work: ClassVar[str] = ""
+    isolated: ClassVar[bool] = False
+    diagnoses: ClassVar[bool] = False
+    counts_fallbacks: ClassVar[bool] = False
 
     def check(self, config: ExpConfig) -> None:
         """In the parent, before anything is written: refuse what does not go together, fill in what follows.
@@ -84,51 +90,44 @@ class Task:
         Args:
             session: device, process group, configuration and run folder (:class:`exp.session.Session`).
         """
-        result: dict[str, Any] = self._work()(session)
+        result: dict[str, Any] = call(self.work, session)
         return result
-
-    def diagnose(self, config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
-        """On every rank, instead of :meth:`run`, for tasks that open their session themselves."""
-        self._work()(config, folder, info, backend)
-
-    def _work(self) -> Any:
-        if not self.work:
-            raise NotImplementedError(
-                f"{type(self).__name__} has neither a method for what it does, nor its path in work"
-            )
-        module, _, function = self.work.rpartition(".")
-        return getattr(importlib.import_module(module), function)
-
-    def announce(self, config: ExpConfig, folder: RunFolder) -> bool:
-        """Say what is about to run; False: the usual lines are printed."""
-        return False
-
-    def tell_end(self, config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int | None:
-        """Say and record how it ended; returns the exit code. None: as usual."""
-        return None
 
 
 @dataclass
 class ParentTask(Task):
-    """A task that needs no workers, such as a report. It looks at no hardware, and at no files of the data.
+    """Work for the process of the command line, such as a report; ``work`` is called as :meth:`run_in_parent` is."""
 
-    Attributes:
-        runs: folders of other runs, where it has made a table of them.
-    """
-
-    compared: ClassVar[bool] = False
     uses_data: ClassVar[bool] = False
     uses_hardware: ClassVar[bool] = False
-    runs: ClassVar[Sequence[Any]] = ()
+    compared: ClassVar[bool] = False
+    runs: ClassVar[Sequence[Path]] = ()
+    """Folders of other runs, where it has made a table of them."""
 
     def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> int:
-        """Do it, in the process of the command line; returns its exit code.
+        """Do it, and return the exit code.
 
         Args:
             config: as it was composed, with its types.
             overrides: the user's.
         """
-        return int(self._work()(config, list(overrides), self))
+        return int(call(self.work, config, list(overrides), self))
+
+
+_T = TypeVar("_T", bound=Task)
+
+
+def named(cls: type[_T]) -> type[_T]:
+    """Make a dataclass of a task, with its path as ``_target_``, and its name in lower case as ``name``."""
+    keys = [("_target_", str, f"{cls.__module__}.{cls.__name__}"), ("name", str, cls.__name__.lower())]
+    namespace = {"__module__": cls.__module__, "__doc__": cls.__doc__}
+    return dataclasses.make_dataclass(cls.__name__, keys, bases=(dataclass(cls),), namespace=namespace)
+
+
+def call(path: str, *arguments: Any) -> Any:
+    """Call the function with this dotted path, and import its module first."""
+    module, _, function = path.rpartition(".")
+    return getattr(importlib.import_module(module), function)(*arguments)
 
 
 def task_class(config: ExpConfig) -> type[Task]:
@@ -149,13 +148,8 @@ def create_task(config: ExpConfig) -> Task:
     return cls(**{field.name: plain[field.name] for field in dataclasses.fields(cls) if field.name in plain})
 
 
-_given: list[str] = []
-"""Arguments of the command line, where this is its process."""
-
-
-def remember(arguments: Sequence[str]) -> None:
-    """Keep what the user has typed: among it may be options of Hydra's, which are in no configuration."""
-    _given[:] = arguments
+given: list[str] = []
+"""Arguments of the command line, in its process alone; among them may be Hydra's, which are in no configuration."""
 
 
 def to_continue(config: ExpConfig, folder: RunFolder, *changes: str) -> str | None:
@@ -171,26 +165,25 @@ def to_continue(config: ExpConfig, folder: RunFolder, *changes: str) -> str | No
     """
     if not task_class(config).saves_state or not folder.has_checkpoint():
         return None
-    arguments = _given
-    if not _given or {"-m", "--multirun"} & set(_given):
-        written = folder.in_use(folder.overrides)
+    arguments, written = given, folder.in_use(folder.overrides)
+    if not given or {"-m", "--multirun"} & {*given}:
         if not written.is_file():
             return None
-        content: Any = OmegaConf.to_container(OmegaConf.load(written))
-        arguments = [str(override) for override in content]
-    new = {"output_dir": console.shown(folder.path), "resume": "auto", **dict(each.split("=", 1) for each in changes)}
-    return _command(arguments, (*new, "overwrite"), [f"{key}={value}" for key, value in new.items()])
+        arguments = [str(override) for override in OmegaConf.load(written)]
+    return to_go_on(f"output_dir={console.shown(folder.path)}", "resume=auto", *changes, without=("overwrite",),
+                    arguments=arguments)  # fmt: skip
 
 
-def to_continue_sweep(folder: Path) -> str | None:
-    """The command that does what is left of a sweep; None outside its process."""
-    if not _given:
-        return None
-    new = [f"output_dir={console.shown(folder)}", "sweep.resume=true"]
-    return _command(_given, ("sweep.resume", "output_dir"), new)
+def to_go_on(*changes: str, without: Sequence[str] = (), arguments: Sequence[str] | None = None) -> str:
+    """A command line with other values.
 
-
-def _command(arguments: Sequence[str], without: Sequence[str], new: Sequence[str]) -> str:
-    kept = [word for word in arguments if word.lstrip("+").partition("=")[0] not in without]
+    Args:
+        *changes: overrides; of those with the same key the last one counts.
+        without: keys that it is not to have.
+        arguments: of the command line; None: of this one.
+    """
+    new = dict(change.split("=", 1) for change in changes)
+    kept = [each for each in (given if arguments is None else arguments)
+            if each.lstrip("+").partition("=")[0] not in (*new, *without)]  # fmt: skip
     program = ["exp"] if Path(sys.argv[0]).name == "exp" else ["python", "-m", "exp"]
-    return " ".join(map(shlex.quote, [*program, *kept, *new]))
+    return " ".join(map(shlex.quote, [*program, *kept, *(f"{key}={value}" for key, value in new.items())]))

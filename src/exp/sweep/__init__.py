@@ -304,11 +304,11 @@ class Sweep:
             (self.folder / _OF_HYDRA).unlink()
         remove_empty(self._missing)
 
-    def report(self, rest: Callable[[Path], str | None]) -> None:
+    def report(self, rest: Callable[..., str]) -> None:
         """Print the table of results and the number of jobs by state; write the report with its plots.
 
         Args:
-            rest: gives the command that does what is left of the sweep in a folder.
+            rest: gives the command line of this process with other overrides.
         """
         from exp.report.tables import as_rich, results_tables
 
@@ -321,7 +321,8 @@ class Sweep:
         seconds, place = time.monotonic() - self.began, console.shown(self.folder)
         terminal.print(f"{text}; {seconds:.0f} s; results in {place}", soft_wrap=True)
         if {"interrupted", "preempted", "not begun"} & set(states):
-            terminal.print(f"to do the rest: {rest(self.folder)}", soft_wrap=True, markup=False)
+            command = rest("sweep.resume=true", f"output_dir={place}")
+            terminal.print(f"to do the rest: {command}", soft_wrap=True, markup=False)
         completed = any(run.status == "completed" for run in self.runs)
         if completed and self.settings.plots and "submitted" not in states and self.interrupted_by is None:
             from exp.report import write_report
@@ -449,7 +450,7 @@ def explained(error: Exception) -> Exception | None:
     return kind(f"the sweeper has ended the sweep: {first}; see hydra.sweeper.*")
 
 
-def finish(rest: Callable[[Path], str | None]) -> tuple[int, str | None, list[Path]]:
+def finish(rest: Callable[..., str]) -> tuple[int, str | None, list[Path]]:
     """End the sweep after its last batch: release the lock, print the table, write the report.
 
     Args:
