@@ -8,38 +8,25 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import sys
 import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
-from hydra.errors import HydraException
-from omegaconf.errors import OmegaConfBaseException
 
 from exp import __version__, console
 from exp.config import compose, explain
-from exp.errors import (
-    EXIT_CONFIG,
-    EXIT_FAILED,
-    EXIT_OK,
-    ConfigError,
-    Ended,
-    ExpError,
-    as_ours,
-    frames_of,
-    told,
-)
+from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, ConfigError, Ended, ExpError, as_ours, frames_of, told
 from exp.frozen import freeze
 from exp.launcher.base import launcher_class
 from exp.launcher.rank import be_quiet, drop_stale_variables
 from exp.runs.files import UMASK
 from exp.runs.folder import RunFolder, remove_empty
-from exp.task import ParentTask, create_task, given, task_class, to_go_on
+from exp.task import ParentTask, create_task, given, to_go_on
 from hydra_plugins.exp_sweeps import ExpLauncher, PluginConfigs
 
 if TYPE_CHECKING:
@@ -69,16 +56,15 @@ def main() -> int:
     """Run the command line in ``sys.argv``; returns the exit code (docs/concepts/run.md)."""
     os.umask(UMASK)
     codes: list[int] = []
-    ended: BaseException | None = None
-    by: str | None = None
+    error: BaseException | None = None
     full_error = os.environ.get("HYDRA_FULL_ERROR", "")
-    tracebacks = bool(full_error)
+    ExpLauncher.sweep = None
 
     def job(config: ExpConfig) -> None:
         try:
-            codes.append(_run(config, list(HydraConfig.get().overrides.task), tracebacks))
+            codes.append(_run(config, list(HydraConfig.get().overrides.task), tracebacks=bool(full_error)))
         except Exception as error:  # noqa: BLE001 - reported here: Hydra would print a line of its own
-            codes.append(_report(error, tracebacks))
+            codes.append(_report(error, bool(full_error)))
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # have Hydra raise its errors instead of printing them and exiting with 1
     try:
@@ -87,30 +73,20 @@ def main() -> int:
             base = compose.begin(arguments)
             sys.argv[1:] = base.overrides
             hydra.main(version_base="1.3", config_path="pkg://exp.conf", config_name=base.primary)(job)()
-            if "exp.sweep" in sys.modules:  # Hydra's launcher has imported it where this command line is one
-                sys.modules["exp.sweep"].require_jobs()
         sys.stdout.flush()
     except BrokenPipeError:  # of --help or --cfg: whoever read it has seen enough
         console.write_nowhere(sys.stdout)
-    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - raised again where nobody can tell
-        ended = error
+    except (Exception, KeyboardInterrupt) as caught:  # noqa: BLE001 - raised again where nobody can tell
+        error = caught
     finally:
         os.environ["HYDRA_FULL_ERROR"] = full_error
-    sweep = sys.modules.get("exp.sweep")
+    sweep = ExpLauncher.sweep
     if sweep is not None:
-        if isinstance(ended, Exception) and not isinstance(ended, (ExpError, HydraException, OmegaConfBaseException)):
-            ended = sweep.explained(ended)
-        code, by, runs = sweep.finish(to_go_on)
+        error = error if isinstance(error, KeyboardInterrupt) else sweep.explained(error)
+        code, runs = sweep.finish(to_go_on)
         codes.append(code)
         left.runs, left.several = [*left.runs, *runs], True
-    if isinstance(ended, Exception):
-        return _report(ended, tracebacks, usage=True)
-    if isinstance(ended, Ended):
-        return max([ended.tell(), *(code for code in codes if code > 128)])
-    if ended is not None:
-        console.error(f"interrupted by {by}" if by else "interrupted")
-        return max(128 + signal.SIGINT, *codes)
-    return max(codes, default=EXIT_OK)
+    return max(codes, default=EXIT_OK) if error is None else _report(error, bool(full_error), usage=True)
 
 
 def _parse(arguments: list[str]) -> list[str] | None:
@@ -141,9 +117,8 @@ def _run(config: ExpConfig, overrides: list[str], tracebacks: bool) -> int:
         remove_empty([of_hydra])
         raise ConfigError(f"hydra.run.dir={of_hydra}: the run folder is set with output_dir")
     compose.refuse_empty("output_dir", config.output_dir)
-    if issubclass(task_class(config), ParentTask):
-        Ended.begun = True
-        task: Any = create_task(config)
+    task = create_task(config)
+    if isinstance(task, ParentTask):
         code, folder = task.run_in_parent(config, overrides), RunFolder(config.output_dir)
         left.runs, left.several = [*task.runs], bool(task.runs)
     else:
@@ -155,10 +130,10 @@ def _run(config: ExpConfig, overrides: list[str], tracebacks: bool) -> int:
         code, folder = run.execute(tracebacks), run.folder
     if not left.runs and folder.config.is_file():
         left.runs.append(folder.path)
-    return int(code)
+    return code
 
 
-def _report(error: Exception, full: bool, usage: bool = False) -> int:
+def _report(error: BaseException, full: bool, usage: bool = False) -> int:
     """Say on stderr what has ended a command; what nobody foresees is raised again, with its traceback.
 
     Args:
@@ -169,6 +144,8 @@ def _report(error: Exception, full: bool, usage: bool = False) -> int:
     Returns:
         The exit code.
     """
+    if isinstance(error, KeyboardInterrupt):
+        return (error if isinstance(error, Ended) else Ended()).tell()
     if full and not isinstance(error, ExpError):
         traceback.print_exception(type(error), error, error.__traceback__)
     if explain.is_of_composition(error):

@@ -24,7 +24,7 @@ from exp.config import compose, differences
 from exp.config.resolve import allow, check_names, distrust
 from exp.config.schema import ExpConfig
 from exp.console import flops, size
-from exp.errors import EXIT_OK, EXIT_PREEMPTED, REFUSED, ConfigError, Ended, ExpError, RunError
+from exp.errors import EXIT_OK, EXIT_PREEMPTED, REFUSED, ConfigError, ExpError, RunError
 from exp.hardware.registry import choose, create_backend
 from exp.hub import bring, parse
 from exp.launcher import describe_failure, resolve
@@ -180,7 +180,7 @@ class FrozenRun:
         Raises:
             ExpError: it cannot be started.
         """
-        config, folder = self.config, self.folder
+        config, folder, begun = self.config, self.folder, False
         try:
             chosen = resolve(config.launcher, config.nproc)
             script = chosen.preflight([self], folder.path / "slurm")
@@ -192,7 +192,7 @@ class FrozenRun:
             if chosen.leads:
                 self.write(chosen.job_token())
                 self.announce(backend)
-                Ended.begun = True
+            begun = True
             if chosen.leads and not chosen.submits:
                 console.wait_for("starting the worker" if config.nproc == 1 else f"starting {config.nproc} workers")
             try:
@@ -208,7 +208,7 @@ class FrozenRun:
                 if not self.take_back():
                     print(f"  run folder: {console.shown(folder.path)}", file=sys.stderr)  # noqa: T201
         except (ExpError, KeyboardInterrupt) as error:
-            if error.exit_code in REFUSED if isinstance(error, ExpError) else not Ended.begun:
+            if error.exit_code in REFUSED if isinstance(error, ExpError) else not begun:
                 self.take_back()
             raise
         finally:
