@@ -10,7 +10,6 @@ import os
 import re
 import sys
 import traceback
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +23,7 @@ from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, ConfigError, Ended, Ex
 from exp.frozen import freeze
 from exp.launcher.base import launcher_class
 from exp.launcher.rank import be_quiet, drop_stale_variables
-from exp.runs.files import UMASK
+from exp.runs.files import UMASK, write_json
 from exp.runs.folder import RunFolder, remove_empty
 from exp.task import ParentTask, create_task, given, to_go_on
 from hydra_plugins.exp_sweeps import ExpLauncher, PluginConfigs
@@ -32,39 +31,31 @@ from hydra_plugins.exp_sweeps import ExpLauncher, PluginConfigs
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
 
-__all__ = ["Left", "left", "main"]
+__all__ = ["NOTE_VARIABLE", "main"]
 
+NOTE_VARIABLE = "EXP_NOTE"
+"""Environment variable with the path of a file for the run folders that a command line leaves (:func:`exp.api.run`)."""
 _OVERRIDE = re.compile(r"~|[^-].*=")
 _MODES = ("--multirun", "-m", "--run", "-r", "--cfg", "-c", "--info", "-i")
 """Hydra's options of which it takes one."""
 
 
-@dataclass
-class Left:
-    """What a command line has left, for whoever started it from Python."""
-
-    runs: list[Path] = field(default_factory=list)
-    """Run folders: its own, those of a sweep, or those that it reported on."""
-    several: bool = False
-    """They are to be seen as a table, even if there is only one."""
-
-
-left = Left()
-
-
 def main() -> int:
     """Run the command line in ``sys.argv``; returns the exit code (docs/concepts/run.md)."""
     os.umask(UMASK)
-    codes: list[int] = []
+    note = os.environ.pop(NOTE_VARIABLE, None)
+    code, several = EXIT_OK, False
+    runs: list[Path] = []
     error: BaseException | None = None
     full_error = os.environ.get("HYDRA_FULL_ERROR", "")
     ExpLauncher.sweep = None
 
     def job(config: ExpConfig) -> None:
+        nonlocal code, runs, several
         try:
-            codes.append(_run(config, list(HydraConfig.get().overrides.task), tracebacks=bool(full_error)))
+            code, runs, several = _run(config, list(HydraConfig.get().overrides.task), tracebacks=bool(full_error))
         except Exception as error:  # noqa: BLE001 - reported here: Hydra would print a line of its own
-            codes.append(_report(error, bool(full_error)))
+            code = _report(error, bool(full_error))
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # have Hydra raise its errors instead of printing them and exiting with 1
     try:
@@ -83,10 +74,10 @@ def main() -> int:
     sweep = ExpLauncher.sweep
     if sweep is not None:
         error = error if isinstance(error, KeyboardInterrupt) else sweep.explained(error)
-        code, runs = sweep.finish(to_go_on)
-        codes.append(code)
-        left.runs, left.several = [*left.runs, *runs], True
-    return max(codes, default=EXIT_OK) if error is None else _report(error, bool(full_error), usage=True)
+        (code, runs), several = sweep.finish(to_go_on), True
+    if note is not None:
+        write_json(Path(note), {"runs": list(map(str, runs)), "several": several})
+    return code if error is None else _report(error, bool(full_error), usage=True)
 
 
 def _parse(arguments: list[str]) -> list[str] | None:
@@ -110,8 +101,13 @@ def _parse(arguments: list[str]) -> list[str] | None:
     return compose.expand_arguments(arguments)
 
 
-def _run(config: ExpConfig, overrides: list[str], tracebacks: bool) -> int:
-    """Freeze, launch, and note what runs there are now; returns the exit code."""
+def _run(config: ExpConfig, overrides: list[str], tracebacks: bool) -> tuple[int, list[Path], bool]:
+    """Freeze and launch.
+
+    Returns:
+        The exit code; the run folders that there are now: its own, or those that it reported on; and whether these are
+        to be seen as a table, even if there is only one.
+    """
     of_hydra = Path(HydraConfig.get().runtime.output_dir)
     if of_hydra != Path.cwd():
         remove_empty([of_hydra])
@@ -120,17 +116,16 @@ def _run(config: ExpConfig, overrides: list[str], tracebacks: bool) -> int:
     task = create_task(config)
     if isinstance(task, ParentTask):
         code, folder = task.run_in_parent(config, overrides), RunFolder(config.output_dir)
-        left.runs, left.several = [*task.runs], bool(task.runs)
+        if task.runs:
+            return code, [*task.runs], True
     else:
         launcher = launcher_class(config)
         launcher.take_place(config, overrides)
         run = freeze(config, overrides, Path(config.output_dir))
         if not launcher.joins:
             drop_stale_variables(config.launcher.nnodes)
-        code, folder = run.execute(tracebacks), run.folder
-    if not left.runs and folder.config.is_file():
-        left.runs.append(folder.path)
-    return code
+        code, folder = run.execute(tracebacks).exit_code, run.folder
+    return code, [folder.path] * folder.config.is_file(), False
 
 
 def _report(error: BaseException, full: bool, usage: bool = False) -> int:

@@ -21,14 +21,15 @@ from omegaconf import OmegaConf
 from exp import console, trackers
 from exp.config import check as checks
 from exp.config import compose, differences
+from exp.config.compose import is_of_hub
 from exp.config.resolve import allow, check_names, distrust
 from exp.config.schema import ExpConfig
 from exp.console import flops, size
 from exp.errors import EXIT_OK, EXIT_PREEMPTED, REFUSED, ConfigError, ExpError, RunError
 from exp.hardware.registry import choose, create_backend
 from exp.hub import bring, parse
-from exp.launcher import describe_failure, resolve
-from exp.launcher.base import launcher_class
+from exp.launcher.base import launcher_class, resolve
+from exp.launcher.outcome import Outcome, describe_failure
 from exp.runs.files import read_json
 from exp.runs.folder import RunFolder, Snapshot, last_known, missing_folders, read_result, remove_empty
 from exp.runs.lock import RunLock
@@ -37,7 +38,6 @@ from exp.task import call, create_task, task_class, to_continue
 
 if TYPE_CHECKING:
     from exp.hardware.backend import Backend
-    from exp.launcher.outcome import Outcome
 
 __all__ = ["FrozenRun", "complete", "freeze", "prepare"]
 
@@ -87,8 +87,9 @@ def complete(config: ExpConfig, overrides: list[str], output_dir: Path) -> Froze
     config.output_dir = str(output_dir.absolute())
     compose.expand(config)
     checks.validate(config, overrides, create_backend(config.backend), create_task(config), launcher_class(config))
-    trackers.check(config.logger)
-    if compose.is_of_hub(config.init_from):
+    if config.logger.trackers:
+        trackers.check(config.logger)
+    if is_of_hub(config.init_from):
         parse(str(config.init_from))
     _note_differences(config, overrides)
     return FrozenRun(config, overrides, RunFolder(output_dir))
@@ -168,14 +169,14 @@ class FrozenRun:
     snapshot: Snapshot | None = None
     lock: RunLock | None = None
 
-    def execute(self, tracebacks: bool = False) -> int:
+    def execute(self, tracebacks: bool = False) -> Outcome:
         """Write the run folder, launch, wait, print and record the end; a run that is refused leaves no folder.
 
         Args:
             tracebacks: the user wants them: those of workers that refuse the run stand in its logs alone.
 
         Returns:
-            The exit code.
+            The outcome, with the exit code of the command.
 
         Raises:
             ExpError: it cannot be started.
@@ -186,34 +187,33 @@ class FrozenRun:
             script = chosen.preflight([self], folder.path / "slurm")
             if script is not None:
                 console.make_console().out(script, highlight=False)
-                return EXIT_OK
+                return Outcome()
             backend = create_backend(config.backend)
-            bring(config)
+            if is_of_hub(config.init_from):
+                bring(config)
             if chosen.leads:
                 self.write(chosen.job_token())
                 self.announce(backend)
             begun = True
-            if chosen.leads and not chosen.submits:
-                console.wait_for("starting the worker" if config.nproc == 1 else f"starting {config.nproc} workers")
             try:
                 outcome = chosen.launch(self)
             finally:
-                console.waited()
                 self.check_folder()  # its loss may end the run by a signal, when no launcher listens any more
-            code = self.tell_end(outcome) if chosen.leads else outcome.exit_code
-            if code in REFUSED:
+            if chosen.leads:
+                outcome.exit_code = self.tell_end(outcome)
+            if outcome.exit_code in REFUSED:
                 for file in sorted(folder.logs.glob("rank*.error.json")) if tracebacks else ():
                     log = file.with_name(file.name.replace(".error.json", ".log"))
                     print(log.read_text(encoding="utf-8", errors="replace"), file=sys.stderr)  # noqa: T201
                 if not self.take_back():
                     print(f"  run folder: {console.shown(folder.path)}", file=sys.stderr)  # noqa: T201
+            return outcome
         except (ExpError, KeyboardInterrupt) as error:
             if error.exit_code in REFUSED if isinstance(error, ExpError) else not begun:
                 self.take_back()
             raise
         finally:
             self.release()
-        return code
 
     def write(self, token: str | None = None) -> None:
         """Take the run folder, and put the configuration into it: beside an earlier record, until the run has begun.

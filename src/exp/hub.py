@@ -192,9 +192,7 @@ def _cached(library: Any, source: Source) -> Path | None:
 
 def _download(library: Any, source: Source) -> Path:
     """Fetch what is loaded, and what stands beside it."""
-    console.wait_for(f"asking {_endpoint()} for {source.repository}")
     info = library.HfApi().model_info(source.repository, revision=source.revision, timeout=_PATIENCE_S)
-    console.waited()  # as errors and warnings do
     there = [sibling.rfilename for sibling in info.siblings or ()]
     first = next((name for name in (_WHOLE, INDEX) if name in there), None)
     if first is None:
@@ -251,18 +249,15 @@ def _endpoint() -> str:
 
 def _refusal(library: Any, source: Source, error: Exception) -> ConfigError | UnavailableError:
     """What a failure of the library means for the user, in one line."""
-    errors, where = library.errors, f"{_endpoint()}/{source.repository}"
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    if isinstance(error, errors.GatedRepoError):
-        text = f"{where} is gated: accept its licence there and set HF_TOKEN, or take a copy that is not (timm:<name>)"
-    elif isinstance(error, errors.RevisionNotFoundError):
-        text = f"{where} has no revision {source.revision}; leave out @{source.revision} for main"
-    elif isinstance(error, errors.RepositoryNotFoundError) or status in (401, 403):
-        text = f"there is no {where}, or it is private; check the name, or set HF_TOKEN to a token that may read it"
-    else:
-        reason = f"{type(error).__name__}: {_PASSWORD.sub('', str(error)).strip().partition(chr(10))[0][:120]}"
-        return UnavailableError(
-            f"init_from={source.name}: cannot fetch it from {_endpoint()} ({reason}); unset HF_HUB_OFFLINE, set "
-            "HF_ENDPOINT to a mirror or HF_HUB_CACHE to a cache that has it, or give a file that you have"
+    missing = (library.errors.RepositoryNotFoundError, library.errors.RevisionNotFoundError)  # one that is gated, too
+    kind, status = type(error).__name__, getattr(getattr(error, "response", None), "status_code", None)
+    if isinstance(error, missing) or status in (401, 403):
+        return ConfigError(
+            f"init_from={source.name}: {_endpoint()} does not give it ({kind}); check name and revision; a gated or "
+            "private repository needs HF_TOKEN, of an account that may read it (many have open copies: timm:<name>)"
         )
-    return ConfigError(f"init_from={source.name}: {text}")
+    said = _PASSWORD.sub("", str(error)).strip().partition("\n")[0][:120]
+    return UnavailableError(
+        f"init_from={source.name}: cannot fetch it from {_endpoint()} ({kind}: {said}); unset HF_HUB_OFFLINE, set "
+        "HF_ENDPOINT to a mirror or HF_HUB_CACHE to a cache that has it, or give a file that you have"
+    )

@@ -20,7 +20,7 @@ from exp import trackers
 from exp.config.compose import load
 from exp.config.resolve import check_names
 from exp.config.schema import ExpConfig
-from exp.console import make_console, wait_for, waited
+from exp.console import make_console
 from exp.errors import ConfigError, Preempted
 from exp.hardware.backend import PRECISIONS
 from exp.hardware.cards import check_distinct
@@ -141,7 +141,6 @@ class Session:
         seed_everything(config.seed, backend)
         if info.rank == 0:
             self.console = make_console()
-            wait_for("setting up")
         self._announce()
 
     def _announce(self) -> None:
@@ -171,11 +170,6 @@ class Session:
                 self.console.print(f"warning: {caution}", highlight=False, style="yellow", soft_wrap=True)
         if self.backend.exclusive_devices:
             check_distinct(self.devices)
-
-    def wait_for(self, what: str) -> None:
-        """Show on rank 0's terminal what the run is waiting for."""
-        if self.console is not None:
-            wait_for(what)
 
     def say(self, text: str) -> None:
         """Print a line on rank 0's terminal, and write it to the log of every rank that calls this method."""
@@ -209,7 +203,6 @@ class Session:
         if self.begun:
             return
         self.begun = True
-        waited()
         if self.pending:
             self.distributed.barrier()
         if self.info.rank == 0:
@@ -297,7 +290,6 @@ def run(folder: RunFolder, info: RankInfo) -> None:
         session.begin()  # does nothing if the task has called it
     except BaseException as error:
         session.forget()
-        waited()
         status = "preempted" if isinstance(error, Preempted) else "failed"
         session.close_reporters(status, {"error": {"message": str(error)}}, _TRACKERS_AFTER_FAILURE_S)
         raise

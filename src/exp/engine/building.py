@@ -58,7 +58,6 @@ def build_data(session: Session) -> Data:
     Raises:
         DataError: the data do not go with the weights.
     """
-    session.wait_for("loading the data")
     data: Data = create(session.config.data, Data, "data")
     if session.config.init_from:
         session.weights = read_weights(Path(str(hub.pinned(session.config))))
@@ -98,7 +97,6 @@ def build_model(session: Session, data: Data, to_place: bool = False) -> nn.Modu
     Raises:
         ConfigError: the weights do not fit (:func:`fit_weights`), or it is no model.
     """
-    session.wait_for("building the model")
     model: nn.Module = create(session.config.model, (Model, BaseModel), "model", **data.model_arguments())
     if session.weights is not None:
         session.say(fit_weights(model, session.weights, session.config))

@@ -15,9 +15,9 @@ from hydra.errors import HydraException
 from omegaconf import ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from exp import console, launcher
+from exp import console
 from exp.config import explain
-from exp.config.compose import load, refuse_empty
+from exp.config.compose import is_of_hub, load, refuse_empty
 from exp.config.differences import as_plain
 from exp.errors import (
     EXIT_CONFIG,
@@ -32,7 +32,7 @@ from exp.errors import (
 )
 from exp.frozen import FrozenRun, complete
 from exp.hub import bring
-from exp.launcher.base import Launcher, launcher_class
+from exp.launcher.base import Launcher, launcher_class, resolve
 from exp.launcher.outcome import Outcome
 from exp.launcher.rank import drop_stale_variables
 from exp.runs.files import read_json, to_json
@@ -243,7 +243,8 @@ class Sweep:
         for number, job in enumerate(batch):
             if job.run is not None and not job.skipped:
                 try:
-                    bring(job.run.config)
+                    if is_of_hub(job.run.config.init_from):
+                        bring(job.run.config)
                     job.run.write()
                     to_run[number] = job.run
                 except ExpError as error:  # for example, another process uses the folder
@@ -395,7 +396,7 @@ def _common_launcher(runs: list[FrozenRun]) -> Launcher | None:
             "a sweep on Slurm is one job array, whose jobs all ask for the same resources; start a command of its own "
             "for each value of launcher.* and nproc"
         )
-    return launcher.resolve(configs[0].launcher, configs[0].nproc)
+    return resolve(configs[0].launcher, configs[0].nproc)
 
 
 def _run_folders(folder: Path) -> list[Path]:

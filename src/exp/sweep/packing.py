@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Sequence
 
-from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED
+from exp.errors import EXIT_FAILED, EXIT_PREEMPTED
 from exp.hardware.cards import only
 from exp.hardware.cores import usable_cores
 from exp.hardware.registry import create_backend
@@ -81,11 +81,11 @@ class _Running:
 
     def outcome(self) -> Outcome:
         """The outcome of the job; its process has ended."""
-        outcome = Outcome.read(outcome_file(self.run.folder, str(self.process.pid)))
-        code, end = EXIT_FAILED if outcome is None else outcome.exit_code, self.process.returncode
-        if outcome is None or (code not in (EXIT_OK, EXIT_PREEMPTED) and outcome.detail is None):
+        outcome, end = Outcome.read(outcome_file(self.run.folder, str(self.process.pid))), self.process.returncode
+        if outcome is None:
             how = f"killed by {signal_name(-end)}" if end < 0 else f"exited with code {end} before its time"
-            return Outcome(code, reported=True, detail="\n".join([how, *tail_of(log_file(self.run.folder))]))
+            detail = "\n".join([how, *tail_of(log_file(self.run.folder))])
+            return Outcome(EXIT_FAILED, reported=True, detail=detail)
         return outcome
 
 
