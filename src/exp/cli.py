@@ -139,7 +139,7 @@ def _report(error: BaseException, full: bool, usage: bool = False) -> int:
     Returns:
         The exit code.
     """
-    if isinstance(error, KeyboardInterrupt):
+    if not isinstance(error, Exception):
         return (error if isinstance(error, Ended) else Ended()).tell()
     if full and not isinstance(error, ExpError):
         traceback.print_exception(type(error), error, error.__traceback__)

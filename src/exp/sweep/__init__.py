@@ -250,7 +250,8 @@ class Sweep:
                 except ExpError as error:  # for example, another process uses the folder
                     job.refuse(error)
         runs, jobs = list(to_run.values()), [batch[number] for number in to_run]
-        with SweepDisplay(self, jobs) as display:
+        display = SweepDisplay(self, jobs)
+        with display:
             if not self.launched:
                 done = sum(job.skipped for job in batch)
                 display.say(f"{done} of {len(batch)} jobs are done already") if done else None
