@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from exp import console
 from exp.config import explain
-from exp.config.compose import is_of_hub, load, refuse_empty
+from exp.config.compose import load, refuse_empty
 from exp.config.differences import as_plain
 from exp.errors import (
     EXIT_CONFIG,
@@ -243,8 +243,7 @@ class Sweep:
         for number, job in enumerate(batch):
             if job.run is not None and not job.skipped:
                 try:
-                    if is_of_hub(job.run.config.init_from):
-                        bring(job.run.config)
+                    bring(job.run.config)
                     job.run.write()
                     to_run[number] = job.run
                 except ExpError as error:  # for example, another process uses the folder
