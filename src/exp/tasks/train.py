@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Callable, ClassVar, Optional
+from typing import TYPE_CHECKING, Any, ClassVar, Optional
 
 from exp.task import ParentTask, Task, call, named
 
@@ -24,17 +24,17 @@ class Train(Task):
     def run(self, session: Session) -> dict[str, Any]:
         """Train (:func:`exp.engine.training.train`); with ``debug.restart_after``, rebuild all and resume after it."""
         from exp.engine.hooks import Interrupted
+        from exp.engine.training import train
 
         # Of a package above the engine; imported once the training is over, or memory is exhausted.
         estimates = [functools.partial(call, f"exp.estimate.trace.{name}") for name in ("training_rate", "what_fits")]
-        train: Callable[..., dict[str, Any]] = functools.partial(call, self.work, session, *estimates)
         try:
-            return train()
+            return train(session, *estimates)
         except Interrupted as interrupted:
             step = interrupted.step
         session.say(f"debug: interrupted after step {step}; everything is rebuilt, and resumes from the checkpoint")
         session.start_anew()
-        return train()
+        return train(session, *estimates)
 
 
 @named
