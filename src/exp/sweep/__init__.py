@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from exp import console
 from exp.config import explain
-from exp.config.compose import load, refuse_empty
+from exp.config.compose import load, refuse_empty, task_type
 from exp.config.differences import as_plain
 from exp.errors import (
     EXIT_CONFIG,
@@ -43,7 +43,6 @@ from exp.runs.status import PREEMPT_SIGNAL
 from exp.sweep.composing import Composer
 from exp.sweep.display import SweepDisplay
 from exp.sweep.packing import pack
-from exp.task import ParentTask, task_class
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
@@ -209,7 +208,7 @@ class Sweep:
         try:
             job.overrides = self.composer.task_overrides(given)
             config = self.composer.prepared(self.config, given, job.number)
-            in_parent = issubclass(task_class(config), ParentTask)
+            in_parent = hasattr(task_type(config.task.get("_target_")), "run_in_parent")
             if in_parent or launcher_class(config).joins:
                 what = f"task={config.task.name}" if in_parent else "launcher=external"
                 raise ConfigError(f"{what} cannot be swept; start it without -m (several runs as 'run=[a,b]')")
