@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import TINY, clean_environment
 
 CODES = {"SIGUSR2": 75, "SIGTERM": 143, "SIGHUP": 129}
-SAYS = "error: ended by {} before anything was begun; give the same command again\n"
+SAYS = "error: interrupted by {}\n"
 MINE = [*TINY[1:], "backend=cpu", "backend._target_=mine.Mine"]
 
 # The signal comes while the backend is looked at, or once the run's folder is written.

@@ -6,6 +6,7 @@ Imports neither torch nor pandas before they are needed.
 from __future__ import annotations
 
 import math
+import os
 import subprocess
 import sys
 import tempfile
@@ -13,16 +14,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
+from exp.cli import NOTE_VARIABLE
 from exp.config.check import has_weights
 from exp.config.compose import load
 from exp.config.resolve import allow, create, distrust, names_in
 from exp.errors import ConfigError, RunError
-from exp.runs.files import read_json, write_json
+from exp.runs.files import read_json
 from exp.runs.folder import RunFolder
 
 if TYPE_CHECKING:
-    import os
-
     import pandas as pd
     from torch import nn
 
@@ -187,7 +187,7 @@ def run(overrides: Sequence[str] = ()) -> Any:
         raise ConfigError(f"exp.run takes a list of overrides, strings as on the command line, and not {overrides!r}")
     with tempfile.TemporaryDirectory() as folder:
         note = Path(folder, "runs.json")
-        code, reason = _shown([sys.executable, "-m", "exp.api", str(note), *arguments])
+        code, reason = _shown([sys.executable, "-m", "exp", *arguments], {**os.environ, NOTE_VARIABLE: str(note)})
         if code != 0:
             raise RunError(f"python -m exp {' '.join(arguments)} ended with code {code}{reason}")
         left = read_json(note) or {"runs": [], "several": False}  # none: it has ended by itself, as --help does
@@ -200,9 +200,9 @@ def run(overrides: Sequence[str] = ()) -> Any:
         return runs
 
 
-def _shown(command: list[str]) -> tuple[int, str]:
+def _shown(command: list[str], environment: dict[str, str]) -> tuple[int, str]:
     """Run a command, its output wherever a notebook shows what is printed; the exit code, and ``: <its error>``."""
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout is not None
     reason = ""
     try:
@@ -225,25 +225,3 @@ def _table(paths: Sequence[str | Path], average_seeds: bool = False) -> pd.DataF
 
     runs = find_runs(paths)
     return pd.DataFrame(seed_rows(runs) if average_seeds else run_rows(runs))
-
-
-def _main() -> int:
-    """``python -m exp.api NOTE [ARGUMENT ...]``: ``python -m exp [ARGUMENT ...]``, and a note of where its runs lie.
-
-    The command line alone knows: quotes, interpolations and files decide on it as well as ``output_dir=``.
-
-    Returns:
-        The exit code of the command line.
-    """
-    from exp.__main__ import main as command_line
-
-    note = Path(sys.argv.pop(1)).absolute()
-    code = command_line()
-    from exp import cli  # once signals are listened to
-
-    write_json(note, {"runs": list(map(str, cli.left.runs)), "several": cli.left.several})
-    return code
-
-
-if __name__ == "__main__":
-    sys.exit(_main())

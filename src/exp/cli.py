@@ -8,76 +8,53 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import sys
 import traceback
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
-from hydra.errors import HydraException
-from omegaconf.errors import OmegaConfBaseException
 
 from exp import __version__, console
 from exp.config import compose, explain
-from exp.errors import (
-    EXIT_CONFIG,
-    EXIT_FAILED,
-    EXIT_OK,
-    ConfigError,
-    Ended,
-    ExpError,
-    as_ours,
-    frames_of,
-    told,
-)
+from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, ConfigError, Ended, ExpError, as_ours, frames_of, told
 from exp.frozen import freeze
 from exp.launcher.base import launcher_class
-from exp.runs.files import UMASK
+from exp.runs.files import UMASK, write_json
 from exp.runs.folder import RunFolder, remove_empty
-from exp.task import ParentTask, create_task, remember, task_class, to_continue_sweep
+from exp.task import ParentTask, create_task, given, to_go_on
 from hydra_plugins.exp_sweeps import ExpLauncher
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
 
-__all__ = ["Left", "left", "main"]
+__all__ = ["NOTE_VARIABLE", "main"]
 
+NOTE_VARIABLE = "EXP_NOTE"
+"""Environment variable with the path of a file for the run folders that a command line leaves (:func:`exp.api.run`)."""
 _OVERRIDE = re.compile(r"~|[^-].*=")
 _MODES = ("--multirun", "-m", "--run", "-r", "--cfg", "-c", "--info", "-i")
 """Hydra's options of which it takes one."""
 
 
-@dataclass
-class Left:
-    """What a command line has left, for whoever started it from Python."""
-
-    runs: list[Path] = field(default_factory=list)
-    """Run folders: its own, those of a sweep, or those that it reported on."""
-    several: bool = False
-    """They are to be seen as a table, even if there is only one."""
-
-
-left = Left()
-
-
 def main() -> int:
     """Run the command line in ``sys.argv``; returns the exit code (docs/concepts/run.md)."""
     os.umask(UMASK)
-    codes: list[int] = []
-    ended: BaseException | None = None
-    by: str | None = None
+    note = os.environ.pop(NOTE_VARIABLE, None)
+    code, several = EXIT_OK, False
+    runs: list[Path] = []
+    error: BaseException | None = None
     full_error = os.environ.get("HYDRA_FULL_ERROR", "")
-    tracebacks = bool(full_error)
+    ExpLauncher.sweep = None
 
     def job(config: ExpConfig) -> None:
+        nonlocal code, runs, several
         try:
-            codes.append(_run(config, list(HydraConfig.get().overrides.task), tracebacks))
+            code, runs, several = _run(config, list(HydraConfig.get().overrides.task), tracebacks=bool(full_error))
         except Exception as error:  # noqa: BLE001 - reported here: Hydra would print a line of its own
-            codes.append(_report(error, tracebacks))
+            code = _report(error, bool(full_error))
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # have Hydra raise its errors instead of printing them and exiting with 1
     try:
@@ -86,30 +63,20 @@ def main() -> int:
             base = compose.begin(arguments)
             sys.argv[1:] = base.overrides
             hydra.main(version_base="1.3", config_path="pkg://exp.conf", config_name=base.primary)(job)()
-            if "exp.sweep" in sys.modules:  # Hydra's launcher has imported it where this command line is one
-                sys.modules["exp.sweep"].require_jobs()
         sys.stdout.flush()
     except BrokenPipeError:  # of --help or --cfg: whoever read it has seen enough
         console.write_nowhere(sys.stdout)
-    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - raised again where nobody can tell
-        ended = error
+    except (Exception, KeyboardInterrupt) as caught:  # noqa: BLE001 - raised again where nobody can tell
+        error = caught
     finally:
         os.environ["HYDRA_FULL_ERROR"] = full_error
-    sweep = sys.modules.get("exp.sweep")
+    sweep = ExpLauncher.sweep
     if sweep is not None:
-        if isinstance(ended, Exception) and not isinstance(ended, (ExpError, HydraException, OmegaConfBaseException)):
-            ended = sweep.explained(ended)
-        code, by, runs = sweep.finish(to_continue_sweep)
-        codes.append(code)
-        left.runs, left.several = [*left.runs, *runs], True
-    if isinstance(ended, Exception):
-        return _report(ended, tracebacks, usage=True)
-    if isinstance(ended, Ended):
-        return max([ended.tell(), *(code for code in codes if code > 128)])
-    if ended is not None:
-        console.error(f"interrupted by {by}" if by else "interrupted")
-        return max(128 + signal.SIGINT, *codes)
-    return max(codes, default=EXIT_OK)
+        error = error if isinstance(error, KeyboardInterrupt) else sweep.explained(error)
+        (code, runs), several = sweep.finish(to_go_on), True
+    if note is not None:
+        write_json(Path(note), {"runs": list(map(str, runs)), "several": several})
+    return code if error is None else _report(error, bool(full_error), usage=True)
 
 
 def _parse(arguments: list[str]) -> list[str] | None:
@@ -119,10 +86,10 @@ def _parse(arguments: list[str]) -> list[str] | None:
         return None
     # Options first: argparse, and so Hydra, refuses overrides on both sides of one (``seed=1,2 -m max_steps=5``).
     arguments = sorted(arguments, key=lambda each: _OVERRIDE.match(each) is not None)
-    given = [each for each in arguments if each.partition("=")[0] in _MODES]
-    if len(given) > 1:
-        raise ConfigError(f"{given[0]} and {given[1]} exclude each other; leave one out")
-    remember(arguments)
+    modes = [each for each in arguments if each.partition("=")[0] in _MODES]
+    if len(modes) > 1:
+        raise ConfigError(f"{modes[0]} and {modes[1]} exclude each other; leave one out")
+    given[:] = arguments
     compose.register()
     Plugins.instance().register(ExpLauncher)  # it is found by itself where exp is installed, but not in a checkout
     if {"--help", "-h"} & {*arguments}:
@@ -131,29 +98,32 @@ def _parse(arguments: list[str]) -> list[str] | None:
     return compose.expand_arguments(arguments)
 
 
-def _run(config: ExpConfig, overrides: list[str], tracebacks: bool) -> int:
-    """Freeze, launch, and note what runs there are now; returns the exit code."""
+def _run(config: ExpConfig, overrides: list[str], tracebacks: bool) -> tuple[int, list[Path], bool]:
+    """Freeze and launch.
+
+    Returns:
+        The exit code; the run folders that there are now: its own, or those that it reported on; and whether these are
+        to be seen as a table, even if there is only one.
+    """
     of_hydra = Path(HydraConfig.get().runtime.output_dir)
     if of_hydra != Path.cwd():
         remove_empty([of_hydra])
         raise ConfigError(f"hydra.run.dir={of_hydra}: the run folder is set with output_dir")
     compose.refuse_empty("output_dir", config.output_dir)
-    if issubclass(task_class(config), ParentTask):
-        Ended.begun = True
-        task: Any = create_task(config)
+    task = create_task(config)
+    if isinstance(task, ParentTask):
         code, folder = task.run_in_parent(config, overrides), RunFolder(config.output_dir)
-        left.runs, left.several = [*task.runs], bool(task.runs)
+        if task.runs:
+            return code, [*task.runs], True
     else:
         launcher = launcher_class(config)
         launcher.take_place(config, overrides)
         run = freeze(config, overrides, Path(config.output_dir))
-        code, folder = run.execute(tracebacks), run.folder
-    if not left.runs and folder.config.is_file():
-        left.runs.append(folder.path)
-    return int(code)
+        code, folder = run.execute(tracebacks).exit_code, run.folder
+    return code, [folder.path] * folder.config.is_file(), False
 
 
-def _report(error: Exception, full: bool, usage: bool = False) -> int:
+def _report(error: BaseException, full: bool, usage: bool = False) -> int:
     """Say on stderr what has ended a command; what nobody foresees is raised again, with its traceback.
 
     Args:
@@ -164,6 +134,8 @@ def _report(error: Exception, full: bool, usage: bool = False) -> int:
     Returns:
         The exit code.
     """
+    if not isinstance(error, Exception):
+        return (error if isinstance(error, Ended) else Ended()).tell()
     if full and not isinstance(error, ExpError):
         traceback.print_exception(type(error), error, error.__traceback__)
     if explain.is_of_composition(error):

@@ -6,7 +6,6 @@ A reader that has gone away (``| head``, a pager that was left) ends what is sho
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -14,10 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["error", "flops", "make_console", "shown", "size", "wait_for", "waited", "warn", "write_nowhere"]
-
-_CLEAR = "\r\x1b[2K"  # to the first column, and nothing on the line
-_waits_for = ""
+__all__ = ["error", "flops", "make_console", "shown", "size", "warn", "write_nowhere"]
 
 
 def make_console() -> Console:
@@ -33,14 +29,6 @@ def make_console() -> Console:
             """Called by rich, which would exit here."""
             self.quiet = True
             write_nowhere(sys.stdout)
-
-        def print(self, *objects: Any, **options: Any) -> None:
-            """Above the line that says what is waited for."""
-            text = _waits_for
-            waited()
-            super().print(*objects, **options)
-            if text:
-                wait_for(text)
 
     if sys.stdout.isatty():
         return Terminal(highlight=False)
@@ -75,36 +63,13 @@ def flops(value: float) -> str:
     return f"{value:.0f} "
 
 
-def wait_for(what: str) -> None:
-    """Say on a terminal what the next seconds go into, on a line that the next such line, or :func:`waited`, replaces.
-
-    Elsewhere nothing is written. The first column is left to whoever writes next, a worker included.
-    """
-    global _waits_for
-    if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
-        return
-    _waits_for = what
-    columns = shutil.get_terminal_size().columns
-    _write(sys.stdout, f"{_CLEAR}{f'{what} ...'[: columns - 1]}\r")
-
-
-def waited() -> None:
-    """Take the line of :func:`wait_for` away, if this process has written one."""
-    global _waits_for
-    if _waits_for:
-        _waits_for = ""
-        _write(sys.stdout, _CLEAR)
-
-
 def warn(message: str) -> None:
     """One line that the user can act on."""
-    waited()
     _write(sys.stderr, f"warning: {message}\n")
 
 
 def error(message: str) -> None:
     """What went wrong: the first line says it, details follow."""
-    waited()
     _write(sys.stderr, f"error: {message}\n")
 
 

@@ -104,19 +104,14 @@ class Ended(KeyboardInterrupt):
         exit_code: of the command.
     """
 
-    begun = False
-    """Of the class: a run has begun; a sweep has where its module is imported."""
-
-    def __init__(self, number: int, exit_code: int) -> None:
+    def __init__(self, number: int = signal.SIGINT, exit_code: int = 128 + signal.SIGINT) -> None:
         super().__init__(number)
         self.number = number
         self.exit_code = exit_code
 
     def tell(self) -> int:
         """Say in one line that it has ended the command; returns the exit code (docs/concepts/run.md)."""
-        begun = Ended.begun or "exp.sweep" in sys.modules
-        lost = "" if begun else " before anything was begun; give the same command again"
-        say("interrupted" if self.number == signal.SIGINT else f"ended by {signal.Signals(self.number).name}{lost}")
+        say(f"interrupted by {signal.Signals(self.number).name}")
         return self.exit_code
 
 

@@ -21,13 +21,14 @@ from omegaconf import OmegaConf
 from exp import console, trackers
 from exp.config import check as checks
 from exp.config import compose, differences
+from exp.config.compose import is_of_hub
 from exp.config.resolve import allow, check_names, distrust
 from exp.config.schema import ExpConfig
 from exp.console import flops, size
-from exp.errors import EXIT_OK, EXIT_PREEMPTED, REFUSED, ConfigError, Ended, ExpError, RunError
+from exp.errors import EXIT_OK, EXIT_PREEMPTED, REFUSED, ConfigError, ExpError, RunError
 from exp.hardware.registry import choose, create_backend
 from exp.hub import bring, parse
-from exp.launcher.base import describe_failure, launcher_class, resolve
+from exp.launcher.base import Outcome, describe_failure, launcher_class, resolve
 from exp.runs.files import read_json
 from exp.runs.folder import (
     RunFolder,
@@ -41,11 +42,10 @@ from exp.runs.folder import (
 )
 from exp.runs.lock import RunLock
 from exp.runs.status import Failures
-from exp.task import create_task, task_class, to_continue
+from exp.task import call, create_task, task_class, to_continue
 
 if TYPE_CHECKING:
     from exp.hardware.backend import Backend
-    from exp.launcher.base import Outcome
 
 __all__ = ["FrozenRun", "complete", "freeze", "prepare"]
 
@@ -95,8 +95,9 @@ def complete(config: ExpConfig, overrides: list[str], output_dir: Path) -> Froze
     config.output_dir = str(output_dir.absolute())
     compose.expand(config)
     checks.validate(config, overrides, create_backend(config.backend), create_task(config), launcher_class(config))
-    trackers.check(config.logger)
-    if compose.is_of_hub(config.init_from):
+    if config.logger.trackers:
+        trackers.check(config.logger)
+    if is_of_hub(config.init_from):
         parse(str(config.init_from))
     _note_differences(config, overrides)
     return FrozenRun(config, overrides, RunFolder(output_dir))
@@ -176,53 +177,52 @@ class FrozenRun:
     snapshot: Snapshot | None = None
     lock: RunLock | None = None
 
-    def execute(self, tracebacks: bool = False) -> int:
+    def execute(self, tracebacks: bool = False) -> Outcome:
         """Write the run folder, launch, wait, print and record the end; a run that is refused leaves no folder.
 
         Args:
             tracebacks: the user wants them: those of workers that refuse the run stand in its logs alone.
 
         Returns:
-            The exit code.
+            The outcome, with the exit code of the command.
 
         Raises:
             ExpError: it cannot be started.
         """
-        config, folder = self.config, self.folder
+        config, folder, begun = self.config, self.folder, False
         try:
             chosen = resolve(config.launcher, config.nproc)
             script = chosen.preflight([self], folder.path / "slurm")
             if script is not None:
                 console.make_console().out(script, highlight=False)
-                return EXIT_OK
+                return Outcome()
             backend = create_backend(config.backend)
-            bring(config)
+            if is_of_hub(config.init_from):
+                bring(config)
             if chosen.leads:
                 self.write(chosen.job_token())
                 self.announce(backend)
                 Failures(folder).forget()
-                Ended.begun = True
-            if chosen.leads and not chosen.submits:
-                console.wait_for("starting the worker" if config.nproc == 1 else f"starting {config.nproc} workers")
+            begun = True
             try:
                 outcome = chosen.launch(self)
             finally:
-                console.waited()
                 self.check_folder()  # its loss may end the run by a signal, when no launcher listens any more
-            code = self.tell_end(outcome) if chosen.leads else outcome.exit_code
-            if code in REFUSED:
+            if chosen.leads:
+                outcome.exit_code = self.tell_end(outcome)
+            if outcome.exit_code in REFUSED:
                 for file in sorted(folder.logs.glob("rank*.error.json")) if tracebacks else ():
                     log = file.with_name(file.name.replace(".error.json", ".log"))
                     print(log.read_text(encoding="utf-8", errors="replace"), file=sys.stderr)  # noqa: T201
                 if not self.take_back():
                     print(f"  run folder: {console.shown(folder.path)}", file=sys.stderr)  # noqa: T201
+            return outcome
         except (ExpError, KeyboardInterrupt) as error:
-            if error.exit_code in REFUSED if isinstance(error, ExpError) else not Ended.begun:
+            if error.exit_code in REFUSED if isinstance(error, ExpError) else not begun:
                 self.take_back()
             raise
         finally:
             self.release()
-        return code
 
     def write(self, token: str | None = None) -> None:
         """Take the run folder, and put the configuration into it: beside an earlier record, until the run has begun.
@@ -271,7 +271,10 @@ class FrozenRun:
                 " its speed says nothing about a real one.",
                 "bold yellow",
             )
-        if create_task(config).announce(config, self.folder):
+        task = task_class(config)
+        if task.begin:
+            call(task.begin, config, self.folder)
+        if task.begin or task.diagnoses:
             return
         batch = ""
         if config.global_batch_size is not None:
@@ -294,9 +297,10 @@ class FrozenRun:
         config, folder = self.config, self.folder
         if outcome.left or outcome.reported:
             return outcome.exit_code
-        told = create_task(config).tell_end(config, folder, outcome)
-        if told is not None:
-            return told
+        task = task_class(config)
+        judged = call(task.end, config, folder, outcome) if task.end and outcome.interrupted_by is None else None
+        if judged is not None or (task.diagnoses and outcome.exit_code == EXIT_OK):
+            return judged or EXIT_OK
         if outcome.exit_code == EXIT_OK:
             result = read_json(folder.result)
             if result is not None:  # else a node other than rank 0's

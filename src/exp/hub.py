@@ -200,9 +200,7 @@ def _cached(library: Any, source: Source) -> Path | None:
 
 def _download(library: Any, source: Source) -> Path:
     """Download the weights, the configuration files and the model card."""
-    console.wait_for(f"asking {_endpoint()} for {source.repository}")
     info = library.HfApi().model_info(source.repository, revision=source.revision, timeout=_PATIENCE_S)
-    console.waited()  # errors and warnings end the waiting message, too
     there = [sibling.rfilename for sibling in info.siblings or ()]
     first = next((name for name in (_WHOLE, INDEX) if name in there), None)
     if first is None:
@@ -261,18 +259,15 @@ def _endpoint() -> str:
 
 def _refusal(library: Any, source: Source, error: Exception) -> ConfigError | UnavailableError:
     """Turn an exception of huggingface_hub into an error with one line for the user."""
-    errors, where = library.errors, f"{_endpoint()}/{source.repository}"
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    if isinstance(error, errors.GatedRepoError):
-        text = f"{where} is gated: accept its licence there and set HF_TOKEN, or use an ungated copy (timm:<name>)"
-    elif isinstance(error, errors.RevisionNotFoundError):
-        text = f"{where} has no revision {source.revision}; leave out @{source.revision} for main"
-    elif isinstance(error, errors.RepositoryNotFoundError) or status in (401, 403):
-        text = f"there is no {where}, or it is private; check the name, or set HF_TOKEN to a token that may read it"
-    else:
-        reason = f"{type(error).__name__}: {_PASSWORD.sub('', str(error)).strip().partition(chr(10))[0][:120]}"
-        return UnavailableError(
-            f"init_from={source.name}: cannot fetch it from {_endpoint()} ({reason}); unset HF_HUB_OFFLINE, set "
-            "HF_ENDPOINT to a mirror or HF_HUB_CACHE to a cache that has it, or give a file that you have"
+    missing = (library.errors.RepositoryNotFoundError, library.errors.RevisionNotFoundError)  # one that is gated, too
+    kind, status = type(error).__name__, getattr(getattr(error, "response", None), "status_code", None)
+    if isinstance(error, missing) or status in (401, 403):
+        return ConfigError(
+            f"init_from={source.name}: {_endpoint()} does not give it ({kind}); check name and revision; a gated or "
+            "private repository needs HF_TOKEN, of an account that may read it (many have open copies: timm:<name>)"
         )
-    return ConfigError(f"init_from={source.name}: {text}")
+    said = _PASSWORD.sub("", str(error)).strip().partition("\n")[0][:120]
+    return UnavailableError(
+        f"init_from={source.name}: cannot fetch it from {_endpoint()} ({kind}: {said}); unset HF_HUB_OFFLINE, set "
+        "HF_ENDPOINT to a mirror or HF_HUB_CACHE to a cache that has it, or give a file that you have"
+    )

@@ -25,7 +25,7 @@ from exp import trackers
 from exp.config.compose import load
 from exp.config.resolve import check_names
 from exp.config.schema import ExpConfig
-from exp.console import make_console, wait_for, waited
+from exp.console import make_console
 from exp.errors import EXIT_FAILED, ConfigError, Preempted, as_ours, message_of, told
 from exp.hardware.backend import PRECISIONS
 from exp.hardware.cards import check_distinct
@@ -34,7 +34,7 @@ from exp.hardware.registry import create_backend
 from exp.launcher.ports import listen_at
 from exp.launcher.processes import SCRATCH_VARIABLE
 from exp.runs.status import Failures, PreemptionFlag, RankFailure
-from exp.task import create_task
+from exp.task import call, create_task
 
 if TYPE_CHECKING:
     import torch
@@ -215,7 +215,6 @@ class Session:
         seed_everything(config.seed, backend)
         if info.rank == 0:
             self.console = make_console()
-            wait_for("setting up")
         self._announce()
 
     def _announce(self) -> None:
@@ -245,11 +244,6 @@ class Session:
                 self.console.print(f"warning: {caution}", highlight=False, style="yellow", soft_wrap=True)
         if self.backend.exclusive_devices:
             check_distinct(self.devices)
-
-    def wait_for(self, what: str) -> None:
-        """Show on rank 0's terminal what the run is waiting for."""
-        if self.console is not None:
-            wait_for(what)
 
     def say(self, text: str) -> None:
         """Print a line on rank 0's terminal, and write it to the log of every rank that calls this method."""
@@ -283,7 +277,6 @@ class Session:
         if self.begun:
             return
         self.begun = True
-        waited()
         if self.pending:
             self.distributed.barrier()
         if self.info.rank == 0:
@@ -352,7 +345,7 @@ def run(folder: RunFolder, info: RankInfo) -> None:
         os.environ.setdefault(name, value)
     os.environ.update(backend.run_env(config.precision, task.counts_fallbacks))
     if task.diagnoses:  # such a task opens the session step by step, and continues if a step fails
-        task.diagnose(config, folder, info, backend)
+        call(task.work, config, folder, info, backend)
         return
     session = Session(config, folder, info, backend)
     try:
@@ -371,7 +364,6 @@ def run(folder: RunFolder, info: RankInfo) -> None:
         session.begin()  # does nothing if the task has called it
     except BaseException as error:
         session.forget()
-        waited()
         status = "preempted" if isinstance(error, Preempted) else "failed"
         session.close_reporters(status, {"error": {"message": str(error)}}, _TRACKERS_AFTER_FAILURE_S)
         raise

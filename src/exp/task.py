@@ -1,4 +1,7 @@
-"""The interface of tasks (``task=<name>``), and the commands that resume a run or a sweep."""
+"""The interface of tasks (``task=<name>``), and the commands that resume a run or a sweep.
+
+A task is work for ranks (:class:`Task`) or work for the process of the command line (:class:`ParentTask`).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Sequence, TypeVar
 
 from omegaconf import MISSING, OmegaConf
 
@@ -17,56 +20,60 @@ from exp.config.compose import task_type
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
-    from exp.hardware.backend import Backend
-    from exp.launcher.base import Outcome
     from exp.runs.folder import RunFolder
-    from exp.session import RankInfo, Session
+    from exp.session import Session
 
-__all__ = ["ParentTask", "Task", "create_task", "remember", "task_class", "to_continue", "to_continue_sweep"]
+__all__ = ["ParentTask", "Task", "call", "create_task", "given", "named", "task_class", "to_continue", "to_go_on"]
 
 # OmegaConf reads these annotations at run time, on Python 3.8 too: hence typing's generics, not the builtin ones.
 
 
 @dataclass
 class Task:
-    """The base class of tasks, such as training or evaluation.
+    """The base class of tasks, such as training or evaluation: work for ranks.
 
     A task is a dataclass whose fields are the typed keys of ``task`` in the configuration. The parent process uses it
-    before anything starts, so its module must not import torch, MMEngine and the like at the top; methods that run on
-    the ranks import what they need.
+    before anything starts, so its module must not import torch, MMEngine and the like at the top.
 
     Attributes:
+        work: dotted path of the function that every rank calls with its session, such as
+            ``exp.engine.outputs.evaluate``; empty if the task has its own :meth:`run`.
+        begin: dotted path of a function that prints what will run, instead of the usual lines; called in the parent
+            with the configuration and the run folder.
+        end: dotted path of a function that prints and records the outcome, and returns the exit code (None: do this as
+            usual); called in the parent with the configuration, the run folder and the
+            :class:`exp.launcher.base.Outcome`, unless a signal ended the run.
         trains: trains with an optimizer, so batch sizes and the wrapper matter.
         saves_state: saves its state during the run, and can resume (``resume``); other tasks start again.
         needs_weights: uses a trained model as it is: needs ``init_from``, and takes model and data from that run.
-        diagnoses: examines the machine or the data: workers call :meth:`diagnose` instead of :meth:`run`, and the
-            parent leaves out all checks that the workers can report.
+        uses_data: uses model and data of the configuration; if not, the data files may be missing.
+        uses_hardware: needs the devices of this machine.
+        compared: its results can be compared with those of other runs.
+        paths: its keys that are paths; relative paths start at the current folder.
         isolated: runs its worker in a process of its own, even if there is only one.
+        diagnoses: examines the machine or the data: the parent leaves out all checks that the workers can report, and
+            ``work`` is called without a session, with the configuration, the run folder, the
+            :class:`exp.session.RankInfo` and the backend.
         counts_fallbacks: counts the operators that run on the CPU instead of the device, even if that is slow
             (:meth:`exp.hardware.backend.Backend.run_env`).
-        compared: its results can be compared with those of other runs.
-        uses_hardware: needs the devices of this machine.
-        uses_data: uses model and data of the configuration; if not, the data files may be missing.
-        paths: its keys that are paths; relative paths start at the current folder.
-        work: dotted path of the function that does the work, such as ``exp.engine.outputs.evaluate``; empty if the
-            task overrides the method instead. Arguments: the session; those of :meth:`diagnose` for a task that
-            ``diagnoses``; those of :meth:`ParentTask.run_in_parent` and the task for a :class:`ParentTask`.
     """
 
     _target_: str = MISSING
     name: str = MISSING
 
+    work: ClassVar[str] = ""
+    begin: ClassVar[str] = ""
+    end: ClassVar[str] = ""
     trains: ClassVar[bool] = False
     saves_state: ClassVar[bool] = False
     needs_weights: ClassVar[bool] = False
-    diagnoses: ClassVar[bool] = False
-    isolated: ClassVar[bool] = False
-    counts_fallbacks: ClassVar[bool] = False
-    compared: ClassVar[bool] = True
     uses_data: ClassVar[bool] = True
     uses_hardware: ClassVar[bool] = True
+    compared: ClassVar[bool] = True
     paths: ClassVar[Sequence[str]] = ()
-    work: ClassVar[str] = ""
+    isolated: ClassVar[bool] = False
+    diagnoses: ClassVar[bool] = False
+    counts_fallbacks: ClassVar[bool] = False
 
     def check(self, config: ExpConfig) -> None:
         """Check the configuration for this task, and fill in derived values. Called in the parent, before any output.
@@ -90,42 +97,22 @@ class Task:
         Raises:
             NotImplementedError: the task has neither ``work`` nor its own :meth:`run`.
         """
-        result: dict[str, Any] = self._work()(session)
+        result: dict[str, Any] = call(self.work, session)
         return result
-
-    def diagnose(self, config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
-        """Run a task that ``diagnoses``; called on every rank instead of :meth:`run`, without a session."""
-        self._work()(config, folder, info, backend)
-
-    def _work(self) -> Any:
-        if not self.work:
-            raise NotImplementedError(
-                f"{type(self).__name__} must override the method that does its work, or set work to a function's path"
-            )
-        module, _, function = self.work.rpartition(".")
-        return getattr(importlib.import_module(module), function)
-
-    def announce(self, config: ExpConfig, folder: RunFolder) -> bool:
-        """Print what will run; called in the parent. Return False to print the usual lines instead."""
-        return False
-
-    def tell_end(self, config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int | None:
-        """Print and record the outcome, and return the exit code; called in the parent. None: do this as usual."""
-        return None
 
 
 @dataclass
 class ParentTask(Task):
     """A task without workers, such as a report; it needs neither devices nor data files.
 
-    Attributes:
-        runs: folders of other runs, if the task has made a table of them.
+    ``work`` is called as :meth:`run_in_parent` is.
     """
 
-    compared: ClassVar[bool] = False
     uses_data: ClassVar[bool] = False
     uses_hardware: ClassVar[bool] = False
-    runs: ClassVar[Sequence[Any]] = ()
+    compared: ClassVar[bool] = False
+    runs: ClassVar[Sequence[Path]] = ()
+    """Folders of other runs, where it has made a table of them."""
 
     def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> int:
         """Run the task in the process of the command line, and return the exit code.
@@ -134,7 +121,23 @@ class ParentTask(Task):
             config: the composed, typed configuration.
             overrides: the user's overrides.
         """
-        return int(self._work()(config, list(overrides), self))
+        return int(call(self.work, config, list(overrides), self))
+
+
+_T = TypeVar("_T", bound=Task)
+
+
+def named(cls: type[_T]) -> type[_T]:
+    """Make a dataclass of a task, with its path as ``_target_``, and its name in lower case as ``name``."""
+    keys = [("_target_", str, f"{cls.__module__}.{cls.__name__}"), ("name", str, cls.__name__.lower())]
+    namespace = {"__module__": cls.__module__, "__doc__": cls.__doc__}
+    return dataclasses.make_dataclass(cls.__name__, keys, bases=(dataclass(cls),), namespace=namespace)
+
+
+def call(path: str, *arguments: Any) -> Any:
+    """Call the function with this dotted path, and import its module first."""
+    module, _, function = path.rpartition(".")
+    return getattr(importlib.import_module(module), function)(*arguments)
 
 
 def task_class(config: ExpConfig) -> type[Task]:
@@ -151,13 +154,8 @@ def create_task(config: ExpConfig) -> Task:
     return cls(**{field.name: plain[field.name] for field in dataclasses.fields(cls) if field.name in plain})
 
 
-_given: list[str] = []
-"""Arguments of the command line; empty in other processes."""
-
-
-def remember(arguments: Sequence[str]) -> None:
-    """Keep the arguments of the command line, which may contain options of Hydra that no configuration has."""
-    _given[:] = arguments
+given: list[str] = []
+"""Arguments of the command line, with Hydra's options, which no configuration has; empty in other processes."""
 
 
 def to_continue(config: ExpConfig, folder: RunFolder, *changes: str) -> str | None:
@@ -173,26 +171,25 @@ def to_continue(config: ExpConfig, folder: RunFolder, *changes: str) -> str | No
     """
     if not task_class(config).saves_state or not folder.has_checkpoint():
         return None
-    arguments = _given
-    if not _given or {"-m", "--multirun"} & set(_given):
-        written = folder.in_use(folder.overrides)
+    arguments, written = given, folder.in_use(folder.overrides)
+    if not given or {"-m", "--multirun"} & {*given}:
         if not written.is_file():
             return None
-        content: Any = OmegaConf.to_container(OmegaConf.load(written))
-        arguments = [str(override) for override in content]
-    new = {"output_dir": console.shown(folder.path), "resume": "auto", **dict(each.split("=", 1) for each in changes)}
-    return _command(arguments, (*new, "overwrite"), [f"{key}={value}" for key, value in new.items()])
+        arguments = [str(override) for override in OmegaConf.load(written)]
+    return to_go_on(f"output_dir={console.shown(folder.path)}", "resume=auto", *changes, without=("overwrite",),
+                    arguments=arguments)  # fmt: skip
 
 
-def to_continue_sweep(folder: Path) -> str | None:
-    """The command that resumes a sweep; None outside the process of the command line."""
-    if not _given:
-        return None
-    new = [f"output_dir={console.shown(folder)}", "sweep.resume=true"]
-    return _command(_given, ("sweep.resume", "output_dir"), new)
+def to_go_on(*changes: str, without: Sequence[str] = (), arguments: Sequence[str] | None = None) -> str:
+    """A command line with other values.
 
-
-def _command(arguments: Sequence[str], without: Sequence[str], new: Sequence[str]) -> str:
-    kept = [word for word in arguments if word.lstrip("+").partition("=")[0] not in without]
+    Args:
+        *changes: overrides; of those with the same key the last one counts.
+        without: keys that it is not to have.
+        arguments: of the command line; None: of this one.
+    """
+    new = dict(change.split("=", 1) for change in changes)
+    kept = [each for each in (given if arguments is None else arguments)
+            if each.lstrip("+").partition("=")[0] not in (*new, *without)]  # fmt: skip
     program = ["exp"] if Path(sys.argv[0]).name == "exp" else ["python", "-m", "exp"]
-    return " ".join(map(shlex.quote, [*program, *kept, *new]))
+    return " ".join(map(shlex.quote, [*program, *kept, *(f"{key}={value}" for key, value in new.items())]))

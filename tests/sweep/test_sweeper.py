@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
 import signal
 
 import pytest
 
-from exp.sweep import NoMetric
 from tests.behaviour.conftest import has_steps, table, wait_for
 from tests.behaviour.test_refusals import ONE_BY_ONE
 from tests.conftest import TINY, Forked
 
 SWEEP = ["-m", *TINY, "max_steps=2", "output_dir=sweep", "sweep.plots=false", "sweep.parallel_jobs=1"]
-
-
-def test_a_job_without_a_metric_is_nan_in_sums_and_no_number_alone():
-    assert isinstance(NoMetric(), float)
-    assert math.isnan(NoMetric())
-    assert math.isnan(-1 * NoMetric())
-    with pytest.raises(ValueError, match="no metric"):
-        float(NoMetric())
 
 
 REFUSED = [

@@ -60,7 +60,6 @@ def build_data(session: Session) -> Data:
         CheckpointError: the weights cannot be read.
         UnavailableError: weights of a hub cannot be fetched, or the class cannot be imported.
     """
-    session.wait_for("loading the data")
     data: Data = create(session.config.data, Data, "data")
     if session.config.init_from:
         session.weights = read_weights(Path(str(hub.pinned(session.config))))
@@ -104,7 +103,6 @@ def build_model(session: Session, data: Data, to_place: bool = False) -> nn.Modu
         ConfigError: the class is not a model or does not take the arguments, weights are missing, or they do not match
             (:func:`fit_weights`).
     """
-    session.wait_for("building the model")
     model: nn.Module = create(session.config.model, (Model, BaseModel), "model", **data.model_arguments())
     if session.weights is not None:
         session.say(fit_weights(model, session.weights, session.config))

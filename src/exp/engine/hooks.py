@@ -16,7 +16,6 @@ import mmengine.hooks
 import torch
 from mmengine.hooks import Hook
 
-from exp.console import waited
 from exp.data.loader import tensors_of
 from exp.engine.checkpoint import not_finite
 from exp.engine.distributed import staged_bytes
@@ -106,7 +105,6 @@ class Progress:
             return
         from rich import progress
 
-        waited()
         words = progress.TextColumn("{task.description}"), progress.TextColumn("{task.fields[text]}")
         columns = (words[0], progress.BarColumn(bar_width=20), progress.TaskProgressColumn(), words[1])
         # No refresh thread: it would interrupt the training loop ten times a second.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import shutil
+import signal
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,6 @@ from exp import console
 from exp.config import explain
 from exp.config.compose import load, refuse_empty, task_type
 from exp.config.differences import as_plain
-from exp.config.schema import ExpConfig
 from exp.errors import (
     EXIT_CONFIG,
     EXIT_FAILED,
@@ -37,21 +37,21 @@ from exp.runs.files import read_json, to_json
 from exp.runs.folder import RunFolder, missing_folders, read_result, remove_empty, selecting_value
 from exp.runs.lock import RunLock
 from exp.runs.status import PREEMPT_SIGNAL
+from exp.sweep.composing import Composer
 from exp.sweep.display import SweepDisplay
 from exp.sweep.packing import pack
 
 if TYPE_CHECKING:
+    from exp.config.schema import ExpConfig
     from exp.report.runs import Run
-    from exp.sweep.composing import Composer
 
-__all__ = ["Job", "NoMetric", "Sweep", "begin", "explained", "finish", "require_jobs"]
+__all__ = ["Job", "NoMetric", "Sweep"]
 
 _OF_HYDRA = "multirun.yaml"
 _ELSEWHERE = ("figures", "launcher", "output_dir", "overwrite", "plots", "record", "report_placement", "resume",
               "resume_changed_data", "sweep")  # fmt: skip
 """Configuration keys that do not change what a run computes."""
-
-_current: list[Sweep] = []
+_STATES = ("completed", "done before", "submitted", "failed", "interrupted", "preempted", "not begun")
 
 
 class NoMetric(float):
@@ -83,13 +83,30 @@ class Job:
     """Whether an earlier sweep has completed the job."""
 
     @property
+    def state(self) -> str:
+        """The state of the job, one of ``_STATES``."""
+        outcome = self.outcome
+        if self.skipped:
+            return "done before"
+        if outcome is None or not outcome.begun:
+            return "not begun"
+        if outcome.left or outcome.interrupted_by is not None:
+            return "submitted" if outcome.left else "interrupted"
+        return {EXIT_OK: "completed", EXIT_PREEMPTED: "preempted"}.get(outcome.exit_code, "failed")
+
+    @property
     def metric(self) -> float:
         """The value for the sweeper; :class:`NoMetric` if the job has not completed or has no finite metric."""
-        done = self.skipped or (
-            self.outcome is not None and self.outcome.exit_code == EXIT_OK and not self.outcome.left
-        )
+        done = self.run is not None and self.state in ("completed", "done before")
         value = selecting_value(read_json(self.run.folder.result)) if self.run is not None and done else None
         return NoMetric() if value is None or value != value else value
+
+    def refuse(self, error: Exception) -> None:
+        """Record that the configuration or the folder of the job was refused."""
+        if isinstance(error, ExpError):
+            self.outcome = Outcome(error.exit_code, detail=str(error))
+        else:
+            self.outcome = Outcome(EXIT_CONFIG, detail=explain.explain(error, explain.default_keys()))
 
     def title(self, common: Collection[str] = ()) -> str:
         """Number of the job's folder and its overrides that are not ``common``, such as ``3 seed=2 optim.lr=0.001``."""
@@ -102,23 +119,32 @@ class Sweep:
 
     Args:
         config: composed for the whole sweep, including the node ``hydra``.
+        composer: makes the configurations of the jobs.
 
     Raises:
-        ConfigError: the folder has another sweep, or another process uses it.
+        ConfigError: the path of the folder is empty, the folder has another sweep, another process uses it, or
+            ``hydra.sweep.subdir`` is set.
     """
 
-    def __init__(self, config: Any) -> None:
-        self.config = config
+    def __init__(self, config: Any, composer: Composer) -> None:
+        refuse_empty("output_dir", config.get("output_dir"))
+        refuse_empty("hydra.sweep.dir", config.hydra.sweep.dir)
+        written: Any = OmegaConf.to_container(config.hydra.sweep)
+        if written["subdir"] != "${hydra.job.num}":
+            raise ConfigError(
+                "hydra.sweep.subdir cannot be set: jobs of a sweep are in <output_dir>/0, 1, 2, ...; leave it out "
+                "(sweep.csv has the overrides of each job)"
+            )
+        if config.sweep.resume and "output_dir" not in str(list(config.hydra.overrides.task)):
+            raise ConfigError("sweep.resume=true needs output_dir=<the folder of the sweep to go on with>")
+        self.config, self.composer, self.settings = config, composer, config.sweep
         self.folder = folder = Path(str(config.hydra.sweep.dir)).absolute()
-        self.settings = config.sweep
         self.jobs: list[Job] = []
         self.began = time.monotonic()
-        self.interrupted_by: str | None = None
         self.asked = self.busy = self.dry = self.launched = self.preempted = False
         self.runs: list[Run] = []
         """The runs that can be compared, read after the last batch."""
         self._missing = missing_folders(folder)
-        self._earlier: dict[str, list[tuple[Path, bool]]] = {}
         self.lock = RunLock(folder)
         folder.mkdir(mode=0o750, parents=True, exist_ok=True)
         try:
@@ -135,60 +161,68 @@ class Sweep:
             raise
         self._taken = {path.name for path in existing}
 
-    def run(self, overrides: Sequence[Sequence[str]], first: int, composer: Composer) -> list[float]:
+    def run(self, overrides: Sequence[Sequence[str]], first: int) -> list[float]:
         """Freeze the jobs of a batch, run them, and wait until all have ended.
 
         Args:
             overrides: a list for each job.
             first: Hydra's number of the first job, from 0.
-            composer: makes the configurations.
 
         Returns:
             The metric of each job; :class:`NoMetric` for one that failed.
 
         Raises:
-            KeyboardInterrupt: a signal has ended the sweep.
+            Ended: a signal has ended the sweep.
             ExpError: all jobs of the first batch were refused, or the sweeper searches in the wrong direction.
         """
-        self.asked = self.asked or bool(overrides)
-        self.busy = True  # until this method returns: an error raised meanwhile is not the sweeper's
-        require_jobs()
+        if not overrides:
+            return []  # a sweep that never has a job is refused at its end
+        self.asked = self.busy = True  # until this method returns: an error raised meanwhile is not the sweeper's
         if self.preempted:  # a sweeper that goes by results would search on without those
             raise Ended(PREEMPT_SIGNAL, EXIT_PREEMPTED)
-        batch = self._freeze(list(map(list, overrides)), first, composer)
-        self._run(batch)
-        self._check_direction()
+        batch = [self._freeze(Job(number), list(given)) for number, given in enumerate(overrides, first)]
+        refused = [job.outcome for job in batch if job.run is None and job.outcome is not None]
+        if len(refused) == len(batch) and not self.jobs:
+            error = ExpError("\n".join(dict.fromkeys(outcome.detail or "" for outcome in refused)))
+            error.exit_code = max(outcome.exit_code for outcome in refused)
+            raise error
+        self.jobs += batch
+        drop_stale_variables()
+        runs = [job.run for job in batch if job.run is not None and not job.skipped]
+        chosen = _common_launcher(runs)
+        script = None if chosen is None else chosen.preflight(runs, self.folder / "slurm")
+        if script is not None:
+            console.make_console().out(script, highlight=False)
+            self.dry = True
+        else:
+            self._launch(batch, chosen)
+            self._read_results()
         self.busy = False
         return [job.metric for job in batch]
 
-    def _freeze(self, overrides: list[list[str]], first: int, composer: Composer) -> list[Job]:
-        """The jobs of a batch, frozen; a job whose configuration is refused counts as failed."""
-        master = self.config
-        batch = [Job(number) for number in range(first, first + len(overrides))]
-        for job, given in zip(batch, overrides):
-            try:
-                job.overrides = composer.task_overrides(given)
-                config = composer.prepared(master, given, job.number)
-                in_parent = hasattr(task_type(config.task.get("_target_")), "run_in_parent")
-                if in_parent or launcher_class(config).joins:
-                    what = f"task={config.task.name}" if in_parent else "launcher=external"
-                    raise ConfigError(f"{what} cannot be swept; start it without -m (several runs as 'run=[a,b]')")
-                sets_folder = any(each.lstrip("+").startswith("output_dir=") for each in job.overrides)
-                if sets_folder and str(config.output_dir) != str(master.output_dir):
-                    raise ConfigError(
-                        "output_dir is the folder of the whole sweep, with a subfolder for each job; it cannot differ "
-                        "between jobs. Sweep other keys, or start a sweep for each folder"
-                    )
-                # _place sets the folder: a new one, or that of the same job in an earlier sweep.
-                job.run = complete(config, job.overrides, self.folder / "new")
-                self._place(job, job.run)
-            except ExpError as error:
-                job.outcome = Outcome(error.exit_code, detail=str(error))
-            except (HydraException, OmegaConfBaseException) as error:
-                job.outcome = Outcome(EXIT_CONFIG, detail=explain.explain(error, explain.default_keys()))
-        return batch
+    def _freeze(self, job: Job, given: list[str]) -> Job:
+        """Freeze a job; one whose configuration is refused counts as failed."""
+        try:
+            job.overrides = self.composer.task_overrides(given)
+            config = self.composer.prepared(self.config, given, job.number)
+            in_parent = hasattr(task_type(config.task.get("_target_")), "run_in_parent")
+            if in_parent or launcher_class(config).joins:
+                what = f"task={config.task.name}" if in_parent else "launcher=external"
+                raise ConfigError(f"{what} cannot be swept; start it without -m (several runs as 'run=[a,b]')")
+            sets_folder = any(each.lstrip("+").startswith("output_dir=") for each in job.overrides)
+            if sets_folder and str(config.output_dir) != str(self.config.output_dir):
+                raise ConfigError(
+                    "output_dir is the folder of the whole sweep, with a subfolder for each job; it cannot differ "
+                    "between jobs. Sweep other keys, or start a sweep for each folder"
+                )
+            job.run = complete(config, job.overrides, self.folder / "new")
+            self._place(job, job.run)
+        except (ExpError, HydraException, OmegaConfBaseException) as error:
+            job.refuse(error)
+        return job
 
     def _place(self, job: Job, run: FrozenRun) -> None:
+        """Set the folder of a job: a new one, or that of the same job in an earlier sweep."""
         same = self._earlier and self._earlier.get(_identity(run.config))
         if same:
             path, job.skipped = same.pop(0)  # of two equal jobs, each continues a folder of its own
@@ -200,64 +234,56 @@ class Sweep:
         run.config.output_dir = str(path)
         run.folder = RunFolder(path)
 
-    def _run(self, batch: list[Job]) -> None:
-        refused = [job.outcome for job in batch if job.run is None and job.outcome is not None]
-        if len(refused) == len(batch) and not self.jobs:
-            error = ExpError("\n".join(dict.fromkeys(outcome.detail or "" for outcome in refused)))
-            error.exit_code = max(outcome.exit_code for outcome in refused)
-            raise error
-        drop_stale_variables()
-        first, self.jobs = not self.jobs, [*self.jobs, *batch]
-        runs = [job.run for job in batch if job.run is not None and not job.skipped]
-        chosen = _common_launcher(runs)
-        script = None if chosen is None else chosen.preflight(runs, self.folder / "slurm")
-        if script is not None:
-            console.make_console().out(script, highlight=False)
-            self.dry = True
-            return
-        self._launch(batch, chosen, first)
-        self.runs = _results(self.folder)
-        if self.runs:
-            from exp.report.tables import write_rows
-
-            write_rows(self.runs, self.folder)
-        if self.interrupted_by is not None:
-            raise KeyboardInterrupt
-
-    def _launch(self, batch: list[Job], chosen: Launcher | None, first: bool) -> None:
-        self.launched = True
-        to_run: list[Job] = []
-        for job in batch:
+    def _launch(self, batch: list[Job], chosen: Launcher | None) -> None:
+        to_run: dict[int, FrozenRun] = {}
+        for number, job in enumerate(batch):
             if job.run is not None and not job.skipped:
                 try:
                     bring(job.run.config)
                     job.run.write()
-                    to_run.append(job)
+                    to_run[number] = job.run
                 except ExpError as error:  # for example, another process uses the folder
-                    job.outcome = Outcome(error.exit_code, detail=str(error))
-        runs = [job.run for job in to_run if job.run is not None]
-        display = SweepDisplay(self, to_run)
+                    job.refuse(error)
+        runs, jobs = list(to_run.values()), [batch[number] for number in to_run]
+        display = SweepDisplay(self, jobs)
         with display:
-            if first:
+            if not self.launched:
                 done = sum(job.skipped for job in batch)
                 display.say(f"{done} of {len(batch)} jobs are done already") if done else None
-                jobs = "1 job" if len(to_run) == 1 else f"{len(to_run)} jobs"
-                display.say(f"{jobs} to run; sweep folder: {console.shown(self.folder)}")
+                count = "1 job" if len(runs) == 1 else f"{len(runs)} jobs"
+                display.say(f"{count} to run; sweep folder: {console.shown(self.folder)}")
+            self.launched = True
             for job in batch:
                 if job.outcome is not None:
-                    display.refused(job)
+                    display.failed(job, job.outcome.detail or "refused")
             if chosen is not None and runs:
                 outcomes = chosen.launch_all(runs, display, self.folder / "slurm")
             else:
                 outcomes = pack(runs, self.settings.parallel_jobs, display)
                 self.preempted = any(outcome.preempted is not None for outcome in outcomes)
-        for job, run, outcome in zip(to_run, runs, outcomes):
+        for job, run, outcome in zip(jobs, runs, outcomes):
             run.release()
             job.outcome = outcome
-            self.interrupted_by = self.interrupted_by or outcome.interrupted_by
 
-    def _check_direction(self) -> None:
-        """Refuse a sweeper that minimizes a metric of which larger is better, or the reverse."""
+    def _read_results(self) -> None:
+        """Read the runs that can be compared, and write their table.
+
+        Raises:
+            Ended: a signal has ended jobs of the sweep.
+            ConfigError: the sweeper minimizes a metric of which larger is better, or the reverse.
+        """
+        from exp.report.runs import find_runs
+        from exp.report.tables import write_rows
+
+        try:
+            self.runs = find_runs([self.folder])
+            write_rows(self.runs, self.folder)
+        except ConfigError:  # there is none: jobs of task=doctor have nothing to compare
+            self.runs = []
+        by = [job.outcome.interrupted_by for job in self.jobs if job.outcome is not None and job.outcome.interrupted_by]
+        if by:
+            number = signal.Signals[by[0]]
+            raise Ended(number, 128 + number)
         direction = self.config.hydra.sweeper.get("direction")
         direction = direction[0] if isinstance(direction, ListConfig) and direction else direction
         direction = getattr(direction, "name", direction)  # it may be an enum member
@@ -274,72 +300,82 @@ class Sweep:
         """The overrides that all jobs have."""
         return set.intersection(*(set(job.overrides) for job in self.jobs)) if len(self.jobs) > 1 else set()
 
-    def exit_code(self) -> int:
-        """Exit code of the sweep.
+    def explained(self, error: Exception | None) -> Exception | None:
+        """What has ended the sweep, after its last batch.
+
+        Args:
+            error: as the sweeper raised it; None: it has ended.
 
         Returns:
-            0: no job failed; 75: jobs were preempted, and none failed; 128 + n: interrupted by signal n; the common
-            code if all jobs failed with the same one; otherwise 1.
+            The same; for an error of the sweeper's own, such as Optuna's if no trial has a value, one of exp's; None
+            after a dry run, in which the sweeper only misses the results.
         """
+        if error is None and not self.asked:
+            return ConfigError(
+                f"the sweep has no job: {' '.join(self.config.hydra.overrides.task)}; correct the range, choice or "
+                "glob() that has no value (glob() is for the choices of a config group), or hydra.sweeper.*"
+            )
+        if error is None or self.busy or isinstance(error, (ExpError, HydraException, OmegaConfBaseException)):
+            return error
+        if self.dry:
+            return None
+        kind = RunError if self.asked else ConfigError  # before the first job, only the sweeper's settings can be wrong
+        first = f"{type(error).__name__}: {error}".splitlines()[0]
+        return kind(f"the sweeper has ended the sweep: {first}; see hydra.sweeper.*")
+
+    def finish(self, rest: Callable[..., str]) -> tuple[int, list[Path]]:
+        """End the sweep after its last batch: release the lock, print the table, write the report.
+
+        Args:
+            rest: gives the command line of this process with other overrides.
+
+        Returns:
+            The exit code, and the run folders. Exit code 0: no job failed; 75: jobs were preempted, and none failed;
+            128 + n: interrupted by signal n; the common code if all jobs failed with the same one; otherwise 1.
+        """
+        lost = self.lock.check()
+        if lost is not None:
+            console.error(lost)
+        self.lock.release()
         outcomes = [job.outcome for job in self.jobs if job.outcome is not None]
         interrupted = [outcome.exit_code for outcome in outcomes if outcome.interrupted_by is not None]
         codes = {outcome.exit_code for outcome in outcomes} - {EXIT_OK}
-        if interrupted or self.dry or not codes:
-            return interrupted[0] if interrupted else EXIT_OK
-        if codes == {EXIT_PREEMPTED}:
-            return EXIT_PREEMPTED
         everyone = len(outcomes) == len(self.jobs) and all(outcome.exit_code for outcome in outcomes)
-        return codes.pop() if everyone and len(codes) == 1 else EXIT_FAILED
-
-    def remove(self) -> None:
-        """Remove the files and folders of a sweep of which no job has begun."""
-        if _run_folders(self.folder):
-            return
+        if interrupted or self.dry or not codes:
+            code = interrupted[0] if interrupted else EXIT_OK
+        else:
+            code = max(codes) if codes == {EXIT_PREEMPTED} or (everyone and len(codes) == 1) else EXIT_FAILED
+        taken_back = [job.run is None or job.run.take_back() for job in self.jobs if code in REFUSED]
+        if self.launched and not (code in REFUSED and all(taken_back)):
+            self._report(rest)
+            return code, _run_folders(self.folder)
         if self.folder in self._missing:
             shutil.rmtree(str(self.folder), ignore_errors=True)
-        elif (self.folder / _OF_HYDRA).is_file():
+        elif (self.folder / _OF_HYDRA).is_file() and not _run_folders(self.folder):
             (self.folder / _OF_HYDRA).unlink()
         remove_empty(self._missing)
+        return code, []
 
-    def report(self, rest: Callable[[Path], str | None]) -> None:
-        """Print the table of results and the number of jobs by state; write the report with its plots.
-
-        Args:
-            rest: gives the command that does what is left of the sweep in a folder.
-        """
+    def _report(self, rest: Callable[..., str]) -> None:
+        """Print the table of results and the number of jobs by state; write the report with its plots."""
+        from exp.report import write_report
         from exp.report.tables import as_rich, results_tables
 
         terminal = console.make_console()
         terminal.print()
         for table in results_tables(self.runs):
             terminal.print(as_rich(table))
-        states = [_state(job) for job in self.jobs]
+        states = [job.state for job in self.jobs]
         text = ", ".join(f"{states.count(state)} {state}" for state in _STATES if state in states)
         seconds, place = time.monotonic() - self.began, console.shown(self.folder)
         terminal.print(f"{text}; {seconds:.0f} s; results in {place}", soft_wrap=True)
-        if {"interrupted", "preempted", "not begun"} & set(states):
-            terminal.print(f"to do the rest: {rest(self.folder)}", soft_wrap=True, markup=False)
+        if {"interrupted", "preempted", "not begun"} & {*states}:
+            command = rest("sweep.resume=true", f"output_dir={place}")
+            terminal.print(f"to do the rest: {command}", soft_wrap=True, markup=False)
         completed = any(run.status == "completed" for run in self.runs)
-        if completed and self.settings.plots and "submitted" not in states and self.interrupted_by is None:
-            from exp.report import write_report
-
+        if completed and self.settings.plots and not {"submitted", "interrupted"} & {*states}:
             page = write_report(self.runs, self.folder, self.config.name)
             terminal.print(f"report: {console.shown(page)}", soft_wrap=True)
-
-
-_STATES = ("completed", "done before", "submitted", "failed", "interrupted", "preempted", "not begun")
-
-
-def _state(job: Job) -> str:
-    """The state of a job, one of ``_STATES``."""
-    outcome = job.outcome
-    if job.skipped:
-        return "done before"
-    if outcome is None or not outcome.begun:
-        return "not begun"
-    if outcome.left or outcome.interrupted_by is not None:
-        return "submitted" if outcome.left else "interrupted"
-    return {EXIT_OK: "completed", EXIT_PREEMPTED: "preempted"}.get(outcome.exit_code, "failed")
 
 
 def _common_launcher(runs: list[FrozenRun]) -> Launcher | None:
@@ -381,92 +417,3 @@ def _find_earlier(folders: Sequence[Path]) -> dict[str, list[tuple[Path, bool]]]
         result = read_result(RunFolder(path)) or {}
         found.setdefault(key, []).append((path, result.get("status") == "completed"))
     return {key: sorted(jobs, key=lambda job: not job[1]) for key, jobs in found.items()}
-
-
-def _results(folder: Path) -> list[Run]:
-    """The runs of a sweep that can be compared; empty if no task of theirs has comparable results (``task=doctor``)."""
-    from exp.report.runs import find_runs
-
-    try:
-        return find_runs([folder]) if _run_folders(folder) else []
-    except ConfigError:
-        return []
-
-
-def begin(config: Any) -> Sweep:
-    """The sweep of this command line; the first call makes it and its folder, before Hydra writes there.
-
-    Args:
-        config: composed for the whole sweep, including the node ``hydra``.
-
-    Raises:
-        ConfigError: the path of the folder is empty, the folder has another sweep, or ``hydra.sweep.subdir`` is set.
-    """
-    if not _current:
-        refuse_empty("output_dir", config.get("output_dir"))
-        refuse_empty("hydra.sweep.dir", config.hydra.sweep.dir)
-        written: Any = OmegaConf.to_container(config.hydra.sweep)
-        if written["subdir"] != "${hydra.job.num}":
-            raise ConfigError(
-                "hydra.sweep.subdir cannot be set: jobs of a sweep are in <output_dir>/0, 1, 2, ...; leave it out "
-                "(sweep.csv has the overrides of each job)"
-            )
-        if config.sweep.resume and "output_dir" not in str(list(config.hydra.overrides.task)):
-            raise ConfigError("sweep.resume=true needs output_dir=<the folder of the sweep to go on with>")
-        _current.append(Sweep(config))
-    return _current[0]
-
-
-def require_jobs() -> None:
-    """Refuse a sweep whose sweeper has not asked for any job.
-
-    Raises:
-        ConfigError: the sweep has no job.
-    """
-    for sweep in _current:
-        if not sweep.asked:
-            raise ConfigError(
-                f"the sweep has no job: {' '.join(sweep.config.hydra.overrides.task)}; correct the range, choice or "
-                "glob() that has no value (glob() is for the choices of a config group), or hydra.sweeper.*"
-            )
-
-
-def explained(error: Exception) -> Exception | None:
-    """Turn an error of the sweeper, such as Optuna's if no trial has a value, into one of exp's.
-
-    Returns:
-        The new error; ``error`` itself if it was raised while jobs ran, so that the sweeper is not its cause; None
-        after a dry run, in which the sweeper only misses the results.
-    """
-    sweep = _current[0] if _current else None
-    if sweep is None or sweep.busy or sweep.dry:
-        return None if sweep is not None and sweep.dry else error
-    kind = RunError if sweep.asked else ConfigError  # before the first job, only the sweeper's settings can be wrong
-    first = f"{type(error).__name__}: {error}".splitlines()[0]
-    return kind(f"the sweeper has ended the sweep: {first}; see hydra.sweeper.*")
-
-
-def finish(rest: Callable[[Path], str | None]) -> tuple[int, str | None, list[Path]]:
-    """End the sweep after its last batch: release the lock, print the table, write the report.
-
-    Args:
-        rest: of :meth:`Sweep.report`.
-
-    Returns:
-        The exit code, the name of the signal that ended the sweep (or None), and the run folders.
-    """
-    if not _current:
-        return EXIT_OK, None, []
-    sweep = _current.pop()
-    lost = sweep.lock.check()
-    if lost is not None:
-        console.error(lost)
-    sweep.lock.release()
-    code = sweep.exit_code() if sweep.launched or sweep.dry else EXIT_OK  # it may have ended before its first job
-    taken_back = [job.run is None or job.run.take_back() for job in sweep.jobs if code in REFUSED]
-    runs = _run_folders(sweep.folder) if sweep.launched and not (code in REFUSED and all(taken_back)) else []
-    if runs:
-        sweep.report(rest)
-    else:
-        sweep.remove()
-    return code, sweep.interrupted_by if sweep.launched else None, runs

@@ -1,8 +1,8 @@
 """Composes the jobs of a sweep fast: Hydra composes the first job of a kind, the others are copies with other values.
 
 Jobs are of one kind if they set the same keys and choose the same files of the config groups, so that they differ in
-plain values only. A job that does anything else (adds or deletes keys, sets lists, dictionaries or interpolations, or
-sets keys of Hydra) is composed by Hydra.
+plain values only. A job that does anything else (adds or deletes keys, sets lists, dictionaries or interpolations) is
+composed by Hydra.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Sequence
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, OverrideType
+from hydra.core.override_parser.types import OverrideType
 from omegaconf import OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
@@ -38,27 +38,28 @@ class Composer:
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
-        self._parser = OverridesParser.create(config_loader=loader)
-        self._parse = functools.lru_cache(maxsize=None)(lambda text: self._parser.parse_overrides([text])[0])
+        parser = OverridesParser.create(config_loader=loader)
+        self._parse = functools.lru_cache(maxsize=None)(lambda text: parser.parse_overrides([text])[0])
         self._is_group = functools.lru_cache(maxsize=None)(lambda key: bool(loader.repository.group_exists(key)))
-        self._checked: set[Any] = set()
-        self._shared: dict[Any, tuple[Any, Any] | None] = {}
-        """By kind: the first job's configuration as Hydra composed it, and prepared; None: it cannot be reused."""
+        self._composed: dict[Any, Any] = {}
+        self._prepared: dict[Any, Any] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: Sequence[str]) -> Any:
-        """Called by a sweeper to check a job; composes only the first job of each kind.
+        """The configuration of a job, or of the first one of its kind; a sweeper calls this to check all jobs.
 
         Raises:
             HydraException: Hydra cannot compose the job.
         """
         kind = self._kind(sweep_overrides)
-        if kind is None or kind not in self._checked:
-            self._loader.load_sweep_config(master_config, list(sweep_overrides))
-            self._checked.add(kind)
-        return master_config
+        if kind in self._composed:
+            return self._composed[kind]
+        composed = self._loader.load_sweep_config(master_config, list(sweep_overrides))
+        if kind is not None:
+            self._composed[kind] = composed
+        return composed
 
     def prepared(self, master_config: DictConfig, overrides: Sequence[str], number: int) -> Any:
         """Compose a job's configuration and prepare it (:func:`exp.frozen.prepare`).
@@ -73,15 +74,12 @@ class Composer:
             ExpError: raised by :func:`exp.frozen.prepare`.
         """
         kind = self._kind(overrides)
-        shared = self._shared.get(kind)
         # If a value does not fit, fall through to Hydra, whose error message says what is wrong.
         with contextlib.suppress(OmegaConfBaseException):
-            if shared is not None:
-                config = copy.deepcopy(shared[1])
-                for override in map(self._parse, overrides):
-                    if self._is_plain(override):
-                        OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
-                HydraConfig.instance().set_config(shared[0])  # the choices in the config groups are read from it
+            if kind in self._prepared:
+                config = copy.deepcopy(self._prepared[kind])
+                for key, value in self._values(overrides).items():
+                    OmegaConf.update(config, key, value)
                 return config
         composed = self._loader.load_sweep_config(master_config, list(overrides))
         with open_dict(composed):
@@ -90,36 +88,30 @@ class Composer:
         config = copy.deepcopy(composed)
         with read_write(config), open_dict(config):
             del config["hydra"]
-        prepared = prepare(config, self.task_overrides(overrides))
-        if kind is not None and kind not in self._shared:
-            by_number = "${hydra:" in str(OmegaConf.to_container(prepared))
-            # For example, null for a key whose value is a list or a dictionary.
-            whole = any(OmegaConf.is_config(OmegaConf.select(composed, key)) for key in self._plain_keys(overrides))
-            self._shared[kind] = None if by_number or whole else (composed, copy.deepcopy(prepared))
-        return prepared
+        config = prepare(config, self.task_overrides(overrides))
+        if kind is not None and "${hydra:" not in str(OmegaConf.to_container(config)):
+            self._prepared.setdefault(kind, copy.deepcopy(config))
+        return config
 
     def task_overrides(self, overrides: Sequence[str]) -> list[str]:
         """The overrides that are not of keys of Hydra itself."""
         return [override for override in overrides if not self._parse(override).is_hydra_override()]
 
+    def _values(self, overrides: Sequence[str]) -> dict[str, Any]:
+        """The plain values that a job sets: those that decide on nothing but themselves."""
+        found = {each.key_or_group: each.value() for each in map(self._parse, overrides)}
+        return {
+            key: value
+            for key, value in found.items()
+            if value is not None and key.partition(".")[0] not in _DECIDE and not self._is_group(key)
+        }
+
     def _kind(self, overrides: Sequence[str]) -> Any:
-        """The kind of a job: its overrides, without the values of plain keys; None: Hydra must compose the job."""
-        parsed, plain = [self._parse(text) for text in overrides], self._plain_keys(overrides)
-        changed = [each.key_or_group for each in parsed if not self._is_plain(each)]
-        if any(_related(key, each) for key in plain for each in changed if not self._is_group(each)):
-            return None
-        return tuple(each.key_or_group if self._is_plain(each) else each.input_line for each in parsed)
-
-    def _plain_keys(self, overrides: Sequence[str]) -> list[str]:
-        return [each.key_or_group for each in map(self._parse, overrides) if self._is_plain(each)]
-
-    def _is_plain(self, override: Override) -> bool:
-        key, value = override.key_or_group, override.value()
-        decides = key.partition(".")[0] in _DECIDE or self._is_group(key) or override.package is not None
-        plain = value is None or isinstance(value, (bool, int, float, str))
-        return override.type == OverrideType.CHANGE and not decides and plain and "${" not in str(value)
-
-
-def _related(key: str, other: str) -> bool:
-    """Whether two dotted keys are equal, or one is below the other."""
-    return f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.")
+        """The kind of a job: its overrides, without plain values; None: Hydra must compose the job."""
+        for each in map(self._parse, overrides):
+            value = each.value()
+            is_scalar = value is None or (isinstance(value, (bool, int, float, str)) and "${" not in str(value))
+            if each.type != OverrideType.CHANGE or each.package is not None or not is_scalar:
+                return None
+        plain = self._values(overrides)
+        return tuple(key if key in plain else text for text in overrides for key in [self._parse(text).key_or_group])

@@ -38,11 +38,6 @@ class SweepDisplay(Watcher):
         self._ended = self._failed = 0
         self._drawn = 0.0
 
-    def refused(self, job: Job) -> None:
-        """Print the error of a job that was refused."""
-        assert job.outcome is not None
-        self._error(job, job.outcome.detail or "refused")
-
     def state(self, number: int, text: str) -> None:
         """Show the state of a running job; only on a terminal."""
         since, _ = self._running.get(number, (time.monotonic(), ""))
@@ -57,7 +52,7 @@ class SweepDisplay(Watcher):
         if outcome.interrupted_by is not None:
             self.say(f"{job.title(self._common)}: {describe_failure(outcome)}")
         elif outcome.exit_code not in (EXIT_OK, EXIT_PREEMPTED):
-            self._error(job, describe_failure(outcome))
+            self.failed(job, describe_failure(outcome))
         else:
             result = (read_json(job.run.folder.result) if job.run is not None else None) or {}
             text = "preempted" if outcome.exit_code == EXIT_PREEMPTED else "done"
@@ -70,7 +65,8 @@ class SweepDisplay(Watcher):
         self._drawn = 0.0
         self._draw()
 
-    def _error(self, job: Job, text: str) -> None:
+    def failed(self, job: Job, text: str) -> None:
+        """Print the error of a job."""
         self._failed += 1
         if self.live is None:
             console.error(f"{job.title(self._common)}: {text}")

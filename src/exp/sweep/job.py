@@ -9,11 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from exp import console
-from exp.errors import EXIT_OK, EXIT_PREEMPTED, REFUSED, ExpError
+from exp.errors import EXIT_OK, ExpError
 from exp.frozen import FrozenRun
 from exp.launcher.base import Outcome, log_file, outcome_file
 from exp.launcher.processes import die_with_parent
-from exp.runs.files import read_json, write_json
+from exp.runs.files import write_json
 from exp.runs.folder import RunFolder
 from exp.runs.lock import RunLock
 
@@ -32,27 +32,22 @@ def main(run_dir: str, token: str, parent: str) -> int:
         The exit code.
     """
     die_with_parent(signal.SIGTERM, int(parent))
-    folder, lock, detail = RunFolder(run_dir), RunLock(Path(run_dir), token), None
-    before = read_json(folder.result)
+    folder, lock = RunFolder(run_dir), RunLock(Path(run_dir), token)
     try:
         lock.take_over()
         run = FrozenRun.load(folder)
         run.lock = lock
-        code = run.execute()
+        outcome = run.execute()
     except ExpError as error:
         console.error(str(error))
-        code, detail = error.exit_code, str(error)
+        outcome = Outcome(error.exit_code, detail=str(error))
     finally:
         lock.release()
-    result = read_json(folder.result) or {}
-    if result == before:  # the job was refused, and the result is that of an earlier run
-        result = {}
-    if code not in (EXIT_OK, EXIT_PREEMPTED) and result.get("error"):
-        detail = result["error"]["message"] + ("" if code in REFUSED else f"\n  log: {log_file(folder)}")
-    preempted = {"step": result.get("steps")} if code == EXIT_PREEMPTED else None
-    outcome = Outcome(code, result.get("restarts", 0), preempted=preempted, reported=True, detail=detail)
+    outcome.reported = True
+    if outcome.exit_code != EXIT_OK and not outcome.failures and outcome.detail is None:
+        outcome.detail = f"it failed; log: {log_file(folder)}"
     write_json(outcome_file(folder, str(os.getpid())), asdict(outcome))
-    return code
+    return outcome.exit_code
 
 
 if __name__ == "__main__":

@@ -5,16 +5,15 @@ task=qualify is a suite of checks; its checks task=operators, collectives and sp
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, ClassVar, List, Optional
 
-from exp.errors import EXIT_OK, ConfigError
-from exp.task import ParentTask, Task
+from exp.errors import ConfigError
+from exp.launcher.base import launcher_class
+from exp.task import ParentTask, Task, named
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
-    from exp.launcher.base import Outcome
-    from exp.runs.folder import RunFolder
 
 __all__ = ["Collectives", "Doctor", "Env", "Operators", "Parity", "Qualify", "Speed", "Trace"]
 
@@ -25,10 +24,16 @@ correctly, losses of the default experiment differed from the CPU's by 1e-5 afte
 to 2e-4 after 100."""
 
 
+def _refuse_several(config: ExpConfig, instead: str) -> None:
+    """Check the number of processes of a task that has one."""
+    if config.nproc > 1:
+        raise ConfigError(
+            f"task={config.task.name} runs in one process; leave out nproc={config.nproc}, or use {instead}"
+        )
+
+
 def _refuse_several_machines(config: ExpConfig) -> None:
     """Check the launcher of a task that starts runs of its own on this machine, one after the other."""
-    from exp.launcher.base import launcher_class
-
     name, launcher = config.task.name, launcher_class(config)
     if config.launcher.nnodes > 1:
         raise ConfigError(f"task={name} is for one machine; run it on each, without launcher.nnodes")
@@ -36,12 +41,10 @@ def _refuse_several_machines(config: ExpConfig) -> None:
         raise ConfigError(f"task={name} starts runs on this machine; use launcher=torchrun, if need be within a job")
 
 
-@dataclass
+@named
 class Doctor(Task):
     """Examines every rank, its card, and how the ranks work together; the parent evaluates the findings."""
 
-    _target_: str = "exp.tasks.checks.Doctor"
-    name: str = "doctor"
     timeout_s: int = 60
     """Time limit of one check, and of the wait for other ranks, in seconds."""
     burst_s: float = 2.0
@@ -50,27 +53,13 @@ class Doctor(Task):
     diagnoses: ClassVar[bool] = True
     isolated: ClassVar[bool] = True  # the parent must survive a device that hangs or crashes
     work: ClassVar[str] = "exp.checks.doctor.diagnose"
-
-    def announce(self, config: ExpConfig, folder: RunFolder) -> bool:
-        """Print what is examined."""
-        from exp.checks import doctor
-
-        doctor.begin(config, folder)
-        return True
-
-    def tell_end(self, config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int | None:
-        """Print the table of findings; return its exit code."""
-        from exp.checks import doctor
-
-        return None if outcome.interrupted_by is not None else doctor.end(config, folder, outcome)
+    begin: ClassVar[str] = "exp.checks.doctor.begin"
+    end: ClassVar[str] = "exp.checks.doctor.end"
 
 
-@dataclass
+@named
 class Env(Task):
     """Prints a description of the environment as plain text, for bug reports."""
-
-    _target_: str = "exp.tasks.checks.Env"
-    name: str = "env"
 
     diagnoses: ClassVar[bool] = True
     compared: ClassVar[bool] = False
@@ -78,24 +67,13 @@ class Env(Task):
 
     def check(self, config: ExpConfig) -> None:
         """Refuse more than one process."""
-        if config.nproc > 1:
-            raise ConfigError(f"task=env runs in one process; leave out nproc={config.nproc}, or use task=doctor")
-
-    def announce(self, config: ExpConfig, folder: RunFolder) -> bool:
-        """Print nothing: the output is the text alone."""
-        return True
-
-    def tell_end(self, config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int | None:
-        """Print nothing more on success."""
-        return EXIT_OK if outcome.exit_code == EXIT_OK else None
+        _refuse_several(config, "task=doctor")
 
 
-@dataclass
+@named
 class Parity(ParentTask):
     """Runs a few steps on two backends, records a trace of each, and compares the traces (:mod:`exp.checks.parity`)."""
 
-    _target_: str = "exp.tasks.checks.Parity"
-    name: str = "parity"
     reference: str = "cpu"
     """The backend to compare with."""
     steps: int = 20
@@ -120,24 +98,19 @@ class Parity(ParentTask):
         _refuse_several_machines(config)
 
 
-@dataclass
+@named
 class Trace(Task):
     """One of the two runs of ``task=parity``."""
-
-    _target_: str = "exp.tasks.checks.Trace"
-    name: str = "trace"
 
     trains: ClassVar[bool] = True
     compared: ClassVar[bool] = False
     work: ClassVar[str] = "exp.checks.measure.train_traced"
 
 
-@dataclass
+@named
 class Qualify(ParentTask):
     """Runs a suite of checks, each in a process of its own, and writes a page of results (:mod:`exp.checks.suite`)."""
 
-    _target_: str = "exp.tasks.checks.Qualify"
-    name: str = "qualify"
     budget_minutes: float = 60.0
     """After this time no further check starts; the same command continues with the remaining checks."""
     row_minutes: float = 8.0
@@ -160,42 +133,31 @@ class Qualify(ParentTask):
         _refuse_several_machines(config)
 
 
-@dataclass
 class _Journaled(Task):
     """Base class of checks that write a journal of what they try; the parent evaluates it at the end."""
 
     isolated: ClassVar[bool] = True
     compared: ClassVar[bool] = False
-
-    def tell_end(self, config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int | None:
-        """See :func:`exp.checks.check.end_journaled`."""
-        from exp.checks.check import end_journaled
-
-        return end_journaled(config, folder, outcome)
+    end: ClassVar[str] = "exp.checks.check.end_journaled"
 
 
-@dataclass
+@named
 class Operators(_Journaled):
     """Compares every operator of some training steps with the CPU."""
 
-    _target_: str = "exp.tasks.checks.Operators"
-    name: str = "operators"
     trains: ClassVar[bool] = True
     counts_fallbacks: ClassVar[bool] = True
     work: ClassVar[str] = "exp.checks.operators.check_operators"
 
     def check(self, config: ExpConfig) -> None:
         """Refuse more than one process: task=collectives checks several."""
-        if config.nproc > 1:
-            raise ConfigError(f"task=operators checks one card; leave out nproc={config.nproc}")
+        _refuse_several(config, "task=collectives")
 
 
-@dataclass
+@named
 class Collectives(_Journaled):
     """Checks and times collective operations."""
 
-    _target_: str = "exp.tasks.checks.Collectives"
-    name: str = "collectives"
     sizes_kib: List[int] = field(default_factory=lambda: [4, 64, 1024, 16384, 65536])
     """Sizes of the tensors, in KiB."""
 
@@ -207,12 +169,10 @@ class Collectives(_Journaled):
             raise ConfigError("task=collectives needs nproc=2 or more: one process has nothing to exchange")
 
 
-@dataclass
+@named
 class Speed(Task):
     """Times training steps."""
 
-    _target_: str = "exp.tasks.checks.Speed"
-    name: str = "speed"
     warm_up: int = 5
     """Steps at the beginning that are not timed."""
 

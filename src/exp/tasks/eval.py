@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Optional
 
 from exp.config.check import preflight_of
-from exp.task import Task
+from exp.task import Task, named
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
@@ -14,12 +13,10 @@ if TYPE_CHECKING:
 __all__ = ["Eval", "Predict"]
 
 
-@dataclass
+@named
 class Eval(Task):
     """Evaluates weights on the test split, also in detail: per series and horizon step, or per class."""
 
-    _target_: str = "exp.tasks.eval.Eval"
-    name: str = "eval"
     worst: int = 4
     """Number of the worst samples to draw, ground truth beside prediction; needs ``plots=true`` and support by the
     data."""
@@ -30,12 +27,10 @@ class Eval(Task):
     work: ClassVar[str] = "exp.engine.outputs.evaluate"
 
 
-@dataclass
+@named
 class Predict(Task):
     """Predicts with the weights of ``init_from``, and writes files and pictures; data may add keys."""
 
-    _target_: str = "exp.tasks.eval.Predict"
-    name: str = "predict"
     input: Optional[str] = None
     """Input of the prediction: images, or a CSV file of new rows, depending on the data; null: the test split."""
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Sequence
 
 from exp import console
 from exp.errors import EXIT_FAILED, EXIT_OK, ConfigError
-from exp.task import ParentTask
+from exp.task import ParentTask, named
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
@@ -40,12 +40,9 @@ class _OfRuns(ParentTask):
         return paths, find_runs(paths)
 
 
-@dataclass
+@named
 class Report(_OfRuns):
     """Compares runs in a table and on a page."""
-
-    _target_: str = "exp.tasks.runs.Report"
-    name: str = "report"
 
     def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> int:
         """Find the runs, print their table and tables with published results, and write the files.
@@ -66,22 +63,14 @@ class Report(_OfRuns):
         terminal = console.make_console()
         for table in results_tables(runs):
             terminal.print(as_rich(table))
-        unknown = sum(bool(run.result) and "digests" not in run.result for run in runs)
-        if unknown:
-            terminal.print(
-                f"note: {unknown} of {len(runs)} results have no digests, so later changes of them cannot be detected"
-            )
         terminal.print(f"report: {page}", soft_wrap=True)
         type(self).runs = [run.folder for run in runs]
         return EXIT_OK
 
 
-@dataclass
+@named
 class Track(_OfRuns):
     """Sends runs to the trackers of ``logger``, for example runs of a node without network access."""
-
-    _target_: str = "exp.tasks.runs.Track"
-    name: str = "track"
 
     def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> int:
         """Send the runs one after the other; records that a tracker has received are not sent again.
@@ -111,12 +100,10 @@ class Track(_OfRuns):
         return EXIT_OK if complete else EXIT_FAILED
 
 
-@dataclass
+@named
 class Attach(ParentTask):
     """Follows a submitted job to its end."""
 
-    _target_: str = "exp.tasks.runs.Attach"
-    name: str = "attach"
     run: Any = None
     """The run folder of a submitted job."""
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
 from typing import TYPE_CHECKING, Any, ClassVar, Optional
 
-from exp.task import ParentTask, Task
+from exp.task import ParentTask, Task, call, named
 
 if TYPE_CHECKING:
     from exp.session import Session
@@ -13,12 +13,9 @@ if TYPE_CHECKING:
 __all__ = ["Estimate", "Train"]
 
 
-@dataclass
+@named
 class Train(Task):
     """Trains a model, saves checkpoints, and can resume from them."""
-
-    _target_: str = "exp.tasks.train.Train"
-    name: str = "train"
 
     trains: ClassVar[bool] = True
     saves_state: ClassVar[bool] = True
@@ -29,33 +26,21 @@ class Train(Task):
         from exp.engine.hooks import Interrupted
         from exp.engine.training import train
 
+        # Of a package above the engine; imported once the training is over, or memory is exhausted.
+        estimates = [functools.partial(call, f"exp.estimate.trace.{name}") for name in ("training_rate", "what_fits")]
         try:
-            return train(session, _rate, _what_fits)
+            return train(session, *estimates)
         except Interrupted as interrupted:
             step = interrupted.step
         session.say(f"debug: interrupted after step {step}; everything is rebuilt, and resumes from the checkpoint")
         session.start_anew()
-        return train(session, _rate, _what_fits)
+        return train(session, *estimates)
 
 
-def _rate(*arguments: Any) -> dict[str, float]:
-    from exp.estimate.trace import training_rate  # only once the training is over
-
-    return training_rate(*arguments)
-
-
-def _what_fits(*arguments: Any) -> Any:
-    from exp.estimate.trace import what_fits  # only if memory is exhausted
-
-    return what_fits(*arguments)
-
-
-@dataclass
+@named
 class Estimate(ParentTask):
     """Estimates parameters, operations, memory by kind, and the batch size that fits; needs no hardware."""
 
-    _target_: str = "exp.tasks.train.Estimate"
-    name: str = "estimate"
     memory_gib: Optional[float] = None
     """Memory of a card, in GiB; null: that of the cards here, as the vendor's monitor reports it."""
     headroom: float = 0.1

@@ -6,7 +6,7 @@ change jobs that still wait: see :mod:`exp.sweep`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Sequence
 
 from hydra.core.utils import JobReturn, JobStatus, setup_globals
 from hydra.plugins.launcher import Launcher
@@ -21,21 +21,19 @@ __all__ = ["ExpLauncher"]
 class ExpLauncher(Launcher):
     """The Hydra launcher, which runs jobs through :mod:`exp.sweep`."""
 
-    def __init__(self) -> None:
-        self._config: Any = None
-        self._context: Any = None
+    sweep: ClassVar[Any] = None
+    """The :class:`exp.sweep.Sweep` of this command line."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Make the sweep and its folder, and keep the context for composing the jobs."""
-        from exp import sweep
+        """Make the sweep and its folder, before Hydra writes there."""
         from exp.config.resolve import check_path_part
+        from exp.sweep import Sweep
         from exp.sweep.composing import Composer
 
         check_path_part("name", config.get("name"))  # Hydra makes the name of the sweep's folder from it
-        self._config, self._context = config, hydra_context
-        if not isinstance(hydra_context.config_loader, Composer):  # the sweeper, too, composes all jobs, to check them
-            hydra_context.config_loader = Composer(hydra_context.config_loader)
-        sweep.begin(config)
+        composer: Any = Composer(hydra_context.config_loader)
+        hydra_context.config_loader = composer  # the sweeper, too, composes all jobs, to check them
+        ExpLauncher.sweep = Sweep(config, composer)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run a batch and wait for its end; see :meth:`exp.sweep.Sweep.run`.
@@ -44,11 +42,8 @@ class ExpLauncher(Launcher):
             job_overrides: a list for each job.
             initial_job_idx: number of the first job.
         """
-        from exp import sweep
-
         setup_globals()
-        loader = self._context.config_loader
-        metrics = sweep.begin(self._config).run(job_overrides, initial_job_idx, loader)
+        metrics = ExpLauncher.sweep.run(job_overrides, initial_job_idx)
         returns = [JobReturn(status=JobStatus.COMPLETED) for _ in metrics]
         for each, metric in zip(returns, metrics):
             each.return_value = metric

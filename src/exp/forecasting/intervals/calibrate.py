@@ -68,7 +68,6 @@ def prepare(session: Session, data: Any, model: Any) -> Intervals | None:
         offsets = torch.tensor(said).view(-1, 1, 1)
         return Intervals(kind, levels, taus, offsets, spread, calibrated=False, record=record)
     own = data if "val" in data.rows and len(data.val) > 0 else _trained_on(session, data)
-    session.wait_for("calibrating the intervals")
     val = split_in_use(session, own, "val")
     scores = Scores(session, own, val, model, spread)
     offsets, windows = calibrated(scores, kind, levels, taus, bool(task.intervals_signed))

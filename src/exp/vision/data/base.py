@@ -257,7 +257,7 @@ class ImageData(Data):
         if session.weights is not None and self.learns_classes:
             session.weights = fit_classes(session.weights, self.classes, session.say)
         if self.normalization.is_measured:
-            session.wait_for("measuring the training images")
+            session.say("measuring the training images")
         resume = session.config.resume
         earlier = resume and (session.folder.path if resume == "auto" else run_folder_of(str(resume)))
         table = self.normalization.settle(session.distributed, earlier)
