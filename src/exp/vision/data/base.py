@@ -170,15 +170,19 @@ class ImageData(Data):
     def example_batch(cls, **keys: Any) -> ExampleBatch:
         """An image of ``data.size`` pixels a side, with the classes of ``data.palette`` or ``data.classes``."""
         size, channels = int(keys["size"]), len(keys.get("bands") or ()) or int(keys["channels"])
-        classes = len(keys.get("palette") or keys.get("classes") or ())
         notes = [f"validation images are taken to be {size} x {size}"]
-        if not classes:
-            classes = _ASSUMED_CLASSES
-            notes.append(f"how many classes the data have is not known; taken are {classes}")
+        arguments = {"in_channels": channels}
+        if cls.learns_classes:
+            known = len(keys.get("palette") or keys.get("classes") or ())
+            arguments.update(num_classes=known or _ASSUMED_CLASSES, ignore_index=cls.ignore_index)
+            notes += [f"how many classes the data have is not known; taken are {_ASSUMED_CLASSES}"] * (not known)
         image = torch.zeros(1, channels, size, size, dtype=torch.uint8)
-        sample = {"image": image, **{name: torch.zeros(1, dtype=torch.int64) for name in ("label", "index")}}
-        arguments = {"num_classes": classes, "in_channels": channels, "ignore_index": cls.ignore_index}
-        return ExampleBatch(sample, sample, arguments, int(keys["eval_batch_size"]), notes)
+        label = torch.zeros(
+            (1, size, size) if cls.per_pixel else 1, dtype=torch.uint8 if cls.per_pixel else torch.int64
+        )
+        train = {"image": image, "label": label, "index": torch.zeros(1, dtype=torch.int64)}
+        val = {**train, "sizes": [(size, size)]} if cls.per_pixel else train
+        return ExampleBatch(train, val, arguments, int(keys["eval_batch_size"]), notes)
 
     def model_arguments(self) -> dict[str, Any]:
         """Arguments of the model: ``num_classes``, ``in_channels`` and ``ignore_index``; if known, ``band_names``,
@@ -376,13 +380,6 @@ class DistillationData(SceneData):
         """``in_channels`` alone, without classes."""
         return {"in_channels": self.read.channels}
 
-    @classmethod
-    def example_batch(cls, **keys: Any) -> ExampleBatch:
-        """Like that of scenes, without classes."""
-        example = super().example_batch(**keys)
-        arguments = {"in_channels": example.model_arguments["in_channels"]}
-        return example._replace(model_arguments=arguments, notes=example.notes[:1])
-
     def metrics(self, detailed: bool = False) -> list[FeatureAgreement]:  # type: ignore[override]
         """New metrics: the cosine of student and teacher, of CLS tokens and of patches."""
         return [FeatureAgreement("cls"), FeatureAgreement("patches")]
@@ -445,13 +442,6 @@ class SegmentationData(ImageData):
                 looked_at += 1
         return found, looked_at
 
-    @classmethod
-    def example_batch(cls, **keys: Any) -> ExampleBatch:
-        """Like that of scenes, with a label for each pixel."""
-        made, size = super().example_batch(**keys), int(keys["size"])
-        sample = {**made.train, "label": torch.zeros(1, size, size, dtype=torch.uint8)}
-        return made._replace(train=sample, val={**sample, "sizes": [(size, size)]})
-
     def metrics(self, detailed: bool = False) -> SegmentationMetrics:
         """New metrics of segmentation."""
         return SegmentationMetrics(self.classes)
@@ -501,10 +491,7 @@ def fit_classes(weights: Weights, classes: Sequence[str], say: Callable[[str], N
         state.update({key: state[key][order] for key in rows})
         say(f"init_from: the weights know the same {len(theirs)} classes in another order; the head's rows go by name")
     else:
-        for key in rows:
-            del state[key]
-        say(
-            f"init_from: the weights know other classes ({shortened(theirs)}) than the data have "
-            f"({shortened(classes)}); the head's last layer begins anew"
-        )
+        state = {key: value for key, value in state.items() if key not in rows}
+        both = f"{shortened(theirs)}) than the data have ({shortened(classes)}"
+        say(f"init_from: the weights know other classes ({both}); the head's last layer begins anew")
     return dataclasses.replace(weights, state=state)

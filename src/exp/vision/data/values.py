@@ -188,6 +188,7 @@ class ImageReader:
 
     Attributes:
         fill: the values that replace missing ones, 0..255, float (C,); None: not known yet.
+        value_range: plain numbers, or lists over bands; None: not set.
         modalities: statistics of other sensors.
 
     Args:
@@ -205,13 +206,14 @@ class ImageReader:
         self.channels = self.bands.channels
         self.modalities = Modalities(config)
         self.fill: np.ndarray | None = None
-        self.value_range: Any = config.value_range
         limits: list[Any] = [per_band(limit, self.channels) for limit in config.value_range or (0.0, 1.0)]
         if len(limits) != 2 or None in limits or not np.less(*limits).all():
             raise DataError(
                 f"data.value_range={config.value_range} must be [low, high], low below high, a number each or one for "
                 f"each of {self.channels} bands"
             )
+        given = config.value_range or ()
+        self.value_range: list[Any] | None = [np.asarray(limit, np.float64).tolist() for limit in given] or None
 
     def __call__(self, path: Path) -> np.ndarray:
         """Read an image file as the model's input: (H, W, C), uint8 or float32, 0..255."""
