@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
 import numpy as np
+import pandas as pd
 import torch
 
 from exp.data.base import Data, ExampleBatch, Extras, Prediction
@@ -14,8 +15,8 @@ from exp.data.fingerprint import of_file
 from exp.data.places import shortened
 from exp.errors import ConfigError, DataError
 from exp.forecasting.config import ForecastingDataConfig
-from exp.forecasting.data import calendar, values
-from exp.forecasting.data.contract import Contract, NeedsContractError
+from exp.forecasting.data import calendar
+from exp.forecasting.data.contract import Contract, NeedsContractError, contract_of, warn_of_outliers
 from exp.forecasting.data.preflight import locate
 from exp.forecasting.data.series import read_series
 from exp.forecasting.data.splits import TooFewRowsError, borders
@@ -23,8 +24,6 @@ from exp.forecasting.data.windows import WindowDataset
 from exp.forecasting.metrics import Baselines, ForecastMetrics
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from exp.data.fingerprint import Fingerprint
     from exp.forecasting.data.series import Series
     from exp.forecasting.intervals.intervals import Intervals
@@ -111,15 +110,9 @@ class ForecastingData(Data):
             contract.check_spacing(self.path, seconds)
         else:
             train = len(self._rows["train"])
-            mean, std = values.statistics(series, train)
             season = self.frequency.season if self.frequency and self.frequency.season < train else 1
-            scale = values.seasonal_difference((series.values[:train] - mean) / std, season)
-            low, high, missing = (each.tolist() for each in values.ranges(series.values[:train]))
-            contract = Contract(
-                self.name, self.names, mean.tolist(), std.tolist(), low, high, missing, season=season,
-                scale=scale.tolist(),
-            )  # fmt: skip
-            self.notes += values.warn_of_constants(series, train)
+            contract, warnings = contract_of(self.name, series, train, season)
+            self.notes += warnings
         date_format = dates.date_format if dates else None
         self._contract = replace(contract, name=self.name, date_format=date_format, seconds=seconds)
         self._unlike = contract.unlike(series, self._rows["test"])
@@ -138,8 +131,10 @@ class ForecastingData(Data):
         scales = None if scale is None else torch.tensor(scale, dtype=torch.float64)
         self._baselines = Baselines(season, 1 < season <= self.lookback, scales)
         standardized = (series.values - np.array(self._contract.mean)) / np.array(self._contract.std)
-        self.notes += values.warn_of_outliers(series)
-        seen, marks = values.filled(standardized), calendar.time_features(self.dates, self.num_rows)
+        self.notes += warn_of_outliers(series)
+        # An empty cell gets the last value before it, or 0, the mean of the training rows.
+        seen = pd.DataFrame(standardized).ffill().fillna(0.0).to_numpy()
+        marks = calendar.time_features(self.dates, self.num_rows)
         truth = future = None
         if self.config.missing == "mask" or len(self.scored) < len(self.names):
             truth = np.full_like(standardized, np.nan)

@@ -136,9 +136,9 @@ class Normalization:
             DataError: an image cannot be used, or a band has no data.
         """
         distributed, reader = distributed or Distributed(), self.reader
-        clipped = self.scaled and reader.value_range is not None
-        limits: Any = zip(*(per_band(each, reader.channels) for each in reader.value_range)) if clipped else ()
-        limits = [*limits] or [None] * reader.channels
+        limits: Any = [None] * reader.channels
+        if self.scaled and reader.value_range is not None:
+            limits = np.transpose([per_band(each, reader.channels) or [] for each in reader.value_range])
         moments, error = np.zeros((len(self.paths), 6, reader.channels)), None
         histograms = np.zeros((reader.channels, 2 ** (32 - _SHIFT) if percentiles else 0), np.int64)
 
