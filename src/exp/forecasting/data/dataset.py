@@ -13,7 +13,7 @@ import torch
 from exp.data.base import Data, ExampleBatch, Extras, Prediction
 from exp.data.fingerprint import of_file
 from exp.data.places import shortened
-from exp.errors import ConfigError, DataError
+from exp.errors import DataError
 from exp.forecasting.config import ForecastingDataConfig
 from exp.forecasting.data import calendar
 from exp.forecasting.data.contract import Contract, NeedsContractError, contract_of, warn_of_outliers
@@ -144,8 +144,7 @@ class ForecastingData(Data):
         each = {"values": seen, "marks": marks, "truth": truth, "future": future}
         self._series = {name: None if rows is None else _series_contiguous(rows) for name, rows in each.items()}
         self._truth: torch.Tensor | None = self._series["truth"]
-        for split in ("train", "val", "test"):
-            self.__dict__.pop(split, None)  # windows of the former values
+        self._cut()
 
     @property
     def rows(self) -> dict[str, range]:
@@ -173,28 +172,24 @@ class ForecastingData(Data):
         """Names of the series that are forecast."""
         return [self.names[position] for position in self.scored]
 
-    @functools.cached_property
-    def train(self) -> WindowDataset:
-        """Windows of the training split."""
-        return self._windows("train")
+    def __getattr__(self, name: str) -> Any:
+        """The windows of a split, if it has any (:meth:`_cut`).
 
-    @functools.cached_property
-    def val(self) -> WindowDataset:
-        """Windows of the validation split."""
-        return self._windows("val")
+        Raises:
+            DataError: the data cannot be used without the contract of weights, or all rows are for testing.
+        """
+        if name not in ("train", "val", "test"):
+            raise AttributeError(name)
+        raise self._problem or DataError(f"{self.path}: all its rows are new; it has no split {name}")
 
-    @functools.cached_property
-    def test(self) -> WindowDataset:
-        """Windows of the test split."""
-        return self._windows("test")
-
-    def _windows(self, split: str) -> WindowDataset:
-        if split not in self.rows:
-            raise DataError(f"{self.path}: all its rows are new; it has no split {split}")
+    def _cut(self) -> None:
+        """Set :attr:`train`, :attr:`val` and :attr:`test`, of those that there are."""
+        for split in ("train", "val", "test"):
+            self.__dict__.pop(split, None)  # windows of the former values
         resident = None if self.config.on_device == "auto" else bool(self.config.on_device)
-        return WindowDataset(
-            **self._series, rows=self.rows[split], lookback=self.lookback, horizon=self.horizon, resident=resident
-        )
+        for split, rows in self._rows.items():
+            setattr(self, split, WindowDataset(**self._series, rows=rows, lookback=self.lookback, horizon=self.horizon,
+                                               resident=resident))  # fmt: skip
 
     @classmethod
     def example_batch(cls, **keys: Any) -> ExampleBatch:
@@ -253,7 +248,6 @@ class ForecastingData(Data):
         """Check data, model keys and task against each other before the model is built.
 
         Raises:
-            ConfigError: ``lookback`` or ``horizon`` of one of exp's models differs from the data's.
             DataError: there is no window with truth, and the task is not predict.
         """
         session.extras = Extras(self.fingerprint, self.record)
@@ -265,12 +259,6 @@ class ForecastingData(Data):
             )
         if task.get("intervals"):
             session.when_built(functools.partial(self.calibrate, session))
-        for key in ("lookback", "horizon") if str(model.get("_target_")).startswith("exp.") else ():
-            if model.get(key, getattr(self, key)) != getattr(self, key):
-                raise ConfigError(
-                    f"model.{key}={model[key]} and data.{key}={getattr(self, key)} must be the same; set data.{key}, "
-                    f"which model.{key} follows"
-                )
         period = model.get("period") if "timebridge" in str(model.get("_target_")) else None
         if period and self.lookback % period and period < self.lookback:
             patches = self.lookback // period
