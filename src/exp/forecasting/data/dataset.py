@@ -251,21 +251,9 @@ class ForecastingData(Data):
             DataError: there is no window with truth, and the task is not predict.
         """
         session.extras = Extras(self.fingerprint, self.record)
-        task, model = session.config.task, session.config.model
-        if session.weights is not None and session.weights.data is None and "OT" in self.names[:-1]:
-            session.say(
-                f"{self.path}: the column OT is not the last one. The authors' code moves it to the end, and these "
-                "weights do not tell the order of their series; where it matters, write the columns in that order"
-            )
+        task = session.config.task
         if task.get("intervals"):
             session.when_built(functools.partial(self.calibrate, session))
-        period = model.get("period") if "timebridge" in str(model.get("_target_")) else None
-        if period and self.lookback % period and period < self.lookback:
-            patches = self.lookback // period
-            session.say(
-                f"model.period={period} does not divide data.lookback={self.lookback}: as in the authors' code, "
-                f"{patches} patches have {self.lookback // patches} time steps each"
-            )
         self.check_truth({"train": list(self.rows), "eval": ["test"]}.get(task.name, []))
         if task.name != "predict" and list(self.rows) == ["test"] and not len(self.test):
             raise DataError(
@@ -274,7 +262,7 @@ class ForecastingData(Data):
             )
 
     def check_truth(self, splits: Sequence[str]) -> None:
-        """Refuse a split in which no target has a value; warn of single targets without a value.
+        """Refuse a split in which no target has a value.
 
         Args:
             splits: the splits in which errors will be measured.
@@ -282,20 +270,14 @@ class ForecastingData(Data):
         Raises:
             DataError: no target has a value; the message names split and series.
         """
-        truth = self._truth
-        for split in splits if truth is not None else ():
-            assert truth is not None
+        for split in splits:
             first, stop = self.rows[split].start + self.lookback, self.rows[split].stop
-            empty = truth[first:stop, self.scored].isnan().all(dim=0).tolist()
-            lacking = [name for name, is_empty in zip(self.target_names, empty) if is_empty]
-            where = f"no value of {shortened(lacking)} where the {split} split is forecast"
-            if all(empty):
+            if self._truth is not None and self._truth[first:stop, self.scored].isnan().all():
                 raise DataError(
-                    f"{self.path}: {where} (rows {first + 1} to {stop} of {self.num_rows} below the header), so that "
-                    "there is nothing to measure errors of; give values, or another data.split"
+                    f"{self.path}: no value of {shortened(self.target_names)} where the {split} split is forecast "
+                    f"(rows {first + 1} to {stop} of {self.num_rows} below the header), so that there is nothing to "
+                    "measure errors of; give values, or another data.split"
                 )
-            if lacking:
-                self.notes.append(f"{self.path}: {where}: what is measured there is of the other series")
 
     def calibrate(self, session: Session, model: Any) -> None:
         """Prepare the intervals of ``task.intervals`` (:mod:`exp.forecasting.intervals`)."""
