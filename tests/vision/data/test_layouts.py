@@ -75,8 +75,8 @@ def test_classes_may_be_given_in_an_order_and_those_that_cannot_be_learned_or_me
     said = []
     data.look_at_files(said.append)
     found = record(data)
-    assert len(said) == 2
-    assert (found["classes_without_training_images"], found["classes_not_measured"]) == (["B"], ["b", "rare"])
+    assert len(said) == 3
+    assert found["classes_without_labels"] == {"train": ["B"], "val": ["B", "rare"], "test": ["b", "rare"]}
     given = scenes(root=root, classes=["rare", "b", "B", "a"])
     assert [label for _, label in given.val.samples] == [3, 1]
     refused("rare is none of the classes a, b, B; .*data.classes", scenes, root=root, classes=["a", "b", "B"])

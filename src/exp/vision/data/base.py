@@ -286,22 +286,16 @@ class ImageData(Data):
                 f"warning: {len(copies)} images of {self.name} are in two splits, such as {copies[0]}: metrics would "
                 "include images of the training; remove them from one"
             )
-        meanings = {
-            "train": ("classes_without_training_images", "cannot be learned"),
-            self.tested_on: ("classes_not_measured", "it is not measured"),
-        }
         for split, data in self._splits.items() if self.learns_classes else ():
-            samples, (key, means) = data.samples, meanings.get(split, ("", ""))
-            found, looked_at = self.labels_in(samples)
+            found, looked_at = self.labels_in(data.samples)
             lacking = [name for number, name in enumerate(self.classes) if number not in found]
-            whole, where = looked_at == len(samples), f"{looked_at} of {len(samples)} {split} labels"
+            whole, where = looked_at == len(data), f"{looked_at} of {len(data)} {split} labels"
             if whole and len(lacking) == len(self.classes):
                 raise DataError(f"no class is in {where}{self.hint}")
             # If only a sample of the masks was read, a few lacking classes may be chance.
-            if key and looked_at and lacking and (whole or len(lacking) >= len(self.classes) - 1):
-                say(f"warning: {', '.join(lacking)}: in none of {where}: {means}{self.hint}")
-                if whole:
-                    self._record[key] = lacking
+            if looked_at and lacking and (whole or len(lacking) >= len(self.classes) - 1):
+                say(f"warning: {', '.join(lacking)}: in none of {where}{self.hint}")
+                self._record.setdefault("classes_without_labels", {})[split] = lacking
 
     def labels_in(self, samples: Sequence[tuple[str, Any]]) -> tuple[set[int], int]:
         """The class numbers that occur in some samples, and the number of samples whose labels were read."""
@@ -340,15 +334,12 @@ class ImageData(Data):
         """Entries for ``result.json``. Every rank must call this, with ``gather`` of its ``Distributed``."""
         found: dict[str, Any] = {split: len(data) for split, data in self._splits.items()}
         found.update(tested_on=self.tested_on, **self.normalization.record(), **self._record)
-        # By sample: several ranks may have loaded the same one in different epochs.
-        ranks = gather({split: data.met() for split, data in self._splits.items()})
-        lost = sorted({(split, number) for rank in ranks for split in rank for number in rank[split][0]})
-        unknown = {split: {n: c for rank in ranks for n, c in rank[split][1].items()} for split in self._splits}
+        # By sample: several ranks may have skipped the same one in different epochs.
+        mine = [(split, int(number)) for split, data in self._splits.items() for number in data.skipped.nonzero()]
+        lost = sorted({each for rank in gather(mine) for each in rank})
         if lost:
             files = [self._splits[split].reason(number) for split, number in lost[:NAMED_FILES]]
             found["skipped"] = {"count": len(lost), "files": files}
-        if any(unknown.values()):
-            found["unknown_pixels"] = {split: sum(pixels.values()) for split, pixels in unknown.items() if pixels}
         return found
 
 
@@ -433,13 +424,16 @@ class SegmentationData(ImageData):
         return masks
 
     def labels_in(self, samples: Sequence[tuple[str, str]]) -> tuple[set[int], int]:
-        """See :meth:`ImageData.labels_in`; reads at most 16 masks, evenly spaced."""
+        """See :meth:`ImageData.labels_in`; reads at most 16 masks, evenly spaced, and records their unknown pixels."""
         found: set[int] = set()
         looked_at = 0
         for _, path in samples[:: -(-len(samples) // _MASKS) or 1]:
             with contextlib.suppress(DataError):  # reported when the mask is loaded
-                found.update(np.unique(self.train.masks.read(path).values).tolist())
+                labels, unknown = self.train.masks.read(path)
+                found.update(np.unique(labels).tolist())
                 looked_at += 1
+                if unknown:
+                    self._record["unknown_pixels"] = self._record.get("unknown_pixels", 0) + unknown
         return found, looked_at
 
     def metrics(self, detailed: bool = False) -> SegmentationMetrics:

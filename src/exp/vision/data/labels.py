@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import colorsys
 import os
-from typing import Mapping, NamedTuple, Sequence
+from typing import Mapping, Sequence
 
 import cv2
 import numpy as np
@@ -14,25 +14,13 @@ from exp.data.places import shortened
 from exp.errors import DataError
 from exp.vision.data.decode import decoded, is_jpeg, naming, read_bytes
 
-__all__ = ["IGNORED", "NO_DATA", "ColorMasks", "IndexMasks", "Labels", "distinct_colors"]
+__all__ = ["IGNORED", "NO_DATA", "ColorMasks", "IndexMasks", "distinct_colors"]
 
 IGNORED = 255
 """The label of ignored pixels."""
 NO_DATA = 254
 """Within a pipeline, the label of pixels without image data; after the pipeline it becomes :data:`IGNORED`."""
 _UNKNOWN = 254
-
-
-class Labels(NamedTuple):
-    """The content of a mask.
-
-    Attributes:
-        values: class numbers, uint8 (H, W); 255: ignored.
-        unknown: number of pixels of unknown color, which are 255.
-    """
-
-    values: np.ndarray
-    unknown: int
 
 
 class IndexMasks:
@@ -65,8 +53,8 @@ class IndexMasks:
         if list(ignored) == [IGNORED]:
             self.left_out += ": if 255 is a class, set such as 'data.mask_values={0: 0, 255: 1}'"
 
-    def read(self, path: str | os.PathLike[str]) -> Labels:
-        """Read a mask.
+    def read(self, path: str | os.PathLike[str]) -> tuple[np.ndarray, int]:
+        """Read a mask: class numbers, uint8 (H, W), 255 where ignored; and 0, the number of unknown pixels.
 
         Raises:
             DataError: the file cannot be read, is a JPEG, or has values that are neither classes nor ignored.
@@ -93,7 +81,7 @@ class IndexMasks:
                 f"{path} holds {shortened(unknown.tolist(), 8)}, which is no class; correct the mask, or set "
                 "data.mask_values (value in the file: class number) or data.ignore_values"
             )
-        return Labels(labels, 0)
+        return labels, 0
 
 
 class ColorMasks:
@@ -116,8 +104,9 @@ class ColorMasks:
             self.table[int(color, 16)] = IGNORED
         self.left_out = f"pixels of data.ignore_colors={[*ignored]}, and of no color of data.palette, do not count"
 
-    def read(self, path: str | os.PathLike[str]) -> Labels:
-        """Read a mask; unknown colors are ignored and counted.
+    def read(self, path: str | os.PathLike[str]) -> tuple[np.ndarray, int]:
+        """Read a mask: class numbers, uint8 (H, W), 255 where ignored; and the number of pixels of unknown colors among
+        these.
 
         Raises:
             DataError: the file cannot be read, is not RGB of 8 bits, or has too many pixels of unknown colors.
@@ -151,7 +140,7 @@ class ColorMasks:
                 f"{100 * limit:g} % may): {shortened(common, 5)}; the classes are {shortened(self.colors, 8)}; {hint}"
             )
         labels[strange] = IGNORED
-        return Labels(labels, unknown)
+        return labels, unknown
 
 
 def distinct_colors(count: int) -> list[tuple[int, int, int]]:
