@@ -203,7 +203,10 @@ def test_other_bands_than_those_of_the_weights_are_read_as_theirs_or_told(fields
     refused("trained with data.channels=4, but it is 2 here", fields(bands=["B04", "B03"]).load_state_dict, state)
     fields(bands=[4, 3, 2, 8], value_range=[0, 3000]).load_state_dict(state)
     assert "data.bands=[4, 3, 2, 8], but the weights were trained with ['B04'" in caplog.text
-    refused("weights were trained .* data.mean", fields(value_range=[0, 3000], mean="train").load_state_dict, state)
+    data = fields(value_range=[0, 3000], mean="train")
+    data.load_state_dict(state)
+    assert "data.mean=train, but the weights were trained with None" in caplog.text
+    assert data.normalization.settle() is data.normalization.mean is None
 
 
 def test_segmentation_does_not_count_pixels_without_data(segmentation, pairs, tiff, tmp_path):

@@ -60,7 +60,7 @@ class ImageData(Data):
         hint: end of the messages about classes without labels.
 
     Args:
-        config: the keys of ``data``.
+        **keys: the keys of ``data``, of the class ``keys``.
 
     Raises:
         DataError: files are missing, or not where the layout expects them.
@@ -71,12 +71,14 @@ class ImageData(Data):
     learns_classes = True
     per_pixel = False
     hint = ""
+    keys: type[ImageDataConfig]
     classes: list[str]
     palette: list[tuple[int, int, int]]
     makes = ("layout",)
     ignore_index: int
 
-    def __init__(self, config: ImageDataConfig) -> None:
+    def __init__(self, **keys: Any) -> None:
+        config = self.keys(**keys)
         root = data_root(config.root, config.sample_data, config.name)
         listing = layout_of(config).find(root)
         self._masks = self.masks_of(listing, config)
@@ -88,7 +90,7 @@ class ImageData(Data):
         self.normalization = Normalization(self.read, trained_on, config)
         self._adopted = False
         self._misfit: DataError | None = None  # of classes; features have none
-        self._config = config
+        self._config: Any = config
         self._record = dict(listing.notes)
         self.notes = [*archive_notes(root), *listing.warnings]
         self._eval_pipeline = Pipeline("data.eval_pipeline", config.eval_pipeline)
@@ -349,9 +351,6 @@ class SceneData(ImageData):
     ignore_index = NO_LABEL
     keys = SceneDataConfig
 
-    def __init__(self, **keys: Any) -> None:
-        super().__init__(self.keys(**keys))
-
     def metrics(self, detailed: bool = False) -> SceneMetrics:
         """New metrics of scenes."""
         return SceneMetrics(self.classes)
@@ -361,22 +360,20 @@ class SceneData(ImageData):
         return TrueClassProbability()
 
 
-class DistillationData(SceneData):
+class DistillationData(ImageData):
     """Images without labels, for distillation; folders are not classes, but each of them is dealt out to all splits."""
 
     learns_classes = False
+    ignore_index = NO_LABEL
     keys = DistillationDataConfig
 
     def model_arguments(self) -> dict[str, int]:
         """``in_channels`` alone, without classes."""
         return {"in_channels": self.read.channels}
 
-    def metrics(self, detailed: bool = False) -> list[FeatureAgreement]:  # type: ignore[override]
+    def metrics(self, detailed: bool = False) -> list[FeatureAgreement]:
         """New metrics: the cosine of student and teacher, of CLS tokens and of patches."""
         return [FeatureAgreement("cls"), FeatureAgreement("patches")]
-
-    def ranking(self) -> None:  # type: ignore[override]
-        """None: there is no truth to draw."""
 
     def pictures(self, session: Any, model: Any, evaluator: Any = None) -> dict[str, Any]:
         """No plots; ``task=features`` draws features."""
@@ -392,20 +389,18 @@ class DistillationData(SceneData):
 
 
 class SegmentationData(ImageData):
-    """A segmentation data set; its keys are those of :class:`exp.vision.data.config.SegmentationDataConfig`.
-
-    Attributes:
-        gsd: ground sampling distance in meters per pixel, of files without georeference; None: not known.
-    """
+    """A segmentation data set; its keys are those of :class:`exp.vision.data.config.SegmentationDataConfig`."""
 
     ignore_index = IGNORED
     per_pixel = True
     classes_key = "data.palette or data.classes"
+    keys = SegmentationDataConfig
 
-    def __init__(self, **keys: Any) -> None:
-        config = SegmentationDataConfig(**keys)
-        self.gsd = config.gsd
-        super().__init__(config)
+    @property
+    def gsd(self) -> float | None:
+        """Ground sampling distance in meters per pixel, of files without georeference; None: not known."""
+        gsd: float | None = self._config.gsd
+        return gsd
 
     def masks_of(self, listing: Listing, config: Any) -> ColorMasks | IndexMasks:
         """See :meth:`ImageData.masks_of`; masks have colors if ``data.palette`` is set, unless the layout decides."""

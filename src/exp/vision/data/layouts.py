@@ -176,14 +176,12 @@ class MaskFolders(Layout):
                     f"data.parts.{split}={list(patterns)} matches none of the {len(pairs)} images in {root}"
                 )
         train, *others = (set(listing.splits.get(split, ())) for split in SPLITS)
-        both, unused = train & set().union(*others), set(pairs).difference(train, *others)
+        both = train & set().union(*others)
         if both:
             raise DataError(
                 f"data.parts: {min(both)[0]} and {len(both) - 1} more are in train and in another split; do not test "
                 "a model on what it was trained on"
             )
-        if unused:
-            listing.notes["in_no_part"] = len(unused)
         return listing
 
 

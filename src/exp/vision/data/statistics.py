@@ -258,14 +258,14 @@ class Normalization:
         return {key: value for key, value in record.items() if value is not None}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Read files like those that the weights were trained on; other keys are logged as warnings.
+        """Read files like those that the weights were trained on, with their mean and standard deviation; keys that
+        differ are logged as warnings.
 
         Args:
             state: :meth:`state` of the training data; empty for published weights.
 
         Raises:
-            DataError: the weights have another number of channels; or they were trained with the model's own mean and
-                standard deviation, and ``data.mean`` is set.
+            DataError: the weights have another number of channels.
         """
         reader, bands, ours = self.reader, self.reader.bands, "channels" in state
         self._looked = True
@@ -274,20 +274,17 @@ class Normalization:
                 f"the weights were trained with data.channels={state['channels']}, but it is {reader.channels} here; "
                 f"set data.channels={state['channels']}"
             )
-        if ours and state.get("mean") is None and (self.mean is not None or self.is_measured):
-            raise DataError(
-                "the weights were trained with the mean and standard deviation of the model, but data.mean is set "
-                "here; leave it out (data.mean=null data.std=null)"
-            )
-        for key, value in {"bands": bands.wanted, "mean": self.mean, "value_range": reader.value_range}.items():
+        mean = "train" if self.is_measured else self.mean
+        for key, value in {"bands": bands.wanted, "mean": mean, "value_range": reader.value_range}.items():
             if ours and state.get(key) != value and (value is not None or key == "bands"):
                 logger.warning("data.%s=%s, but the weights were trained with %s", key, value, state.get(key))
         if bands.wanted == state.get("bands"):
             bands.expected, self.names = state.get("band_count"), list(state.get("band_names") or ())
         self.scaled = bool(state.get("scaled", True))
-        self._take(state)
         if ours:
+            self.mean = self.std = None
             reader.modalities.load(state.get("modality_statistics") or {})
+        self._take(state)
         if reader.value_range is None:
             reader.value_range = state.get("value_range")
 
