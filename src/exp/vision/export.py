@@ -130,12 +130,12 @@ def input_of(data: Any) -> dict[str, Any]:
     found: dict[str, Any] = {
         "dtype": "float32",
         "range": [0, 255],
-        "bands": None if reader.bands.wanted is None else list(names or reader.bands.wanted),
+        "bands": None if reader.wanted is None else list(names or reader.wanted),
         "value_range": reader.value_range,
         "no_data": None if reader.fill is None else reader.fill.tolist(),
     }
-    if reader.modalities.state():
-        found["modality_statistics"] = reader.modalities.state()
+    if reader.modalities.statistics:
+        found["modality_statistics"] = reader.modalities.statistics
     return found
 
 

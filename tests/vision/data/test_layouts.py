@@ -248,14 +248,12 @@ MMRS = {**TWO, "layout": layout("mmrs1m.MMRS1MMasks")}
 
 @pytest.mark.parametrize(("kind", "values", "said"), [
     ("scenes", {"root": None, "sample_data": "dubay"}, "sample data dubay"),
-    ("scenes", {"layout": layout("mmrs1m.MMRS1M"), "modality": "radar"}, "data.modality.*radar"),
     ("scenes", {"mean": [1.0], "std": [0.0]}, r"data.std=\[0.0\]"),
     ("segmentation", {}, "neither data.palette nor data.classes is set"),
     ("segmentation", {**GREY, "ignore_colors": ["inf"]}, r"'data.ignore_colors=\[\"6E1234\"\]'"),
     ("segmentation", {**GREY, "ignore_colors": ["AAAAAA"]}, "ignore_colors: 'aaaaaa' must be a color of its own"),
     ("segmentation", {**TWO, "parts": {"train": ["*"]}}, "data.parts names train"),
     ("segmentation", MMRS, "data.root=.* has no folder segmentation"),
-    ("segmentation", {**MMRS, "modality_weights": {"radar": 1.0}}, "data.modality.*radar"),
 ])  # fmt: skip
 def test_keys_that_do_not_fit_each_other_are_refused(request, tree, tmp_path, kind, values, said):
     tree(*numbered("a", 10), *numbered("b", 10))

@@ -104,7 +104,7 @@ class ColorMasks:
         these.
 
         Raises:
-            DataError: the file cannot be read, is a JPEG or not RGB of 8 bits, or has too many pixels of unknown colors.
+            DataError: the file cannot be read, is a JPEG or not RGB of 8 bits, or has too many unknown pixels.
         """
         content, pixels = decoded(path)
         _refuse_jpeg(path, content)

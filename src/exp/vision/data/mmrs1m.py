@@ -31,9 +31,8 @@ from exp.vision.data.layouts import (
     split_folders,
 )
 
-__all__ = ["MMRS1M", "MODALITIES", "MMRS1MMasks", "modality_in", "modality_of"]
+__all__ = ["MMRS1M", "MMRS1MMasks", "modality_in", "modality_of"]
 
-MODALITIES = ("optical", "sar", "infrared")
 _SAR = ("hrsid", "sarv2", "ssdd")
 
 

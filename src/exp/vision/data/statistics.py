@@ -110,14 +110,14 @@ class Normalization:
         Raises:
             DataError: the image cannot be read, or lacks a band of ``data.bands``.
         """
-        bands = self.reader.bands
-        if self._looked or (bands.wanted is None and self.mean is None and not self.is_measured):
+        reader = self.reader
+        if self._looked or (reader.wanted is None and self.mean is None and not self.is_measured):
             return
         self._looked = True
         raw = read_raw(self.paths[0])
-        if bands.wanted is not None:
-            plan = bands.plan(raw.pixels.shape[2], raw.names, raw.alpha, self.paths[0])
-            bands.expected, self.names = plan.measured, plan.names
+        if reader.wanted is not None:
+            plan = reader.plan(raw.pixels.shape[2], raw.names, raw.alpha, self.paths[0])
+            reader.expected, self.names = plan.measured, plan.names
         self.scaled = raw.pixels.dtype != np.uint8
 
     def measure(self, percentiles: Sequence[float] = (), distributed: Distributed | None = None) -> dict[str, Any]:
@@ -241,19 +241,19 @@ class Normalization:
 
     def state(self) -> dict[str, Any]:
         """What is saved with weights: number of channels, range of values, and what else is set."""
-        reader, bands = self.reader, self.reader.bands
+        reader = self.reader
         state: dict[str, Any] = {"channels": reader.channels, "value_range": reader.value_range}
-        if bands.wanted is not None:
-            state.update(bands=bands.wanted, band_names=self.names, band_count=bands.expected)
+        if reader.wanted is not None:
+            state.update(bands=reader.wanted, band_names=self.names, band_count=reader.expected)
         if self.mean is not None:
             state.update(mean=self.mean, std=self.std, scaled=self.scaled)
-        if reader.modalities.state():
-            state["modality_statistics"] = reader.modalities.state()
+        if reader.modalities.statistics:
+            state["modality_statistics"] = reader.modalities.statistics
         return state
 
     def record(self) -> dict[str, Any]:
         """Entries for ``result.json``, without those that are not set."""
-        bands = self.reader.bands.wanted and (self.names or self.reader.bands.wanted)
+        bands = self.reader.wanted and (self.names or self.reader.wanted)
         record = {"value_range": self.reader.value_range, "bands": bands, "mean": self.mean, "std": self.std}
         return {key: value for key, value in record.items() if value is not None}
 
@@ -267,7 +267,7 @@ class Normalization:
         Raises:
             DataError: the weights have another number of channels.
         """
-        reader, bands, ours = self.reader, self.reader.bands, "channels" in state
+        reader, ours = self.reader, "channels" in state
         self._looked = True
         if state.get("channels", reader.channels) != reader.channels:
             raise DataError(
@@ -275,15 +275,15 @@ class Normalization:
                 f"set data.channels={state['channels']}"
             )
         mean = "train" if self.is_measured else self.mean
-        for key, value in {"bands": bands.wanted, "mean": mean, "value_range": reader.value_range}.items():
+        for key, value in {"bands": reader.wanted, "mean": mean, "value_range": reader.value_range}.items():
             if ours and state.get(key) != value and (value is not None or key == "bands"):
                 logger.warning("data.%s=%s, but the weights were trained with %s", key, value, state.get(key))
-        if bands.wanted == state.get("bands"):
-            bands.expected, self.names = state.get("band_count"), list(state.get("band_names") or ())
+        if reader.wanted == state.get("bands"):
+            reader.expected, self.names = state.get("band_count"), list(state.get("band_names") or ())
         self.scaled = bool(state.get("scaled", True))
         if ours:
             self.mean = self.std = None
-            reader.modalities.load(state.get("modality_statistics") or {})
+            reader.modalities.statistics = dict(state.get("modality_statistics") or {})
         self._take(state)
         if reader.value_range is None:
             reader.value_range = state.get("value_range")
