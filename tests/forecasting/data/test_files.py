@@ -150,7 +150,7 @@ REFUSED = [
     (GOOD, f'date,a\n{DAY}1\n2020-01-02,"2', "row 3"),
     (GOOD, "date,a\n", "s.csv"),
     (GOOD, b"date,a\n2020-01-01,\xff\n", "UTF-8"),
-    (GOOD, "date,a\n2020-01-01,1\n".encode("utf-16"), "UTF-8"),
+    *((GOOD, "date,a\n2020-01-01,1\n".encode(code), "UTF-8") for code in ("utf-16", "utf-16-le")),
     (GOOD, "date,a\n2020-01-01,1\n2020-01-02,2\u00b0\n".encode("latin-1"), "UTF-8"),
     (GOOD, b"PAR1\x15\4\x15", "PAR1"),
     (GOOD, gzip.compress(b"date,a\n2020-01-01,1\n", mtime=0), ".gz"),

@@ -72,6 +72,8 @@ def read_header(path: Path, config: ForecastingDataConfig) -> Header:
         with gzip.open(path, "rt", **text) if path.suffix == ".gz" else path.open(**text) as file:
             reader = csv.reader(file)
             rows = list(islice(((reader.line_num, cells) for cells in reader if "".join(cells).strip()), 2))
+        if any("\0" in cell for _, cells in rows for cell in cells):
+            raise ValueError("it has NUL characters, as UTF-16 has")
     except (OSError, EOFError, zlib.error, ValueError, csv.Error) as error:
         raise DataError(f"{path} cannot be read as UTF-8 text: {error}; {SAVE}") from error
     if not rows:
