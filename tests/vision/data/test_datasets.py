@@ -96,15 +96,6 @@ def test_what_is_skipped_does_not_count_and_is_told(masked, workers):
     assert "50x44" in skipped["files"][1]
 
 
-def test_a_batch_of_skipped_files_has_the_usual_shape(thirty):
-    data = thirty(on_error="skip", size=32)
-    for path, _ in data.train.samples:
-        cut(path)
-    batch = data.train[keys(0, 1)]
-    assert batch["image"].shape == (2, 3, 32, 32)
-    assert batch["label"].tolist() == [-1, -1]
-
-
 def test_sizes_that_make_no_batch_are_explained(thirty, tmp_path, noise):
     noise(tmp_path / "a" / "0.png", 30, 30)
     data = thirty(train_pipeline=[{"type": "RandomFlip", "prob": 0.5}], split=[0.9, 0.1, 0.0])
