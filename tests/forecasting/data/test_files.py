@@ -33,7 +33,8 @@ def write(tmp_path):
 def read(path, **keys):
     """The series of a file; as many as it has, where no key tells."""
     text = (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8-sig", errors="replace")
-    with text, contextlib.suppress(OSError, EOFError):
+    first: list[str] = []
+    with text, contextlib.suppress(OSError, EOFError, csv.Error):  # what is no text is refused below
         first = next(csv.reader(line for line in text if line.strip()), [])
     count = len(first) - (keys.get("header", True) and keys.get("date_column", "date") is not None)
     keys = {"name": "own", "file": path.name, "channels": len(keys.get("inputs", ())) or count, **keys}
