@@ -26,13 +26,13 @@ NAMES = ["HUFL", "$cost$ a/b", "_x", "OT", "ot", "1"]
         (["OT", "HUFL", "OT"], 4, {"OT_HUFL": [3, 0]}),
         ("_x", 4, {"_x": [2]}),
         ([1, 0], 1, {"1": [5], "HUFL": [0]}),  # the series that is called 1 comes before the one at place 1
-        (["OT", "ot"], 1, {"OT": [3], "ot_4": [4]}),  # also where files are the same in letters of either case
+        (["OT", "ot"], 1, {"OT": [3], "channels_4": [4]}),  # also where files are the same in letters of either case
     ],
 )
 def test_the_channels_asked_for_and_the_names_of_their_files(wanted, most, expected):
     assert pages(NAMES, wanted, most) == expected
     names = [f"household_{number}" for number in range(862)]
-    assert list(pages(names, "all", 100))[8] == "household_80_to_household_86_800-861"
+    assert list(pages(names, "all", 100))[8] == "channels_800-861"
     with pytest.raises(ConfigError, match=r"task.channels.*OIL"):
         pages(names, ["OIL"], 4)
 

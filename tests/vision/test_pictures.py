@@ -8,7 +8,7 @@ from PIL import Image
 
 from exp.draw.figure import figure_file, training_curves
 from exp.vision.figures import Tile, panels, sheet
-from exp.vision.pictures import overlay, to_rgb
+from exp.vision.pictures import overlay
 
 PALETTE = [(60, 16, 152), (132, 41, 246), (110, 193, 228)]
 
@@ -49,13 +49,6 @@ def test_panels_of_one_size_stand_side_by_side_under_their_titles():
     assert (picture[-40:, :300] == red).all()
     assert (picture[-40:, -300:] == blue).all()
     assert (picture[:-40] < 100).any(axis=2).sum() > 50
-
-
-def test_values_of_16_bit_are_stretched_and_bytes_are_not():
-    dark = np.linspace(3, 12, 300, dtype=np.float32).reshape(10, 10, 3)
-    assert (to_rgb(dark).min(), to_rgb(dark).max()) == (0, 255)
-    assert (to_rgb(dark.astype(np.uint8)) == dark.astype(np.uint8)).all()
-    assert [to_rgb(dark[..., :1]).shape, to_rgb(np.zeros((4, 4, 13), np.uint8)).shape] == [(10, 10, 3), (4, 4, 3)]
 
 
 RECORDS = [{"split": "train", "step": step, "loss": 3.0 / step, "lr": 1e-3} for step in range(1, 100)]

@@ -58,10 +58,8 @@ def pages(names: Sequence[str], wanted: Any, most: int) -> dict[str, list[int]]:
         The positions of each picture's channels, by a name for its file.
 
     Raises:
-        ConfigError: a channel does not exist, or ``most`` is below 1.
+        ConfigError: a channel does not exist.
     """
-    if most < 1:
-        raise ConfigError(f"task.max_channels={most} must be at least 1")
     chosen = list(range(len(names)))
     if wanted is None:
         chosen = chosen[:most]
@@ -79,11 +77,8 @@ def pages(names: Sequence[str], wanted: Any, most: int) -> dict[str, list[int]]:
     for first in range(0, len(chosen), most):
         channels = chosen[first : first + most]
         name = "_".join(_UNSAFE.sub("-", names[channel]) for channel in channels)
-        if len(name.encode()) > _LONGEST_NAME:
-            ends = [_UNSAFE.sub("-", names[channel])[:12] for channel in (channels[0], channels[-1])]
-            name = f"{ends[0]}_to_{ends[1]}_{channels[0]}-{channels[-1]}"
-        if name.lower() in map(str.lower, found):
-            name = f"{name}_{channels[0]}"
+        if len(name.encode()) > _LONGEST_NAME or name.lower() in map(str.lower, found):
+            name = f"channels_{'-'.join(map(str, dict.fromkeys((channels[0], channels[-1]))))}"
         found[name] = channels
     return found
 

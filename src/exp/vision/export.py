@@ -14,7 +14,6 @@ from exp.engine.building import build_data, build_model, make_result, record_env
 from exp.errors import ConfigError, RunError
 from exp.hardware.compat import supports_export
 from exp.runs.files import write_atomically, write_json
-from exp.vision.data.statistics import limits_of
 from exp.vision.dinov3 import weights
 from exp.vision.dinov3.backbone import VisionTransformer
 
@@ -131,12 +130,12 @@ def input_of(data: Any) -> dict[str, Any]:
     found: dict[str, Any] = {
         "dtype": "float32",
         "range": [0, 255],
-        "bands": None if reader.bands.wanted is None else list(names or reader.bands.wanted),
-        "value_range": limits_of(reader.value_range),
+        "bands": None if reader.wanted is None else list(names or reader.wanted),
+        "value_range": reader.value_range,
         "no_data": None if reader.fill is None else reader.fill.tolist(),
     }
-    if reader.modalities.state():
-        found["modality_statistics"] = reader.modalities.state()
+    if reader.modalities.statistics:
+        found["modality_statistics"] = reader.modalities.statistics
     return found
 
 

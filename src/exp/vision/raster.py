@@ -107,7 +107,7 @@ class RasterImage:
         self.seen = self
         self.pixel_area = pixel_area(dataset)
         marked, names = reading(dataset)
-        plan = reader.bands.plan(dataset.count, names, marked, path)
+        plan = reader.plan(dataset.count, names, marked, path)
         self._bands = [index + 1 for index in plan.indexes]
         self._alpha: list[int] = []
         if plan.alpha is not None:

@@ -156,9 +156,6 @@ class Probe(Task):
         refuse_unknown("task.probes", self.probes, ("knn", "logistic", "sgd"))
         refuse_unknown("task.features", [self.features or "cls"], ("cls", "mean", "cls+mean", "patches"))
         refuse_unknown("task.metric", [self.metric], ("cosine", "l2"))
-        for key in ("k", "temperature", "strengths", "seeds"):
-            if not getattr(self, key):
-                raise ConfigError(f"task.{key}=[] must have at least one value")
         if importlib.util.find_spec("sklearn") is None:
             raise UnavailableError(
                 "task=probe needs scikit-learn, which is not installed: pip install 'exp-accelerators[probe]'"

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pandas as pd
 import pytest
-from omegaconf import OmegaConf
 
 from exp.errors import DataError
 from exp.forecasting.data.dataset import ForecastingData
@@ -97,13 +94,3 @@ def test_ambiguous_dates_of_new_rows_are_read_as_those_of_the_run(tmp_path):
         data.load_state_dict({**state, "date_format": "%Y-%m-%d"})
     data.load_state_dict({**state, "date_format": "%d.%m.%Y %H:%M"})
     assert data.dates.tolist() == dates.tolist()
-
-
-def test_authors_weights_say_where_the_order_of_series_is_not_known(made):
-    def said_with(columns):
-        said, config = [], OmegaConf.create({"task": {"name": "eval"}, "model": {}})
-        made(columns).setup(SimpleNamespace(config=config, weights=SimpleNamespace(data=None), say=said.append))
-        return said
-
-    assert "OT" in said_with({"OT": USUAL["walk"], **SUN})[0]
-    assert said_with({**SUN, "OT": USUAL["walk"]}) == []

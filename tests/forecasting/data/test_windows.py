@@ -45,15 +45,6 @@ def test_equals_a_loop_over_windows(data):
             dataset[[outside]]
 
 
-@pytest.mark.parametrize(
-    ("resident", "free", "there"),
-    [(None, 16 * 40 * 9 * 4, True), (None, 16 * 40 * 9 * 4 - 1, False), (True, 0, True), (False, 2**40, False)],
-)
-def test_a_series_lies_on_the_device_where_it_is_small_beside_its_memory(data, resident, free, there):
-    dataset = WindowDataset(*data, range(10, 50), LOOKBACK, HORIZON, resident)
-    assert (dataset.on_device(torch.device("cpu"), free) is not None) is there
-
-
 def test_ett():
     ends = {"train": range(8640), "val": range(8640 - 720, 11520), "test": range(11520 - 720, 14400)}
     assert borders("ett_hour", 17420, 720, 96) == ends

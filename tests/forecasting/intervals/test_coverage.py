@@ -106,16 +106,6 @@ def residuals(empty):
     return np.sort(values, axis=0)
 
 
-def test_ranks_are_those_of_the_definition_where_truth_is_missing_too():
-    values = residuals(np.s_[:7, 1, 2])
-    for level in (0.5, 0.95):
-        for place in np.ndindex(2, 3):
-            known = [value for value in values[(slice(None), *place)] if value == value]
-            rank = math.ceil((len(known) + 1) * level - 1e-9)
-            assert bound(values, level)[place] == known[rank - 1]
-            assert bound(values, level, lower=True)[place] == known[-rank]
-
-
 def test_a_series_that_is_forecast_needs_windows_with_truth_and_others_do_not():
     check_count(residuals(np.s_[:, :, 0]), 0.9, "abc", [1, 2])
     assert (bound(residuals(np.s_[:, :, 0]), 0.9)[:, 0] == 0).all()

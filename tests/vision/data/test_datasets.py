@@ -96,15 +96,6 @@ def test_what_is_skipped_does_not_count_and_is_told(masked, workers):
     assert "50x44" in skipped["files"][1]
 
 
-def test_a_batch_of_skipped_files_has_the_usual_shape(thirty):
-    data = thirty(on_error="skip", size=32)
-    for path, _ in data.train.samples:
-        cut(path)
-    batch = data.train[keys(0, 1)]
-    assert batch["image"].shape == (2, 3, 32, 32)
-    assert batch["label"].tolist() == [-1, -1]
-
-
 def test_sizes_that_make_no_batch_are_explained(thirty, tmp_path, noise):
     noise(tmp_path / "a" / "0.png", 30, 30)
     data = thirty(train_pipeline=[{"type": "RandomFlip", "prob": 0.5}], split=[0.9, 0.1, 0.0])
@@ -154,7 +145,7 @@ def test_a_class_without_a_pixel_is_said_before_a_training_with_a_hint(segmentat
     given = {"root": root, "classes": ["land", "water"], "parts": EIGHT_TWO}
     data = segmentation(**given)
     said, found = settled(data), record(data)
-    assert (found["classes_without_training_images"], found["classes_not_measured"]) == (["water"], ["water"])
+    assert found["classes_without_labels"] == {"train": ["water"], "val": ["water"]}
     assert len(said) == 2
     assert all("water" in line and "'data.mask_values={0: 0, 255: 1}'" in line for line in said)
     assert settled(segmentation(**given, mask_values={0: 0, 255: 1})) == []
@@ -166,19 +157,14 @@ def test_a_part_in_which_no_pixel_counts_is_refused_before_the_training(segmenta
     refused(r"no class is in 2 of 2 val labels.*data.ignore_values=\[255\]", settled, data)
 
 
-def test_ranks_add_up_the_pixels_of_no_known_color(segmentation, pairs):
-    """Rank 0 read 0 and 1, rank 1 read 1, 2 and those of validation; mask n has n pixels of no known color."""
+def test_pixels_of_no_known_color_are_counted_before_a_training(segmentation, pairs):
+    """Mask n has n of them."""
 
     def colors(number):
         found = np.zeros((40, 50, 3))
         found[0, :number] = 7
         return found
 
-    root, sent = pairs(10, colors), []
-    ranks = [segmentation(root=root, parts=EIGHT_TWO, palette={"a": "000000", "b": "FF0000"}) for _ in range(3)]
-    ranks[0].train[keys(0, 1)]
-    ranks[1].train[keys(1, 2)]
-    ranks[1].val[torch.arange(2)]
-    for data in ranks[:2]:
-        data.record(lambda value: sent.append(value) or [value])
-    assert ranks[2].record(lambda _: sent)["unknown_pixels"] == {"train": 0 + 1 + 2, "val": 8 + 9}
+    data = segmentation(root=pairs(10, colors), parts=EIGHT_TWO, palette={"a": "000000", "b": "FF0000"})
+    settled(data)
+    assert record(data)["unknown_pixels"] == sum(range(10))

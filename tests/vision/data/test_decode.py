@@ -123,6 +123,16 @@ def test_the_end_of_a_preview_is_not_that_of_its_jpeg(tmp_path, noise):
     refused("x.jpg is truncated", read_image, path)
 
 
+def test_other_kinds_of_images_are_read_as_they_look(tmp_path):
+    """A palette, one bit, gray with transparency; a camera's orientation is not applied."""
+    picture = Image.fromarray(smooth(20, 30)).quantize(8)
+    turned, path = Image.Exif(), tmp_path / "x.png"
+    turned[0x112] = 6
+    for mode, more in (("P", {}), ("1", {}), ("LA", {}), ("RGB", {"exif": turned})):
+        picture.convert(mode).save(path, **more)
+        np.testing.assert_array_equal(read_image(path), picture.convert(mode).convert("RGB"))
+
+
 def test_jpeg_2000_is_read_whole_and_by_rows(tmp_path, tiff, without_rasterio):
     """Sentinel-2's own form."""
     exact = {"driver": "JP2OpenJPEG", "REVERSIBLE": "YES", "QUALITY": 100}
@@ -132,7 +142,7 @@ def test_jpeg_2000_is_read_whole_and_by_rows(tmp_path, tiff, without_rasterio):
     reader = reads(channels=4, value_range=(0, 25500))
     for read in (reader(path), by_rows(path, reader)[0]):
         np.testing.assert_allclose(read, np.moveaxis(bands, 0, -1) / np.float32(100), rtol=1e-5)
-    np.testing.assert_array_equal(IndexMasks(3).read(mask).values, labels[0])
+    np.testing.assert_array_equal(IndexMasks(3).read(mask)[0], labels[0])
     without_rasterio()
     refused("x.jp2 .*rasterio", reader, path)
 

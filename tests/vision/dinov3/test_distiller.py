@@ -60,12 +60,6 @@ def test_the_student_is_trained_with_all_of_its_parameters_and_the_teacher_is_no
     assert [name for name, p in before.items() if p.requires_grad != (p.grad is not None)] == []
 
 
-def test_grids_of_another_patch_size_meet(weights):
-    model = student(weights[1], patch_size=8)
-    assert torch.isfinite(model(image=IMAGES, mode="loss")["loss_patches"])  # 6 x 6 patches beside 3 x 3
-    assert model(image=IMAGES[..., :40, :40], mode="predict").patches.shape == (3,)
-
-
 def test_weights_of_another_size_say_which_keys_mend_it(weights):
     for given, said in (({"depth": 1, "init_from": weights[1]}, r"model\.teacher\.depth=2"),
                         ({"init_from": "nowhere.pth"}, r"model\.teacher\.init_from=nowhere\.pth")):  # fmt: skip

@@ -8,8 +8,7 @@ from itertools import product
 import pytest
 import torch
 
-from exp.vision.dinov3.losses import Losses, cross_entropy, dice_loss, focal_loss, lovasz_softmax
-from exp.vision.model_config import SegmenterConfig
+from exp.vision.dinov3.losses import cross_entropy, dice_loss, focal_loss, lovasz_softmax
 
 
 def scores_and_labels(seed=0, size=(3, 4), classes=3):
@@ -74,16 +73,6 @@ def test_ignored_pixels_and_the_spread_of_a_batch_do_not_matter(loss):
     halves = (loss(logits[:1], label[:1], 255) + loss(logits[1:], label[1:], 255)) / 2
     torch.testing.assert_close([loss(other, label, 255), halves], [loss(logits, label, 255)] * 2)
     assert loss(logits, torch.full_like(label, 255), 255).item() == 0.0
-
-
-def test_a_sum_of_losses():
-    logits, label = scores_and_labels()
-    config = SegmenterConfig(class_weights=[1.0, 2.0, 0.5], cross_entropy_weight=0.5, focal_weight=2.0, focal_gamma=1.5,
-                             dice_weight=4.0, lovasz_weight=3.0)  # fmt: skip
-    weights, both = torch.tensor([1.0, 2.0, 0.5]), (logits, label, 255)
-    expected = {"loss_ce": 0.5 * cross_entropy(*both, weights), "loss_focal": 2.0 * focal_loss(*both, 1.5, weights),
-                "loss_dice": 4.0 * dice_loss(*both), "loss_lovasz": 3.0 * lovasz_softmax(*both)}  # fmt: skip
-    torch.testing.assert_close(Losses(config, 255)(logits, label), expected)
 
 
 def test_dice_is_of_the_classes_that_an_image_has():

@@ -67,13 +67,6 @@ def test_labels_of_images_do_not_depend_on_what_they_are_batched_with():
     assert torch.equal(together, padded([model(image=image[None], mode="predict")[0] for image in alone], 255))
 
 
-def test_scene_loss():
-    model, image, label = SceneClassifier(4, **SMALL).eval(), images(32, 32, count=3), torch.tensor([1, -1, 3])
-    logits = model(image=image, mode="predict")
-    expected = F.cross_entropy(logits[[0, 2]], label[[0, 2]], reduction="sum") / 3
-    torch.testing.assert_close(model(image=image, label=label, mode="loss"), {"loss": expected})
-
-
 @pytest.mark.parametrize("kind", ["scenes", "tiles"])
 def test_heads_and_losses_are_in_float32_under_autocast(kind):
     """With the same backbone output, beyond what float16 carries, they equal those without autocast."""

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from exp.errors import ConfigError, DataError, RunError
-from exp.vision.predict import Failure, each_of_mine, find_images, named, report_failures
+from exp.errors import ConfigError, DataError
+from exp.vision.predict import Failure, each_of_mine, find_images, named
 
 
 def test_a_folder_a_glob_and_a_file_mean_what_they_say_and_no_images_are_an_error(tmp_path):
@@ -45,10 +45,3 @@ def test_ranks_share_the_files_and_a_bad_one_stops_nobody(make_session):
     failures = [each_of_mine(make_session(rank=rank, world_size=3), inputs, work) for rank in range(3)]
     assert seen == [0, 6, 1, 4, 2, 5]
     assert failures == [[Failure("3.png", "3.png is truncated")], [], []]
-
-
-def test_failures_fail_the_run():
-    failures = [Failure("a.png", "is truncated")]
-    with pytest.raises(RunError, match=r"1 of 3 images could not be used.*\n.*a.png: is truncated"):
-        report_failures(failures, 3)
-    report_failures([], 3)

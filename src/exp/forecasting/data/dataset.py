@@ -7,15 +7,16 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
 import numpy as np
+import pandas as pd
 import torch
 
 from exp.data.base import Data, ExampleBatch, Extras, Prediction
 from exp.data.fingerprint import of_file
 from exp.data.places import shortened
-from exp.errors import ConfigError, DataError
+from exp.errors import DataError
 from exp.forecasting.config import ForecastingDataConfig
-from exp.forecasting.data import calendar, values
-from exp.forecasting.data.contract import Contract, NeedsContractError
+from exp.forecasting.data import calendar
+from exp.forecasting.data.contract import Contract, NeedsContractError, contract_of, warn_of_outliers
 from exp.forecasting.data.preflight import locate
 from exp.forecasting.data.series import read_series
 from exp.forecasting.data.splits import TooFewRowsError, borders
@@ -23,8 +24,6 @@ from exp.forecasting.data.windows import WindowDataset
 from exp.forecasting.metrics import Baselines, ForecastMetrics
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from exp.data.fingerprint import Fingerprint
     from exp.forecasting.data.series import Series
     from exp.forecasting.intervals.intervals import Intervals
@@ -111,15 +110,9 @@ class ForecastingData(Data):
             contract.check_spacing(self.path, seconds)
         else:
             train = len(self._rows["train"])
-            mean, std = values.statistics(series, train)
             season = self.frequency.season if self.frequency and self.frequency.season < train else 1
-            scale = values.seasonal_difference((series.values[:train] - mean) / std, season)
-            low, high, missing = (each.tolist() for each in values.ranges(series.values[:train]))
-            contract = Contract(
-                self.name, self.names, mean.tolist(), std.tolist(), low, high, missing, season=season,
-                scale=scale.tolist(),
-            )  # fmt: skip
-            self.notes += values.warn_of_constants(series, train)
+            contract, warnings = contract_of(self.name, series, train, season)
+            self.notes += warnings
         date_format = dates.date_format if dates else None
         self._contract = replace(contract, name=self.name, date_format=date_format, seconds=seconds)
         self._unlike = contract.unlike(series, self._rows["test"])
@@ -138,8 +131,10 @@ class ForecastingData(Data):
         scales = None if scale is None else torch.tensor(scale, dtype=torch.float64)
         self._baselines = Baselines(season, 1 < season <= self.lookback, scales)
         standardized = (series.values - np.array(self._contract.mean)) / np.array(self._contract.std)
-        self.notes += values.warn_of_outliers(series)
-        seen, marks = values.filled(standardized), calendar.time_features(self.dates, self.num_rows)
+        self.notes += warn_of_outliers(series)
+        # An empty cell gets the last value before it, or 0, the mean of the training rows.
+        seen = pd.DataFrame(standardized).ffill().fillna(0.0).to_numpy()
+        marks = calendar.time_features(self.dates, self.num_rows)
         truth = future = None
         if self.config.missing == "mask" or len(self.scored) < len(self.names):
             truth = np.full_like(standardized, np.nan)
@@ -149,8 +144,7 @@ class ForecastingData(Data):
         each = {"values": seen, "marks": marks, "truth": truth, "future": future}
         self._series = {name: None if rows is None else _series_contiguous(rows) for name, rows in each.items()}
         self._truth: torch.Tensor | None = self._series["truth"]
-        for split in ("train", "val", "test"):
-            self.__dict__.pop(split, None)  # windows of the former values
+        self._cut()
 
     @property
     def rows(self) -> dict[str, range]:
@@ -178,28 +172,24 @@ class ForecastingData(Data):
         """Names of the series that are forecast."""
         return [self.names[position] for position in self.scored]
 
-    @functools.cached_property
-    def train(self) -> WindowDataset:
-        """Windows of the training split."""
-        return self._windows("train")
+    def __getattr__(self, name: str) -> Any:
+        """The windows of a split, if it has any (:meth:`_cut`).
 
-    @functools.cached_property
-    def val(self) -> WindowDataset:
-        """Windows of the validation split."""
-        return self._windows("val")
+        Raises:
+            DataError: the data cannot be used without the contract of weights, or all rows are for testing.
+        """
+        if name not in ("train", "val", "test"):
+            raise AttributeError(name)
+        raise self._problem or DataError(f"{self.path}: all its rows are new; it has no split {name}")
 
-    @functools.cached_property
-    def test(self) -> WindowDataset:
-        """Windows of the test split."""
-        return self._windows("test")
-
-    def _windows(self, split: str) -> WindowDataset:
-        if split not in self.rows:
-            raise DataError(f"{self.path}: all its rows are new; it has no split {split}")
+    def _cut(self) -> None:
+        """Set :attr:`train`, :attr:`val` and :attr:`test`, of those that there are."""
+        for split in ("train", "val", "test"):
+            self.__dict__.pop(split, None)  # windows of the former values
         resident = None if self.config.on_device == "auto" else bool(self.config.on_device)
-        return WindowDataset(
-            **self._series, rows=self.rows[split], lookback=self.lookback, horizon=self.horizon, resident=resident
-        )
+        for split, rows in self._rows.items():
+            setattr(self, split, WindowDataset(**self._series, rows=rows, lookback=self.lookback, horizon=self.horizon,
+                                               resident=resident))  # fmt: skip
 
     @classmethod
     def example_batch(cls, **keys: Any) -> ExampleBatch:
@@ -258,31 +248,12 @@ class ForecastingData(Data):
         """Check data, model keys and task against each other before the model is built.
 
         Raises:
-            ConfigError: ``lookback`` or ``horizon`` of one of exp's models differs from the data's.
             DataError: there is no window with truth, and the task is not predict.
         """
         session.extras = Extras(self.fingerprint, self.record)
-        task, model = session.config.task, session.config.model
-        if session.weights is not None and session.weights.data is None and "OT" in self.names[:-1]:
-            session.say(
-                f"{self.path}: the column OT is not the last one. The authors' code moves it to the end, and these "
-                "weights do not tell the order of their series; where it matters, write the columns in that order"
-            )
+        task = session.config.task
         if task.get("intervals"):
             session.when_built(functools.partial(self.calibrate, session))
-        for key in ("lookback", "horizon") if str(model.get("_target_")).startswith("exp.") else ():
-            if model.get(key, getattr(self, key)) != getattr(self, key):
-                raise ConfigError(
-                    f"model.{key}={model[key]} and data.{key}={getattr(self, key)} must be the same; set data.{key}, "
-                    f"which model.{key} follows"
-                )
-        period = model.get("period") if "timebridge" in str(model.get("_target_")) else None
-        if period and self.lookback % period and period < self.lookback:
-            patches = self.lookback // period
-            session.say(
-                f"model.period={period} does not divide data.lookback={self.lookback}: as in the authors' code, "
-                f"{patches} patches have {self.lookback // patches} time steps each"
-            )
         self.check_truth({"train": list(self.rows), "eval": ["test"]}.get(task.name, []))
         if task.name != "predict" and list(self.rows) == ["test"] and not len(self.test):
             raise DataError(
@@ -291,7 +262,7 @@ class ForecastingData(Data):
             )
 
     def check_truth(self, splits: Sequence[str]) -> None:
-        """Refuse a split in which no target has a value; warn of single targets without a value.
+        """Refuse a split in which no target has a value.
 
         Args:
             splits: the splits in which errors will be measured.
@@ -299,20 +270,14 @@ class ForecastingData(Data):
         Raises:
             DataError: no target has a value; the message names split and series.
         """
-        truth = self._truth
-        for split in splits if truth is not None else ():
-            assert truth is not None
+        for split in splits:
             first, stop = self.rows[split].start + self.lookback, self.rows[split].stop
-            empty = truth[first:stop, self.scored].isnan().all(dim=0).tolist()
-            lacking = [name for name, is_empty in zip(self.target_names, empty) if is_empty]
-            where = f"no value of {shortened(lacking)} where the {split} split is forecast"
-            if all(empty):
+            if self._truth is not None and self._truth[first:stop, self.scored].isnan().all():
                 raise DataError(
-                    f"{self.path}: {where} (rows {first + 1} to {stop} of {self.num_rows} below the header), so that "
-                    "there is nothing to measure errors of; give values, or another data.split"
+                    f"{self.path}: no value of {shortened(self.target_names)} where the {split} split is forecast "
+                    f"(rows {first + 1} to {stop} of {self.num_rows} below the header), so that there is nothing to "
+                    "measure errors of; give values, or another data.split"
                 )
-            if lacking:
-                self.notes.append(f"{self.path}: {where}: what is measured there is of the other series")
 
     def calibrate(self, session: Session, model: Any) -> None:
         """Prepare the intervals of ``task.intervals`` (:mod:`exp.forecasting.intervals`)."""

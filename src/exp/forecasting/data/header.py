@@ -1,13 +1,14 @@
-"""Rows of a CSV file with line numbers, and checks of its first row. Imports neither torch nor pandas."""
+"""The first row of a CSV file, and the columns of it that the configuration names. Imports neither torch nor pandas."""
 
 from __future__ import annotations
 
 import csv
+import difflib
 import gzip
 import re
 import zlib
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Iterator, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
 
 from exp.data.places import shortened
 from exp.errors import DataError
@@ -17,9 +18,9 @@ if TYPE_CHECKING:
 
     from exp.forecasting.config import ForecastingDataConfig
 
-__all__ = ["Header", "layout", "numbered_rows", "read_header"]
+__all__ = ["SAVE", "Columns", "Header", "choose", "layout", "read_header"]
 
-_SAVE = "save it as comma-separated UTF-8, plain or with a name that ends in .gz"
+SAVE = "save it as comma-separated UTF-8, plain or with a name that ends in .gz"
 _TIME = re.compile(r"date|time|datum|zeit|heure|fecha|^(ds|dt|ts)$", re.IGNORECASE)
 
 
@@ -45,67 +46,51 @@ class Header(NamedTuple):
 
     def place(self, row: int, column: int) -> str:
         """``<path> row 7, column load: '3.5'``: a cell by its row and column, which count from 0."""
-        rows = (each for each in numbered_rows(self.path) if each[0] > self.begin)
-        line, cells = next(islice(rows, row, None))
+        import pandas as pd  # slow to load
+
+        line = self.begin + row
+        cells = pd.read_csv(self.path, header=None, skiprows=line, nrows=1, dtype=str, keep_default_na=False,
+                            names=list(range(len(self.names))), skip_blank_lines=False).fillna("")  # fmt: skip
         name = self.names[column] if self.begin else str(column + 1)
-        return f"{self.path} row {line}, column {name}: {cells[column]!r}"
-
-
-def numbered_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Line number (from 1) and cells of every row; slower than pandas, but errors name the line.
-
-    Blank lines are skipped, except below the first row of a file with one column, where they are empty cells.
-
-    Raises:
-        DataError: the file cannot be read, is not UTF-8 text, has a misplaced quote, or a row is longer or shorter than
-            the first one.
-    """
-    line, width = 0, 0
-    text: dict[str, Any] = {"encoding": "utf-8-sig", "errors": "surrogateescape", "newline": ""}
-    try:
-        with gzip.open(path, "rt", **text) if path.suffix == ".gz" else path.open(**text) as file:
-            reader = csv.reader(file, strict=True)
-            for cells in reader:
-                begin, line = line + 1, reader.line_num
-                whole = "".join(cells)
-                if re.search("[\udc80-\udcff\0]", whole):
-                    raise DataError(f"{path} row {begin} is not UTF-8 text; {_SAVE}")
-                if not whole.strip() and len(cells) < 2:
-                    if width != 1:
-                        continue
-                    cells = [""]
-                width = width or len(cells)
-                if len(cells) != width:
-                    raise DataError(
-                        f"{path} row {begin}, column {min(len(cells), width) + 1}: the row has {len(cells)} cells, but "
-                        f"the first row has {width}; every row needs one cell per column"
-                    )
-                yield begin, cells
-    except csv.Error as error:
-        raise DataError(
-            f"{path} row {line + 1} is not comma-separated text ({error}): write every cell as a plain number, name or "
-            f"date, close every quote, and {_SAVE}"
-        ) from error
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} cannot be read: {error}; check its permissions, or copy it anew") from error
+        return f"{self.path} row {line + 1}, column {name}: {cells.iat[0, column]!r}"
 
 
 def read_header(path: Path, config: ForecastingDataConfig) -> Header:
-    """Read the first row of a CSV file.
+    """Read the first row of a CSV file, and compare the second one with it; blank lines before them are skipped.
 
     Args:
         path: of the file.
         config: ``header`` and ``date_column`` are read.
 
     Raises:
-        DataError: the file is empty, or its first row is not what the configuration says: a column without a name, a
-            name twice, no column of dates, text instead of numbers, or another separator than the comma.
+        DataError: the file cannot be read or is empty, or its first row is not what the configuration says: a column
+            without a name, a name twice, no column of dates, text instead of numbers, or another separator than the
+            comma; or the next row has more cells.
     """
-    line, first = next(numbered_rows(path), (0, []))
-    if not first:
+    text: dict[str, Any] = {"encoding": "utf-8-sig", "newline": ""}
+    try:
+        with gzip.open(path, "rt", **text) if path.suffix == ".gz" else path.open(**text) as file:
+            reader = csv.reader(file)
+            rows = list(islice(((reader.line_num, cells) for cells in reader if "".join(cells).strip()), 2))
+        if any("\0" in cell for _, cells in rows for cell in cells):
+            raise ValueError("it has NUL characters, as UTF-16 has")
+    except (OSError, EOFError, zlib.error, ValueError, csv.Error) as error:
+        raise DataError(f"{path} cannot be read as UTF-8 text: {error}; {SAVE}") from error
+    if not rows:
         raise DataError(f"{path} is empty; expected: {layout(config)}")
+    (line, first), (below, second) = rows[0], rows[-1]
     if len(first) == 1:
         _check_separator(path, first)
+    header = _header_of(path, line, first, config)
+    if len(second) > len(first):  # pandas would read the first cells as labels
+        raise DataError(
+            f"{path} row {below}, column {len(first) + 1}: the row has {len(second)} cells, but the first row has "
+            f"{len(first)}; every row needs one cell per column, and numbers a decimal point"
+        )
+    return header
+
+
+def _header_of(path: Path, line: int, first: Sequence[str], config: ForecastingDataConfig) -> Header:
     if config.header:
         names = [cell.strip() for cell in first]
         _check_names(path, names)
@@ -173,3 +158,65 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+class Columns(NamedTuple):
+    """The columns of a file by their use; keys of ``data`` are in parentheses.
+
+    Attributes:
+        names: the C columns that are read (``inputs``).
+        scored: positions in ``names`` of the columns that are forecast and scored (``targets``).
+        ahead: positions in ``names`` of the columns whose future is known (``covariates``); None: the key is null.
+    """
+
+    names: list[str]
+    scored: list[int]
+    ahead: list[int] | None
+
+
+def choose(path: Path, series: Sequence[str], config: ForecastingDataConfig) -> Columns:
+    """Choose the columns that the configuration names.
+
+    Args:
+        path: of the file, for messages.
+        series: names of all series of the file.
+        config: ``inputs``, ``targets``, ``covariates`` and ``channels`` are read.
+
+    Raises:
+        DataError: a name does not exist or occurs twice; a column is both target and covariate; no column is left to be
+            forecast; or ``channels`` is not the number of columns that are read.
+    """
+    names = _named(path, "inputs", config.inputs, series)
+    if config.channels != len(names):
+        what = "has" if config.inputs is None else "data.inputs names"
+        raise DataError(
+            f"{path}: {what} {len(names)} series ({shortened(names)}), but data.channels={config.channels}; set "
+            f"data.channels={len(names)}, take the right file, or name those to be read in data.inputs: with trained "
+            "weights those of the training, in their order"
+        )
+    targets = _named(path, "targets", config.targets, names)
+    ahead = [] if config.covariates is None else _named(path, "covariates", config.covariates, names)
+    both = [name for name in ahead if name in targets and config.targets is not None]
+    if both:
+        raise DataError(f"{both[0]!r} is in data.targets and in data.covariates; what is known is not forecast")
+    scored = [position for position, name in enumerate(names) if name in targets and name not in ahead]
+    if not scored:
+        raise DataError(f"{path}: data.targets={targets} and data.covariates={ahead} leave no column to be forecast")
+    known = None if config.covariates is None else [names.index(name) for name in ahead]
+    return Columns(names, scored, known)
+
+
+def _named(path: Path, key: str, wanted: Sequence[object] | None, there: Sequence[str]) -> list[str]:
+    """The names of a key, checked against the existing ones; all existing ones if the key is null."""
+    names = list(there) if wanted is None else [str(name).strip() for name in wanted]
+    for number, name in enumerate(names):
+        if name not in there:
+            near = difflib.get_close_matches(name, there, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            of_weights = ", which the weights were trained on or you have named," if key == "inputs" else ""
+            raise DataError(
+                f"data.{key}: {name!r}{of_weights} is not among the series of {path}: {shortened(there)}{hint}"
+            )
+        if name in names[:number]:
+            raise DataError(f"data.{key} has {name!r} twice; name each column once")
+    return names

@@ -6,19 +6,18 @@ Imports neither torch nor pandas nor numpy.
 from __future__ import annotations
 
 import os
+from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Mapping
 
 from exp.data.places import content_of, sample_folder
 from exp.errors import ConfigError, DataError, UnavailableError
-from exp.forecasting.config import ForecastingDataConfig
-from exp.forecasting.data.columns import MISSING, choose
-from exp.forecasting.data.header import layout, read_header
+from exp.forecasting.config import ForecastingDataConfig, IntervalKeys
+from exp.forecasting.data.header import choose, layout, read_header
 from exp.forecasting.data.splits import SPLITS
-from exp.forecasting.intervals.keys import check_keys
 
-__all__ = ["check_task", "locate", "preflight", "take_input"]
+__all__ = ["check_task", "interval_levels", "locate", "preflight", "take_input"]
 
 
 def preflight(data: Mapping[str, Any]) -> None:
@@ -29,10 +28,10 @@ def preflight(data: Mapping[str, Any]) -> None:
 
     Raises:
         DataError: a value is out of range; or see :func:`locate`, :func:`exp.forecasting.data.header.read_header` and
-            :func:`exp.forecasting.data.columns.choose`.
+            :func:`exp.forecasting.data.header.choose`.
     """
     config = ForecastingDataConfig(**data)
-    for key, known in (("split", SPLITS), ("missing", MISSING), ("on_device", (True, False, "auto"))):
+    for key, known in (("split", SPLITS), ("missing", ("refuse", "mask")), ("on_device", (True, False, "auto"))):
         value = getattr(config, key)
         if value not in known:
             raise DataError(f"data.{key}={value} is not one of {', '.join(map(str, known))}")
@@ -57,10 +56,10 @@ def check_task(task: Any) -> None:
 
     Raises:
         ConfigError: ``backtest`` is not a file name that ends in .csv or .parquet; ``backtest_windows`` is below 1 or
-            set without ``backtest``; or see :func:`exp.forecasting.intervals.keys.check_keys`.
+            set without ``backtest``; or see :func:`interval_levels`.
         UnavailableError: ``backtest`` is a Parquet file, and pyarrow is not installed.
     """
-    check_keys(task)
+    interval_levels(task)
     name, windows = task.get("backtest"), task.get("backtest_windows")
     if name is not None and (Path(name).name != name or Path(name).suffix not in (".csv", ".parquet")):
         raise ConfigError(f"task.backtest={name} must be the name of a file that ends in .csv or .parquet")
@@ -68,6 +67,30 @@ def check_task(task: Any) -> None:
         raise ConfigError(f"task.backtest_windows={windows} must be at least 1, and needs task.backtest")
     if name is not None and name.endswith(".parquet") and not find_spec("pyarrow"):
         raise UnavailableError(f"task.backtest={name} needs pyarrow: pip install pyarrow, or take a name in .csv")
+
+
+def interval_levels(task: Any) -> list[float]:
+    """The coverages of ``task.intervals``, ascending, without duplicates; empty: no intervals.
+
+    Args:
+        task: ``config.task``; keys may be missing.
+
+    Raises:
+        ConfigError: a value is out of range, or a key is set that has no effect without ``task.intervals``.
+    """
+    levels = sorted({round(float(level), 6) for level in task.get("intervals") or ()})
+    for level in levels:
+        if not 0.0 < level < 1.0:
+            raise ConfigError(f"task.intervals: {level:g} must be between 0 and 1, such as [0.8,0.95]")
+    wanted = task.get("intervals_from")
+    if wanted not in (None, "residuals", "model"):
+        raise ConfigError(f"task.intervals_from={wanted} must be residuals or model (null: as the model allows)")
+    for key in fields(IntervalKeys):
+        value = task.get(key.name)
+        if not levels and value is not None and value != key.default:
+            text = str(value).lower() if isinstance(value, bool) else value
+            raise ConfigError(f"task.{key.name}={text} needs task.intervals, such as task.intervals=[0.8,0.95]")
+    return levels
 
 
 def take_input(data: Any, wanted: str) -> None:

@@ -1,29 +1,41 @@
-"""Read a multivariate series from disk; errors name the row and column of the file."""
+"""Read a multivariate series from disk; errors name the row and column of the file.
+
+The dates are one column in one format, increasing, and evenly spaced.
+"""
 
 from __future__ import annotations
 
+import re
 import zipfile
 import zlib
 from dataclasses import dataclass
-from itertools import islice
-from typing import TYPE_CHECKING
+from datetime import datetime
+from typing import TYPE_CHECKING, Callable, Iterator, NamedTuple, Sequence
 
 import numpy as np
 import pandas as pd  # here, so that the fork server imports it once, not each worker
 
 from exp.errors import DataError
-from exp.forecasting.data.columns import Columns, choose
-from exp.forecasting.data.dates import Dates, read_dates
-from exp.forecasting.data.header import Header, layout, numbered_rows, read_header
+from exp.forecasting.data.calendar import Frequency, frequency_of
+from exp.forecasting.data.contract import NeedsContractError
+from exp.forecasting.data.header import SAVE, Columns, Header, choose, layout, read_header
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from exp.forecasting.config import ForecastingDataConfig
 
-__all__ = ["Series", "read_series"]
+__all__ = ["Dates", "Series", "parse_dates", "read_series"]
 
 _LARGEST = np.finfo(np.float32).max
+# Formats of a day ("-" stands for the separator of the column) and of a time of day.
+_DAYS = ("%Y-%m-%d", "%d-%m-%Y", "%m-%d-%Y", "%d-%m-%y", "%m-%d-%y", "%y-%m-%d", "%d-%b-%Y", "%d-%b-%y", "%y-%b-%d",
+         "%Y-%m", "%Y%m%d")  # fmt: skip
+_TIMES = [time + zone for time in ("%H", "%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%I %p", "%I:%M %p", "%I:%M:%S %p")
+          for zone in ("", "%z", " %z")]  # fmt: skip
+# Formats of plain numbers, by number of digits: dates that begin with 19 or 20, or time since 1970.
+_DIGITS = {8: "%Y%m%d", 10: "%Y%m%d%H", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
+_SINCE_1970 = {10: "%s", 13: "%s ms", 16: "%s us", 19: "%s ns"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,13 +72,13 @@ def read_series(path: Path, config: ForecastingDataConfig, usual_format: str | N
             shape (rows, series) or (rows, series, measures), the format of PEMS. Only the first measure is read (the
             traffic flow, as in the loaders of SCINet, arXiv 2106.09305, and iTransformer, arXiv 2310.06625).
         config: the keys of ``data``.
-        usual_format: format of the dates if several fit; see :func:`exp.forecasting.data.dates.parse_dates`.
+        usual_format: format of the dates if several fit; see :func:`parse_dates`.
 
     Raises:
         DataError: the file is unreadable, empty or ragged; its first row does not fit (see
             :func:`exp.forecasting.data.header.read_header`); a cell is not a date, or not a finite number that float32
             can represent; dates are not strictly increasing. Messages number rows as lines of the file, from 1.
-        AmbiguousDatesError: dates can be read in several formats.
+        NeedsContractError: dates can be read in several formats.
     """
     if path.suffix == ".npz":
         values = _read_array(path, config)
@@ -92,34 +104,29 @@ def read_series(path: Path, config: ForecastingDataConfig, usual_format: str | N
 
 
 def _read_table(path: Path, header: Header) -> pd.DataFrame:
-    """All rows below the header; the columns are named by their positions."""
+    """All rows below the header, without blank lines at the end; the columns are named by their positions."""
     width = len(header.names)
-    list(islice(numbered_rows(path), 2))  # raises if the first row is too long: pandas would read its cells as labels
     try:
         table = pd.read_csv(
             path,
             header=None,
             skiprows=header.begin,
             names=list(range(width)),
-            skip_blank_lines=width > 1,
+            skip_blank_lines=False,  # a row is a line of the file
             # Dates as text: plain numbers would later be read as nanoseconds since 1970.
             dtype=None if header.date is None else {header.date: str},
             low_memory=False,
         )
-    except (pd.errors.ParserError, UnicodeDecodeError, OSError, EOFError, zlib.error) as error:
-        for _ in numbered_rows(path):  # raises an error that names the row
-            pass
-        raise DataError(f"{path} cannot be read as comma-separated UTF-8: {error}; write it anew") from error
     except pd.errors.EmptyDataError:
         table = pd.DataFrame()
-    if width == 1 and len(table):  # blank lines at the end are no rows
-        there = table[0].notna() & (table[0].astype(str).str.strip() != "")
-        table = table[: len(table) - int(there[::-1].argmax())]
+    except (ValueError, OSError, EOFError, zlib.error) as error:
+        # pandas counts lines from 1, but the rows of open quotes from 0.
+        reason = re.sub(r"(?<=starting at row )\d+", lambda row: str(int(row[0]) + 1), str(error).strip())
+        raise DataError(f"{path} cannot be read as comma-separated UTF-8: {reason}; {SAVE}") from error
+    while len(table) and all(str(cell).strip() in ("", "nan") for cell in table.iloc[-1]):
+        table = table[:-1]
     if not len(table):
         raise DataError(f"{path} is empty below its header; expected one row per time step")
-    if table[width - 1].isna().any():  # a row may be too short: pandas fills it up
-        for _ in numbered_rows(path):
-            pass
     return table
 
 
@@ -155,3 +162,165 @@ def _read_array(path: Path, config: ForecastingDataConfig) -> np.ndarray:
     if values.ndim not in (2, 3) or not values.size or values.dtype.kind not in "fiu":
         raise DataError(f"{path}: its array `data` is {values.shape}, {values.dtype}; expected: {layout(config)}")
     return (values if values.ndim == 2 else values[..., 0]).astype(np.float64)
+
+
+class Dates(NamedTuple):
+    """The dates of a series.
+
+    Attributes:
+        index: the T dates, strictly increasing.
+        date_format: format of the cells.
+        frequency: time between rows; None: there is one row.
+        warnings: a sentence about irregular rows; empty: there are none.
+    """
+
+    index: pd.DatetimeIndex
+    date_format: str
+    frequency: Frequency | None
+    warnings: list[str]
+
+
+def read_dates(table: pd.DataFrame, header: Header, config: ForecastingDataConfig, usual: str | None) -> Dates | None:
+    """Read the column of dates of a file; None if there is no such column.
+
+    Args:
+        table: cells of the file; columns are named by their positions.
+        header: of the file.
+        config: ``date_format`` and ``allow_gaps`` are read.
+        usual: see :func:`parse_dates`.
+
+    Raises:
+        DataError: a cell is no date, dates do not increase, or some are irregular and ``allow_gaps`` is false.
+        NeedsContractError: see :func:`parse_dates`.
+    """
+    column = header.date
+    if column is None:
+        return None
+
+    def place(row: int) -> str:
+        return header.place(row, column)
+
+    dates, form = parse_dates(table[column].fillna("").str.strip(), config.date_format, usual, place)
+    backwards = dates[1:] <= dates[:-1]
+    if backwards.any():
+        row = int(backwards.argmax()) + 1
+        kind = "repeats" if dates[row] == dates[row - 1] else "is earlier than"
+        raise DataError(f"{place(row)} {kind} the date before it; {_order(table, header.names, column, dates)}")
+    frequency = frequency_of(dates)
+    if frequency is None or frequency.first is None:
+        return Dates(dates, form, frequency, [])
+    distance = (dates[frequency.first] - dates[frequency.first - 1]).to_pytimedelta()
+    what = (
+        f"{place(frequency.first)} is {distance} after the date before it, while most rows are {frequency.step} apart "
+        f"({frequency.irregular} of {len(dates) - 1} steps depart from that)"
+    )
+    if not config.allow_gaps:
+        raise DataError(f"{what}; fill the gaps, or allow them with data.allow_gaps=true")
+    evenly = "a window takes rows as if they were evenly spaced, data.allow_gaps=false refuses this"
+    return Dates(dates, form, frequency, [f"{what}; {evenly}"])
+
+
+def _order(table: pd.DataFrame, names: Sequence[str], date: int, dates: pd.DatetimeIndex) -> str:
+    """How to correct dates that do not increase: pivot a long table (dates repeat once per series), else sort."""
+    for key in table.columns if 4 * dates.nunique() <= 3 * len(dates) else ():
+        few = 1 < table[key].nunique() <= len(table) // 2
+        if few and not pd.DataFrame({0: table[key].astype(str), 1: dates}).duplicated().any():
+            value = next((name for number, name in enumerate(names) if number not in (key, date)), "<value>")
+            return (
+                f"this is a long table, whose rows are of the series that {names[key]} names; write a wide one, with a "
+                f"column for each series: pandas' table.pivot(index={names[date]!r}, columns={names[key]!r}, "
+                f"values={value!r})"
+            )
+    return "sort the rows by date and keep one per date, or, where the clock was put back, write times in UTC"
+
+
+def parse_dates(
+    column: pd.Series, date_format: str | None, usual: str | None, place: Callable[[int], str]
+) -> tuple[pd.DatetimeIndex, str]:
+    """Parse a column of dates in one format.
+
+    If no format is given, the first cell gives the candidates, and the whole column decides between them: 01/12/2019 is
+    December 1 if some other date cannot be read with the month first. Numbers of 10, 13, 16 and 19 digits are time
+    since 1970 (UTC) in s, ms, us and ns.
+
+    Args:
+        column: text, without blanks at its ends.
+        date_format: as for strftime; ``%s``: seconds since 1970. None: inferred from the column.
+        usual: the format of the training rows, used if several formats fit; None: not known.
+        place: returns the name of a row's cell, for messages; rows count from 0.
+
+    Returns:
+        The dates in the order of the column, with the cells' offset from UTC; and their format.
+
+    Raises:
+        DataError: a cell is no date, or not in the format of the others; or the offset from UTC changes.
+        NeedsContractError: several formats fit the whole column and give different dates.
+    """
+    formats = list(_candidates(column.iloc[0])) if date_format is None else [date_format]
+    if not formats:
+        raise DataError(f"{place(0)} is not a date; write dates like 2016-07-01 00:00:00, or set data.date_format")
+    if formats[0].endswith("%z"):
+        _check_offsets(column, place)
+    try:
+        found = {each: _parsed(column, each) for each in formats}
+    except (ValueError, TypeError) as error:  # a directive that does not exist
+        raise DataError(f"{place(0)} cannot be read with data.date_format={date_format}: {error}") from error
+    whole = {each: dates for each, dates in found.items() if not dates.hasnans}
+    if not whole:
+        # Report the first bad cell of the format that fits the most rows.
+        row = max(int(dates.isna().argmax()) for dates in found.values())
+        like = f"the format of the first one, {column.iloc[0]!r}" if date_format is None else date_format
+        raise DataError(f"{place(row)} is not a date in {like}; write all in one format, or set data.date_format")
+    chosen = usual if usual in whole else next(iter(whole))
+    for other, dates in whole.items():
+        unlike = np.asarray(dates != whole[chosen])
+        if unlike.any() and chosen != usual:
+            raise NeedsContractError(
+                f"{place(int(unlike.argmax()))} can be read as {chosen} and as {other}, and so can every date of the "
+                f"column; say which with data.date_format={chosen!r} or {other!r}"
+            )
+    return whole[chosen], chosen
+
+
+def _candidates(cell: str) -> Iterator[str]:
+    """The formats in which a cell can be read."""
+    if cell.isdigit():
+        dated = len(cell) in _DIGITS and re.match("(19|20)..(0[1-9]|1[0-2])", cell)
+        found = _DIGITS[len(cell)] if dated else _SINCE_1970.get(len(cell))
+        yield from [found] if found else []
+        return
+    parts = re.fullmatch(r"(\S*?\d)(?:(T| +)(\S.*))?", cell)
+    if parts is None:
+        return
+    day, between, time = parts.groups(default="")
+    forms = [form for form in _TIMES if _fits(time, form)] if time else [""]
+    separator = next((letter for letter in day if letter in "-/."), "-")
+    for form in (each.replace("-", separator) for each in _DAYS):
+        if forms and _fits(day, form):
+            yield form + between + forms[0]
+
+
+def _fits(text: str, form: str) -> bool:
+    try:
+        datetime.strptime(text, form)
+    except ValueError:
+        return False
+    return True
+
+
+def _check_offsets(column: pd.Series, place: Callable[[int], str]) -> None:
+    offsets = column.str.extract(r"(Z|[+-]\d\d:?\d\d)$", expand=False).fillna("")
+    changes = (offsets != offsets.iloc[0]).to_numpy(dtype=bool)
+    if changes.any():
+        raise DataError(
+            f"{place(int(changes.argmax()))} has another offset from UTC than the dates before it ({offsets.iloc[0]}); "
+            "write all dates in UTC, or all without an offset"
+        )
+
+
+def _parsed(column: pd.Series, form: str) -> pd.DatetimeIndex:
+    """The dates; NaT where a cell does not have the format."""
+    if not form.startswith("%s"):
+        return pd.DatetimeIndex(pd.to_datetime(column, format=form, errors="coerce"))
+    numbers = pd.to_numeric(column, errors="coerce")
+    return pd.DatetimeIndex(pd.to_datetime(numbers, unit=form[2:].strip() or "s", errors="coerce"))

@@ -30,8 +30,8 @@ from exp.engine.building import split_in_use
 from exp.engine.outputs import batch_outputs
 from exp.engine.wrapper import unwrapped
 from exp.errors import ConfigError, DataError, shown
+from exp.forecasting.data.preflight import interval_levels
 from exp.forecasting.intervals.intervals import GRID, LEAST_STD, Intervals, Spread, central_pairs, quantile_levels
-from exp.forecasting.intervals.keys import check_keys
 from exp.runs.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def prepare(session: Session, data: Any, model: Any) -> Intervals | None:
         ConfigError: the keys contradict each other or the model, or there are no rows to calibrate with.
     """
     task = session.config.task
-    levels = check_keys(task)
+    levels = interval_levels(task)
     if not levels:
         return None
     model = unwrapped(model).to(session.device).eval()

@@ -22,14 +22,11 @@ from exp.forecasting.timebridge.official import adapt_variant, variant_prefix
 from exp.hardware.compat import autocast_disabled
 from exp.models.base import Model
 
-__all__ = ["STD_EPS", "TimeBridge", "check_sizes", "head", "in_float32", "standardized"]
+__all__ = ["STD_EPS", "TimeBridge", "head", "in_float32", "standardized"]
 
 STD_EPS = 1e-5
 """Added to the standard deviation (not to the variance), as in the authors' code."""
 _MEDIAN = 0.5
-_AT_LEAST_ONE = ("channels", "horizon", "time_features", "period", "num_patches_out", "d_model", "d_ff", "num_heads",
-                 "stable_len", "regimes", "regime_channels", "regime_embedding", "prior_hidden", "changing_hidden",
-                 "prior_layers", "prior_context", "lags")  # fmt: skip
 
 
 class TimeBridge(Model):
@@ -207,19 +204,6 @@ def standardized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
     return (x - mean) / (std + STD_EPS), mean, std
 
 
-def check_sizes(config: Any) -> None:
-    """Check the lower bounds of a model's numeric keys; None is skipped.
-
-    Raises:
-        ConfigError: a number is too small.
-    """
-    for key, value in vars(config).items():
-        if isinstance(value, (int, float)) and key != "initial_log_variance":
-            least = 2 if key == "lookback" else int(key in _AT_LEAST_ONE)  # one step has no deviation
-            if value < least:
-                raise ConfigError(f"model.{key}={value} is too small; set at least {least}")
-
-
 def _patches(config: TimeBridgeConfig) -> tuple[int, int]:
     """The number of patches of a series, as in the authors' code, and their number after down-sampling."""
     patches = max(config.lookback // max(config.period, 1), 1)
@@ -227,8 +211,7 @@ def _patches(config: TimeBridgeConfig) -> tuple[int, int]:
 
 
 def _check(config: TimeBridgeConfig, patches: int, patches_out: int) -> None:
-    """Refuse keys that are out of range or contradict each other."""
-    check_sizes(config)
+    """Refuse keys that contradict each other where the error of torch would not say so, or there is none."""
     levels = [] if config.quantiles is None else list(config.quantiles)
     valid = sorted({level for level in levels if 0.0 < level < 1.0} | {_MEDIAN})
     for holds, wrong in (
@@ -237,9 +220,6 @@ def _check(config: TimeBridgeConfig, patches: int, patches_out: int) -> None:
                                          f"lookback={config.lookback}"),
         (config.d_model % config.num_heads == 0, f"num_heads={config.num_heads} does not divide "
                                                  f"d_model={config.d_model}"),
-        (config.attention_dropout < 1, f"attention_dropout={config.attention_dropout} is no probability below 1"),
-        (config.dropout < 1, f"dropout={config.dropout} is no probability below 1"),
-        (config.alpha <= 1, f"alpha={config.alpha} is no weight between 0 and 1"),
         (config.stable_len <= config.d_model, f"stable_len={config.stable_len} is longer than a token, "
                                               f"d_model={config.d_model}"),
         (config.downsampling_layers or patches_out == patches, f"num_patches_out={patches_out} needs "

@@ -60,7 +60,7 @@ class ImageData(Data):
         hint: end of the messages about classes without labels.
 
     Args:
-        config: the keys of ``data``.
+        **keys: the keys of ``data``, of the class ``keys``.
 
     Raises:
         DataError: files are missing, or not where the layout expects them.
@@ -71,12 +71,14 @@ class ImageData(Data):
     learns_classes = True
     per_pixel = False
     hint = ""
+    keys: type[ImageDataConfig]
     classes: list[str]
     palette: list[tuple[int, int, int]]
     makes = ("layout",)
     ignore_index: int
 
-    def __init__(self, config: ImageDataConfig) -> None:
+    def __init__(self, **keys: Any) -> None:
+        config = self.keys(**keys)
         root = data_root(config.root, config.sample_data, config.name)
         listing = layout_of(config).find(root)
         self._masks = self.masks_of(listing, config)
@@ -88,7 +90,7 @@ class ImageData(Data):
         self.normalization = Normalization(self.read, trained_on, config)
         self._adopted = False
         self._misfit: DataError | None = None  # of classes; features have none
-        self._config = config
+        self._config: Any = config
         self._record = dict(listing.notes)
         self.notes = [*archive_notes(root), *listing.warnings]
         self._eval_pipeline = Pipeline("data.eval_pipeline", config.eval_pipeline)
@@ -170,15 +172,19 @@ class ImageData(Data):
     def example_batch(cls, **keys: Any) -> ExampleBatch:
         """An image of ``data.size`` pixels a side, with the classes of ``data.palette`` or ``data.classes``."""
         size, channels = int(keys["size"]), len(keys.get("bands") or ()) or int(keys["channels"])
-        classes = len(keys.get("palette") or keys.get("classes") or ())
         notes = [f"validation images are taken to be {size} x {size}"]
-        if not classes:
-            classes = _ASSUMED_CLASSES
-            notes.append(f"how many classes the data have is not known; taken are {classes}")
+        arguments = {"in_channels": channels}
+        if cls.learns_classes:
+            known = len(keys.get("palette") or keys.get("classes") or ())
+            arguments.update(num_classes=known or _ASSUMED_CLASSES, ignore_index=cls.ignore_index)
+            notes += [f"how many classes the data have is not known; taken are {_ASSUMED_CLASSES}"] * (not known)
         image = torch.zeros(1, channels, size, size, dtype=torch.uint8)
-        sample = {"image": image, **{name: torch.zeros(1, dtype=torch.int64) for name in ("label", "index")}}
-        arguments = {"num_classes": classes, "in_channels": channels, "ignore_index": cls.ignore_index}
-        return ExampleBatch(sample, sample, arguments, int(keys["eval_batch_size"]), notes)
+        label = torch.zeros(
+            (1, size, size) if cls.per_pixel else 1, dtype=torch.uint8 if cls.per_pixel else torch.int64
+        )
+        train = {"image": image, "label": label, "index": torch.zeros(1, dtype=torch.int64)}
+        val = {**train, "sizes": [(size, size)]} if cls.per_pixel else train
+        return ExampleBatch(train, val, arguments, int(keys["eval_batch_size"]), notes)
 
     def model_arguments(self) -> dict[str, Any]:
         """Arguments of the model: ``num_classes``, ``in_channels`` and ``ignore_index``; if known, ``band_names``,
@@ -282,22 +288,16 @@ class ImageData(Data):
                 f"warning: {len(copies)} images of {self.name} are in two splits, such as {copies[0]}: metrics would "
                 "include images of the training; remove them from one"
             )
-        meanings = {
-            "train": ("classes_without_training_images", "cannot be learned"),
-            self.tested_on: ("classes_not_measured", "it is not measured"),
-        }
         for split, data in self._splits.items() if self.learns_classes else ():
-            samples, (key, means) = data.samples, meanings.get(split, ("", ""))
-            found, looked_at = self.labels_in(samples)
+            found, looked_at = self.labels_in(data.samples)
             lacking = [name for number, name in enumerate(self.classes) if number not in found]
-            whole, where = looked_at == len(samples), f"{looked_at} of {len(samples)} {split} labels"
+            whole, where = looked_at == len(data), f"{looked_at} of {len(data)} {split} labels"
             if whole and len(lacking) == len(self.classes):
                 raise DataError(f"no class is in {where}{self.hint}")
             # If only a sample of the masks was read, a few lacking classes may be chance.
-            if key and looked_at and lacking and (whole or len(lacking) >= len(self.classes) - 1):
-                say(f"warning: {', '.join(lacking)}: in none of {where}: {means}{self.hint}")
-                if whole:
-                    self._record[key] = lacking
+            if looked_at and lacking and (whole or len(lacking) >= len(self.classes) - 1):
+                say(f"warning: {', '.join(lacking)}: in none of {where}{self.hint}")
+                self._record.setdefault("classes_without_labels", {})[split] = lacking
 
     def labels_in(self, samples: Sequence[tuple[str, Any]]) -> tuple[set[int], int]:
         """The class numbers that occur in some samples, and the number of samples whose labels were read."""
@@ -336,15 +336,12 @@ class ImageData(Data):
         """Entries for ``result.json``. Every rank must call this, with ``gather`` of its ``Distributed``."""
         found: dict[str, Any] = {split: len(data) for split, data in self._splits.items()}
         found.update(tested_on=self.tested_on, **self.normalization.record(), **self._record)
-        # By sample: several ranks may have loaded the same one in different epochs.
-        ranks = gather({split: data.met() for split, data in self._splits.items()})
-        lost = sorted({(split, number) for rank in ranks for split in rank for number in rank[split][0]})
-        unknown = {split: {n: c for rank in ranks for n, c in rank[split][1].items()} for split in self._splits}
+        # By sample: several ranks may have skipped the same one in different epochs.
+        mine = [(split, int(number)) for split, data in self._splits.items() for number in data.skipped.nonzero()]
+        lost = sorted({each for rank in gather(mine) for each in rank})
         if lost:
             files = [self._splits[split].reason(number) for split, number in lost[:NAMED_FILES]]
             found["skipped"] = {"count": len(lost), "files": files}
-        if any(unknown.values()):
-            found["unknown_pixels"] = {split: sum(pixels.values()) for split, pixels in unknown.items() if pixels}
         return found
 
 
@@ -353,9 +350,6 @@ class SceneData(ImageData):
 
     ignore_index = NO_LABEL
     keys = SceneDataConfig
-
-    def __init__(self, **keys: Any) -> None:
-        super().__init__(self.keys(**keys))
 
     def metrics(self, detailed: bool = False) -> SceneMetrics:
         """New metrics of scenes."""
@@ -366,29 +360,20 @@ class SceneData(ImageData):
         return TrueClassProbability()
 
 
-class DistillationData(SceneData):
+class DistillationData(ImageData):
     """Images without labels, for distillation; folders are not classes, but each of them is dealt out to all splits."""
 
     learns_classes = False
+    ignore_index = NO_LABEL
     keys = DistillationDataConfig
 
     def model_arguments(self) -> dict[str, int]:
         """``in_channels`` alone, without classes."""
         return {"in_channels": self.read.channels}
 
-    @classmethod
-    def example_batch(cls, **keys: Any) -> ExampleBatch:
-        """Like that of scenes, without classes."""
-        example = super().example_batch(**keys)
-        arguments = {"in_channels": example.model_arguments["in_channels"]}
-        return example._replace(model_arguments=arguments, notes=example.notes[:1])
-
-    def metrics(self, detailed: bool = False) -> list[FeatureAgreement]:  # type: ignore[override]
+    def metrics(self, detailed: bool = False) -> list[FeatureAgreement]:
         """New metrics: the cosine of student and teacher, of CLS tokens and of patches."""
         return [FeatureAgreement("cls"), FeatureAgreement("patches")]
-
-    def ranking(self) -> None:  # type: ignore[override]
-        """None: there is no truth to draw."""
 
     def pictures(self, session: Any, model: Any, evaluator: Any = None) -> dict[str, Any]:
         """No plots; ``task=features`` draws features."""
@@ -404,20 +389,18 @@ class DistillationData(SceneData):
 
 
 class SegmentationData(ImageData):
-    """A segmentation data set; its keys are those of :class:`exp.vision.data.config.SegmentationDataConfig`.
-
-    Attributes:
-        gsd: ground sampling distance in meters per pixel, of files without georeference; None: not known.
-    """
+    """A segmentation data set; its keys are those of :class:`exp.vision.data.config.SegmentationDataConfig`."""
 
     ignore_index = IGNORED
     per_pixel = True
     classes_key = "data.palette or data.classes"
+    keys = SegmentationDataConfig
 
-    def __init__(self, **keys: Any) -> None:
-        config = SegmentationDataConfig(**keys)
-        self.gsd = config.gsd
-        super().__init__(config)
+    @property
+    def gsd(self) -> float | None:
+        """Ground sampling distance in meters per pixel, of files without georeference; None: not known."""
+        gsd: float | None = self._config.gsd
+        return gsd
 
     def masks_of(self, listing: Listing, config: Any) -> ColorMasks | IndexMasks:
         """See :meth:`ImageData.masks_of`; masks have colors if ``data.palette`` is set, unless the layout decides."""
@@ -436,21 +419,17 @@ class SegmentationData(ImageData):
         return masks
 
     def labels_in(self, samples: Sequence[tuple[str, str]]) -> tuple[set[int], int]:
-        """See :meth:`ImageData.labels_in`; reads at most 16 masks, evenly spaced."""
+        """See :meth:`ImageData.labels_in`; reads at most 16 masks, evenly spaced, and records their unknown pixels."""
         found: set[int] = set()
         looked_at = 0
         for _, path in samples[:: -(-len(samples) // _MASKS) or 1]:
             with contextlib.suppress(DataError):  # reported when the mask is loaded
-                found.update(np.unique(self.train.masks.read(path).values).tolist())
+                labels, unknown = self.train.masks.read(path)
+                found.update(np.unique(labels).tolist())
                 looked_at += 1
+                if unknown:
+                    self._record["unknown_pixels"] = self._record.get("unknown_pixels", 0) + unknown
         return found, looked_at
-
-    @classmethod
-    def example_batch(cls, **keys: Any) -> ExampleBatch:
-        """Like that of scenes, with a label for each pixel."""
-        made, size = super().example_batch(**keys), int(keys["size"])
-        sample = {**made.train, "label": torch.zeros(1, size, size, dtype=torch.uint8)}
-        return made._replace(train=sample, val={**sample, "sizes": [(size, size)]})
 
     def metrics(self, detailed: bool = False) -> SegmentationMetrics:
         """New metrics of segmentation."""
@@ -501,10 +480,7 @@ def fit_classes(weights: Weights, classes: Sequence[str], say: Callable[[str], N
         state.update({key: state[key][order] for key in rows})
         say(f"init_from: the weights know the same {len(theirs)} classes in another order; the head's rows go by name")
     else:
-        for key in rows:
-            del state[key]
-        say(
-            f"init_from: the weights know other classes ({shortened(theirs)}) than the data have "
-            f"({shortened(classes)}); the head's last layer begins anew"
-        )
+        state = {key: value for key, value in state.items() if key not in rows}
+        both = f"{shortened(theirs)}) than the data have ({shortened(classes)}"
+        say(f"init_from: the weights know other classes ({both}); the head's last layer begins anew")
     return dataclasses.replace(weights, state=state)

@@ -101,7 +101,7 @@ class SegmentationDataConfig(ImageDataConfig):
     gsd: Optional[float] = None
     """Ground sampling distance in meters per pixel, for areas, of files without georeference; null: not known."""
     max_unknown: float = 0.1
-    """Masks of colors: largest share of pixels of unknown colors in a mask, from 0 to 1; for a JPEG a tenth of it."""
+    """Masks of colors: largest share of pixels of unknown colors in a mask, from 0 to 1."""
     mask_values: Optional[Dict[int, int]] = field(default_factory=dict)
     """Masks of numbers: value in the file -> class number; empty: values are class numbers."""
     ignore_values: List[int] = field(default_factory=lambda: [255])

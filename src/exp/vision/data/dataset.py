@@ -19,7 +19,7 @@ from exp.vision.data.values import ImageReader
 if TYPE_CHECKING:
     from exp.vision.data.config import ImageDataConfig
 
-__all__ = ["ImageDataset", "ModalityDraw", "stacked"]
+__all__ = ["ImageDataset", "ModalityDraw"]
 
 logger = logging.getLogger(__name__)
 
@@ -43,9 +43,8 @@ class ImageDataset(Dataset):
     Attributes:
         needs_epoch: whether batches of keys are (B, 2): sample and epoch.
         skipped: True for samples that could not be used, bool (N,), shared with loader workers.
-        unknown: pixels of unknown color of each sample, int32 (N,), shared with loader workers.
         draw: maps a position in an epoch, and the epoch, to the number of a sample; None: the position is the number.
-        blank: (H, W, C) of the image that replaces a skipped one if the batch has no other images.
+        blank: (C, H, W) of the image that replaces a skipped one if the batch has no other images.
 
     Args:
         samples: (image path, class number or mask path) each.
@@ -73,11 +72,10 @@ class ImageDataset(Dataset):
         self.masks = masks
         self.seed = config.seed
         self.skip_errors = config.on_error == "skip"
-        self.blank = (config.size, config.size, read.channels)
+        self.blank = (read.channels, config.size, config.size)
         self.needs_epoch = augmented
         self.draw: Callable[[int, int], int] | None = None
         self.skipped = torch.zeros(len(samples), dtype=torch.bool).share_memory_()
-        self.unknown = torch.zeros(len(samples), dtype=torch.int32).share_memory_()
         self._cache: dict[int, Loaded] = {}
         self._cache_left = config.cache_megabytes * 2**20
 
@@ -142,12 +140,11 @@ class ImageDataset(Dataset):
         image, missing = self.read.with_missing(path)
         if self.masks is None:
             return image, None if missing is None else missing.astype(np.uint8) * np.uint8(NO_DATA)
-        labels = self.masks.read(label)
-        if labels.values.shape != image.shape[:2]:
-            here, there = (f"{shape[1]}x{shape[0]}" for shape in (labels.values.shape, image.shape))
+        labels, _ = self.masks.read(label)
+        if labels.shape != image.shape[:2]:
+            here, there = (f"{shape[1]}x{shape[0]}" for shape in (labels.shape, image.shape))
             raise DataError(f"{label} is {here} pixels, but its image {path} is {there}; make the mask anew")
-        self.unknown[number] = labels.unknown
-        return image, labels.values if missing is None else np.where(missing, np.uint8(NO_DATA), labels.values)
+        return image, labels if missing is None else np.where(missing, np.uint8(NO_DATA), labels)
 
     def transform(self, number: int, loaded: Loaded) -> tuple[np.ndarray, Any]:
         """Apply the pipeline to a sample, and return image and label; does not change ``loaded``."""
@@ -159,23 +156,30 @@ class ImageDataset(Dataset):
         return self.filled(results, path), label
 
     def collate(self, items: Sequence[tuple[np.ndarray, Any] | None]) -> dict[str, Any]:
-        """Stack samples to a batch; None becomes an image of zeros with an ignored label."""
-        images = [None if item is None else item[0] for item in items]
-        image = stacked(images, self.blank, self.pipeline.key if self.needs_epoch or self.masks is None else None)
+        """Stack samples to a batch; None becomes an image of zeros with an ignored label.
+
+        Raises:
+            ConfigError: images have different sizes, and they are not padded.
+        """
+        images = [None if item is None else item[0].transpose(2, 0, 1) for item in items]
+        image = _stacked(images, self.blank)
+        sizes = {each.shape[1:] for each in images if each is not None}
+        if len(sizes) > 1 and (self.needs_epoch or self.masks is None):
+            shown = ", ".join(f"{height}x{width}" for height, width in sorted(sizes)[:4])
+            raise ConfigError(
+                f"{self.pipeline.key} gives images of different sizes ({shown}), which make no batch; end it with a "
+                "RandomCrop or CenterCrop and a PadTo, or with Resize(keep_ratio=false)"
+            )
+        labels = [None if item is None else item[1] for item in items]
         if self.masks is None:
-            labels = [NO_LABEL if item is None else item[1] for item in items]
-            return {"image": image, "label": torch.tensor(labels, dtype=torch.int64)}
-        blank = tuple(image.shape[-2:])
-        sizes = [blank if item is None else item[1].shape for item in items]
-        label = np.full((len(items), *(max(size[axis] for size in sizes) for axis in (0, 1))), IGNORED, np.uint8)
-        for row, item in zip(label, items):
-            if item is not None:
-                row[: item[1].shape[0], : item[1].shape[1]] = item[1]
-        batch: dict[str, Any] = {"image": image, "label": torch.from_numpy(label)}
+            known = [NO_LABEL if label is None else label for label in labels]
+            return {"image": image, "label": torch.tensor(known, dtype=torch.int64)}
+        batch: dict[str, Any] = {"image": image, "label": _stacked(labels, tuple(image.shape[-2:]), IGNORED)}
         if not self.needs_epoch:
-            batch["sizes"] = [blank if picture is None else picture.shape[:2] for picture in images]
-            if sizes != batch["sizes"]:
-                batch["label_sizes"] = sizes
+            for key, whole, arrays in (("sizes", image, images), ("label_sizes", batch["label"], labels)):
+                batch[key] = [tuple((whole if each is None else each).shape[-2:]) for each in arrays]
+            if batch["label_sizes"] == batch["sizes"]:
+                del batch["label_sizes"]
         return batch
 
     def filled(self, results: Mapping[str, Any], path: str) -> np.ndarray:
@@ -195,11 +199,6 @@ class ImageDataset(Dataset):
                 image = image.copy()
                 image[missing] = np.rint(fill) if image.dtype == np.uint8 else fill
         return self.read.modalities.mapped(image, path)
-
-    def met(self) -> tuple[list[int], dict[int, int]]:
-        """The samples that this rank and its workers have skipped so far, and pixels of unknown color by sample."""
-        skipped, unknown = (torch.nonzero(flags)[:, 0].tolist() for flags in (self.skipped, self.unknown))
-        return skipped, {number: int(self.unknown[number]) for number in unknown}
 
     def reason(self, number: int) -> str:
         """Why a sample is skipped, in one line."""
@@ -255,33 +254,15 @@ def _order(seed: int, group: int, turn: int, count: int) -> np.ndarray:
     return np.random.default_rng((seed, group, turn)).permutation(count)
 
 
-def stacked(images: Sequence[np.ndarray | None], blank: tuple[int, int, int], key: str | None) -> torch.Tensor:
-    """Stack the images of a batch.
+def _stacked(arrays: Sequence[np.ndarray | None], blank: tuple[int, ...], fill: int = 0) -> torch.Tensor:
+    """Stack arrays (..., H, W) of different sizes, with ``fill`` at the right and at the bottom; None: all is ``fill``.
 
-    Args:
-        images: (H, W, C), uint8 or float32, each; None: zeros.
-        blank: (H, W, C) of the result if all images are None.
-        key: of the pipeline, for the error if sizes differ; None: images are padded with zeros at the right and at the
-            bottom.
-
-    Returns:
-        (B, C, H, W), contiguous; uint8 if all images are, else float32.
-
-    Raises:
-        ConfigError: sizes differ, and ``key`` is given.
+    The result is uint8 if all are, else float32, and contiguous; of the shape ``blank`` each if all are None.
     """
-    there = [image for image in images if image is not None]
-    shapes = {image.shape for image in there} or {blank}
-    if key is not None and len(shapes) > 1:
-        sizes = ", ".join(f"{height}x{width}" for height, width, _ in sorted(shapes)[:4])
-        raise ConfigError(
-            f"{key} gives images of different sizes ({sizes}), which make no batch; end it with a RandomCrop or "
-            "CenterCrop and a PadTo, or with Resize(keep_ratio=false)"
-        )
-    height, width, channels = (max(shape[axis] for shape in shapes) for axis in range(3))
-    dtype = np.float32 if any(image.dtype != np.uint8 for image in there) else np.uint8
-    batch = np.zeros((len(images), channels, height, width), dtype)
-    for row, image in zip(batch, images):
-        if image is not None:
-            row[:, : image.shape[0], : image.shape[1]] = image.transpose(2, 0, 1)
+    there = [each for each in arrays if each is not None]
+    shape = np.max([each.shape for each in there] or [blank], axis=0)
+    batch = np.full((len(arrays), *shape), fill, np.result_type(np.uint8, *there))
+    for row, each in zip(batch, arrays):
+        if each is not None:
+            row[tuple(map(slice, each.shape))] = each
     return torch.from_numpy(batch)

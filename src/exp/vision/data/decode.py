@@ -117,11 +117,6 @@ def read_bytes(path: str | os.PathLike[str]) -> np.ndarray:
     return content
 
 
-def is_jpeg(content: np.ndarray) -> bool:
-    """Whether the bytes of a file, uint8 (size,), begin like a JPEG."""
-    return content[:2].tobytes() == b"\xff\xd8"
-
-
 def _refuse_pages(path: str | os.PathLike[str], pages: int) -> None:
     """Refuse a TIFF of several pages: a decoder would read only the first one."""
     if pages > 1:

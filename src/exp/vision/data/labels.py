@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import colorsys
 import os
-from typing import Mapping, NamedTuple, Sequence
+from typing import Mapping, Sequence
 
 import cv2
 import numpy as np
@@ -12,27 +12,15 @@ from PIL import Image
 
 from exp.data.places import shortened
 from exp.errors import DataError
-from exp.vision.data.decode import decoded, is_jpeg, naming, read_bytes
+from exp.vision.data.decode import decoded, naming, read_bytes
 
-__all__ = ["IGNORED", "NO_DATA", "ColorMasks", "IndexMasks", "Labels", "distinct_colors"]
+__all__ = ["IGNORED", "NO_DATA", "ColorMasks", "IndexMasks", "distinct_colors"]
 
 IGNORED = 255
 """The label of ignored pixels."""
 NO_DATA = 254
 """Within a pipeline, the label of pixels without image data; after the pipeline it becomes :data:`IGNORED`."""
 _UNKNOWN = 254
-
-
-class Labels(NamedTuple):
-    """The content of a mask.
-
-    Attributes:
-        values: class numbers, uint8 (H, W); 255: ignored.
-        unknown: number of pixels of unknown color, which are 255.
-    """
-
-    values: np.ndarray
-    unknown: int
 
 
 class IndexMasks:
@@ -65,18 +53,13 @@ class IndexMasks:
         if list(ignored) == [IGNORED]:
             self.left_out += ": if 255 is a class, set such as 'data.mask_values={0: 0, 255: 1}'"
 
-    def read(self, path: str | os.PathLike[str]) -> Labels:
-        """Read a mask.
+    def read(self, path: str | os.PathLike[str]) -> tuple[np.ndarray, int]:
+        """Read a mask: class numbers, uint8 (H, W), 255 where ignored; and 0, the number of unknown pixels.
 
         Raises:
             DataError: the file cannot be read, is a JPEG, or has values that are neither classes nor ignored.
         """
-        content = read_bytes(path)
-        if is_jpeg(content):
-            raise DataError(
-                f"{path} is a JPEG, which changes values, so that class numbers are not reliable; write the original "
-                "masks as PNG"
-            )
+        _refuse_jpeg(path, read_bytes(path))
         with naming(path), Image.open(path) as file:
             values = np.asarray(file)
         if values.ndim != 2 or values.dtype.kind not in "iub":
@@ -93,7 +76,7 @@ class IndexMasks:
                 f"{path} holds {shortened(unknown.tolist(), 8)}, which is no class; correct the mask, or set "
                 "data.mask_values (value in the file: class number) or data.ignore_values"
             )
-        return Labels(labels, 0)
+        return labels, 0
 
 
 class ColorMasks:
@@ -102,7 +85,7 @@ class ColorMasks:
     Args:
         colors: ``RRGGBB`` of each class.
         ignored: colors of ignored pixels.
-        max_unknown: largest share of pixels of unknown colors in a mask, from 0 to 1; for a JPEG a tenth of it.
+        max_unknown: largest share of pixels of unknown colors in a mask, from 0 to 1.
     """
 
     def __init__(self, colors: Sequence[str], ignored: Sequence[str] = (), max_unknown: float = 0.1) -> None:
@@ -116,13 +99,15 @@ class ColorMasks:
             self.table[int(color, 16)] = IGNORED
         self.left_out = f"pixels of data.ignore_colors={[*ignored]}, and of no color of data.palette, do not count"
 
-    def read(self, path: str | os.PathLike[str]) -> Labels:
-        """Read a mask; unknown colors are ignored and counted.
+    def read(self, path: str | os.PathLike[str]) -> tuple[np.ndarray, int]:
+        """Read a mask: class numbers, uint8 (H, W), 255 where ignored; and the number of pixels of unknown colors among
+        these.
 
         Raises:
-            DataError: the file cannot be read, is not RGB of 8 bits, or has too many pixels of unknown colors.
+            DataError: the file cannot be read, is a JPEG or not RGB of 8 bits, or has too many unknown pixels.
         """
         content, pixels = decoded(path)
+        _refuse_jpeg(path, content)
         if pixels.ndim != 3 or pixels.dtype != np.uint8:
             raise DataError(
                 f"{path} is no mask of colors: it holds {pixels.dtype} values of shape {pixels.shape}; "
@@ -136,22 +121,25 @@ class ColorMasks:
         labels = np.take(self.table, packed)
         strange = labels == _UNKNOWN
         unknown = int(np.count_nonzero(strange))
-        # JPEG keeps only black and white exactly; with other colors, whole classes would become unknown.
-        limit = self.max_unknown / 10 if is_jpeg(content) and self.max_unknown < 1 else self.max_unknown
-        if unknown > limit * labels.size:
+        if unknown > self.max_unknown * labels.size:
             found, counts = np.unique(packed[strange], return_counts=True)
             common = [f"{found[number]:06X}" for number in np.argsort(-counts)]
-            hint = (
-                "it is a JPEG, which changes colors: write the original masks as PNG"
-                if is_jpeg(content)
-                else "name them in data.palette or data.ignore_colors, or allow more with data.max_unknown"
-            )
             raise DataError(
                 f"{path}: {100 * unknown / labels.size:.1f} % of the pixels have no color of data.palette (at most "
-                f"{100 * limit:g} % may): {shortened(common, 5)}; the classes are {shortened(self.colors, 8)}; {hint}"
+                f"{100 * self.max_unknown:g} % may): {shortened(common, 5)}; the classes are "
+                f"{shortened(self.colors, 8)}; name them in data.palette or data.ignore_colors, or allow more with "
+                "data.max_unknown"
             )
         labels[strange] = IGNORED
-        return Labels(labels, unknown)
+        return labels, unknown
+
+
+def _refuse_jpeg(path: str | os.PathLike[str], content: np.ndarray) -> None:
+    if content[:2].tobytes() == b"\xff\xd8":
+        raise DataError(
+            f"{path} is a JPEG, which changes values and colors, so that classes are not reliable; write the original "
+            "masks as PNG"
+        )
 
 
 def distinct_colors(count: int) -> list[tuple[int, int, int]]:

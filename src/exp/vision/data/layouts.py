@@ -112,12 +112,9 @@ class ClassFolders(Layout):
     def find(self, root: Path) -> Listing:
         """See :meth:`Layout.find`."""
         self.check(root)
-        places = split_folders(root)
-        found: dict[str, list[tuple[str, str]]] = {}
-        for split, place in places.items():
-            found[split] = by_folder(place)
-            if not self.labeled:
-                found[split] += [(path, _LOOSE) for path in image_files(place)]
+        found = {split: by_folder(place) for split, place in split_folders(root).items()}
+        for split, place in () if self.labeled else split_folders(root).items():
+            found[split] += [(path, _LOOSE) for path in image_files(place)]
         filled = sorted({name for members in found.values() for _, name in members})
         listing = Listing(list((self.labeled and self.config.classes) or filled), {})
         listing.splits = complete(numbered(found, listing.classes), self.config.split, root, by_class=True)
@@ -176,14 +173,12 @@ class MaskFolders(Layout):
                     f"data.parts.{split}={list(patterns)} matches none of the {len(pairs)} images in {root}"
                 )
         train, *others = (set(listing.splits.get(split, ())) for split in SPLITS)
-        both, unused = train & set().union(*others), set(pairs).difference(train, *others)
+        both = train & set().union(*others)
         if both:
             raise DataError(
                 f"data.parts: {min(both)[0]} and {len(both) - 1} more are in train and in another split; do not test "
                 "a model on what it was trained on"
             )
-        if unused:
-            listing.notes["in_no_part"] = len(unused)
         return listing
 
 

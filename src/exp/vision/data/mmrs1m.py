@@ -31,9 +31,8 @@ from exp.vision.data.layouts import (
     split_folders,
 )
 
-__all__ = ["MMRS1M", "MODALITIES", "MMRS1MMasks", "modality_in", "modality_of"]
+__all__ = ["MMRS1M", "MMRS1MMasks", "modality_in", "modality_of"]
 
-MODALITIES = ("optical", "sar", "infrared")
 _SAR = ("hrsid", "sarv2", "ssdd")
 
 
@@ -162,11 +161,10 @@ def _answered(folder: Path, answers: dict[str, str]) -> tuple[Splits, int]:
     files = {path[len(str(folder)) + 1 :]: path for path in files_below(folder)}
     lost = [name for name in answers if name not in files]
     if lost or not answers:
+        missing = f" ({folder / lost[0]} is missing, and {len(lost) - 1} more)" if lost else ""
         raise DataError(
-            f"{folder / lost[0]} is missing, and {len(lost) - 1} more that its *_cls.json names; copy them anew"
-            if lost
-            else f"{folder} has neither train and test folders nor answers in json/classification; add its *_cls.json, "
-            "or choose others with data.datasets"
+            f"{folder} has neither train and test folders nor the images of json/classification/*_cls.json{missing}; "
+            "copy them anew, or choose others with data.datasets"
         )
     return {"": [(files[name], answer) for name, answer in sorted(answers.items())]}, len(files) - len(answers)
 
@@ -175,25 +173,21 @@ def _answers(root: Path) -> dict[str, dict[str, str]]:
     """Read ``*_cls.json``: plain name of a data set -> path of an image below its folder -> category.
 
     Raises:
-        DataError: a file is not a list of images and answers; the message names the entry.
+        DataError: a file is not a list of images and answers.
     """
     answers: dict[str, dict[str, str]] = defaultdict(dict)
     for file in sorted((root / "json" / "classification").glob("*.json")):
         try:
-            entries = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise DataError(f"{file} cannot be read as JSON: {error}; copy it anew") from error
-        for number, entry in enumerate(entries):
-            try:
+            for entry in json.loads(file.read_text(encoding="utf-8")):
                 path = entry["image"] if "image" in entry else entry["image_path"]
                 answer = next(turn["value"] for turn in entry["conversations"] if turn["from"] == "gpt")
-            except (KeyError, TypeError, StopIteration) as error:
-                raise DataError(
-                    f"{file}, entry {number}: has no image and answer; expected: "
-                    '{"image": ..., "conversations": [{"from": "human", ...}, {"from": "gpt", "value": <category>}]}'
-                ) from error
-            name, _, below = f"/{path}".replace("\\", "/").partition("/classification/")[2].partition("/")
-            answers[_plain(name)][below] = answer.strip().rstrip(".")
+                name, _, below = f"/{path}".replace("\\", "/").partition("/classification/")[2].partition("/")
+                answers[_plain(name)][below] = answer.strip().rstrip(".")
+        except (OSError, ValueError, KeyError, TypeError, StopIteration) as error:
+            raise DataError(
+                f"{file} is no list of images and answers ({error!r}); expected: "
+                '{"image": ..., "conversations": [{"from": "human", ...}, {"from": "gpt", "value": <category>}]}'
+            ) from error
     return answers
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from exp.errors import DataError
 from exp.vision.data.layouts import SPLITS, data_root, layout_of
-from exp.vision.data.mmrs1m import MODALITIES
 
 __all__ = ["preflight"]
 
@@ -29,9 +28,6 @@ def preflight(config: Any) -> None:
         raise DataError(
             f"data.split={shares} must be three shares that add up to 1, of train, val and test; only the last may be 0"
         )
-    given = {config.modality, *(config.modality_weights or ()), *(config.modality_statistics or ())} - {None}
-    if not given <= set(MODALITIES):
-        raise DataError(f"data.modality and data.modality_* name {given}; there are {', '.join(MODALITIES)}")
     if "palette" in config:
         _check_masks(config, layout.knows_classes)
     layout.check(data_root(config.root, config.sample_data, config.name))

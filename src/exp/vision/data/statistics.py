@@ -1,17 +1,14 @@
 """Mean, standard deviation and percentiles of each band over many images, and the normalization of a data set.
 
-Computed as a stream, in bounded memory. Moments are float64; those of blocks, images and chunks of images are joined in
-a fixed order, so that the result does not depend on the number of processes and threads. Percentiles come from a
-histogram: with a bin for each value of integers of at most 16 bits, else with bins as wide as 1/512 of the value (the
-upper 18 bits of a float32).
+Moments are float64, of one image each; those of all images are joined in the order of the images, so that the result
+does not depend on the number of processes and threads. Percentiles come from a histogram of float32 values with bins as
+wide as 1/1024 of the value: whole numbers up to 2048 have a bin each.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
@@ -30,108 +27,46 @@ if TYPE_CHECKING:
     from exp.session import Session
     from exp.vision.data.config import ImageDataConfig
 
-__all__ = ["STATISTICS", "Normalization", "Statistics", "limits_of", "write_statistics"]
+__all__ = ["STATISTICS", "Normalization", "write_statistics"]
 
 STATISTICS = "statistics.json"
 """The file that ``task=stats`` and trainings write to the run folder."""
-_CHUNK = 32  # images whose moments are joined before they are sent to other ranks
-_BLOCK = 2**20  # values of a band that are processed at a time
-_LOWEST, _WHOLE = -(2**15), 2**15 + 2**16  # integers from the smallest of int16 to the largest of uint16: first, count
-_SHIFT = 14  # lower bits of a float32 that a bin ignores
+_AT_ONCE = 32  # images whose values wait to be counted
+_SHIFT = 13  # lower bits of a float32 that a bin of the histogram ignores
 
 logger = logging.getLogger(__name__)
 
 
-class Statistics:
-    """Accumulates values of each band (C).
-
-    Attributes:
-        images: number of images.
-        moments: float64 (6, C): number of values with data, mean, sum of squared differences from the mean, number of
-            values without data, smallest and largest value.
-        counts: how often each value of :func:`_values` occurs, int64 (C, values); None: no percentiles.
+def _moments(values: np.ndarray, size: int, limits: Any) -> list[float]:
+    """Of one band of one image: number of values with and without data, mean, sum of squared differences from the mean,
+    smallest and largest value.
 
     Args:
-        channels: bands (C).
-        counted: whether to count values, for percentiles.
+        values: with data, (n,).
+        size: pixels of the image.
+        limits: (low, high), to which values are clipped; None: no clipping.
     """
-
-    def __init__(self, channels: int, counted: bool) -> None:
-        self.images = 0
-        self.moments = np.zeros((6, channels))
-        self.counts = np.zeros((channels, len(_values())), np.int64) if counted else None
-        self._lock = threading.Lock()
-
-    def of_image(self, values: np.ndarray, invalid: np.ndarray | None, limits: Any) -> np.ndarray:
-        """Count the values of one image, and return its moments (6, C). Thread-safe.
-
-        Args:
-            values: of the image, (H, W, C).
-            invalid: True where a value has no data, bool (H, W, C); None: all have data.
-            limits: (low, high), a list over bands each, to which values are clipped for the moments; None: no clipping.
-        """
-        rows = max(_BLOCK // max(values.shape[1], 1), 1)
-        blocks = []
-        for top in range(0, values.shape[0], rows):
-            moments = np.zeros((6, values.shape[2]))
-            moments[4], moments[5] = np.inf, -np.inf
-            for band, moment in enumerate(moments.T):
-                part = values[top : top + rows, :, band]
-                known = part.reshape(-1) if invalid is None else part[~invalid[top : top + rows, :, band]]
-                moment[3] = part.size - known.size
-                if known.size:
-                    self._count(band, known)
-                    real = known.astype(np.float64)
-                    if limits is not None:
-                        np.clip(real, limits[0][band], limits[1][band], out=real)
-                    moment[[0, 1, 2, 4, 5]] = real.size, real.mean(), real.var() * real.size, real.min(), real.max()
-            blocks.append(moments)
-        return joined(blocks)
-
-    def _count(self, band: int, values: np.ndarray) -> None:
-        if self.counts is None:
-            return
-        if values.dtype.kind in "iu" and values.dtype.itemsize <= 2:
-            keys = values.astype(np.int64) - _LOWEST
-        else:
-            keys = (values.astype(np.float32).view(np.uint32) >> _SHIFT).astype(np.int64) + _WHOLE
-        lowest = int(keys.min())
-        found = np.bincount(keys - lowest)
-        with self._lock:
-            self.counts[band, lowest : lowest + len(found)] += found
-
-    @property
-    def std(self) -> np.ndarray:
-        """Population standard deviation, float64 (C,)."""
-        spread: np.ndarray = np.sqrt(self.moments[2] / np.maximum(self.moments[0], 1.0))
-        return spread
-
-    def percentile(self, percent: float) -> list[float]:
-        """The percentile of each band; ``percent`` is from 0 to 100."""
-        assert self.counts is not None
-        order = np.argsort(_values(), kind="stable")
-        values = _values()[order]
-        below = np.cumsum(self.counts[:, order], axis=1)
-        ranks = percent / 100.0 * (below[:, -1] - 1)  # from 0, as numpy.percentile counts
-        return [float(values[np.searchsorted(row, rank, "right")]) for row, rank in zip(below, ranks)]
+    if not len(values):
+        return [0, size, 0, 0, np.inf, -np.inf]
+    real = values.astype(np.float64) if limits is None else values.astype(np.float64).clip(*limits)
+    return [real.size, size - real.size, real.mean(), real.var() * real.size, real.min(), real.max()]
 
 
-def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Join the moments of several parts, (6, C) each; the order of the parts changes rounding only."""
-    each = np.stack(parts)
-    total = each.sum(axis=0)
-    total[1] = (each[:, 0] * each[:, 1]).sum(axis=0) / np.maximum(total[0], 1.0)
-    total[2] += (each[:, 0] * np.square(each[:, 1] - total[1])).sum(axis=0)
-    total[4], total[5] = each[:, 4].min(axis=0), each[:, 5].max(axis=0)
-    return total
+def _count(values: np.ndarray, histogram: np.ndarray) -> None:
+    if len(values):
+        keys = (values.astype(np.float32).view(np.uint32) >> _SHIFT).astype(np.int64)
+        first = keys.min()
+        found = np.bincount(keys - first)
+        histogram[first : first + len(found)] += found
 
 
-@functools.lru_cache(maxsize=1)
-def _values() -> np.ndarray:
-    """The values that are counted: integers, then the center of each bin; float64."""
-    bins = (np.arange(2 ** (32 - _SHIFT), dtype=np.uint32) << _SHIFT) + np.uint32(2 ** (_SHIFT - 1))
-    with np.errstate(invalid="ignore"):  # the last bins are those of NaN
-        return np.concatenate([np.arange(_LOWEST, _LOWEST + _WHOLE), bins.view(np.float32).astype(np.float64)])
+def _percentile(histogram: np.ndarray, percent: float) -> float:
+    """The lower end of the bin of a percentile, which is from 0 to 100."""
+    ends = (np.arange(len(histogram), dtype=np.uint32) << _SHIFT).view(np.float32)
+    order = np.argsort(ends, kind="stable")  # the bins of NaN come last, and are empty
+    below = np.cumsum(histogram[order])
+    rank = percent / 100.0 * (below[-1] - 1)  # from 0, as numpy.percentile counts
+    return float(ends[order][np.searchsorted(below, rank, "right")])
 
 
 class Normalization:
@@ -168,56 +103,6 @@ class Normalization:
                     f"{reader.channels} bands, deviations above 0; or data.mean must be train, without data.std"
                 )
 
-    def measure(self, counted: bool, clipped: Any = None, distributed: Distributed | None = None) -> Statistics:
-        """Measure the values of all training images. Every rank must call this; each reads a share of the images.
-
-        Args:
-            counted: whether to count values, for percentiles.
-            clipped: (low, high) to which values are clipped first, numbers or lists over bands; None: no clipping.
-            distributed: the ranks; None: there is one.
-
-        Raises:
-            DataError: an image cannot be used, or a band has no data.
-        """
-        distributed = distributed or Distributed()
-        found = Statistics(self.reader.channels, counted)
-        limits = None if clipped is None else [per_band(each, self.reader.channels) for each in clipped]
-
-        def one(path: str) -> np.ndarray | DataError:
-            try:
-                values, invalid, _ = self.reader.measured(read_raw(path), path)
-            except DataError as error:
-                return error
-            return found.of_image(values, invalid, limits)
-
-        chunks: dict[int, tuple[np.ndarray, int]] = {}
-        error: DataError | None = None
-        with ThreadPoolExecutor(max(self.config.num_workers, 1)) as pool:
-            for start in range(distributed.rank * _CHUNK, len(self.paths), distributed.world_size * _CHUNK):
-                made = list(pool.map(one, self.paths[start : start + _CHUNK]))
-                images = [each for each in made if isinstance(each, np.ndarray)]
-                if len(images) < len(made) and self.config.on_error != "skip":
-                    error = next(each for each in made if isinstance(each, DataError))
-                    break
-                if images:
-                    chunks[start] = joined(images), len(images)
-        # Errors are gathered, too: if one rank raised alone, the others would wait for its share forever.
-        for wrong, part in distributed.gather((error, chunks)):
-            if wrong is not None:
-                raise wrong
-            chunks.update(part)
-        if found.counts is not None:
-            found.counts = distributed.sum(torch.from_numpy(found.counts)).numpy()
-        if chunks:
-            found.moments = joined([chunks[start][0] for start in sorted(chunks)])
-        found.images = sum(number for _, number in chunks.values())
-        if not found.moments[0].all():
-            raise DataError(
-                f"the {found.images} training images have {found.moments[0].tolist()} values, by band; see data.bands, "
-                "and the value that the files say stands for no data"
-            )
-        return found
-
     def look(self) -> None:
         """Read the bands of the first training image, once. If ``data.bands`` has numbers, other files must have as
         many bands from now on.
@@ -225,15 +110,89 @@ class Normalization:
         Raises:
             DataError: the image cannot be read, or lacks a band of ``data.bands``.
         """
-        bands = self.reader.bands
-        if self._looked or (bands.wanted is None and self.mean is None and not self.is_measured):
+        reader = self.reader
+        if self._looked or (reader.wanted is None and self.mean is None and not self.is_measured):
             return
         self._looked = True
         raw = read_raw(self.paths[0])
-        if bands.wanted is not None:
-            plan = bands.plan(raw.pixels.shape[2], raw.names, raw.alpha, self.paths[0])
-            bands.expected, self.names = plan.measured, plan.names
+        if reader.wanted is not None:
+            plan = reader.plan(raw.pixels.shape[2], raw.names, raw.alpha, self.paths[0])
+            reader.expected, self.names = plan.measured, plan.names
         self.scaled = raw.pixels.dtype != np.uint8
+
+    def measure(self, percentiles: Sequence[float] = (), distributed: Distributed | None = None) -> dict[str, Any]:
+        """Measure all training images. Every rank must call this; each reads a share of the images.
+
+        Values are in the units of the files; if files are not 8-bit, they are clipped to ``data.value_range``.
+
+        Args:
+            percentiles: from 0 to 100, of values that are not clipped; empty: none.
+            distributed: the ranks; None: there is one.
+
+        Returns:
+            Plain values, for each name a list over bands.
+
+        Raises:
+            DataError: an image cannot be used, or a band has no data.
+        """
+        distributed, reader = distributed or Distributed(), self.reader
+        limits: Any = [None] * reader.channels
+        if self.scaled and reader.value_range is not None:
+            limits = np.transpose([per_band(each, reader.channels) or [] for each in reader.value_range])
+        moments, error = np.zeros((len(self.paths), 6, reader.channels)), None
+        histograms = np.zeros((reader.channels, 2 ** (32 - _SHIFT) if percentiles else 0), np.int64)
+
+        def one(number: int) -> list[np.ndarray] | DataError:
+            try:
+                values, invalid, _ = reader.measured(read_raw(self.paths[number]), self.paths[number])
+            except DataError as error:
+                return error
+            known = [values[..., band] if invalid is None else values[..., band][~invalid[..., band]]
+                     for band in range(reader.channels)]  # fmt: skip
+            size = values[..., 0].size
+            moments[number] = np.transpose([_moments(each.ravel(), size, pair) for each, pair in zip(known, limits)])
+            return [each.ravel() for each in known] if percentiles else []
+
+        mine = range(distributed.rank, len(self.paths), distributed.world_size)
+        with ThreadPoolExecutor(max(self.config.num_workers, 1)) as pool:
+            for start in range(0, len(mine), _AT_ONCE):
+                for found in pool.map(one, mine[start : start + _AT_ONCE]):
+                    if not isinstance(found, DataError):
+                        for values, histogram in zip(found, histograms):
+                            _count(values, histogram)
+                    elif self.config.on_error != "skip":
+                        error = error or found
+                if error is not None:
+                    break
+        # Errors are gathered, too: if one rank raised alone, the others would wait for its share forever.
+        for wrong in distributed.gather(error):
+            if wrong is not None:
+                raise wrong
+        each = distributed.sum(torch.from_numpy(moments)).numpy()  # exact: of every image one rank has the numbers
+        each = each[each[:, :2].any(axis=(1, 2))]  # without images that were left out
+        count = each[:, 0].sum(axis=0)
+        if not count.all():
+            raise DataError(
+                f"the {len(each)} training images have {count.tolist()} values, by band; see data.bands, and the value "
+                "that the files say stands for no data"
+            )
+        mean = (each[:, 0] * each[:, 2]).sum(axis=0) / count
+        spread = each[:, 3].sum(axis=0) + (each[:, 0] * np.square(each[:, 2] - mean)).sum(axis=0)
+        table: dict[str, Any] = {
+            "images": len(each),
+            "bands": self.names or [str(band) for band in range(1, reader.channels + 1)],
+            "mean": mean.tolist(),
+            "std": np.sqrt(spread / count).tolist(),
+            "min": each[:, 4].min(axis=0).tolist(),
+            "max": each[:, 5].max(axis=0).tolist(),
+            "values": count.astype(int).tolist(),
+            "without_data": each[:, 1].sum(axis=0).astype(int).tolist(),
+            "value_range": reader.value_range,
+        }
+        if percentiles:
+            histograms = distributed.sum(torch.from_numpy(histograms)).numpy()
+            table["percentiles"] = {f"{part:g}": [_percentile(row, part) for row in histograms] for part in percentiles}
+        return table
 
     def settle(self, distributed: Distributed | None = None, earlier: Path | None = None) -> dict[str, Any] | None:
         """Measure mean and standard deviation if ``data.mean=train``. Every rank must call this.
@@ -243,7 +202,7 @@ class Normalization:
             earlier: folder of a run whose ``statistics.json``, if there is one, is used instead.
 
         Returns:
-            The new statistics (:meth:`table`); None: nothing was measured.
+            The new statistics (:meth:`measure`); None: nothing was measured.
 
         Raises:
             DataError: an image cannot be used, or a band is constant.
@@ -253,37 +212,13 @@ class Normalization:
         if earlier is not None and (earlier / STATISTICS).is_file():
             self._take(json.loads((earlier / STATISTICS).read_text(encoding="utf-8")))
             return None
-        table = self.table((), distributed)
+        table = self.measure((), distributed)
         if min(table["std"]) <= 0.0:
             raise DataError(
                 f"data.mean=train: the deviations of the bands {table['bands']} of the training images are "
                 f"{table['std']}, and nothing can be divided by 0; leave that band out of data.bands"
             )
         self._take(table)
-        return table
-
-    def table(self, percentiles: Sequence[float], distributed: Distributed | None = None) -> dict[str, Any]:
-        """Measure, and return the statistics as plain values: for each name a list over bands.
-
-        Args:
-            percentiles: from 0 to 100; empty: none.
-            distributed: the ranks; None: there is one.
-        """
-        value_range = self.reader.value_range
-        found = self.measure(bool(percentiles), value_range if self.scaled else None, distributed)
-        table: dict[str, Any] = {
-            "images": found.images,
-            "bands": self.names or [str(band) for band in range(1, self.reader.channels + 1)],
-            "mean": found.moments[1].tolist(),
-            "std": found.std.tolist(),
-            "min": found.moments[4].tolist(),
-            "max": found.moments[5].tolist(),
-            "values": [int(count) for count in found.moments[0]],
-            "without_data": [int(count) for count in found.moments[3]],
-            "value_range": limits_of(value_range),
-        }
-        if percentiles:
-            table["percentiles"] = {f"{percent:g}": found.percentile(percent) for percent in percentiles}
         return table
 
     def _take(self, known: Mapping[str, Any]) -> None:
@@ -306,67 +241,56 @@ class Normalization:
 
     def state(self) -> dict[str, Any]:
         """What is saved with weights: number of channels, range of values, and what else is set."""
-        reader, bands = self.reader, self.reader.bands
-        state: dict[str, Any] = {"channels": reader.channels, "value_range": limits_of(reader.value_range)}
-        if bands.wanted is not None:
-            state.update(bands=bands.wanted, band_names=self.names, band_count=bands.expected)
+        reader = self.reader
+        state: dict[str, Any] = {"channels": reader.channels, "value_range": reader.value_range}
+        if reader.wanted is not None:
+            state.update(bands=reader.wanted, band_names=self.names, band_count=reader.expected)
         if self.mean is not None:
             state.update(mean=self.mean, std=self.std, scaled=self.scaled)
-        if reader.modalities.state():
-            state["modality_statistics"] = reader.modalities.state()
+        if reader.modalities.statistics:
+            state["modality_statistics"] = reader.modalities.statistics
         return state
 
     def record(self) -> dict[str, Any]:
         """Entries for ``result.json``, without those that are not set."""
-        bands = self.reader.bands.wanted and (self.names or self.reader.bands.wanted)
-        record = {"value_range": limits_of(self.reader.value_range), "bands": bands, "mean": self.mean, "std": self.std}
+        bands = self.reader.wanted and (self.names or self.reader.wanted)
+        record = {"value_range": self.reader.value_range, "bands": bands, "mean": self.mean, "std": self.std}
         return {key: value for key, value in record.items() if value is not None}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Read files like those that the weights were trained on; other keys are logged as warnings.
+        """Read files like those that the weights were trained on, with their mean and standard deviation; keys that
+        differ are logged as warnings.
 
         Args:
             state: :meth:`state` of the training data; empty for published weights.
 
         Raises:
-            DataError: the weights have another number of channels; or they were trained with the model's own mean and
-                standard deviation, and ``data.mean`` is set.
+            DataError: the weights have another number of channels.
         """
-        reader, bands, ours = self.reader, self.reader.bands, "channels" in state
+        reader, ours = self.reader, "channels" in state
         self._looked = True
         if state.get("channels", reader.channels) != reader.channels:
             raise DataError(
                 f"the weights were trained with data.channels={state['channels']}, but it is {reader.channels} here; "
                 f"set data.channels={state['channels']}"
             )
-        if ours and state.get("mean") is None and (self.mean is not None or self.is_measured):
-            raise DataError(
-                "the weights were trained with the mean and standard deviation of the model, but data.mean is set "
-                "here; leave it out (data.mean=null data.std=null)"
-            )
-        given = {"bands": bands.wanted, "mean": self.mean, "value_range": limits_of(reader.value_range)}
-        for key, value in given.items():
+        mean = "train" if self.is_measured else self.mean
+        for key, value in {"bands": reader.wanted, "mean": mean, "value_range": reader.value_range}.items():
             if ours and state.get(key) != value and (value is not None or key == "bands"):
                 logger.warning("data.%s=%s, but the weights were trained with %s", key, value, state.get(key))
-        if bands.wanted == state.get("bands"):
-            bands.expected, self.names = state.get("band_count"), list(state.get("band_names") or ())
+        if reader.wanted == state.get("bands"):
+            reader.expected, self.names = state.get("band_count"), list(state.get("band_names") or ())
         self.scaled = bool(state.get("scaled", True))
-        self._take(state)
         if ours:
-            reader.modalities.load(state.get("modality_statistics") or {})
-        if given["value_range"] is None:
-            reader.value_range = limits_of(state.get("value_range"))
-
-
-def limits_of(value_range: Any) -> list[Any] | None:
-    """A range of values as plain values: [low, high], numbers or lists over bands; None stays None."""
-    return None if value_range is None else [np.asarray(limit, np.float64).tolist() for limit in value_range]
+            self.mean = self.std = None
+            reader.modalities.statistics = dict(state.get("modality_statistics") or {})
+        self._take(state)
+        if reader.value_range is None:
+            reader.value_range = state.get("value_range")
 
 
 def write_statistics(session: Session) -> dict[str, Any]:
-    """Measure the training split; each rank reads a share of the images, rank 0 prints and writes ``statistics.json``.
-
-    Values are in the units of the files, clipped to ``data.value_range`` if it is set.
+    """Measure the training split (:meth:`Normalization.measure`); rank 0 prints and writes ``statistics.json``.
 
     Raises:
         ConfigError: the data are not images.
@@ -379,7 +303,7 @@ def write_statistics(session: Session) -> dict[str, Any]:
         raise ConfigError(f"task=stats measures images, and data {config.data._target_} has none")
     data.normalization.look()
     session.begin()
-    table = data.normalization.table(list(config.task.percentiles), session.distributed)
+    table = data.normalization.measure(list(config.task.percentiles), session.distributed)
     if session.distributed.is_main:
         write_json(session.folder.path / STATISTICS, table)
     for line in lines_of(table):
@@ -395,7 +319,7 @@ def lines_of(table: Mapping[str, Any]) -> list[str]:
     import pandas as pd  # slow to load
 
     shown = pd.DataFrame({"band": table["bands"], **{key: table[key] for key in ("mean", "std", "min", "max")}})
-    for name, values in table["percentiles"].items():
+    for name, values in table.get("percentiles", {}).items():
         shown[f"{name} %"] = values
     both = zip(table["without_data"], table["values"])
     shown["no data"] = [f"{100 * lacking / (lacking + there):.2f} %" for lacking, there in both]

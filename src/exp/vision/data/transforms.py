@@ -36,20 +36,19 @@ class Pipeline:
         self.key = key
         self.transforms = [_build(f"{key}[{number}]", spec) for number, spec in enumerate(transforms)]
 
-    def __call__(self, image: np.ndarray, path: str, mask: np.ndarray | None = None, **more: Any) -> dict[str, Any]:
+    def __call__(self, image: np.ndarray, path: str, mask: np.ndarray | None = None) -> dict[str, Any]:
         """Apply all transforms.
 
         Args:
             image: (H, W, C).
             path: of the image, for transforms that use it.
             mask: (H, W), uint8.
-            **more: further keys of mmcv's results.
 
         Returns:
             mmcv's results: ``img``, ``gt_seg_map`` and others.
         """
         size = image.shape[:2]
-        results = {"img": image, "img_path": path, "img_shape": size, "ori_shape": size, "seg_fields": [], **more}
+        results = {"img": image, "img_path": path, "img_shape": size, "ori_shape": size, "seg_fields": []}
         if mask is not None:
             results.update(gt_seg_map=mask, seg_fields=["gt_seg_map"])
         for transform in self.transforms:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, Mapping, NamedTuple, Sequence, Union
+from typing import Any, NamedTuple, Sequence, Union
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from exp.vision.data.config import ImageDataConfig
 from exp.vision.data.decode import Raw, read_raw
 from exp.vision.data.mmrs1m import modality_in
 
-__all__ = ["Bands", "ImageReader", "Modalities", "colors_in", "is_measured_band", "per_band"]
+__all__ = ["ImageReader", "Modalities", "colors_in", "is_measured_band", "per_band"]
 
 Path = Union[str, "os.PathLike[str]"]
 
@@ -43,49 +43,6 @@ class Plan(NamedTuple):
     alpha: int | None
     names: list[str]
     measured: int
-
-
-class Bands:
-    """Plans which bands are read from each file; picklable.
-
-    Attributes:
-        expected: number of bands (without transparency) of the training files; None: not known yet. Numbers in
-            ``data.bands`` would mean other bands in a file with more or fewer.
-
-    Args:
-        config: the keys ``bands`` and ``channels`` of ``data`` are read; without ``bands`` all bands are read in order.
-    """
-
-    def __init__(self, config: ImageDataConfig) -> None:
-        self.wanted = list(config.bands) if config.bands else None
-        self.channels = config.channels if self.wanted is None else len(self.wanted)
-        self.expected: int | None = None
-
-    def plan(self, count: int, names: Sequence[str], marked: bool, path: Path) -> Plan:
-        """The bands to read from one file.
-
-        Args:
-            count: number of its bands.
-            names: of its bands; empty: the file has no names.
-            marked: whether it marks the last band as transparency.
-            path: of the file, for messages.
-
-        Raises:
-            DataError: the file lacks a band; or ``data.bands`` has numbers, and the number of bands is not
-                ``expected``.
-        """
-        measured = count - (marked and count > 1)
-        if self.wanted is None:
-            return Plan(list(range(measured)), measured if measured < count else None, [], measured)
-        if self.expected not in (None, measured) and any(isinstance(band, int) for band in self.wanted):
-            raise DataError(
-                f"{path} has {measured} bands, but the training images {self.expected}: the numbers in data.bands="
-                f"{self.wanted} would mean others here; keep such files apart, or choose bands by name"
-            )
-        names = [name or str(number) for number, name in enumerate(names or [""] * count, 1)]
-        indexes = [_index(band, names, path) for band in self.wanted]
-        alpha = measured if measured < count and measured not in indexes else None
-        return Plan(indexes, alpha, [names[index] for index in indexes], measured)
 
 
 def _index(band: int | str, names: Sequence[str], path: Path) -> int:
@@ -137,26 +94,18 @@ class Modalities:
     The model normalizes all images with its own statistics. Images of another modality are mapped before, so that the
     result is as if the model had normalized them with the statistics of their modality.
 
+    Attributes:
+        statistics: ``{modality: {"mean": [...], "std": [...]}}``, 0..255, as plain values.
+
     Args:
         config: two keys of ``data`` are read: ``modality`` of all images (None: it follows from the path), and
-            ``modality_statistics``, ``{modality: {"mean": [...], "std": [...]}}``, 0..255.
+            ``modality_statistics``.
     """
 
     def __init__(self, config: ImageDataConfig) -> None:
         self.only = config.modality
-        self.load(config.modality_statistics or {})
+        self.statistics = {name: dict(each) for name, each in (config.modality_statistics or {}).items()}
         self._model: tuple[np.ndarray, np.ndarray] | None = None
-
-    def load(self, statistics: Mapping[str, Any]) -> None:
-        """Use these statistics."""
-        self._values = {
-            name: {key: np.asarray(values, np.float32) for key, values in each.items()}
-            for name, each in statistics.items()
-        }
-
-    def state(self) -> dict[str, Any]:
-        """The statistics as plain values."""
-        return {name: {key: values.tolist() for key, values in each.items()} for name, each in self._values.items()}
 
     def on_model(self, mean: np.ndarray, std: np.ndarray) -> None:
         """Set the model's mean and standard deviation, float (C,), 0..255."""
@@ -168,19 +117,20 @@ class Modalities:
 
     def fill_for(self, path: Path, fill: np.ndarray | None) -> np.ndarray | None:
         """The values that replace missing ones before :meth:`mapped`: the mean of the image's modality, or ``fill``."""
-        values = self._values.get(self.of(path)) if self._values else None
-        return fill if values is None or fill is None else np.broadcast_to(values["mean"], fill.shape)
+        values = self.statistics.get(self.of(path)) if self.statistics else None
+        return fill if values is None or fill is None else np.broadcast_to(np.float32(values["mean"]), fill.shape)
 
     def mapped(self, image: np.ndarray, path: Path) -> np.ndarray:
         """Map an image (H, W, C), 0..255, so that the model's normalization has the effect of its modality's; float32.
 
         Images of modalities without statistics of their own are returned unchanged.
         """
-        values = self._values.get(self.of(path)) if self._values else None
+        values = self.statistics.get(self.of(path)) if self.statistics else None
         if values is None or self._model is None:
             return image
-        factor = self._model[1] / values["std"]
-        return image.astype(np.float32) * factor + (self._model[0] - values["mean"] * factor)
+        mean, std = np.float32(values["mean"]), np.float32(values["std"])
+        factor = self._model[1] / std
+        return image.astype(np.float32) * factor + (self._model[0] - mean * factor)
 
 
 class ImageReader:
@@ -188,10 +138,15 @@ class ImageReader:
 
     Attributes:
         fill: the values that replace missing ones, 0..255, float (C,); None: not known yet.
+        value_range: plain numbers, or lists over bands; None: not set.
         modalities: statistics of other sensors.
+        wanted: ``data.bands``; None: all bands are read in order.
+        channels: of the model's input (C).
+        expected: number of bands (without transparency) of the training files; None: not known yet. Numbers in
+            ``data.bands`` would mean other bands in a file with more or fewer.
 
     Args:
-        config: the keys of ``data`` that :class:`Bands` and :class:`Modalities` read, and ``value_range``: [low, high]
+        config: the keys ``bands``, ``channels``, those that :class:`Modalities` reads, and ``value_range``: [low, high]
             that become 0 and 255 if values are not 8-bit, numbers or lists over channels (None: such files are
             refused).
 
@@ -201,17 +156,45 @@ class ImageReader:
 
     def __init__(self, config: ImageDataConfig | None = None) -> None:
         config = config or ImageDataConfig()
-        self.bands = Bands(config)
-        self.channels = self.bands.channels
+        self.wanted = list(config.bands) if config.bands else None
+        self.channels = config.channels if self.wanted is None else len(self.wanted)
+        self.expected: int | None = None
         self.modalities = Modalities(config)
         self.fill: np.ndarray | None = None
-        self.value_range: Any = config.value_range
         limits: list[Any] = [per_band(limit, self.channels) for limit in config.value_range or (0.0, 1.0)]
         if len(limits) != 2 or None in limits or not np.less(*limits).all():
             raise DataError(
                 f"data.value_range={config.value_range} must be [low, high], low below high, a number each or one for "
                 f"each of {self.channels} bands"
             )
+        given = config.value_range or ()
+        self.value_range: list[Any] | None = [np.asarray(limit, np.float64).tolist() for limit in given] or None
+
+    def plan(self, count: int, names: Sequence[str], marked: bool, path: Path) -> Plan:
+        """The bands to read from one file.
+
+        Args:
+            count: number of its bands.
+            names: of its bands; empty: the file has no names.
+            marked: whether it marks the last band as transparency.
+            path: of the file, for messages.
+
+        Raises:
+            DataError: the file lacks a band; or ``data.bands`` has numbers, and the number of bands is not
+                ``expected``.
+        """
+        measured = count - (marked and count > 1)
+        if self.wanted is None:
+            return Plan(list(range(measured)), measured if measured < count else None, [], measured)
+        if self.expected not in (None, measured) and any(isinstance(band, int) for band in self.wanted):
+            raise DataError(
+                f"{path} has {measured} bands, but the training images {self.expected}: the numbers in data.bands="
+                f"{self.wanted} would mean others here; keep such files apart, or choose bands by name"
+            )
+        names = [name or str(number) for number, name in enumerate(names or [""] * count, 1)]
+        indexes = [_index(band, names, path) for band in self.wanted]
+        alpha = measured if measured < count and measured not in indexes else None
+        return Plan(indexes, alpha, [names[index] for index in indexes], measured)
 
     def __call__(self, path: Path) -> np.ndarray:
         """Read an image file as the model's input: (H, W, C), uint8 or float32, 0..255."""
@@ -229,7 +212,7 @@ class ImageReader:
     def measured(self, raw: Raw, path: Path) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
         """:meth:`measured_of` for a decoded file."""
         pixels = raw.pixels
-        plan = self.bands.plan(pixels.shape[2], raw.names, raw.alpha, path)
+        plan = self.plan(pixels.shape[2], raw.names, raw.alpha, path)
         transparency = None if plan.alpha is None else pixels[..., plan.alpha]
         if transparency is not None and is_measured_band(transparency):
             transparency = None
