@@ -75,7 +75,7 @@ import threading
 from pathlib import Path
 from torch.distributed.checkpoint import FileSystemWriter
 from exp.engine import checkpoint
-from exp.engine.saving import CheckpointWriter, ShardedSaver
+from exp.engine.checkpoint import CheckpointWriter, ShardedSaver
 from exp.engine.fsdp import FullyShard
 from exp.engine.optim import BackendOptimWrapper
 from exp.errors import RunError
@@ -168,7 +168,7 @@ from exp.backends.cpu import CpuBackend
 from exp.engine import checkpoint
 from exp.engine.distributed import Distributed
 from exp.engine.fsdp import FullyShard
-from exp.engine.saving import CheckpointWriter, ShardedSaver
+from exp.engine.checkpoint import CheckpointWriter, ShardedSaver
 
 folder, owner, name = Path(sys.argv[1]), {"os": os, "checkpoint": checkpoint, "Path": Path}[sys.argv[2]], sys.argv[3]
 dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 1), rank=0, world_size=1)

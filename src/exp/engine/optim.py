@@ -267,7 +267,7 @@ def parameter_groups(model: nn.Module, config: Any) -> list[dict[str, Any]]:
         )
         groups.setdefault((scale, decays), []).append(parameter)
     if not groups:
-        raise ConfigError("no parameter of the model is trainable; freeze fewer parameters (model.freeze)")
+        raise ConfigError("no parameter of the model is trainable; freeze fewer parameters")
     result = []
     for (scale, decays), parameters in sorted(groups.items(), key=lambda item: item[0], reverse=True):
         group: dict[str, Any] = {"params": parameters}

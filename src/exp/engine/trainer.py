@@ -30,10 +30,9 @@ from exp.engine import checkpoint
 from exp.engine.building import rank_logger
 from exp.engine.device import rng_state
 from exp.engine.fsdp import whole
-from exp.engine.hooks import LossMeter, MetricsHook, OverfitHook, PreemptionHook
+from exp.engine.hooks import CheckpointHook, LossMeter, MetricsHook, OverfitHook, PreemptionHook, what_to_do
 from exp.engine.optim import build_schedulers
 from exp.engine.registries import CountersHook, build_loggers
-from exp.engine.saving import CheckpointHook, CheckpointWriter, what_to_do
 from exp.engine.wrapper import average_buffers, predictions, unwrapped
 from exp.errors import ConfigError, RunError, first_line
 from exp.runs.status import Stage, beat
@@ -120,7 +119,7 @@ class Trainer:
         ]
         for hook in filter(None, (*own, *hooks)):
             self.register_hook(hook)
-        self.checkpoint_writer = CheckpointWriter(self.backend)
+        self.checkpoint_writer = checkpoint.CheckpointWriter(self.backend)
 
     # -- the interface of a runner, for hooks -----------------------------------------------------------------------
 
@@ -299,7 +298,7 @@ class Trainer:
 
         Args:
             step: optimizer steps completed.
-            best: state of the :class:`exp.engine.saving.CheckpointHook`.
+            best: state of the :class:`exp.engine.hooks.CheckpointHook`.
             validation_due: whether a resumed run starts with a validation.
 
         Returns:
