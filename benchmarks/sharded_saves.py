@@ -27,8 +27,8 @@ from exp.backends.cpu import CpuBackend
 
 from exp.engine.checkpoint import CheckpointWriter, ShardedSaver
 from exp.engine.distributed import Distributed
-from exp.engine.fsdp import FullyShard
 from exp.engine.optim import BackendOptimWrapper
+from exp.engine.wrapper import FullyShard
 
 LAYERS, BATCH = 8, 64
 

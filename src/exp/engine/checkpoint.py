@@ -38,7 +38,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from exp.engine.fsdp import is_sharded, local_part, part_like, sharded_like, sharded_parameters
+from exp.engine.wrapper import is_sharded, local_part, part_like, sharded_like, sharded_parameters
 from exp.errors import CheckpointError, RunError, message_of
 from exp.hardware.compat import TORCH_VERSION
 from exp.hub import shards_of

@@ -23,8 +23,7 @@ from exp.data.loader import tensors_of
 from exp.data.places import shortened
 from exp.engine import checkpoint
 from exp.engine.distributed import staged_bytes
-from exp.engine.fsdp import is_sharded
-from exp.engine.wrapper import unwrapped
+from exp.engine.wrapper import is_sharded, unwrapped
 from exp.errors import Preempted, RunError
 from exp.runs.files import to_json
 from exp.runs.folder import RunFolder, read_records

@@ -19,8 +19,8 @@ from omegaconf import OmegaConf
 from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR
 
-from exp.engine.fsdp import clip_grad_norm
 from exp.engine.registries import check_monitor, registered
+from exp.engine.wrapper import clip_grad_norm
 from exp.errors import ConfigError, first_line
 from exp.hardware.backend import FLOAT32
 from exp.hardware.numerics import grad_scaler

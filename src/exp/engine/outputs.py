@@ -21,9 +21,8 @@ from exp.engine.building import (
     record_environment,
     split_in_use,
 )
-from exp.engine.fsdp import is_sharded
 from exp.engine.trainer import EvalLoop
-from exp.engine.wrapper import check_placement, place_and_wrap, predictions, unwrapped
+from exp.engine.wrapper import check_placement, is_sharded, place_and_wrap, predictions, unwrapped
 from exp.errors import EXPERIMENT_PAGE, ConfigError, shown
 from exp.runs.files import csv_content, write_atomically
 from exp.runs.status import Stage, beat

@@ -34,12 +34,11 @@ from exp.engine.building import (
     split_in_use,
 )
 from exp.engine.device import rng_state, seed_everything, set_rng_state
-from exp.engine.fsdp import is_sharded, refuse_hooks
 from exp.engine.optim import BackendOptimWrapper, build_optimizer, parameter_groups
 from exp.engine.outputs import draw_extras, training_pictures
 from exp.engine.registries import build_hooks
 from exp.engine.trainer import EvalLoop, Trainer, TrainLoop
-from exp.engine.wrapper import place_and_wrap, unwrapped
+from exp.engine.wrapper import is_sharded, place_and_wrap, refuse_hooks, unwrapped
 from exp.errors import (
     EXPERIMENT_PAGE,
     CheckpointError,
