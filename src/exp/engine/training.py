@@ -19,9 +19,8 @@ from exp.config.differences import Change, as_plain, changes, refusal, trains_on
 from exp.config.resolve import is_own
 from exp.config.schema import OptimConfig
 from exp.console import size
-from exp.data.fingerprint import differences
 from exp.data.loader import device_loader, eval_loader, share_loader
-from exp.data.places import shortened
+from exp.data.places import differences, shortened
 from exp.data.sampler import TrainBatchSampler
 from exp.engine import checkpoint
 from exp.engine.building import (

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 
 from exp.data.base import Data, ExampleBatch, Extras, Prediction
-from exp.data.fingerprint import of_file
-from exp.data.places import shortened
+from exp.data.places import of_file, shortened
 from exp.errors import ConfigError, DataError
 from exp.forecasting.config import ForecastingDataConfig
 from exp.forecasting.data import calendar, values
@@ -25,7 +24,7 @@ from exp.forecasting.metrics import Baselines, ForecastMetrics
 if TYPE_CHECKING:
     import pandas as pd
 
-    from exp.data.fingerprint import Fingerprint
+    from exp.data.places import Fingerprint
     from exp.forecasting.data.series import Series
     from exp.forecasting.intervals.intervals import Intervals
     from exp.metrics import Metric
@@ -216,7 +215,7 @@ class ForecastingData(Data):
         return ExampleBatch(window, window, {}, config.eval_batch_size)
 
     def fingerprint(self) -> Fingerprint:
-        """A digest of the file (:mod:`exp.data.fingerprint`)."""
+        """A digest of the file (:mod:`exp.data.places`)."""
         return of_file(self.path)
 
     def state_dict(self) -> dict[str, Any]:
