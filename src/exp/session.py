@@ -25,6 +25,8 @@ from exp.errors import ConfigError, Preempted
 from exp.hardware.backend import PRECISIONS
 from exp.hardware.cards import check_distinct
 from exp.hardware.registry import create_backend
+from exp.runs.files import write_json
+from exp.runs.record import describe_environment
 from exp.task import create_task
 
 if TYPE_CHECKING:
@@ -287,6 +289,9 @@ def run(folder: RunFolder, info: RankInfo) -> None:
         from exp.engine.registries import import_plugins  # MMEngine's, and so torch
 
         import_plugins(config.plugins)
+        if info.rank == 0:
+            records = folder.start if session.pending else folder.path
+            write_json(records / folder.env.name, describe_environment(backend, session.devices))
         # torch's losses broadcast (64, 1) against (64,) to 64 x 64 differences; such a loss is always wrong.
         warnings.filterwarnings("error", message="Using a target size")
         if task.work:

@@ -32,8 +32,7 @@ from exp.engine.wrapper import compiles_itself
 from exp.errors import EXPERIMENT_PAGE, ConfigError, RunError, shown
 from exp.metrics import Evaluator, Metric
 from exp.models.base import Model
-from exp.runs.files import write_json
-from exp.runs.record import blank_result, describe_environment, in_role
+from exp.runs.record import blank_result, in_role
 from exp.task import task_class
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Weights", "about_data", "build_data", "build_evaluator", "build_model", "fit_weights", "make_result",
-    "measured_part", "rank_logger", "read_weights", "record_environment", "split_in_use",
+    "measured_part", "rank_logger", "read_weights", "split_in_use",
 ]  # fmt: skip
 
 
@@ -256,14 +255,6 @@ def rank_logger(session: Session) -> MMLogger:
     logger.setLevel("INFO")
     logger.handlers[:] = list(logging.getLogger().handlers)
     return logger
-
-
-def record_environment(session: Session) -> None:
-    """Write ``env.json``, a description of the software and the devices, on rank 0."""
-    if session.distributed.is_main:
-        env = session.folder.env
-        path = session.folder.start / env.name if session.pending else env
-        write_json(path, describe_environment(session.backend, session.devices))
 
 
 def build_evaluator(session: Session, data: Data, detailed: bool = False) -> Evaluator:

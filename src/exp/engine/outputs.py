@@ -18,7 +18,6 @@ from exp.engine.building import (
     build_evaluator,
     build_model,
     make_result,
-    record_environment,
     split_in_use,
 )
 from exp.engine.trainer import EvalLoop
@@ -59,7 +58,6 @@ def evaluate(session: Session) -> dict[str, Any]:
         RunError: predictions are NaN, or the main metric is not finite.
         ExpError: the data, the model or the metrics cannot be built, or raise.
     """
-    record_environment(session)
     data = build_data(session)
     model = build_model(session, data)
     test = split_in_use(session, data, "test")
@@ -119,7 +117,6 @@ def predict(session: Session) -> dict[str, Any]:
     Raises:
         ExpError: the data or the model cannot be built, or the data raise.
     """
-    record_environment(session)
     data = build_data(session)
     model = build_model(session, data).to(session.device)
     check_placement(model, session.device, session.info.rank)

@@ -29,7 +29,6 @@ from exp.engine.building import (
     build_evaluator,
     build_model,
     make_result,
-    record_environment,
     split_in_use,
 )
 from exp.engine.device import rng_state, seed_everything, set_rng_state
@@ -80,7 +79,6 @@ def train(session: Session, rate: Callable[..., dict[str, float]], what_fits: Ca
         ExpError: errors of the functions that build the parts, and of the training. If the device is out of memory, the
             message (RunError) has settings with the same global batch that need less memory.
     """
-    record_environment(session)
     data = build_data(session)
     if session.distributed.is_main and session.extras.fingerprint is not None:
         session.data_files = session.extras.fingerprint()
