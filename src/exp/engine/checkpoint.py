@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BESIDE", "NO_DIGEST", "SET_ASIDE", "CheckpointWriter", "Files", "ShardedSaver", "complete", "digest_in",
-    "list_checkpoints", "load_pickle", "not_finite", "plain", "prune", "read", "remove_leftovers",
+    "digests", "list_checkpoints", "load_pickle", "not_finite", "plain", "prune", "read", "remove_leftovers",
     "set_aside", "sharded_holders", "step_of", "weights_of", "write",
 ]  # fmt: skip
 
@@ -199,7 +199,7 @@ def read(path: Path, mapped: bool = False, whole: bool = True, check: bool = Tru
             return content
         beside = {**content[BESIDE], "folder": str(path.parent)}
         place = path.parent / str(beside["name"])
-        if place not in _companions(path) or (check and _digests(place) != beside.get("digests")):
+        if place not in _companions(path) or (check and digests(place) != beside.get("digests")):
             raise CheckpointError(f"{path}: the folder {beside['name']} beside it is missing or damaged")
         content = {**content, BESIDE: beside}
         return complete(content, state=not mapped) if whole else content
@@ -322,7 +322,7 @@ def sharded_holders(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
     return copied, holders
 
 
-def _digests(folder: Path) -> dict[str, str]:
+def digests(folder: Path) -> dict[str, str]:
     """SHA-256 of the files in a folder of shards, by name."""
     files = sorted(folder.iterdir())
     with ThreadPoolExecutor(_READERS) as pool:  # hashing releases the GIL
@@ -544,7 +544,7 @@ class ShardedSaver:
                 rank, (cause, _) = min(error.failures.items())
                 raise RunError(f"rank {rank}: cannot write {folder}: {_reason(cause)}") from error
             if self._is_main:
-                write(path, {**copied["rest"], BESIDE: {"name": folder.name, "digests": _digests(folder)}})
+                write(path, {**copied["rest"], BESIDE: {"name": folder.name, "digests": digests(folder)}})
 
         local = {key: value.to_local() for key, value in parts.items()}
         return {"parts": local, "rest": rest if self._is_main else {}}, write_parts

@@ -10,7 +10,7 @@ import functools
 import logging
 import math
 import time
-from collections import Counter, deque
+from collections import Counter
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Mapping
 
@@ -652,7 +652,7 @@ class PreemptionHook(Hook):
         self._asked = time.monotonic()
 
     def _wanted(self) -> bool:
-        """Whether the flag of a rank is set, as far as it has been asked for."""
+        """Whether the flag of any rank is set; asks the other ranks about once a second."""
         if self.distributed.world_size == 1:
             return self.preemption_flag.is_set()
         self._left -= 1
@@ -720,37 +720,35 @@ class OverfitHook(Hook):
     """
 
     def __init__(self, session: Session) -> None:
-        self.session = session
-        self.first: float | None = None
-        self.last: deque[float] = deque(maxlen=session.config.debug.train_batches)
+        self.session, self.batches = session, int(session.config.debug.train_batches or 1)
+        self.losses: list[float] = []
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         """Read the loss, as the mean over ranks, and stop the training when it is near zero."""
         loss = outputs["loss"].detach().cpu().double().reshape(1)
-        self.last.append(float(self.session.distributed.sum(loss)) / self.session.distributed.world_size)
-        if len(self.last) == self.last.maxlen:
-            self.first = self._mean() if self.first is None else self.first
-            runner.train_loop.stop_training |= self._learned()
+        self.losses.append(float(self.session.distributed.sum(loss)) / self.session.distributed.world_size)
+        if len(self.losses) >= self.batches:
+            runner.train_loop.stop_training |= self._progress()[-1]
 
     def after_train(self, runner: Any) -> None:
         """Print the result."""
-        if self.first is not None:
+        if len(self.losses) >= self.batches:
+            first, last, learned = self._progress()
             verdict = (
                 "the model can learn"
-                if self._learned()
+                if learned
                 else "that is not near zero: train longer (max_steps), change optim.lr, remove dropout, or check the "
                 "loss, the targets and which parameters are trained"
             )
             self.session.say(
-                f"overfit: the loss on {self.last.maxlen} batches went from {self.first:.4g} to {self._mean():.4g} in "
-                f"{runner.iter} steps; {verdict}"
+                f"overfit: the loss on {self.batches} batches went from {first:.4g} to {last:.4g} in {runner.iter} "
+                f"steps; {verdict}"
             )
 
-    def _mean(self) -> float:
-        return sum(self.last) / len(self.last)
-
-    def _learned(self) -> bool:
-        return self.first is not None and self.first > 0 and self._mean() < _NEAR_ZERO * self.first
+    def _progress(self) -> tuple[float, float, bool]:
+        """The mean loss over the first and over the latest batches, and whether the latter is near zero."""
+        first, last = (sum(part) / self.batches for part in (self.losses[: self.batches], self.losses[-self.batches :]))
+        return first, last, first > 0 and last < _NEAR_ZERO * first
 
 
 def check_finite(runner: Any, state: Mapping[str, Any], step: int) -> None:

@@ -101,13 +101,11 @@ class BackendOptimWrapper(OptimWrapper):
         """Called before each step, with the complete, unscaled gradients, before they are clipped."""
         self._losses: list[torch.Tensor] = []
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        rates = [group["lr"] for group in optimizer.param_groups]
-        self._logged = rates.index(optimizer.defaults["lr"]) if optimizer.defaults["lr"] in rates else 0
 
     @property
     def learning_rate(self) -> float:
-        """The current learning rate of the first group that started with the optimizer's default, else of group 0."""
-        rate: float = self.optimizer.param_groups[self._logged]["lr"]
+        """The current learning rate of the first group, which has the largest one (:func:`parameter_groups`)."""
+        rate: float = self.optimizer.param_groups[0]["lr"]
         return rate
 
     def optim_context(self, model: nn.Module) -> ContextManager[Any]:

@@ -21,7 +21,7 @@ from exp.engine.building import (
     split_in_use,
 )
 from exp.engine.trainer import EvalLoop
-from exp.engine.wrapper import check_placement, is_sharded, place_and_wrap, predictions, unwrapped
+from exp.engine.wrapper import check_placement, is_sharded, place_and_wrap, unwrapped
 from exp.errors import EXPERIMENT_PAGE, ConfigError, shown
 from exp.runs.files import csv_content, write_atomically
 from exp.runs.status import Stage, beat
@@ -151,7 +151,7 @@ def batch_outputs(session: Session, model: Any, batch: dict[str, Any]) -> torch.
     """
     model = unwrapped(model).eval()
     with torch.no_grad(), session.backend.autocast(session.config.precision):
-        outputs = predictions(model, move(batch, session.device))
+        outputs = model.test_step(move(batch, session.device))
     if not isinstance(outputs, torch.Tensor):
         raise ConfigError(
             f"model: {shown(model)} predicts a {type(outputs).__name__}, not a tensor with a row for each sample; "

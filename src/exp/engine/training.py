@@ -36,7 +36,7 @@ from exp.engine.optim import BackendOptimWrapper, build_optimizer, parameter_gro
 from exp.engine.outputs import draw_extras, training_pictures
 from exp.engine.registries import build_hooks
 from exp.engine.trainer import EvalLoop, Trainer, TrainLoop
-from exp.engine.wrapper import is_sharded, place_and_wrap, refuse_hooks, unwrapped
+from exp.engine.wrapper import is_sharded, place_and_wrap, unwrapped
 from exp.errors import (
     EXPERIMENT_PAGE,
     CheckpointError,
@@ -164,8 +164,6 @@ def build_trainer(session: Session, data: Any, model: Any) -> Trainer:
     seed_everything(config.seed + session.info.rank, session.backend)  # ranks draw different dropout masks
     hooks: Any = OmegaConf.to_container(config.hooks, resolve=True)
     user_hooks = build_hooks(hooks, evaluator.metric_name, evaluator.greater_is_better, evaluator.names)
-    if is_sharded(bare):
-        refuse_hooks(user_hooks)
     dropouts = DropoutStream(bare, sampler, config.seed) if config.dropout_by_sample else None
     if dropouts is not None and dropouts.left_out:
         session.say(
@@ -173,7 +171,7 @@ def build_trainer(session: Session, data: Any, model: Any) -> Trainer:
             "torch's dropout there by exp.models.dropout.Dropout"
         )
     loader = device_loader(train, sampler, data.num_workers, session)
-    return Trainer(
+    trainer = Trainer(
         session,
         model,
         BackendOptimWrapper(
@@ -189,6 +187,13 @@ def build_trainer(session: Session, data: Any, model: Any) -> Trainer:
         EvalLoop(session, model, share_loader(test, data, session), evaluator, "test"),
         user_hooks,
     )
+    savers = trainer.hooks_at("before_save_checkpoint", "after_load_checkpoint") if is_sharded(bare) else []
+    if savers:
+        raise ConfigError(
+            f"hooks: {', '.join(savers)}: these put weights of their own into checkpoints, and with wrapper=fsdp no "
+            "rank has them whole; leave them out, or use wrapper=ddp"
+        )
+    return trainer
 
 
 def _check_one_batch(session: Session, data: Any, trainer: Trainer) -> None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FullyShard", "TrainStep", "Wrapper", "average_buffers", "check_placement", "clip_grad_norm", "compiles_itself",
-    "forward", "is_sharded", "local_part", "part_like", "place_and_wrap", "predictions", "preprocessed", "refuse_hooks",
+    "forward", "is_sharded", "local_part", "part_like", "place_and_wrap", "preprocessed",
     "sharded_like", "sharded_parameters", "units_of", "unwrapped", "whole", "wrap",
 ]  # fmt: skip
 
@@ -310,21 +310,6 @@ def forward(model: nn.Module, data: Any, mode: str) -> Any:
     return model(**data, mode=mode) if isinstance(data, Mapping) else model(*data, mode=mode)
 
 
-def predictions(model: nn.Module, data: Any, stage: str = "test") -> Any:
-    """Predict a batch, with MMEngine's ``val_step`` or ``test_step`` if the model has it.
-
-    Args:
-        model: the model, not wrapped.
-        data: a batch on the model's device, not preprocessed.
-        stage: ``val`` or ``test``.
-
-    Returns:
-        The model's output in ``mode="predict"``.
-    """
-    step: Any = getattr(model, f"{stage}_step", None)
-    return forward(model, preprocessed(model, data), "predict") if step is None else step(data)
-
-
 def unwrapped(model: nn.Module) -> nn.Module:
     """The model inside a wrapper; a model that is not wrapped is returned unchanged."""
     inner = getattr(model, "module", None)
@@ -549,22 +534,6 @@ def clip_grad_norm(parameters: Sequence[nn.Parameter], limit: float, backend: Ba
     norm = square.sqrt()
     torch._foreach_mul_(gradients, (limit / (norm + 1e-6)).clamp(max=1.0))  # like nn.utils.clip_grad_norm_
     return norm
-
-
-def refuse_hooks(hooks: Iterable[Any]) -> None:
-    """Refuse hooks that save or load weights of their own: they need the whole model, which no rank has.
-
-    Raises:
-        ConfigError: there is such a hook.
-    """
-    for hook in hooks:
-        if not type(hook).__module__.startswith("exp.") and {"before_save_checkpoint", "after_load_checkpoint"} & set(
-            hook.get_triggered_stages()
-        ):
-            raise ConfigError(
-                f"hooks: {type(hook).__name__} puts weights of its own into checkpoints, and with wrapper=fsdp no rank "
-                "has them whole; leave it out, or use wrapper=ddp"
-            )
 
 
 @contextlib.contextmanager
