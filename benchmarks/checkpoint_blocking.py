@@ -26,8 +26,8 @@ from torch.utils.data import DataLoader
 from exp.config.schema import ExpConfig
 from exp.engine import checkpoint
 from exp.engine.distributed import Distributed
+from exp.engine.hooks import CheckpointHook, check_finite
 from exp.engine.optim import BackendOptimWrapper
-from exp.engine.saving import CheckpointHook, check_finite
 from exp.engine.trainer import Trainer, TrainLoop
 from exp.models.base import Model
 from exp.runs.folder import RunFolder

@@ -25,10 +25,10 @@ import torch
 import torch.distributed as dist
 from exp.backends.cpu import CpuBackend
 
+from exp.engine.checkpoint import CheckpointWriter, ShardedSaver
 from exp.engine.distributed import Distributed
-from exp.engine.fsdp import FullyShard
 from exp.engine.optim import BackendOptimWrapper
-from exp.engine.saving import CheckpointWriter, ShardedSaver
+from exp.engine.wrapper import FullyShard
 
 LAYERS, BATCH = 8, 64
 

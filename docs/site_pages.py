@@ -44,7 +44,7 @@ REFERENCE = {
             "exp.engine.wrapper.Wrapper",
             "exp.engine.wrapper.TrainStep",
             "exp.engine.wrapper.wrap",
-            "exp.engine.logger.Logger",
+            "exp.engine.registries.Logger",
             "exp.hardware.backend.Backend",
             "exp.plugins.Plugin",
             "exp.plugins.Family",

@@ -33,6 +33,8 @@ from exp.hardware.cores import usable_cores
 from exp.hardware.registry import create_backend
 from exp.launcher.ports import listen_at
 from exp.launcher.processes import SCRATCH_VARIABLE
+from exp.runs.files import write_json
+from exp.runs.folder import describe_environment
 from exp.runs.status import Failures, PreemptionFlag, RankFailure
 from exp.task import call, create_task
 
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
 
     from exp.config.differences import Change
     from exp.data.base import Extras
-    from exp.data.fingerprint import Fingerprint
+    from exp.data.places import Fingerprint
     from exp.engine.building import Weights
     from exp.engine.distributed import Distributed
     from exp.hardware.backend import Backend
@@ -148,7 +150,7 @@ class Session:
         started: ``time.time()`` when this worker began.
         weights: of ``init_from``, once they have been read.
         data_state: state of the data for checkpoints (:meth:`exp.data.base.Data.state_dict`); None: no state.
-        data_files: fingerprint of the data files, for checkpoints (:mod:`exp.data.fingerprint`); on rank 0 of a
+        data_files: fingerprint of the data files, for checkpoints (:mod:`exp.data.places`); on rank 0 of a
             training.
         extras: functions with which the data extend the run (:class:`exp.data.base.Extras`).
         resumed_from: the checkpoint from which a training resumed; None: it started from the beginning.
@@ -354,6 +356,9 @@ def run(folder: RunFolder, info: RankInfo) -> None:
         from exp.engine.registries import import_plugins  # MMEngine's, and so torch
 
         import_plugins(config.plugins)
+        if info.rank == 0:
+            records = folder.start if session.pending else folder.path
+            write_json(records / folder.env.name, describe_environment(backend, session.devices))
         # torch's losses broadcast (64, 1) against (64,) to 64 x 64 differences; such a loss is always wrong.
         warnings.filterwarnings("error", message="Using a target size")
         if task.work:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from exp.data.fingerprint import differences, of_file, of_samples
+from exp.data.places import differences, of_file, of_samples
 
 
 def test_a_file_is_known_by_its_size_and_its_ends(tmp_path):
@@ -13,9 +13,9 @@ def test_a_file_is_known_by_its_size_and_its_ends(tmp_path):
     before = of_file(file)
     os.utime(file, (0, 0))
     assert differences(before, of_file(file)) == []
-    for content, found in ((b"head" + middle + b"tale", "other contents"), (b"head", "4 bytes, not 4194312")):
+    for content in (b"head" + middle + b"tale", b"head"):
         file.write_bytes(content)
-        assert differences(before, of_file(file)) == [f"a.csv has {found}"]
+        assert differences(before, of_file(file)) == ["a.csv has changed"]
 
 
 def image_folder(root):
@@ -34,9 +34,9 @@ def test_a_folder_of_images_is_known_by_names_labels_and_sizes(tmp_path):
     parts = image_folder(tmp_path / "b")
     assert differences(before, of_samples(parts)) == []
     (tmp_path / "b" / "river" / "1.png").write_bytes(b"another")
-    assert differences(before, of_samples(parts)) == ["river/1.png has 7 bytes, not 2"]
+    assert differences(before, of_samples(parts)) == ["river/1.png has changed"]
     parts["train"] = parts["train"][1:]
     parts["val"][0] = (parts["val"][0][0], 1)  # labels may come from other files
-    expected = ["river/0.png has other contents", "river/1.png is no longer there"]
+    expected = ["river/0.png has changed", "river/1.png is no longer there"]
     assert differences(before, of_samples(parts)) == expected
     assert differences({}, before)[0].endswith(" was not there")

@@ -19,8 +19,8 @@ from exp.backends.cpu import CpuBackend
 from mmengine.config import ConfigDict
 
 from exp.engine import checkpoint
+from exp.engine.checkpoint import CheckpointWriter
 from exp.engine.optim import BackendOptimWrapper
-from exp.engine.saving import CheckpointWriter
 from exp.errors import CheckpointError
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from exp.engine import checkpoint
-from exp.engine.fsdp import units_of
+from exp.engine.wrapper import units_of
 from tests.behaviour.conftest import SCENES
 from tests.conftest import Forked
 from tests.engine.conftest import ON_DEVICES, needs_sharding
@@ -22,7 +22,7 @@ from tests.simulators import needs_current_card
 on_cpu_and_card = pytest.mark.parametrize("backend", ["cpu", pytest.param("gcu", marks=needs_current_card)])
 
 BUILD = """
-from exp.engine.fsdp import FullyShard, local_part, sharded_parameters, whole
+from exp.engine.wrapper import FullyShard, local_part, sharded_parameters, whole
 
 class Net(nn.Module):
     def __init__(self, seed):
@@ -75,8 +75,8 @@ import threading
 from pathlib import Path
 from torch.distributed.checkpoint import FileSystemWriter
 from exp.engine import checkpoint
-from exp.engine.saving import CheckpointWriter, ShardedSaver
-from exp.engine.fsdp import FullyShard
+from exp.engine.checkpoint import CheckpointWriter, ShardedSaver
+from exp.engine.wrapper import FullyShard
 from exp.engine.optim import BackendOptimWrapper
 from exp.errors import RunError
 
@@ -167,8 +167,8 @@ from pathlib import Path
 from exp.backends.cpu import CpuBackend
 from exp.engine import checkpoint
 from exp.engine.distributed import Distributed
-from exp.engine.fsdp import FullyShard
-from exp.engine.saving import CheckpointWriter, ShardedSaver
+from exp.engine.wrapper import FullyShard
+from exp.engine.checkpoint import CheckpointWriter, ShardedSaver
 
 folder, owner, name = Path(sys.argv[1]), {"os": os, "checkpoint": checkpoint, "Path": Path}[sys.argv[2]], sys.argv[3]
 dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 1), rank=0, world_size=1)

@@ -55,6 +55,14 @@ def test_validation_by_epochs_or_by_steps_and_always_at_the_end(make_runner, val
     assert all(spy.seen)  # a validation in mid-epoch leaves the model in this mode
 
 
+def test_the_best_epoch_is_known_where_the_last_weights_are_tested(make_runner):
+    runner = make_runner(metrics=[Given(1.0, 2.0, 3.0)], max_epochs=3)
+    runner.saving.keep_best = False
+    runner.train()
+    _, record = runner.saving.tested(runner)
+    assert (record["tested_epoch"], record["best_epoch"], record["validation"]) == (3, 1, {"mse": 3.0})
+
+
 def test_checkpoints_by_steps_wait_for_the_validation_there(make_runner):
     runner = make_runner(metrics=[Given(2.0, 3.0)], val_every=8)
     runner.saving.every_steps, runner.saving.every_epochs, runner.saving.keep_last = 8, 0, 10

@@ -50,10 +50,9 @@ class Corruptions(Task):
         import torch
 
         from corrupted.inputs import corrupt
-        from exp.engine.building import build_data, build_evaluator, build_model, make_result, record_environment
+        from exp.engine.building import build_data, build_evaluator, build_model, make_result
         from exp.engine.outputs import measure
 
-        record_environment(session)
         data = build_data(session)
         model = build_model(session, data).to(session.device).eval()
         evaluator = build_evaluator(session, data)

@@ -21,7 +21,7 @@ from torch import nn
 from exp.checks.check import LIMITS_S, Journal, ok
 from exp.console import size
 from exp.data.loader import tensors_of
-from exp.engine.building import build_data, build_model, make_result, record_environment
+from exp.engine.building import build_data, build_model, make_result
 from exp.engine.training import build_trainer
 from exp.engine.wrapper import unwrapped
 
@@ -43,7 +43,6 @@ def train_with(session: Session, hook: Hook, to_place: bool = False) -> int:
         hook: MMEngine hook to register.
         to_place: see :func:`exp.engine.building.build_model`.
     """
-    record_environment(session)
     data = build_data(session)
     runner = build_trainer(session, data, build_model(session, data, to_place=to_place))
     runner.hooks.remove(runner.checkpoints)
@@ -188,7 +187,6 @@ def measure_collectives(session: Session) -> dict[str, Any]:
 
     Precisions that ended the process in an earlier attempt are skipped.
     """
-    record_environment(session)
     session.begin()
     path = session.folder.path / "collectives.jsonl" if session.distributed.is_main else Path(os.devnull)
     journal = Journal(path, LIMITS_S["collectives"])

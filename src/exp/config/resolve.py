@@ -184,13 +184,10 @@ def names_in(config: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
 def _is_own(top: str) -> bool:
     """Whether a top-level module or package is the user's own, not an installed one."""
     spec = find_own_module(top)
-    return spec is None or _owner(spec) == "user"  # check_target reports a missing module
-
-
-def _owner(spec: importlib.machinery.ModuleSpec) -> str | None:
-    """Like :func:`exp.errors.owner_of`, for a module."""
+    if spec is None:
+        return True  # check_target reports a missing module
     place = spec.origin or next(iter(spec.submodule_search_locations or ()), None)
-    return None if place in (None, "built-in", "frozen") else owner_of(str(place))
+    return place not in (None, "built-in", "frozen") and owner_of(str(place)) == "user"
 
 
 def _refusal(key: str, name: str) -> ConfigError:
@@ -389,10 +386,8 @@ def check_type(key: str, name: str) -> None:
         return
     elif "." in name:
         resolve(key, name, (nn.Module, BaseTransform, Hook, Optimizer))
-    else:
-        spec = find_module(name)
-        if spec is not None and _owner(spec) is not None:  # importing a module of Python's own is harmless
-            raise _refusal(key, name)
+    elif name not in sys.modules and find_module(name) is not None:  # a second import runs nothing
+        raise _refusal(key, name)
 
 
 def without_scope(name: str) -> str:

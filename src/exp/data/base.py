@@ -14,7 +14,7 @@ from exp.data.sampler import preserved_generators, seed_sample
 from exp.errors import EXPERIMENT_PAGE, ConfigError, DataError, SampleError, is_of_user, message_of, place_of, shown
 
 if TYPE_CHECKING:
-    from exp.data.fingerprint import Fingerprint
+    from exp.data.places import Fingerprint
     from exp.draw.figure import Picture
     from exp.engine.outputs import RankedSample
     from exp.metrics import Evaluator, Metric, SampleMetric
@@ -64,7 +64,7 @@ class Extras:
     """
 
     fingerprint: Callable[[], Fingerprint] | None = None
-    """Returns a fingerprint of the data files (:mod:`exp.data.fingerprint`); a resumed training compares it."""
+    """Returns a fingerprint of the data files (:mod:`exp.data.places`); a resumed training compares it."""
     record: Callable[[Callable[[Any], list[Any]]], dict[str, Any]] | None = None
     """Returns the entries about the data in ``result.json``, by default the lengths of the splits. All ranks call it;
     the argument is a function that gathers a value of every rank into a list."""

@@ -32,8 +32,7 @@ from exp.engine.wrapper import compiles_itself
 from exp.errors import EXPERIMENT_PAGE, ConfigError, RunError, shown
 from exp.metrics import Evaluator, Metric
 from exp.models.base import Model
-from exp.runs.files import write_json
-from exp.runs.folder import blank_result, describe_environment, in_role
+from exp.runs.folder import blank_result, in_role
 from exp.task import task_class
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Weights", "about_data", "build_data", "build_evaluator", "build_model", "fit_weights", "make_result",
-    "measured_part", "rank_logger", "read_weights", "record_environment", "split_in_use",
+    "measured_part", "rank_logger", "read_weights", "split_in_use",
 ]  # fmt: skip
 
 
@@ -224,9 +223,7 @@ def fit_weights(model: nn.Module, weights: Weights, config: ExpConfig, as_it_is:
         if config.record.differs:
             cause = f"not as in the run: {', '.join(config.record.differs)}"
         elif missing and len(missing) < len(own) and all(map(may_be_new, missing)):
-            heads = [f"{key} {tuple(state[key].shape)}" for key in unknown[:2]]
-            cause = f"the file has another head ({', '.join(heads)})" if heads else "its head is not in the file"
-            cause += ": train it first (task=train), then use that run"
+            cause = "its head is not in the file: train it first (task=train), then use that run"
         else:
             cause = "use the settings with which the weights were trained"
         raise ConfigError(f"{reason}: {count}; {cause}{cure}{misfits}")
@@ -254,14 +251,6 @@ def rank_logger(session: Session) -> MMLogger:
     logger.setLevel("INFO")
     logger.handlers[:] = list(logging.getLogger().handlers)
     return logger
-
-
-def record_environment(session: Session) -> None:
-    """Write ``env.json``, a description of the software and the devices, on rank 0."""
-    if session.distributed.is_main:
-        env = session.folder.env
-        path = session.folder.start / env.name if session.pending else env
-        write_json(path, describe_environment(session.backend, session.devices))
 
 
 def build_evaluator(session: Session, data: Data, detailed: bool = False) -> Evaluator:

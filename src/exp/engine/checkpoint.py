@@ -1,9 +1,12 @@
-"""Checkpoint files: writing is atomic, and reading cannot run code.
+"""Checkpoint files: writing is atomic and in the background, and reading cannot run code.
 
 A checkpoint is plain data (dicts, lists, numbers, strings, CPU tensors). The tensors of a sharded model are in a folder
 beside the file, ``<name>.shards<k>``, in the format of ``torch.distributed.checkpoint``. The file contains the name of
 the folder and the digests of its files, and is written last. A sharded model reads its own parts of the tensors, on any
 number of ranks; other models read whole tensors.
+
+Between two training steps the state is copied to host memory, page-locked if the backend supports it. A thread writes
+the copy while training continues.
 
 One restricted unpickler reads all pickles, also those of other tools. These often contain histories, settings and NumPy
 scalars beside the weights. Known classes of that kind are replaced by empty objects; a file with any other class is
@@ -14,38 +17,48 @@ refused. Torch's own ``weights_only`` accepts no further classes before torch 2.
 from __future__ import annotations
 
 import hashlib
+import itertools
+import logging
 import math
 import os
 import pickle
 import re
 import shutil
 import tarfile
+import threading
 import types
 import warnings
 import zipfile
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Callable, Container, Mapping, Sequence
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
-from exp.engine.fsdp import is_sharded, local_part, part_like, sharded_like, sharded_parameters
-from exp.errors import CheckpointError, message_of
+from exp.engine.wrapper import is_sharded, local_part, part_like, sharded_like, sharded_parameters
+from exp.errors import CheckpointError, RunError, message_of
 from exp.hardware.compat import TORCH_VERSION
 from exp.hub import shards_of
 from exp.runs.files import digest_of, write_atomically
 from exp.runs.folder import CHECKPOINT_NAME
+from exp.runs.status import Stage, beat
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from exp.engine.distributed import Distributed
+    from exp.hardware.backend import Backend
+
 __all__ = [
-    "BESIDE", "NO_DIGEST", "SET_ASIDE", "complete", "digest_in", "digests", "free_folder", "list_checkpoints",
-    "load_pickle", "not_finite", "plain", "prune", "read", "reason", "remove_leftovers", "set_aside", "sharded_holders",
-    "step_of", "weights_of", "write",
+    "BESIDE", "NO_DIGEST", "SET_ASIDE", "CheckpointWriter", "Files", "ShardedSaver", "complete", "digest_in",
+    "digests", "list_checkpoints", "load_pickle", "not_finite", "plain", "prune", "read", "remove_leftovers",
+    "set_aside", "sharded_holders", "step_of", "weights_of", "write",
 ]  # fmt: skip
+
+logger = logging.getLogger(__name__)
 
 BESIDE = "beside"
 """Key of a checkpoint whose shards are in a folder beside it: ``{"name", "digests"}``, and after reading ``folder``,
@@ -194,13 +207,13 @@ def read(path: Path, mapped: bool = False, whole: bool = True, check: bool = Tru
         raise
     except Exception as error:  # a damaged file may raise anything
         raise CheckpointError(
-            f"cannot read the checkpoint {path}: {reason(error)}\n"
+            f"cannot read the checkpoint {path}: {_reason(error)}\n"
             "Only plain tensors and containers are loaded; a file that needs more could run code. "
             "Save foreign weights as model.state_dict() or as .safetensors."
         ) from error
 
 
-def reason(error: BaseException) -> str:
+def _reason(error: BaseException) -> str:
     """The first line of an error's message, at most 200 characters; its type if there is no message."""
     return (message_of(error).strip() or type(error).__name__).splitlines()[0][:200]
 
@@ -316,13 +329,6 @@ def digests(folder: Path) -> dict[str, str]:
         return dict(zip((each.name for each in files), pool.map(digest_of, files)))
 
 
-def free_folder(path: Path) -> Path:
-    """A folder for the shards of a checkpoint that does not exist yet, since the former shards are still in use."""
-    taken = _companions(path)
-    free = (path.with_name(f"{path.stem}.shards{number}") for number in range(len(taken) + 1))
-    return next(folder for folder in free if folder not in taken)
-
-
 def complete(
     content: Mapping[str, Any],
     model: nn.Module | None = None,
@@ -371,7 +377,7 @@ def complete(
         except CheckpointError:
             raise
         except Exception as error:  # a damaged file may raise anything
-            raise CheckpointError(f"cannot read {folder}: {reason(error)}") from error
+            raise CheckpointError(f"cannot read {folder}: {_reason(error)}") from error
         for key, value in found.items():
             prefix = "state_dict" if key.startswith("state_dict/") else key.rpartition("/")[0]
             holders[prefix][key[len(prefix) + 1 :]] = value
@@ -399,6 +405,149 @@ def _load_shards(folder: Path, like: Callable[[str, Sequence[int]], Any], prefix
     except dcp.CheckpointException as error:
         raise min(error.failures.items())[1][0] from error
     return wanted
+
+
+# -- writing in the background -----------------------------------------------------------------------------------------
+
+Files = Mapping[Path, "tuple[Any, Callable[[Path, Any], object]]"]
+"""For each path the content of the file, and a function that writes it; the function gets a copy of the content."""
+
+
+class CheckpointWriter:
+    """Writes checkpoints in the background, one after another, from a copy of the state in host memory.
+
+    Call its methods from one thread only. They are not collectives.
+
+    Args:
+        backend: knows whether there is page-locked memory, and waits for the device after the copy.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        # Kept from one checkpoint to the next, because allocating memory takes longer than the copy.
+        self._buffers: defaultdict[Any, list[torch.Tensor]] = defaultdict(list)
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def start(self, files: Files, then: Callable[[], object] | None = None) -> None:
+        """Copy the content of files, and write them in the background. First waits for the checkpoint before.
+
+        Args:
+            files: contents (see :func:`plain`), and functions that write a copy of them.
+            then: called in the background when all files are on the disk.
+
+        Raises:
+            TypeError: a content is not plain data.
+            Exception: the error of the checkpoint before.
+        """
+        beat(Stage.CHECKPOINT)
+        self.wait()
+        pinned = self._backend.capabilities.pinned_memory
+        used: defaultdict[Any, int] = defaultdict(int)
+
+        def copied(tensor: torch.Tensor) -> torch.Tensor:
+            tensor = tensor.detach()
+            kind = tensor.dtype, tensor.shape
+            if used[kind] == len(self._buffers[kind]):
+                self._buffers[kind].append(torch.empty_like(tensor, device="cpu", pin_memory=pinned))
+            used[kind] += 1
+            return self._buffers[kind][used[kind] - 1].copy_(tensor, non_blocking=pinned)
+
+        copies = {path: (plain(content, copied), write) for path, (content, write) in files.items()}
+        self._backend.synchronize()
+        # A daemon thread, so that a file system that hangs does not keep the process from ending.
+        self._thread = threading.Thread(target=self._run, args=(copies, then), name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def _run(self, files: Files, then: Callable[[], object] | None) -> None:
+        try:
+            for path, (content, write) in files.items():
+                try:
+                    write(path, content)
+                except OSError as error:
+                    error.filename = error.filename or str(path)  # raised later, in a step that does not know the path
+                    raise
+            if then is not None:
+                then()
+        except Exception as error:  # noqa: BLE001 - the training thread raises it
+            self._error = error
+
+    def check(self) -> None:
+        """Raise the error of the background thread, if there is one; does not wait."""
+        if self._error is not None:
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until everything is on the disk.
+
+        Raises:
+            Exception: the error of the background thread; raised once.
+        """
+        if self._thread is not None:
+            beat(Stage.CHECKPOINT)
+            self._thread.join()
+            self._thread = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        """Wait for the last checkpoint, also after a failed training, since it is valid; errors are only logged."""
+        try:
+            self.wait()
+        except Exception:
+            logger.exception("the last checkpoint is not saved")
+        self._buffers.clear()
+
+
+class ShardedSaver:
+    """Writes checkpoints of a sharded model with ``torch.distributed.checkpoint``. The constructor is a collective.
+
+    The writing threads of the ranks have their own process group. In the group of the training threads, a collective of
+    a writing thread could be matched with one of a training step.
+
+    Args:
+        group: rank and world size.
+    """
+
+    def __init__(self, group: Distributed) -> None:
+        from torch.distributed.device_mesh import DeviceMesh
+
+        self._is_main = group.is_main
+        self._group = dist.new_group(backend="gloo")
+        self._mesh = DeviceMesh.from_group(self._group, "cpu")
+
+    def prepare(self, content: Mapping[str, Any]) -> tuple[dict[str, Any], Callable[[Path, Any], object]]:
+        """This rank's part of a checkpoint, and a function that writes a copy of it. Not a collective.
+
+        The function is a collective of the writing threads of all ranks. It raises a RunError if a rank cannot write
+        its part; the message has the rank.
+        """
+        import torch.distributed.checkpoint as dcp
+
+        rest, holders = sharded_holders(content)
+        parts = {}
+        for prefix, holder in holders.items():
+            for name in [name for name, value in holder.items() if hasattr(value, "full_tensor")]:
+                parts[f"{prefix}/{name}"] = holder.pop(name)
+
+        def write_parts(path: Path, copied: Mapping[str, Any]) -> None:
+            # A new folder, since the former shards are still in use.
+            free = (f"{path.stem}.shards{number}" for number in itertools.count())
+            names = [next(name for name in free if not path.with_name(name).exists()) if self._is_main else ""]
+            dist.broadcast_object_list(names, src=0, group=self._group)
+            folder = path.with_name(names[0])
+            tensors = {key: sharded_like(copied["parts"][key], parts[key], self._mesh) for key in parts}
+            try:
+                dcp.save(tensors, storage_writer=dcp.FileSystemWriter(str(folder)), process_group=self._group)
+            except dcp.CheckpointException as error:
+                rank, (cause, _) = min(error.failures.items())
+                raise RunError(f"rank {rank}: cannot write {folder}: {_reason(cause)}") from error
+            if self._is_main:
+                write(path, {**copied["rest"], BESIDE: {"name": folder.name, "digests": digests(folder)}})
+
+        local = {key: value.to_local() for key, value in parts.items()}
+        return {"parts": local, "rest": rest if self._is_main else {}}, write_parts
 
 
 # -- the folder --------------------------------------------------------------------------------------------------------

@@ -1,47 +1,57 @@
-"""The engine's own hooks: they report losses and metrics, and end a training early.
+"""The engine's own hooks: they report losses and metrics, save checkpoints, and end a training early.
 
-Losses and metrics go into ``metrics.jsonl``, to MMEngine's visualizer, and to the terminal. On preemption all ranks
-agree on the step after which they save and end.
+Losses and metrics go into ``metrics.jsonl``, to MMEngine's visualizer, and to the terminal. Weights that are not finite
+are never saved. On preemption all ranks agree on the step after which they save and end.
 """
 
 from __future__ import annotations
 
+import functools
+import logging
 import math
 import time
-from collections import Counter, deque
+from collections import Counter
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Mapping, TextIO
+from typing import TYPE_CHECKING, Any, Mapping
 
 import mmengine.hooks
 import torch
 from mmengine.hooks import Hook
 
+from exp import console
 from exp.data.loader import tensors_of
-from exp.engine.checkpoint import not_finite
+from exp.data.places import shortened
+from exp.engine import checkpoint
 from exp.engine.distributed import staged_bytes
-from exp.engine.saving import what_to_do
+from exp.engine.wrapper import is_sharded, unwrapped
 from exp.errors import Preempted, RunError
 from exp.runs.files import to_json
 from exp.runs.folder import number_text, read_records
+from exp.task import to_continue
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from rich.console import Console
 
+    from exp.engine.checkpoint import Files, ShardedSaver
     from exp.engine.distributed import Distributed
-    from exp.engine.saving import CheckpointHook
     from exp.hardware.backend import Backend
     from exp.session import Session
 
 __all__ = [
-    "Interrupted", "LossMeter", "MetricsHook", "OverfitHook", "PreemptionHook", "Progress", "truncate_metrics",
+    "CheckpointHook", "Interrupted", "LossMeter", "MetricsHook", "OverfitHook", "PreemptionHook", "Progress",
+    "check_finite", "what_to_do",
 ]  # fmt: skip
+
+logger = logging.getLogger(__name__)
 
 _ASK_EVERY_S = 1.0
 _NEAR_ZERO = 0.01  # as a share of the first loss
 _REDRAW_SECONDS = 0.25
 _SHOWN = 4  # metrics of a validation on the terminal; metrics.jsonl has all
+_VERDICTS = ("best", "best_epoch", "best_step", "last", "last_step", "reference", "bad_epochs")
+"""Attributes of :class:`CheckpointHook` with the results of earlier validations, which every checkpoint contains."""
 
 
 class LossMeter:
@@ -88,9 +98,7 @@ class Progress:
         self.line_every_s = line_every_s
         self._loop: Any = None
         self._bar: Any = None
-        self._drawn, self._begun = 0.0, (0.0, 0)
-        self._text = ""
-        self._step = 0
+        self._drawn, self._begun, self._step, self._text = 0.0, (0.0, 0), 0, ""
 
     def start(self, loop: Any, first: str) -> None:
         """Show the bar.
@@ -120,25 +128,11 @@ class Progress:
         ):
             self._show()
 
-    def losses(self, losses: Mapping[str, float], lr: float, samples_per_second: float) -> None:
-        """Show the latest losses."""
-        shown = "  ".join(f"{name} {value:.4f}" for name, value in losses.items())
-        self._text = f"{shown}  lr {lr:.1e}  {samples_per_second:,.0f} samples/s"
-        if self._bar is None and time.monotonic() - self._drawn >= self.line_every_s:
+    def tell(self, text: str, line: bool) -> None:
+        """Change the text; if there is no bar, print it as a line if ``line`` is set, or if the last line is old."""
+        self._text = text
+        if line or (self._bar is None and time.monotonic() - self._drawn >= self.line_every_s):
             self._show()
-
-    def validated(self, metrics: Mapping[str, float], units: Mapping[str, str]) -> None:
-        """Show the metrics of a validation.
-
-        Args:
-            metrics: values by name.
-            units: units by name, of those metrics that have one.
-        """
-        unit = {name: f" ({each})" for name, each in units.items()}
-        first = list(metrics.items())[:_SHOWN]
-        shown = "  ".join(f"val_{name} {number_text(value)}{unit.get(name, '')}" for name, value in first)
-        self._text = f"{self._text.split('  val_')[0]}  {shown}"
-        self._show()
 
     def _show(self) -> None:
         if self.console is None or self._loop is None:
@@ -182,13 +176,13 @@ class MetricsHook(Hook):
         self.left_device = LeftDevice(session.backend)
         self._mark = self._paused = 0.0
         self._steps_since_mark = self._staged = 0
+        self._losses = ""  # text of the latest ones for the terminal
         self._loop: Any = None
-        self._file: TextIO | None = None
 
     def before_train(self, runner: Any) -> None:
         """Show the bar, and have the lines of steps removed that will be trained again."""
         self._loop, begins_at = runner.train_loop, runner.iter
-        runner.session.when_started(lambda: truncate_metrics(self.path, begins_at))
+        runner.session.when_started(lambda: self._truncate(begins_at))
         self._staged = staged_bytes()
         self.progress.start(self._loop, f"{'compiling, ' if runner.session.config.compile else ''}first step ...")
 
@@ -248,7 +242,9 @@ class MetricsHook(Hook):
         if group.is_main:
             record.update(_card(runner.backend))
         self._write(runner, "train", step, record)
-        self.progress.losses(losses, record["lr"], record["samples_per_second"])
+        self._losses = "  ".join(f"{name} {value:.4f}" for name, value in losses.items())
+        self._losses += f"  lr {record['lr']:.1e}  {record['samples_per_second']:,.0f} samples/s"
+        self.progress.tell(self._losses, line=False)
 
     def before_val_epoch(self, runner: Any) -> None:
         """Pause the training time during a validation within an epoch."""
@@ -259,9 +255,12 @@ class MetricsHook(Hook):
         """Record the validation metrics."""
         self._mark += time.perf_counter() - self._paused
         self.left_device.begin()
-        units = runner.val_loop.evaluator.units
-        self._write(runner, "val", runner.iter, metrics or {}, units)
-        self.progress.validated(metrics or {}, units)
+        units, metrics = runner.val_loop.evaluator.units, metrics or {}
+        self._write(runner, "val", runner.iter, metrics, units)
+        unit = {name: f" ({each})" for name, each in units.items()}
+        first = list(metrics.items())[:_SHOWN]
+        shown = "  ".join(f"val_{name} {number_text(value)}{unit.get(name, '')}" for name, value in first)
+        self.progress.tell(f"{self._losses}  {shown}", line=True)
 
     def after_test_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
         """Record the test metrics."""
@@ -271,11 +270,12 @@ class MetricsHook(Hook):
         """Remove the bar."""
         self.progress.stop()
 
-    def after_run(self, runner: Any) -> None:
-        """Close the file."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+    def _truncate(self, step: int) -> None:
+        """Remove the lines of steps after ``step``, because a resumed run trains and writes these steps again."""
+        if self.path.is_file():
+            records = read_records(self.path.read_bytes().splitlines())
+            kept = [f"{to_json(record)}\n" for record in records if record["step"] <= step]
+            self.path.write_text("".join(kept), encoding="utf-8")
 
     def _write(self, runner: Any, split: str, step: int, values: Mapping[str, float | None], units: Any = None) -> None:
         """Append a line to ``metrics.jsonl``; pass values to visualizer and trackers, and losses to the message hub."""
@@ -285,10 +285,9 @@ class MetricsHook(Hook):
             for name, value in scalars.items():
                 runner.message_hub.update_scalar(name, value)
         if runner.distributed_group.is_main:
-            if self._file is None:
-                self._file = self.path.open("a", encoding="utf-8", buffering=1)
             record = {"split": split, "step": step, "epoch": runner.epoch, **values}
-            self._file.write(to_json({**record, "units": units} if units else record) + "\n")
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(to_json({**record, "units": units} if units else record) + "\n")
             runner.visualizer.add_scalars(scalars, step=step)
             for reporter in runner.session.reporters:
                 reporter.log({name: float(value) for name, value in scalars.items()}, step)
@@ -304,8 +303,8 @@ class LeftDevice:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._since: Counter[tuple[str, int]] | None = None  # by (operator, 0) calls, and by (operator, 1) bytes
-        self._total: Counter[tuple[str, int]] = Counter()
-        self._told = self._total.copy()
+        self._interval: Counter[tuple[str, int]] = Counter()
+        self._total = self._interval.copy()  # without the interval
         self._steps = 0
 
     def begin(self) -> None:
@@ -319,7 +318,7 @@ class LeftDevice:
         since = self._since
         self.begin()
         if since is not None and self._since is not None:
-            self._total += self._since - since
+            self._interval += self._since - since
 
     def read(self, steps: int) -> dict[str, float | None]:
         """Counts of this rank for ``metrics.jsonl``, over the ``steps`` steps since the last reading.
@@ -330,7 +329,8 @@ class LeftDevice:
         self.pause()
         if self._since is None:
             return {}
-        interval, self._told = self._total - self._told, self._total.copy()
+        interval, self._interval = self._interval, Counter()
+        self._total += interval
         self._steps += steps
         return {f"left_device_{key}": value for key, value in _per_step(interval, steps).items()}
 
@@ -367,7 +367,7 @@ def _nan_in(batch: Any) -> str:
     """Text for the message about a loss that is not finite, if the latest batch has NaN; reads the batch."""
     parts = batch.items() if isinstance(batch, dict) else ()
     tensors = {f"{key}/{place}": value for key, part in parts for place, value in enumerate(tensors_of(part))}
-    names = ", ".join(dict.fromkeys(repr(name.rpartition("/")[0]) for name in not_finite(tensors, ())))
+    names = ", ".join(dict.fromkeys(repr(name.rpartition("/")[0]) for name in checkpoint.not_finite(tensors, ())))
     return (
         f"; the latest batch has nan in {names}: leave those values out of the loss, or fix the data" if names else ""
     )
@@ -381,12 +381,238 @@ def _card(backend: Backend) -> dict[str, float]:
     return {**figures, **{name: usage[name] for name in ("utilisation_percent",) if usage.get(name) is not None}}
 
 
-def truncate_metrics(path: Path, step: int) -> None:
-    """Remove the lines of steps after ``step``, because a resumed run trains and writes these steps again."""
-    if path.is_file():
-        records = read_records(path.read_bytes().splitlines())
-        kept = [f"{to_json(record)}\n" for record in records if record["step"] <= step]
-        path.write_text("".join(kept), encoding="utf-8")
+class CheckpointHook(Hook):
+    """Writes checkpoints, keeps the newest and the best, and stops a training that no longer improves.
+
+    The best checkpoint and early stopping are in one hook, because a resumed run needs the state of both.
+
+    Args:
+        session: has the configuration and the run folder.
+        metric: name of the main metric.
+        greater_is_better: whether larger values of it are better.
+    """
+
+    priority = "VERY_LOW"  # after the schedulers, so that their new state is in the file
+
+    def __init__(self, session: Session, metric: str = "", greater_is_better: bool = False) -> None:
+        config, self.folder = session.config, session.folder.checkpoints
+        self.best_path = self.folder / "best.pth"
+        # Read once, because an access to an OmegaConf key takes as long as a small kernel.
+        self.every_steps: int = config.checkpoint.every_steps
+        self.every_epochs: int = config.checkpoint.every_epochs
+        self.keep_last: int = config.checkpoint.keep_last
+        self.keep_best: bool = config.checkpoint.keep_best
+        self.patience, self.min_delta = config.patience, config.min_delta
+        self.metric = metric
+        self.sign = -1.0 if greater_is_better else 1.0  # smaller values of sign * metric are better
+        self.best: float | None = None
+        self.best_epoch, self.best_step = 0, 0
+        self.last: float | None = None  # value of the latest validation
+        self.last_step: int | None = None
+        self.reference: float | None = None  # the last value that was better by min_delta
+        self.bad_epochs = 0  # validations since then
+        self._resumed_here = False  # whether this run has resumed from a checkpoint in this folder
+        self._sharded: ShardedSaver | None = None  # writes this rank's part of a sharded model
+        self._saved = (-1, False, False)  # step, whether a validation is due, whether the training was stopped
+
+    def state_dict(self) -> dict[str, Any]:
+        """The results of earlier validations, for a resumed run."""
+        return {name: getattr(self, name) for name in _VERDICTS}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the result of :meth:`state_dict`."""
+        self.__dict__.update((name, state[name]) for name in _VERDICTS if name in state)
+
+    # -- when something is saved -----------------------------------------------------------------------------------
+
+    def before_train(self, runner: Any) -> None:
+        """Remove incomplete files; once the run has started, set aside checkpoints that do not belong to it."""
+        self._sharded = (
+            checkpoint.ShardedSaver(runner.distributed_group) if is_sharded(unwrapped(runner.model)) else None
+        )
+        if runner.distributed_group.is_main:
+            checkpoint.remove_leftovers(self.folder)
+        runner.session.when_started(functools.partial(self._set_aside, runner.session, runner.iter))
+
+    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        """Save every ``every_steps`` steps; if a validation follows this step, :meth:`after_val_epoch` saves."""
+        runner.checkpoint_writer.check()
+        step = runner.iter + 1
+        if self.every_steps and step % self.every_steps == 0 and not runner.train_loop.validates_after(step, batch_idx):
+            self.save(runner, step)
+
+    def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
+        """Compare the metric with earlier validations, save, and stop the training if it no longer improves.
+
+        Raises:
+            RunError: the metric is not finite.
+        """
+        value = (metrics or {})[self.metric]
+        if not math.isfinite(value):
+            raise RunError(f"validation {self.metric} is {value} after step {runner.iter}; {what_to_do(runner)}")
+        self.last, self.last_step = value, runner.iter
+        best: Files = {}
+        if self.best is None or self.sign * value < self.sign * self.best:
+            self.best, self.best_epoch, self.best_step = value, runner.epoch, runner.iter
+            if self.keep_best:
+                content = runner.weights(runner.iter)
+                content["meta"]["validation"] = {self.metric: value}
+                if runner.distributed_group.is_main:
+                    runner.let_hooks_change(content)
+                best = self._file(runner, self.best_path, content)
+        least = None if self.reference is None else self.sign * self.reference - self.min_delta * abs(self.reference)
+        self.bad_epochs += 1
+        if least is None or self.sign * value < least:
+            self.reference, self.bad_epochs = value, 0
+        elif self.patience is not None and self.bad_epochs >= self.patience:
+            runner.train_loop.stop_training = True
+        at_steps = self.every_steps and runner.iter % self.every_steps == 0
+        if at_steps or (runner.train_loop.val_every is None and self._epoch_is_saved(runner.epoch)):
+            self.save(runner, runner.iter, beside=best)
+        else:
+            self._write(runner, best)
+
+    def after_train_epoch(self, runner: Any) -> None:
+        """Save at the end of an epoch, if ``val_every`` is set; otherwise :meth:`after_val_epoch` saves."""
+        if runner.train_loop.val_every is not None and self._epoch_is_saved(runner.epoch + 1):
+            self.save(runner, runner.iter, epoch_ended=True)
+
+    def _epoch_is_saved(self, epoch: int) -> bool:
+        return bool(self.every_epochs) and epoch % self.every_epochs == 0
+
+    def after_train(self, runner: Any) -> None:
+        """Save the final state, and wait until it is on the disk."""
+        self.save(runner, runner.iter, waits=True)
+
+    def save(
+        self,
+        runner: Any,
+        step: int,
+        validation_due: bool = False,
+        epoch_ended: bool = False,
+        waits: bool = False,
+        beside: Files | None = None,
+    ) -> None:
+        """Write a checkpoint in the background, unless the last call was for the same state. A collective.
+
+        Args:
+            runner: the runner.
+            step: optimizer steps completed.
+            validation_due: whether a resumed run starts with a validation.
+            epoch_ended: whether to save the position as the start of the next epoch.
+            waits: return only when the checkpoint is on the disk, because no training follows.
+            beside: other files to write with it.
+
+        Raises:
+            RunError: weights or losses are not finite.
+            OSError: the checkpoint before, or this one if ``waits``, could not be written.
+        """
+        files = dict(beside or {})
+        state = (step, validation_due, runner.train_loop.stop_training)
+        if state != self._saved:
+            self._saved = state
+            content = runner.training_checkpoint(step, self.state_dict(), validation_due)
+            if epoch_ended:
+                content["meta"].update(epoch=runner.epoch + 1, samples=0)
+            files.update(self._file(runner, self._path(step), content))
+        self._write(runner, files)
+        if waits:
+            runner.checkpoint_writer.wait()
+
+    def _path(self, step: int) -> Path:
+        return self.folder / f"step_{step:08d}.pth"
+
+    def _file(self, runner: Any, path: Path, content: dict[str, Any]) -> Files:
+        """The files that this rank writes of a checkpoint, after a check that its weights are finite. A collective."""
+        check_finite(runner, content["state_dict"], content["meta"]["step"])
+        if self._sharded is not None:
+            return {path: self._sharded.prepare(content)}
+        return {path: (content, checkpoint.write)} if runner.distributed_group.is_main else {}
+
+    def _write(self, runner: Any, files: Files) -> None:
+        if files:
+            runner.checkpoint_writer.start(files, self._written if runner.distributed_group.is_main else None)
+
+    def _written(self) -> None:
+        """Remove older files; called in the background once the new ones are on the disk."""
+        checkpoint.prune(self.folder, self.keep_last)
+
+    # -- earlier checkpoints, and the weights to test --------------------------------------------------------------
+
+    def _set_aside(self, session: Session, begins_at: int) -> None:
+        """Set aside checkpoints in this folder that do not belong to this run, and best weights of another run.
+
+        If the run has resumed from a checkpoint in this folder, these are the checkpoints of later steps, else all. The
+        next resume would take them for the newest.
+        """
+        steps = checkpoint.list_checkpoints(self.folder)
+        paths = [path for path in steps if not self._resumed_here or checkpoint.step_of(path) > begins_at]
+        if not (self.keep_best and self.best is not None) and self.best_path.is_file():
+            paths.append(self.best_path)
+        if paths:
+            checkpoint.set_aside(paths)
+            session.say(
+                f"moved checkpoints that do not belong to this run to {self.folder.name}/{checkpoint.SET_ASIDE}: "
+                + ", ".join(path.name for path in paths)
+            )
+
+    def take_over_best(self, runner: Any, source: Path) -> None:
+        """After resuming, copy the best weights so far into this folder; if they are missing, forget their metric.
+
+        The tested weights must be those to which the reported validation belongs. A collective.
+
+        Args:
+            runner: the runner.
+            source: the checkpoint from which the run resumes; the best weights are beside it, in ``best.pth``.
+
+        Raises:
+            CheckpointError: the best weights are damaged; the user may still be able to restore them.
+        """
+        self._resumed_here = source.resolve().parent == self.folder.resolve()
+        if self.keep_best and self.best is not None:
+            path = source.parent / self.best_path.name
+            content: Any = {}
+            if runner.distributed_group.is_main and path.is_file():
+                content = checkpoint.read(path)
+            meta = content.get("meta", {})
+            found = (meta.get("epoch"), meta.get("step"), meta.get("validation", {}).get(self.metric))
+            there = runner.distributed_group.gather(found == (self.best_epoch, self.best_step, self.best))[0]
+            if not there:
+                runner.session.say(
+                    f"warning: the best weights so far ({self.metric} {self.best:.6g} after step {self.best_step}) are "
+                    f"lost and no longer count: {path} does not exist, or is of another step"
+                )
+                self.best, self.best_epoch, self.best_step = None, 0, 0
+            elif not self._resumed_here:
+                runner.session.when_started(functools.partial(checkpoint.write, self.best_path, content))
+        judged = self.best is not None if self.keep_best else self.last_step == runner.iter
+        if not judged and runner.train_loop.finished:
+            runner.train_loop.validation_due = True  # no step is left after which one would come
+
+    def tested(self, runner: Any) -> tuple[Mapping[str, Any] | None, dict[str, Any]]:
+        """Choose the weights to test at the end of a training: the best, or else the last. A collective.
+
+        Returns:
+            The checkpoint to load (None: the model has these weights already), and entries of ``result.json``: the
+            file, its epoch and step, under ``validation`` the metric of these weights (None: not validated), and the
+            epoch of the best validation, which may be another one with ``checkpoint.keep_best=false``.
+        """
+        runner.checkpoint_writer.wait()
+        runner.distributed_group.barrier()  # other ranks must not read before rank 0 has written
+        epoch, step, path, value = runner.epoch, runner.iter, self._path(runner.iter), self.last
+        name = f"last weights, step {step}"
+        if self.keep_best and self.best is not None:
+            epoch, step, path, value = self.best_epoch, self.best_step, self.best_path, self.best
+            name = f"{self.folder.name}/best.pth"
+        elif self.last_step != step:
+            value = None
+        content: Any = None
+        # The model has the last weights, but a hook may have saved others instead, such as averaged ones.
+        if path is self.best_path or (runner.hooks_at("before_save_checkpoint") and path.is_file()):
+            content = checkpoint.read(path, mapped=True, whole=False, check=runner.distributed_group.is_main)
+        record = {"tested_checkpoint": name, "tested_epoch": epoch, "tested_step": step}
+        best_epoch = None if self.best is None else self.best_epoch
+        return content, {**record, "best_epoch": best_epoch, "validation": {self.metric: value}}
 
 
 class Interrupted(Preempted):
@@ -423,7 +649,7 @@ class PreemptionHook(Hook):
         self._asked = time.monotonic()
 
     def _wanted(self) -> bool:
-        """Whether to end here; called by every rank at the same points."""
+        """Whether the flag of any rank is set; asks the other ranks about once a second."""
         if self.distributed.world_size == 1:
             return self.preemption_flag.is_set()
         self._left -= 1
@@ -440,34 +666,35 @@ class PreemptionHook(Hook):
         self._interval = self._left = max(1, min(fitting, 2 * self._interval))
         return bool(wanted)
 
+    def _check(self, runner: Any, step: int, validation_due: bool = False) -> None:
+        """End here if wanted, with a checkpoint; called by every rank at the same points."""
+        interrupted = step == self._restart_after
+        if interrupted or self._wanted():
+            self.checkpoints.save(runner, step, validation_due=validation_due, waits=True)
+            if interrupted:
+                runner.visualizer.close()
+            raise Interrupted(step) if interrupted else Preempted(step)
+
     def before_train_epoch(self, runner: Any) -> None:
         """Start the phase of training steps."""
         self._begin()
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         """End after this step if wanted; if a validation follows, :meth:`before_validation` decides instead."""
-        step = runner.iter + 1
-        if runner.train_loop.validates_after(step, batch_idx):
-            return
-        if step == self._restart_after:
-            self._end(runner, Interrupted(step))
-        if self._wanted():
-            self._end(runner, Preempted(step))
+        if not runner.train_loop.validates_after(runner.iter + 1, batch_idx):
+            self._check(runner, runner.iter + 1)
 
     def before_validation(self, runner: Any) -> None:
         """End before a validation if wanted, before hooks replace the weights for it, such as by averaged ones."""
-        if runner.iter == self._restart_after:
-            self._end(runner, Interrupted(runner.iter), validation_due=True)
         # While a hook has replaced the weights, no checkpoint can be written, so do not check during this validation.
         others = runner.hooks_at("before_val", "before_val_epoch", "before_val_iter")
         self._begin(0 if others else runner.val_loop.dataloader.sampler.common_batches)
-        if self._wanted():
-            self._end(runner, Preempted(runner.iter), validation_due=True)
+        self._check(runner, runner.iter, validation_due=True)
 
     def before_val_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         """End before a batch of the validation if wanted, but only at batches that every rank has."""
-        if batch_idx < self._common_batches and self._wanted():
-            self._end(runner, Preempted(runner.iter), validation_due=True)
+        if batch_idx < self._common_batches:
+            self._check(runner, runner.iter, validation_due=True)
 
     def after_val_epoch(self, runner: Any, metrics: Any = None) -> None:
         """Start the phase of training steps that follow, if the validation was within an epoch."""
@@ -482,12 +709,6 @@ class PreemptionHook(Hook):
         if batch_idx < self._common_batches and self._wanted():
             raise Preempted(runner.iter)
 
-    def _end(self, runner: Any, reason: Preempted, validation_due: bool = False) -> None:
-        self.checkpoints.save(runner, reason.step, validation_due=validation_due, waits=True)
-        if isinstance(reason, Interrupted):
-            runner.visualizer.close()
-        raise reason
-
 
 class OverfitHook(Hook):
     """Stops a training with ``debug.overfit`` when the mean loss over all batches is near zero, and prints the result.
@@ -496,34 +717,79 @@ class OverfitHook(Hook):
     """
 
     def __init__(self, session: Session) -> None:
-        self.session = session
-        self.first: float | None = None
-        self.last: deque[float] = deque(maxlen=session.config.debug.train_batches)
+        self.session, self.batches = session, int(session.config.debug.train_batches or 1)
+        self.losses: list[float] = []
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         """Read the loss, as the mean over ranks, and stop the training when it is near zero."""
         loss = outputs["loss"].detach().cpu().double().reshape(1)
-        self.last.append(float(self.session.distributed.sum(loss)) / self.session.distributed.world_size)
-        if len(self.last) == self.last.maxlen:
-            self.first = self._mean() if self.first is None else self.first
-            runner.train_loop.stop_training |= self._learned()
+        self.losses.append(float(self.session.distributed.sum(loss)) / self.session.distributed.world_size)
+        if len(self.losses) >= self.batches:
+            runner.train_loop.stop_training |= self._progress()[-1]
 
     def after_train(self, runner: Any) -> None:
         """Print the result."""
-        if self.first is not None:
+        if len(self.losses) >= self.batches:
+            first, last, learned = self._progress()
             verdict = (
                 "the model can learn"
-                if self._learned()
+                if learned
                 else "that is not near zero: train longer (max_steps), change optim.lr, remove dropout, or check the "
                 "loss, the targets and which parameters are trained"
             )
             self.session.say(
-                f"overfit: the loss on {self.last.maxlen} batches went from {self.first:.4g} to {self._mean():.4g} in "
-                f"{runner.iter} steps; {verdict}"
+                f"overfit: the loss on {self.batches} batches went from {first:.4g} to {last:.4g} in {runner.iter} "
+                f"steps; {verdict}"
             )
 
-    def _mean(self) -> float:
-        return sum(self.last) / len(self.last)
+    def _progress(self) -> tuple[float, float, bool]:
+        """The mean loss over the first and over the latest batches, and whether the latter is near zero."""
+        first, last = (sum(part) / self.batches for part in (self.losses[: self.batches], self.losses[-self.batches :]))
+        return first, last, first > 0 and last < _NEAR_ZERO * first
 
-    def _learned(self) -> bool:
-        return self.first is not None and self.first > 0 and self._mean() < _NEAR_ZERO * self.first
+
+def check_finite(runner: Any, state: Mapping[str, Any], step: int) -> None:
+    """Refuse to save weights that are not finite, or that follow losses that are not finite. A collective.
+
+    The losses since the last reading are checked, too, because the run would fail at the next reading.
+
+    Args:
+        runner: the runner.
+        state: the state dict to be saved.
+        step: optimizer steps completed.
+
+    Raises:
+        RunError: a tensor is not finite; the message has step, rank and the first such tensor. Raised on every rank.
+    """
+    losses = {f"the {name} since the last reading": value for name, value in runner.losses.sums.items()}
+    watched = {name for name, _ in unwrapped(runner.model).named_parameters()} | set(losses)
+    by_rank = runner.distributed_group.gather(checkpoint.not_finite({**losses, **state}, watched))
+    ranks = [rank for rank, names in enumerate(by_rank) if names]
+    if ranks:
+        raise RunError(
+            f"not finite after step {step}: {shortened(by_rank[ranks[0]], 1)}, on rank {shortened(ranks)}; the weights "
+            f"are not saved; {what_to_do(runner)}"
+        )
+
+
+def what_to_do(runner: Any) -> str:
+    """Advice for a diverged training and, if there is a checkpoint, the command that resumes with a lower rate.
+
+    A collective, because it waits for the checkpoint that is being written.
+    """
+    session = runner.session
+    try:
+        runner.checkpoint_writer.wait()
+    except Exception:
+        logger.exception("the last checkpoint is not saved")  # only logged: not the reason for the failure
+    runner.distributed_group.barrier()
+    text = "lower optim.lr, set optim.clip_grad_norm, or use precision=fp32"
+    saved = checkpoint.list_checkpoints(session.folder.checkpoints)
+    if not saved:
+        return text
+    which, wanted = "newest", "auto"
+    if len(saved) > 1 and session.resumed_from is not None and saved[0].samefile(session.resumed_from):
+        which, wanted = "last but one", console.shown(saved[1])  # this run has resumed from the newest, and diverged
+    rate = f"optim.lr={session.config.optim.lr / 2:.4g}"
+    command = to_continue(session.config, session.folder, f"resume={wanted}", rate)
+    return f"{text}\n  to resume from the {which} checkpoint with half the learning rate: {command}"

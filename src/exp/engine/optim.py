@@ -19,8 +19,8 @@ from omegaconf import OmegaConf
 from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR
 
-from exp.engine.fsdp import clip_grad_norm
 from exp.engine.registries import check_monitor, registered
+from exp.engine.wrapper import clip_grad_norm
 from exp.errors import ConfigError, first_line
 from exp.hardware.backend import FLOAT32
 from exp.hardware.numerics import grad_scaler
@@ -101,13 +101,11 @@ class BackendOptimWrapper(OptimWrapper):
         """Called before each step, with the complete, unscaled gradients, before they are clipped."""
         self._losses: list[torch.Tensor] = []
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        rates = [group["lr"] for group in optimizer.param_groups]
-        self._logged = rates.index(optimizer.defaults["lr"]) if optimizer.defaults["lr"] in rates else 0
 
     @property
     def learning_rate(self) -> float:
-        """The current learning rate of the first group that started with the optimizer's default, else of group 0."""
-        rate: float = self.optimizer.param_groups[self._logged]["lr"]
+        """The current learning rate of the first group, which has the largest one (:func:`parameter_groups`)."""
+        rate: float = self.optimizer.param_groups[0]["lr"]
         return rate
 
     def optim_context(self, model: nn.Module) -> ContextManager[Any]:
@@ -267,7 +265,7 @@ def parameter_groups(model: nn.Module, config: Any) -> list[dict[str, Any]]:
         )
         groups.setdefault((scale, decays), []).append(parameter)
     if not groups:
-        raise ConfigError("no parameter of the model is trainable; freeze fewer parameters (model.freeze)")
+        raise ConfigError("no parameter of the model is trainable; freeze fewer parameters")
     result = []
     for (scale, decays), parameters in sorted(groups.items(), key=lambda item: item[0], reverse=True):
         group: dict[str, Any] = {"params": parameters}

@@ -18,12 +18,10 @@ from exp.engine.building import (
     build_evaluator,
     build_model,
     make_result,
-    record_environment,
     split_in_use,
 )
-from exp.engine.fsdp import is_sharded
 from exp.engine.trainer import EvalLoop
-from exp.engine.wrapper import check_placement, place_and_wrap, predictions, unwrapped
+from exp.engine.wrapper import check_placement, is_sharded, place_and_wrap, unwrapped
 from exp.errors import EXPERIMENT_PAGE, ConfigError, shown
 from exp.runs.files import csv_content, write_atomically
 from exp.runs.status import Stage, beat
@@ -60,7 +58,6 @@ def evaluate(session: Session) -> dict[str, Any]:
         RunError: predictions are NaN, or the main metric is not finite.
         ExpError: the data, the model or the metrics cannot be built, or raise.
     """
-    record_environment(session)
     data = build_data(session)
     model = build_model(session, data)
     test = split_in_use(session, data, "test")
@@ -120,7 +117,6 @@ def predict(session: Session) -> dict[str, Any]:
     Raises:
         ExpError: the data or the model cannot be built, or the data raise.
     """
-    record_environment(session)
     data = build_data(session)
     model = build_model(session, data).to(session.device)
     check_placement(model, session.device, session.info.rank)
@@ -155,7 +151,7 @@ def batch_outputs(session: Session, model: Any, batch: dict[str, Any]) -> torch.
     """
     model = unwrapped(model).eval()
     with torch.no_grad(), session.backend.autocast(session.config.precision):
-        outputs = predictions(model, move(batch, session.device))
+        outputs = model.test_step(move(batch, session.device))
     if not isinstance(outputs, torch.Tensor):
         raise ConfigError(
             f"model: {shown(model)} predicts a {type(outputs).__name__}, not a tensor with a row for each sample; "

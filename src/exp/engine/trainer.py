@@ -29,12 +29,10 @@ from exp.data.loader import move, tensors_of
 from exp.engine import checkpoint
 from exp.engine.building import rank_logger
 from exp.engine.device import rng_state
-from exp.engine.fsdp import whole
-from exp.engine.hooks import LossMeter, MetricsHook, OverfitHook, PreemptionHook
+from exp.engine.hooks import CheckpointHook, LossMeter, MetricsHook, OverfitHook, PreemptionHook, what_to_do
 from exp.engine.optim import build_schedulers
 from exp.engine.registries import CountersHook, build_loggers
-from exp.engine.saving import CheckpointHook, CheckpointWriter, what_to_do
-from exp.engine.wrapper import average_buffers, predictions, unwrapped
+from exp.engine.wrapper import average_buffers, unwrapped, whole
 from exp.errors import ConfigError, RunError, first_line
 from exp.runs.status import Stage, beat
 
@@ -112,15 +110,13 @@ class Trainer:
         self._calls: dict[str, list[Any]] = {}
         judged = () if val_loop is None else (val_loop.evaluator.metric_name, val_loop.evaluator.greater_is_better)
         self.figures, self.checkpoints = MetricsHook(session), CheckpointHook(session, *judged)
-        counted = any(type(hook) is RuntimeInfoHook for hook in hooks)  # the user's choice, which replaces CountersHook
-        own: list[Any] = [None if counted else CountersHook(), ParamSchedulerHook(), self.figures, self.checkpoints]
-        own += [
-            PreemptionHook(session, self.checkpoints),
-            OverfitHook(session) if session.config.debug.overfit else None,
-        ]
-        for hook in filter(None, (*own, *hooks)):
+        # If the user names RuntimeInfoHook, it replaces CountersHook.
+        own: list[Hook] = [] if any(type(hook) is RuntimeInfoHook for hook in hooks) else [CountersHook()]
+        own += [ParamSchedulerHook(), self.figures, self.checkpoints, PreemptionHook(session, self.checkpoints)]
+        own += [OverfitHook(session)] if session.config.debug.overfit else []
+        for hook in (*own, *hooks):
             self.register_hook(hook)
-        self.checkpoint_writer = CheckpointWriter(self.backend)
+        self.checkpoint_writer = checkpoint.CheckpointWriter(self.backend)
 
     # -- the interface of a runner, for hooks -----------------------------------------------------------------------
 
@@ -299,7 +295,7 @@ class Trainer:
 
         Args:
             step: optimizer steps completed.
-            best: state of the :class:`exp.engine.saving.CheckpointHook`.
+            best: state of the :class:`exp.engine.hooks.CheckpointHook`.
             validation_due: whether a resumed run starts with a validation.
 
         Returns:
@@ -406,13 +402,16 @@ class TrainLoop:
         self.val_interval = val_every or 1
         self.dropouts = dropouts
         self.steps_per_epoch = self.sampler.steps_per_epoch
-        self.validation_due = self.stop_training = False
+        self.stop_training = False
         self._limits = max_epochs, max_steps
         self.validated = 0
-        self._set_position(0, 0, 0)
+        self.restore(0, 0, 0)
 
     def restore(self, epoch: int, step: int, samples: int, validation_due: bool = False) -> None:
-        """Set the position from which to resume.
+        """Set the position from which to train, and compute the length of the training.
+
+        If the run has resumed with other data, earlier epochs had another length. So ``step`` need not be
+        ``epoch * steps_per_epoch`` plus the steps of the current epoch.
 
         Args:
             epoch: epochs completed.
@@ -423,26 +422,12 @@ class TrainLoop:
         Raises:
             ConfigError: there is no such position in the data.
         """
-        self.validation_due = validation_due
         self.sampler.set_position(epoch, samples)
-        self._set_position(epoch, step, samples // self.sampler.global_batch_size)
-
-    def _set_position(self, epoch: int, step: int, within: int) -> None:
-        """Set the position, and compute the length of the training.
-
-        If the run has resumed with other data, earlier epochs had another length. So ``step`` need not be
-        ``epoch * steps_per_epoch + within``.
-
-        Args:
-            epoch: epochs completed.
-            step: optimizer steps completed.
-            within: optimizer steps completed in the current epoch.
-        """
-        max_epochs, max_steps = self._limits
+        within, (max_epochs, max_steps) = samples // self.sampler.global_batch_size, self._limits
         if max_epochs is None:
             assert max_steps is not None
             max_epochs = epoch - (step - within - max_steps) // self.steps_per_epoch
-        self.epoch, self.iter, self.max_epochs = epoch, step, max_epochs
+        self.epoch, self.iter, self.max_epochs, self.validation_due = epoch, step, max_epochs, validation_due
         self.ahead = epoch * self.steps_per_epoch + within - step
         steps = max_epochs * self.steps_per_epoch - self.ahead
         self.ends_by_steps = max_steps is not None and max_steps <= steps
@@ -551,7 +536,7 @@ class EvalLoop:
         if self.change is not None and numbers is not None:
             batch = self.change(batch, numbers)
         with session.backend.autocast(session.config.precision):
-            outputs = predictions(self.model, batch, stage)
+            outputs = getattr(self.model, f"{stage}_step")(batch)
         self._sums += [(idx, value.sum()) for value in tensors_of(outputs) if value.is_floating_point()]
         self.evaluator.update(outputs, batch)
         session.backend.end_batch(outputs)

@@ -19,9 +19,8 @@ from exp.config.differences import Change, as_plain, changes, refusal, trains_on
 from exp.config.resolve import is_own
 from exp.config.schema import OptimConfig
 from exp.console import size
-from exp.data.fingerprint import differences
 from exp.data.loader import device_loader, eval_loader, share_loader
-from exp.data.places import shortened
+from exp.data.places import differences, shortened
 from exp.data.sampler import TrainBatchSampler
 from exp.engine import checkpoint
 from exp.engine.building import (
@@ -30,16 +29,14 @@ from exp.engine.building import (
     build_evaluator,
     build_model,
     make_result,
-    record_environment,
     split_in_use,
 )
 from exp.engine.device import rng_state, seed_everything, set_rng_state
-from exp.engine.fsdp import is_sharded, refuse_hooks
 from exp.engine.optim import BackendOptimWrapper, build_optimizer, parameter_groups
 from exp.engine.outputs import draw_extras, training_pictures
 from exp.engine.registries import build_hooks
 from exp.engine.trainer import EvalLoop, Trainer, TrainLoop
-from exp.engine.wrapper import place_and_wrap, unwrapped
+from exp.engine.wrapper import is_sharded, place_and_wrap, unwrapped
 from exp.errors import (
     EXPERIMENT_PAGE,
     CheckpointError,
@@ -82,7 +79,6 @@ def train(session: Session, rate: Callable[..., dict[str, float]], what_fits: Ca
         ExpError: errors of the functions that build the parts, and of the training. If the device is out of memory, the
             message (RunError) has settings with the same global batch that need less memory.
     """
-    record_environment(session)
     data = build_data(session)
     if session.distributed.is_main and session.extras.fingerprint is not None:
         session.data_files = session.extras.fingerprint()
@@ -168,8 +164,6 @@ def build_trainer(session: Session, data: Any, model: Any) -> Trainer:
     seed_everything(config.seed + session.info.rank, session.backend)  # ranks draw different dropout masks
     hooks: Any = OmegaConf.to_container(config.hooks, resolve=True)
     user_hooks = build_hooks(hooks, evaluator.metric_name, evaluator.greater_is_better, evaluator.names)
-    if is_sharded(bare):
-        refuse_hooks(user_hooks)
     dropouts = DropoutStream(bare, sampler, config.seed) if config.dropout_by_sample else None
     if dropouts is not None and dropouts.left_out:
         session.say(
@@ -177,7 +171,7 @@ def build_trainer(session: Session, data: Any, model: Any) -> Trainer:
             "torch's dropout there by exp.models.dropout.Dropout"
         )
     loader = device_loader(train, sampler, data.num_workers, session)
-    return Trainer(
+    trainer = Trainer(
         session,
         model,
         BackendOptimWrapper(
@@ -193,6 +187,13 @@ def build_trainer(session: Session, data: Any, model: Any) -> Trainer:
         EvalLoop(session, model, share_loader(test, data, session), evaluator, "test"),
         user_hooks,
     )
+    savers = trainer.hooks_at("before_save_checkpoint", "after_load_checkpoint") if is_sharded(bare) else []
+    if savers:
+        raise ConfigError(
+            f"hooks: {', '.join(savers)}: these put weights of their own into checkpoints, and with wrapper=fsdp no "
+            "rank has them whole; leave them out, or use wrapper=ddp"
+        )
+    return trainer
 
 
 def _check_one_batch(session: Session, data: Any, trainer: Trainer) -> None:

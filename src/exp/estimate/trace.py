@@ -21,9 +21,8 @@ from torch import nn
 from exp.config.resolve import create, resolve
 from exp.data.base import Data, ExampleBatch, split_of
 from exp.data.loader import map_tensors, tensors_of
-from exp.engine.fsdp import units_of
 from exp.engine.optim import build_optimizer
-from exp.engine.wrapper import predictions
+from exp.engine.wrapper import units_of
 from exp.errors import ConfigError, DataError, ExpError, UnavailableError, asked, told
 from exp.hardware.collectives import Collectives
 from exp.hardware.compat import TORCH_VERSION, backward_below_modes, every_operator, supports_estimates
@@ -410,7 +409,7 @@ class Tracer:
         tracker.count(batch, "batch")
         try:
             with tracker.counting(), META, on_card, torch.no_grad(), on_card.autocast():
-                predictions(self.model.eval(), batch, "val")
+                self.model.eval().val_step(batch)  # type: ignore[operator]
         except Exception as error:  # noqa: BLE001 - a model may read values, or raise any exception
             self.notes.append(f"validation is not estimated: {_line(error)[:120]}")
             return None

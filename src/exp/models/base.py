@@ -5,11 +5,10 @@ from __future__ import annotations
 import functools
 import operator
 from pathlib import Path
-from typing import Any, Collection, Container, Iterable, Mapping, Sequence
+from typing import Collection, Container, Iterable, Mapping, Sequence
 
 import torch
 from mmengine.model import BaseModel
-from mmengine.optim import OptimWrapper
 from torch import nn
 
 from exp.errors import EXPERIMENT_PAGE, ConfigError, shown
@@ -54,7 +53,7 @@ class Model(BaseModel):
 
     Optional members: :meth:`adapt_state_dict` for checkpoints of other projects; ``num_layers`` and ``layer_of(name)``
     for learning rates by depth (see :mod:`exp.engine.optim`); ``sharded_units()`` if ``wrapper=fsdp`` does not find the
-    parts to shard (see :func:`exp.engine.fsdp.units_of`).
+    parts to shard (see :func:`exp.engine.wrapper.units_of`).
     """
 
     taken_on_trust: Sequence[str] = ()
@@ -114,30 +113,6 @@ class Model(BaseModel):
         """
         del name
         return False
-
-    def train_step(self, data: dict[str, torch.Tensor], optim_wrapper: OptimWrapper) -> dict[str, torch.Tensor]:
-        """Forward pass, backward pass and update for one batch on the model's device.
-
-        Args:
-            data: the batch.
-            optim_wrapper: the :class:`exp.engine.optim.BackendOptimWrapper`.
-
-        Returns:
-            The losses by name, 0-dim tensors on the device.
-        """
-        with optim_wrapper.optim_context(self):
-            losses = self(**self.data_preprocessor(data, True), mode="loss")
-        loss, log_vars = self.parse_losses(losses)
-        optim_wrapper.update_params(loss)
-        return log_vars
-
-    def val_step(self, data: dict[str, torch.Tensor]) -> Any:
-        """Predict one batch of the validation."""
-        return self(**self.data_preprocessor(data, False), mode="predict")
-
-    def test_step(self, data: dict[str, torch.Tensor]) -> Any:
-        """Predict one batch of the test."""
-        return self(**self.data_preprocessor(data, False), mode="predict")
 
     def parse_losses(self, losses: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """The total loss to back-propagate, and the values to log.

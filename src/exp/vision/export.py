@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save
 from torch import nn
 
-from exp.engine.building import build_data, build_model, make_result, record_environment
+from exp.engine.building import build_data, build_model, make_result
 from exp.errors import ConfigError, RunError
 from exp.hardware.compat import supports_export
 from exp.runs.files import write_atomically, write_json
@@ -77,7 +77,6 @@ def export(session: Session) -> dict[str, Any]:
         raise ConfigError(
             f"task.formats has torch_export, which takes torch >= 2.5, and this is {torch.__version__}; leave it out"
         )
-    record_environment(session)
     data: Any = build_data(session)
     model: Any = build_model(session, data).eval()
     if not isinstance(getattr(model, "backbone", None), VisionTransformer):

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save
 
 from exp import console
 from exp.data.loader import device_loader
-from exp.engine.building import build_data, build_model, make_result, record_environment
+from exp.engine.building import build_data, build_model, make_result
 from exp.engine.outputs import PictureWriter
 from exp.engine.wrapper import check_placement
 from exp.errors import ConfigError, RunError
@@ -49,7 +49,6 @@ def _build(session: Session) -> tuple[Any, Any]:
         ConfigError: the model has no method ``features``.
     """
     config = session.config
-    record_environment(session)
     data: Any = build_data(session)
     model: Any = build_model(session, data).to(session.device)
     if not hasattr(model, "features"):

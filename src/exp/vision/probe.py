@@ -16,7 +16,7 @@ from sklearn.metrics import accuracy_score, f1_score
 from sklearn.neighbors import NearestNeighbors
 from sklearn.preprocessing import StandardScaler, normalize
 
-from exp.engine.building import make_result, record_environment
+from exp.engine.building import make_result
 from exp.errors import ConfigError
 from exp.runs.files import write_atomically
 from exp.vision.metrics import ConfusionMatrix, mean_of_known
@@ -340,7 +340,6 @@ def run_probes(session: Session) -> dict[str, Any]:
         ConfigError: ``task.features``, ``task.probes`` or ``task.k`` does not fit the store.
     """
     task, distributed = session.config.task, session.distributed
-    record_environment(session)
     bench = _Bench(task)
     notes = bench.notes()
     session.begin()

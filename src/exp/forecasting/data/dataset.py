@@ -11,8 +11,7 @@ import pandas as pd
 import torch
 
 from exp.data.base import Data, ExampleBatch, Extras, Prediction
-from exp.data.fingerprint import of_file
-from exp.data.places import shortened
+from exp.data.places import of_file, shortened
 from exp.errors import DataError
 from exp.forecasting.config import ForecastingDataConfig
 from exp.forecasting.data import calendar
@@ -24,7 +23,7 @@ from exp.forecasting.data.windows import WindowDataset
 from exp.forecasting.metrics import Baselines, ForecastMetrics
 
 if TYPE_CHECKING:
-    from exp.data.fingerprint import Fingerprint
+    from exp.data.places import Fingerprint
     from exp.forecasting.data.series import Series
     from exp.forecasting.intervals.intervals import Intervals
     from exp.metrics import Metric
@@ -206,7 +205,7 @@ class ForecastingData(Data):
         return ExampleBatch(window, window, {}, config.eval_batch_size)
 
     def fingerprint(self) -> Fingerprint:
-        """A digest of the file (:mod:`exp.data.fingerprint`)."""
+        """A digest of the file (:mod:`exp.data.places`)."""
         return of_file(self.path)
 
     def state_dict(self) -> dict[str, Any]:

@@ -16,8 +16,7 @@ import torch
 
 from exp.config.compose import run_folder_of
 from exp.data.base import Data, ExampleBatch, Extras, Prediction
-from exp.data.fingerprint import of_samples
-from exp.data.places import shortened
+from exp.data.places import of_samples, shortened
 from exp.errors import ConfigError, DataError
 from exp.runs.files import write_json
 from exp.vision.data.config import DistillationDataConfig, ImageDataConfig, SceneDataConfig, SegmentationDataConfig
@@ -30,7 +29,7 @@ from exp.vision.data.values import ImageReader
 from exp.vision.metrics import FeatureAgreement, PixelsRight, SceneMetrics, SegmentationMetrics, TrueClassProbability
 
 if TYPE_CHECKING:
-    from exp.data.fingerprint import Fingerprint
+    from exp.data.places import Fingerprint
     from exp.engine.building import Weights
     from exp.metrics import SampleMetric
 
@@ -329,7 +328,7 @@ class ImageData(Data):
         return draw_samples(self, worst, best)
 
     def fingerprint(self) -> Fingerprint:
-        """A digest of names, labels and sizes of the files (:mod:`exp.data.fingerprint`)."""
+        """A digest of names, labels and sizes of the files (:mod:`exp.data.places`)."""
         return of_samples({split: data.samples for split, data in self._splits.items()})
 
     def record(self, gather: Callable[[Any], list[Any]]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Mapping, Sequence
 import numpy as np
 import torch
 
-from exp.engine.building import build_data, make_result, record_environment
+from exp.engine.building import build_data, make_result
 from exp.engine.distributed import Distributed
 from exp.errors import ConfigError, DataError
 from exp.runs.files import write_json
@@ -297,7 +297,6 @@ def write_statistics(session: Session) -> dict[str, Any]:
         DataError: an image cannot be used.
     """
     config = session.config
-    record_environment(session)
     data: Any = build_data(session)
     if not isinstance(getattr(data, "normalization", None), Normalization):
         raise ConfigError(f"task=stats measures images, and data {config.data._target_} has none")
