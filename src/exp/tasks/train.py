@@ -39,15 +39,15 @@ class Train(Task):
 
 
 def _rate(*arguments: Any) -> dict[str, float]:
-    from exp.estimate.trace import training_rate  # only once the training is over
+    from exp.estimate import training_rate  # only once the training is over
 
     return training_rate(*arguments)
 
 
 def _what_fits(*arguments: Any) -> Any:
-    from exp.estimate.trace import what_fits  # only if memory is exhausted
+    from exp.estimate import what_fits  # only if memory is exhausted
 
-    return what_fits(*arguments)
+    return what_fits(*arguments, headroom=Estimate.headroom)
 
 
 @dataclass
@@ -62,4 +62,4 @@ class Estimate(ParentTask):
     """Share of the memory for what is not counted: the driver, buffers of collectives, fragmentation."""
 
     trains: ClassVar[bool] = True
-    work: ClassVar[str] = "exp.estimate.command.write_estimate"
+    work: ClassVar[str] = "exp.estimate.write_estimate"
