@@ -134,10 +134,10 @@ def named(cls: type[_T]) -> type[_T]:
     return dataclasses.make_dataclass(cls.__name__, keys, bases=(dataclass(cls),), namespace=namespace)
 
 
-def call(path: str, *arguments: Any) -> Any:
+def call(path: str, *arguments: Any, **keywords: Any) -> Any:
     """Call the function with this dotted path, and import its module first."""
     module, _, function = path.rpartition(".")
-    return getattr(importlib.import_module(module), function)(*arguments)
+    return getattr(importlib.import_module(module), function)(*arguments, **keywords)
 
 
 def task_class(config: ExpConfig) -> type[Task]:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from exp.backends._monitor import reading
+from exp.backends.cpu import CpuBackend
 
+from exp.checks.doctor import CHECKS
+from exp.hardware.compat import every_operator
 from tests.simulators import needs_card
 
 ROOT = Path(__file__).parents[2]
@@ -57,3 +63,40 @@ def test_a_group_that_copies_through_the_cpu_is_a_warning_and_adds_up_all_the_sa
     assert (done.returncode, findings(report, "warning")) == (0, {"group": [0, 1]}), done.stdout
     checks = [check for rank in report["ranks"] for check in rank["checks"] if check["name"] in ("all_reduce", "ddp")]
     assert {check["status"] for check in checks} == {"ok"}
+
+
+class WrongAtFirst(CpuBackend):
+    """Its products are wrong until its monitor is read, which takes a while."""
+
+    right = False
+
+    def autocast(self, precision):
+        def call(operator, arguments, keywords):
+            result = operator(*arguments, **keywords)
+            return result if self.right or "mm" not in str(operator) else result * 2
+
+        return every_operator(call)
+
+    def monitor(self):
+        self.right = True
+        time.sleep(0.5)
+        return []
+
+
+class Full(CpuBackend):
+    def usage(self):
+        return {"free": 2**20, "total": 2**33}
+
+
+def bench_of(backend):
+    config = SimpleNamespace(precision="fp32", task=SimpleNamespace(burst_s=0.02))
+    return SimpleNamespace(backend=backend, device=torch.device("cpu"), described={}, config=config)
+
+
+def test_a_wrong_product_fails_the_burst_also_if_later_ones_are_right():
+    assert CHECKS["burst"].body(bench_of(WrongAtFirst(name="cpu"))).status == "failed"
+
+
+def test_a_device_that_processes_share_has_no_process_to_end_if_its_memory_is_used_up():
+    answer = CHECKS["memory"].body(bench_of(Full(name="cpu")))
+    assert (answer.status, "end it" in answer.advice) == ("warning", False)

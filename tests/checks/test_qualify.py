@@ -13,6 +13,7 @@ from exp.backends.cpu import CpuBackend
 from exp.checks.check import Journal, judge_collectives, judge_operators
 from exp.checks.measure import addends
 from exp.checks.operators import OperatorCheck
+from exp.checks.suite import machine_of
 from exp.hardware.compat import TORCH_VERSION, every_operator
 from tests.conftest import Forked
 from tests.simulators import needs_current_card
@@ -145,6 +146,21 @@ def test_the_verdict_on_collectives_and_what_has_ended_the_process_is_left_out(t
     assert [line["collective"] for line in answer.values["table"]] == ["all_reduce fp32", "all_reduce bf16"]
     assert Journal(path, 45).crashed == {"all_reduce fp16"}
     assert Journal.read(path)[0] == lines[2:]
+
+
+def test_a_crash_is_recorded_after_a_line_that_the_worker_did_not_finish(tmp_path):
+    path = tmp_path / "operators.jsonl"
+    Journal.note(path, ended=False, name="aten.gelu.default", since=0.0)
+    with path.open("a") as file:
+        file.write('{"name": "aten.gelu.def')
+    Journal.note(path, name="aten.gelu.default", crash="killed by SIGKILL")
+    assert Journal(path, 60).crashed == {"aten.gelu.default"}
+
+
+def test_of_the_overrides_only_those_of_the_suite_itself_do_not_identify_it():
+    words = ["backend=cpu", "task=qualify", "task.steps=9", "output_dir=x", "overwrite=true", "resume=auto"]
+    facts = machine_of(CpuBackend(name="cpu"), 1, [*words, "overtones=2", "++taskless=1"])
+    assert facts["overrides"] == "['++taskless=1', 'backend=cpu', 'overtones=2']"
 
 
 @pytest.mark.parametrize(

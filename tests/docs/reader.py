@@ -37,7 +37,7 @@ ELSEWHERE = {
     "tests/behaviour/test_own_code.py": ["add-an-experiment", "add-a-task"],
     "tests/behaviour/test_trackers.py": ["trackers"],
     "tests/config/test_published.py": ["results"],
-    "tests/estimate/test_estimate.py": ["estimate"],  # what trains is in tests/engine/test_fsdp.py
+    "tests/test_estimate.py": ["estimate"],  # what trains is in tests/engine/test_fsdp.py
     "tests/test_python.py": ["python"],
 }
 # Commands that are composed here, and not run.

@@ -1,4 +1,4 @@
-"""The rate of a training: operations (tests/estimate), over seconds, over what the devices do at best."""
+"""The rate of a training: operations (tests/test_estimate.py), over seconds, over what the devices do at best."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from exp.data.base import Data
-from exp.estimate.trace import LEAST_SECONDS, training_rate
+from exp.estimate import LEAST_SECONDS, training_rate
 from exp.hardware.compat import supports_estimates
 from exp.hardware.numerics import matrix_rate
 from exp.models.base import Model

@@ -8,6 +8,7 @@ from __future__ import annotations
 import faulthandler
 import json
 import math
+import os
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Iterable, Mapping, Sequence
@@ -130,8 +131,11 @@ class Journal:
     @staticmethod
     def note(path: Path, ended: bool = True, **line: Any) -> None:
         """Append a line to a journal; the process need not be the one that created it."""
-        with path.open("a", encoding="utf-8") as file:
-            file.write(to_json({**line, "ended": ended}) + "\n")
+        with path.open("ab+") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(end - 1, 0))
+            torn = end > 0 and file.read(1) != b"\n"  # its process died while it wrote the last line
+            file.write(f"{chr(10) * torn}{to_json({**line, 'ended': ended})}\n".encode())
 
     @staticmethod
     def read(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import runpy
 import secrets
 import signal
@@ -22,7 +23,7 @@ from exp.runs.status import PREEMPT_SIGNAL, handle_signals, signal_name
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["ChildEnd", "run_exp", "searched"]
+__all__ = ["ChildEnd", "overrides_without", "run_exp", "searched"]
 
 _POLL_S = 0.1
 _PATIENCE_S = 15.0  # the child's launcher waits some seconds for its own workers
@@ -44,6 +45,12 @@ class ChildEnd:
     why: str
     late: bool
     interrupted_by: str | None
+
+
+def overrides_without(overrides: Sequence[str], *keys: str) -> list[str]:
+    """The overrides of a command line, without those of some root keys and of all keys below them."""
+    named = re.compile(rf"[+~]*({'|'.join(keys)})([.=].*)?")
+    return [override for override in overrides if not named.fullmatch(override)]
 
 
 def searched() -> list[str]:

@@ -8,7 +8,6 @@ work in one process.
 from __future__ import annotations
 
 import math
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterator, NamedTuple
 
@@ -17,7 +16,7 @@ from omegaconf import DictConfig
 
 from exp import console
 from exp.checks.check import FAILED, OK, fail, figure, finish, ok
-from exp.checks.child import run_exp
+from exp.checks.child import overrides_without, run_exp
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, REFUSED, ConfigError, UnavailableError
 from exp.frozen import freeze
 from exp.hardware.backend import FLOAT32
@@ -34,8 +33,7 @@ __all__ = ["Difference", "apart", "compare", "compare_backends", "largest", "rea
 _LOSS_TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 2e-3, "tf32": 2e-3, "efp": 2e-2}
 _LARGEST = 0.5  # upper bound of a tolerance: with a larger one, no difference would be found
 _FLOOR = 1e-3
-_OWN = re.compile(r"[+~]*(?:task|output_dir|overwrite|resume|max_steps|max_epochs|log_every)(?:[.=].*)?")
-_OF_TESTED = re.compile(r"[+~]*(?:backend|compile)(?:[.=].*)?")
+_OWN = ("task", "output_dir", "overwrite", "resume", "max_steps", "max_epochs", "log_every")
 
 # Title, name of the phase, and tolerance as a multiple of the loss's: single values differ more than a sum over many
 # values (the loss), and the optimizer amplifies differences. Gradients of later steps are not compared: near a kink of
@@ -172,10 +170,10 @@ def compare_backends(config: ExpConfig, overrides: list[str], task: Parity) -> i
     dropout, epochs = dict(_dropout(config.model, "model")), max(config.max_epochs or 0, task.steps)
     common = ["task=trace", f"max_steps={task.steps}", f"max_epochs={epochs}", "log_every=1", "overwrite=true",
               *(f"{key}=0.0" for key in dropout)]  # fmt: skip
-    kept = [each for each in overrides if not _OWN.fullmatch(each)]
+    kept = overrides_without(overrides, *_OWN)
     # The reference is exact: not compiled, and in full float32 if the tested precision is a form of float32.
     exact = [f"backend={task.reference}", "compile=false", *["precision=fp32"] * (config.precision in FLOAT32)]
-    of_reference = [*(each for each in kept if not _OF_TESTED.fullmatch(each)), *exact]
+    of_reference = [*overrides_without(kept, "backend", "compile"), *exact]
     run.write()
     try:
         folder.begin(config.overwrite)

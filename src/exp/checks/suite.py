@@ -10,7 +10,6 @@ from __future__ import annotations
 import fnmatch
 import os
 import platform
-import re
 import shutil
 import time
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 from exp import __version__, console
 from exp.checks.check import FAILED, SKIPPED, WARNING, Answer, Journal, fail, say, skip, table_of, worst
-from exp.checks.child import ChildEnd, run_exp, searched
+from exp.checks.child import ChildEnd, overrides_without, run_exp, searched
 from exp.config.check import check_hardware
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, EXIT_UNAVAILABLE, ConfigError, ExpError
 from exp.frozen import prepare
@@ -35,12 +34,12 @@ if TYPE_CHECKING:
     from exp.hardware.backend import Backend
     from exp.tasks.checks import Qualify
 
-__all__ = ["qualify"]
+__all__ = ["machine_of", "qualify"]
 
 _SHORT = ("plots=false", "logger=none", "debug.val_batches=1", "debug.test_batches=1", "max_epochs=null")
-_OWN = re.compile(
-    r"[+~]*(?:task|experiment|nproc|precision|output_dir|overwrite|resume|max_steps|max_epochs|logger)(?:[.=].*)?"
-)
+_FOLDER = ("task", "output_dir", "overwrite", "resume")
+"""Keys that may change when the same suite continues."""
+_OWN = (*_FOLDER, "experiment", "nproc", "precision", "max_steps", "max_epochs", "logger")
 _IDENTITY = ("name", "uuid", "serial", "bus_id", "memory_total")
 _OF_THE_JOB = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_")
 """Prefixes of environment variables that differ from job to job."""
@@ -65,7 +64,7 @@ def plan(config: ExpConfig, overrides: Sequence[str], task: Qualify, backend: Ba
     Returns:
         Overrides of ``python -m exp``, by name of the check. A name starts with the check's task.
     """
-    kept = [each for each in overrides if not _OWN.fullmatch(each) and each != "backend=auto"]
+    kept = [each for each in overrides_without(overrides, *_OWN) if each != "backend=auto"]
     if not any(override.startswith("backend=") for override in kept):
         kept.append(f"backend={config.backend.name}")
     made_up = backend.simulate or not backend.exclusive_devices
@@ -135,14 +134,14 @@ def qualify(config: ExpConfig, overrides: list[str], *_: Any) -> int:
     lock.acquire()
     try:
         record = None if config.overwrite else read_json(place / "qualify.json")
-        return _Suite(task, rows, backend, place, _machine(backend, config.nproc, overrides), record).run()
+        return _Suite(task, rows, backend, place, machine_of(backend, config.nproc, overrides), record).run()
     finally:
         lock.release()
 
 
-def _machine(backend: Backend, nproc: int, overrides: Sequence[str]) -> dict[str, str]:
+def machine_of(backend: Backend, nproc: int, overrides: Sequence[str]) -> dict[str, str]:
     """Facts that identify the suite: machine, software, environment variables and overrides."""
-    own = sorted(each for each in overrides if not re.match(r"task[.=]|output_dir=|resume=|over", each))
+    own = sorted(overrides_without(overrides, *_FOLDER))
     facts = {"backend": backend.name, "simulated": backend.simulate, "nproc": nproc, "overrides": own,
              "Python": platform.python_version(), "platform": platform.platform(), "cores": os.cpu_count(),
              **package_versions(), **backend.packages(), **variables(backend)}  # fmt: skip
@@ -161,7 +160,7 @@ class _Suite:
         plan: overrides of all checks, by name.
         backend: the backend under test.
         place: folder of the suite.
-        machine: facts from :func:`_machine`.
+        machine: facts from :func:`machine_of`.
         earlier: content of ``qualify.json``; None: start from the beginning.
 
     Attributes:

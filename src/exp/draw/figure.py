@@ -5,12 +5,9 @@ Figures use matplotlib's object interface, without the global state of pyplot.
 
 from __future__ import annotations
 
-import contextlib
 import io
-import re
-import warnings
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Iterator, Sequence, Union
+from typing import TYPE_CHECKING, Any, Sequence, Union
 
 import matplotlib as mpl
 import numpy as np
@@ -28,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Picture", "as_it_is", "encoded", "figure_file", "figure_pixels", "label", "new_figure", "pixels_png", "resize",
     "title_and_legend", "training_curves",
-    "undrawable",
 ]  # fmt: skip
 
 Picture = Union[Figure, np.ndarray, bytes]
@@ -43,8 +39,6 @@ _FALLBACKS = (
     "Arial Unicode MS",
 )  # fmt: skip
 """Fonts with characters that the default font lacks, mostly Chinese."""
-
-_undrawable: set[str] = set()
 
 
 def new_figure(width: float, height: float, dpi: int = 110) -> Figure:
@@ -119,7 +113,8 @@ def figure_file(figure: Figure, form: str, dpi: float | None = None) -> bytes:
     """The bytes of an image file.
 
     Text in PDF uses embedded TrueType fonts, which publishers ask for; text in SVG is outlines, which need no font.
-    Characters that the default font (DejaVu Sans) lacks are drawn with a common Chinese font, if one is installed.
+    Characters that the default font (DejaVu Sans) lacks are drawn with a common Chinese font, if one is installed;
+    otherwise matplotlib warns of them.
     Equal figures give equal bytes.
 
     Args:
@@ -128,7 +123,8 @@ def figure_file(figure: Figure, form: str, dpi: float | None = None) -> bytes:
         dpi: pixels per inch, also of images within a PDF or SVG; None: the figure's own.
     """
     buffer = io.BytesIO()
-    with _complete(figure), mpl.rc_context({"pdf.fonttype": 42, "svg.fonttype": "path"}):
+    _complete(figure)
+    with mpl.rc_context({"pdf.fonttype": 42, "svg.fonttype": "path"}):
         # Without a date, files of equal figures are equal.
         figure.savefig(buffer, format=form, dpi="figure" if dpi is None else dpi,
                        metadata={"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(form))  # fmt: skip
@@ -138,8 +134,8 @@ def figure_file(figure: Figure, form: str, dpi: float | None = None) -> bytes:
 def figure_pixels(figure: Figure) -> np.ndarray:
     """A complete figure as pixels, at its own dpi: RGB (H, W, 3), uint8."""
     canvas: Any = FigureCanvasAgg(figure)  # Any: its methods have no type hints
-    with _complete(figure):
-        canvas.draw()
+    _complete(figure)
+    canvas.draw()
     return np.asarray(canvas.buffer_rgba())[..., :3].copy()
 
 
@@ -191,14 +187,8 @@ def _pixels_file(pixels: np.ndarray, form: str, figures: FiguresConfig) -> bytes
     return figure_file(figure, form)
 
 
-def undrawable() -> set[str]:
-    """Characters that this process could not draw, because no installed font has them."""
-    return set(_undrawable)
-
-
-@contextlib.contextmanager
-def _complete(figure: Figure) -> Iterator[None]:
-    """Context for drawing: sets fallback fonts and the layout; collects missing characters (:func:`undrawable`)."""
+def _complete(figure: Figure) -> None:
+    """Set fallback fonts and the layout, before a figure is drawn."""
     for axes in figure.axes:
         for axis in (axes.xaxis, axes.yaxis):
             axis.get_ticklabels()  # creates the tick labels, so that findobj finds them
@@ -206,13 +196,8 @@ def _complete(figure: Figure) -> Iterator[None]:
     if not all(text.get_text().isascii() for text in texts):
         for text in texts:
             text.set_fontfamily([*text.get_fontfamily(), *_installed()])
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.filterwarnings("always", message=r"Glyph .* missing")
-        if figure.get_layout_engine() is None and any(axes.get_subplotspec() for axes in figure.axes):
-            figure.tight_layout()
-        yield
-    missing = (re.match(r"Glyph (\d+)", str(each.message)) for each in caught)
-    _undrawable.update(chr(int(each[1])) for each in missing if each)
+    if figure.get_layout_engine() is None and any(axes.get_subplotspec() for axes in figure.axes):
+        figure.tight_layout()
 
 
 @lru_cache(maxsize=1)

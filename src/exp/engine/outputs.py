@@ -40,7 +40,6 @@ __all__ = [
 ]  # fmt: skip
 
 logger = logging.getLogger(__name__)
-_NAMED = 20  # characters
 
 
 def evaluate(session: Session) -> dict[str, Any]:
@@ -230,7 +229,7 @@ def measure(
 
 
 class PictureWriter:
-    """Writes pictures into the run folder, and reports once the characters that no installed font has.
+    """Writes pictures into the run folder.
 
     Args:
         session: the session.
@@ -238,7 +237,6 @@ class PictureWriter:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self._reported: set[str] = set()
 
     def write(self, name: str, picture: Picture) -> list[str]:
         """Write one picture.
@@ -251,7 +249,7 @@ class PictureWriter:
             Paths of the files, relative to the run folder; empty with ``plots=false``.
         """
         # Imported here, because it imports matplotlib.
-        from exp.draw.figure import encoded, undrawable
+        from exp.draw.figure import encoded
 
         files: list[str] = []
         if not self.session.config.plots:
@@ -259,11 +257,6 @@ class PictureWriter:
         for form, content in encoded(picture, self.session.config.figures).items():
             files.append(str(PurePosixPath(name).with_suffix(f".{form}")))
             write_atomically(self.session.folder.path / files[-1], content)
-        lacking = sorted(undrawable() - self._reported)
-        if lacking:
-            self._reported.update(lacking)
-            shown = " ".join(lacking[:_NAMED]) + f" and {len(lacking) - _NAMED} more" * (len(lacking) > _NAMED)
-            self.session.say(f"pictures: no installed font has {shown}; install one, such as Noto Sans CJK, for these")
         return files
 
     def write_all(self, pictures: Mapping[str, Picture]) -> list[str]:

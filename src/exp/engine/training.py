@@ -69,8 +69,8 @@ def train(session: Session, rate: Callable[..., dict[str, float]], what_fits: Ca
 
     Args:
         session: the session.
-        rate: returns the entries of the result about the speed; see :func:`exp.estimate.trace.training_rate`.
-        what_fits: returns a batch size that fits into the device's memory; see :func:`exp.estimate.trace.what_fits`.
+        rate: returns the entries of the result about the speed; see :func:`exp.estimate.training_rate`.
+        what_fits: returns a batch size that fits into the device's memory; see :func:`exp.estimate.what_fits`.
 
     Returns:
         The content of ``result.json``; that of rank 0 is used.

@@ -128,7 +128,8 @@ def _results(metric: str | None, groups: Sequence[Group], singles: Sequence[Grou
     for table in results_tables(runs, paper=True):
         if len(table.rows) < len(runs) or any("published" in head for head in table.heads):
             parts += [as_html(table, "paper"), _note(table.notes)]
-    parts += [_SMOOTHING, f'<div class="charts">{figures("curves")}</div>'] if figures("curves") else []
+    if figures("curves"):
+        parts += [_keys(settings_of(groups)), _SMOOTHING, f'<div class="charts">{figures("curves")}</div>']
     if figures("more"):
         titles = ", ".join(chart.title for chart in drawn if chart.kind == "more")
         parts.append(_folded(titles, f'<div class="charts">{figures("more")}</div>'))
@@ -152,6 +153,15 @@ def _figure(chart: Chart, place: int) -> str:
         f'<figure class="chart {chart.kind}"><figcaption>{escape(chart.title)}</figcaption>'
         f'<div class="plot" data-chart="{place}"{height}></div></figure>'
     )
+
+
+def _keys(labels: Sequence[str]) -> str:
+    """The legend of all curves of a section; it wraps where the page is narrow."""
+    named = [*labels[: len(_COLORS)], *["others"] * (len(labels) > len(_COLORS))]
+    parts = [
+        f'<span><i style="background:{_color(place)}"></i>{escape(name)}</span>' for place, name in enumerate(named)
+    ]
+    return f'<p class="keys">{"".join(parts)}</p>' if len(labels) > 1 else ""
 
 
 def _note(notes: Sequence[str]) -> str:
@@ -284,11 +294,10 @@ def _curves(groups: Sequence[Group], labels: Sequence[str], metric: str | None) 
                 series.append({"type": "line", "name": label, "data": data, "showSymbol": len(data) <= 25,
                                "tooltip": {"show": place < len(_COLORS)}, **look})  # fmt: skip
         scale = _scale([value for each in series for _, value in each["data"]])
-        legend = {"show": len(groups) > 1, "selector": len(groups) > len(_COLORS)}
         split, name = kind
         what = "validation " if split == "val" else "training " if name.startswith("loss") else ""
         title = what + _NAMES.get(name, name.replace("_", " ") if split == "train" else name)
-        option: dict[str, Any] = {"legend": legend, "yAxis": {"type": scale}, "series": series}
+        option: dict[str, Any] = {"yAxis": {"type": scale}, "series": series}
         charts.append(Chart(title, "curves" if kind in main else "more", option))
     return charts
 

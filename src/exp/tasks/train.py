@@ -27,7 +27,8 @@ class Train(Task):
         from exp.engine.training import train
 
         # Of a package above the engine; imported once the training is over, or memory is exhausted.
-        estimates = [functools.partial(call, f"exp.estimate.trace.{name}") for name in ("training_rate", "what_fits")]
+        rate, fits = (functools.partial(call, f"exp.estimate.{name}") for name in ("training_rate", "what_fits"))
+        estimates = rate, functools.partial(fits, headroom=Estimate.headroom)
         try:
             return train(session, *estimates)
         except Interrupted as interrupted:
@@ -47,4 +48,4 @@ class Estimate(ParentTask):
     """Share of the memory for what is not counted: the driver, buffers of collectives, fragmentation."""
 
     trains: ClassVar[bool] = True
-    work: ClassVar[str] = "exp.estimate.command.write_estimate"
+    work: ClassVar[str] = "exp.estimate.write_estimate"

@@ -1,5 +1,6 @@
-"""Runs a training step and a validation batch on torch's meta device, whose tensors have a shape and a dtype, no data.
+"""``task=estimate``: estimates memory and FLOPs of a training before it runs. Needs no worker and no device.
 
+A training step and a validation batch run on torch's meta device, whose tensors have a shape and a dtype, no data.
 :class:`MemoryTracker` counts the peak memory as a card's allocator would. :class:`AsOnCard` gives functions the form
 that they have on a card (autocast, fused attention). The buffers and shards of DDP and FSDP are added by calculation.
 """
@@ -11,6 +12,7 @@ import functools
 import logging
 import math
 import weakref
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, ContextManager, Iterable, Iterator, Mapping
 
 import torch
@@ -18,31 +20,40 @@ import torch.nn.functional as F
 from mmengine.model import BaseModel
 from torch import nn
 
+from exp import console
 from exp.config.resolve import create, resolve
+from exp.console import flops, size
 from exp.data.base import Data, ExampleBatch, split_of
 from exp.data.loader import map_tensors, tensors_of
 from exp.engine.optim import build_optimizer
+from exp.engine.registries import import_plugins
 from exp.engine.wrapper import units_of
-from exp.errors import ConfigError, DataError, ExpError, UnavailableError, asked, told
+from exp.errors import EXIT_OK, ConfigError, DataError, ExpError, UnavailableError, asked, told
+from exp.frozen import freeze
 from exp.hardware.collectives import Collectives
 from exp.hardware.compat import TORCH_VERSION, backward_below_modes, every_operator, supports_estimates
 from exp.hardware.numerics import matrix_rate
+from exp.hardware.registry import create_backend
+from exp.models.base import parameter_counts
+from exp.report.tables import Table, as_rich
+from exp.runs.files import write_json
+from exp.runs.folder import blank_result
 
 if TYPE_CHECKING:
+    from exp.config.schema import ExpConfig
     from exp.hardware.backend import Backend
     from exp.session import Session
+    from exp.tasks.train import Estimate
 
 __all__ = [
-    "HEADROOM", "KINDS", "LEAST_SECONDS", "Tracer", "as_batch", "fitting_batch", "largest_batch", "largest_sample",
-    "model_on_meta", "trace_flops", "training_rate", "what_fits",
+    "KINDS", "LEAST_SECONDS", "AsOnCard", "MemoryTracker", "Tracer", "trace_flops", "training_rate", "what_fits",
+    "write_estimate",
 ]  # fmt: skip
 
 logger = logging.getLogger(__name__)
 
 KINDS = ("parameters", "gradients", "optimizer", "wrapper", "buffers", "data", "batch", "activations")
 """Kinds of memory. ``activations`` are all tensors of a pass: those saved for the backward pass, and temporary ones."""
-HEADROOM = 0.1
-"""Share of a card's memory that is kept free for what is not counted; equal to the default of ``task.headroom``."""
 LEAST_SECONDS = 5.0
 """Trainings shorter than this get no FLOP rate: start-up dominates them, and counting takes some tenths of a second."""
 _LARGEST = 2**16
@@ -50,6 +61,15 @@ _LARGEST = 2**16
 META = torch.device("meta")
 _PAGE = 512
 """Cards allocate memory in multiples of this number of bytes."""
+_SAME = ("experiment", "backend", "world_size", "precision", "batch_size", "accumulate", "global_batch_size")
+"""Keys that ``estimate.json`` has in common with ``result.json``."""
+_LABELS = {
+    "optimizer": "optimizer's state",
+    "wrapper": "wrapper's buffers",
+    "buffers": "model's buffers",
+    "activations": "activations, temporaries",
+    "total": "peak",
+}
 _SAMPLES = 8
 """How many samples of a split, spread evenly over it, :func:`largest_sample` compares: images may differ in size."""
 
@@ -430,8 +450,8 @@ class Tracer:
             tracker.kernels = {name: kernel for name, kernel in KERNELS.items() if name in lacking}
         tracker.count(list(self.model.parameters()), "parameters", self._share)
         tracker.count(list(self.model.buffers()), "buffers")
-        for kind, size in {**self._held, "data": self._resident * self._is_card}.items():
-            tracker.hold(kind, size)
+        for kind, held in {**self._held, "data": self._resident * self._is_card}.items():
+            tracker.hold(kind, held)
         return tracker, on_card
 
 
@@ -545,13 +565,14 @@ def fitting_batch(tracer: Tracer, budget: int, more_than: int = 0) -> dict[str, 
     return None
 
 
-def what_fits(config: Any, backend: Backend, memory: int | None) -> dict[str, int] | None:
+def what_fits(config: Any, backend: Backend, memory: int | None, headroom: float) -> dict[str, int] | None:
     """The batch that fits, after the configured one has run out of memory.
 
     Args:
         config: frozen configuration.
         backend: backend of the configuration.
         memory: memory of the card in bytes; None: unknown.
+        headroom: share of ``memory`` that is kept free for what is not counted.
 
     Returns:
         As :func:`fitting_batch`; None: no batch fits, ``memory`` is unknown, or the estimate fails, which is logged.
@@ -559,7 +580,7 @@ def what_fits(config: Any, backend: Backend, memory: int | None) -> dict[str, in
     if memory is None:
         return None
     try:
-        return fitting_batch(Tracer(config, backend), int(memory * (1 - HEADROOM)), more_than=config.accumulate)
+        return fitting_batch(Tracer(config, backend), int(memory * (1 - headroom)), more_than=config.accumulate)
     except Exception as error:  # noqa: BLE001 - the run has failed already; the estimate must not hide that error
         logger.info("no estimate of what fits: %s: %s", type(error).__name__, error)
         return None
@@ -594,3 +615,112 @@ def training_rate(session: Session, data: Data, samples_per_second: float, secon
         logger.info("the rate is not measured: %s: %s", type(error).__name__, error)
         return {}
     return {"flops_per_second": flops * samples_per_second, "flops_share": flops * samples_per_second / rate}
+
+
+def write_estimate(config: ExpConfig, overrides: list[str], task: Estimate) -> int:
+    """Estimate, print the result, and write ``estimate.json`` and ``result.json`` to a run folder.
+
+    Args:
+        config: composed configuration.
+        overrides: overrides of the user.
+        task: the task of the configuration.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        ConfigError: a value is wrong, or the model cannot be run without values.
+        DataError: the data cannot be read, or are missing and their class has no ``example_batch``.
+        UnavailableError: this torch version is too old.
+    """
+    run = freeze(config, overrides, Path(config.output_dir))
+    config, folder = run.config, run.folder
+    import_plugins(config.plugins)
+    backend = create_backend(config.backend)
+    # Default: the memory of the smallest card on this host, from the vendor's monitor.
+    here = (int(row["memory_total"]) for row in backend.monitor() if row.get("memory_total"))
+    memory = min(here, default=None) if task.memory_gib is None else int(task.memory_gib * 2**30)
+    content = _estimate(config, backend, memory, task.headroom)
+    run.write()
+    try:
+        folder.begin(config.overwrite)
+        write_json(folder.path / "estimate.json", content)
+        peaks = [content["memory_peak"]] * content["world_size"]
+        result: dict[str, Any] = {**blank_result(config), "status": "completed", "measured_on": "paper"}
+        folder.write_result({**result, "memory_peak": peaks, "estimate": content})
+    finally:
+        run.release()
+    _show(content, folder.path)
+    return EXIT_OK
+
+
+def _estimate(config: Any, backend: Backend, memory: int | None, headroom: float) -> dict[str, Any]:
+    """The content of ``estimate.json`` (docs/hardware/estimate.md describes its keys).
+
+    Args:
+        config: validated configuration, with batch sizes.
+        backend: backend of the configuration; its hardware is not used.
+        memory: memory of a card in bytes; None: unknown, then no batch size is suggested.
+        headroom: share of ``memory`` that is kept free for what is not counted.
+    """
+    tracer, blank = Tracer(config, backend), blank_result(config)
+    model, passes = tracer.model, {"training": tracer.peak, "validation": tracer.validate()}
+    peak = max(each["total"] for each in passes.values() if each is not None)
+    per_sample = trace_flops(model, as_batch(tracer.example.train, config.batch_size)) / config.batch_size
+    weights = sum(value.numel() * value.element_size() for value in model.state_dict().values())
+    fit: dict[str, Any] = dict.fromkeys(("fits", "largest_batch_size", "advice"))
+    if memory is not None:
+        budget = int(memory * (1 - headroom))
+        fit = {"fits": peak <= budget, "largest_batch_size": largest_batch(tracer, budget),
+               "advice": fitting_batch(tracer, budget)}  # fmt: skip
+    return {
+        **{key: blank[key] for key in _SAME},
+        "wrapper": config.wrapper.kind if blank["world_size"] > 1 else "none",
+        "eval_batch_size": tracer.example.eval_batch_size,
+        **parameter_counts(model),
+        "flops_per_sample": per_sample,
+        "flops_per_step": per_sample * config.global_batch_size,
+        "memory": passes,
+        "memory_peak": peak,
+        "checkpoint_bytes": weights + tracer.optimizer_bytes,
+        "weights_bytes": weights,
+        "card_memory": memory,
+        "headroom": headroom,
+        **fit,
+        "torch": torch.__version__,
+        "notes": tracer.notes,
+    }
+
+
+def _show(found: Mapping[str, Any], folder: Path) -> None:
+    """Print an estimate."""
+    batches = {"training": found["batch_size"], "validation": found["eval_batch_size"]}
+    passes = {f"{name}, batch {batches[name]}": each for name, each in found["memory"].items() if each is not None}
+    kinds = [kind for kind in (*KINDS, "total") if any(each[kind] for each in passes.values())]
+    rows = [{"memory of each rank": _LABELS.get(kind, kind),
+             **{title: size(each[kind]) for title, each in passes.items()}} for kind in kinds]  # fmt: skip
+    lines = [
+        "parameters: {parameters:,}, {trained_parameters:,} of them trained".format(**found),
+        f"operations: {flops(found['flops_per_sample'])}FLOP per sample, {flops(found['flops_per_step'])}FLOP per step",
+        f"checkpoint: {size(found['checkpoint_bytes'])}; weights alone {size(found['weights_bytes'])}",
+    ]
+    if found["card_memory"] is not None:
+        lines.append(f"card: {size(found['card_memory'])}, less {found['headroom']:.0%}: {_fit(found)}")
+    lines += [*(f"note: {note}" for note in found["notes"]), f"results in {console.shown(folder)}"]
+    terminal = console.make_console()
+    head = "{experiment} on {world_size} {backend}, wrapper={wrapper}, {precision}: "
+    head += "global batch {global_batch_size} = {batch_size} x {world_size} x {accumulate}"
+    terminal.print(head.format(**found), soft_wrap=True, markup=False)
+    terminal.print(as_rich(Table.of(rows)))
+    terminal.print("\n".join(lines), soft_wrap=True, markup=False)
+
+
+def _fit(found: Mapping[str, Any]) -> str:
+    advice, largest = found["advice"], found["largest_batch_size"]
+    if largest == 0 or advice is None:
+        return "not even a batch of 1 fits; try wrapper=fsdp, precision=bf16 or a smaller model"
+    text = f"it {'fits' if found['fits'] else 'does NOT fit'}; at most batch_size={largest} per device"
+    if (advice["batch_size"], advice["accumulate"]) != (found["batch_size"], found["accumulate"]):
+        kept = f"batch_size={advice['batch_size']} accumulate={advice['accumulate']} keeps the global batch"
+        text += f"; {kept} ({size(advice['memory'])})"
+    return text

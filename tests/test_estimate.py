@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from exp.config.schema import ExpConfig, LauncherConfig
 from exp.data.base import Data
 from exp.errors import ConfigError
-from exp.estimate.trace import AsOnCard, MemoryTracker, Tracer, trace_flops
+from exp.estimate import AsOnCard, MemoryTracker, Tracer, trace_flops, what_fits
 from exp.hardware.compat import recompute_in_backward, supports_estimates
 from exp.models.base import Model
 from exp.tasks.train import Train
@@ -133,6 +133,8 @@ def test_any_batch_and_what_is_recomputed_are_estimated_and_losses_that_cannot_b
     tracer = Tracer(config, CpuBackend(name="cpu"))
     assert tracer.peak["batch"] == 3 * 512  # one page of the allocator's for each of them
     assert tracer.validate() is not None
+    fits = [what_fits(config, tracer.backend, 2 * tracer.peak["total"], share) for share in (0.0, 0.9)]
+    assert [each and each["accumulate"] for each in fits] == [2, None]
     for change, words in (("detach", "grad"), ("item", "reads values cannot be estimated")):
         config.model["change"] = change
         with pytest.raises(ConfigError, match=words):
