@@ -223,7 +223,9 @@ def fit_weights(model: nn.Module, weights: Weights, config: ExpConfig, as_it_is:
         if config.record.differs:
             cause = f"not as in the run: {', '.join(config.record.differs)}"
         elif missing and len(missing) < len(own) and all(map(may_be_new, missing)):
-            cause = "its head is not in the file: train it first (task=train), then use that run"
+            heads = [f"{key} {tuple(state[key].shape)}" for key in unknown[:2]]
+            cause = f"the file has another head ({', '.join(heads)})" if heads else "its head is not in the file"
+            cause += ": train it first (task=train), then use that run"
         else:
             cause = "use the settings with which the weights were trained"
         raise ConfigError(f"{reason}: {count}; {cause}{cure}{misfits}")
