@@ -324,7 +324,7 @@ class Sweep:
             terminal.print(f"to do the rest: {rest(self.folder)}", soft_wrap=True, markup=False)
         completed = any(run.status == "completed" for run in self.runs)
         if completed and self.settings.plots and "submitted" not in states and self.interrupted_by is None:
-            from exp.report import write_report
+            from exp.report.page import write_report
 
             page = write_report(self.runs, self.folder, self.config.name)
             terminal.print(f"report: {console.shown(page)}", soft_wrap=True)
