@@ -44,10 +44,10 @@ def _rate(*arguments: Any) -> dict[str, float]:
     return training_rate(*arguments)
 
 
-def _what_fits(*arguments: Any) -> Any:
+def _what_fits(config: Any, backend: Any, memory: int | None) -> Any:
     from exp.estimate import what_fits  # only if memory is exhausted
 
-    return what_fits(*arguments, headroom=Estimate.headroom)
+    return what_fits(config, backend, memory, Estimate.headroom)
 
 
 @dataclass
