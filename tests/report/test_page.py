@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 import exp.report
-from exp.report import write_report
-from exp.report.page import thinned, write_page
+from exp.report.page import thinned, write_page, write_report
 from exp.report.runs import find_runs
 
 LIBRARY = Path(exp.report.__file__).parent / "echarts"

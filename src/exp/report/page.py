@@ -1,4 +1,4 @@
-"""One HTML page about several runs: a single file that loads nothing from the network.
+"""The report on several runs: tables, and one HTML page, a single file that loads nothing from the network.
 
 Charts are drawn by ECharts from JSON options: ``charts.json`` has their style, this module writes their data, and
 ``page.js`` merges the two.
@@ -30,14 +30,14 @@ from exp.report.groups import (
     value_text,
 )
 from exp.report.runs import is_number
-from exp.report.tables import as_html, results_tables, run_table
+from exp.report.tables import as_html, as_latex, as_markdown, results_tables, run_table, write_rows
 from exp.runs.files import to_json, write_atomically
 from exp.runs.folder import number_text
 
 if TYPE_CHECKING:
     from exp.report.runs import Run
 
-__all__ = ["Chart", "charts_of", "curves_of", "settings_of", "thinned", "thumbnail", "write_page"]
+__all__ = ["Chart", "charts_of", "curves_of", "settings_of", "thinned", "thumbnail", "write_page", "write_report"]
 
 _STATES = ["completed", "failed", "preempted", "unfinished", "pending"]
 _WIDTH, _PER_RUN, _RUNS = 640, 6, 40  # pixels of a picture, pictures per run, runs: keeps the page below 15 MB
@@ -53,6 +53,32 @@ _COLORS = ("#3b6fd8", "#e0742c", "#2a9d5c", "#c8408f", "#8a5cd6", "#b08d12", "#1
 _FAINT = "#9a9fa6"
 _NAMES = {"lr": "learning rate", "grad_norm": "gradient norm", "samples_per_second": "samples/s"}
 _NOT_VALUES = ("split", "step", "epoch", "units")  # keys of a record that are not measured values
+
+
+def write_report(runs: Sequence[Run], folder: Path, title: str) -> Path:
+    """Write tables and ``report.html`` to ``folder``.
+
+    The tables are ``sweep.csv``, ``sweep.json``, with several seeds also ``sweep_seeds.csv``, and tables for a paper,
+    ``results.tex`` and ``results.md``.
+
+    Args:
+        runs: at least one run, from :func:`exp.report.runs.find_runs`.
+        folder: output folder; created if needed.
+        title: title of the page; any characters.
+
+    Returns:
+        Path of the page; it works without the other files.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    write_rows(runs, folder)
+    tables = results_tables(runs, paper=True)
+    if tables:
+        write_atomically(folder / "results.tex", as_latex(tables).encode("utf-8", "replace"))
+        write_atomically(folder / "results.md", as_markdown(tables).encode("utf-8", "replace"))
+    write_page(runs, folder / "report.html", title)
+    return folder / "report.html"
 
 
 def write_page(runs: Sequence[Run], path: Path, title: str) -> None:

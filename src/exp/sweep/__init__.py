@@ -358,7 +358,6 @@ class Sweep:
 
     def _report(self, rest: Callable[..., str]) -> None:
         """Print the table of results and the number of jobs by state; write the report with its plots."""
-        from exp.report import write_report
         from exp.report.tables import as_rich, results_tables
 
         terminal = console.make_console()
@@ -374,6 +373,8 @@ class Sweep:
             terminal.print(f"to do the rest: {command}", soft_wrap=True, markup=False)
         completed = any(run.status == "completed" for run in self.runs)
         if completed and self.settings.plots and not {"submitted", "interrupted"} & {*states}:
+            from exp.report.page import write_report
+
             page = write_report(self.runs, self.folder, self.config.name)
             terminal.print(f"report: {console.shown(page)}", soft_wrap=True)
 

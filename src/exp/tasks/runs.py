@@ -50,7 +50,7 @@ class Report(_OfRuns):
         The files go to ``output_dir`` if the user sets it; else into the sweep's folder, if ``run`` is one; else into a
         new folder below ``outputs/report``, so that no run folder changes.
         """
-        from exp.report import write_report
+        from exp.report.page import write_report
         from exp.report.tables import as_rich, results_tables
 
         paths, runs = self.find()
