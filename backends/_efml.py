@@ -99,7 +99,7 @@ def _reading(index: int, handle: Any) -> dict[str, Any]:
     if _ask("efmlDeviceGetMemoryInfo", handle, ctypes.byref(memory)):
         known.update(memory_used=memory.used, memory_total=memory.total)
     if _ask("efmlDeviceGetUtilizationRates", handle, ctypes.byref(rates)):
-        known["utilisation_percent"] = float(rates.gcu)
+        known["utilization_percent"] = float(rates.gcu)
     if _ask("efmlDeviceGetPciInfo_v3", handle, ctypes.byref(pci)):
         known["bus_id"] = pci.bus_id.decode("ascii", "replace") or None
     if _ask("efmlDeviceGetPowerUsage", handle, ctypes.byref(power)):

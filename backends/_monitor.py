@@ -25,7 +25,7 @@ _NVIDIA_FIELDS = (
     ("uuid", "uuid"),
     ("pci.bus_id", "bus_id"),
     ("name", "name"),
-    ("utilization.gpu", "utilisation_percent"),
+    ("utilization.gpu", "utilization_percent"),
     ("memory.used", "memory_used"),
     ("memory.total", "memory_total"),
     ("temperature.gpu", "temperature_c"),
@@ -38,10 +38,10 @@ def reading(index: int, **known: Any) -> dict[str, Any]:
 
     Args:
         index: number of the card on its host, visible or not.
-        **known: ``name``, ``uuid``, ``bus_id``, ``utilisation_percent``, ``memory_used`` and ``memory_total`` (bytes),
+        **known: ``name``, ``uuid``, ``bus_id``, ``utilization_percent``, ``memory_used`` and ``memory_total`` (bytes),
             ``temperature_c``, ``power_w``, ``state`` (as the monitor prints it, such as ``Sleep``), ``serial``.
     """
-    keys = ("name", "uuid", "bus_id", "utilisation_percent", "memory_used", "memory_total", "temperature_c", "power_w")
+    keys = ("name", "uuid", "bus_id", "utilization_percent", "memory_used", "memory_total", "temperature_c", "power_w")
     return {"index": index, **{key: known.get(key) for key in (*keys, "state", "serial")}}
 
 
@@ -93,7 +93,7 @@ def parse_nvidia_smi(text: str) -> list[dict[str, Any]]:
             continue
         cells = {key: cell for (_, key), cell in zip(_NVIDIA_FIELDS, row)}
         known: dict[str, Any] = {key: _text(cells[key]) for key in ("uuid", "bus_id", "name")}
-        for key in ("utilisation_percent", "temperature_c", "power_w"):
+        for key in ("utilization_percent", "temperature_c", "power_w"):
             known[key] = _number(cells[key])
         for key in ("memory_used", "memory_total"):
             known[key] = _bytes(_number(cells[key]), _MIB)
@@ -119,7 +119,7 @@ def parse_rocm_smi(text: str) -> list[dict[str, Any]]:
                 name=_text(_first(values, "card series", "card model", "product name")),
                 uuid=_text(_first(values, "unique id")),
                 bus_id=_text(_first(values, "pci bus")),
-                utilisation_percent=_number(_first(values, "gpu use (%)")),
+                utilization_percent=_number(_first(values, "gpu use (%)")),
                 memory_used=_bytes(_number(_first(values, "vram total used memory (b)")), 1),
                 memory_total=_bytes(_number(_first(values, "vram total memory (b)")), 1),
                 temperature_c=_number(_first(values, "temperature (sensor edge", "temperature (sensor junction")),
@@ -151,7 +151,7 @@ def parse_efsmi(text: str) -> list[dict[str, Any]]:
             int(head[0][0]),
             name=" ".join(head[0][1:]) or None,
             bus_id=head[2][0],
-            utilisation_percent=_number(next((word for word in cells[2] if word.endswith("%")), None)),
+            utilization_percent=_number(next((word for word in cells[2] if word.endswith("%")), None)),
             memory_total=_size(cells[1][0]),
             temperature_c=_number(cells[0][0]),
             power_w=_number(next((word for word in cells[0] if re.fullmatch(r"\d+(\.\d+)?W", word)), None)),

@@ -149,7 +149,7 @@ class CudaBackend(Backend):
         """Also the utilization, if the vendor's library (nvidia-ml-py or amdsmi) is installed."""
         found = super().usage()
         with contextlib.suppress(Exception):  # the library is not installed, or has no access to the driver
-            found["utilisation_percent"] = float(self.module.utilization())
+            found["utilization_percent"] = float(self.module.utilization())
         return found
 
     def packages(self) -> dict[str, str | None]:

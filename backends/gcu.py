@@ -192,7 +192,7 @@ class GcuBackend(Backend):
         cards = None if self.simulate else visible_cards()
         index = self.module.current_device() if cards else 0
         for card in _efml.readings(cards[index]) if cards and index < len(cards) else ():
-            found["utilisation_percent"] = card["utilisation_percent"]
+            found["utilization_percent"] = card["utilization_percent"]
         return {key: value for key, value in found.items() if value is not None}
 
     def run_env(self, precision: str, counts_fallbacks: bool) -> dict[str, str]:

@@ -17,35 +17,23 @@ if (
 ):
     del sys.path[0]
 
-from typing import TYPE_CHECKING, Any, Sequence  # noqa: E402 - a file of this name could stand in for it, too
+from typing import TYPE_CHECKING, Any  # noqa: E402 - a file of this name could stand in for it, too
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-    from exp.api import OpenRun
+    from exp.api import open_run, open_sweep, run
 
 __version__ = "0.1.0"
 __all__ = ["open_run", "open_sweep", "run"]
 
-# Imported when they are called: the command line needs none of it.
+
+def __getattr__(name: str) -> Any:
+    """What is public is imported when it is asked for: the command line needs none of it."""
+    if name in __all__:
+        from exp import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module 'exp' has no attribute {name!r}; public are {', '.join(__all__)}")
 
 
-def open_run(path: str | os.PathLike[str]) -> OpenRun:
-    """A run folder; see :func:`exp.api.open_run`."""
-    from exp import api
-
-    return api.open_run(path)
-
-
-def open_sweep(path: str | os.PathLike[str], average_seeds: bool = False) -> pd.DataFrame:
-    """The runs of a sweep, the best first; see :func:`exp.api.open_sweep`."""
-    from exp import api
-
-    return api.open_sweep(path, average_seeds)
-
-
-def run(overrides: Sequence[str] = ()) -> Any:
-    """Start what ``python -m exp <overrides>`` starts, and wait for its end; see :func:`exp.api.run`."""
-    from exp import api
-
-    return api.run(overrides)
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

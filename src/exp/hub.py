@@ -89,13 +89,13 @@ def bring(config: ExpConfig) -> None:
         return
     source = parse(str(pinned(config)))
     path, files = _fetch(source, list(config.record.weights.get("files", ())))
-    licence = _licence(path.parent / _CARD)
+    terms = _license(path.parent / _CARD)
     about = {"source": config.init_from, "repository": source.repository, "commit": path.parent.name, "files": files,
-             "licence": licence, "endpoint": _endpoint()}  # fmt: skip
+             "license": terms, "endpoint": _endpoint()}  # fmt: skip
     if dict(config.record.weights) != about:
         config.record.weights = about
         text = (
-            f"weights: {source.repository} at {path.parent.name[:8]}, licence: {licence or 'not stated; see its page'}"
+            f"weights: {source.repository} at {path.parent.name[:8]}, license: {terms or 'not stated; see its page'}"
         )
         console.make_console().print(text, highlight=False, markup=False, soft_wrap=True)
 
@@ -171,7 +171,7 @@ def _fetch(source: Source, known: list[str]) -> tuple[Path, dict[str, str]]:
     return path, {name: _digest(path.parent / name) for name in names if (path.parent / name).is_file()}
 
 
-def _licence(card: Path) -> str | None:
+def _license(card: Path) -> str | None:
     """The license in a model card: ``license_name`` if present (then ``license`` is ``other``), else ``license``."""
     import huggingface_hub
 

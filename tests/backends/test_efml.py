@@ -45,11 +45,11 @@ def test_every_card_is_read(library):
     cards, third_alone, fourth = ask("[backend.monitor(), _efml.readings(2), _efml.readings(7)]", library / "new")
     first, second, third = cards
     assert first == {
-        "index": 0, "name": "Enflame S60", "uuid": "GCU-00ab", "bus_id": "0000:3d:00.0", "utilisation_percent": 0.0,
+        "index": 0, "name": "Enflame S60", "uuid": "GCU-00ab", "bus_id": "0000:3d:00.0", "utilization_percent": 0.0,
         "memory_used": 2**30, "memory_total": 48 * 2**30, "temperature_c": 40.0, "power_w": 96.5, "state": None,
         "serial": None,
     }  # fmt: skip
-    assert (second["uuid"], second["utilisation_percent"], third["memory_total"]) == ("GCU-10ab", 10.0, None)
+    assert (second["uuid"], second["utilization_percent"], third["memory_total"]) == ("GCU-10ab", 10.0, None)
     assert (third_alone, fourth) == ([third], [])
     older, *_ = ask("backend.monitor()", library / "old")  # has no function for the power
     assert older == {**first, "power_w": None}

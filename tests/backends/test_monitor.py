@@ -20,7 +20,7 @@ def recorded(name: str) -> str:
 
 
 COLUMNS = (
-    "index", "name", "uuid", "bus_id", "utilisation_percent", "memory_used", "memory_total", "temperature_c", "power_w",
+    "index", "name", "uuid", "bus_id", "utilization_percent", "memory_used", "memory_total", "temperature_c", "power_w",
     "state", "serial",
 )  # fmt: skip
 A100 = "NVIDIA A100-SXM4-80GB"

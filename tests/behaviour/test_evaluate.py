@@ -24,14 +24,14 @@ def test_an_evaluation_over_three_ranks_is_that_of_the_training_to_the_last_digi
     assert tested["measured_on"] == "test"
     assert snapshot(run) == before
 
-    # What standardised errors are in the file's units, from the file: pandas knows the deviations of the training rows.
+    # What standardized errors are in the file's units, from the file: pandas knows the deviations of the training rows.
     deviations = pd.read_csv(ETTH1).iloc[:TRAIN, 1:].std(ddof=0)
     rows = table(exp.path("tested") / "metrics_per_channel.csv")
     assert [row["channel"] for row in rows] == list(deviations.index)
     for row in rows:
-        scale = float(row["mse_file_units"]) / float(row["mse_standardised"])
+        scale = float(row["mse_file_units"]) / float(row["mse_standardized"])
         assert scale == pytest.approx(deviations[row["channel"]] ** 2, rel=2e-5)
-    mean = sum(float(row["mse_standardised"]) for row in rows) / len(rows)
+    mean = sum(float(row["mse_standardized"]) for row in rows) / len(rows)
     assert mean == pytest.approx(tested["metrics"]["mse"], rel=1e-4)
     assert len(table(exp.path("tested") / "metrics_per_step.csv")) == 96
 

@@ -55,7 +55,7 @@ def test_scores_of_intervals_hang_on_the_command_alone_and_nothing_is_written_in
     by_channel = {row["channel"]: row for row in table(exp.path("e1") / "metrics_intervals_per_channel.csv")}
     deviation = pd.read_csv(ETT)["OT"][:8640].std(ddof=0)
     width = np.mean([float(row["OT_hi80"]) - float(row["OT_lo80"]) for row in rows]) / deviation
-    assert abs(width - float(by_channel["OT"]["width_80_standardised"])) < 1e-4
+    assert abs(width - float(by_channel["OT"]["width_80_standardized"])) < 1e-4
     assert content(run) == before
 
 

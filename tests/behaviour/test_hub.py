@@ -63,7 +63,7 @@ def test_weights_are_fetched_recorded_and_used_without_a_network(exp, hub):
         "repository": "timm/small",
         "commit": COMMIT,
         "files": {name: hashlib.sha256(content).hexdigest() for name, content in files.items() if name != "README.md"},
-        "licence": "open-earth-1",
+        "license": "open-earth-1",
         "endpoint": hub.url,
     }
     trained = torch.load(str(exp.path("run") / "checkpoints" / "best.pth"))["state_dict"]

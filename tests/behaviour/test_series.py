@@ -47,17 +47,17 @@ def test_units_gaps_and_dates_are_those_of_the_file(exp):
     ran(exp, *TINY, *own, *sizes, "output_dir=run")
     trained = result(exp.path("run"))
     assert (trained["data"]["irregular_steps"], trained["data"]["time_step"]) == (1, "1:00:00")
-    assert trained["metric_units"] == {"mse": "standardised", "mae": "standardised"}
+    assert trained["metric_units"] == {"mse": "standardized", "mae": "standardized"}
     assert trained["metric"] == trained["metrics"]["mse"]
     assert trained["metrics"]["mae_file_units"] > 10 * trained["metrics"]["mae"]
 
     ran(exp, "backend=cpu", "task=eval", "init_from=run", "plots=false", "output_dir=eval")
     assert result(exp.path("eval"))["metrics"] == pytest.approx(trained["metrics"], rel=1e-6)
     rows = table(exp.path("eval") / "metrics_per_channel.csv")
-    assert list(rows[0]) == ["channel", "mse_standardised", "mae_standardised", "mse_file_units", "mae_file_units"]
+    assert list(rows[0]) == ["channel", "mse_standardized", "mae_standardized", "mse_file_units", "mae_file_units"]
     load = pd.read_csv(exp.path("plant.csv"), skipinitialspace=True)["load"][: int(1499 * 0.7)]
     assert float(rows[0]["mae_file_units"]) == pytest.approx(
-        load.std(ddof=0) * float(rows[0]["mae_standardised"]), rel=1e-4
+        load.std(ddof=0) * float(rows[0]["mae_standardized"]), rel=1e-4
     )
 
     # 96 rows, read as the run read its own (1.2.2020 is in February), suffice without the file of the training.

@@ -45,7 +45,7 @@ def findings(report, status="failed"):
 
 
 def test_ranks_that_are_ill_do_not_hide_each_other_and_one_that_never_arrives_is_named(doctor, tmp_path):
-    readings = [reading(0, utilisation_percent=98), reading(1, utilisation_percent=0, state="Sleep")]
+    readings = [reading(0, utilization_percent=98), reading(1, utilization_percent=0, state="Sleep")]
     (tmp_path / "monitor.json").write_text(json.dumps(readings))
     sick = {0: "slow", 1: "full", 2: "breaks", 3: "other library"}
     done, report = doctor("backend=sick", "nproc=4", sick=sick, SICK_MONITOR=str(tmp_path / "monitor.json"))

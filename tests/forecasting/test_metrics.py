@@ -1,4 +1,4 @@
-"""Errors of standardised values and in the units of the file: exact, for any split into batches and ranks."""
+"""Errors of standardized values and in the units of the file: exact, for any split into batches and ranks."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def test_segmentation_predicts_files_as_maps_overlays_and_areas(run, trained, tm
     assert size(folder / "predictions" / "overlays" / "large.png")[0] >= 230
     rows = [row for row in table(folder / "predictions" / "areas.csv") if row["file"].endswith("large.png")]
     assert [int(row["pixels"]) for row in rows] == np.bincount(labels.reshape(-1), minlength=5).tolist()
-    assert sum(float(row["square_metres"]) for row in rows) == 150 * 230 * 0.25
+    assert sum(float(row["square_meters"]) for row in rows) == 150 * 230 * 0.25
     assert result(folder)["metrics"]["failed"] == 0
 
 

@@ -31,7 +31,7 @@ def test_what_has_no_weights_is_measured_and_used_without_a_training(run, exp):
     assert "checkpoint" not in result
     # The same figure, from the file: each hour of two days is forecast to be as the day before was.
     with (exp.path("one") / "metrics_per_step.csv").open() as file:
-        errors = [float(row["mse_standardised"]) for row in csv.DictReader(file)]
+        errors = [float(row["mse_standardized"]) for row in csv.DictReader(file)]
     assert sum(errors) / 48 == pytest.approx(result["metrics"]["mse"], rel=1e-4)
     assert errors[0] < errors[24]  # the second day is a day farther away
     run(*NAIVE, "nproc=2", "task.intervals=[0.8]", "output_dir=two")

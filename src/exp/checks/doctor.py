@@ -64,7 +64,7 @@ _LITTLE_SPACE = 2**30
 _LITTLE_SHM = 2**26  # Docker's default
 _FEW_FILES = 1024
 _IDLE_PERCENT = 5
-_READINGS = ("utilisation_percent", "temperature_c", "power_w", "state")
+_READINGS = ("utilization_percent", "temperature_c", "power_w", "state")
 _SLOW = {True: 0.7, False: 0.25}  # least share of the median rate: on real cards; where ranks share a processor
 
 
@@ -371,7 +371,7 @@ def _burst(bench: Bench) -> Answer:
     for _, error in results:
         if not error <= 1e-3:  # also true for NaN
             return fail(f"products are wrong by {error:g}", _OUT_OF_SERVICE)
-    used, least = row.get("utilisation_percent"), _SLOW[bool(backend.visible_variables) and not backend.simulate]
+    used, least = row.get("utilization_percent"), _SLOW[bool(backend.visible_variables) and not backend.simulate]
     watched = "" if used is None else f"{used:.0f} %"
     values: dict[str, Any] = {"flops": rate, "least": least, **{key: row.get(key) for key in _READINGS}}
     values["shown"] = f"{flops(rate)}{f', {watched}' * bool(watched)}"

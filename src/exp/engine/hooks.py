@@ -378,7 +378,7 @@ def _card(backend: Backend) -> dict[str, float]:
     usage = backend.usage()
     most = usage.get("max_allocated", usage.get("allocated"))
     figures = {} if most is None else {"memory_gib": most / 2**30}
-    return {**figures, **{name: usage[name] for name in ("utilisation_percent",) if usage.get(name) is not None}}
+    return {**figures, **{name: usage[name] for name in ("utilization_percent",) if usage.get(name) is not None}}
 
 
 class CheckpointHook(Hook):

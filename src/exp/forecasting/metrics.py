@@ -85,7 +85,7 @@ class ForecastMetrics(Metric):
             names += ["mse_naive", "mae_naive"]
             names += ["mse_seasonal_naive", "mae_seasonal_naive"] if baselines.seasonal else []
         self.names = names
-        self.units = {} if std is None else {"mse": "standardised", "mae": "standardised"}
+        self.units = {} if std is None else {"mse": "standardized", "mae": "standardized"}
         # Relative to the largest deviation: the squares of large units would overflow float32.
         self._largest = 1.0 if std is None else float(std.max())
         self._relative = None if std is None else (std / self._largest).float()

@@ -158,7 +158,7 @@ class Backend(abc.ABC):
         """Readings of the vendor's monitor for every card of this host, visible or not; empty without a monitor.
 
         Returns:
-            Per card ``index`` (on the host), ``name``, ``uuid``, ``bus_id``, ``utilisation_percent``, ``memory_used``
+            Per card ``index`` (on the host), ``name``, ``uuid``, ``bus_id``, ``utilization_percent``, ``memory_used``
             and ``memory_total`` (bytes), ``temperature_c``, ``power_w`` (watts), ``state``, ``serial``; None for values
             that the monitor does not report.
         """
@@ -225,7 +225,7 @@ class Backend(abc.ABC):
 
         Returns:
             Values that the device reports within milliseconds: ``allocated`` and ``max_allocated`` (bytes of this
-            process), ``free`` and ``total`` (bytes, with the use of other processes), ``utilisation_percent``.
+            process), ``free`` and ``total`` (bytes, with the use of other processes), ``utilization_percent``.
         """
         module = self.module
         free, total = ask(module, "mem_get_info") or (None, None)

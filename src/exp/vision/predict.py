@@ -292,7 +292,7 @@ def predictions_csv(scenes: Sequence[Scene]) -> bytes:
 
 
 def area_rows(counts: Sequence[int], area: float | None, classes: Sequence[str]) -> list[list[Any]]:
-    """Rows ``class, pixels, share, square_metres`` of each class; shares are of the pixels that have a class.
+    """Rows ``class, pixels, share, square_meters`` of each class; shares are of the pixels that have a class.
 
     Args:
         counts: pixels of each class.
@@ -334,7 +334,7 @@ def predict_segmentation(
     failed = [failure for _, part, _ in gathered for failure in part]
     metrics = {"images": len(in_order), "failed": len(failed), "megapixels_per_second": pixels / 1e6 / seconds}
     if session.distributed.is_main and rows:
-        head = ["file", "class", "pixels", "share", "square_metres"]
+        head = ["file", "class", "pixels", "share", "square_meters"]
         write_atomically(session.folder.path / "predictions" / "areas.csv", csv_content([head, *rows]))
         files.append("predictions/areas.csv")
     return metrics, files, failed

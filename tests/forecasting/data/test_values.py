@@ -24,7 +24,7 @@ USUAL = {
 SUN = {"sun": USUAL["sun"]}
 
 
-def test_a_few_values_that_make_or_ruin_standardised_figures_are_named_and_usual_series_are_not(made):
+def test_a_few_values_that_make_or_ruin_standardized_figures_are_named_and_usual_series_are_not(made):
     assert made(USUAL).notes == []
     values = {name: column.copy() for name, column in USUAL.items()}
     values["skewed"][20] = 600.0  # flatters all others

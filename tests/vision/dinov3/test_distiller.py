@@ -33,11 +33,11 @@ def test_losses_and_agreement_by_their_formulas(weights):
     model = student(file, cls_weight=0.5, patch_weight=2.0, smooth_l1_share=0.25)
     (theirs,), (ours,) = teacher.features(IMAGES), model.features(IMAGES)
 
-    def standardised(x):
+    def standardized(x):
         return (x - x.mean(-1, keepdim=True)) / (x.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()
 
-    cosine_cls = F.cosine_similarity(model.project_cls(ours.cls), standardised(theirs.cls), dim=-1)
-    projected, wanted = model.project_patches(ours.patches), standardised(theirs.patches)
+    cosine_cls = F.cosine_similarity(model.project_cls(ours.cls), standardized(theirs.cls), dim=-1)
+    projected, wanted = model.project_patches(ours.patches), standardized(theirs.patches)
     cosine = F.cosine_similarity(projected, wanted, dim=-1)
     distance = (projected - wanted).abs()
     smooth = torch.where(distance < 1, distance.square() / 2, distance - 0.5).mean()

@@ -250,7 +250,14 @@ class ForecastingData(Data):
             DataError: there is no window with truth, and the task is not predict.
         """
         session.extras = Extras(self.fingerprint, self.record)
-        task = session.config.task
+        task, model = session.config.task, session.config.model
+        period = model.get("period") if "timebridge" in str(model.get("_target_")) else None
+        if period and self.lookback % period and period < self.lookback:
+            patches = self.lookback // period
+            session.say(
+                f"model.period={period} does not divide data.lookback={self.lookback}: as in the authors' code, "
+                f"{patches} patches have {self.lookback // patches} time steps each"
+            )
         if task.get("intervals"):
             session.when_built(functools.partial(self.calibrate, session))
         self.check_truth({"train": list(self.rows), "eval": ["test"]}.get(task.name, []))

@@ -5,6 +5,8 @@ The dates are one column in one format, increasing, and evenly spaced.
 
 from __future__ import annotations
 
+import csv
+import gzip
 import re
 import zipfile
 import zlib
@@ -127,7 +129,26 @@ def _read_table(path: Path, header: Header) -> pd.DataFrame:
         table = table[:-1]
     if not len(table):
         raise DataError(f"{path} is empty below its header; expected one row per time step")
+    if table[width - 1].isna().any():
+        _refuse_short_rows(path, header.begin, width)
     return table
+
+
+def _refuse_short_rows(path: Path, begin: int, width: int) -> None:
+    """Raise a DataError for the first row that has fewer cells than there are columns; pandas adds empty ones.
+
+    Args:
+        path: CSV file.
+        begin: number of lines above the first row.
+        width: number of columns.
+    """
+    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
+        reader = csv.reader(file)
+        for cells in reader:
+            if reader.line_num > begin and 0 < len(cells) < width:
+                raise DataError(
+                    f"{path} row {reader.line_num} has {len(cells)} of {width} cells; every row needs one per column"
+                )
 
 
 def _to_numbers(table: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:

@@ -72,7 +72,7 @@ class IntervalMetrics(Metric):
         self._of_level = [f"{what}_{level}" for level in levels for what in ("coverage", "width")]
         in_file = [f"width_{level}_file_units" for level in levels]
         self.names = [*self._of_level, *in_file, "crps", "crps_file_units", "wql"]
-        self.units = dict.fromkeys(("crps", *(f"width_{level}" for level in levels)), "standardised")
+        self.units = dict.fromkeys(("crps", *(f"width_{level}" for level in levels)), "standardized")
         # Relative to the largest deviation: sums of large units would overflow float32.
         self._largest = float(std[self.scored].max())
         self._scale, self._shift = (std / self._largest).float(), (mean / self._largest).float()

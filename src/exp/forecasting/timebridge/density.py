@@ -89,8 +89,8 @@ def gaussian_log_density(
     Returns:
         (...), of the dtype of ``x``.
     """
-    centred = x if mean is None else x - mean
-    square = centred * centred
+    centered = x if mean is None else x - mean
+    square = centered * centered
     if log_variance is not None:
         square = square * torch.exp(-log_variance) + log_variance
     return -0.5 * square.sum(-1) - _HALF_LOG_TWO_PI * x.shape[-1]
