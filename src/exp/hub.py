@@ -94,9 +94,7 @@ def bring(config: ExpConfig) -> None:
              "license": terms, "endpoint": _endpoint()}  # fmt: skip
     if dict(config.record.weights) != about:
         config.record.weights = about
-        text = (
-            f"weights: {source.repository} at {path.parent.name[:8]}, license: {terms or 'not stated; see its page'}"
-        )
+        text = f"weights: {source.repository} at {path.parent.name[:8]}, license: {terms or 'not stated; see its page'}"
         console.make_console().print(text, highlight=False, markup=False, soft_wrap=True)
 
 
