@@ -32,7 +32,7 @@ from exp.errors import EXIT_OK, ConfigError, DataError, ExpError, UnavailableErr
 from exp.frozen import freeze
 from exp.hardware.collectives import Collectives
 from exp.hardware.compat import TORCH_VERSION, backward_below_modes, every_operator, supports_estimates
-from exp.hardware.numerics import matrix_rate
+from exp.hardware.matmul import matrix_rate
 from exp.hardware.registry import create_backend
 from exp.models.base import parameter_counts
 from exp.report.tables import Table, as_rich

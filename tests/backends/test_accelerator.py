@@ -62,7 +62,7 @@ def test_a_card_is_asked_for_all_that_it_can_do(asked, name):
         import pytest, torch
         from exp.engine.device import device_state
         from exp.errors import UnavailableError
-        from exp.hardware.numerics import grad_scaler
+        from exp.engine.optim import grad_scaler
         device = backend.set_device(3)
         assert str(device) == "gcu:3" == backend.device_type + ":3" and torch.accelerator.current_device_index() == 3
         before = backend.usage()["allocated"]

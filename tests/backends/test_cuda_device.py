@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from exp.engine.device import device_state
+from exp.engine.optim import grad_scaler
 from exp.errors import UnavailableError
-from exp.hardware.numerics import grad_scaler
 from tests.backends import made
 
 REASONS = {name: made(name).why_unavailable() for name in ("cuda", "rocm")}

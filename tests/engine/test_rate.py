@@ -8,7 +8,7 @@ import torch
 from exp.data.base import Data
 from exp.estimate import LEAST_SECONDS, training_rate
 from exp.hardware.compat import supports_estimates
-from exp.hardware.numerics import matrix_rate
+from exp.hardware.matmul import matrix_rate
 from exp.models.base import Model
 
 

@@ -23,19 +23,33 @@ from exp.engine.registries import check_monitor, registered
 from exp.engine.wrapper import clip_grad_norm
 from exp.errors import ConfigError, first_line
 from exp.hardware.backend import FLOAT32
-from exp.hardware.numerics import grad_scaler
 from exp.runs.status import Stage, beat
 
 if TYPE_CHECKING:
     from exp.hardware.backend import Backend
 
 __all__ = [
-    "BackendOptimWrapper", "PolyLRByGroup", "TorchOneCycle", "build_optimizer", "build_schedulers", "parameter_groups",
+    "BackendOptimWrapper", "PolyLRByGroup", "TorchOneCycle", "build_optimizer", "build_schedulers", "grad_scaler",
+    "parameter_groups",
 ]  # fmt: skip
 
 _NOTHING: ContextManager[Any] = contextlib.nullcontext()
 _UNDECAYED = ("bias", "token", "tokens")  # ends of names without weight decay, also for parameters with several axes
 _FORMS = ("foreach", "fused")  # implementations of a step in torch's optimizers, which give the same result
+
+
+def grad_scaler(backend: Backend, precision: str) -> Any | None:
+    """A loss scaler with the interface of ``torch.amp.GradScaler``; None if ``precision`` needs none.
+
+    The vendor's scaler if ``torch.<device_type>.amp`` has one, because some cards report overflow in their own way.
+    """
+    if precision != "fp16":
+        return None
+    own = getattr(getattr(backend.module, "amp", None), "GradScaler", None)
+    common: Any = getattr(torch.amp, "GradScaler", None)  # torch >= 2.3
+    if own is not None and (common is None or not own.__module__.startswith("torch.")):
+        return own()
+    return common(backend.device_type)
 
 
 class _ScaledOptimizer(torch.optim.Optimizer):

@@ -1,35 +1,19 @@
-"""The loss scaler of a precision, and the speed of matrix products in it."""
+"""The speed and the error of matrix products."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
 
     from exp.hardware.backend import Backend
 
-__all__ = ["grad_scaler", "matrix_rate", "multiply"]
+__all__ = ["matrix_rate", "multiply"]
 
 _LARGEST_MATRIX = 8192
 _LONG_PRODUCT_S = 0.004
-
-
-def grad_scaler(backend: Backend, precision: str) -> Any | None:
-    """A loss scaler with the interface of ``torch.amp.GradScaler``; None if ``precision`` needs none.
-
-    The vendor's scaler if ``torch.<device_type>.amp`` has one, because some cards report overflow in their own way.
-    """
-    if precision != "fp16":
-        return None
-    import torch
-
-    own = getattr(getattr(backend.module, "amp", None), "GradScaler", None)
-    common: Any = getattr(torch.amp, "GradScaler", None)  # torch >= 2.3
-    if own is not None and (common is None or not own.__module__.startswith("torch.")):
-        return own()
-    return common(backend.device_type)
 
 
 def multiply(backend: Backend, device: torch.device, seconds: float) -> tuple[float, float]:
