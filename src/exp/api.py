@@ -92,7 +92,7 @@ class OpenRun:
     def model(self, device: str = "cpu") -> nn.Module:
         """The model with the tested weights, in eval mode.
 
-        This opens the data set, because some arguments of the model, such as the number of classes, depend on its files.
+        This opens the data set: some arguments of the model, such as the number of classes, depend on its files.
 
         Args:
             device: torch device, such as ``cuda:0``.

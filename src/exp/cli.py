@@ -54,7 +54,7 @@ def main() -> int:
         nonlocal code, runs, several
         try:
             code, runs, several = _run(config, list(HydraConfig.get().overrides.task), tracebacks=bool(full_error))
-        except Exception as error:  # noqa: BLE001 - reported here: Hydra would print a line of its own
+        except Exception as error:  # noqa: BLE001 - reported here, since Hydra would print a line of its own
             code = _report(error, bool(full_error))
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # otherwise Hydra prints its errors and exits with 1

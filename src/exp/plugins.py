@@ -89,8 +89,8 @@ def installed() -> Mapping[str, Plugin]:
             plugin = point.load()
         except Exception as error:  # another package may raise anything at its import
             raise UnavailableError(
-                f"the plugin '{name}' ({point.value}) does not load ({type(error).__name__}: {error}); repair or remove "
-                "its package"
+                f"the plugin '{name}' ({point.value}) does not load ({type(error).__name__}: {error}); repair or "
+                "remove its package"
             ) from error
         if not isinstance(plugin, Plugin):
             raise UnavailableError(f"the plugin '{name}' ({point.value}) is no exp.plugins.Plugin; repair its package")
