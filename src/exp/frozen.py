@@ -70,7 +70,7 @@ def prepare(config: ExpConfig, overrides: list[str]) -> ExpConfig:
 
     A task that needs weights takes model and data from the run in ``init_from``. :func:`exp.config.compose.begin` has
     usually composed the configuration so. It is composed again here in two cases: in a sweep over ``init_from``, where
-    ``begin`` knew only one run; and if only a YAML file names the task, so that ``begin`` did not know which task it is.
+    ``begin`` knew only one run; and if only a YAML file names the task, so that ``begin`` did not know the task.
 
     Returns:
         The typed configuration, with the chosen backend.
