@@ -252,7 +252,7 @@ def _cards(bench: Bench) -> Answer:
 def _memory(bench: Bench) -> Answer:
     """Check the free memory of the device: below half a warning, below 5 % a failure.
 
-    On a device that other programs share, such as the CPU, below 5 % a warning.
+    On a device that ranks share, such as the CPU, below 5 % a warning.
     """
     usage, row = bench.backend.usage(), cards.reading_of(bench.described, bench.backend.monitor()) or {}
     free, total = usage.get("free"), usage.get("total") or row.get("memory_total")
