@@ -139,7 +139,7 @@ def _note_differences(config: ExpConfig, overrides: list[str]) -> None:
         earlier = compose.load(RunFolder(folder).config)
         checks.check_weights(config, earlier, folder)
         altered = RunFolder(folder).altered(read_result(RunFolder(folder)) or {})
-        record.differs = [f"{name} is not as it was written" for name in altered if name == "config.yaml"]
+        record.differs = [f"{name} was changed after that run" for name in altered if name == "config.yaml"]
         record.differs += differences.different(config, earlier, "trained with")
     changed = folder is not None or any(re.match(r"[+~]*(data|model)\b", each) for each in overrides)
     if changed and config.data.get("horizon") in config.published:  # else there is nothing to compare
@@ -436,8 +436,8 @@ def _print_table(config: ExpConfig, folder: RunFolder, result: dict[str, Any]) -
     if left is not None and left["calls_per_step"]:
         moved = "" if left["bytes_per_step"] is None else f", {size(left['bytes_per_step'])}"
         _say(
-            f"left the device at each step, for the CPU and back: {left['calls_per_step']:.3g}x{moved}, most of it "
-            f"{', '.join(list(left['operators'])[:3])}; docs/guide/train.md has what to do about it",
+            f"CPU fallbacks per step: {left['calls_per_step']:.3g} calls{moved}, mostly "
+            f"{', '.join(list(left['operators'])[:3])}; see docs/guide/train.md",
             "yellow",
         )
     speed = f", {result['samples_per_second']:,.0f} samples/s" if result.get("samples_per_second") else ""

@@ -137,7 +137,7 @@ class Launcher(abc.ABC):
 
     @classmethod
     def take_place(cls, config: ExpConfig, overrides: Sequence[str]) -> None:
-        """Look at the variables of other launchers: remove those that are left over (:func:`drop_stale_variables`).
+        """Check the variables of other launchers, and remove stale ones (:func:`drop_stale_variables`).
 
         A class that ``joins`` instead sets ``nproc`` and ``launcher.nnodes`` of ``config`` as the variables say.
 

@@ -278,7 +278,7 @@ class Sweep:
         try:
             self.runs = find_runs([self.folder])
             write_rows(self.runs, self.folder)
-        except ConfigError:  # there is none: jobs of task=doctor have nothing to compare
+        except ConfigError:  # there are none, for example because task=doctor has no metric
             self.runs = []
         by = [job.outcome.interrupted_by for job in self.jobs if job.outcome is not None and job.outcome.interrupted_by]
         if by:
