@@ -102,7 +102,7 @@ def diagram() -> str:
 
 
 ROWS = (
-    ("the way in", ("cli", "api")),
+    ("entry points", ("cli", "api")),
     ("families", ("forecasting", "vision")),
     ("what a task does", ("tasks", "checks", "estimate", "sweep")),
     ("processes", ("launcher", "frozen")),
@@ -112,7 +112,7 @@ ROWS = (
     ("what a run uses", ("hardware", "task", "trackers", "report", "hub")),
     ("what a run is", ("config", "models", "metrics")),
     ("what a run leaves", ("runs", "plugins")),
-    ("words", ("errors", "console")),
+    ("messages", ("errors", "console")),
 )
 """Packages and modules of ``src/exp``, from those that import to those that are imported."""
 _ROW_HEIGHT, _LEFT, _BOX = 62, 170, 150

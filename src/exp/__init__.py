@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sys
 
-# ``python -m`` puts the current folder before all others, where a file of any name stands in for an installed package.
-# What the configuration names of it is found all the same (:func:`exp.config.resolve.find_own_module`). While Python
-# looks for the module to run, the program is called "-m"; whose module it is, Python 3.10 and later say.
+# ``python -m`` puts the current folder first in sys.path, so that any file there can hide an installed package. Modules
+# that the configuration names are found there without this entry (:func:`exp.config.resolve.find_own_module`). While
+# Python looks for the module to run, sys.argv[0] is "-m"; sys.orig_argv, since Python 3.10, has the module's name.
 _COMMAND = getattr(sys, "orig_argv", ["-m", "exp"])
 if (
     sys.argv[:1] == ["-m"]
@@ -17,7 +17,7 @@ if (
 ):
     del sys.path[0]
 
-from typing import TYPE_CHECKING, Any  # noqa: E402 - a file of this name could stand in for it, too
+from typing import TYPE_CHECKING, Any  # noqa: E402 - a file of this name could hide it, too
 
 if TYPE_CHECKING:
     from exp.api import open_run, open_sweep, run
@@ -27,7 +27,7 @@ __all__ = ["open_run", "open_sweep", "run"]
 
 
 def __getattr__(name: str) -> Any:
-    """What is public is imported when it is asked for: the command line needs none of it."""
+    """Import a public function when it is used for the first time; the command line needs none of them."""
     if name in __all__:
         from exp import api
 

@@ -12,12 +12,12 @@ __all__ = ["main"]
 
 
 def main() -> int:
-    """Run the command line in ``sys.argv``; returns the exit code (docs/concepts/run.md).
+    """Run the command line in ``sys.argv``, and return the exit code (docs/concepts/run.md lists the codes).
 
-    While no launcher listens, the signals that end a run raise :class:`exp.errors.Ended`: their defaults would end this
-    process without a word, and SIGUSR2's with a code that tells nobody to run it again. Signals that
-    were ignored when this process started stay ignored, except the preemption signal. Only the first signal counts: a
-    later one would break off the clean-up, which only Ctrl-C may do.
+    While no launcher handles signals, the signals that end a run raise :class:`exp.errors.Ended`. Their default actions
+    would end this process without a message, and after SIGUSR2 with an exit code that does not ask a scheduler to run
+    it again. Signals that this process ignores from its start stay ignored, except the preemption signal. Only the
+    first signal counts, since a later one would interrupt the clean-up; Ctrl-C may do that.
     """
     came: list[int] = []
 

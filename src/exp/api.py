@@ -1,6 +1,6 @@
 """Runs from Python, as in a notebook: ``exp.open_run(path)``, ``exp.open_sweep(path)``, ``exp.run([...])``.
 
-Imports neither torch nor pandas before they are needed.
+Imports torch and pandas only when they are needed.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ __all__ = ["OpenRun", "open_run", "open_sweep", "run"]
 
 
 class OpenRun:
-    """A run that has been made, as its folder tells of it.
+    """A run, finished or not, as its folder records it.
 
     Attributes:
-        path: the run folder, absolute.
+        path: absolute path of the run folder.
     """
 
     def __init__(self, path: Path) -> None:
@@ -49,35 +49,36 @@ class OpenRun:
 
     @cached_property
     def config(self) -> ExpConfig:
-        """The frozen configuration, typed, with its interpolations resolved: ``run.config.optim.lr``.
+        """The frozen configuration, typed, with interpolations resolved; for example ``run.config.optim.lr``.
 
         Raises:
-            ConfigError: ``config.yaml`` is not what a run leaves.
+            ConfigError: ``config.yaml`` is not the configuration of a run.
         """
         return load(RunFolder(self.path).config)
 
     @cached_property
     def result(self) -> dict[str, Any]:
-        """``result.json``; empty where the run has not ended."""
+        """The content of ``result.json``; empty if the run has not ended."""
         return read_json(RunFolder(self.path).result) or {}
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """``metrics.jsonl`` by row: ``split`` (train, val, test), ``step``, and what was measured, else nan.
+        """A row for each record of ``metrics.jsonl``: ``split`` (train, val, test), ``step``, and the measured values.
 
-        Read anew each time: the run may be going on.
+        A value that a record does not have is NaN. The file is read at each access, since the run may still be running.
         """
         import pandas as pd
 
-        # Not pandas' reader of JSON, which rounds, and takes columns for dates by their names.
+        # Not pandas.read_json, which rounds numbers, and parses columns with certain names as dates.
         rows = [{key: math.nan if value is None else value for key, value in record.items()}
                 for record in RunFolder(self.path).records()]  # fmt: skip
         return pd.DataFrame(rows) if rows else pd.DataFrame(columns=["split", "step"])
 
     @property
     def tables(self) -> Mapping[str, pd.DataFrame]:
-        """The CSV files that the run has written, by their path below the run folder: forecasts with their intervals,
-        predictions of classes, metrics in detail; read anew each time.
+        """The CSV files of the run, by their path relative to the run folder; read at each access.
+
+        These are forecasts with their intervals, predicted classes, and detailed metrics.
         """
         import pandas as pd
 
@@ -89,15 +90,15 @@ class OpenRun:
         }
 
     def model(self, device: str = "cpu") -> nn.Module:
-        """The model with the weights that were tested, in eval mode.
+        """The model with the tested weights, in eval mode.
 
-        The data set is opened for what only its files can tell, such as the number of classes.
+        This opens the data set: some arguments of the model, such as the number of classes, depend on its files.
 
         Args:
-            device: of torch.
+            device: torch device, such as ``cuda:0``.
 
         Raises:
-            ExpError: the data are not there, there is no checkpoint, or it does not fit.
+            ExpError: the data are missing, there is no checkpoint, or the checkpoint does not fit the model.
         """
         from mmengine.model import BaseModel
 
@@ -106,9 +107,9 @@ class OpenRun:
         from exp.hub import pinned
 
         distrust(self.config)
-        # In Python the user has chosen what he has imported.
+        # Packages that are already imported in this process count as chosen by the user.
         allow([top for _, name in names_in(self.config) for top in [name.partition(".")[0]] if top in sys.modules])
-        # An evaluation has none of its own.
+        # The folder of an evaluation has no checkpoint: it has used the weights of init_from.
         source = self.path if RunFolder(self.path).has_checkpoint() else Path(pinned(self.config) or self.path)
         weights = read_weights(source) if has_weights(self.config) else None
         data = create(self.config.data, Data, "data")
@@ -120,13 +121,13 @@ class OpenRun:
         return model.to(device).eval()
 
     def predict(self, *overrides: str | Sequence[str]) -> OpenRun:
-        """``task=predict`` with this run's weights, in a run folder of its own.
+        """Run ``task=predict`` with this run's weights, in a run folder of its own, and return the new run.
 
         Args:
-            *overrides: as on the command line: ``"task.input=new.csv"``, ``"backend=cpu"``; or a list of such.
+            *overrides: as on the command line, such as ``"task.input=new.csv"``, ``"backend=cpu"``; or lists of these.
 
         Raises:
-            RunError: it failed, with the first line of why; all that it said stands above.
+            RunError: the command failed. The message has the first line of its error; its output was printed before.
         """
         given = [each for some in overrides for each in ([some] if isinstance(some, str) else some)]
         predicted: OpenRun = run(["task=predict", f"init_from={self.path}", *given])
@@ -134,13 +135,13 @@ class OpenRun:
 
 
 def open_run(path: str | os.PathLike[str]) -> OpenRun:
-    """A run folder.
+    """Open a run folder.
 
     Args:
-        path: has a ``config.yaml``.
+        path: a folder with a ``config.yaml``.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the path is not a run folder.
     """
     folder = Path(path).expanduser().absolute()
     if not RunFolder(folder).config.is_file():
@@ -152,35 +153,36 @@ def open_sweep(path: str | os.PathLike[str], average_seeds: bool = False) -> pd.
     """The runs of a sweep, or of any folder of runs, the best first.
 
     Args:
-        path: of the sweep's folder, or a glob of run folders.
-        average_seeds: a row for each configuration instead, whatever its seeds: ``n`` of them, ``metric_mean`` and
-            ``metric_std`` (sample standard deviation), the same for each metric under its own name, and ``folders``.
+        path: the sweep's folder, or a glob of run folders.
+        average_seeds: return one row per configuration, averaged over its seeds: ``n`` (number of seeds),
+            ``metric_mean`` and ``metric_std`` (sample standard deviation), the same two for each metric under its own
+            name, and ``folders``.
 
     Returns:
-        A row for each: the keys that differ, status, metric, and what else ``sweep.json`` has; ``folder`` is for
-        :func:`open_run`.
+        One row per run: the keys that differ between the runs, status, metric, and the other columns of ``sweep.json``.
+        The column ``folder`` can be passed to :func:`open_run`.
 
     Raises:
-        ConfigError: there is no run.
+        ConfigError: there are no runs.
     """
     return _table([Path(path).expanduser()], average_seeds)
 
 
 def run(overrides: Sequence[str] = ()) -> Any:
-    """Start what ``python -m exp <overrides>`` starts, in a process of its own, and wait for its end.
+    """Run ``python -m exp <overrides>`` in a process of its own, print its output, and wait for its end.
 
     Args:
         overrides: such as ``["experiment=mine", "backend=cpu"]``.
 
     Returns:
-        The run, an :class:`OpenRun`. Of a sweep (``-m``) and of ``task=report`` the runs, as the DataFrame that
-        :func:`open_sweep` gives of them; a list of :class:`OpenRun` where jobs of a sweep leave no result, as those of
-        ``task=doctor``. None where there is no run to be opened: of ``task=estimate``, ``--help``,
-        ``--cfg job`` and the like, which print what they have to say.
+        The run, an :class:`OpenRun`. For a sweep (``-m``) and for ``task=report`` a DataFrame of the runs, as
+        :func:`open_sweep` returns it; if no job of a sweep has a result, as with ``task=doctor``, a list of
+        :class:`OpenRun`. None if the command leaves no run to open, such as ``task=estimate``, ``--help`` and
+        ``--cfg job``.
 
     Raises:
-        ConfigError: ``overrides`` is one string, or has something that is none.
-        RunError: its exit code is not 0, with the first line of why; all that it said stands above.
+        ConfigError: ``overrides`` is a string instead of a list, or an element is not a string.
+        RunError: the exit code is not 0. The message has the first line of the error; the output was printed before.
     """
     arguments = list(overrides)
     if isinstance(overrides, str) or not all(isinstance(each, str) for each in arguments):
@@ -190,19 +192,24 @@ def run(overrides: Sequence[str] = ()) -> Any:
         code, reason = _shown([sys.executable, "-m", "exp", *arguments], {**os.environ, NOTE_VARIABLE: str(note)})
         if code != 0:
             raise RunError(f"python -m exp {' '.join(arguments)} ended with code {code}{reason}")
-        left = read_json(note) or {"runs": [], "several": False}  # none: it has ended by itself, as --help does
+        left = read_json(note) or {"runs": [], "several": False}  # no file: the process ended before it wrote one
     runs = [open_run(path) for path in left["runs"]]
     if not left["several"] and len(runs) < 2:
         return runs[0] if runs else None
     try:
         return _table([run.path for run in runs]) if runs else None
-    except ConfigError:  # there is no result in any of them
+    except ConfigError:  # no run has a result
         return runs
 
 
 def _shown(command: list[str], environment: dict[str, str]) -> tuple[int, str]:
-    """Run a command, its output wherever a notebook shows what is printed; the exit code, and ``: <its error>``."""
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    """Run a command, and print its output by Python, so that a notebook shows it, too.
+
+    Returns:
+        The exit code, and ``: <first line of the error>``; empty if the command reported no error.
+    """
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
+    process = subprocess.Popen(command, env=environment, **pipes)
     assert process.stdout is not None
     reason = ""
     try:

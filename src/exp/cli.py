@@ -33,30 +33,32 @@ if TYPE_CHECKING:
 __all__ = ["NOTE_VARIABLE", "main"]
 
 NOTE_VARIABLE = "EXP_NOTE"
-"""Environment variable with the path of a file for the run folders that a command line leaves (:func:`exp.api.run`)."""
+"""Environment variable with the path of a JSON file, to which the command writes its run folders for
+:func:`exp.api.run`."""
 _OVERRIDE = re.compile(r"~|[^-].*=")
 _MODES = ("--multirun", "-m", "--run", "-r", "--cfg", "-c", "--info", "-i")
-"""Hydra's options of which it takes one."""
+"""Hydra's options that exclude each other."""
 
 
 def main() -> int:
-    """Run the command line in ``sys.argv``; returns the exit code (docs/concepts/run.md)."""
+    """Run the command line in ``sys.argv``, and return the exit code (docs/concepts/run.md lists the codes)."""
     os.umask(UMASK)
     note = os.environ.pop(NOTE_VARIABLE, None)
     code, several = EXIT_OK, False
     runs: list[Path] = []
     error: BaseException | None = None
     full_error = os.environ.get("HYDRA_FULL_ERROR", "")
-    ExpLauncher.sweep = None
+    ExpLauncher.sweep, begun = None, False
 
     def job(config: ExpConfig) -> None:
-        nonlocal code, runs, several
+        nonlocal code, runs, several, begun
+        begun = True
         try:
             code, runs, several = _run(config, list(HydraConfig.get().overrides.task), tracebacks=bool(full_error))
-        except Exception as error:  # noqa: BLE001 - reported here: Hydra would print a line of its own
+        except Exception as error:  # noqa: BLE001 - reported here, since Hydra would print a line of its own
             code = _report(error, bool(full_error))
 
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # have Hydra raise its errors instead of printing them and exiting with 1
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # otherwise Hydra prints its errors and exits with 1
     try:
         arguments = _parse(sys.argv[1:])
         if arguments is not None:
@@ -64,9 +66,9 @@ def main() -> int:
             sys.argv[1:] = base.overrides
             hydra.main(version_base="1.3", config_path="pkg://exp.conf", config_name=base.primary)(job)()
         sys.stdout.flush()
-    except BrokenPipeError:  # of --help or --cfg: whoever read it has seen enough
+    except BrokenPipeError:  # the reader of --help or --cfg has closed the pipe, as head does
         console.write_nowhere(sys.stdout)
-    except (Exception, KeyboardInterrupt) as caught:  # noqa: BLE001 - raised again where nobody can tell
+    except (Exception, KeyboardInterrupt) as caught:  # noqa: BLE001 - reported below, or raised again
         error = caught
     finally:
         os.environ["HYDRA_FULL_ERROR"] = full_error
@@ -76,22 +78,26 @@ def main() -> int:
         (code, runs), several = sweep.finish(to_go_on), True
     if note is not None:
         write_json(Path(note), {"runs": list(map(str, runs)), "several": several})
-    return code if error is None else _report(error, bool(full_error), usage=True)
+    return code if error is None else _report(error, bool(full_error), usage=not begun)
 
 
 def _parse(arguments: list[str]) -> list[str] | None:
-    """What Hydra is to read; None: the answer is printed already."""
-    if "--version" in arguments:  # Hydra's would tell Hydra's
+    """The arguments for Hydra; None if this function has answered the command (``--version``, ``--help``).
+
+    Raises:
+        ConfigError: two options exclude each other.
+    """
+    if "--version" in arguments:  # Hydra would print its own version
         print(f"exp {__version__}")  # noqa: T201
         return None
-    # Options first: argparse, and so Hydra, refuses overrides on both sides of one (``seed=1,2 -m max_steps=5``).
+    # Options first: argparse, which Hydra uses, refuses overrides on both sides of one (``seed=1,2 -m max_steps=5``).
     arguments = sorted(arguments, key=lambda each: _OVERRIDE.match(each) is not None)
     modes = [each for each in arguments if each.partition("=")[0] in _MODES]
     if len(modes) > 1:
         raise ConfigError(f"{modes[0]} and {modes[1]} exclude each other; leave one out")
     given[:] = arguments
     compose.register()
-    Plugins.instance().register(ExpLauncher)  # it is found by itself where exp is installed, but not in a checkout
+    Plugins.instance().register(ExpLauncher)  # Hydra finds it if exp is installed, but not in a checkout
     if {"--help", "-h"} & {*arguments}:
         print(explain.help_text(arguments))  # noqa: T201
         return None
@@ -99,11 +105,11 @@ def _parse(arguments: list[str]) -> list[str] | None:
 
 
 def _run(config: ExpConfig, overrides: list[str], tracebacks: bool) -> tuple[int, list[Path], bool]:
-    """Freeze and launch.
+    """Freeze and launch the run, or run a task that needs no workers.
 
     Returns:
-        The exit code; the run folders that there are now: its own, or those that it reported on; and whether these are
-        to be seen as a table, even if there is only one.
+        The exit code; the run folders: the run's own, if it was written, or those that the task has compared; and
+        whether :func:`exp.api.run` returns them as a table, even if there is only one.
     """
     of_hydra = Path(HydraConfig.get().runtime.output_dir)
     if of_hydra != Path.cwd():
@@ -124,12 +130,12 @@ def _run(config: ExpConfig, overrides: list[str], tracebacks: bool) -> tuple[int
 
 
 def _report(error: BaseException, full: bool, usage: bool = False) -> int:
-    """Say on stderr what has ended a command; what nobody foresees is raised again, with its traceback.
+    """Report on stderr the error that has ended a command; an unexpected error is raised again, with its traceback.
 
     Args:
-        error: as it was caught.
-        full: the user wants tracebacks.
-        usage: nothing had been started when it was raised.
+        error: the error.
+        full: whether to print the traceback (HYDRA_FULL_ERROR).
+        usage: whether nothing had been started when the error was raised.
 
     Returns:
         The exit code.

@@ -1,6 +1,6 @@
 """The terminal: a rich console, and one-line warnings and errors on stderr.
 
-A reader that has gone away (``| head``, a pager that was left) ends what is shown, never the run.
+If the reader of the output closes its pipe (``| head``, a pager), the output ends, but the run continues.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ __all__ = ["error", "flops", "make_console", "shown", "size", "warn", "write_now
 
 
 def make_console() -> Console:
-    """A console on stdout, at full width where stdout is no terminal.
+    """A rich console on stdout; if stdout is not a terminal, it is 120 characters wide.
 
-    Rich takes a pipe for a terminal where FORCE_COLOR is set, as Jupyter does for its kernels: a notebook would be full
-    of what moves a cursor that is not there.
+    Jupyter sets FORCE_COLOR for its kernels, and rich then takes a pipe for a terminal. ``force_terminal=False``
+    prevents this; otherwise the notebook would show the control codes that move a terminal's cursor.
     """
     from rich.console import Console
 
     class Terminal(Console):
         def on_broken_pipe(self) -> None:
-            """Called by rich, which would exit here."""
+            """Print nothing more; rich's own method would end the process."""
             self.quiet = True
             write_nowhere(sys.stdout)
 
@@ -36,7 +36,7 @@ def make_console() -> Console:
 
 
 def shown(path: Path) -> str:
-    """A path as the user reads it: relative to the working directory where it lies below it."""
+    """A path for messages: relative to the current folder, if the path is inside it."""
     try:
         return str(path.relative_to(Path.cwd()))
     except ValueError:
@@ -44,7 +44,7 @@ def shown(path: Path) -> str:
 
 
 def size(value: Any) -> str:
-    """Bytes for people: ``41.9 GiB``."""
+    """A number of bytes as text, such as ``41.9 GiB``; ``?`` for None."""
     if value is None:
         return "?"
     amount = float(value)
@@ -56,7 +56,7 @@ def size(value: Any) -> str:
 
 
 def flops(value: float) -> str:
-    """Operations for people, to be followed by ``FLOP`` or ``FLOP/s``: ``1.2 T``."""
+    """A number of operations as text, such as ``1.2 T``, to which the caller appends ``FLOP`` or ``FLOP/s``."""
     for unit, factor in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6)):
         if value >= factor:
             return f"{value / factor:.3g} {unit}"
@@ -64,12 +64,12 @@ def flops(value: float) -> str:
 
 
 def warn(message: str) -> None:
-    """One line that the user can act on."""
+    """Write a warning of one line to stderr; it tells the user what to do."""
     _write(sys.stderr, f"warning: {message}\n")
 
 
 def error(message: str) -> None:
-    """What went wrong: the first line says it, details follow."""
+    """Write an error to stderr: the first line says what is wrong, further lines give details."""
     _write(sys.stderr, f"error: {message}\n")
 
 
@@ -82,7 +82,7 @@ def _write(stream: TextIO, text: str) -> None:
 
 
 def write_nowhere(stream: TextIO) -> None:
-    """What is still buffered, and all that comes, goes nowhere: else Python would complain about it at exit."""
+    """Redirect a stream to /dev/null, with its buffered text; otherwise Python reports a broken pipe at exit."""
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, stream.fileno())
     os.close(devnull)

@@ -1,11 +1,10 @@
-"""The exceptions of ``exp``: few types, told apart by what the caller can do about them; and errors of the user's code.
+"""The exceptions of ``exp``, one type for each way in which a caller can react; and messages for errors of user code.
 
 Every message starts with one line that says what is wrong, where, and what to do; details may follow on later lines.
 The exit codes are those of the command line (see docs/concepts/run.md).
 
-Whose code raised an error is read from its traceback, so that nothing is kept for it beforehand. Code of the user's is
-what is neither exp's nor of Python, torch or MMEngine; of packages that are installed, only the members of classes that
-exp or MMEngine call, such as models.
+The traceback of an error shows whose code raised it. User code is all code outside of exp, Python, torch and MMEngine.
+Of installed packages, only methods of classes that a configuration can name, such as models, count as user code.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ EXIT_UNAVAILABLE = 3
 EXIT_PREEMPTED = 75
 
 REFUSED = (EXIT_CONFIG, EXIT_UNAVAILABLE)
-"""Exit codes of a run that has not begun: it leaves no folder."""
+"""Exit codes of a run that was refused before it began; it leaves no folder."""
 
 
 class ExpError(Exception):
-    """Base class; ``exit_code`` is what the command line exits with."""
+    """Base class; the command line exits with ``exit_code``."""
 
     exit_code = EXIT_FAILED
 
@@ -58,7 +57,7 @@ class DataError(ConfigError):
 
 
 class UnavailableError(ExpError):
-    """The hardware, the scheduler or a dependency is not there (exit code 3)."""
+    """The hardware, the scheduler or a dependency is not available (exit code 3)."""
 
     exit_code = EXIT_UNAVAILABLE
 
@@ -68,11 +67,11 @@ class RunError(ExpError):
 
 
 class SampleError(RunError):
-    """A sample of the user's data cannot be had, or samples make no batch; before the first step a ConfigError."""
+    """A sample cannot be loaded, or samples cannot form a batch; a ConfigError if no step was done yet."""
 
 
-class Preempted(ExpError):  # noqa: N818 - no error
-    """The run was told to end, and its state is saved: ``resume=auto`` continues it (exit code 75).
+class Preempted(ExpError):  # noqa: N818 - not an error
+    """The run was asked to end, and its state is saved; ``resume=auto`` continues it (exit code 75).
 
     Args:
         step: optimizer steps completed.
@@ -94,14 +93,14 @@ class CheckpointError(RunError):
 
 
 class Ended(KeyboardInterrupt):
-    """A signal has come while no launcher listened: wherever Ctrl-C is heard, so is this.
+    """A signal arrived while no launcher handled signals. Code that catches KeyboardInterrupt catches it, too.
 
-    Not KeyboardInterrupt itself: once one has passed through an ``exec`` of text (that of a dataclass is enough),
-    Python ends by SIGINT whatever exit code it is given.
+    A class of its own: once a plain KeyboardInterrupt has passed through an ``exec`` of text, as in the definition of a
+    dataclass, Python ends by SIGINT, whatever the exit code.
 
     Args:
-        number: of the signal.
-        exit_code: of the command.
+        number: number of the signal.
+        exit_code: exit code of the command.
     """
 
     def __init__(self, number: int = signal.SIGINT, exit_code: int = 128 + signal.SIGINT) -> None:
@@ -110,12 +109,12 @@ class Ended(KeyboardInterrupt):
         self.exit_code = exit_code
 
     def tell(self) -> int:
-        """Say in one line that it has ended the command; returns the exit code (docs/concepts/run.md)."""
+        """Report on stderr which signal has ended the command; return the exit code (docs/concepts/run.md)."""
         say(f"interrupted by {signal.Signals(self.number).name}")
         return self.exit_code
 
 
-_PLUGINS = "TORCH_DEVICE_BACKEND_AUTOLOAD"  # torch's own message names it, but not what went wrong
+_PLUGINS = "TORCH_DEVICE_BACKEND_AUTOLOAD"  # torch's own message names it, but not the cause
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FORBIDDEN = (
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP,
@@ -123,15 +122,15 @@ _FORBIDDEN = (
 
 
 def as_ours(error: BaseException, folder: Path | None = None, usage: bool = False) -> ExpError | None:
-    """The error as one of ours.
+    """Translate an error of the machine (memory, disk, permissions, libraries) into one of exp's.
 
     Args:
-        error: any.
-        folder: what was being written where the error itself does not say.
-        usage: whether it comes before anything has started: then a path that cannot be used is a wrong argument.
+        error: any error.
+        folder: path that was being written, for the message if the error names no file; None: unknown.
+        usage: whether nothing had been started; then a path that cannot be used is a wrong argument (ConfigError).
 
     Returns:
-        None for an error that is not the machine's.
+        The error itself if it is one of exp's; None if it is not an error of the machine.
     """
     if isinstance(error, ExpError):
         return error
@@ -141,7 +140,11 @@ def as_ours(error: BaseException, folder: Path | None = None, usage: bool = Fals
             f"the machine's memory, or the limit on it, is exhausted{said}; lower batch_size or data.num_workers, or "
             "raise the limit (ulimit -v, launcher.mem_gib)"
         )
-    if isinstance(error, (OSError, ImportError)) and ".so" in str(error) and getattr(error, "errno", None) is None:
+    if (
+        isinstance(error, (OSError, ImportError))
+        and re.search(r"\.so\b", str(error))
+        and getattr(error, "errno", None) is None
+    ):
         return UnavailableError(
             f"a library does not load: {str(error).splitlines()[0]}; is it installed, and is there enough memory for "
             "it (ulimit -v)?"
@@ -166,7 +169,7 @@ def as_ours(error: BaseException, folder: Path | None = None, usage: bool = Fals
 
 
 def nearest(wrong: str, known: Iterable[str]) -> str:
-    """``; did you mean 'x'?`` for the closest of ``known``, or nothing where none is close."""
+    """``; did you mean 'x'?`` with the most similar of ``known``; empty if none is similar."""
     matches = difflib.get_close_matches(wrong, list(known), n=1, cutoff=0.6)
     return f"; did you mean '{matches[0]}'?" if matches else ""
 
@@ -183,61 +186,61 @@ _KINDS = {
     "torch.optim.optimizer.Optimizer": "optim",
     "torch.utils.data.dataset.Dataset": "data",
 }
-"""What an object is in a configuration, by a class that it inherits."""
+"""The configuration key of an object, by a class that it inherits."""
 
 _BELOW = ("exp", "exp.backends", "torch", "mmengine")
-_NATIVE = re.compile(r"\n?(?:Exception raised from |C\+\+ CapturedTraceback:)")  # torch's frames of C++ follow
+_NATIVE = re.compile(r"\n?(?:Exception raised from |C\+\+ CapturedTraceback:)")  # torch appends its C++ frames
 _FRAME = re.compile(r'File "([^"\n]+)", line (\d+), in (\S+)')
 
 
 def shown(thing: Any) -> str:
-    """The dotted path of a class, or of an object's class; of a function its own."""
+    """The dotted path of a class or function; for any other object, that of its class."""
     named = thing if inspect.isclass(thing) or inspect.isroutine(thing) else type(thing)
     return f"{named.__module__}.{named.__qualname__}"
 
 
 def message_of(error: BaseException) -> str:
-    """What an error says; of one that a loader process hands on, what the original says."""
+    """The text of an error; for an error that a loader process has passed on, the text of the original error."""
     text = _NATIVE.split(str(error))[0].rstrip()
     if _is_of_loader(text):
-        # torch puts its own words and a traceback in front
+        # torch puts a sentence and the traceback before the text
         return text.rpartition(f"{type(error).__name__}: ")[2].strip()
     return text
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what a library's error says, without the quotes that Python puts around a KeyError's."""
+    """The first line of an error's text, without the quotes that Python puts around the text of a KeyError."""
     said = str(error.args[0] if error.args else error).splitlines()
     return said[0] if said else str(error)
 
 
 def is_of_user(error: BaseException) -> bool:
-    """Whether an error may be one of the user's code: none of exp's, of the machine or of a device's memory."""
+    """Whether user code may have raised an error: it is not exp's, the machine's, or a device that is out of memory."""
     return isinstance(error, Exception) and as_ours(error) is None and "out of memory" not in str(error)
 
 
 def place_of(error: BaseException) -> str:
-    """Where in the user's code: `` (file.py, line n)``, its innermost line; empty where there is none of it."""
+    """The innermost line of user code in the traceback, as `` (file.py, line n)``; empty if there is none."""
     found = _innermost(error)
     return f" ({found[0]}, line {found[1]})" if found else ""
 
 
 def frames_of(error: BaseException) -> str:
-    """The traceback of an error, of the user's code alone."""
+    """The traceback of an error, without the frames of other code than the user's."""
     frames = traceback.extract_tb(error.__traceback__)
     return "".join(traceback.format_list([frame for frame in frames if owner_of(frame.filename) == "user"]))
 
 
 def told(error: BaseException) -> str | None:
-    """An error as one line that begins with whose it is, and ends with the place; further lines are its own.
+    """The message for an error of user code: one line with owner, error and place, then further lines of the error.
 
-    Such as ``model: mine.Net.forward raises RuntimeError: boom (mine.py, line 7)``.
+    For example ``model: mine.Net.forward raises RuntimeError: boom (mine.py, line 7)``.
 
     Args:
-        error: as it was caught.
+        error: any error.
 
     Returns:
-        None where the user's code is not to be seen in it, or it is no error of that.
+        The message; None if user code did not raise the error, or is not in its traceback.
     """
     found = _innermost(error) if is_of_user(error) else None
     if found is None:
@@ -248,13 +251,13 @@ def told(error: BaseException) -> str | None:
 
 
 def _innermost(error: BaseException) -> tuple[str, int, str] | None:
-    """Of the user's code: the file's name, the line, and whose it is."""
+    """The innermost frame of user code: file name, line, and owner, such as ``model: mine.Net.forward``."""
     for file, line, function in reversed(_FRAME.findall(str(error)) if _is_of_loader(str(error)) else []):
         if owner_of(file) == "user":
             return Path(file).name, int(line), f"data: {Path(file).stem}.{function}"
     frames = list(traceback.walk_tb(error.__traceback__))[::-1]
     own = [each for each in frames if owner_of(each[0].f_code.co_filename) == "user"]
-    # A package that is installed counts where nothing else does, and only what a configuration names.
+    # Installed packages count only if there is no other user code, and only classes that a configuration can name.
     others = [each for each in frames if owner_of(each[0].f_code.co_filename) == "package" and _member(each[0])]
     for frame, line in own[:1] or others[:1]:
         member = next(filter(None, (_member(each) for each, _ in own)), None) or _member(frame)
@@ -264,7 +267,7 @@ def _innermost(error: BaseException) -> tuple[str, int, str] | None:
 
 
 def _member(frame: Any) -> str | None:
-    """``model: mine.Net.forward``, where a frame is of an object that a configuration names."""
+    """``model: mine.Net.forward`` for a frame in a method of a class that a configuration can name; otherwise None."""
     code = frame.f_code
     thing = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
     cls = thing if inspect.isclass(thing) else type(thing)
@@ -273,10 +276,10 @@ def _member(frame: Any) -> str | None:
 
 
 def owner_of(file: str) -> str | None:
-    """``user``, or ``package``: one that is installed; None: exp's, Python's, torch's or MMEngine's."""
+    """The owner of a source file: ``user``; ``package`` (installed); None for exp, Python, torch and MMEngine."""
     installed = not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
     roots = [f"{Path(str(sys.modules[name].__file__)).parent}/" for name in _BELOW if name in sys.modules]
-    if not installed:  # packages that are installed lie below Python's own modules, often
+    if not installed:  # site-packages is often inside the folder of Python's own modules
         roots += [f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib")]
     return None if file.startswith(("<", *roots)) else "package" if installed else "user"
 
@@ -294,26 +297,27 @@ _PAGES = {
 
 
 def page_of(key: str) -> str:
-    """The page that describes the interface of a key, such as ``metrics[0]``."""
+    """The documentation page that describes the interface behind a key, such as ``metrics[0]``."""
     return _PAGES.get(re.split(r"[.\[]", key)[0], EXPERIMENT_PAGE)
 
 
 @contextlib.contextmanager
 def asked(key: str, owner: Any) -> Iterator[None]:
-    """Whatever the user's code raises before a run has begun becomes one line, with the place in it.
+    """Context for user code that is called before a run begins: its errors become one line with the place.
 
     Args:
-        key: that names the object, such as ``metric``.
-        owner: the object; or its class, or a function that makes it.
+        key: configuration key of the object, such as ``metric``.
+        owner: the object, its class, or a function that makes it.
 
     Raises:
-        ConfigError: it raised; but errors of exp, of the machine and of a device's memory come as they are.
+        ConfigError: user code has raised an error. Errors of exp, of the machine, and of a device that is out of memory
+            are raised unchanged; but a SampleError becomes a ConfigError, too.
     """
     try:
         yield
-    except SampleError as error:  # says all of this
+    except SampleError as error:  # its text already names key and place
         raise ConfigError(f"{message_of(error)}; see {page_of(key)}") from error
-    except Exception as error:  # a member may raise anything
+    except Exception as error:  # user code may raise anything
         if not is_of_user(error):
             raise
         said = told(error) or f"{key}: {shown(owner)} raises {type(error).__name__}: {message_of(error).strip()}"

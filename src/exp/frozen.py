@@ -1,7 +1,7 @@
-"""A run as it is written down, and what the parent does with it: folder, launch, what is printed and recorded.
+"""The frozen configuration of a run, and the parent's work: write the folder, launch, print and record the end.
 
-It is made of what Hydra has composed, validated and completed by what follows from it (:func:`freeze`); nothing that
-happens to YAML files later changes it. A few lines are printed before a run, and a table after it.
+:func:`freeze` validates the configuration that Hydra has composed, and fills in derived values. Later changes of YAML
+files do not change a frozen run.
 """
 
 from __future__ import annotations
@@ -51,35 +51,37 @@ __all__ = ["FrozenRun", "complete", "freeze", "prepare"]
 
 
 def freeze(config: ExpConfig, overrides: list[str], output_dir: Path) -> FrozenRun:
-    """Validate what Hydra has composed, and fill in what is derived. Writes nothing.
+    """Validate the configuration that Hydra has composed, and fill in derived values. Writes nothing.
 
     Args:
-        config: composed by Hydra, without its own part.
-        overrides: the user's.
+        config: composed by Hydra, without the node ``hydra``.
+        overrides: the user's overrides.
         output_dir: the run folder.
 
     Raises:
-        ConfigError: a value is wrong, two do not go together, or a file is missing.
-        UnavailableError: the hardware or a package is not there.
+        ConfigError: a value is wrong, two values contradict each other, or a file is missing.
+        UnavailableError: the hardware or a package is not available.
     """
     return complete(prepare(config, overrides), overrides, output_dir)
 
 
 def prepare(config: ExpConfig, overrides: list[str]) -> ExpConfig:
-    """The first half of :func:`freeze`, which jobs of a sweep that differ in plain values can share.
+    """The first half of :func:`freeze`; jobs of a sweep that differ only in plain values can share its result.
+
+    A task that needs weights takes model and data from the run in ``init_from``. :func:`exp.config.compose.begin` has
+    usually composed the configuration so. It is composed again here in two cases: in a sweep over ``init_from``, where
+    ``begin`` knew only one run; and if only a YAML file names the task, so that ``begin`` did not know the task.
 
     Returns:
-        The configuration with its types, of the backend that was chosen, and of the run in ``init_from`` where it is to
-        be used as it was trained. The command line has seen to that already (:func:`exp.config.compose.begin`); but in
-        a sweep over runs it knew only one of them, and of a task that only a file names not that it needs weights.
+        The typed configuration, with the chosen backend.
 
     Raises:
-        ConfigError: a key or a type is wrong, or the user has not chosen code that is named.
-        UnavailableError: the backend is not there.
+        ConfigError: a key or a type is wrong, or the configuration names code that the user has not chosen.
+        UnavailableError: the backend is not available.
     """
     check_names(config, overrides)
     base = compose.base_of(overrides, task_class(config).needs_weights)
-    if "," in config.backend._target_:  # of backend=auto
+    if "," in config.backend._target_:  # backend=auto: the candidates
         config = _with_backend(config, base)
     elif base.folder != (config.record and config.record.trained_in):
         config = compose.compose(base.primary, base.overrides)
@@ -90,7 +92,7 @@ def prepare(config: ExpConfig, overrides: list[str]) -> ExpConfig:
 
 
 def complete(config: ExpConfig, overrides: list[str], output_dir: Path) -> FrozenRun:
-    """The second half of :func:`freeze`: everything that depends on values; ``config`` is changed in place."""
+    """The second half of :func:`freeze`: everything that depends on values; changes ``config`` in place."""
     check_names(config, overrides)
     config.output_dir = str(output_dir.absolute())
     compose.expand(config)
@@ -104,22 +106,22 @@ def complete(config: ExpConfig, overrides: list[str], output_dir: Path) -> Froze
 
 
 def _with_backend(config: ExpConfig, base: compose.Base) -> ExpConfig:
-    """The configuration with the first backend that is available in the place of ``backend=auto``."""
+    """The configuration with the first available backend in place of ``backend=auto``."""
     if config.backend.simulate:
-        raise ConfigError("backend.simulate=true with backend=auto: say which backend's devices are to be simulated")
+        raise ConfigError("backend.simulate=true with backend=auto: name the backend whose devices are simulated")
     name = choose(config.backend._target_.split(","))
     kept = [each for each in base.overrides if not each.startswith(("backend=", "backend._target_="))]
     try:
         return compose.compose(base.primary, [*kept, f"backend={name}"])
-    except MissingConfigException:  # another package's, without a file of its own in the search path
+    except MissingConfigException:  # a backend of another package, without a YAML file
         return compose.compose(base.primary, [*kept, f"backend._target_={name}", f"backend.name={name}"])
 
 
 def _note_choices(config: ExpConfig, overrides: list[str]) -> None:
-    """Fill in what was chosen, and which keys follow others."""
+    """Record the choices of config groups, and which keys follow others."""
     record: Any = config.record
     groups = {"experiment", *(field.name for field in dataclasses.fields(ExpConfig))}
-    if record.trained_in is not None:  # the run's choices stand in the record; only the user's count beside them
+    if record.trained_in is not None:  # the record has the choices of that run; only the user's own are added
         groups -= {group for group in compose.TRAINED if not any(each.startswith(f"{group}=") for each in overrides)}
     chosen = {
         group: choice for group, choice in HydraConfig.get().runtime.choices.items() if group in groups and choice
@@ -129,7 +131,7 @@ def _note_choices(config: ExpConfig, overrides: list[str]) -> None:
 
 
 def _note_differences(config: ExpConfig, overrides: list[str]) -> None:
-    """Fill in what is not as in the run that is used, and as in the experiment that published figures are of."""
+    """Record how the configuration differs from the run in ``init_from``, and from the experiment as published."""
     record = config.record
     folder = compose.run_folder_of(config.init_from) if task_class(config).needs_weights else None
     if folder is not None:
@@ -137,7 +139,7 @@ def _note_differences(config: ExpConfig, overrides: list[str]) -> None:
         earlier = compose.load(RunFolder(folder).config)
         checks.check_weights(config, earlier, folder)
         altered = RunFolder(folder).altered(read_result(RunFolder(folder)) or {})
-        record.differs = [f"{name} is not as it was written" for name in altered if name == "config.yaml"]
+        record.differs = [f"{name} was changed after that run" for name in altered if name == "config.yaml"]
         record.differs += differences.different(config, earlier, "trained with")
     changed = folder is not None or any(re.match(r"[+~]*(data|model)\b", each) for each in overrides)
     if changed and config.data.get("horizon") in config.published:  # else there is nothing to compare
@@ -152,7 +154,7 @@ def _note_differences(config: ExpConfig, overrides: list[str]) -> None:
 
 @functools.lru_cache(maxsize=None)
 def _as_shipped(experiment: str | None, horizon: int) -> ExpConfig | None:
-    """An experiment as its file has it; None: there is no such file here."""
+    """The configuration of an experiment without other overrides; None: there is no such experiment here."""
     try:
         return compose.compose("config", [f"experiment={experiment}", f"data.horizon={horizon}"])
     except MissingConfigException:
@@ -161,14 +163,14 @@ def _as_shipped(experiment: str | None, horizon: int) -> ExpConfig | None:
 
 @dataclass
 class FrozenRun:
-    """What a launcher is given.
+    """A frozen run, the argument of a launcher.
 
     Attributes:
-        config: the whole configuration (:class:`exp.config.schema.ExpConfig`), without interpolations to come.
-        overrides: what the user gave on the command line.
+        config: the whole configuration (:class:`exp.config.schema.ExpConfig`), with all interpolations resolved.
+        overrides: the user's overrides.
         folder: the run folder.
-        snapshot: of :meth:`write`.
-        lock: of the folder, once it is taken.
+        snapshot: content of the folder before :meth:`write`; None: this process has not written the folder.
+        lock: the lock of the folder; None: this process does not hold it.
     """
 
     config: ExpConfig
@@ -181,13 +183,13 @@ class FrozenRun:
         """Write the run folder, launch, wait, print and record the end; a run that is refused leaves no folder.
 
         Args:
-            tracebacks: the user wants them: those of workers that refuse the run stand in its logs alone.
+            tracebacks: if workers refuse the run, print their logs, which have the tracebacks.
 
         Returns:
             The outcome, with the exit code of the command.
 
         Raises:
-            ExpError: it cannot be started.
+            ExpError: the run cannot be started.
         """
         config, folder, begun = self.config, self.folder, False
         try:
@@ -207,7 +209,7 @@ class FrozenRun:
             try:
                 outcome = chosen.launch(self)
             finally:
-                self.check_folder()  # its loss may end the run by a signal, when no launcher listens any more
+                self.check_folder()  # if it is lost, SIGTERM may end the run after the launcher
             if chosen.leads:
                 outcome.exit_code = self.tell_end(outcome)
             if outcome.exit_code in REFUSED:
@@ -225,17 +227,19 @@ class FrozenRun:
             self.release()
 
     def write(self, token: str | None = None) -> None:
-        """Take the run folder, and put the configuration into it: beside an earlier record, until the run has begun.
+        """Take the lock of the run folder, and write the configuration there.
+
+        The records of an earlier run in the folder stay until this run begins.
 
         Args:
-            token: what all the processes of a job that share the folder know it by; None: this process is alone.
+            token: name of the job, equal in all processes that start it together; None: only this process starts it.
 
         Raises:
-            ConfigError: somebody else is at work there, or the run that is to be continued was another one.
-            RunError: the folder cannot be written.
+            ConfigError: another run uses the folder, the folder cannot be written, or the run to resume is another one.
+            RunError: the disk is full.
         """
         if self.lock is not None:
-            return  # whoever started this process has written it
+            return  # the process that started this one has written the folder
         folder = self.folder
         missing = missing_folders(folder.logs)
         lock = RunLock(folder.path, token)
@@ -246,7 +250,7 @@ class FrozenRun:
             if not joined:
                 checks.check_folder(self.config, task_class(self.config).saves_state)
         except ConfigError:
-            self.release()  # its lock is a file of the folder
+            self.release()  # removes the lock file, so that the folder is empty
             remove_empty(missing)
             raise
         self.snapshot = Snapshot(folder, missing)
@@ -257,11 +261,11 @@ class FrozenRun:
         config = folder.in_use(folder.config)
         if not (joined and config.is_file() and config.read_bytes() == contents[config.name]):
             folder.stage(contents)
-        if task_class(self.config).diagnoses:  # what it leaves is no record of a run that could be lost
+        if task_class(self.config).diagnoses:  # begins at once, since its session never does
             folder.begin(self.config.overwrite)
 
     def announce(self, backend: Backend) -> None:
-        """Say what is about to run, and where it goes."""
+        """Print what will run, and the run folder."""
         config = self.config
         processes = config.nproc * config.launcher.nnodes
 
@@ -293,7 +297,7 @@ class FrozenRun:
             _say(f"{idle} of {devices} {config.backend.name} devices stay idle; nproc={devices} uses all", "dim")
 
     def tell_end(self, outcome: Outcome) -> int:
-        """Print how it ended, and record an end that is no success; returns the exit code."""
+        """Print how the run ended, record an end without success in ``result.json``, and return the exit code."""
         config, folder = self.config, self.folder
         if outcome.left or outcome.reported:
             return outcome.exit_code
@@ -303,7 +307,7 @@ class FrozenRun:
             return judged or EXIT_OK
         if outcome.exit_code == EXIT_OK:
             result = read_json(folder.result)
-            if result is not None:  # else a node other than rank 0's
+            if result is not None:  # None on a node without rank 0
                 if outcome.restarts != result["restarts"]:
                     result["restarts"] = outcome.restarts
                     folder.write_result(result)
@@ -334,10 +338,10 @@ class FrozenRun:
         return outcome.exit_code
 
     def _record(self, result: dict[str, Any], outcome: Outcome) -> str:
-        """Write ``result.json``; but a start that has not begun changes nothing of the record of the run before.
+        """Write ``result.json``; if the run has not begun, keep the records of the earlier run in the folder instead.
 
         Returns:
-            A line to add where it cannot be written.
+            A line for the user if the file cannot be written; otherwise empty.
         """
         folder = self.folder
         try:
@@ -350,10 +354,11 @@ class FrozenRun:
         return ""
 
     def take_back(self) -> bool:
-        """Leave the folder as it was before :meth:`write`, where the run was refused and nothing has come of it.
+        """Undo :meth:`write` after a refused run, unless the run has results.
 
         Returns:
-            Whether it is so now. Not on several nodes that were started by hand: others may be writing there.
+            Whether the folder is as it was before. On several nodes that were started by hand nothing is undone, since
+            the other nodes may be writing there; nor after a diagnosis.
         """
         if self.snapshot is None:
             return True
@@ -365,31 +370,32 @@ class FrozenRun:
         return done
 
     def check_folder(self) -> None:
-        """Whether the run folder is still there, and this run's.
+        """Check that the run folder still exists, and that this run still holds its lock.
 
         Raises:
-            RunError: it is not.
+            RunError: the folder is gone, or another run has taken it.
         """
         lost = None if self.lock is None else self.lock.check()
         if lost is not None:
             raise RunError(f"{lost}; what it computed is lost")
 
     def release(self) -> None:
-        """Let go of the folder: the run has ended, or has been handed to another process."""
+        """Release the lock of the folder: the run has ended, or another process has taken it over."""
         if self.lock is not None:
             self.lock.release()
 
     @classmethod
     def load(cls, folder: RunFolder, of_others: bool = False) -> FrozenRun:
-        """Read what :meth:`write` has written.
+        """Read a run that :meth:`write` has written.
 
         Args:
             folder: the run folder.
-            of_others: it may be a stranger's; else its names were checked before they were written.
+            of_others: whether somebody else may have written the folder, so that names of code in it must be checked
+                (:func:`exp.config.resolve.distrust`); otherwise they were checked before they were written.
         """
         config = compose.load(folder.in_use(folder.config))
         distrust(config, groups=("launcher", "task")) if of_others else allow(config.plugins)
-        task_class(config)  # refuses what only the folder names
+        task_class(config)  # refuses a class that only the folder names
         overrides: Any = OmegaConf.to_container(OmegaConf.load(folder.in_use(folder.overrides)))
         return cls(config, overrides, folder)
 
@@ -430,8 +436,8 @@ def _print_table(config: ExpConfig, folder: RunFolder, result: dict[str, Any]) -
     if left is not None and left["calls_per_step"]:
         moved = "" if left["bytes_per_step"] is None else f", {size(left['bytes_per_step'])}"
         _say(
-            f"left the device at each step, for the CPU and back: {left['calls_per_step']:.3g}x{moved}, most of it "
-            f"{', '.join(list(left['operators'])[:3])}; docs/guide/train.md has what to do about it",
+            f"CPU fallbacks per step: {left['calls_per_step']:.3g} calls{moved}, mostly "
+            f"{', '.join(list(left['operators'])[:3])}; see docs/guide/train.md",
             "yellow",
         )
     speed = f", {result['samples_per_second']:,.0f} samples/s" if result.get("samples_per_second") else ""

@@ -257,7 +257,7 @@ def _endpoint() -> str:
 
 def _refusal(library: Any, source: Source, error: Exception) -> ConfigError | UnavailableError:
     """Turn an exception of huggingface_hub into an error with one line for the user."""
-    missing = (library.errors.RepositoryNotFoundError, library.errors.RevisionNotFoundError)  # one that is gated, too
+    missing = (library.errors.RepositoryNotFoundError, library.errors.RevisionNotFoundError)  # also for gated ones
     kind, status = type(error).__name__, getattr(getattr(error, "response", None), "status_code", None)
     if isinstance(error, missing) or status in (401, 403):
         return ConfigError(

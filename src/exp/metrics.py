@@ -23,7 +23,7 @@ class Table(NamedTuple):
     """Metrics in detail, one value per row, such as per class.
 
     Attributes:
-        name: of the table, such as ``per_class``; it is written to ``metrics_<name>.csv``.
+        name: name of the table, such as ``per_class``; it is written to ``metrics_<name>.csv``.
         key: title of the column with the row names, such as ``class``.
         rows: name of each row.
         columns: values by metric, one for each row.

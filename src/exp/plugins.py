@@ -1,8 +1,8 @@
-"""What packages add to exp: typed keys of the configuration, config groups, and which models and data go together.
+"""Plugins: packages that add typed keys of the configuration, config groups, models and data to exp.
 
-A package names a :class:`Plugin` in the entry-point group ``exp.plugins``; exp's own experiments do the same. Imports
-neither torch nor what an experiment is made of, and nor may the module that a package names: command line and
-completion read it.
+A package names a :class:`Plugin` in the entry-point group ``exp.plugins``; exp's own experiments do the same. The
+command line and its completion import the module that a package names, so it must import neither torch nor models and
+data, as this module does not.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ GROUP = "exp.plugins"
 
 @dataclass(frozen=True)
 class Family:
-    """Models and data that go together.
+    """Models and data that can be combined.
 
     Attributes:
-        model: typed keys that all its models share.
-        data: typed keys that all its data share.
-        example: an experiment that has both.
-        small: overrides that make the example small enough for a CPU, its way of computing left as it is; of
-            ``task=qualify``.
+        model: dataclass of the typed keys that all models of the family share.
+        data: dataclass of the typed keys that all data of the family share.
+        example: name of an experiment with a model and data of the family.
+        small: overrides that make the example small enough for a CPU, without changing the kinds of its computations;
+            ``task=qualify`` uses them.
     """
 
     model: type
@@ -39,19 +39,20 @@ class Family:
 
 @dataclass(frozen=True)
 class Plugin:
-    """What one package adds.
+    """The additions of one package.
 
     Attributes:
-        structures: dataclasses of typed keys, by ``<group>/<name>``; a YAML file takes one with
-            ``defaults: [/schema/<group>/<name>@_here_, _self_]``. One whose ``_target_`` has a default also types the
-            keys of configurations that name this class. That of a model without weights, such as a naive forecast, says
-            ``has_weights: ClassVar[bool] = False``: task=eval and the like take it without ``init_from``.
-        choices: choices that need no file, by ``<group>/<name>``: a dataclass of typed keys, or an object of one with
-            the values of this choice.
-        families: models and data that go together, by what they are for: ``"forecasting"``.
-        keys: dataclasses of further keys for a structure of somebody else's, such as ``task/predict``; a value that is
-            not the default is refused with data of another plugin's families.
-        config: an importable package with config groups (``model/``, ``data/``, ``experiment/``); None: it has none.
+        structures: dataclasses of typed keys, by ``<group>/<name>``. A YAML file includes one with
+            ``defaults: [/schema/<group>/<name>@_here_, _self_]``. If ``_target_`` has a default, the dataclass also
+            types the keys of all configurations with this ``_target_``. The dataclass of a model without weights, such
+            as a naive forecast, sets ``has_weights: ClassVar[bool] = False``; then tasks such as ``task=eval`` do not
+            need ``init_from``.
+        choices: choices of config groups that need no YAML file, by ``<group>/<name>``: a dataclass of typed keys, or
+            an object of one with the values of this choice.
+        families: models and data that can be combined, by their purpose, such as ``"forecasting"``.
+        keys: dataclasses of further keys for a structure of another package, by its name, such as ``task/predict``.
+            With data of another plugin's families, a value other than the default is refused.
+        config: an importable package with config groups (``model/``, ``data/``, ``experiment/``); None: no groups.
     """
 
     structures: Mapping[str, type] = field(default_factory=dict)
@@ -63,9 +64,9 @@ class Plugin:
 
 @functools.lru_cache(maxsize=None)
 def entry_points(group: str) -> Mapping[str, Any]:
-    """The entry points of a group, by name; the files of all installed packages are read once."""
+    """The entry points of a group, by name; the metadata of all installed packages are read only once."""
     points = _all_entry_points()
-    # Python 3.8 and 3.9 give a dict by group.
+    # On Python 3.8 and 3.9 this is a dict by group.
     found = points.select(group=group) if hasattr(points, "select") else points.get(group, ())
     return {point.name: point for point in found}
 
@@ -77,21 +78,21 @@ def _all_entry_points() -> Any:
 
 @functools.lru_cache(maxsize=None)
 def installed() -> Mapping[str, Plugin]:
-    """All plugins, by the names of their entry points.
+    """All installed plugins, by the names of their entry points.
 
     Raises:
-        UnavailableError: one does not load, or is none.
+        UnavailableError: an entry point cannot be imported, or is not a :class:`Plugin`.
     """
     found = {}
     for name, point in sorted(entry_points(GROUP).items()):
         try:
             plugin = point.load()
-        except Exception as error:  # another's package may raise anything while it loads
+        except Exception as error:  # another package may raise anything at its import
             raise UnavailableError(
-                f"the plugin '{name}' ({point.value}) does not load ({type(error).__name__}: {error}); mend or remove "
-                "its package"
+                f"the plugin '{name}' ({point.value}) does not load ({type(error).__name__}: {error}); repair or "
+                "remove its package"
             ) from error
         if not isinstance(plugin, Plugin):
-            raise UnavailableError(f"the plugin '{name}' ({point.value}) is no exp.plugins.Plugin; mend its package")
+            raise UnavailableError(f"the plugin '{name}' ({point.value}) is no exp.plugins.Plugin; repair its package")
         found[name] = plugin
     return found

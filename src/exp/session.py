@@ -86,7 +86,7 @@ class RankInfo:
 
     @classmethod
     def of(cls, environ: Mapping[str, str], **others: Any) -> RankInfo:
-        """Rank, world size and their local ones from torch's variables; ``others`` are further attributes."""
+        """Take rank, world size and their local counterparts from torch's variables; ``others``: further attributes."""
         place: Any = (int(environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
         return cls(*place, **others)
 

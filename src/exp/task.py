@@ -112,7 +112,7 @@ class ParentTask(Task):
     uses_hardware: ClassVar[bool] = False
     compared: ClassVar[bool] = False
     runs: ClassVar[Sequence[Path]] = ()
-    """Folders of other runs, where it has made a table of them."""
+    """Folders of the runs that the task has compared in a table; empty: none."""
 
     def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> int:
         """Run the task in the process of the command line, and return the exit code.
@@ -155,7 +155,7 @@ def create_task(config: ExpConfig) -> Task:
 
 
 given: list[str] = []
-"""Arguments of the command line, with Hydra's options, which no configuration has; empty in other processes."""
+"""Arguments of the command line, with Hydra's options, which the configuration lacks; empty in other processes."""
 
 
 def to_continue(config: ExpConfig, folder: RunFolder, *changes: str) -> str | None:
@@ -181,12 +181,12 @@ def to_continue(config: ExpConfig, folder: RunFolder, *changes: str) -> str | No
 
 
 def to_go_on(*changes: str, without: Sequence[str] = (), arguments: Sequence[str] | None = None) -> str:
-    """A command line with other values.
+    """A command line with changed overrides.
 
     Args:
-        *changes: overrides; of those with the same key the last one counts.
-        without: keys that it is not to have.
-        arguments: of the command line; None: of this one.
+        *changes: overrides to add or replace; of those with the same key the last one counts.
+        without: keys to leave out.
+        arguments: arguments to change; None: those of this process.
     """
     new = dict(change.split("=", 1) for change in changes)
     kept = [each for each in (given if arguments is None else arguments)

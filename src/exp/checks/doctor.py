@@ -250,7 +250,10 @@ def _cards(bench: Bench) -> Answer:
 
 
 def _memory(bench: Bench) -> Answer:
-    """Free memory of the device. A card that a rank has to itself: warn below half of it, fail below 5 %."""
+    """Check the free memory of the device: below half a warning, below 5 % a failure.
+
+    On a device that ranks share, such as the CPU, below 5 % a warning.
+    """
     usage, row = bench.backend.usage(), cards.reading_of(bench.described, bench.backend.monitor()) or {}
     free, total = usage.get("free"), usage.get("total") or row.get("memory_total")
     if free is None and total is not None and row.get("memory_used") is not None:

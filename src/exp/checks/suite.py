@@ -164,7 +164,8 @@ class _Suite:
         earlier: content of ``qualify.json``; None: start from the beginning.
 
     Attributes:
-        rows: by name the fields of an :class:`~exp.checks.check.Answer` and the ``command``, as in ``qualify.json``.
+        rows: for each check, by its name, the fields of its :class:`~exp.checks.check.Answer` and its ``command``, as
+            in ``qualify.json``.
 
     Raises:
         ConfigError: the folder has the suite of another machine, or of other software or overrides.

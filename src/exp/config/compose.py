@@ -67,7 +67,7 @@ _own_files: list[Path] = []
 
 
 def register() -> None:
-    """Register with Hydra what gives configurations beside files; further calls change nothing.
+    """Register with Hydra the configurations of plugins, those without files, and resolvers. Further calls do nothing.
 
     ``${run_id:}`` is a short random id, the same everywhere in one configuration.
     """
@@ -150,7 +150,7 @@ class _PluginConfigs(SearchPathPlugin):
     """Adds the config groups of installed plugins to the search path, after exp's own and the user's."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Append the config packages, and what needs no file; Hydra calls this before it composes."""
+        """Append the config packages, and the source of choices without files; Hydra calls this before it composes."""
         for name, plugin in installed().items():
             if plugin.config is not None:
                 search_path.append(f"exp-{name}", f"pkg://{plugin.config}")
@@ -160,16 +160,16 @@ class _PluginConfigs(SearchPathPlugin):
 class _Dataclasses(ConfigSource):
     """The choices that need no file (:func:`_choices`).
 
-    Hydra's ConfigStore would make nodes of all of them in each process, of which a run takes a third.
+    Hydra's ConfigStore would make the nodes of all choices in each process, although a run needs a third of them.
     """
 
     @staticmethod
     def scheme() -> str:
-        """What names this source in the search path."""
+        """The prefix of this source in the search path."""
         return "dataclasses"
 
     def available(self) -> bool:
-        """It needs no place that might not be there."""
+        """True: this source needs no folder, so nothing can be missing."""
         return True
 
     def load_config(self, config_path: str) -> ConfigResult:
@@ -178,7 +178,7 @@ class _Dataclasses(ConfigSource):
         return ConfigResult(self.provider, self.full_path(), node, {"package": None})
 
     def is_config(self, config_path: str) -> bool:
-        """Whether there is such a choice."""
+        """Whether the path is a choice."""
         return config_path in _choices()
 
     def is_group(self, config_path: str) -> bool:
@@ -391,7 +391,7 @@ class Base(NamedTuple):
 
 
 def begin(arguments: Sequence[str]) -> Base:
-    """Remember the user's folders of configurations, and return :func:`base_of`, whose errors it raises."""
+    """Store the user's folders of configurations, and return the result of :func:`base_of`; raises its errors."""
     _own_files[:] = searched(arguments)
     return base_of(arguments)
 

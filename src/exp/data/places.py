@@ -98,7 +98,7 @@ def of_samples(parts: Mapping[str, Sequence[tuple[str, Any]]]) -> Fingerprint:
 
 def _size(path: str) -> int:
     try:
-        return os.stat(path).st_size  # noqa: PTH116 - many
+        return os.stat(path).st_size  # noqa: PTH116 - for many files; Path is slower
     except OSError:
         return -1  # for example a broken link; the code that reads the file reports it
 

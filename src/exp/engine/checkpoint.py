@@ -430,7 +430,7 @@ class CheckpointWriter:
         self._error: BaseException | None = None
 
     def start(self, files: Files, then: Callable[[], object] | None = None) -> None:
-        """Copy the content of files, and write them in the background. First waits for the checkpoint before.
+        """Copy the content of files, and write them in the background. Waits for the previous checkpoint first.
 
         Args:
             files: contents (see :func:`plain`), and functions that write a copy of them.
@@ -438,7 +438,7 @@ class CheckpointWriter:
 
         Raises:
             TypeError: a content is not plain data.
-            Exception: the error of the checkpoint before.
+            Exception: the error of the previous checkpoint.
         """
         beat(Stage.CHECKPOINT)
         self.wait()

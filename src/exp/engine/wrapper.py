@@ -444,7 +444,7 @@ def _why_not(backend: Backend) -> str | None:
 
 
 def units_of(model: nn.Module) -> list[nn.Module]:
-    """The submodules (blocks) that are sharded one by one; the weights of each are gathered at a time.
+    """The submodules (blocks) that are sharded; a pass gathers the weights of one block at a time.
 
     Args:
         model: if it has ``sharded_units()``, that is used. Otherwise the units are the members with parameters of the

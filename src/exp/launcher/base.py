@@ -137,9 +137,9 @@ class Launcher(abc.ABC):
 
     @classmethod
     def take_place(cls, config: ExpConfig, overrides: Sequence[str]) -> None:
-        """Look at the variables of other launchers: remove those that are left over (:func:`drop_stale_variables`).
+        """Check the variables of other launchers, and remove stale ones (:func:`drop_stale_variables`).
 
-        A class that ``joins`` sets ``nproc`` and ``launcher.nnodes`` of ``config`` to the processes that exist instead.
+        A class that ``joins`` instead sets ``nproc`` and ``launcher.nnodes`` of ``config`` as the variables say.
 
         Raises:
             ConfigError: another launcher has started this process, too; or, if the class ``joins``, this process has no
@@ -316,10 +316,11 @@ def drop_stale_variables(nnodes: int = 1) -> None:
 
     MPI launchers set their variables only in the processes that they start. The variables of torch and srun may also
     be left over in a shell (``srun --pty``). They count only if a scheduler has set them, or if a process of another
-    rank with the same command line runs on this machine. Variables of srun without such a process deserve a warning.
+    rank with the same command line runs on this machine. Variables of srun without such a process cause a warning.
 
     Args:
-        nnodes: nodes that the user asks for. So many processes may be one agent per node, and are not several.
+        nnodes: nodes that the user asks for. If there are as many processes, they may be one agent per node, and are
+            allowed.
 
     Raises:
         ConfigError: the variables are in use: another launcher has started this process as one of several.

@@ -87,7 +87,7 @@ class Watcher:
             self.say(self._shown)
 
     def ended(self, number: int, outcome: Outcome) -> None:
-        """A run has ended. Here nothing is shown: the final report of a single run does it."""
+        """Called when a run has ended; shows nothing here, because a single run has its own final report."""
 
 
 def clock(seconds: float) -> str:
@@ -97,7 +97,7 @@ def clock(seconds: float) -> str:
 
 @dataclass
 class Followed:
-    """A submitted job, and what is known of it."""
+    """A submitted job, and its state so far."""
 
     id: str
     """Slurm's job id; in an array ``123_4``."""

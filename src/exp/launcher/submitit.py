@@ -187,7 +187,8 @@ def run_job(run_dir: str, token: str | None, on_slurm: bool = True) -> int:
     Args:
         run_dir: the run folder.
         token: of the run folder's lock, which the job holds; the same after a requeue.
-        on_slurm: as a task on each node; otherwise in the process that would have submitted the job.
+        on_slurm: whether this is a task of a Slurm job, one per node; False: the process that would have submitted the
+            job runs it.
 
     Returns:
         The exit code. On Slurm the process exits with this code instead of returning, unless it is 0.
@@ -213,7 +214,7 @@ def run_job(run_dir: str, token: str | None, on_slurm: bool = True) -> int:
 
 
 def _lead(folder: RunFolder, token: str | None, job: str, on_slurm: bool, attempt: str, restarts: int) -> int:
-    """What the first node does: take the lock of the run folder, run the workers, and record the outcome."""
+    """The part of the first node: take the lock of the run folder, run the workers, and record the outcome."""
     file, lock = outcome_file(folder, job), RunLock(folder.path, token)
     if file.is_file():
         file.unlink()  # written by this job before it was requeued

@@ -1,6 +1,6 @@
 """Supervises the agent or a single worker: forwards signals, kills a hanging rank, leaves no process behind.
 
-If all ranks stand still, the rank that hangs is the one that the others wait for.
+If no rank makes progress, the rank that hangs is the one for which the others wait.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Supervisor:
                         break
                     self._look(groups)
         finally:
-            if self.launcher.joins:  # the outer launcher sends SIGTERM when the first rank ends; too late to matter
+            if self.launcher.joins:  # this job is over, and the outer launcher sends SIGTERM when the first rank ends
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
             if self._detector is not None:
                 self._detector.close()
@@ -130,7 +130,7 @@ class Supervisor:
                 limits = self.launcher.config.timeout_s, self.launcher.config.step_timeout_s
                 self._detector = HangDetector(self.failures, self.scratch, groups, *limits, self.local_rank)
             hung = self._detector.look()
-            if hung is not None:  # killed, it is handled like a rank that died by itself
+            if hung is not None:  # then it is handled like a rank that died by itself
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(hung, signal.SIGKILL)
             # Torch's agent does not count a rank that exits with code 0 before its end as failed.
@@ -177,7 +177,7 @@ class Supervisor:
 class HangDetector:
     """Watches the heartbeats of the workers of one node, or of one worker.
 
-    Time in which this process does not run is not counted: on a sleeping laptop it stands still with the workers.
+    Time in which this process does not run is not counted: on a sleeping laptop the workers do not run, either.
     """
 
     failures: Failures

@@ -1,4 +1,4 @@
-"""A worker process, from its start to its exit: its place among the ranks, heartbeats, clean-up.
+"""A worker process, from its start to its exit: rank environment, heartbeats, clean-up.
 
 What it computes is in :mod:`exp.session`. Torch's agent forks it (:mod:`exp.launcher.agent`) or runs
 ``python -m exp.launcher.worker RUN_FOLDER``. ``launcher=external`` runs ``python -m exp.launcher.worker GIVEN`` (JSON);

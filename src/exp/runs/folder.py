@@ -39,7 +39,7 @@ __all__ = [
 
 CHECKPOINT_NAME = re.compile(r"^step_(\d+)\.pth$")
 """File name of a checkpoint from which training can resume; the number counts optimizer steps."""
-_LEAST_BYTES = 2**16  # the records of the shortest run may need so much
+_LEAST_BYTES = 2**16  # about the size of the records of the shortest run
 _TAIL_BYTES = 2**16  # read from the end of metrics.jsonl; many lines
 _RECORDS = ("result.json", "config.yaml", "overrides.yaml", "env.json", "metrics.jsonl")
 _LOGS = {"logs", "slurm", "tensorboard", "trackers", "vis_data"}
@@ -72,8 +72,8 @@ class RunFolder:
     """Paths of one run; all ranks share the folder.
 
     If the folder has an earlier run, a new start writes its ``config.yaml`` and other records to ``.start``
-    (:meth:`stage`). When the new run begins (:meth:`begin`), they take the place of the earlier records. If it is
-    refused before, the earlier run is as it was.
+    (:meth:`stage`). When the new run begins (:meth:`begin`), they replace the earlier records. If it is refused before
+    that, the earlier records stay unchanged.
 
     Args:
         path: the folder; :meth:`create` makes it.

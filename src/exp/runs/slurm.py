@@ -88,7 +88,7 @@ def check_script(script: str) -> None:
 
 
 def _run(command: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:
-    """Run a Slurm command, with ``text`` as stdin; one that is missing, or takes longer than 60 s, has failed."""
+    """Run a Slurm command, with ``text`` as stdin; a command that is missing or takes longer than 60 s has failed."""
     try:
         return subprocess.run(command, input=text, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

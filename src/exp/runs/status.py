@@ -389,9 +389,8 @@ class Failures:
         folder, deadline = self.folder, time.monotonic() + _OTHER_NODES_S
         while True:
             files = [*folder.logs.glob("rank*.error.json")]
-            if (
-                world_size
-            ):  # opened, not tested for existence: an NFS client may report a new file as missing for a while
+            if world_size:
+                # Opened, not tested for existence: an NFS client may report a new file as missing for a while.
                 files = [folder.error_file(rank) for rank in range(world_size)]
             if self.scratch is not None:
                 files += Path(self.scratch).glob("rank*.error.json")

@@ -72,7 +72,7 @@ class NoMetric(float):
 
 @dataclass
 class Job:
-    """One job of a sweep, and what is known of it."""
+    """One job of a sweep, and its state so far."""
 
     number: int
     overrides: list[str] = field(default_factory=list)
@@ -177,8 +177,8 @@ class Sweep:
         """
         if not overrides:
             return []  # a sweep that never has a job is refused at its end
-        self.asked = self.busy = True  # until this method returns: an error raised meanwhile is not the sweeper's
-        if self.preempted:  # a sweeper that goes by results would search on without those
+        self.asked = self.busy = True  # until this method returns; errors raised before that are not the sweeper's
+        if self.preempted:  # a sweeper that uses results would search on without these
             raise Ended(PREEMPT_SIGNAL, EXIT_PREEMPTED)
         batch = [self._freeze(Job(number), list(given)) for number, given in enumerate(overrides, first)]
         refused = [job.outcome for job in batch if job.run is None and job.outcome is not None]
@@ -278,7 +278,7 @@ class Sweep:
         try:
             self.runs = find_runs([self.folder])
             write_rows(self.runs, self.folder)
-        except ConfigError:  # there is none: jobs of task=doctor have nothing to compare
+        except ConfigError:  # there are none, for example because task=doctor has no metric
             self.runs = []
         by = [job.outcome.interrupted_by for job in self.jobs if job.outcome is not None and job.outcome.interrupted_by]
         if by:
@@ -301,14 +301,14 @@ class Sweep:
         return set.intersection(*(set(job.overrides) for job in self.jobs)) if len(self.jobs) > 1 else set()
 
     def explained(self, error: Exception | None) -> Exception | None:
-        """What has ended the sweep, after its last batch.
+        """The error to report at the end of the sweep.
 
         Args:
-            error: as the sweeper raised it; None: it has ended.
+            error: the error that the sweeper raised; None: none.
 
         Returns:
-            The same; for an error of the sweeper's own, such as Optuna's if no trial has a value, one of exp's; None
-            after a dry run, in which the sweeper only misses the results.
+            An error of exp or Hydra unchanged; for an error of the sweeper itself, such as Optuna's if no trial has a
+            value, one of exp's. None if there is none, also after a dry run, where the sweeper lacks only the results.
         """
         if error is None and not self.asked:
             return ConfigError(
@@ -327,7 +327,7 @@ class Sweep:
         """End the sweep after its last batch: release the lock, print the table, write the report.
 
         Args:
-            rest: gives the command line of this process with other overrides.
+            rest: returns the command line of this process with changed overrides (:func:`exp.task.to_go_on`).
 
         Returns:
             The exit code, and the run folders. Exit code 0: no job failed; 75: jobs were preempted, and none failed;

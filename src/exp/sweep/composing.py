@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Composer"]
 
-# Keys whose value decides on more than themselves, such as which file is read or which backend is used.
+# Keys whose value decides on other values, too, for example because it selects a file or a backend.
 _DECIDE = ("backend", "experiment", "hydra", "init_from", "output_dir", "record", "task")
 
 
@@ -98,7 +98,7 @@ class Composer:
         return [override for override in overrides if not self._parse(override).is_hydra_override()]
 
     def _values(self, overrides: Sequence[str]) -> dict[str, Any]:
-        """The plain values that a job sets: those that decide on nothing but themselves."""
+        """The plain values that a job sets, without those that decide on other values."""
         found = {each.key_or_group: each.value() for each in map(self._parse, overrides)}
         return {
             key: value

@@ -32,8 +32,8 @@ _CORES = "cores"
 class _Packing:
     """State of :func:`pack`: the jobs that wait and run, and the free devices by backend.
 
-    Simulated cards and the CPU backend use CPU cores. With ``parallel_jobs`` so many jobs run at a time, which may then
-    share cores.
+    Simulated cards and the CPU backend use CPU cores. With ``parallel_jobs``, at most that many jobs run at a time, and
+    they may share cores.
     """
 
     def __init__(self, runs: Sequence[FrozenRun], parallel_jobs: int | None) -> None:

@@ -25,7 +25,7 @@ to 2e-4 after 100."""
 
 
 def _refuse_several(config: ExpConfig, instead: str) -> None:
-    """Check the number of processes of a task that has one."""
+    """Refuse more than one process; ``instead`` is what the user can use for several."""
     if config.nproc > 1:
         raise ConfigError(
             f"task={config.task.name} runs in one process; leave out nproc={config.nproc}, or use {instead}"
@@ -33,7 +33,7 @@ def _refuse_several(config: ExpConfig, instead: str) -> None:
 
 
 def _refuse_several_machines(config: ExpConfig) -> None:
-    """Check the launcher of a task that starts runs of its own on this machine, one after the other."""
+    """Refuse launchers of other machines, for a task that itself starts runs on this machine, one after the other."""
     name, launcher = config.task.name, launcher_class(config)
     if config.launcher.nnodes > 1:
         raise ConfigError(f"task={name} is for one machine; run it on each, without launcher.nnodes")

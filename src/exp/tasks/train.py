@@ -22,11 +22,11 @@ class Train(Task):
     work: ClassVar[str] = "exp.engine.training.train"
 
     def run(self, session: Session) -> dict[str, Any]:
-        """Train (:func:`exp.engine.training.train`); with ``debug.restart_after``, rebuild all and resume after it."""
+        """Train (:func:`exp.engine.training.train`); after step ``debug.restart_after`` rebuild all, and resume."""
         from exp.engine.hooks import Interrupted
         from exp.engine.training import train
 
-        # Of a package above the engine; imported once the training is over, or memory is exhausted.
+        # The engine must not import exp.estimate, a layer above it. It is imported only when these are called.
         rate, fits = (functools.partial(call, f"exp.estimate.{name}") for name in ("training_rate", "what_fits"))
         estimates = rate, functools.partial(fits, headroom=Estimate.headroom)
         try:

@@ -1,4 +1,4 @@
-"""The launcher of Hydra's for ``-m``.
+"""Hydra's launcher for ``-m``.
 
 Only a Hydra launcher receives all jobs of a batch at once. It freezes them first, so that later edits of files do not
 change jobs that still wait: see :mod:`exp.sweep`.

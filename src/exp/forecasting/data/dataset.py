@@ -182,7 +182,7 @@ class ForecastingData(Data):
         raise self._problem or DataError(f"{self.path}: all its rows are new; it has no split {name}")
 
     def _cut(self) -> None:
-        """Set :attr:`train`, :attr:`val` and :attr:`test`, of those that there are."""
+        """Set those of :attr:`train`, :attr:`val` and :attr:`test` that have windows."""
         for split in ("train", "val", "test"):
             self.__dict__.pop(split, None)  # windows of the former values
         resident = None if self.config.on_device == "auto" else bool(self.config.on_device)

@@ -211,7 +211,7 @@ def _patches(config: TimeBridgeConfig) -> tuple[int, int]:
 
 
 def _check(config: TimeBridgeConfig, patches: int, patches_out: int) -> None:
-    """Refuse keys that contradict each other where the error of torch would not say so, or there is none."""
+    """Refuse contradictory keys for which torch raises no error, or a misleading one."""
     levels = [] if config.quantiles is None else list(config.quantiles)
     valid = sorted({level for level in levels if 0.0 < level < 1.0} | {_MEDIAN})
     for holds, wrong in (

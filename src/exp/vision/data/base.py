@@ -176,7 +176,7 @@ class ImageData(Data):
         if cls.learns_classes:
             known = len(keys.get("palette") or keys.get("classes") or ())
             arguments.update(num_classes=known or _ASSUMED_CLASSES, ignore_index=cls.ignore_index)
-            notes += [f"how many classes the data have is not known; taken are {_ASSUMED_CLASSES}"] * (not known)
+            notes += [f"the number of classes is not known; assumed: {_ASSUMED_CLASSES}"] * (not known)
         image = torch.zeros(1, channels, size, size, dtype=torch.uint8)
         label = torch.zeros(
             (1, size, size) if cls.per_pixel else 1, dtype=torch.uint8 if cls.per_pixel else torch.int64
@@ -481,5 +481,5 @@ def fit_classes(weights: Weights, classes: Sequence[str], say: Callable[[str], N
     else:
         state = {key: value for key, value in state.items() if key not in rows}
         both = f"{shortened(theirs)}) than the data have ({shortened(classes)}"
-        say(f"init_from: the weights know other classes ({both}); the head's last layer begins anew")
+        say(f"init_from: the weights know other classes ({both}); the head's last layer is initialized anew")
     return dataclasses.replace(weights, state=state)

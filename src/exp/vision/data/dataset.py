@@ -47,7 +47,7 @@ class ImageDataset(Dataset):
         blank: (C, H, W) of the image that replaces a skipped one if the batch has no other images.
 
     Args:
-        samples: (image path, class number or mask path) each.
+        samples: pairs of an image path, and a class number or mask path.
         read: reads an image file.
         pipeline: transforms of images and masks.
         config: keys of ``data``.

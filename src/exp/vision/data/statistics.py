@@ -31,20 +31,23 @@ __all__ = ["STATISTICS", "Normalization", "write_statistics"]
 
 STATISTICS = "statistics.json"
 """The file that ``task=stats`` and trainings write to the run folder."""
-_AT_ONCE = 32  # images whose values wait to be counted
+_AT_ONCE = 32  # images that the threads read before their values are counted
 _SHIFT = 13  # lower bits of a float32 that a bin of the histogram ignores
 
 logger = logging.getLogger(__name__)
 
 
 def _moments(values: np.ndarray, size: int, limits: Any) -> list[float]:
-    """Of one band of one image: number of values with and without data, mean, sum of squared differences from the mean,
-    smallest and largest value.
+    """Statistics of one band of one image.
 
     Args:
-        values: with data, (n,).
-        size: pixels of the image.
+        values: the values with data, (n,).
+        size: number of pixels of the image.
         limits: (low, high), to which values are clipped; None: no clipping.
+
+    Returns:
+        Number of values with data, number without, mean, sum of squared differences from the mean, smallest and largest
+        value.
     """
     if not len(values):
         return [0, size, 0, 0, np.inf, -np.inf]
@@ -61,7 +64,7 @@ def _count(values: np.ndarray, histogram: np.ndarray) -> None:
 
 
 def _percentile(histogram: np.ndarray, percent: float) -> float:
-    """The lower end of the bin of a percentile, which is from 0 to 100."""
+    """The lower end of the bin that contains a percentile; ``percent`` is from 0 to 100."""
     ends = (np.arange(len(histogram), dtype=np.uint32) << _SHIFT).view(np.float32)
     order = np.argsort(ends, kind="stable")  # the bins of NaN come last, and are empty
     below = np.cumsum(histogram[order])
@@ -168,7 +171,7 @@ class Normalization:
         for wrong in distributed.gather(error):
             if wrong is not None:
                 raise wrong
-        each = distributed.sum(torch.from_numpy(moments)).numpy()  # exact: of every image one rank has the numbers
+        each = distributed.sum(torch.from_numpy(moments)).numpy()  # exact: one rank has the numbers, others zeros
         each = each[each[:, :2].any(axis=(1, 2))]  # without images that were left out
         count = each[:, 0].sum(axis=0)
         if not count.all():
