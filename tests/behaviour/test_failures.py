@@ -156,7 +156,7 @@ def test_what_the_machine_lacks_is_said_in_one_line(exp, python):
     shared = exp_in(exp, *in_namespace("-rm"), "sh", "-c", script, "sh", *quick, "data.num_workers=1", "output_dir=shm")
     assert shared.returncode == 1
     assert "/dev/shm" in shared.stderr.splitlines()[0]
-    few = exp_in(exp, "sh", "-c", 'ulimit -n 6; exec "$@"', "sh", *quick, "output_dir=few")
+    few = exp_in(exp, "sh", "-c", 'ulimit -n 5; exec "$@"', "sh", *quick, "output_dir=few")
     assert few.returncode == 1
     assert few.stderr.count("error: ") == 1
     assert "ulimit -n" in next(line for line in few.stderr.splitlines() if line.startswith("error: "))
