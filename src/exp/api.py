@@ -95,7 +95,7 @@ class OpenRun:
         This opens the data set: some arguments of the model, such as the number of classes, depend on its files.
 
         Args:
-            device: torch device, such as ``cuda:0``.
+            device: a torch device, such as ``cpu`` or ``<device type>:0``.
 
         Raises:
             ExpError: the data are missing, there is no checkpoint, or the checkpoint does not fit the model.
