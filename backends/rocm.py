@@ -10,7 +10,7 @@ from typing import Any
 from exp.backends import _monitor, _probe
 from exp.backends.cuda import CudaBackend
 
-from exp.launcher.processes import SCRATCH_VARIABLE
+from exp.sockets import SCRATCH_VARIABLE
 
 __all__ = ["RocmBackend"]
 

@@ -31,11 +31,10 @@ from exp.hardware.backend import PRECISIONS
 from exp.hardware.cards import check_distinct
 from exp.hardware.cores import usable_cores
 from exp.hardware.registry import create_backend
-from exp.launcher.ports import listen_at
-from exp.launcher.processes import SCRATCH_VARIABLE
 from exp.runs.files import write_json
 from exp.runs.folder import describe_environment
 from exp.runs.status import Failures, PreemptionFlag, RankFailure
+from exp.sockets import SCRATCH_VARIABLE, listen_at
 from exp.task import call, create_task
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from exp.data.sampler import EvalBatchSampler
 from exp.hardware.compat import pinned_by
-from exp.launcher.processes import make_sockets_possible
 from exp.runs.status import PREEMPT_SIGNAL, held_back
+from exp.sockets import make_sockets_possible
 
 if TYPE_CHECKING:
     from exp.data.base import Data

@@ -29,9 +29,10 @@ from exp.config.resolve import allow
 from exp.hardware.registry import create_backend
 from exp.launcher import processes
 from exp.launcher.ports import address_towards
-from exp.launcher.processes import AGENT_VARIABLE, JOB_VARIABLE, PRELOAD_VARIABLE, SCRATCH_VARIABLE
+from exp.launcher.processes import AGENT_VARIABLE, JOB_VARIABLE, PRELOAD_VARIABLE
 from exp.runs.folder import RunFolder
 from exp.runs.status import TERM_PATIENCE_S, Failures
+from exp.sockets import SCRATCH_VARIABLE, keep_sockets_in
 from exp.task import task_class
 
 __all__ = ["main", "work"]
@@ -115,7 +116,7 @@ def _start_fork_server(folder: RunFolder, nproc: int, single_node: bool) -> bool
         return False
     backend = create_backend(config.backend)
     # The fork server listens on a Unix socket in this folder.
-    if not backend.capabilities.forking or not processes.keep_sockets_in(os.environ[SCRATCH_VARIABLE]):
+    if not backend.capabilities.forking or not keep_sockets_in(os.environ[SCRATCH_VARIABLE]):
         return False
     first, *others = (backend.worker_env(rank, nproc, single_node) for rank in range(nproc))
     for name, value in first.items():

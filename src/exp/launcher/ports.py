@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import ipaddress
 import os
 import socket
 from pathlib import Path
 from typing import Any, Sequence
 
 from exp.errors import ConfigError, UnavailableError
+from exp.sockets import is_usable
 
-__all__ = ["address_towards", "check_endpoint", "check_host", "check_loopback", "listen_at", "taken_by"]
+__all__ = ["address_towards", "check_endpoint", "check_host", "check_loopback", "taken_by"]
 
 _LISTEN = "0A"  # the kernel's code in /proc/net/tcp
 
@@ -76,26 +76,6 @@ def check_loopback() -> None:
             ) from error
 
 
-def listen_at(host: str, port: int) -> socket.socket | None:
-    """A socket that listens on the address of ``host`` alone, not on all interfaces.
-
-    Returns:
-        None if the address belongs to another machine, if the port is taken, or if ``host`` is a name that only this
-        machine resolves to the loopback interface, as machines often do with their own name.
-    """
-    host = host.strip("[]")
-    for family, kind, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        listener = socket.socket(family, kind)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if _is_usable(host, str(address[0])):
-            with contextlib.suppress(OSError):
-                listener.bind(address)
-                listener.listen()
-                return listener
-        listener.close()
-    return None
-
-
 def address_towards(endpoint: str) -> str | None:
     """This machine's address on the interface that leads to an endpoint; None: only a loopback address leads there."""
     host, _, port = endpoint.rpartition(":")
@@ -104,13 +84,8 @@ def address_towards(endpoint: str) -> str | None:
         with socket.socket(family, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
             probe.connect(address)
             own = str(probe.getsockname()[0])
-            return own if _is_usable(host, own) else None
+            return own if is_usable(host, own) else None
     return None
-
-
-def _is_usable(host: str, address: str) -> bool:
-    """False for a loopback address, unless ``host`` is ``localhost`` or that address: other machines need another."""
-    return not ipaddress.ip_address(address).is_loopback or host in ("localhost", address)
 
 
 def taken_by(port: int) -> str | None:

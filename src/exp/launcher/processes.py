@@ -1,32 +1,23 @@
-"""Starts processes, kills those of one job only, and provides the folder for their sockets.
-
-A loader process sends a tensor as an open file over a Unix socket. The path of a socket may have at most 107 bytes on
-Linux (unix(7)). If the temporary folder has a longer path, no socket can be made: the thread of the loader process that
-sends the first batch dies, and the training waits for the batch forever.
-"""
+"""Starts processes, and kills those of one job only."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import multiprocessing
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from multiprocessing import resource_tracker, util
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import IO, Mapping
 
-from exp.errors import ConfigError, RunError
 from exp.runs.lock import is_alive, stat_of
 
 __all__ = [
-    "AGENT_VARIABLE", "JOB_VARIABLE", "PRELOAD_VARIABLE", "REQUEUES_VARIABLE", "SCRATCH_VARIABLE", "die_with_parent",
-    "keep_sockets_in", "kill_job", "make_sockets_possible", "name_process", "start_module", "start_resource_tracker",
+    "AGENT_VARIABLE", "JOB_VARIABLE", "PRELOAD_VARIABLE", "REQUEUES_VARIABLE", "die_with_parent", "kill_job",
+    "name_process", "start_module", "start_resource_tracker",
 ]  # fmt: skip
 
 JOB_VARIABLE = "EXP_JOB"
@@ -38,18 +29,11 @@ AGENT_VARIABLE = "EXP_AGENT_PID"
 PRELOAD_VARIABLE = "EXP_PRELOAD"
 """Environment variable with the modules of the run's model and data, for the fork server to import."""
 
-SCRATCH_VARIABLE = "EXP_SCRATCH"
-"""Environment variable with the path of the job's private folder on this node."""
-
 REQUEUES_VARIABLE = "EXP_REQUEUES"
 """Environment variable with the number of times that the scheduler has restarted the job."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
-_LONGEST = 107
-_PF_EXITING = 4  # of the process flags in proc(5)
-_SOCKET = "/listener-12345678"
-_PRIVATE = "/pymp-12345678"  # multiprocessing's own folder; that of exp has a shorter name
 
 
 def start_module(
@@ -138,67 +122,3 @@ def _processes_of(job: str) -> dict[int, bool]:
                 if not (is_tracker and stat_of(pid)[1:2] == [str(os.getpid())]):
                     found[pid] = is_tracker
     return found
-
-
-def keep_sockets_in(scratch: str) -> bool:
-    """Make multiprocessing put its sockets into the private folder of the job, which is removed with the job.
-
-    Otherwise every process that is killed, or ends without clean-up, leaves a folder in the temporary folder.
-
-    Returns:
-        Whether the path of the folder is short enough for sockets.
-    """
-    multiprocessing.current_process()._config["tempdir"] = scratch  # type: ignore[attr-defined]
-    return _fits(scratch)
-
-
-def make_sockets_possible() -> None:
-    """Provide a folder for the sockets of loader processes; call it before they start.
-
-    The folder is removed when this process ends, also if it is killed.
-
-    Raises:
-        ConfigError: the path of the temporary folder is too long.
-        RunError: the machine provides no semaphores.
-    """
-    try:
-        multiprocessing.Lock()
-    except OSError as error:
-        raise RunError(
-            f"loader processes need semaphores in /dev/shm: {error.strerror}; mount it writable, or set "
-            "data.num_workers=0"
-        ) from error
-    chosen = multiprocessing.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
-    if chosen is not None and _fits(chosen):
-        return
-    folder = tempfile.mkdtemp(prefix="exp-")
-    if not keep_sockets_in(folder):
-        Path(folder).rmdir()
-        raise ConfigError(
-            f"TMPDIR={tempfile.gettempdir()} is too long for the sockets of loader processes; set it to a folder of "
-            f"at most {_LONGEST - len(_PRIVATE + _SOCKET)} bytes, or data.num_workers=0"
-        )
-    util.Finalize(None, shutil.rmtree, (folder, True), exitpriority=-100)  # after the sockets in it were closed
-    # multiprocessing keeps only a weak reference to the first argument, so it must be a function of this module.
-    util.register_after_fork(_remove_if_left, lambda remove_if_left: remove_if_left(folder))
-
-
-def _remove_if_left(folder: str) -> None:
-    """In a loader process: remove the folder if the parent was killed; the loader process outlives it by seconds."""
-    parent = os.getppid()
-
-    def end() -> None:
-        if os.getppid() != parent or _is_ending(parent):
-            shutil.rmtree(folder, ignore_errors=True)
-
-    util.Finalize(None, end, exitpriority=0)
-
-
-def _is_ending(pid: int) -> bool:
-    """Whether a process is exiting: its sockets are closed already, which ends its loader processes."""
-    fields = stat_of(pid)
-    return bool(fields and int(fields[6]) & _PF_EXITING)
-
-
-def _fits(private: str) -> bool:
-    return len(os.fsencode(private + _SOCKET)) <= _LONGEST

@@ -19,7 +19,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handl
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from exp.hardware.compat import serving_store
-from exp.launcher.ports import listen_at
+from exp.sockets import listen_at
 
 __all__ = ["RENDEZVOUS"]
 

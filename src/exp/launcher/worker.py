@@ -25,13 +25,14 @@ from typing import Any, NoReturn
 from exp import session
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, ExpError, Preempted, message_of
 from exp.launcher import processes
-from exp.launcher.processes import AGENT_VARIABLE, REQUEUES_VARIABLE, SCRATCH_VARIABLE
+from exp.launcher.processes import AGENT_VARIABLE, REQUEUES_VARIABLE
 from exp.runs import status
 from exp.runs.files import write_json
 from exp.runs.folder import RunFolder
 from exp.runs.lock import LOCK, is_alive, read_holder
 from exp.runs.status import JOINED, PreemptionFlag, Stage, unfinished
 from exp.session import RankInfo, is_of_peer, make_store, reporting
+from exp.sockets import SCRATCH_VARIABLE, keep_sockets_in
 
 __all__ = ["main", "work_to_end"]
 
@@ -139,7 +140,7 @@ def work_to_end(folder: RunFolder, info: RankInfo, returns: bool = False) -> Non
     """
     scratch = os.environ[SCRATCH_VARIABLE]
     status.begin(scratch, info.local_rank, info.rank)
-    processes.keep_sockets_in(scratch)
+    keep_sockets_in(scratch)
     try:
         with reporting(folder, info, redirect=True):
             session.run(folder, info)
