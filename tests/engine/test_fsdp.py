@@ -160,7 +160,7 @@ def test_the_state_at_the_call_is_written_while_training_goes_on_or_who_cannot_w
     assert told == own
 
 
-# Ends itself by SIGKILL in its second save, where it would call what it is told.
+# Kills itself with SIGKILL in its second save, when the save calls the function that the arguments name.
 KILLED = """
 import os, signal, sys, torch, torch.distributed as dist
 from pathlib import Path

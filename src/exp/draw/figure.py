@@ -88,7 +88,7 @@ def resize(figure: Figure, width: float | None, height: float | None) -> None:
 
     Args:
         figure: complete figure.
-        width: in inches; None: in proportion to ``height``, or unchanged if that is None, too.
+        width: in inches; None: scaled as ``height`` is; if both are None, the size stays.
         height: in inches; None: in proportion to ``width``.
     """
     old_width, old_height = figure.get_size_inches()
