@@ -6,6 +6,7 @@ set -euo pipefail
 build_python=$1 python=$2 constraints=$(realpath "$3")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+trap 'echo "wheels: line $LINENO of $0 failed: $BASH_COMMAND"' ERR
 "$build_python" -m build --wheel --outdir "$work/dist" . >"$work/build.log" 2>&1 || { cat "$work/build.log"; exit 1; }
 "$build_python" -m build --wheel --outdir "$work/dist" simulators/gcu >"$work/build.log" 2>&1 || { cat "$work/build.log"; exit 1; }
 "$python" -m venv "$work/venv"

@@ -25,7 +25,7 @@ from exp.launcher.base import launcher_class
 from exp.runs.files import UMASK, write_json
 from exp.runs.folder import RunFolder, remove_empty
 from exp.task import ParentTask, create_task, given, to_go_on
-from hydra_plugins.exp_sweeps import ExpLauncher
+from hydra_plugins import exp_sweeps  # not its class, which Hydra's search makes anew if exp is installed
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
@@ -48,7 +48,7 @@ def main() -> int:
     runs: list[Path] = []
     error: BaseException | None = None
     full_error = os.environ.get("HYDRA_FULL_ERROR", "")
-    ExpLauncher.sweep, begun = None, False
+    exp_sweeps.ExpLauncher.sweep, begun = None, False
 
     def job(config: ExpConfig) -> None:
         nonlocal code, runs, several, begun
@@ -72,7 +72,7 @@ def main() -> int:
         error = caught
     finally:
         os.environ["HYDRA_FULL_ERROR"] = full_error
-    sweep = ExpLauncher.sweep
+    sweep = exp_sweeps.ExpLauncher.sweep
     if sweep is not None:
         error = error if isinstance(error, KeyboardInterrupt) else sweep.explained(error)
         (code, runs), several = sweep.finish(to_go_on), True
@@ -97,7 +97,7 @@ def _parse(arguments: list[str]) -> list[str] | None:
         raise ConfigError(f"{modes[0]} and {modes[1]} exclude each other; leave one out")
     given[:] = arguments
     compose.register()
-    Plugins.instance().register(ExpLauncher)  # Hydra finds it if exp is installed, but not in a checkout
+    Plugins.instance().register(exp_sweeps.ExpLauncher)  # Hydra finds it if exp is installed, but not in a checkout
     if {"--help", "-h"} & {*arguments}:
         print(explain.help_text(arguments))  # noqa: T201
         return None
