@@ -71,6 +71,7 @@ SHRINK = {
     r"model\.teacher\.size=vitl16": ["model.teacher.size=tiny"],
     r"task=doctor": ["task.burst_s=0.1"],
     r"steps=20": ["steps=2"],
+    r"num_windows=0": ["task.num_windows=30"],  # of all 2,700
 }
 HOOK = """
 from mmengine.hooks import Hook
@@ -185,7 +186,7 @@ def fewer_jobs(arguments: list[str]) -> list[str]:
     words, swept = [], False
     for word in arguments:
         key, _, values = word.partition("=")
-        if "-m" in arguments and re.fullmatch(r"[\w./-]+(,[\w./-]+)+", values):
+        if "-m" in arguments and re.fullmatch(r"[\w./+-]+(,[\w./+-]+)+", values):
             each = values.split(",")
             kept = [each[0], *(each[-1:] if "sweep.resume=true" in arguments and not swept else [])]
             word, swept = f"{key}={','.join(kept)}", True
