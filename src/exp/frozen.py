@@ -362,7 +362,8 @@ class FrozenRun:
         """
         if self.snapshot is None:
             return True
-        alone = self.config.launcher.nnodes == 1 or launcher_class(self.config).submits
+        settings = self.config.launcher
+        alone = settings.nnodes == 1 or launcher_class(self.config).is_elsewhere(settings)
         done = alone and not task_class(self.config).diagnoses and self.snapshot.take_back()
         self.release()
         if done:

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from exp.runs.folder import RunFolder
 
 __all__ = [
-    "Launcher", "Outcome", "describe_failure", "drop_stale_variables", "launcher_class", "log_file",
-    "outcome_file", "place_of", "resolve", "tail_of", "take_stale_variables",
+    "Launcher", "Outcome", "describe_failure", "drop_stale_variables", "launcher_class", "outcome_file",
+    "place_of", "resolve", "tail_of", "take_stale_variables",
 ]  # fmt: skip
 
 # Variables of rank, world size, local rank and local world size. The first complete family is used; if none is
@@ -104,25 +104,17 @@ def outcome_file(folder: RunFolder, job: str) -> Path:
     return folder.logs / f"outcome-{job}.json"
 
 
-def log_file(folder: RunFolder) -> Path:
-    """File for stdout and stderr of a sweep's job on this machine."""
-    return folder.logs / "output.log"
-
-
 class Launcher(abc.ABC):
     """Starts the workers of a run and waits for them.
 
     Attributes:
         keys: typed keys of the configuration: a dataclass that inherits
             :class:`exp.config.schema.LauncherConfig`; they are the constructor's arguments.
-        submits: whether it submits runs to a scheduler as jobs, which may outlive this process, and takes a whole batch
-            of a sweep at once (:meth:`launch_all`).
         joins: whether another launcher has started this process as one rank of the job; the environment variables of
             that launcher then decide rank and world size.
     """
 
     keys: ClassVar[type] = LauncherConfig
-    submits: ClassVar[bool] = False
     joins: ClassVar[bool] = False
 
     def __init__(self, **settings: Any) -> None:
@@ -131,7 +123,10 @@ class Launcher(abc.ABC):
 
     @classmethod
     def is_elsewhere(cls, config: Any) -> bool:
-        """Whether runs with this ``config.launcher`` run on other machines, which may have other hardware."""
+        """Whether runs with this ``config.launcher`` are jobs on other machines, which may have other hardware.
+
+        Such a launcher takes a whole batch of a sweep at once (:meth:`launch_all`).
+        """
         del config
         return False
 
@@ -182,7 +177,7 @@ class Launcher(abc.ABC):
         return None
 
     def launch_all(self, runs: Sequence[FrozenRun], watcher: Watcher, logs: Path) -> list[Outcome]:
-        """If the class ``submits``: submit the runs as one batch, and wait until all have ended.
+        """If runs are elsewhere: submit them as one batch, and wait until all have ended.
 
         Args:
             runs: their run folders are written; all ask for the same resources.

@@ -22,13 +22,13 @@ from exp import console
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, ConfigError
 from exp.hardware.registry import create_backend
 from exp.launcher.base import Launcher, Outcome, place_of, tail_of
-from exp.launcher.ports import check_host, taken_by
 from exp.launcher.processes import AGENT_VARIABLE
 from exp.launcher.supervisor import Supervisor
 from exp.runs.files import read_json, to_json
 from exp.runs.folder import RunFolder
 from exp.runs.status import JOINED, PREEMPT_SIGNAL, End, Failures
 from exp.session import RankInfo
+from exp.sockets import check_host, taken_by
 from exp.task import task_class
 
 if TYPE_CHECKING:
@@ -102,10 +102,10 @@ class ExternalLauncher(Launcher):
         }
         with tempfile.TemporaryDirectory(prefix="exp-") as scratch:
             saves, signals = task_class(run.config).saves_state, (PREEMPT_SIGNAL, signal.SIGTERM)
-            supervisor = Supervisor(self, scratch, None, saves, signals, place.local_rank)
+            supervisor = Supervisor(self, scratch, None, saves, signals)
             log = Path(scratch, "early.log")
             command = ["exp.launcher.worker", to_json(given)]
-            pid, code = supervisor.run(command, environment, log, place.local_world_size, place.world_size)
+            pid, code = supervisor.run(command, environment, log, 1, place.world_size)
             met = read_json(Path(scratch, JOINED)) or {}  # empty: the worker did not meet the other ranks
             if "refused" in met and self.leads:
                 raise ConfigError(met["refused"])

@@ -19,7 +19,7 @@ import socket
 import tempfile
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -35,7 +35,6 @@ STALE_AFTER_S = 120.0
 _BEAT_S = 10.0
 _LOOK_S = 0.5
 _MOMENT_S = 0.05
-_WRITTEN_WITHIN_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -49,8 +48,7 @@ class Holder:
         pid: process id.
         started: start time of the process in clock ticks since boot; needed because process ids are reused.
         since: when the lock was taken, in seconds since the epoch.
-        job: the scheduler's job id; empty: no job.
-        cluster: ``slurm`` or ``local``; empty: no job.
+        job: id of the Slurm job; empty: no job.
         several: whether several processes share the lock; ``pid`` is one of them.
         secret: random name of the rendezvous, which nobody without access to the folder can guess.
     """
@@ -62,15 +60,14 @@ class Holder:
     started: int = 0
     since: float = 0.0
     job: str = ""
-    cluster: str = ""
     several: bool = False
     secret: str = ""
 
     @classmethod
-    def me(cls, token: str, job: str = "", cluster: str = "", several: bool = False) -> Holder:
+    def me(cls, token: str, job: str = "", several: bool = False) -> Holder:
         """This process as a holder."""
         start, secret, host = _started(os.getpid()) or 0, secrets.token_hex(16), socket.gethostname()
-        return cls(token, host, _machine(), os.getpid(), start, time.time(), job, cluster, several, secret)
+        return cls(token, host, _machine(), os.getpid(), start, time.time(), job, several, secret)
 
     def encoded(self) -> bytes:
         """The content of the lock file."""
@@ -80,14 +77,14 @@ class Holder:
         if not self.token:
             return "one whose lock cannot be read"
         since = datetime.fromtimestamp(self.since).strftime("%Y-%m-%d %H:%M:%S")
-        job = f"Slurm job {self.job}, submitted from " if self.cluster == "slurm" else ""
+        job = f"Slurm job {self.job}, submitted from " if self.job else ""
         return f"{job}host {self.host}, pid {self.pid}, since {since}"
 
 
 def holder_of(folder: Path) -> Holder | None:
     """The live holder of the lock of a run folder; None: the lock is free, or its holder is dead."""
     holder = read_holder(folder / LOCK)
-    return holder if holder is not None and _is_live(holder, _last_sign(folder / LOCK), time.time()) else None
+    return None if holder is None or _is_dead(holder, _last_sign(folder / LOCK), time.time()) else holder
 
 
 def read_holder(path: Path) -> Holder | None:
@@ -139,8 +136,11 @@ class RunLock:
         self.lost: str | None = None
         """How the lock was lost while it was held; None: it was not lost."""
 
-    def acquire(self) -> bool:
+    def acquire(self, job: str = "") -> bool:
         """Take the lock; a dead holder is replaced.
+
+        Args:
+            job: id of the Slurm job that this process belongs to; empty: no job.
 
         Returns:
             Whether another process of the same job holds it already.
@@ -149,48 +149,38 @@ class RunLock:
             ConfigError: another run holds the lock.
             OSError: the folder cannot be written.
         """
-        return self._hold(Holder.me(self.token, several=self._several))
+        me = Holder.me(self.token, job, self._several)
+        joined = self._take(me)
+        # The first process of a job has chosen the secret name of the rendezvous; the others keep its file content.
+        self._content = self.path.read_bytes() if joined else me.encoded()
+        self._inode = self.folder.stat().st_ino
+        with _guard:
+            _kept.append(self)
+        if not any(thread.name == "run-lock" for thread in threading.enumerate()):
+            threading.Thread(target=_keep_all, name="run-lock", daemon=True).start()
+        return joined
 
-    def take_over(self, job: str = "", cluster: str = "") -> None:
-        """Take the lock over from another process of the same job (same token), or take it if it is free.
+    def pass_to(self, job: str) -> None:
+        """Make a submitted Slurm job the holder; this process no longer is."""
+        with _guard:
+            _kept.remove(self)
+            holder = read_holder(self.path)
+            if holder is not None and holder.token == self.token:
+                write_atomically(self.path, replace(holder, job=job).encoded())
+
+    def release(self, keep_file: bool = False) -> None:
+        """Stop holding the lock, if this process holds it, and remove its file.
 
         Args:
-            job: the scheduler's job id.
-            cluster: ``slurm`` or ``local``.
-
-        Raises:
-            ConfigError: another run holds the lock.
-        """
-        self._hold(Holder.me(self.token, job, cluster), replace=True)
-
-    def let_go(self, to: Holder | None = None) -> None:
-        """Stop holding the lock, without removing its file: another process of the same job will take it over.
-
-        Args:
-            to: a submitted job, which is written into the file as the new holder; None: the next process writes itself.
+            keep_file: leave the file to the same job, which may be started again.
         """
         with _guard:
             if self in _kept:
                 _kept.remove(self)
                 holder = read_holder(self.path)
-                # Only if the job has not taken the lock over already.
-                if to is not None and holder is not None and holder.token == self.token and not holder.job:
-                    write_atomically(self.path, to.encoded())
-
-    def release(self, ended: bool = False) -> None:
-        """Remove the lock if this process holds it.
-
-        Args:
-            ended: remove it also if it was passed to another process (:meth:`let_go`), because that process has ended.
-        """
-        with _guard:
-            if self not in _kept and not ended:
-                return
-            self.let_go()
-            holder = read_holder(self.path)
-            if holder is not None and holder.token == self.token:
-                with contextlib.suppress(OSError):
-                    self.path.unlink()
+                if not keep_file and holder is not None and holder.token == self.token:
+                    with contextlib.suppress(OSError):
+                        self.path.unlink()
 
     def check(self) -> str | None:
         """Touch the lock file as a heartbeat.
@@ -211,35 +201,24 @@ class RunLock:
                     self.lost = f"the run folder {self._shown} was taken by another run: {holder}"
         return self.lost
 
-    def _hold(self, me: Holder, replace: bool = False) -> bool:
-        joined = self._take(me, replace)
-        # The first process of a job has chosen the secret name of the rendezvous; the others keep its file content.
-        self._content = self.path.read_bytes() if joined else me.encoded()
-        self._inode = self.folder.stat().st_ino
-        with _guard:
-            _kept.append(self)
-        if not any(thread.name == "run-lock" for thread in threading.enumerate()):
-            threading.Thread(target=_keep_all, name="run-lock", daemon=True).start()
-        return joined
-
-    def _take(self, me: Holder, replace: bool) -> bool:
+    def _take(self, me: Holder) -> bool:
         first: tuple[Holder, float] | None = None  # the holder that was found, and its last heartbeat
         while not _created(self.path, me.encoded()):
             holder, seen, now = read_holder(self.path), _last_sign(self.path), self._now()
-            if holder is None or not seen or (not holder.token and now - seen < _WRITTEN_WITHIN_S):
-                time.sleep(_MOMENT_S)  # the file is being removed, or written
-            elif holder.token == self.token:
-                if replace:
-                    write_atomically(self.path, me.encoded())
+            if holder is None or not seen:
+                time.sleep(_MOMENT_S)  # the file is being removed
+                continue
+            age = f"{max(now - seen, 0):.0f} s ago"
+            if holder.token == self.token:
                 return True
-            elif not _is_live(holder, seen, now):
+            if _is_dead(holder, seen, now):
                 if self._replaced(holder, me):
                     break
             elif _known_alive(holder) or (first is not None and first != (holder, seen)):
-                age = "" if holder.machine == _machine() else f", last heartbeat {max(now - seen, 0):.0f} s ago"
+                beat = "" if holder.machine == _machine() else f", last heartbeat {age}"
                 follow = f"; to follow it: task=attach run={self._shown}" if holder.job else ""
                 raise ConfigError(
-                    f"{self._shown} is in use by another run: {holder}{age}; wait for its end, or use another "
+                    f"{self._shown} is in use by another run: {holder}{beat}; wait for its end, or use another "
                     f"{self.key}{follow}"
                 )
             else:
@@ -247,8 +226,8 @@ class RunLock:
                 if first is None:
                     first = holder, seen
                     console.warn(
-                        f"{self._shown} was in use by another run {max(now - seen, 0):.0f} s ago: {holder}; waiting "
-                        f"for its next heartbeat, or until there was none for {STALE_AFTER_S:.0f} s"
+                        f"{self._shown} was in use by another run {age}: {holder}; waiting for its next heartbeat, or "
+                        f"until there was none for {STALE_AFTER_S:.0f} s"
                     )
                 time.sleep(_LOOK_S)
         return False
@@ -283,34 +262,30 @@ def _keep_all() -> None:
         time.sleep(_BEAT_S)
         for lock in list(_kept):
             if lock.check() is not None:
-                lock.let_go()
+                lock.release(keep_file=True)
                 os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _created(path: Path, content: bytes) -> bool:
-    """Create a file exclusively; return whether this process created the file that is at ``path`` now."""
+    """Create a file exclusively; return whether it did not exist."""
     try:
         with path.open("xb") as file:
             file.write(content)
-            file.flush()
-            # If this process slept for minutes before it wrote, another one took it for dead and replaced the file.
-            with contextlib.suppress(FileNotFoundError):
-                return path.stat().st_ino == os.fstat(file.fileno()).st_ino
     except FileExistsError:
-        pass
-    return False
+        return False
+    return True
 
 
-def _is_live(holder: Holder, seen: float, now: float) -> bool:
-    """Whether a holder is alive.
+def _is_dead(holder: Holder, seen: float, now: float) -> bool:
+    """Whether a holder is dead: known to be, or silent for too long.
 
     Args:
         holder: the holder in the lock file.
         seen: last heartbeat, in seconds since the epoch.
         now: current time by the same clock.
     """
-    certain = _known_alive(holder)
-    return now - seen < STALE_AFTER_S if certain is None else certain
+    alive = _known_alive(holder)
+    return now - seen >= STALE_AFTER_S if alive is None else not alive
 
 
 def _last_sign(path: Path) -> float:
@@ -323,7 +298,7 @@ def _last_sign(path: Path) -> float:
 
 def _known_alive(holder: Holder) -> bool | None:
     """Whether a holder is alive; None: it is on another machine or in another container, so only heartbeats tell."""
-    if holder.cluster == "slurm":
+    if holder.job:
         from exp.runs.slurm import find_states  # only runs on Slurm need it
 
         states = find_states([holder.job])
