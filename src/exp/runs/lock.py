@@ -163,7 +163,7 @@ class RunLock:
     def pass_to(self, job: str) -> None:
         """Make a submitted Slurm job the holder; this process no longer is."""
         with _guard:
-            _kept.remove(self)
+            self.release(keep_file=True)
             holder = read_holder(self.path)
             if holder is not None and holder.token == self.token:
                 write_atomically(self.path, replace(holder, job=job).encoded())
