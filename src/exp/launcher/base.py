@@ -276,13 +276,12 @@ def place_of(environ: Mapping[str, str], nproc: int = 1) -> dict[str, str]:
         ConfigError: a variable is missing, or the variables contradict one another.
     """
     given = [names for names in _FAMILIES if any(name in environ for name in names[:2])]
-    whole = [names for names in given if all(name in environ for name in names[:3])]
     if not given:
         raise ConfigError(
             "launcher=external looks for the variables of another launcher, and finds none; use it under torchrun, "
             f"mpirun or srun, or set {', '.join([*_TORCH, *_MASTER])}"
         )
-    names = [*whole, *given][0]
+    names = next((names for names in given if all(name in environ for name in names[:3])), given[0])
     needed = [*names[:3], *(_MASTER if environ.get(names[1], "1") != "1" else ())]
     missing = [name for name in needed if name not in environ]
     shown = f"launcher=external: {_shown(environ, names)}"

@@ -6,7 +6,6 @@ the workers of the other ranks get its path over the store at MASTER_ADDR:MASTER
 
 from __future__ import annotations
 
-import hashlib
 import os
 import signal
 import socket
@@ -14,9 +13,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Sequence
-
-from omegaconf import OmegaConf
+from typing import TYPE_CHECKING, Sequence
 
 from exp import console
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, ConfigError
@@ -96,7 +93,6 @@ class ExternalLauncher(Launcher):
         }
         given = {
             "folder": str(folder.path) if self.leads else None,
-            "digest": _digest(run.config),
             "overrides": run.overrides,
             "timeout_s": self.config.timeout_s,
         }
@@ -141,10 +137,3 @@ class ExternalLauncher(Launcher):
         if not self.leads:
             console.error(detail)
         return Outcome(EXIT_FAILED, detail=detail)
-
-
-def _digest(config: ExpConfig) -> str:
-    """Digest of the configuration except ``output_dir``; it must be the same on every rank."""
-    content: Any = OmegaConf.to_container(config, resolve=True)
-    del content["output_dir"]
-    return hashlib.sha256(to_json(content, sort_keys=True).encode()).hexdigest()

@@ -202,8 +202,7 @@ def run_job(run_dir: str, token: str | None = None) -> int:
 def _lead(folder: RunFolder, token: str | None, job: str, restarts: int) -> int:
     """The part of the first node: take the lock of the run folder, run the workers, and record the outcome."""
     file, lock = outcome_file(folder, job), RunLock(folder.path, token)
-    if file.is_file():
-        file.unlink()  # written by this job before it was requeued
+    file.unlink(missing_ok=True)  # written by this job before it was requeued
     try:
         if token is not None:
             lock.acquire(job)

@@ -161,7 +161,7 @@ class Supervisor:
         again = number in self.notices
         if self.saves and number in self.signals and (self.launcher.joins or not again):
             self.notices.append(number)  # an outer launcher repeats the signal when the first rank has ended
-            status.PreemptionFlag(self.scratch).set()
+            Path(self.scratch, status.NOTICE).touch()
         elif self.received is None:
             self.received = number
             deaf = again or signal.SIGTERM in self.signals

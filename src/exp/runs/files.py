@@ -45,8 +45,7 @@ def write_atomically(path: Path, content: bytes | Callable[[BinaryIO], object]) 
             os.fsync(file.fileno())
         temporary.replace(path)
     finally:
-        if temporary.exists():
-            temporary.unlink()
+        temporary.unlink(missing_ok=True)
 
 
 def digest_of(path: Path, less: int = 0, then: bytes = b"") -> str:

@@ -88,7 +88,6 @@ class RunFolder:
         self.metrics = self.path / "metrics.jsonl"
         self.logs = self.path / "logs"
         self.checkpoints = self.path / "checkpoints"
-        self.plots = self.path / "plots"
         self.forecasts = self.path / "forecasts"
         self.start = self.path / ".start"
 

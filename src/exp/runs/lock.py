@@ -51,6 +51,7 @@ class Holder:
         job: id of the Slurm job; empty: no job.
         several: whether several processes share the lock; ``pid`` is one of them.
         secret: random name of the rendezvous, which nobody without access to the folder can guess.
+        seen: last heartbeat, that is the time of the lock file, in seconds since the epoch.
     """
 
     token: str = ""
@@ -62,6 +63,7 @@ class Holder:
     job: str = ""
     several: bool = False
     secret: str = ""
+    seen: float = 0.0
 
     @classmethod
     def me(cls, token: str, job: str = "", several: bool = False) -> Holder:
@@ -84,18 +86,19 @@ class Holder:
 def holder_of(folder: Path) -> Holder | None:
     """The live holder of the lock of a run folder; None: the lock is free, or its holder is dead."""
     holder = read_holder(folder / LOCK)
-    return None if holder is None or _is_dead(holder, _last_sign(folder / LOCK), time.time()) else holder
+    return None if holder is None or _is_dead(holder, time.time()) else holder
 
 
 def read_holder(path: Path) -> Holder | None:
     """The holder in a lock file; None: there is no file. If the file cannot be read, a holder with an empty token."""
     try:
+        seen = path.stat().st_mtime
         known = json.loads(path.read_bytes())
-        return Holder(**{key: known[key] for key in asdict(Holder())})
+        return replace(Holder(**{key: known[key] for key in asdict(Holder())}), seen=seen)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, KeyError, TypeError):
-        return Holder()
+        return Holder(seen=seen)
 
 
 def stat_of(pid: int) -> list[str]:
@@ -202,19 +205,19 @@ class RunLock:
         return self.lost
 
     def _take(self, me: Holder) -> bool:
-        first: tuple[Holder, float] | None = None  # the holder that was found, and its last heartbeat
+        first: Holder | None = None
         while not _created(self.path, me.encoded()):
-            holder, seen, now = read_holder(self.path), _last_sign(self.path), self._now()
-            if holder is None or not seen:
+            holder, now = read_holder(self.path), self._now()
+            if holder is None:
                 time.sleep(_MOMENT_S)  # the file is being removed
                 continue
-            age = f"{max(now - seen, 0):.0f} s ago"
+            age = f"{max(now - holder.seen, 0):.0f} s ago"
             if holder.token == self.token:
                 return True
-            if _is_dead(holder, seen, now):
+            if _is_dead(holder, now):
                 if self._replaced(holder, me):
                     break
-            elif _known_alive(holder) or (first is not None and first != (holder, seen)):
+            elif _known_alive(holder) or (first is not None and first != holder):
                 beat = "" if holder.machine == _machine() else f", last heartbeat {age}"
                 follow = f"; to follow it: task=attach run={self._shown}" if holder.job else ""
                 raise ConfigError(
@@ -224,7 +227,7 @@ class RunLock:
             else:
                 # A restarted container finds its predecessor's lock; only missing heartbeats show that it is dead.
                 if first is None:
-                    first = holder, seen
+                    first = holder
                     console.warn(
                         f"{self._shown} was in use by another run {age}: {holder}; waiting for its next heartbeat, or "
                         f"until there was none for {STALE_AFTER_S:.0f} s"
@@ -247,7 +250,8 @@ class RunLock:
                 return False
             write_atomically(self.path, me.encoded())
             time.sleep(_MOMENT_S)
-            return read_holder(self.path) == me  # without the folder's lock another process may have replaced it, too
+            # Without the folder's lock another process may have replaced it, too.
+            return self.path.read_bytes() == me.encoded()
         finally:
             os.close(folder)
 
@@ -276,24 +280,10 @@ def _created(path: Path, content: bytes) -> bool:
     return True
 
 
-def _is_dead(holder: Holder, seen: float, now: float) -> bool:
-    """Whether a holder is dead: known to be, or silent for too long.
-
-    Args:
-        holder: the holder in the lock file.
-        seen: last heartbeat, in seconds since the epoch.
-        now: current time by the same clock.
-    """
+def _is_dead(holder: Holder, now: float) -> bool:
+    """Whether a holder is dead: known to be, or silent for too long; ``now`` is of the clock of its heartbeats."""
     alive = _known_alive(holder)
-    return now - seen >= STALE_AFTER_S if alive is None else not alive
-
-
-def _last_sign(path: Path) -> float:
-    """Last heartbeat of the holder of a lock, in seconds since the epoch; 0: the lock is gone."""
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
+    return now - holder.seen >= STALE_AFTER_S if alive is None else not alive
 
 
 def _known_alive(holder: Holder) -> bool | None:

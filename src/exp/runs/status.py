@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from exp.runs.folder import RunFolder
 
 __all__ = [
-    "ENDING_SIGNALS", "JOINED", "PREEMPTED", "PREEMPT_SIGNAL", "STACK_SIGNAL", "TERM_PATIENCE_S", "Beat", "End",
-    "Failures", "PreemptionFlag", "RankFailure", "Stage", "beat", "begin", "failure_of", "handle_signals", "held_back",
+    "ENDING_SIGNALS", "JOINED", "NOTICE", "PREEMPTED", "PREEMPT_SIGNAL", "STACK_SIGNAL", "TERM_PATIENCE_S", "Beat",
+    "End", "Failures", "RankFailure", "Stage", "beat", "begin", "failure_of", "handle_signals", "held_back",
     "make_file", "read", "signal_name", "stack_file", "unfinished",
 ]  # fmt: skip
 
@@ -163,27 +163,8 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-class PreemptionFlag:
-    """Whether the run has to save its state and end.
-
-    Args:
-        scratch: the private folder of the job on this node; None: the launcher and the worker are one process, so that
-            no file is needed.
-    """
-
-    def __init__(self, scratch: str | None = None) -> None:
-        self._file = "" if scratch is None else os.path.join(scratch, "preempt")  # noqa: PTH118
-        self._set = False
-
-    def set(self) -> None:
-        """Set the flag for this node's workers. Safe in a signal handler."""
-        self._set = True
-        if self._file:
-            Path(self._file).touch()
-
-    def is_set(self) -> bool:
-        """Whether :meth:`set` has been called, here or by the launcher."""
-        return self._set or os.path.exists(self._file)  # noqa: PTH110 - runs at every step; Path takes five times as long
+NOTICE = "preempt"
+"""File in the job's private folder; once it exists, the run has to save its state and end."""
 
 
 @contextlib.contextmanager

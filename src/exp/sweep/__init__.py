@@ -240,7 +240,8 @@ class Sweep:
                     runs.append(job.run)
                 except ExpError as error:  # for example, another process uses the folder
                     job.refuse(error)
-        with SweepDisplay(self, jobs) as display:
+        display = SweepDisplay(self, jobs)
+        with display:
             if not self.launched:
                 done = sum(job.skipped for job in batch)
                 display.say(f"{done} of {len(batch)} jobs are done already") if done else None
@@ -327,8 +328,8 @@ class Sweep:
             The exit code, and the run folders. Exit code 0: no job failed; 75: jobs were preempted, and none failed;
             128 + n: interrupted by signal n; the common code if all jobs failed with the same one; otherwise 1.
         """
-        lost = self.lock.check()
-        if lost is not None:
+        locks = [self.lock, *(job.run.lock for job in self.jobs if job.run is not None and job.run.lock is not None)]
+        for lost in filter(None, (lock.check() for lock in locks)):
             console.error(lost)
         self.lock.release()
         outcomes = [job.outcome for job in self.jobs if job.outcome is not None]
