@@ -324,7 +324,7 @@ class FrozenRun:
             console.make_console().print(text, soft_wrap=True, markup=False)
             return EXIT_PREEMPTED
         record.update(last_known(folder))
-        text = describe_failure(outcome)
+        text = describe_failure(outcome, folder)
         if outcome.interrupted_by is not None:
             record["error"] = {"rank": None, "type": "Interrupted", "message": f"by {outcome.interrupted_by}"}
             command = to_continue(config, folder)

@@ -430,7 +430,6 @@ def describe_error(error: BaseException, folder: RunFolder, info: RankInfo) -> R
         type(ours or error).__name__,
         message or message_of(ours or error) or "no message",
         EXIT_FAILED if ours is None else ours.exit_code,
-        log=str(folder.log_file(info.rank)),
         pid=os.getpid(),
         of_peer=of_peer,
         own=ours is not None,

@@ -224,13 +224,14 @@ def resolve(config: LauncherConfig, nproc: int) -> Launcher:
     return launcher
 
 
-def describe_failure(outcome: Outcome) -> str:
+def describe_failure(outcome: Outcome, folder: RunFolder) -> str:
     """Text for the user: the first failing rank and its error on the first line, details below."""
     lines: list[str] = []
     if outcome.interrupted_by is not None:
         lines.append(f"interrupted by {outcome.interrupted_by}")
     elif outcome.failures:
         first, others = outcome.failures[0], outcome.failures[1:]
+        log = folder.log_file(first.rank)
         head, *details = first.message.splitlines() or [""]
         named = first.own or f"{first.type}: " in head or head.startswith("killed by")
         kind = "" if named else f"{first.type}: "
@@ -238,9 +239,9 @@ def describe_failure(outcome: Outcome) -> str:
         if others:
             lines.append(f"  failed after it: {', '.join(f'rank {failure.rank}' for failure in others)}")
         if outcome.exit_code == EXIT_UNAVAILABLE:
-            lines += tail_of(Path(first.log))[1:]  # the log itself is removed with the run folder
-        elif Path(first.log).is_file() and outcome.exit_code not in REFUSED:
-            lines.append(f"  log: {first.log}")
+            lines += tail_of(log)[1:]  # the log itself is removed with the run folder
+        elif log.is_file() and outcome.exit_code not in REFUSED:
+            lines.append(f"  log: {log}")
     else:
         detail = outcome.detail or "no rank left an error"
         lines.append(detail if outcome.reported else f"the run ended without a result: {detail}")

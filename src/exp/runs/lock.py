@@ -135,6 +135,9 @@ class RunLock:
         self._several = token is not None
         self._content = b""
         self._inode = 0
+        self._guard = threading.RLock()
+        self._free = threading.Event()  # set while this process does not hold the lock
+        self._free.set()
         self._shown = console.shown(folder)
         self.lost: str | None = None
         """How the lock was lost while it was held; None: it was not lost."""
@@ -157,15 +160,13 @@ class RunLock:
         # The first process of a job has chosen the secret name of the rendezvous; the others keep its file content.
         self._content = self.path.read_bytes() if joined else me.encoded()
         self._inode = self.folder.stat().st_ino
-        with _guard:
-            _kept.append(self)
-        if not any(thread.name == "run-lock" for thread in threading.enumerate()):
-            threading.Thread(target=_keep_all, name="run-lock", daemon=True).start()
+        self._free.clear()
+        threading.Thread(target=self._keep, name="run-lock", daemon=True).start()
         return joined
 
     def pass_to(self, job: str) -> None:
         """Make a submitted Slurm job the holder; this process no longer is."""
-        with _guard:
+        with self._guard:
             self.release(keep_file=True)
             holder = read_holder(self.path)
             if holder is not None and holder.token == self.token:
@@ -177,9 +178,9 @@ class RunLock:
         Args:
             keep_file: leave the file to the same job, which may be started again.
         """
-        with _guard:
-            if self in _kept:
-                _kept.remove(self)
+        with self._guard:
+            if not self._free.is_set():
+                self._free.set()
                 holder = read_holder(self.path)
                 if not keep_file and holder is not None and holder.token == self.token:
                     with contextlib.suppress(OSError):
@@ -191,8 +192,8 @@ class RunLock:
         Returns:
             How the lock was lost: the folder is gone, or another run has the lock. None: it was not lost.
         """
-        with _guard, contextlib.suppress(OSError):  # the file server may not answer for a while
-            if self in _kept and self.lost is None:
+        with self._guard, contextlib.suppress(OSError):  # the file server may not answer for a while
+            if self.lost is None and not self._free.is_set():
                 holder = read_holder(self.path)
                 if not (self.folder.is_dir() and self.folder.stat().st_ino == self._inode):
                     self.lost = f"the run folder {self._shown} was deleted or moved while the run was going on"
@@ -203,6 +204,13 @@ class RunLock:
                 else:
                     self.lost = f"the run folder {self._shown} was taken by another run: {holder}"
         return self.lost
+
+    def _keep(self) -> None:
+        """Touch the lock file every 10 s; if the lock is lost, end this process by SIGTERM."""
+        while not self._free.wait(_BEAT_S):
+            if self.check() is not None:
+                self._free.set()
+                os.kill(os.getpid(), signal.SIGTERM)
 
     def _take(self, me: Holder) -> bool:
         first: Holder | None = None
@@ -254,20 +262,6 @@ class RunLock:
             return self.path.read_bytes() == me.encoded()
         finally:
             os.close(folder)
-
-
-_kept: list[RunLock] = []
-_guard = threading.RLock()
-
-
-def _keep_all() -> None:
-    """Touch all locks of this process every 10 s; if one is lost, end this process by SIGTERM."""
-    while True:
-        time.sleep(_BEAT_S)
-        for lock in list(_kept):
-            if lock.check() is not None:
-                lock.release(keep_file=True)
-                os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _created(path: Path, content: bytes) -> bool:

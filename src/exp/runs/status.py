@@ -215,8 +215,6 @@ class RankFailure:
     host: str = field(default_factory=socket.gethostname)
     time: float = field(default_factory=time.time)
     """Seconds since the epoch."""
-    log: str = ""
-    """Path of the rank's log."""
     pid: int | None = None
     of_peer: bool = False
     """This rank lost another rank, or waited for it in vain; the other rank is the cause."""
@@ -353,14 +351,12 @@ class Failures:
         """
         folder, deadline = self.folder, time.monotonic() + _OTHER_NODES_S
         while True:
-            files = [*folder.logs.glob("rank*.error.json")]
-            if world_size:
-                # Opened, not tested for existence: an NFS client may report a new file as missing for a while.
-                files = [folder.error_file(rank) for rank in range(world_size)]
+            # Opened, not tested for existence: an NFS client may report a new file as missing for a while.
+            files = [*map(folder.error_file, range(world_size))] or [*folder.logs.glob("rank*.error.json")]
             if self.scratch is not None:
                 files += Path(self.scratch).glob("rank*.error.json")
             known = {error["rank"]: error for error in map(read_json, files) if error is not None}
-            found = [RankFailure(**{**error, "log": str(folder.log_file(rank))}) for rank, error in known.items()]
+            found = [RankFailure(**error) for error in known.values()]
             found.sort(key=lambda f: (f.of_peer, f.type == _LOST, f.exit_code != -signal.SIGKILL, f.time))
             is_clear = not all(failure.of_peer or failure.type == _LOST for failure in found)
             if world_size == 0 or is_clear or time.monotonic() > deadline:
@@ -368,11 +364,7 @@ class Failures:
             time.sleep(0.1)
         if not found or not found[0].of_peer:
             return found
-        lost = [
-            RankFailure(
-                rank, rank % local_world_size, _LOST, "ended without an error: it was killed, or its node failed",
-                host=f"node {rank // local_world_size}", log=str(folder.log_file(rank)),
-            )
-            for rank in range(world_size) if rank not in known
-        ]  # fmt: skip
-        return [*lost, *found]
+        why = "ended without an error: it was killed, or its node failed"
+        lost = [rank for rank in range(world_size) if rank not in known]
+        hosts = {rank: f"node {rank // local_world_size}" for rank in lost}
+        return [*(RankFailure(rank, rank % local_world_size, _LOST, why, host=hosts[rank]) for rank in lost), *found]

@@ -244,7 +244,8 @@ class Sweep:
         with display:
             if not self.launched:
                 done = sum(job.skipped for job in batch)
-                display.say(f"{done} of {len(batch)} jobs are done already") if done else None
+                if done:
+                    display.say(f"{done} of {len(batch)} jobs are done already")
                 count = "1 job" if len(runs) == 1 else f"{len(runs)} jobs"
                 display.say(f"{count} to run; sweep folder: {console.shown(self.folder)}")
             self.launched = True
@@ -444,12 +445,14 @@ class SweepDisplay(Watcher):
         self._running.pop(number, None)
         self._ended += 1
         job = self.jobs[number]
+        assert job.run is not None, "it has run"
+        folder = job.run.folder
         if outcome.interrupted_by is not None:
-            self.say(f"{job.title(self._common)}: {describe_failure(outcome)}")
+            self.say(f"{job.title(self._common)}: {describe_failure(outcome, folder)}")
         elif outcome.exit_code not in (EXIT_OK, EXIT_PREEMPTED):
-            self.failed(job, describe_failure(outcome))
+            self.failed(job, describe_failure(outcome, folder))
         else:
-            result = (read_json(job.run.folder.result) if job.run is not None else None) or {}
+            result = read_json(folder.result) or {}
             text = "preempted" if outcome.exit_code == EXIT_PREEMPTED else "done"
             if result.get("metric") is not None:
                 chosen_by = selecting_value(result)

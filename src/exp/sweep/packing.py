@@ -92,8 +92,8 @@ class _Packing:
         own = only(backend, devices)
         if "OMP_NUM_THREADS" not in {**os.environ, **backend.env} and not backend.simulate:
             # Jobs on the other cards need cores, too.
-            cards, nproc = backend.device_count() if backend.exclusive_devices else 0, self.runs[number].config.nproc
-            own["OMP_NUM_THREADS"] = str(max(1, usable_cores() // cards if cards else len(devices) // nproc))
+            cards = backend.device_count() if backend.exclusive_devices else usable_cores()
+            own["OMP_NUM_THREADS"] = str(max(1, usable_cores() // cards))
         return own
 
     def ended(self, number: int) -> Outcome:
