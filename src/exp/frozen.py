@@ -324,7 +324,7 @@ class FrozenRun:
             console.make_console().print(text, soft_wrap=True, markup=False)
             return EXIT_PREEMPTED
         record.update(last_known(folder))
-        text = describe_failure(outcome)
+        text = describe_failure(outcome, folder)
         if outcome.interrupted_by is not None:
             record["error"] = {"rank": None, "type": "Interrupted", "message": f"by {outcome.interrupted_by}"}
             command = to_continue(config, folder)
@@ -362,7 +362,8 @@ class FrozenRun:
         """
         if self.snapshot is None:
             return True
-        alone = self.config.launcher.nnodes == 1 or launcher_class(self.config).submits
+        settings = self.config.launcher
+        alone = settings.nnodes == 1 or launcher_class(self.config).is_elsewhere(settings)
         done = alone and not task_class(self.config).diagnoses and self.snapshot.take_back()
         self.release()
         if done:

@@ -33,7 +33,7 @@ from exp.hardware.cores import usable_cores
 from exp.hardware.registry import create_backend
 from exp.runs.files import write_json
 from exp.runs.folder import describe_environment
-from exp.runs.status import Failures, PreemptionFlag, RankFailure
+from exp.runs.status import Failures, RankFailure
 from exp.sockets import SCRATCH_VARIABLE, listen_at
 from exp.task import call, create_task
 
@@ -76,8 +76,8 @@ class RankInfo:
     """How often the worker or its job has been restarted; if not 0, the run resumes."""
     store: str | None = None
     """Path of a file store; None: torch's ``env://``, that is MASTER_ADDR and MASTER_PORT."""
-    preemption_flag: PreemptionFlag = field(default_factory=PreemptionFlag, compare=False)
-    """Set when the run has to save its state and end."""
+    preempted: Callable[[], bool] = field(default=lambda: False, compare=False)
+    """Whether the run has to save its state and end."""
     met: list[Store] = field(default_factory=list, compare=False)
     """The store that the ranks use already; empty: there is none yet."""
     at_end: list[Callable[[], object]] = field(default_factory=list, compare=False)
@@ -391,9 +391,8 @@ def reporting(folder: RunFolder, info: RankInfo, redirect: bool) -> Iterator[Non
     Raises:
         Exception: the error of the run, unchanged; ``SystemExit`` counts as a failure, too.
     """
-    log, error_file = folder.log_file(info.rank), folder.error_file(info.rank)
-    if error_file.exists():
-        error_file.unlink()
+    log = folder.log_file(info.rank)
+    folder.error_file(info.rank).unlink(missing_ok=True)
     if redirect:
         _redirect(log, keep_stdout=info.rank == 0)
     logging.raiseExceptions = False  # on a full disk the run itself raises a clear error
@@ -431,7 +430,6 @@ def describe_error(error: BaseException, folder: RunFolder, info: RankInfo) -> R
         type(ours or error).__name__,
         message or message_of(ours or error) or "no message",
         EXIT_FAILED if ours is None else ours.exit_code,
-        log=str(folder.log_file(info.rank)),
         pid=os.getpid(),
         of_peer=of_peer,
         own=ours is not None,

@@ -44,14 +44,14 @@ def test_the_cause_comes_first(folder, errors, ranks):
 
 def test_the_cause_is_told_first_then_who_failed_after_it_where_the_log_is_and_what_still_runs(folder):
     collected(folder, [(0, 2.0, False, 1)])
-    Failures(folder).write(failure_of(Beat(5, 1, 9, Stage.HOOKS, 3, 1), 1, -9))
+    Failures(folder).write(failure_of(Beat(5, 1, 1, 9, Stage.HOOKS, 3, 1), -9))
     failures = Failures(folder).collect()
     folder.log_file(1).touch()
-    assert describe_failure(Outcome(1, failures=failures)).splitlines() == [
+    assert describe_failure(Outcome(1, failures=failures), folder).splitlines() == [
         f"rank 1 (local_rank 1, {socket.gethostname()}) failed: killed by SIGKILL (out of memory, or kill -9)",
         "  failed after it: rank 0",
         f"  log: {folder.log_file(1)}",
     ]
-    text = describe_failure(Outcome(130, interrupted_by="SIGINT", unkillable=[41, 42]))
+    text = describe_failure(Outcome(130, interrupted_by="SIGINT", unkillable=[41, 42]), folder)
     assert text.startswith("interrupted by SIGINT\n")
     assert "41, 42" in text

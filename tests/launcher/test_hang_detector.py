@@ -23,15 +23,14 @@ class Watch:
         for scratch in self.scratch:
             scratch.mkdir()
             status.make_file(str(scratch), 2)
-            self.detectors.append(
-                HangDetector(Failures(self.folder, str(scratch)), str(scratch), nnodes, 1800, step_timeout_s)
-            )
+            failures = Failures(self.folder, str(scratch))
+            self.detectors.append(HangDetector(failures, str(scratch), nnodes, 1800, step_timeout_s))
             self.detectors[-1]._view = self.folder.logs / f"stuck-{scratch.name}.json"
 
     def say(self, rank, stage, step, times, count=1):
         beats = self.scratch[rank // 2] / "beats"
         content = bytearray(beats.read_bytes())
-        numbers = (os.getpid() * 1000 + rank, rank, count, stage, step, times)
+        numbers = (os.getpid() * 1000 + rank, rank, rank % 2, count, stage, step, times)
         status._FORMAT.pack_into(content, status._FORMAT.size * (rank % 2), *numbers)
         beats.write_bytes(content)
 

@@ -40,14 +40,6 @@ class Disturb(Hook):
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(300)  # as in a collective of a card's: this rank notices nothing
 """
-LATE = """
-import os, time
-from exp.backends.cpu import CpuBackend
-
-class Late(CpuBackend):
-    def close(self):
-        time.sleep(12 * int(os.environ["RANK"]))  # heartbeats of torch's agents are five seconds apart
-"""
 NOHUP = """
 import runpy, signal
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -130,18 +122,3 @@ def test_a_rank_that_is_killed_on_one_node_is_started_again_on_both(exp, disturb
     assert [process.returncode for process in processes] == [0, 0], said
     told = exp.result("run")
     assert (told["status"], told["restarts"], told["world_size"]) == ("completed", 1, 2)
-
-
-def test_an_agent_whose_worker_has_ended_waits_for_the_other_without_complaint(exp, start):
-    """The first serves the meeting point of both, and gets heartbeats there meanwhile."""
-    port = free_port()
-    (exp.folder / "users.py").write_text(LATE)
-    late = [*STEADY, *two_nodes(port), "backend._target_=users.Late", "output_dir=run"]
-    first = start(*late, PYTHONPATH=str(exp.folder))
-    wait_for(lambda: f"{port:04X}" in {place[-4:] for place in listening(family(first.pid))}, first)
-    second = start(*late, PYTHONPATH=str(exp.folder))
-    said = [process.communicate(timeout=90) for process in (first, second)]
-    assert [first.returncode, second.returncode] == [0, 0], said
-    logs = {path.stem.rpartition("-")[2]: path.read_text() for path in exp.path("run").glob("logs/agent-*.log")}
-    assert "keep-alive" not in logs[str(first.pid)] + logs[str(second.pid)]
-    assert "ERROR" not in logs[str(first.pid)], logs  # the other may find the store gone at the very end

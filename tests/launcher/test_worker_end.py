@@ -81,7 +81,7 @@ def test_the_agent_leaves_a_word_for_those_that_could_not(tmp_path, monkeypatch,
     folder.create()
     status.make_file(str(tmp_path), 2)
     monkeypatch.setattr("exp.runs.status.is_alive", lambda pid: False)
-    beats = [status._FORMAT.pack(10 + rank, rank, 9, stage, 7, 1) for rank, stage in enumerate(stages)]
+    beats = [status._FORMAT.pack(10 + rank, rank, rank, 9, stage, 7, 1) for rank, stage in enumerate(stages)]
     (tmp_path / "beats").write_bytes(b"".join(beats))
     assert Failures(folder, str(tmp_path)).judge({end.local_rank: end for end in ends}) is well
     found = {rank: read_json(folder.error_file(rank)) for rank in (0, 1)}

@@ -1,8 +1,7 @@
 """A real, private Slurm on this machine: pretended nodes with more cores than there are, and eight cards each.
 
 Needs root and Debian's slurmctld, slurmd, slurm-client and munge. Everything lies in one folder and nothing in /etc is
-touched. A node is a slurmd in a mount and UTS namespace of its own, with a host name of its own that resolves there,
-and a disk of its own at :attr:`Cluster.scratch`.
+touched. A node is a slurmd in a mount and UTS namespace of its own, with a host name of its own that resolves there.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ PartitionName=urgent Nodes=ALL PriorityTier=10
 """
 _NODE = "NodeName={name} NodeAddr={address} Port={port} CPUs=4 RealMemory=8000 Gres=gcu:8 State=UNKNOWN"
 _BEGIN_NODE = """
-mount --bind "$1/hosts" /etc/hosts && mount -t tmpfs -o size=64m scratch "$1/scratch" && hostname "$2" || exit
+mount --bind "$1/hosts" /etc/hosts && hostname "$2" || exit
 exec slurmd -D -N "$2"
 """
 
@@ -74,14 +73,13 @@ class Cluster:
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="slurm-"))  # short: it holds sockets
         self.folder.chmod(0o755)  # munge refuses a socket that not everyone could reach
-        self.scratch = self.folder / "scratch"
         self.environment = {"SLURM_CONF": str(self.folder / "slurm.conf")}
         self._daemons: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
         """Start all daemons, and wait until the nodes are idle."""
         folder = self.folder
-        for name in ("ctld", "spool", "log", "scratch"):
+        for name in ("ctld", "spool", "log"):
             (folder / name).mkdir()
         (folder / "munge.key").touch(0o600)
         (folder / "munge.key").write_bytes(os.urandom(128))

@@ -70,7 +70,7 @@ def validate(
         check_task(config.task)
     if (
         config.launcher.nnodes > 1
-        and not launcher.submits
+        and not elsewhere
         and not any(override.startswith("output_dir=") for override in overrides)
     ):
         raise ConfigError("launcher.nnodes>1 needs output_dir=<a folder that all nodes share>, the same on every node")

@@ -98,8 +98,6 @@ class SubmititConfig(LauncherConfig):
     """How often a job is queued again before it counts as failed."""
     array_parallelism: int = 256
     """Largest number of jobs of a sweep that run at the same time."""
-    wait: bool = True
-    """Wait for the end of the job and show its progress; Ctrl-C does not end the job. false: only submit it."""
     dry_run: bool = False
     """Only print the batch script."""
     poll_s: float = 2.0

@@ -288,14 +288,14 @@ class PreemptionHook(Hook):
     on every rank.
 
     Args:
-        session: has the preemption flag and the process group.
+        session: has the notice of preemption and the process group.
         checkpoints: writes the checkpoint.
     """
 
     priority = "LOWEST"  # after all hooks whose state is in a checkpoint
 
     def __init__(self, session: Session, checkpoints: CheckpointHook) -> None:
-        self.preemption_flag, self.distributed = session.info.preemption_flag, session.distributed
+        self.preempted, self.distributed = session.info.preempted, session.distributed
         self.checkpoints = checkpoints
         self._restart_after = None if session.restarted_here else session.config.debug.restart_after
         self._begin()
@@ -309,14 +309,14 @@ class PreemptionHook(Hook):
     def _wanted(self) -> bool:
         """Whether the flag of any rank is set; asks the other ranks about once a second."""
         if self.distributed.world_size == 1:
-            return self.preemption_flag.is_set()
+            return self.preempted()
         self._left -= 1
         if self._left:
             return False
         now = time.monotonic()
         # Integers, because their sum is exactly the same on every rank.
         wanted, milliseconds = self.distributed.sum(
-            torch.tensor([int(self.preemption_flag.is_set()), int((now - self._asked) * 1000)])
+            torch.tensor([int(self.preempted()), int((now - self._asked) * 1000)])
         ).tolist()
         self._asked = now
         mean_s = max(milliseconds, 1) / 1000 / self.distributed.world_size

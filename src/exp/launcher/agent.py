@@ -28,11 +28,10 @@ from omegaconf import OmegaConf
 from exp.config.resolve import allow
 from exp.hardware.registry import create_backend
 from exp.launcher import processes
-from exp.launcher.ports import address_towards
 from exp.launcher.processes import AGENT_VARIABLE, JOB_VARIABLE, PRELOAD_VARIABLE
 from exp.runs.folder import RunFolder
 from exp.runs.status import TERM_PATIENCE_S, Failures
-from exp.sockets import SCRATCH_VARIABLE, keep_sockets_in
+from exp.sockets import SCRATCH_VARIABLE, address_towards, keep_sockets_in
 from exp.task import task_class
 
 __all__ = ["main", "work"]

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from exp.runs.folder import RunFolder
 
 __all__ = [
-    "Launcher", "Outcome", "describe_failure", "drop_stale_variables", "launcher_class", "log_file",
-    "outcome_file", "place_of", "resolve", "tail_of", "take_stale_variables",
+    "Launcher", "Outcome", "describe_failure", "drop_stale_variables", "launcher_class", "outcome_file",
+    "place_of", "resolve", "tail_of", "take_stale_variables",
 ]  # fmt: skip
 
 # Variables of rank, world size, local rank and local world size. The first complete family is used; if none is
@@ -104,25 +104,17 @@ def outcome_file(folder: RunFolder, job: str) -> Path:
     return folder.logs / f"outcome-{job}.json"
 
 
-def log_file(folder: RunFolder) -> Path:
-    """File for stdout and stderr of a sweep's job on this machine."""
-    return folder.logs / "output.log"
-
-
 class Launcher(abc.ABC):
     """Starts the workers of a run and waits for them.
 
     Attributes:
         keys: typed keys of the configuration: a dataclass that inherits
             :class:`exp.config.schema.LauncherConfig`; they are the constructor's arguments.
-        submits: whether it submits runs to a scheduler as jobs, which may outlive this process, and takes a whole batch
-            of a sweep at once (:meth:`launch_all`).
         joins: whether another launcher has started this process as one rank of the job; the environment variables of
             that launcher then decide rank and world size.
     """
 
     keys: ClassVar[type] = LauncherConfig
-    submits: ClassVar[bool] = False
     joins: ClassVar[bool] = False
 
     def __init__(self, **settings: Any) -> None:
@@ -131,7 +123,10 @@ class Launcher(abc.ABC):
 
     @classmethod
     def is_elsewhere(cls, config: Any) -> bool:
-        """Whether runs with this ``config.launcher`` run on other machines, which may have other hardware."""
+        """Whether runs with this ``config.launcher`` are jobs on other machines, which may have other hardware.
+
+        Such a launcher takes a whole batch of a sweep at once (:meth:`launch_all`).
+        """
         del config
         return False
 
@@ -182,7 +177,7 @@ class Launcher(abc.ABC):
         return None
 
     def launch_all(self, runs: Sequence[FrozenRun], watcher: Watcher, logs: Path) -> list[Outcome]:
-        """If the class ``submits``: submit the runs as one batch, and wait until all have ended.
+        """If runs are elsewhere: submit them as one batch, and wait until all have ended.
 
         Args:
             runs: their run folders are written; all ask for the same resources.
@@ -229,13 +224,14 @@ def resolve(config: LauncherConfig, nproc: int) -> Launcher:
     return launcher
 
 
-def describe_failure(outcome: Outcome) -> str:
+def describe_failure(outcome: Outcome, folder: RunFolder) -> str:
     """Text for the user: the first failing rank and its error on the first line, details below."""
     lines: list[str] = []
     if outcome.interrupted_by is not None:
         lines.append(f"interrupted by {outcome.interrupted_by}")
     elif outcome.failures:
         first, others = outcome.failures[0], outcome.failures[1:]
+        log = folder.log_file(first.rank)
         head, *details = first.message.splitlines() or [""]
         named = first.own or f"{first.type}: " in head or head.startswith("killed by")
         kind = "" if named else f"{first.type}: "
@@ -243,9 +239,9 @@ def describe_failure(outcome: Outcome) -> str:
         if others:
             lines.append(f"  failed after it: {', '.join(f'rank {failure.rank}' for failure in others)}")
         if outcome.exit_code == EXIT_UNAVAILABLE:
-            lines += tail_of(Path(first.log))[1:]  # the log itself is removed with the run folder
-        elif Path(first.log).is_file() and outcome.exit_code not in REFUSED:
-            lines.append(f"  log: {first.log}")
+            lines += tail_of(log)[1:]  # the log itself is removed with the run folder
+        elif log.is_file() and outcome.exit_code not in REFUSED:
+            lines.append(f"  log: {log}")
     else:
         detail = outcome.detail or "no rank left an error"
         lines.append(detail if outcome.reported else f"the run ended without a result: {detail}")
@@ -281,13 +277,12 @@ def place_of(environ: Mapping[str, str], nproc: int = 1) -> dict[str, str]:
         ConfigError: a variable is missing, or the variables contradict one another.
     """
     given = [names for names in _FAMILIES if any(name in environ for name in names[:2])]
-    whole = [names for names in given if all(name in environ for name in names[:3])]
     if not given:
         raise ConfigError(
             "launcher=external looks for the variables of another launcher, and finds none; use it under torchrun, "
             f"mpirun or srun, or set {', '.join([*_TORCH, *_MASTER])}"
         )
-    names = [*whole, *given][0]
+    names = next((names for names in given if all(name in environ for name in names[:3])), given[0])
     needed = [*names[:3], *(_MASTER if environ.get(names[1], "1") != "1" else ())]
     missing = [name for name in needed if name not in environ]
     shown = f"launcher=external: {_shown(environ, names)}"

@@ -6,7 +6,6 @@ the workers of the other ranks get its path over the store at MASTER_ADDR:MASTER
 
 from __future__ import annotations
 
-import hashlib
 import os
 import signal
 import socket
@@ -14,21 +13,19 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Sequence
-
-from omegaconf import OmegaConf
+from typing import TYPE_CHECKING, Sequence
 
 from exp import console
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, ConfigError
 from exp.hardware.registry import create_backend
 from exp.launcher.base import Launcher, Outcome, place_of, tail_of
-from exp.launcher.ports import check_host, taken_by
 from exp.launcher.processes import AGENT_VARIABLE
 from exp.launcher.supervisor import Supervisor
 from exp.runs.files import read_json, to_json
 from exp.runs.folder import RunFolder
 from exp.runs.status import JOINED, PREEMPT_SIGNAL, End, Failures
 from exp.session import RankInfo
+from exp.sockets import check_host, taken_by
 from exp.task import task_class
 
 if TYPE_CHECKING:
@@ -96,16 +93,15 @@ class ExternalLauncher(Launcher):
         }
         given = {
             "folder": str(folder.path) if self.leads else None,
-            "digest": _digest(run.config),
             "overrides": run.overrides,
             "timeout_s": self.config.timeout_s,
         }
         with tempfile.TemporaryDirectory(prefix="exp-") as scratch:
             saves, signals = task_class(run.config).saves_state, (PREEMPT_SIGNAL, signal.SIGTERM)
-            supervisor = Supervisor(self, scratch, None, saves, signals, place.local_rank)
+            supervisor = Supervisor(self, scratch, None, saves, signals)
             log = Path(scratch, "early.log")
             command = ["exp.launcher.worker", to_json(given)]
-            pid, code = supervisor.run(command, environment, log, place.local_world_size, place.world_size)
+            pid, code = supervisor.run(command, environment, log, 1, place.world_size)
             met = read_json(Path(scratch, JOINED)) or {}  # empty: the worker did not meet the other ranks
             if "refused" in met and self.leads:
                 raise ConfigError(met["refused"])
@@ -141,10 +137,3 @@ class ExternalLauncher(Launcher):
         if not self.leads:
             console.error(detail)
         return Outcome(EXIT_FAILED, detail=detail)
-
-
-def _digest(config: ExpConfig) -> str:
-    """Digest of the configuration except ``output_dir``; it must be the same on every rank."""
-    content: Any = OmegaConf.to_container(config, resolve=True)
-    del content["output_dir"]
-    return hashlib.sha256(to_json(content, sort_keys=True).encode()).hexdigest()

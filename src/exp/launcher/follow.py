@@ -20,9 +20,9 @@ from exp.errors import EXIT_FAILED, EXIT_OK, ConfigError
 from exp.frozen import FrozenRun
 from exp.launcher.base import Outcome, outcome_file, tail_of
 from exp.runs import slurm
-from exp.runs.files import read_json, write_json
+from exp.runs.files import read_json
 from exp.runs.folder import RunFolder, last_records
-from exp.runs.lock import Holder, RunLock, holder_of
+from exp.runs.lock import holder_of
 from exp.runs.slurm import JobState
 from exp.runs.status import handle_signals, signal_name
 from exp.task import to_continue
@@ -30,9 +30,11 @@ from exp.task import to_continue
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
 
-__all__ = ["Followed", "Watcher", "attach", "clock", "follow", "progress_of", "remember"]
+__all__ = ["JOB_FILE", "Followed", "Watcher", "attach", "clock", "follow", "progress_of"]
 
-_RECORD = "job.json"
+JOB_FILE = "job.json"
+"""File in ``logs`` of a run folder: the ``job`` id of its Slurm job, and ``logs``, the folder of the job's output."""
+
 _SURE_AFTER = 2  # polls that must show a job as ended: a job that is being requeued looks so for a moment
 
 
@@ -186,23 +188,6 @@ def follow(jobs: Sequence[Followed], watcher: Watcher, poll_s: float) -> list[Ou
     return [job.outcome or Outcome() for job in jobs]
 
 
-def remember(run: FrozenRun, job: str, logs: Path) -> Followed:
-    """Record a job that has just been submitted, and pass the lock of its run folder to the job.
-
-    Args:
-        run: the run of the job.
-        job: Slurm's job id.
-        logs: folder for the output of the job.
-
-    Returns:
-        The job, to be followed.
-    """
-    write_json(run.folder.logs / _RECORD, {"job": job, "logs": str(logs)})
-    if run.lock is not None:
-        run.lock.let_go(Holder.me(run.lock.token, job, "slurm"))
-    return Followed(job, run.folder, logs)
-
-
 def attach(config: ExpConfig, *_: Any) -> int:
     """``task=attach``: follow the job whose run folder is ``task.run``, and report its end.
 
@@ -213,7 +198,7 @@ def attach(config: ExpConfig, *_: Any) -> int:
     if run is None or isinstance(run, ListConfig):
         raise ConfigError("task=attach needs run=<the run folder of a submitted job>")
     folder = RunFolder(Path(str(run)).expanduser())
-    shown, holder, written = console.shown(folder.path), holder_of(folder.path), read_json(folder.logs / _RECORD)
+    shown, holder, written = console.shown(folder.path), holder_of(folder.path), read_json(folder.logs / JOB_FILE)
     if written is None or (holder is not None and holder.job != written["job"]):
         who = "" if holder is None else f": {holder} runs it"
         raise ConfigError(f"run={shown} has no submitted job{who}; task=attach follows jobs of launcher=submitit")
@@ -222,6 +207,4 @@ def attach(config: ExpConfig, *_: Any) -> int:
         watcher.say(f"following job {number} of {shown}")
         job = Followed(number, folder, Path(written["logs"]))
         outcome = follow([job], watcher, submitted.config.launcher.poll_s)[0]
-    if not outcome.left and holder is not None:
-        RunLock(folder.path, holder.token).release(ended=True)
     return submitted.tell_end(outcome)

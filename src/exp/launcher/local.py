@@ -36,15 +36,17 @@ class LocalLauncher(Launcher):
     def launch(self, run: FrozenRun) -> Outcome:
         """Run the worker; its error becomes the outcome, as with any other launcher."""
         folder, saves = run.folder, task_class(run.config).saves_state
-        info, process, received = RankInfo(), os.getpid(), 0
+        process, received = os.getpid(), 0
+        notices: list[int] = []
+        info = RankInfo(preempted=lambda: bool(notices))
 
         def on_signal(number: int, _frame: object) -> None:
             nonlocal received
             if number == PREEMPT_SIGNAL:
                 if os.getpid() != process:
                     return  # a loader process, forked from this one: it continues until this process has saved
-                if saves and not info.preemption_flag.is_set():
-                    info.preemption_flag.set()
+                if saves and not notices:
+                    notices.append(number)
                     return
             received = number
             raise _Interrupted(number)

@@ -11,7 +11,6 @@ import copy
 import hashlib
 import logging
 import os
-import secrets
 import shutil
 import signal
 import socket
@@ -29,11 +28,11 @@ from exp.frozen import FrozenRun
 from exp.hardware.cards import only
 from exp.hardware.registry import create_backend
 from exp.launcher.base import Launcher, Outcome, outcome_file, take_stale_variables
-from exp.launcher.follow import Followed, Watcher, follow, remember
+from exp.launcher.follow import JOB_FILE, Followed, Watcher, follow
 from exp.launcher.processes import REQUEUES_VARIABLE
 from exp.launcher.torchrun import TorchrunLauncher
 from exp.runs import slurm
-from exp.runs.files import UMASK, read_json, write_json
+from exp.runs.files import UMASK, write_json
 from exp.runs.folder import RunFolder
 from exp.runs.lock import RunLock
 from exp.runs.status import PREEMPT_SIGNAL, Failures, RankFailure
@@ -47,7 +46,6 @@ _HERE = ("local", "debug")
 _AS_IN_SBATCH = (
     "partition", "account", "qos", "gres", "gpus_per_node", "constraint", "nodelist", "exclude", "exclusive",
 )  # fmt: skip
-_POLL_S = 0.1
 _REQUEUE_PATIENCE_S = 300.0
 _PORTS = range(20000, 32768)  # below the kernel's range of ephemeral ports
 
@@ -56,7 +54,6 @@ class SubmititLauncher(Launcher):
     """Submits frozen runs to Slurm, and follows them."""
 
     keys = SubmititConfig
-    submits = True
 
     @classmethod
     def is_elsewhere(cls, config: Any) -> bool:
@@ -90,9 +87,7 @@ class SubmititLauncher(Launcher):
     def launch(self, run: FrozenRun) -> Outcome:
         """Submit the run and follow it (:meth:`launch_all`); with ``cluster=debug`` run it in this process."""
         if self.config.cluster in _HERE:
-            assert run.lock is not None, "it has been written"
-            run.lock.let_go()
-            return Outcome(run_job(str(run.folder.path), run.lock.token, on_slurm=False), reported=True)
+            return Outcome(run_job(str(run.folder.path)), reported=True)
         with Watcher() as watcher:
             return self.launch_all([run], watcher, run.folder.path / "slurm")[0]
 
@@ -117,28 +112,20 @@ class SubmititLauncher(Launcher):
         """Submit runs, several as a job array, and follow them.
 
         Returns:
-            An outcome for each run; with ``launcher.wait=false`` they are marked ``left``.
+            An outcome for each run.
         """
-        jobs = self._submit(runs, watcher, logs)
-        if not self.config.wait:
-            for job in jobs:
-                watcher.say(f"  {job.id}  {job.folder.path}")
-            return [Outcome(left=True) for _ in runs]
-        outcomes = follow(jobs, watcher, self.config.poll_s)
-        for run, outcome in zip(runs, outcomes):
-            if run.lock is not None and not outcome.left:
-                run.lock.release(ended=True)
-        return outcomes
-
-    def _submit(self, runs: Sequence[FrozenRun], watcher: Watcher, logs: Path) -> list[Followed]:
         executor = self._executor(runs[0], logs)
         with executor.batch() if len(runs) > 1 else contextlib.nullcontext():
             added = [executor.submit(run_job, str(run.folder.path), run.lock and run.lock.token) for run in runs]
-        jobs = [remember(run, str(job.job_id), logs) for run, job in zip(runs, added)]
+        jobs = [Followed(str(job.job_id), run.folder, logs) for run, job in zip(runs, added)]
+        for run, job in zip(runs, jobs):
+            write_json(run.folder.logs / JOB_FILE, {"job": job.id, "logs": str(logs)})
+            if run.lock is not None:
+                run.lock.pass_to(job.id)
         base = jobs[0].id.partition("_")[0]
         what = f"job {base}" if len(runs) == 1 else f"job array {base} of {len(runs)} jobs"
         watcher.say(f"submitted {what}; squeue -j {base} shows it, scancel {base} ends it")
-        return jobs
+        return follow(jobs, watcher, self.config.poll_s)
 
     def _executor(self, run: FrozenRun, logs: Path) -> Any:
         """Submitit's executor, configured for jobs like this run; its output goes to the folder ``logs``."""
@@ -181,50 +168,49 @@ class _NodeLauncher(TorchrunLauncher):
     preemption_signals = (PREEMPT_SIGNAL, signal.SIGTERM)
 
 
-def run_job(run_dir: str, token: str | None, on_slurm: bool = True) -> int:
+def run_job(run_dir: str, token: str | None = None) -> int:
     """Run this node's workers to the end, through torchrun.
 
     Args:
         run_dir: the run folder.
-        token: of the run folder's lock, which the job holds; the same after a requeue.
-        on_slurm: whether this is a task of a Slurm job, one per node; False: the process that would have submitted the
-            job runs it.
+        token: if this is a task of a Slurm job, one per node: of the run folder's lock, which the job holds; the same
+            after a requeue. None: the process that would have submitted the job runs it, and holds the lock.
 
     Returns:
         The exit code. On Slurm the process exits with this code instead of returning, unless it is 0.
     """
     os.umask(UMASK)
     take_stale_variables()
+    on_slurm = token is not None
     environ = os.environ if on_slurm else {}
     node, restarts = (int(environ.get(name, 0)) for name in ("SLURM_NODEID", "SLURM_RESTART_COUNT"))
     if restarts:
         os.environ[REQUEUES_VARIABLE] = str(restarts)
     job, folder = environ.get("SLURM_JOB_ID", str(os.getpid())), RunFolder(run_dir)
-    attempt = f"{job}-{restarts}"
     if node > 0:
-        code = _run_workers(FrozenRun.load(folder), attempt, node).exit_code
+        code = _run_workers(FrozenRun.load(folder), node).exit_code
     else:
         if "SLURM_ARRAY_JOB_ID" in environ:
             job = f"{environ['SLURM_ARRAY_JOB_ID']}_{environ['SLURM_ARRAY_TASK_ID']}"
-        code = _lead(folder, token, job, on_slurm, attempt, restarts)
+        code = _lead(folder, token, job, restarts)
     sys.stdout.flush()
     if on_slurm and code != EXIT_OK:
         sys.exit(code)  # otherwise submitit, which called this function, would report the job as COMPLETED
     return code
 
 
-def _lead(folder: RunFolder, token: str | None, job: str, on_slurm: bool, attempt: str, restarts: int) -> int:
+def _lead(folder: RunFolder, token: str | None, job: str, restarts: int) -> int:
     """The part of the first node: take the lock of the run folder, run the workers, and record the outcome."""
     file, lock = outcome_file(folder, job), RunLock(folder.path, token)
-    if file.is_file():
-        file.unlink()  # written by this job before it was requeued
+    file.unlink(missing_ok=True)  # written by this job before it was requeued
     try:
-        lock.take_over(job, "slurm" if on_slurm else "local")
+        if token is not None:
+            lock.acquire(job)
     except ConfigError as error:  # another run holds the folder by now
         write_json(file, asdict(Outcome(error.exit_code, detail=str(error), recorded=True)))
         return error.exit_code
     run = FrozenRun.load(folder)
-    outcome = _run_workers(run, attempt, 0)
+    outcome = _run_workers(run, 0)
     outcome.restarts += restarts
     lost = lock.check()
     if lost is not None:
@@ -233,60 +219,41 @@ def _lead(folder: RunFolder, token: str | None, job: str, on_slurm: bool, attemp
     outcome.recorded = True
     write_json(file, asdict(outcome))
     signals = (outcome.preempted or {}).get("signals", [])
-    if on_slurm and PREEMPT_SIGNAL.name in signals:
+    if token is not None and PREEMPT_SIGNAL.name in signals:
         _queue_again(restarts, run.config.launcher.max_requeues)
     # After SIGTERM alone Slurm may requeue the job, which must find its lock then; or the job was cancelled.
-    if not (on_slurm and (outcome.interrupted_by or signals == ["SIGTERM"])):
-        lock.release()
-    lock.let_go()
+    lock.release(keep_file=bool(outcome.interrupted_by) or signals == ["SIGTERM"])
     return code
 
 
-def _run_workers(run: FrozenRun, attempt: str, node: int) -> Outcome:
-    """Check this node's hardware, agree with the other nodes on a rendezvous, and run this node's workers."""
-    config, folder, endpoint = run.config, run.folder, None
-    nodes, keys = int(config.launcher.nodes), ("max_restarts", "timeout_s", "step_timeout_s")
-    meeting = folder.logs / f"meet-{attempt}.json"
+def _run_workers(run: FrozenRun, node: int) -> Outcome:
+    """Check this node's hardware, and run this node's workers."""
+    config, folder, nodes, endpoint = run.config, run.folder, int(run.config.launcher.nodes), None
+    first = node * config.nproc
+    Failures(folder).forget(range(first, first + config.nproc))
+    if nodes > 1:  # jobs that share a node have different numbers, and so different ports
+        import submitit
+
+        port = _PORTS[int(os.environ["SLURM_JOB_ID"]) % len(_PORTS)]
+        endpoint = f"{submitit.JobEnvironment().hostnames[0]}:{port}"
+    common = {key: config.launcher[key] for key in ("max_restarts", "timeout_s", "step_timeout_s")}
+    launcher = _NodeLauncher(nnodes=nodes, rdzv_endpoint=endpoint, **common)
     with contextlib.ExitStack() as cards:
         try:
-            if node > 0:
-                endpoint = _await(meeting, config.launcher.timeout_s)
-            else:
-                Failures(folder).forget()
-                if nodes > 1:  # chosen on the machine that will listen, so that jobs on one node take different ports
-                    endpoint = f"{socket.gethostname()}:{_free_port()}"
-                    write_json(meeting, endpoint)
+            launcher.check(config.nproc)
             backend = create_backend(config.backend)
             check_hardware(config, backend)
             hub.bring(config)
             cards.enter_context(locked_cards(backend, config.nproc))
         except ExpError as error:
             kind = type(error).__name__
-            failure = RankFailure(node * config.nproc, 0, kind, str(error), error.exit_code, own=True)
+            failure = RankFailure(first, 0, kind, str(error), error.exit_code, own=True)
             if nodes > 1:  # the launchers of the other nodes wait for this file
                 Failures(folder).write(failure)
             return Outcome.of([failure])
         if node == 0:
             run.announce(backend)
-        common = {key: config.launcher[key] for key in keys}
-        return _NodeLauncher(nnodes=nodes, rdzv_endpoint=endpoint, **common).launch(run)
-
-
-def _await(meeting: Path, timeout_s: float) -> str:
-    """Wait for the rendezvous endpoint that the first node writes to ``meeting``.
-
-    Raises:
-        UnavailableError: the file has not come within ``timeout_s`` seconds.
-    """
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        content = read_json(meeting)  # opened, not tested for existence: an NFS client caches that a file is missing
-        if content is not None:
-            return str(content)
-        time.sleep(_POLL_S)
-    raise UnavailableError(
-        f"the first node was not ready within launcher.timeout_s={timeout_s}; do all nodes see {meeting.parent.parent}?"
-    )
+        return launcher.launch(run)
 
 
 @contextlib.contextmanager
@@ -322,15 +289,6 @@ def locked_cards(backend: Backend, nproc: int) -> Iterator[None]:
             )
         os.environ.update(only(backend, mine))
         yield
-
-
-def _free_port() -> int:
-    while True:
-        port = _PORTS[secrets.randbelow(len(_PORTS))]
-        family = socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET
-        with socket.socket(family) as probe, contextlib.suppress(OSError):
-            probe.bind(("", port))
-            return port
 
 
 def _queue_again(restarts: int, most: int) -> None:

@@ -59,8 +59,6 @@ class Supervisor:
     signals: Sequence[signal.Signals]
     """Preemption signals: on the first the workers save their state, on a second of the same number they end at once.
     All other processes of the job are started with these signals blocked, because a scheduler may send them to all."""
-    local_rank: int | None = None
-    """Local rank of the only worker to watch; None: all workers of this node."""
     notices: list[int] = field(default_factory=list)
     """Preemption signals received so far."""
     received: int | None = None
@@ -84,7 +82,7 @@ class Supervisor:
             command: the module's dotted name, and its arguments.
             environment: all environment variables of the process.
             log: file for its stderr.
-            nproc: workers on this node.
+            nproc: workers to supervise.
             groups: number of supervisors in the job; together they find the rank that hangs.
 
         Returns:
@@ -129,7 +127,7 @@ class Supervisor:
         if self.failures is not None and self.received is None and not self.killed:
             if self._detector is None:
                 limits = self.launcher.config.timeout_s, self.launcher.config.step_timeout_s
-                self._detector = HangDetector(self.failures, self.scratch, groups, *limits, self.local_rank)
+                self._detector = HangDetector(self.failures, self.scratch, groups, *limits)
             hung = self._detector.look()
             if hung is not None:  # then it is handled like a rank that died by itself
                 with contextlib.suppress(ProcessLookupError):
@@ -151,9 +149,9 @@ class Supervisor:
     def _kill(self) -> None:
         """Kill the job. The ranks that did not end after another one had failed are not the cause."""
         if self.failures is not None and self.received is None:
-            for local_rank, beat in unfinished(self.scratch):
+            for beat in unfinished(self.scratch):
                 ended = "ended, because another rank had failed"
-                self.failures.write(RankFailure(beat.rank, local_rank, "Ended", ended, pid=beat.pid, of_peer=True))
+                self.failures.write(RankFailure(beat.rank, beat.local_rank, "Ended", ended, pid=beat.pid, of_peer=True))
         self.killed = True
         kill_job(self._job)
 
@@ -163,7 +161,7 @@ class Supervisor:
         again = number in self.notices
         if self.saves and number in self.signals and (self.launcher.joins or not again):
             self.notices.append(number)  # an outer launcher repeats the signal when the first rank has ended
-            status.PreemptionFlag(self.scratch).set()
+            Path(self.scratch, status.NOTICE).touch()
         elif self.received is None:
             self.received = number
             deaf = again or signal.SIGTERM in self.signals
@@ -191,8 +189,6 @@ class HangDetector:
     """Time-out of collectives in seconds; 0.9 of it is the limit for checkpoints and for the first time in a stage."""
     step_timeout_s: float | None
     """Limit for one stage of a step, in seconds; None: a multiple of the slowest stage so far; 0: never end a run."""
-    local_rank: int | None = None
-    """Local rank of the only worker to watch; None: all."""
     _still: list[tuple[Beat, float]] = field(default_factory=list)
     _slowest: float = 0.0
     _looked: float = field(default_factory=time.monotonic)
@@ -209,7 +205,7 @@ class HangDetector:
         """
         now = time.monotonic()
         passed, self._looked = min(now - self._looked, 1.0), now
-        beats = [beat for rank, beat in enumerate(status.read(self.scratch)) if self.local_rank in (None, rank)]
+        beats = status.read(self.scratch)
         if not beats or any(beat.pid == 0 for beat in beats):
             return None
         before = self._still if len(self._still) == len(beats) else [(beat, 0.0) for beat in beats]
@@ -258,7 +254,7 @@ class HangDetector:
         mine = read_json(self._view)
         if mine is None:
             stacks = _stacks(self.scratch, [beat for beat, _ in going])
-            mine = [_describe(beat, still, *stacks[beat.pid]) for beat, still in going if beat.pid in stacks]
+            mine = [_describe(beat, still, stacks[beat.pid]) for beat, still in going]
             for each in mine:
                 head, stack = each["message"].splitlines()[0], each.pop("stack") or "(none: it does not answer)"
                 with self.folder.log_file(each["rank"]).open("a", encoding="utf-8") as log:
@@ -278,7 +274,7 @@ class HangDetector:
         return int(first["pid"])
 
 
-def _describe(beat: Beat, still: float, local_rank: int, stack: str) -> dict[str, Any]:
+def _describe(beat: Beat, still: float, stack: str) -> dict[str, Any]:
     """One rank in a node's view; the rank with the smallest ``order`` over all nodes is the one that hangs."""
     stopped = _STOPPED.get("".join(stat_of(beat.pid)[:1]), "")
     frames = [line for line in stack.splitlines() if line.lstrip().startswith("File ")]
@@ -289,25 +285,25 @@ def _describe(beat: Beat, still: float, local_rank: int, stack: str) -> dict[str
         "waits": waits and not stopped,
         "order": [not stopped, beat.step, beat.stage, waits, beat.times, beat.rank],
         "rank": beat.rank,
-        "local_rank": local_rank,
+        "local_rank": beat.local_rank,
         "pid": beat.pid,
         "message": "\n".join([head, *(f"  {line.strip()}" for line in frames[:_SHOWN_FRAMES])]),
         "stack": stack,
     }
 
 
-def _stacks(scratch: str, beats: list[Beat]) -> dict[int, tuple[int, str]]:
-    """Local rank and stack of the workers, by process id; the stack of a stopped process is empty."""
-    files = {each.pid: (rank, status.stack_file(scratch, rank)) for rank, each in enumerate(status.read(scratch))}
-    sizes = {pid: file.stat().st_size if file.is_file() else 0 for pid, (_, file) in files.items()}
+def _stacks(scratch: str, beats: list[Beat]) -> dict[int, str]:
+    """The stacks of workers, by process id; the stack of a stopped process is empty."""
+    files = {beat.pid: status.stack_file(scratch, beat.local_rank) for beat in beats}
+    sizes = {pid: file.stat().st_size if file.is_file() else 0 for pid, file in files.items()}
     for beat in beats:
         with contextlib.suppress(OSError):
             os.kill(beat.pid, status.STACK_SIGNAL)
     time.sleep(_STACKS_WITHIN_S)
     found = {}
-    for pid, (local_rank, file) in files.items():
+    for pid, file in files.items():
         text = file.read_bytes()[sizes[pid] :].decode(errors="replace") if file.is_file() else ""
         # The main thread, which received the signal, is dumped last; it matters most, so put it first.
         *others, main = [thread for thread in text.split("\n\n") if "most recent call first" in thread] or [""]
-        found[pid] = local_rank, "\n\n".join([main, *others])
+        found[pid] = "\n\n".join([main, *others])
     return found

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from exp.errors import ConfigError
 from exp.launcher.base import Launcher, Outcome, tail_of
-from exp.launcher.ports import check_endpoint, check_loopback
 from exp.launcher.supervisor import Supervisor
 from exp.runs import status
 from exp.runs.files import to_json
 from exp.runs.lock import LOCK, read_holder
 from exp.runs.status import PREEMPT_SIGNAL, Failures, signal_name
+from exp.sockets import check_endpoint, check_loopback
 from exp.task import task_class
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import faulthandler
+import functools
 import json
 import logging
 import os
@@ -30,7 +31,7 @@ from exp.runs import status
 from exp.runs.files import write_json
 from exp.runs.folder import RunFolder
 from exp.runs.lock import LOCK, is_alive, read_holder
-from exp.runs.status import JOINED, PreemptionFlag, Stage, unfinished
+from exp.runs.status import JOINED, Stage, unfinished
 from exp.session import RankInfo, is_of_peer, make_store, reporting
 from exp.sockets import SCRATCH_VARIABLE, keep_sockets_in
 
@@ -61,7 +62,7 @@ def main(parent: int | None = None) -> None:
         processes.start_resource_tracker()  # otherwise the first loader process would start it, which unblocks SIGTERM
     external, scratch = argument.startswith("{"), Path(os.environ[SCRATCH_VARIABLE])
     restarts, requeues = (int(os.environ.get(name, 0)) for name in ("TORCHELASTIC_RESTART_COUNT", REQUEUES_VARIABLE))
-    info = RankInfo.of(os.environ, preemption_flag=PreemptionFlag(str(scratch)))
+    info = RankInfo.of(os.environ, preempted=functools.partial(os.path.exists, scratch / status.NOTICE))
     processes.name_process(f"exp-rank{info.rank}")
     # Each attempt leaves a file for the launcher. Torch counts a restart only on the node where a worker died, so the
     # ranks of other nodes would not know that they have to resume.
@@ -79,7 +80,7 @@ def _join(info: RankInfo, given: dict[str, Any], joined: Path) -> str:
 
     Args:
         info: of this rank.
-        given: the command of this rank (``overrides``, ``digest``), ``timeout_s`` and, on rank 0, ``folder``.
+        given: the command of this rank (``overrides``), ``timeout_s`` and, on rank 0, ``folder``.
         joined: file in which the launcher finds the folder, or why this rank was refused.
 
     Returns:
@@ -119,8 +120,6 @@ def _difference(rank: int, given: dict[str, Any], first: dict[str, Any]) -> str 
                         for one, other in ((given, first), (first, given)))  # fmt: skip
         what = f"{' '.join(mine) or 'nothing'} instead of {' '.join(theirs) or 'nothing'}; start all with the same"
         return f"{here} has another command than rank 0: {what}"
-    if given["digest"] != first["digest"]:
-        return f"{here} has another configuration than rank 0; let all ranks use the same files and folder"
     deadline = time.monotonic() + _SEEN_WITHIN_S
     while time.monotonic() < deadline:
         holder = read_holder(Path(first["folder"], LOCK))

@@ -19,16 +19,9 @@ from typing import Any, BinaryIO, Callable, Iterable, Mapping
 from exp.errors import RunError
 
 __all__ = [
-    "UMASK",
-    "as_text",
-    "csv_content",
-    "digest_of",
-    "read_json",
-    "to_json",
-    "without_credentials",
-    "write_atomically",
+    "UMASK", "as_text", "csv_content", "digest_of", "read_json", "to_json", "without_credentials", "write_atomically",
     "write_json",
-]
+]  # fmt: skip
 
 UMASK = 0o027
 """Umask of all processes of a run, instead of the user's: folders get mode 0750, files 0640."""
@@ -52,8 +45,7 @@ def write_atomically(path: Path, content: bytes | Callable[[BinaryIO], object]) 
             os.fsync(file.fileno())
         temporary.replace(path)
     finally:
-        if temporary.exists():
-            temporary.unlink()
+        temporary.unlink(missing_ok=True)
 
 
 def digest_of(path: Path, less: int = 0, then: bytes = b"") -> str:

@@ -88,7 +88,6 @@ class RunFolder:
         self.metrics = self.path / "metrics.jsonl"
         self.logs = self.path / "logs"
         self.checkpoints = self.path / "checkpoints"
-        self.plots = self.path / "plots"
         self.forecasts = self.path / "forecasts"
         self.start = self.path / ".start"
 
@@ -210,9 +209,8 @@ class Snapshot:
     def __init__(self, folder: RunFolder, missing: list[Path]) -> None:
         self.missing = missing
         self._folder = folder
-        self._before = set(folder.path.rglob("*"))
+        self._before = {path: path.lstat().st_size for path in folder.path.rglob("*")}
         self._config = _inode(folder.config)  # of an earlier run, whose file is replaced when this one begins
-        self._logs = {path: path.stat().st_size for path in self._before if self._is_log(path) and path.is_file()}
 
     def take_back(self) -> bool:
         """Remove the files that the start added, and truncate logs to their old length.
@@ -229,8 +227,8 @@ class Snapshot:
         for path in sorted(new, reverse=True):  # the content of a folder before the folder
             with contextlib.suppress(FileNotFoundError):
                 path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
-        for path, size in self._logs.items():
-            if path.is_file() and path.stat().st_size > size:
+        for path, size in self._before.items():
+            if self._is_log(path) and path.is_file() and path.stat().st_size > size:
                 os.truncate(str(path), size)
         return True
 

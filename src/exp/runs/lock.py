@@ -19,7 +19,7 @@ import socket
 import tempfile
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -35,7 +35,6 @@ STALE_AFTER_S = 120.0
 _BEAT_S = 10.0
 _LOOK_S = 0.5
 _MOMENT_S = 0.05
-_WRITTEN_WITHIN_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -49,10 +48,10 @@ class Holder:
         pid: process id.
         started: start time of the process in clock ticks since boot; needed because process ids are reused.
         since: when the lock was taken, in seconds since the epoch.
-        job: the scheduler's job id; empty: no job.
-        cluster: ``slurm`` or ``local``; empty: no job.
+        job: id of the Slurm job; empty: no job.
         several: whether several processes share the lock; ``pid`` is one of them.
         secret: random name of the rendezvous, which nobody without access to the folder can guess.
+        seen: last heartbeat, that is the time of the lock file, in seconds since the epoch.
     """
 
     token: str = ""
@@ -62,15 +61,15 @@ class Holder:
     started: int = 0
     since: float = 0.0
     job: str = ""
-    cluster: str = ""
     several: bool = False
     secret: str = ""
+    seen: float = 0.0
 
     @classmethod
-    def me(cls, token: str, job: str = "", cluster: str = "", several: bool = False) -> Holder:
+    def me(cls, token: str, job: str = "", several: bool = False) -> Holder:
         """This process as a holder."""
         start, secret, host = _started(os.getpid()) or 0, secrets.token_hex(16), socket.gethostname()
-        return cls(token, host, _machine(), os.getpid(), start, time.time(), job, cluster, several, secret)
+        return cls(token, host, _machine(), os.getpid(), start, time.time(), job, several, secret)
 
     def encoded(self) -> bytes:
         """The content of the lock file."""
@@ -80,25 +79,26 @@ class Holder:
         if not self.token:
             return "one whose lock cannot be read"
         since = datetime.fromtimestamp(self.since).strftime("%Y-%m-%d %H:%M:%S")
-        job = f"Slurm job {self.job}, submitted from " if self.cluster == "slurm" else ""
+        job = f"Slurm job {self.job}, submitted from " if self.job else ""
         return f"{job}host {self.host}, pid {self.pid}, since {since}"
 
 
 def holder_of(folder: Path) -> Holder | None:
     """The live holder of the lock of a run folder; None: the lock is free, or its holder is dead."""
     holder = read_holder(folder / LOCK)
-    return holder if holder is not None and _is_live(holder, _last_sign(folder / LOCK), time.time()) else None
+    return None if holder is None or _is_dead(holder, time.time()) else holder
 
 
 def read_holder(path: Path) -> Holder | None:
     """The holder in a lock file; None: there is no file. If the file cannot be read, a holder with an empty token."""
     try:
+        seen = path.stat().st_mtime
         known = json.loads(path.read_bytes())
-        return Holder(**{key: known[key] for key in asdict(Holder())})
+        return replace(Holder(**{key: known[key] for key in asdict(Holder())}), seen=seen)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, KeyError, TypeError):
-        return Holder()
+        return Holder(seen=seen)
 
 
 def stat_of(pid: int) -> list[str]:
@@ -135,12 +135,18 @@ class RunLock:
         self._several = token is not None
         self._content = b""
         self._inode = 0
+        self._guard = threading.RLock()
+        self._free = threading.Event()  # set while this process does not hold the lock
+        self._free.set()
         self._shown = console.shown(folder)
         self.lost: str | None = None
         """How the lock was lost while it was held; None: it was not lost."""
 
-    def acquire(self) -> bool:
+    def acquire(self, job: str = "") -> bool:
         """Take the lock; a dead holder is replaced.
+
+        Args:
+            job: id of the Slurm job that this process belongs to; empty: no job.
 
         Returns:
             Whether another process of the same job holds it already.
@@ -149,48 +155,36 @@ class RunLock:
             ConfigError: another run holds the lock.
             OSError: the folder cannot be written.
         """
-        return self._hold(Holder.me(self.token, several=self._several))
+        me = Holder.me(self.token, job, self._several)
+        joined = self._take(me)
+        # The first process of a job has chosen the secret name of the rendezvous; the others keep its file content.
+        self._content = self.path.read_bytes() if joined else me.encoded()
+        self._inode = self.folder.stat().st_ino
+        self._free.clear()
+        threading.Thread(target=self._keep, name="run-lock", daemon=True).start()
+        return joined
 
-    def take_over(self, job: str = "", cluster: str = "") -> None:
-        """Take the lock over from another process of the same job (same token), or take it if it is free.
-
-        Args:
-            job: the scheduler's job id.
-            cluster: ``slurm`` or ``local``.
-
-        Raises:
-            ConfigError: another run holds the lock.
-        """
-        self._hold(Holder.me(self.token, job, cluster), replace=True)
-
-    def let_go(self, to: Holder | None = None) -> None:
-        """Stop holding the lock, without removing its file: another process of the same job will take it over.
-
-        Args:
-            to: a submitted job, which is written into the file as the new holder; None: the next process writes itself.
-        """
-        with _guard:
-            if self in _kept:
-                _kept.remove(self)
-                holder = read_holder(self.path)
-                # Only if the job has not taken the lock over already.
-                if to is not None and holder is not None and holder.token == self.token and not holder.job:
-                    write_atomically(self.path, to.encoded())
-
-    def release(self, ended: bool = False) -> None:
-        """Remove the lock if this process holds it.
-
-        Args:
-            ended: remove it also if it was passed to another process (:meth:`let_go`), because that process has ended.
-        """
-        with _guard:
-            if self not in _kept and not ended:
-                return
-            self.let_go()
+    def pass_to(self, job: str) -> None:
+        """Make a submitted Slurm job the holder; this process no longer is."""
+        with self._guard:
+            self.release(keep_file=True)
             holder = read_holder(self.path)
             if holder is not None and holder.token == self.token:
-                with contextlib.suppress(OSError):
-                    self.path.unlink()
+                write_atomically(self.path, replace(holder, job=job).encoded())
+
+    def release(self, keep_file: bool = False) -> None:
+        """Stop holding the lock, if this process holds it, and remove its file.
+
+        Args:
+            keep_file: leave the file to the same job, which may be started again.
+        """
+        with self._guard:
+            if not self._free.is_set():
+                self._free.set()
+                holder = read_holder(self.path)
+                if not keep_file and holder is not None and holder.token == self.token:
+                    with contextlib.suppress(OSError):
+                        self.path.unlink()
 
     def check(self) -> str | None:
         """Touch the lock file as a heartbeat.
@@ -198,8 +192,8 @@ class RunLock:
         Returns:
             How the lock was lost: the folder is gone, or another run has the lock. None: it was not lost.
         """
-        with _guard, contextlib.suppress(OSError):  # the file server may not answer for a while
-            if self in _kept and self.lost is None:
+        with self._guard, contextlib.suppress(OSError):  # the file server may not answer for a while
+            if self.lost is None and not self._free.is_set():
                 holder = read_holder(self.path)
                 if not (self.folder.is_dir() and self.folder.stat().st_ino == self._inode):
                     self.lost = f"the run folder {self._shown} was deleted or moved while the run was going on"
@@ -211,44 +205,40 @@ class RunLock:
                     self.lost = f"the run folder {self._shown} was taken by another run: {holder}"
         return self.lost
 
-    def _hold(self, me: Holder, replace: bool = False) -> bool:
-        joined = self._take(me, replace)
-        # The first process of a job has chosen the secret name of the rendezvous; the others keep its file content.
-        self._content = self.path.read_bytes() if joined else me.encoded()
-        self._inode = self.folder.stat().st_ino
-        with _guard:
-            _kept.append(self)
-        if not any(thread.name == "run-lock" for thread in threading.enumerate()):
-            threading.Thread(target=_keep_all, name="run-lock", daemon=True).start()
-        return joined
+    def _keep(self) -> None:
+        """Touch the lock file every 10 s; if the lock is lost, end this process by SIGTERM."""
+        while not self._free.wait(_BEAT_S):
+            if self.check() is not None:
+                self._free.set()
+                os.kill(os.getpid(), signal.SIGTERM)
 
-    def _take(self, me: Holder, replace: bool) -> bool:
-        first: tuple[Holder, float] | None = None  # the holder that was found, and its last heartbeat
+    def _take(self, me: Holder) -> bool:
+        first: Holder | None = None
         while not _created(self.path, me.encoded()):
-            holder, seen, now = read_holder(self.path), _last_sign(self.path), self._now()
-            if holder is None or not seen or (not holder.token and now - seen < _WRITTEN_WITHIN_S):
-                time.sleep(_MOMENT_S)  # the file is being removed, or written
-            elif holder.token == self.token:
-                if replace:
-                    write_atomically(self.path, me.encoded())
+            holder, now = read_holder(self.path), self._now()
+            if holder is None:
+                time.sleep(_MOMENT_S)  # the file is being removed
+                continue
+            age = f"{max(now - holder.seen, 0):.0f} s ago"
+            if holder.token == self.token:
                 return True
-            elif not _is_live(holder, seen, now):
+            if _is_dead(holder, now):
                 if self._replaced(holder, me):
                     break
-            elif _known_alive(holder) or (first is not None and first != (holder, seen)):
-                age = "" if holder.machine == _machine() else f", last heartbeat {max(now - seen, 0):.0f} s ago"
+            elif _known_alive(holder) or (first is not None and first != holder):
+                beat = "" if holder.machine == _machine() else f", last heartbeat {age}"
                 follow = f"; to follow it: task=attach run={self._shown}" if holder.job else ""
                 raise ConfigError(
-                    f"{self._shown} is in use by another run: {holder}{age}; wait for its end, or use another "
+                    f"{self._shown} is in use by another run: {holder}{beat}; wait for its end, or use another "
                     f"{self.key}{follow}"
                 )
             else:
                 # A restarted container finds its predecessor's lock; only missing heartbeats show that it is dead.
                 if first is None:
-                    first = holder, seen
+                    first = holder
                     console.warn(
-                        f"{self._shown} was in use by another run {max(now - seen, 0):.0f} s ago: {holder}; waiting "
-                        f"for its next heartbeat, or until there was none for {STALE_AFTER_S:.0f} s"
+                        f"{self._shown} was in use by another run {age}: {holder}; waiting for its next heartbeat, or "
+                        f"until there was none for {STALE_AFTER_S:.0f} s"
                     )
                 time.sleep(_LOOK_S)
         return False
@@ -268,62 +258,31 @@ class RunLock:
                 return False
             write_atomically(self.path, me.encoded())
             time.sleep(_MOMENT_S)
-            return read_holder(self.path) == me  # without the folder's lock another process may have replaced it, too
+            # Without the folder's lock another process may have replaced it, too.
+            return self.path.read_bytes() == me.encoded()
         finally:
             os.close(folder)
 
 
-_kept: list[RunLock] = []
-_guard = threading.RLock()
-
-
-def _keep_all() -> None:
-    """Touch all locks of this process every 10 s; if one is lost, end this process by SIGTERM."""
-    while True:
-        time.sleep(_BEAT_S)
-        for lock in list(_kept):
-            if lock.check() is not None:
-                lock.let_go()
-                os.kill(os.getpid(), signal.SIGTERM)
-
-
 def _created(path: Path, content: bytes) -> bool:
-    """Create a file exclusively; return whether this process created the file that is at ``path`` now."""
+    """Create a file exclusively; return whether it did not exist."""
     try:
         with path.open("xb") as file:
             file.write(content)
-            file.flush()
-            # If this process slept for minutes before it wrote, another one took it for dead and replaced the file.
-            with contextlib.suppress(FileNotFoundError):
-                return path.stat().st_ino == os.fstat(file.fileno()).st_ino
     except FileExistsError:
-        pass
-    return False
+        return False
+    return True
 
 
-def _is_live(holder: Holder, seen: float, now: float) -> bool:
-    """Whether a holder is alive.
-
-    Args:
-        holder: the holder in the lock file.
-        seen: last heartbeat, in seconds since the epoch.
-        now: current time by the same clock.
-    """
-    certain = _known_alive(holder)
-    return now - seen < STALE_AFTER_S if certain is None else certain
-
-
-def _last_sign(path: Path) -> float:
-    """Last heartbeat of the holder of a lock, in seconds since the epoch; 0: the lock is gone."""
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
+def _is_dead(holder: Holder, now: float) -> bool:
+    """Whether a holder is dead: known to be, or silent for too long; ``now`` is of the clock of its heartbeats."""
+    alive = _known_alive(holder)
+    return now - holder.seen >= STALE_AFTER_S if alive is None else not alive
 
 
 def _known_alive(holder: Holder) -> bool | None:
     """Whether a holder is alive; None: it is on another machine or in another container, so only heartbeats tell."""
-    if holder.cluster == "slurm":
+    if holder.job:
         from exp.runs.slurm import find_states  # only runs on Slurm need it
 
         states = find_states([holder.job])

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from exp.runs.folder import RunFolder
 
 __all__ = [
-    "ENDING_SIGNALS", "JOINED", "PREEMPTED", "PREEMPT_SIGNAL", "STACK_SIGNAL", "TERM_PATIENCE_S", "Beat", "End",
-    "Failures", "PreemptionFlag", "RankFailure", "Stage", "beat", "begin", "failure_of", "handle_signals", "held_back",
+    "ENDING_SIGNALS", "JOINED", "NOTICE", "PREEMPTED", "PREEMPT_SIGNAL", "STACK_SIGNAL", "TERM_PATIENCE_S", "Beat",
+    "End", "Failures", "RankFailure", "Stage", "beat", "begin", "failure_of", "handle_signals", "held_back",
     "make_file", "read", "signal_name", "stack_file", "unfinished",
 ]  # fmt: skip
 
@@ -44,7 +44,7 @@ STACK_SIGNAL = signal.SIGRTMIN + 7
 """On this signal a worker writes the stacks of its threads. A real-time signal, because libraries do not use these."""
 
 _BEATS = "beats"
-_FORMAT = struct.Struct("<6q")  # the fields of Beat
+_FORMAT = struct.Struct("<7q")  # the fields of Beat
 
 
 class Stage(enum.IntEnum):
@@ -70,6 +70,7 @@ class Beat(NamedTuple):
 
     pid: int
     rank: int
+    local_rank: int
     beats: int
     stage: int
     step: int
@@ -78,18 +79,19 @@ class Beat(NamedTuple):
 
 
 _map: mmap.mmap | None = None
-_offset = _pid = _rank = _count = _step = 0
+_offset = _count = _step = 0
+_who = 0, 0, 0
 _times = [0] * len(Stage)
 
 
 def make_file(scratch: str, nproc: int) -> None:
-    """Create the file for the heartbeats of ``nproc`` workers in the job's private folder."""
+    """Create the file for the heartbeats of the ``nproc`` workers that share this private folder."""
     Path(scratch, _BEATS).write_bytes(bytes(_FORMAT.size * nproc))
 
 
 def begin(scratch: str, local_rank: int, rank: int) -> None:
     """Start heartbeats of this process, and answer :data:`STACK_SIGNAL`; does nothing without a heartbeat file."""
-    global _map, _offset, _pid, _rank
+    global _map, _offset, _who
     path = Path(scratch, _BEATS)
     if not path.is_file():
         return
@@ -97,7 +99,7 @@ def begin(scratch: str, local_rank: int, rank: int) -> None:
     faulthandler.register(STACK_SIGNAL, stack_file(scratch, local_rank).open("wb", buffering=0), all_threads=True)
     with path.open("r+b") as file:
         _map = mmap.mmap(file.fileno(), 0)
-    _offset, _pid, _rank = _FORMAT.size * local_rank, os.getpid(), rank
+    _offset, _who = _FORMAT.size * local_rank % len(_map), (os.getpid(), rank, local_rank)
     beat(Stage.FREE, 0)
 
 
@@ -110,11 +112,11 @@ def beat(stage: int, step: int | None = None) -> None:
     _times[stage] += 1
     if step is not None:
         _step = step
-    _FORMAT.pack_into(_map, _offset, _pid, _rank, _count, stage, _step, _times[stage])
+    _FORMAT.pack_into(_map, _offset, *_who, _count, stage, _step, _times[stage])
 
 
 def read(scratch: str) -> list[Beat]:
-    """The last heartbeat of each worker, by local rank; empty if there is no file."""
+    """The last heartbeat of each worker; empty if there is no file."""
     try:
         content = Path(scratch, _BEATS).read_bytes()
     except OSError:
@@ -161,39 +163,8 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-_LOOK_EVERY_S = 0.05
-_FILE = "preempt"
-
-
-class PreemptionFlag:
-    """Whether the run has to save its state and end.
-
-    Args:
-        scratch: the private folder of the job on this node; None: the launcher and the worker are one process, so that
-            no file is needed.
-    """
-
-    def __init__(self, scratch: str | None = None) -> None:
-        self._file = None if scratch is None else os.path.join(scratch, _FILE)  # noqa: PTH118
-        self._set = False
-        self._looked = 0.0
-
-    def set(self) -> None:
-        """Set the flag for this node's workers. Safe in a signal handler."""
-        if self._file is None:
-            self._set = True
-        else:
-            Path(self._file).touch()
-
-    def is_set(self) -> bool:
-        """Whether :meth:`set` has been called; looks at the file twenty times a second at most."""
-        if self._set or self._file is None:
-            return self._set
-        now = time.monotonic()
-        if now - self._looked >= _LOOK_EVERY_S:
-            self._looked = now
-            self._set = os.path.exists(self._file)  # noqa: PTH110 - runs at every step; Path takes five times as long
-        return self._set
+NOTICE = "preempt"
+"""File in the job's private folder; once it exists, the run has to save its state and end."""
 
 
 @contextlib.contextmanager
@@ -244,8 +215,6 @@ class RankFailure:
     host: str = field(default_factory=socket.gethostname)
     time: float = field(default_factory=time.time)
     """Seconds since the epoch."""
-    log: str = ""
-    """Path of the rank's log."""
     pid: int | None = None
     of_peer: bool = False
     """This rank lost another rank, or waited for it in vain; the other rank is the cause."""
@@ -262,12 +231,11 @@ class End(NamedTuple):
     timestamp: float
 
 
-def failure_of(beat: Beat, local_rank: int, code: int) -> RankFailure:
+def failure_of(beat: Beat, code: int) -> RankFailure:
     """The failure of a rank whose process ended without an error file.
 
     Args:
         beat: the rank's last heartbeat.
-        local_rank: its rank on this node.
         code: exit code of its process; negative for a signal; 0 also if it is not known.
     """
     kind, message = "SystemExit", f"exited with code {code} without an error; see agent*.log"
@@ -276,24 +244,17 @@ def failure_of(beat: Beat, local_rank: int, code: int) -> RankFailure:
     elif code < 0:
         kind = signal_name(-code)
         message = f"killed by {kind}" + (f" ({_HINTS[kind]})" if kind in _HINTS else "")
-    return RankFailure(beat.rank, local_rank, kind, message, code or EXIT_FAILED, pid=beat.pid)
+    return RankFailure(beat.rank, beat.local_rank, kind, message, code or EXIT_FAILED, pid=beat.pid)
 
 
-def unfinished(scratch: str, alive: bool = True) -> list[tuple[int, Beat]]:
-    """The workers of this node that have begun and have not reported stage ``DONE``, with their last heartbeats.
+def unfinished(scratch: str, alive: bool = True) -> list[Beat]:
+    """The last heartbeats of workers that have begun and have not reported stage ``DONE``.
 
     Args:
         scratch: the private folder of the job on this node.
         alive: True for workers whose process runs, False for workers whose process is gone.
-
-    Returns:
-        Pairs of local rank and heartbeat.
     """
-    return [
-        (local_rank, beat)
-        for local_rank, beat in enumerate(read(scratch))
-        if beat.pid and beat.stage != Stage.DONE and is_alive(beat.pid) is alive
-    ]
+    return [b for b in read(scratch) if b.pid and b.stage != Stage.DONE and is_alive(b.pid) is alive]
 
 
 class Failures:
@@ -310,9 +271,10 @@ class Failures:
         self.folder = folder
         self.scratch = scratch
 
-    def forget(self) -> None:
-        """Remove what an earlier launch has left: error files, and views of nodes on ranks that hang."""
-        for stale in (*self.folder.logs.glob("rank*.error.json"), *self.folder.logs.glob("stuck-*.json")):
+    def forget(self, ranks: Iterable[int] = ()) -> None:
+        """Remove what an earlier launch has left: error files (of ``ranks``; empty: of all), and views of nodes."""
+        errors = [*map(self.folder.error_file, ranks)] or self.folder.logs.glob("rank*.error.json")
+        for stale in (*errors, *self.folder.logs.glob("stuck-*.json")):
             stale.unlink(missing_ok=True)
 
     def write(self, failure: RankFailure) -> None:
@@ -339,8 +301,8 @@ class Failures:
         """
         assert self.scratch is not None
         gone = unfinished(self.scratch, alive=False)
-        for local_rank, beat in gone:
-            failure = failure_of(beat, local_rank, 0)
+        for beat in gone:
+            failure = failure_of(beat, 0)
             self.write(failure if why is None else replace(failure, type="AgentLost", message=why))
         return bool(gone)
 
@@ -359,7 +321,8 @@ class Failures:
         beats = read(self.scratch)
         if not ends or not beats:  # without heartbeats the folder is gone, because the parent has died
             return not self.write_lost() and not ends
-        if not unfinished(self.scratch, alive=False) and all(beats[end.local_rank].pid for end in ends.values()):
+        last = {rank: beats[end.local_rank % len(beats)] for rank, end in ends.items()}
+        if not unfinished(self.scratch, alive=False) and all(beat.pid for beat in last.values()):
             return True
         first = min(end.timestamp for end in ends.values())
         causes = {
@@ -368,8 +331,8 @@ class Failures:
             if end.exitcode != -signal.SIGTERM and end.timestamp < first + TERM_PATIENCE_S
         }
         for rank, end in (causes or ends).items():  # without causes, the SIGTERM came from outside the job
-            beat = beats[end.local_rank]._replace(pid=end.pid, rank=rank)  # there may be no heartbeat yet
-            failure = failure_of(beat, end.local_rank, end.exitcode)
+            # There may be no heartbeat yet.
+            failure = failure_of(last[rank]._replace(pid=end.pid, rank=rank, local_rank=end.local_rank), end.exitcode)
             self.write(replace(failure, time=end.timestamp, of_peer=of_peer))
         return False
 
@@ -388,14 +351,12 @@ class Failures:
         """
         folder, deadline = self.folder, time.monotonic() + _OTHER_NODES_S
         while True:
-            files = [*folder.logs.glob("rank*.error.json")]
-            if world_size:
-                # Opened, not tested for existence: an NFS client may report a new file as missing for a while.
-                files = [folder.error_file(rank) for rank in range(world_size)]
+            # Opened, not tested for existence: an NFS client may report a new file as missing for a while.
+            files = [*map(folder.error_file, range(world_size))] or [*folder.logs.glob("rank*.error.json")]
             if self.scratch is not None:
                 files += Path(self.scratch).glob("rank*.error.json")
             known = {error["rank"]: error for error in map(read_json, files) if error is not None}
-            found = [RankFailure(**{**error, "log": str(folder.log_file(rank))}) for rank, error in known.items()]
+            found = [RankFailure(**error) for error in known.values()]
             found.sort(key=lambda f: (f.of_peer, f.type == _LOST, f.exit_code != -signal.SIGKILL, f.time))
             is_clear = not all(failure.of_peer or failure.type == _LOST for failure in found)
             if world_size == 0 or is_clear or time.monotonic() > deadline:
@@ -403,11 +364,7 @@ class Failures:
             time.sleep(0.1)
         if not found or not found[0].of_peer:
             return found
-        lost = [
-            RankFailure(
-                rank, rank % local_world_size, _LOST, "ended without an error: it was killed, or its node failed",
-                host=f"node {rank // local_world_size}", log=str(folder.log_file(rank)),
-            )
-            for rank in range(world_size) if rank not in known
-        ]  # fmt: skip
-        return [*lost, *found]
+        why = "ended without an error: it was killed, or its node failed"
+        lost = [rank for rank in range(world_size) if rank not in known]
+        hosts = {rank: f"node {rank // local_world_size}" for rank in lost}
+        return [*(RankFailure(rank, rank % local_world_size, _LOST, why, host=hosts[rank]) for rank in lost), *found]

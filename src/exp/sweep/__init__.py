@@ -1,4 +1,7 @@
-"""The jobs of a sweep: frozen first, then run side by side or as a Slurm job array, and reported as they end."""
+"""The jobs of a sweep: frozen first, then run side by side or as a Slurm job array, and reported as they end.
+
+On the terminal: a line for each job that has ended, and below them the running jobs, redrawn.
+"""
 
 from __future__ import annotations
 
@@ -19,26 +22,16 @@ from exp import console
 from exp.config import explain
 from exp.config.compose import load, refuse_empty, task_type
 from exp.config.differences import as_plain
-from exp.errors import (
-    EXIT_CONFIG,
-    EXIT_FAILED,
-    EXIT_OK,
-    EXIT_PREEMPTED,
-    REFUSED,
-    ConfigError,
-    Ended,
-    ExpError,
-    RunError,
-)
+from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, REFUSED, ConfigError, Ended, ExpError, RunError
 from exp.frozen import FrozenRun, complete
 from exp.hub import bring
-from exp.launcher.base import Launcher, Outcome, drop_stale_variables, launcher_class, resolve
+from exp.launcher.base import Launcher, Outcome, describe_failure, drop_stale_variables, launcher_class, resolve
+from exp.launcher.follow import Watcher, clock
 from exp.runs.files import read_json, to_json
-from exp.runs.folder import RunFolder, missing_folders, read_result, remove_empty, selecting_value
+from exp.runs.folder import RunFolder, missing_folders, number_text, read_result, remove_empty, selecting_value
 from exp.runs.lock import RunLock
 from exp.runs.status import PREEMPT_SIGNAL
 from exp.sweep.composing import Composer
-from exp.sweep.display import SweepDisplay
 from exp.sweep.packing import pack
 
 if TYPE_CHECKING:
@@ -52,6 +45,8 @@ _ELSEWHERE = ("figures", "launcher", "output_dir", "overwrite", "plots", "record
               "resume_changed_data", "sweep")  # fmt: skip
 """Configuration keys that do not change what a run computes."""
 _STATES = ("completed", "done before", "submitted", "failed", "interrupted", "preempted", "not begun")
+_REDRAW_S = 0.25
+_MOST_RUNNING = 12
 
 
 class NoMetric(float):
@@ -103,10 +98,9 @@ class Job:
 
     def refuse(self, error: Exception) -> None:
         """Record that the configuration or the folder of the job was refused."""
-        if isinstance(error, ExpError):
-            self.outcome = Outcome(error.exit_code, detail=str(error))
-        else:
-            self.outcome = Outcome(EXIT_CONFIG, detail=explain.explain(error, explain.default_keys()))
+        if not isinstance(error, ExpError):
+            error = ConfigError(explain.explain(error, explain.default_keys()))
+        self.outcome = Outcome(error.exit_code, detail=str(error))
 
     def title(self, common: Collection[str] = ()) -> str:
         """Number of the job's folder and its overrides that are not ``common``, such as ``3 seed=2 optim.lr=0.001``."""
@@ -141,7 +135,7 @@ class Sweep:
         self.folder = folder = Path(str(config.hydra.sweep.dir)).absolute()
         self.jobs: list[Job] = []
         self.began = time.monotonic()
-        self.asked = self.busy = self.dry = self.launched = self.preempted = False
+        self.busy = self.dry = self.launched = self.preempted = False
         self.runs: list[Run] = []
         """The runs that can be compared, read after the last batch."""
         self._missing = missing_folders(folder)
@@ -177,11 +171,11 @@ class Sweep:
         """
         if not overrides:
             return []  # a sweep that never has a job is refused at its end
-        self.asked = self.busy = True  # until this method returns; errors raised before that are not the sweeper's
+        self.busy = True  # until this method returns; errors raised before that are not the sweeper's
         if self.preempted:  # a sweeper that uses results would search on without these
             raise Ended(PREEMPT_SIGNAL, EXIT_PREEMPTED)
         batch = [self._freeze(Job(number), list(given)) for number, given in enumerate(overrides, first)]
-        refused = [job.outcome for job in batch if job.run is None and job.outcome is not None]
+        refused = [job.outcome for job in batch if job.outcome is not None]
         if len(refused) == len(batch) and not self.jobs:
             error = ExpError("\n".join(dict.fromkeys(outcome.detail or "" for outcome in refused)))
             error.exit_code = max(outcome.exit_code for outcome in refused)
@@ -235,21 +229,23 @@ class Sweep:
         run.folder = RunFolder(path)
 
     def _launch(self, batch: list[Job], chosen: Launcher | None) -> None:
-        to_run: dict[int, FrozenRun] = {}
-        for number, job in enumerate(batch):
+        jobs: list[Job] = []
+        runs: list[FrozenRun] = []
+        for job in batch:
             if job.run is not None and not job.skipped:
                 try:
                     bring(job.run.config)
                     job.run.write()
-                    to_run[number] = job.run
+                    jobs.append(job)
+                    runs.append(job.run)
                 except ExpError as error:  # for example, another process uses the folder
                     job.refuse(error)
-        runs, jobs = list(to_run.values()), [batch[number] for number in to_run]
         display = SweepDisplay(self, jobs)
         with display:
             if not self.launched:
                 done = sum(job.skipped for job in batch)
-                display.say(f"{done} of {len(batch)} jobs are done already") if done else None
+                if done:
+                    display.say(f"{done} of {len(batch)} jobs are done already")
                 count = "1 job" if len(runs) == 1 else f"{len(runs)} jobs"
                 display.say(f"{count} to run; sweep folder: {console.shown(self.folder)}")
             self.launched = True
@@ -310,7 +306,7 @@ class Sweep:
             An error of exp or Hydra unchanged; for an error of the sweeper itself, such as Optuna's if no trial has a
             value, one of exp's. None if there is none, also after a dry run, where the sweeper lacks only the results.
         """
-        if error is None and not self.asked:
+        if error is None and not self.jobs:
             return ConfigError(
                 f"the sweep has no job: {' '.join(self.config.hydra.overrides.task)}; correct the range, choice or "
                 "glob() that has no value (glob() is for the choices of a config group), or hydra.sweeper.*"
@@ -319,7 +315,7 @@ class Sweep:
             return error
         if self.dry:
             return None
-        kind = RunError if self.asked else ConfigError  # before the first job, only the sweeper's settings can be wrong
+        kind = RunError if self.jobs else ConfigError  # before the first job, only the sweeper's settings can be wrong
         first = f"{type(error).__name__}: {error}".splitlines()[0]
         return kind(f"the sweeper has ended the sweep: {first}; see hydra.sweeper.*")
 
@@ -333,18 +329,19 @@ class Sweep:
             The exit code, and the run folders. Exit code 0: no job failed; 75: jobs were preempted, and none failed;
             128 + n: interrupted by signal n; the common code if all jobs failed with the same one; otherwise 1.
         """
-        lost = self.lock.check()
-        if lost is not None:
+        locks = [self.lock, *(job.run.lock for job in self.jobs if job.run is not None and job.run.lock is not None)]
+        for lost in filter(None, (lock.check() for lock in locks)):
             console.error(lost)
         self.lock.release()
         outcomes = [job.outcome for job in self.jobs if job.outcome is not None]
         interrupted = [outcome.exit_code for outcome in outcomes if outcome.interrupted_by is not None]
-        codes = {outcome.exit_code for outcome in outcomes} - {EXIT_OK}
-        everyone = len(outcomes) == len(self.jobs) and all(outcome.exit_code for outcome in outcomes)
-        if interrupted or self.dry or not codes:
+        codes = {EXIT_OK if job.outcome is None else job.outcome.exit_code for job in self.jobs}
+        if interrupted or self.dry or codes <= {EXIT_OK}:
             code = interrupted[0] if interrupted else EXIT_OK
+        elif codes <= {EXIT_OK, EXIT_PREEMPTED}:
+            code = EXIT_PREEMPTED
         else:
-            code = max(codes) if codes == {EXIT_PREEMPTED} or (everyone and len(codes) == 1) else EXIT_FAILED
+            code = max(codes) if len(codes) == 1 else EXIT_FAILED
         taken_back = [job.run is None or job.run.take_back() for job in self.jobs if code in REFUSED]
         if self.launched and not (code in REFUSED and all(taken_back)):
             self._report(rest)
@@ -418,3 +415,76 @@ def _find_earlier(folders: Sequence[Path]) -> dict[str, list[tuple[Path, bool]]]
         result = read_result(RunFolder(path)) or {}
         found.setdefault(key, []).append((path, result.get("status") == "completed"))
     return {key: sorted(jobs, key=lambda job: not job[1]) for key, jobs in found.items()}
+
+
+class SweepDisplay(Watcher):
+    """Shows one batch of a sweep.
+
+    Args:
+        sweep: with all jobs so far.
+        jobs: jobs of the batch to run; ``number`` in the methods is the index in this list.
+    """
+
+    def __init__(self, sweep: Sweep, jobs: Sequence[Job]) -> None:
+        super().__init__()
+        self.sweep = sweep
+        self.jobs = jobs
+        self._common = sweep.common_overrides()
+        self._running: dict[int, tuple[float, str]] = {}  # start time and state of each running job
+        self._ended = self._failed = 0
+        self._drawn = 0.0
+
+    def state(self, number: int, text: str) -> None:
+        """Show the state of a running job; only on a terminal."""
+        since, _ = self._running.get(number, (time.monotonic(), ""))
+        self._running[number] = since, text
+        self._draw()
+
+    def ended(self, number: int, outcome: Outcome) -> None:
+        """Print the result or the failure of a job."""
+        self._running.pop(number, None)
+        self._ended += 1
+        job = self.jobs[number]
+        assert job.run is not None, "it has run"
+        folder = job.run.folder
+        if outcome.interrupted_by is not None:
+            self.say(f"{job.title(self._common)}: {describe_failure(outcome, folder)}")
+        elif outcome.exit_code not in (EXIT_OK, EXIT_PREEMPTED):
+            self.failed(job, describe_failure(outcome, folder))
+        else:
+            result = read_json(folder.result) or {}
+            text = "preempted" if outcome.exit_code == EXIT_PREEMPTED else "done"
+            if result.get("metric") is not None:
+                chosen_by = selecting_value(result)
+                text = f"{result['metric_name']} {number_text(result['metric'])}"
+                text += "" if chosen_by is None else f" (validation {number_text(chosen_by)})"
+            seconds = f"  {result['wall_s']:.0f} s" if result.get("wall_s") else ""
+            self.say(f"{job.title(self._common)}: {text}{seconds}  ({self._ended} of {len(self.jobs)})")
+        self._drawn = 0.0
+        self._draw()
+
+    def failed(self, job: Job, text: str) -> None:
+        """Print the error of a job."""
+        self._failed += 1
+        if self.live is None:
+            console.error(f"{job.title(self._common)}: {text}")
+        else:
+            text = f"{job.title(self._common)}: FAILED: {text}"
+            self.console.print(text, style="red", highlight=False, markup=False, soft_wrap=True)
+
+    def _draw(self) -> None:
+        if self.live is None or time.monotonic() - self._drawn < _REDRAW_S:
+            return
+        self._drawn = time.monotonic()
+        from rich.text import Text
+
+        waiting = len(self.jobs) - self._ended - len(self._running)
+        head = (
+            f"{self._ended} of {len(self.jobs)} ended, {len(self._running)} under way, {waiting} waiting, "
+            f"{self._failed} failed  {clock(self._drawn - self.sweep.began)}"
+        )
+        rows = [
+            f"  {self.jobs[number].title(self._common)}  {text}  {clock(self._drawn - since)}"
+            for number, (since, text) in list(self._running.items())[:_MOST_RUNNING]
+        ]
+        self.live.update(Text("\n".join([head, *rows]), no_wrap=True, overflow="ellipsis"), refresh=True)

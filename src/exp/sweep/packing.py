@@ -13,7 +13,7 @@ from exp.errors import EXIT_FAILED, EXIT_PREEMPTED
 from exp.hardware.cards import only
 from exp.hardware.cores import usable_cores
 from exp.hardware.registry import create_backend
-from exp.launcher.base import Outcome, log_file, outcome_file, tail_of
+from exp.launcher.base import Outcome, outcome_file, tail_of
 from exp.launcher.follow import progress_of
 from exp.launcher.processes import JOB_VARIABLE, kill_job, start_module
 from exp.runs.status import PREEMPT_SIGNAL, handle_signals, signal_name
@@ -27,6 +27,7 @@ __all__ = ["pack"]
 _POLL_S = 0.1
 _PATIENCE_S = 8.0  # longer than a job's own launcher waits for its workers to end
 _CORES = "cores"
+_LOG = "output.log"  # stdout and stderr of a job
 
 
 class _Packing:
@@ -76,11 +77,9 @@ class _Packing:
             if taken is None:
                 continue
             self.waiting.remove(number)
-            assert run.lock is not None, "it has been written"
-            run.lock.let_go()
-            arguments = [str(run.folder.path), run.lock.token, str(os.getpid())]
+            arguments = [str(run.folder.path), str(os.getpid())]
             environment = {**os.environ, **self._own(number, taken), JOB_VARIABLE: self.mark}
-            with log_file(run.folder).open("wb") as log:
+            with (run.folder.logs / _LOG).open("wb") as log:
                 process = start_module("exp.sweep.job", *arguments, environment=environment, stdout=log, stderr=log)
             self.running[number] = process, taken
 
@@ -93,8 +92,8 @@ class _Packing:
         own = only(backend, devices)
         if "OMP_NUM_THREADS" not in {**os.environ, **backend.env} and not backend.simulate:
             # Jobs on the other cards need cores, too.
-            cards, nproc = backend.device_count() if backend.exclusive_devices else 0, self.runs[number].config.nproc
-            own["OMP_NUM_THREADS"] = str(max(1, usable_cores() // cards if cards else len(devices) // nproc))
+            cards = backend.device_count() if backend.exclusive_devices else usable_cores()
+            own["OMP_NUM_THREADS"] = str(max(1, usable_cores() // cards))
         return own
 
     def ended(self, number: int) -> Outcome:
@@ -106,7 +105,9 @@ class _Packing:
         outcome = self.interrupted(begun=True) or Outcome.read(outcome_file(folder, str(process.pid)))
         if outcome is None:
             how = f"killed by {signal_name(-end)}" if end < 0 else f"exited with code {end} before its time"
-            return Outcome(EXIT_FAILED, reported=True, detail="\n".join([how, *tail_of(log_file(folder))]))
+            return Outcome(EXIT_FAILED, reported=True, detail="\n".join([how, *tail_of(folder.logs / _LOG)]))
+        if outcome.exit_code and not outcome.failures and outcome.detail is None:
+            outcome.detail = f"it failed; log: {folder.logs / _LOG}"
         return outcome
 
     def on_signal(self, number: int, _frame: Any) -> None:

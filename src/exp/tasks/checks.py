@@ -37,7 +37,7 @@ def _refuse_several_machines(config: ExpConfig) -> None:
     name, launcher = config.task.name, launcher_class(config)
     if config.launcher.nnodes > 1:
         raise ConfigError(f"task={name} is for one machine; run it on each, without launcher.nnodes")
-    if launcher.submits or launcher.joins:
+    if launcher.is_elsewhere(config.launcher) or launcher.joins:
         raise ConfigError(f"task={name} starts runs on this machine; use launcher=torchrun, if need be within a job")
 
 

@@ -33,7 +33,8 @@ class ExpLauncher(Launcher):
         check_path_part("name", config.get("name"))  # Hydra makes the name of the sweep's folder from it
         composer: Any = Composer(hydra_context.config_loader)
         hydra_context.config_loader = composer  # the sweeper, too, composes all jobs, to check them
-        ExpLauncher.sweep = Sweep(config, composer)
+        # Not by name: Hydra's search for plugins makes the classes of this module anew, where exp is installed.
+        type(self).sweep = Sweep(config, composer)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run a batch and wait for its end; see :meth:`exp.sweep.Sweep.run`.
@@ -43,7 +44,7 @@ class ExpLauncher(Launcher):
             initial_job_idx: number of the first job.
         """
         setup_globals()
-        metrics = ExpLauncher.sweep.run(job_overrides, initial_job_idx)
+        metrics = self.sweep.run(job_overrides, initial_job_idx)
         returns = [JobReturn(status=JobStatus.COMPLETED) for _ in metrics]
         for each, metric in zip(returns, metrics):
             each.return_value = metric
