@@ -35,6 +35,7 @@ STALE_AFTER_S = 120.0
 _BEAT_S = 10.0
 _LOOK_S = 0.5
 _MOMENT_S = 0.05
+_KEEPER = "run-locks"
 
 
 @dataclass(frozen=True)
@@ -136,8 +137,6 @@ class RunLock:
         self._content = b""
         self._inode = 0
         self._guard = threading.RLock()
-        self._free = threading.Event()  # set while this process does not hold the lock
-        self._free.set()
         self._shown = console.shown(folder)
         self.lost: str | None = None
         """How the lock was lost while it was held; None: it was not lost."""
@@ -160,8 +159,9 @@ class RunLock:
         # The first process of a job has chosen the secret name of the rendezvous; the others keep its file content.
         self._content = self.path.read_bytes() if joined else me.encoded()
         self._inode = self.folder.stat().st_ino
-        self._free.clear()
-        threading.Thread(target=self._keep, name="run-lock", daemon=True).start()
+        _held.append(self)
+        if all(thread.name != _KEEPER for thread in threading.enumerate()):
+            threading.Thread(target=_keep, name=_KEEPER, daemon=True).start()
         return joined
 
     def pass_to(self, job: str) -> None:
@@ -179,8 +179,8 @@ class RunLock:
             keep_file: leave the file to the same job, which may be started again.
         """
         with self._guard:
-            if not self._free.is_set():
-                self._free.set()
+            if self in _held:
+                _held.remove(self)
                 holder = read_holder(self.path)
                 if not keep_file and holder is not None and holder.token == self.token:
                     with contextlib.suppress(OSError):
@@ -193,7 +193,7 @@ class RunLock:
             How the lock was lost: the folder is gone, or another run has the lock. None: it was not lost.
         """
         with self._guard, contextlib.suppress(OSError):  # the file server may not answer for a while
-            if self.lost is None and not self._free.is_set():
+            if self.lost is None and self in _held:
                 holder = read_holder(self.path)
                 if not (self.folder.is_dir() and self.folder.stat().st_ino == self._inode):
                     self.lost = f"the run folder {self._shown} was deleted or moved while the run was going on"
@@ -204,13 +204,6 @@ class RunLock:
                 else:
                     self.lost = f"the run folder {self._shown} was taken by another run: {holder}"
         return self.lost
-
-    def _keep(self) -> None:
-        """Touch the lock file every 10 s; if the lock is lost, end this process by SIGTERM."""
-        while not self._free.wait(_BEAT_S):
-            if self.check() is not None:
-                self._free.set()
-                os.kill(os.getpid(), signal.SIGTERM)
 
     def _take(self, me: Holder) -> bool:
         first: Holder | None = None
@@ -262,6 +255,20 @@ class RunLock:
             return self.path.read_bytes() == me.encoded()
         finally:
             os.close(folder)
+
+
+_held: list[RunLock] = []
+"""The locks that this process holds; a sweep holds those of all its jobs that wait."""
+
+
+def _keep() -> None:
+    """Touch the lock files every 10 s; if a lock is lost, end this process by SIGTERM."""
+    while True:
+        time.sleep(_BEAT_S)
+        for lock in list(_held):
+            if lock.check() is not None:
+                _held.clear()
+                os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _created(path: Path, content: bytes) -> bool:

@@ -329,8 +329,8 @@ class Sweep:
             The exit code, and the run folders. Exit code 0: no job failed; 75: jobs were preempted, and none failed;
             128 + n: interrupted by signal n; the common code if all jobs failed with the same one; otherwise 1.
         """
-        locks = [self.lock, *(job.run.lock for job in self.jobs if job.run is not None and job.run.lock is not None)]
-        for lost in filter(None, (lock.check() for lock in locks)):
+        lost = self.lock.check()
+        if lost is not None:
             console.error(lost)
         self.lock.release()
         outcomes = [job.outcome for job in self.jobs if job.outcome is not None]

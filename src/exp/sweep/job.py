@@ -12,9 +12,9 @@ from exp.errors import ExpError
 from exp.frozen import FrozenRun
 from exp.launcher.base import Outcome, outcome_file
 from exp.launcher.processes import die_with_parent
-from exp.runs.files import write_json
+from exp.runs.files import write_atomically, write_json
 from exp.runs.folder import RunFolder
-from exp.runs.lock import RunLock
+from exp.runs.lock import LOCK, Holder, RunLock, read_holder
 
 __all__ = ["main"]
 
@@ -33,7 +33,11 @@ def main(run_dir: str, parent: str) -> int:
     folder = RunFolder(run_dir)
     try:
         run = FrozenRun.load(folder)
-        run.lock = RunLock(folder.path)  # not acquired: the sweep holds it
+        holder = read_holder(folder.path / LOCK)
+        if holder is not None:  # the sweep, which has frozen this job
+            write_atomically(folder.path / LOCK, Holder.me(holder.token).encoded())
+        run.lock = RunLock(folder.path, None if holder is None else holder.token)
+        run.lock.acquire()
         outcome = run.execute()
     except ExpError as error:
         console.error(str(error))

@@ -77,6 +77,8 @@ class _Packing:
             if taken is None:
                 continue
             self.waiting.remove(number)
+            assert run.lock is not None, "it has been written"
+            run.lock.release(keep_file=True)  # to the job
             arguments = [str(run.folder.path), str(os.getpid())]
             environment = {**os.environ, **self._own(number, taken), JOB_VARIABLE: self.mark}
             with (run.folder.logs / _LOG).open("wb") as log:
