@@ -216,9 +216,6 @@ class DebugConfig:
     overfit: bool = False
     """Validate and test on the training batches, which are the same in every epoch, and stop when the loss is below 1 %
     of its first value."""
-    restart_after: Optional[int] = None
-    """Optimizer steps after which the run saves a checkpoint, rebuilds everything, and resumes from it, as after a
-    preemption."""
 
 
 @dataclass

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from exp.session import Session
 
 __all__ = [
-    "CheckpointHook", "Interrupted", "OverfitHook", "PreemptionHook", "check_finite", "what_to_do",
+    "CheckpointHook", "OverfitHook", "PreemptionHook", "check_finite", "what_to_do",
 ]  # fmt: skip
 
 logger = logging.getLogger(__name__)
@@ -273,15 +273,11 @@ class CheckpointHook(Hook):
         return content, {**record, "best_epoch": best_epoch, "validation": {self.metric: value}}
 
 
-class Interrupted(Preempted):
-    """Training has reached ``debug.restart_after``, and its state is saved."""
-
-
 class PreemptionHook(Hook):
     """Ends training when the preemption flag is set, with a checkpoint from which it resumes exactly.
 
     It can end between two steps, and between two batches of a validation; then the checkpoint says that the validation
-    must be done again. It also ends after step ``debug.restart_after``.
+    must be done again.
 
     All ranks end at the same point. They check each other's flags with a collective, about once a second, however short
     a step is. The number of points between two checks is computed from the sum of all ranks' times, so it is the same
@@ -297,7 +293,6 @@ class PreemptionHook(Hook):
     def __init__(self, session: Session, checkpoints: CheckpointHook) -> None:
         self.preemption_flag, self.distributed = session.info.preemption_flag, session.distributed
         self.checkpoints = checkpoints
-        self._restart_after = None if session.restarted_here else session.config.debug.restart_after
         self._begin()
 
     def _begin(self, common_batches: int = 0) -> None:
@@ -326,12 +321,9 @@ class PreemptionHook(Hook):
 
     def _check(self, runner: Any, step: int, validation_due: bool = False) -> None:
         """End here if wanted, with a checkpoint; called by every rank at the same points."""
-        interrupted = step == self._restart_after
-        if interrupted or self._wanted():
+        if self._wanted():
             self.checkpoints.save(runner, step, validation_due=validation_due, waits=True)
-            if interrupted:
-                runner.visualizer.close()
-            raise Interrupted(step) if interrupted else Preempted(step)
+            raise Preempted(step)
 
     def before_train_epoch(self, runner: Any) -> None:
         """Start the phase of training steps."""

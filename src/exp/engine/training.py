@@ -139,7 +139,7 @@ def build_trainer(session: Session, data: Any, model: Any) -> Trainer:
         PlacementError: the model is not wholly on the device.
         UnavailableError: a class cannot be imported, or the wrapper does not support this machine.
     """
-    config, say = session.config, logger.info if session.restarted_here else session.say
+    config, say = session.config, session.say
     train, val, test = (split_in_use(session, data, split) for split in ("train", "val", "test"))
     if config.debug.train_batches is not None:
         say(f"debug: {len(train)} samples to train, {len(val)} to validate, {len(test)} to test")
@@ -259,7 +259,7 @@ def _resume(session: Session, trainer: Trainer) -> tuple[str | None, Any]:
     path: Path | None = None
     parameters = {name for name, _ in unwrapped(trainer.model).named_parameters()}
     # A restarted run first looks for its own checkpoints, then for the one in config.resume.
-    for wanted in ["auto"] * (restarted or session.restarted_here) + [session.config.resume]:
+    for wanted in ["auto"] * restarted + [session.config.resume]:
         if wanted is not None and path is None:
             path, content = _find_checkpoint(session, wanted, parameters)
     if path is None:
