@@ -17,14 +17,13 @@ from mmengine.hooks import Hook
 from exp import console
 from exp.data.places import shortened
 from exp.engine import checkpoint
-from exp.engine.wrapper import is_sharded, unwrapped
+from exp.engine.wrapper import unwrapped
 from exp.errors import Preempted, RunError
 from exp.task import to_continue
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from exp.engine.checkpoint import Files, ShardedSaver
     from exp.session import Session
 
 __all__ = [
@@ -70,7 +69,6 @@ class CheckpointHook(Hook):
         self.reference: float | None = None  # the last value that was better by min_delta
         self.bad_epochs = 0  # validations since then
         self._resumed_here = False  # whether this run has resumed from a checkpoint in this folder
-        self._sharded: ShardedSaver | None = None  # writes this rank's part of a sharded model
         self._saved = (-1, False, False)  # step, whether a validation is due, whether the training was stopped
 
     def state_dict(self) -> dict[str, Any]:
@@ -85,9 +83,6 @@ class CheckpointHook(Hook):
 
     def before_train(self, runner: Any) -> None:
         """Remove incomplete files; once the run has started, set aside checkpoints that do not belong to it."""
-        self._sharded = (
-            checkpoint.ShardedSaver(runner.distributed_group) if is_sharded(unwrapped(runner.model)) else None
-        )
         if runner.distributed_group.is_main:
             checkpoint.remove_leftovers(self.folder)
         runner.session.when_started(functools.partial(self._set_aside, runner.session, runner.iter))
@@ -109,7 +104,7 @@ class CheckpointHook(Hook):
         if not math.isfinite(value):
             raise RunError(f"validation {self.metric} is {value} after step {runner.iter}; {what_to_do(runner)}")
         self.last, self.last_step = value, runner.iter
-        best: Files = {}
+        best: dict[Path, Any] = {}
         if self.best is None or self.sign * value < self.sign * self.best:
             self.best, self.best_epoch, self.best_step = value, runner.epoch, runner.iter
             if self.keep_best:
@@ -117,7 +112,8 @@ class CheckpointHook(Hook):
                 content["meta"]["validation"] = {self.metric: value}
                 if runner.distributed_group.is_main:
                     runner.let_hooks_change(content)
-                best = self._file(runner, self.best_path, content)
+                check_finite(runner, content["state_dict"], runner.iter)
+                best[self.best_path] = content
         least = None if self.reference is None else self.sign * self.reference - self.min_delta * abs(self.reference)
         self.bad_epochs += 1
         if least is None or self.sign * value < least:
@@ -127,8 +123,8 @@ class CheckpointHook(Hook):
         at_steps = self.every_steps and runner.iter % self.every_steps == 0
         if at_steps or (runner.train_loop.val_every is None and self._epoch_is_saved(runner.epoch)):
             self.save(runner, runner.iter, beside=best)
-        else:
-            self._write(runner, best)
+        elif best:
+            runner.checkpoint_writer.start(best, self._written)
 
     def after_train_epoch(self, runner: Any) -> None:
         """Save at the end of an epoch, if ``val_every`` is set; otherwise :meth:`after_val_epoch` saves."""
@@ -149,7 +145,7 @@ class CheckpointHook(Hook):
         validation_due: bool = False,
         epoch_ended: bool = False,
         waits: bool = False,
-        beside: Files | None = None,
+        beside: Mapping[Path, Any] | None = None,
     ) -> None:
         """Write a checkpoint in the background, unless the last call was for the same state. A collective.
 
@@ -172,24 +168,15 @@ class CheckpointHook(Hook):
             content = runner.training_checkpoint(step, self.state_dict(), validation_due)
             if epoch_ended:
                 content["meta"].update(epoch=runner.epoch + 1, samples=0)
-            files.update(self._file(runner, self._path(step), content))
-        self._write(runner, files)
+            check_finite(runner, content["state_dict"], step)
+            files[self._path(step)] = content
+        if files:
+            runner.checkpoint_writer.start(files, self._written)
         if waits:
             runner.checkpoint_writer.wait()
 
     def _path(self, step: int) -> Path:
         return self.folder / f"step_{step:08d}.pth"
-
-    def _file(self, runner: Any, path: Path, content: dict[str, Any]) -> Files:
-        """The files that this rank writes of a checkpoint, after a check that its weights are finite. A collective."""
-        check_finite(runner, content["state_dict"], content["meta"]["step"])
-        if self._sharded is not None:
-            return {path: self._sharded.prepare(content)}
-        return {path: (content, checkpoint.write)} if runner.distributed_group.is_main else {}
-
-    def _write(self, runner: Any, files: Files) -> None:
-        if files:
-            runner.checkpoint_writer.start(files, self._written if runner.distributed_group.is_main else None)
 
     def _written(self) -> None:
         """Remove older files; called in the background once the new ones are on the disk."""

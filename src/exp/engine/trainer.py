@@ -33,7 +33,7 @@ from exp.engine.hooks import CheckpointHook, OverfitHook, PreemptionHook, what_t
 from exp.engine.logs import LossMeter, MetricsHook
 from exp.engine.optim import build_schedulers
 from exp.engine.registries import CountersHook, build_loggers
-from exp.engine.wrapper import average_buffers, unwrapped, whole
+from exp.engine.wrapper import average_buffers, is_sharded, unwrapped, whole
 from exp.errors import ConfigError, RunError, first_line
 from exp.runs.status import Stage, beat
 
@@ -117,7 +117,7 @@ class Trainer:
         own += [OverfitHook(session)] if session.config.debug.overfit else []
         for hook in (*own, *hooks):
             self.register_hook(hook)
-        self.checkpoint_writer = checkpoint.CheckpointWriter(self.backend)
+        self.checkpoint_writer = checkpoint.CheckpointWriter(self.backend, group, is_sharded(unwrapped(model)))
 
     # -- the interface of a runner, for hooks -----------------------------------------------------------------------
 
