@@ -348,41 +348,36 @@ class PreemptionHook(Hook):
 
 
 class OverfitHook(Hook):
-    """Stops a training with ``debug.overfit`` when the mean loss over all batches is near zero, and prints the result.
+    """Stops a training with ``debug.overfit`` when the mean loss of an epoch is near zero, and prints the result."""
 
-    It reads the loss at every step, which is slow, but there are only a few batches.
-    """
-
-    def __init__(self, session: Session) -> None:
-        self.session, self.batches = session, int(session.config.debug.train_batches or 1)
-        self.losses: list[float] = []
+    def __init__(self) -> None:
+        self.losses: list[torch.Tensor] = []  # of the steps of this epoch, on the device
+        self.means: list[float] = []  # of each epoch
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        """Read the loss, as the mean over ranks, and stop the training when it is near zero."""
-        loss = outputs["loss"].detach().cpu().double().reshape(1)
-        self.losses.append(float(self.session.distributed.sum(loss)) / self.session.distributed.world_size)
-        if len(self.losses) >= self.batches:
-            runner.train_loop.stop_training |= self._progress()[-1]
+        """Keep the loss."""
+        self.losses.append(outputs["loss"].detach())
+
+    def after_train_epoch(self, runner: Any) -> None:
+        """Read the losses, take the mean over steps and ranks, and stop the training when it is near zero."""
+        loss = runner.distributed_group.sum(torch.stack(self.losses).cpu().double().mean())
+        self.means.append(float(loss) / runner.world_size)
+        self.losses.clear()
+        runner.train_loop.stop_training |= 0 <= self.means[-1] < _NEAR_ZERO * self.means[0]
 
     def after_train(self, runner: Any) -> None:
         """Print the result."""
-        if len(self.losses) >= self.batches:
-            first, last, learned = self._progress()
+        if self.means:
+            first, last = self.means[0], self.means[-1]
             verdict = (
                 "the model can learn"
-                if learned
+                if 0 <= last < _NEAR_ZERO * first
                 else "that is not near zero: train longer (max_steps), change optim.lr, remove dropout, or check the "
                 "loss, the targets and which parameters are trained"
             )
-            self.session.say(
-                f"overfit: the loss on {self.batches} batches went from {first:.4g} to {last:.4g} in {runner.iter} "
-                f"steps; {verdict}"
+            runner.session.say(
+                f"overfit: the loss went from {first:.4g} to {last:.4g} in {runner.iter} steps; {verdict}"
             )
-
-    def _progress(self) -> tuple[float, float, bool]:
-        """The mean loss over the first and over the latest batches, and whether the latter is near zero."""
-        first, last = (sum(part) / self.batches for part in (self.losses[: self.batches], self.losses[-self.batches :]))
-        return first, last, first > 0 and last < _NEAR_ZERO * first
 
 
 def check_finite(runner: Any, state: Mapping[str, Any], step: int) -> None:

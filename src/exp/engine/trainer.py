@@ -34,7 +34,7 @@ from exp.engine.logs import LossMeter, MetricsHook
 from exp.engine.optim import build_schedulers
 from exp.engine.registries import CountersHook, build_loggers
 from exp.engine.wrapper import average_buffers, is_sharded, unwrapped, whole
-from exp.errors import ConfigError, RunError, first_line
+from exp.errors import RunError
 from exp.runs.status import Stage, beat
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class Trainer:
         # If the user names RuntimeInfoHook, it replaces CountersHook.
         own: list[Hook] = [] if any(type(hook) is RuntimeInfoHook for hook in hooks) else [CountersHook()]
         own += [ParamSchedulerHook(), self.figures, self.checkpoints, PreemptionHook(session, self.checkpoints)]
-        own += [OverfitHook(session)] if session.config.debug.overfit else []
+        own += [OverfitHook()] if session.config.debug.overfit else []
         for hook in (*own, *hooks):
             self.register_hook(hook)
         self.checkpoint_writer = checkpoint.CheckpointWriter(self.backend, group, is_sharded(unwrapped(model)))
@@ -149,10 +149,6 @@ class Trainer:
         Args:
             fn_name: name of the method, such as ``before_train``.
             **kwargs: arguments of the method besides the runner.
-
-        Raises:
-            ConfigError: a hook of the user raises AssertionError, ImportError or ValueError in ``before_run`` or
-                ``before_train``, where hooks check their settings.
         """
         calls = self._calls.get(fn_name)
         if calls is None:
@@ -161,13 +157,7 @@ class Trainer:
             calls = [getattr(hook, fn_name) for hook in own if set(hook.get_triggered_stages()).issuperset(stages)]
             self._calls[fn_name] = calls
         for call in calls:
-            try:
-                call(self, **kwargs)
-            except (AssertionError, ImportError, ValueError) as error:
-                hook = type(call.__self__)
-                if fn_name not in ("before_run", "before_train") or hook.__module__.startswith("exp."):
-                    raise
-                raise ConfigError(f"hooks: {hook.__name__}: {first_line(error)}") from error
+            call(self, **kwargs)
 
     # -- train, evaluate ---------------------------------------------------------------------------------------------
 
