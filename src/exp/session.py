@@ -191,8 +191,7 @@ class Session:
             ConfigError: the device does not support the precision, or ``compile=true`` does not work on it.
             RunError: two ranks share a card.
         """
-        from exp.engine.device import check_compilation, seed_everything, settle_kernels
-        from exp.engine.distributed import Distributed
+        from exp.engine.distributed import Distributed, check_compilation, seed_everything, settle_kernels
 
         info, config, backend = self.info, self.config, self.backend
         self.device = backend.set_device(info.local_rank)

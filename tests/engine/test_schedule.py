@@ -90,8 +90,6 @@ def test_an_absolute_eta_min_is_that_of_the_full_rate_and_keeps_the_ratio(rates)
 @pytest.mark.parametrize(
     ("scheduler", "named"),
     [
-        ({"type": "LinearLR", "end": 1}, "end=2 or more, or convert_to_iter_based"),
-        ({"type": "LinearLR", "by_epoch": False, "end": 5, "begin": 4, "end_factor": 0.1}, "end=6"),
         ({"type": "PolyLR", "eta_min": 1e-4, "by_epoch": False}, "eta_min=0.0001"),
         ({"type": "OneCycleLR", "eta_max": LR, "total_steps": 48, "by_epoch": False}, "eta_max=0.002"),
         ({"type": "SteppLR", "step_size": 1}, "'StepLR'"),

@@ -53,7 +53,7 @@ def check(session, data, model):
 @pytest.mark.parametrize(
     ("base", "members", "error", "named"),
     [
-        (Numbers, {"state_dict": lambda self: {"a": {1}}}, ConfigError, "state_dict"),
+        (Numbers, {"state_dict": lambda self: {"a": {1}}}, TypeError, "data.a"),
         (Numbers, {"metrics": lambda self, detailed: [3]}, ConfigError, "int"),
         (Numbers, {"val": None, "__init__": lambda self: None}, ConfigError, "val"),
         (Numbers, {"collate": lambda self, samples: samples}, ConfigError, "batch"),

@@ -29,7 +29,7 @@ from exp.data.base import Data, Extras, split_of
 from exp.data.places import shortened
 from exp.engine import checkpoint
 from exp.engine.wrapper import compiles_itself
-from exp.errors import EXPERIMENT_PAGE, ConfigError, RunError, shown
+from exp.errors import ConfigError, RunError
 from exp.metrics import Evaluator, Metric
 from exp.models.base import Model
 from exp.runs.folder import blank_result, in_role
@@ -54,7 +54,8 @@ def build_data(session: Session) -> Data:
     series or the names of classes (:meth:`exp.data.base.Data.state_dict`).
 
     Raises:
-        ConfigError: the class of the data cannot be used, its state is not plain data, or the weights do not exist.
+        ConfigError: the class of the data cannot be used, or the weights do not exist.
+        TypeError: the state of the data is not plain data.
         DataError: the data do not match the weights.
         CheckpointError: the weights cannot be read.
         UnavailableError: weights of a hub cannot be fetched, or the class cannot be imported.
@@ -67,13 +68,7 @@ def build_data(session: Session) -> Data:
     session.extras = Extras()
     data.setup(session)
     session.data_state = data.state_dict()
-    try:
-        checkpoint.plain(session.data_state)
-    except TypeError as error:
-        raise ConfigError(
-            f"data: {shown(data)}.state_dict must return numbers, text, lists, dicts, tensors: {error}; "
-            f"see {EXPERIMENT_PAGE}"
-        ) from error
+    checkpoint.plain(session.data_state, key="data")  # says now what the first checkpoint would
     for note in data.notes:
         session.say(note)
     return data

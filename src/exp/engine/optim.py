@@ -141,7 +141,7 @@ class BackendOptimWrapper(OptimWrapper):
         Args:
             loss: the mean loss of the micro-batch, 0-dim.
             step_kwargs: arguments of :meth:`step`.
-            zero_kwargs: arguments of :meth:`zero_grad`.
+            zero_kwargs: arguments of the optimizer's ``zero_grad``.
         """
         beat(Stage.BACKWARD)
         self._losses.append(loss.detach())  # detached, so that the graph is freed after the micro-batch
@@ -154,7 +154,7 @@ class BackendOptimWrapper(OptimWrapper):
         self.backward(loss)
         if self.should_update():
             self.step(**(step_kwargs or {}))
-            self.zero_grad(**(zero_kwargs or {}))
+            self.zero_grad(**(zero_kwargs or {"set_to_none": True}))  # which launches no kernel
 
     def step(self, **kwargs: Any) -> None:
         """Clip the gradients, and step by the backend; a loss scaler skips the step if gradients overflow (fp16)."""
@@ -172,20 +172,6 @@ class BackendOptimWrapper(OptimWrapper):
         outputs = self._losses if self.grad_norm is None else [*self._losses, self.grad_norm]
         self.backend.end_step(self._stepper, model=self.model, outputs=outputs, **kwargs)
         self._losses = []
-
-    def zero_grad(self, **kwargs: Any) -> None:
-        """Set all gradients to None, which launches no kernel.
-
-        Torch's own method opens a profiler range, which takes twenty times as long for a few parameters. If the
-        optimizer has its own method, or there are arguments, the optimizer's method is called.
-        """
-        if kwargs or type(self.optimizer).zero_grad is not torch.optim.Optimizer.zero_grad:
-            kwargs.setdefault("set_to_none", True)
-            self.optimizer.zero_grad(**kwargs)
-            return
-        for group in self.optimizer.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = None
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's state, with that of the loss scaler under ``loss_scaler``."""
@@ -295,7 +281,7 @@ _SCHEDULERS = (LRSchedulerMixin, MomentumSchedulerMixin)
 
 
 @PARAM_SCHEDULERS.register_module(force=True)
-class TorchOneCycle:
+class TorchOneCycle(OneCycleLR):
     """Torch's OneCycleLR as a parameter scheduler of MMEngine, stepped at each optimizer step.
 
     MMEngine's OneCycleLR does not change the momentum. Torch's cycles it inversely to the learning rate (Smith and
@@ -308,10 +294,9 @@ class TorchOneCycle:
         optimizer: passed by the engine.
         eta_max: largest learning rate of a group that starts at the optimizer's own learning rate.
         total_steps: optimizer steps of the whole cycle; None: ``end``.
-        pct_start: share of the steps in which the learning rate rises.
         end: optimizer steps of the training; set by the engine, as for MMEngine's schedulers.
-        cycle_momentum: cycle the momentum, too.
         by_epoch: must be False.
+        **options: other arguments of torch's class, such as ``pct_start``.
 
     Raises:
         ValueError: the optimizer has no momentum to cycle, or ``by_epoch`` is true.
@@ -324,33 +309,23 @@ class TorchOneCycle:
         optimizer: Any,
         eta_max: float,
         total_steps: int | None = None,
-        pct_start: float = 0.3,
         end: int | None = None,
-        cycle_momentum: bool = True,
         by_epoch: bool = False,
+        **options: Any,
     ) -> None:
         if by_epoch:
             raise ValueError("TorchOneCycle steps at each optimizer step, not at each epoch; set by_epoch: false")
         inner = _inner(optimizer)
-        self._scheduler = OneCycleLR(
-            inner,
-            max_lr=[eta_max * scale for scale in _scales(inner)],
-            total_steps=total_steps or end,
-            pct_start=pct_start,
-            cycle_momentum=cycle_momentum,
-        )
-
-    def step(self) -> None:
-        """Move on by one optimizer step."""
-        self._scheduler.step()
+        rates = [eta_max * scale for scale in _scales(inner)]
+        super().__init__(inner, max_lr=rates, total_steps=total_steps or end, **options)
 
     def state_dict(self) -> dict[str, int]:
         """The position; learning rates and momenta are in the optimizer's state, all else in the configuration."""
-        return {"last_epoch": self._scheduler.last_epoch}
+        return {"last_epoch": self.last_epoch}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         """Continue at the position of ``state_dict``."""
-        self._scheduler.last_epoch = state_dict["last_epoch"]
+        self.last_epoch = state_dict["last_epoch"]
 
 
 @PARAM_SCHEDULERS.register_module(force=True)
@@ -401,18 +376,8 @@ def build_schedulers(configs: Sequence[Mapping[str, Any]], runner: Any) -> list[
         begin = config.get("begin", 0)
         if begin >= end:
             continue
-        in_steps = config.get("convert_to_iter_based", False) or not by_epoch
-        if (
-            cls.__name__.startswith("Linear")
-            and (end - begin) * (loop.steps_per_epoch if in_steps and by_epoch else 1) == 1
-        ):
-            if in_steps and config.get("end_factor", 1) == 1:
-                continue  # a warm-up of one step changes nothing
-            raise ConfigError(
-                f"schedule: {kind} from begin={begin} to end={end} takes one {'epoch' if by_epoch else 'step'}, and "
-                f"MMEngine's scheduler would then stay at its start_factor; set end={begin + 2} or more, or "
-                "convert_to_iter_based: true"
-            )
+        if cls.__name__.startswith("Linear") and not by_epoch and end - begin == config.get("end_factor", 1) == 1:
+            continue  # a warm-up of one step changes nothing, and MMEngine's class would stay at its start_factor
         evaluator = getattr(runner.val_loop, "evaluator", None)
         if getattr(cls, "need_val_args", False) and evaluator is not None:  # monitors the main metric by default
             monitor = config.setdefault("monitor", evaluator.metric_name)

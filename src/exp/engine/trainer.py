@@ -28,7 +28,7 @@ from exp.config.differences import of_training
 from exp.data.loader import move, tensors_of
 from exp.engine import checkpoint
 from exp.engine.building import rank_logger
-from exp.engine.device import rng_state
+from exp.engine.distributed import rng_state
 from exp.engine.hooks import CheckpointHook, OverfitHook, PreemptionHook, what_to_do
 from exp.engine.logs import LossMeter, MetricsHook
 from exp.engine.optim import build_schedulers

@@ -31,7 +31,7 @@ from exp.engine.building import (
     make_result,
     split_in_use,
 )
-from exp.engine.device import rng_state, seed_everything, set_rng_state
+from exp.engine.distributed import rng_state, seed_everything, set_rng_state
 from exp.engine.optim import BackendOptimWrapper, build_optimizer, parameter_groups
 from exp.engine.outputs import draw_extras, training_pictures
 from exp.engine.registries import build_hooks

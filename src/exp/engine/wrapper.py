@@ -434,12 +434,6 @@ def _why_not(backend: Backend) -> str | None:
         return f"torch {torch.__version__} is too old for fully_shard and its checkpoints, which need torch >= 2.7"
     if isinstance(backend.collectives, StagedCollectives):
         return f"backend={backend.name} copies tensors through the CPU here, which cannot gather the weights of blocks"
-    from torch.distributed.fsdp import FSDPModule
-
-    if not backend.collectives.averages and not hasattr(FSDPModule, "set_force_sum_reduction_for_comms"):
-        return (
-            f"the collectives of backend={backend.name} have no mean, and torch {torch.__version__} cannot use the sum"
-        )
     return None
 
 
@@ -505,13 +499,11 @@ def sharded_like(local: torch.Tensor, like: Any, mesh: Any = None) -> Any:
 
 
 def part_like(whole: torch.Tensor, like: Any) -> Any:
-    """Shard a whole tensor like the DTensor ``like``: this rank copies its rows; no collective.
+    """Shard a whole tensor like the DTensor ``like``: this rank copies its part; no collective."""
+    from torch.distributed.tensor import distribute_tensor
 
-    The rows of rank r of n start at row ``r * ceil(rows / n)``, as in torch's ``Shard(0)``.
-    """
-    rows, mesh = len(whole), like.device_mesh
-    first = min(mesh.get_local_rank() * -(-rows // mesh.size()), rows)
-    return sharded_like(whole.narrow(0, first, len(like.to_local())).to(like.device, copy=True), like)
+    part = distribute_tensor(whole.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+    return part.clone()  # frees the other parts
 
 
 @torch.no_grad()

@@ -17,7 +17,6 @@ _MODULES = [
     "matplotlib.backends.backend_agg",  # MMEngine's visualizer always makes a figure
     "matplotlib.figure",
     "exp.engine.distributed",
-    "exp.engine.device",
     "exp.engine.registries",
     "exp.session",
     "exp.launcher.agent",
