@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from exp.engine import checkpoint
-from exp.engine.logs import LossMeter
+from exp.engine.hooks import LossMeter
 from exp.errors import RunError
 from tests.engine.conftest import Line, Mse, Spy
 

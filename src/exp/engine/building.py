@@ -188,42 +188,29 @@ def fit_weights(model: nn.Module, weights: Weights, config: ExpConfig, as_it_is:
     state: Any = weights.state
     if hasattr(model, "adapt_state_dict"):
         state = foreign.adapt_state_dict(state, path)
-    made_to_fit: list[str] = []
     if not as_it_is and hasattr(model, "fit_state_dict"):
-        adapted, state = state, foreign.fit_state_dict(state, path)
-        made_to_fit = [key for key, value in state.items() if value.shape != adapted[key].shape]
+        state = foreign.fit_state_dict(state, path)
     fitting = {key: value for key, value in state.items() if key in own and value.shape == own[key].shape}
     missing = [key for key in own if key not in state]
     others = [key for key in state if key in own and key not in fitting]
     unknown = [key for key in state if key not in own]
-    count = f"{len(fitting)} of {len(own)} tensors"
-    shapes = [f"{key}: {tuple(state[key].shape)} in the file, {tuple(own[key].shape)} in the model" for key in others]
+    shapes = [f"{key} {tuple(state[key].shape)} in the file, {tuple(own[key].shape)} in the model" for key in others]
     listed = {"missing in the file": missing, "other shape": shapes, "unknown to the model": unknown}
-    misfits = "".join(f"\n  {title}: {shortened(names)}" for title, names in listed.items() if names)
+    count = f"{len(fitting)} of {len(own)} tensors"
+    misfits = [f"{title}: {shortened(names)}" for title, names in listed.items() if names]
     may_be_new: Any = getattr(model, "may_start_anew", lambda _: False)
     head_alone = all(map(may_be_new, [*missing, *others]))
-    if not as_it_is and not fitting:
-        raise ConfigError(
-            f"init_from: nothing in {path} fits the model: the file has tensors such as {', '.join(list(state)[:3])}; "
-            f"the model has tensors such as {', '.join(list(own)[:3])}"
-        )
-    reason = cure = ""
+    reason = ""
     if as_it_is and not (head_alone and all(map(may_be_new, unknown)) if task == "features" else not misfits):
         # Features are the output of the backbone, so the head may differ.
         reason = f"task={task} needs all weights of the model, and {path} does not fit it"
-    elif not as_it_is and not head_alone and not config.init_partial:
+        differs = ", ".join(config.record.differs)
+        cure = f"not as in the run: {differs}" if differs else "use the settings with which the weights were trained"
+    elif not as_it_is and not (fitting and (head_alone or config.init_partial)):
         reason = f"init_from: {path} fits the model only in part: more than a new head is missing or differs"
-        cure = "; init_partial=true starts the rest from random weights"
+        cure = "init_partial=true starts the rest from random weights"
     if reason:
-        if config.record.differs:
-            cause = f"not as in the run: {', '.join(config.record.differs)}"
-        elif missing and len(missing) < len(own) and all(map(may_be_new, missing)):
-            heads = [f"{key} {tuple(state[key].shape)}" for key in unknown[:2]]
-            cause = f"the file has another head ({', '.join(heads)})" if heads else "its head is not in the file"
-            cause += ": train it first (task=train), then use that run"
-        else:
-            cause = "use the settings with which the weights were trained"
-        raise ConfigError(f"{reason}: {count}; {cause}{cure}{misfits}")
+        raise ConfigError("; ".join([f"{reason}: {count}", cure, *misfits]))
     odd = checkpoint.not_finite(fitting, {name for name, _ in model.named_parameters()})
     if odd:
         raise ConfigError(
@@ -237,9 +224,7 @@ def fit_weights(model: nn.Module, weights: Weights, config: ExpConfig, as_it_is:
     trusted = [f"model.{key}={text_of(config.model.get(key))}" for key in getattr(model, "taken_on_trust", ())]
     if trusted and config.record.trained_in is None:
         report += f"\n  taken on trust, since the weights cannot confirm them: {', '.join(trusted)}"
-    if made_to_fit:
-        report += f"\n  reshaped to fit the model: {', '.join(made_to_fit)}"
-    return report if as_it_is else report + misfits
+    return report if as_it_is else "\n  ".join([report, *misfits])
 
 
 def rank_logger(session: Session) -> MMLogger:

@@ -8,7 +8,7 @@ of the groups.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, Callable, Collection, ContextManager, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Collection, Iterator, Mapping, Sequence
 
 import torch
 from mmengine.optim import OptimWrapper, PolyLR
@@ -22,7 +22,6 @@ from torch.optim.lr_scheduler import OneCycleLR
 from exp.engine.registries import check_monitor, registered
 from exp.engine.wrapper import clip_grad_norm
 from exp.errors import ConfigError, first_line
-from exp.hardware.backend import FLOAT32
 from exp.runs.status import Stage, beat
 
 if TYPE_CHECKING:
@@ -33,7 +32,6 @@ __all__ = [
     "parameter_groups",
 ]  # fmt: skip
 
-_NOTHING: ContextManager[Any] = contextlib.nullcontext()
 _UNDECAYED = ("bias", "token", "tokens")  # ends of names without weight decay, also for parameters with several axes
 _FORMS = ("foreach", "fused")  # implementations of a step in torch's optimizers, which give the same result
 
@@ -116,20 +114,9 @@ class BackendOptimWrapper(OptimWrapper):
         self._losses: list[torch.Tensor] = []
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
 
-    @property
-    def learning_rate(self) -> float:
-        """The current learning rate of the first group, which has the largest one (:func:`parameter_groups`)."""
-        rate: float = self.optimizer.param_groups[0]["lr"]
-        return rate
-
-    def optim_context(self, model: nn.Module) -> ContextManager[Any]:
-        """Context of a forward pass: autocast, and no gradient exchange before the last micro-batch of a step."""
-        if self.precision in FLOAT32 and self.accumulate == 1:
-            return _NOTHING
-        return self._optim_context(model)
-
     @contextlib.contextmanager
-    def _optim_context(self, model: nn.Module) -> Iterator[None]:
+    def optim_context(self, model: nn.Module) -> Iterator[None]:
+        """Context of a forward pass: autocast, and no gradient exchange before the last micro-batch of a step."""
         with super().optim_context(model), self.backend.autocast(self.precision):
             yield
 
@@ -212,8 +199,7 @@ def build_optimizer(model: nn.Module, config: Any, lacking: Collection[str] = fr
             fused step is one of them, ``fused=true`` selects the foreach step, which gives the same result.
 
     Raises:
-        ConfigError: the type or an option is unknown, no parameter is trainable, or learning rates depend on the layer
-            and the model has no ``layer_of``.
+        ConfigError: the type or an option is unknown, or no parameter is trainable.
         UnavailableError: the module of the type cannot be imported.
     """
     cls = registered("optim.type", config.type, OPTIMIZERS, torch.optim.Optimizer)
@@ -243,14 +229,10 @@ def parameter_groups(model: nn.Module, config: Any) -> list[dict[str, Any]]:
         Parameter groups for a torch optimizer.
 
     Raises:
-        ConfigError: no parameter is trainable, or learning rates depend on the layer and the model has no ``layer_of``.
+        AttributeError: learning rates depend on the layer and the model has no ``layer_of``.
+        ConfigError: no parameter is trainable.
     """
     by_depth = config.backbone_lr_scale != 1.0 or config.layer_decay != 1.0
-    if by_depth and not hasattr(model, "layer_of"):
-        raise ConfigError(
-            f"optim.backbone_lr_scale={config.backbone_lr_scale} and optim.layer_decay={config.layer_decay} are for "
-            f"models with a backbone, and {type(model).__name__} has none; leave them at 1"
-        )
     left_out = set(getattr(model, "no_weight_decay", tuple)())
     groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():

@@ -95,7 +95,7 @@ class CountersHook(mmengine.hooks.RuntimeInfoHook):
     """Updates ``runner.message_hub``: counters at each step, metrics after each evaluation.
 
     MMEngine's RuntimeInfoHook also reads the losses from the device at every step; here
-    :class:`exp.engine.logs.MetricsHook` adds them every ``log_every`` steps. If the user names RuntimeInfoHook, it is
+    :class:`exp.engine.hooks.MetricsHook` adds them every ``log_every`` steps. If the user names RuntimeInfoHook, it is
     used instead of this hook.
     """
 

@@ -29,8 +29,7 @@ from exp.data.loader import move, tensors_of
 from exp.engine import checkpoint
 from exp.engine.building import rank_logger
 from exp.engine.distributed import rng_state
-from exp.engine.hooks import CheckpointHook, OverfitHook, PreemptionHook, what_to_do
-from exp.engine.logs import LossMeter, MetricsHook
+from exp.engine.hooks import CheckpointHook, LossMeter, MetricsHook, OverfitHook, PreemptionHook, what_to_do
 from exp.engine.optim import build_schedulers
 from exp.engine.registries import CountersHook, build_loggers
 from exp.engine.wrapper import average_buffers, is_sharded, unwrapped, whole

@@ -21,8 +21,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from exp.config.resolve import create, resolve
+from exp.data.places import shortened
 from exp.engine.distributed import StagedCollectives
-from exp.errors import TASK_PAGE, ConfigError, PlacementError, UnavailableError, shown
+from exp.errors import ConfigError, PlacementError, UnavailableError, shown
 from exp.hardware.collectives import ddp_arguments
 from exp.hardware.compat import supports_full_sharding
 
@@ -127,7 +128,6 @@ def place_and_wrap(model: nn.Module, session: Session, trains: bool = True) -> n
             numbers of batches.
 
     Raises:
-        ConfigError: the wrapper does not return a module that can train.
         PlacementError: the model is not wholly on the device.
         UnavailableError: this version of torch, or the collectives, do not support the wrapper.
     """
@@ -151,11 +151,6 @@ def place_and_wrap(model: nn.Module, session: Session, trains: bool = True) -> n
         options = {key: value for key, value in config.items() if key not in left_out}
         return wrap(model, config.kind, options, backend, device)
     wrapped = made.wrap(model, backend, device)
-    if not isinstance(wrapped, nn.Module) or unwrapped(wrapped) is not model or not hasattr(wrapped, "train_step"):
-        raise ConfigError(
-            f"wrapper: {shown(made)}.wrap must return a module that has the model as its module and "
-            f"train_step(data, optim_wrapper), not {type(wrapped).__qualname__}; see {TASK_PAGE}"
-        )
     if wrapped is not model:
         MODEL_WRAPPERS.register_module(name=shown(wrapped), module=type(wrapped), force=True)  # see wrap()
     return wrapped
@@ -181,16 +176,15 @@ def check_placement(model: nn.Module, device: torch.device, rank: int) -> None:
         PlacementError: the message has the rank, and names, devices and shapes of the first misplaced tensors.
     """
     wrong = [
-        f"  {name}: {tensor.device}, shape {tuple(tensor.shape)}"
+        f"{name} ({tensor.device}, shape {tuple(tensor.shape)})"
         for name, tensor in _tensors(model)
         if tensor.device.type != device.type or device.index not in (None, tensor.device.index)
     ]
     if wrong:
-        more = [f"  and {len(wrong) - _SHOWN} more"] * (len(wrong) > _SHOWN)
         raise PlacementError(
             f"rank {rank}: {len(wrong)} of {len(_tensors(model))} parameters and buffers are not on {device}; make "
-            "every tensor of the model a parameter or a buffer, and do not move it after it was built:\n"
-            + "\n".join([*wrong[:_SHOWN], *more])
+            "every tensor of the model a parameter or a buffer, and do not move it after it was built: "
+            + shortened(wrong, _SHOWN)
         )
 
 
