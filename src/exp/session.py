@@ -336,7 +336,7 @@ def run(folder: RunFolder, info: RankInfo) -> None:
     try:
         gc.disable()  # imports of torch and MMEngine make a million objects; collecting them costs a fifth more time
         session.open()
-        from exp.engine.registries import import_plugins  # MMEngine's, and so torch
+        from exp.engine.building import import_plugins  # MMEngine's, and so torch
 
         import_plugins(config.plugins)
         if info.rank == 0:

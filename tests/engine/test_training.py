@@ -13,7 +13,7 @@ from exp.data.base import Data, split_of
 from exp.data.loader import share_loader
 from exp.engine.building import build_data, build_evaluator, build_model
 from exp.engine.trainer import EvalLoop
-from exp.engine.training import _check_one_batch, _explained
+from exp.engine.training import _check_one_batch
 from exp.errors import ConfigError
 from tests.engine.conftest import Line, Mse, Samples
 
@@ -73,8 +73,7 @@ def test_it_is_told_before_the_first_step(monkeypatch, make_session, base, membe
     def begin():
         data = build_data(session)
         model = build_model(session, data)
-        with _explained(session, None):
-            check(session, data, model)
+        check(session, data, model)
         model.parse_losses(model(**Samples()[torch.arange(4)], mode="loss"))
 
     with pytest.raises(error, match=named):

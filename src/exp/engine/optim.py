@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR
 
-from exp.engine.registries import check_monitor, registered
+from exp.engine.building import check_monitor, registered
 from exp.engine.wrapper import clip_grad_norm
 from exp.errors import ConfigError, first_line
 from exp.runs.status import Stage, beat

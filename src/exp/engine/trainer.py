@@ -27,12 +27,11 @@ from omegaconf import OmegaConf
 from exp.config.differences import of_training
 from exp.data.loader import move, tensors_of
 from exp.engine import checkpoint
-from exp.engine.building import rank_logger
+from exp.engine.building import CountersHook, build_loggers, rank_logger
 from exp.engine.distributed import rng_state
 from exp.engine.hooks import CheckpointHook, LossMeter, MetricsHook, OverfitHook, PreemptionHook, what_to_do
 from exp.engine.optim import build_schedulers
-from exp.engine.registries import CountersHook, build_loggers
-from exp.engine.wrapper import average_buffers, is_sharded, unwrapped, whole
+from exp.engine.wrapper import is_sharded, unwrapped, whole
 from exp.errors import RunError
 from exp.runs.status import Stage, beat
 
@@ -272,13 +271,24 @@ class Trainer:
         foreign = [hook for hook in self.hooks if not type(hook).__module__.startswith("exp.engine.")]
         return [type(hook).__name__ for hook in foreign if not set(stages).isdisjoint(hook.get_triggered_stages())]
 
+    @torch.no_grad()
     def average_buffers(self) -> None:
-        """Average floating-point buffers, such as running statistics, over ranks. A collective.
+        """Replace floating-point buffers by their mean over ranks, such as running statistics. A collective.
 
-        These are the buffers of the model, and of copies of it that are attributes of hooks.
+        These are the buffers of the model, and of copies of it that are attributes of hooks. All are averaged at once,
+        in float64 on the CPU: then the mean of equal values is exactly this value, so constants do not change, and
+        every backend supports it. Integer buffers, such as counts of steps, are equal on all ranks already.
         """
+        if self.world_size == 1:
+            return
         held = [value for hook in self.hooks for value in vars(hook).values() if isinstance(value, torch.nn.Module)]
-        average_buffers([unwrapped(self.model), *held], self.distributed_group)
+        buffers = [each for module in (unwrapped(self.model), *held) for each in module.buffers()]
+        every = list({id(each): each for each in buffers if each.is_floating_point()}.values())
+        if every:
+            values = torch.cat([buffer.cpu().double().reshape(-1) for buffer in every])
+            means = self.distributed_group.sum(values) / self.world_size
+            for buffer, mean in zip(every, means.split([each.numel() for each in every])):
+                buffer.copy_(mean.to(buffer.dtype).view_as(buffer))  # convert on the CPU: some devices have no float64
 
     def training_checkpoint(self, step: int, best: Mapping[str, Any], validation_due: bool = False) -> dict[str, Any]:
         """Everything that a training needs to resume exactly. A collective, since it has the random state of each rank.

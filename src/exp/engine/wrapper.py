@@ -12,7 +12,7 @@ import abc
 import contextlib
 import logging
 from collections import Counter
-from typing import TYPE_CHECKING, Any, ClassVar, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Iterator, Mapping, Sequence
 
 import torch
 from mmengine.model import MMDistributedDataParallel, revert_sync_batchnorm
@@ -20,7 +20,7 @@ from mmengine.registry import MODEL_WRAPPERS
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from exp.config.resolve import create, resolve
+from exp.config.resolve import create
 from exp.data.places import shortened
 from exp.engine.distributed import StagedCollectives
 from exp.errors import ConfigError, PlacementError, UnavailableError, shown
@@ -28,12 +28,11 @@ from exp.hardware.collectives import ddp_arguments
 from exp.hardware.compat import supports_full_sharding
 
 if TYPE_CHECKING:
-    from exp.engine.distributed import Distributed
     from exp.hardware.backend import Backend
     from exp.session import Session
 
 __all__ = [
-    "FullyShard", "TrainStep", "Wrapper", "average_buffers", "check_placement", "clip_grad_norm", "compiles_itself",
+    "FullyShard", "TrainStep", "Wrapper", "check_placement", "clip_grad_norm",
     "forward", "is_sharded", "local_part", "part_like", "place_and_wrap", "preprocessed",
     "sharded_like", "sharded_parameters", "units_of", "unwrapped", "whole", "wrap",
 ]  # fmt: skip
@@ -57,12 +56,10 @@ class Wrapper(abc.ABC):
     """The base class of wrappers, which make a model data-parallel.
 
     A configuration names a subclass in ``wrapper._target_``; its constructor's arguments are the keys of
-    ``wrapper.options``. In a training with several ranks, each rank makes one object, and calls its :meth:`place` and
-    then its :meth:`wrap`, each once.
+    ``wrapper.options``. If ``compile`` is one of them, :meth:`place` compiles the model; else the whole model is
+    compiled before. In a training with several ranks, each rank makes one object, and calls its :meth:`place` and then
+    its :meth:`wrap`, each once.
     """
-
-    compiles: ClassVar[bool] = False
-    """Whether :meth:`place` compiles the model with ``compile=true``. False: the whole model is compiled before."""
 
     def place(self, model: nn.Module, backend: Backend, device: torch.device) -> nn.Module:
         """Move the model to its device, before the optimizer is built; parameters may be replaced by other objects.
@@ -156,15 +153,6 @@ def place_and_wrap(model: nn.Module, session: Session, trains: bool = True) -> n
     return wrapped
 
 
-def compiles_itself(session: Session) -> bool:
-    """Whether the wrapper of a training compiles the model (:attr:`Wrapper.compiles`)."""
-    wrapper: Any = session.config.wrapper
-    target = wrapper.get("_target_")
-    if target is None or session.info.world_size == 1:
-        return False
-    return bool(resolve("wrapper._target_", target, Wrapper).compiles)
-
-
 def _tensors(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
     return [*model.named_parameters(), *model.named_buffers()]
 
@@ -224,28 +212,6 @@ def fit_batchnorm(model: nn.Module, session: Session, synchronize: bool) -> nn.M
             "of its own samples; use a larger batch_size, or a norm that does not depend on the batch"
         )
     return revert_sync_batchnorm(model) if has else model
-
-
-@torch.no_grad()
-def average_buffers(modules: Iterable[nn.Module], distributed: Distributed) -> None:
-    """Replace floating-point buffers by their mean over ranks, such as running statistics of unsynchronized norms.
-
-    A collective. All buffers are averaged at once, in float64 on the CPU: then the mean of equal values is exactly this
-    value, so constants do not change, and every backend supports it. Integer buffers, such as counts of steps, are
-    equal on all ranks already.
-
-    Args:
-        modules: the model and copies of it; the same on every rank; changed in place.
-        distributed: the process group; nothing is done with one process.
-    """
-    if distributed.world_size == 1:
-        return
-    every = {id(buffer): buffer for module in modules for buffer in module.buffers() if buffer.is_floating_point()}
-    if every:
-        values = torch.cat([buffer.cpu().double().reshape(-1) for buffer in every.values()])
-        means = (distributed.sum(values) / distributed.world_size).split([each.numel() for each in every.values()])
-        for buffer, mean in zip(every.values(), means):
-            buffer.copy_(mean.to(buffer.dtype).view_as(buffer))  # convert on the CPU: some devices have no float64
 
 
 def wrap(model: nn.Module, kind: str, options: dict[str, Any], backend: Backend, device: torch.device) -> nn.Module:
@@ -330,8 +296,6 @@ class FullyShard(Wrapper):
     Raises:
         ConfigError: ``precision`` is ``fp16``.
     """
-
-    compiles = True
 
     def __init__(
         self,

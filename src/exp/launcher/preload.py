@@ -17,7 +17,7 @@ _MODULES = [
     "matplotlib.backends.backend_agg",  # MMEngine's visualizer always makes a figure
     "matplotlib.figure",
     "exp.engine.distributed",
-    "exp.engine.registries",
+    "exp.engine.building",
     "exp.session",
     "exp.launcher.agent",
     "exp.launcher.worker",
