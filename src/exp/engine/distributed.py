@@ -16,7 +16,7 @@ import os
 import random
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Callable, Mapping
 
 import numpy as np
 import torch
@@ -214,11 +214,9 @@ class StagedCollectives(Collectives):
     def __init__(self) -> None:
         super().__init__("gloo")
 
-    def init(
-        self, process_group: str, device_type: str, *, store: dist.Store, rank: int, world_size: int, timeout: timedelta
-    ) -> None:
+    def init(self, process_group: str, device_type: str, **how: Any) -> None:
         """Make the default process group."""
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
+        dist.init_process_group("gloo", **how)
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
         """Add up a tensor over all ranks, in place."""
@@ -233,42 +231,32 @@ class StagedCollectives(Collectives):
 class StagedDataParallel(nn.Module):
     """Data-parallel training that averages gradients on the CPU, one parameter after another, before each update.
 
-    A parameter without a gradient counts as zero.
+    A parameter without a gradient counts as zero. Each rank has buffers of its own.
 
     Args:
         module: the model on its device; its parameters and buffers are overwritten by those of rank 0.
-        broadcast_buffers: copy the buffers of rank 0 to every rank before the first forward pass of a step.
-        **_: other options of DDP, which are ignored.
+        **_: options of DDP, which are ignored.
     """
 
-    def __init__(self, module: nn.Module, broadcast_buffers: bool = True, **_: Any) -> None:
+    def __init__(self, module: nn.Module, **_: Any) -> None:
         super().__init__()
         self.module = module
-        self.broadcast_buffers = broadcast_buffers
-        self._step_begins = False
-        self._broadcast([*module.parameters(), *module.buffers()])
+        for tensor in (*module.parameters(), *module.buffers()):
+            _through_cpu(tensor, dist.broadcast, src=0)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Call the module, after the exchange of buffers in the first forward pass of a step."""
-        if self.broadcast_buffers and self._step_begins:
-            self._broadcast(self.module.buffers())
-        self._step_begins = False
+        """Call the module."""
         return self.module(*inputs, **kwargs)
 
     @torch.no_grad()
     def exchange_gradients(self) -> None:
         """Average the gradients over all ranks, in place; called after the last backward pass of a step."""
-        self._step_begins = True
         for parameter in self.module.parameters():
             if parameter.requires_grad:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
                 _through_cpu(parameter.grad, dist.all_reduce)
                 parameter.grad.div_(dist.get_world_size())
-
-    def _broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
-        for tensor in tensors:
-            _through_cpu(tensor, dist.broadcast, src=0)
 
 
 # -- the device --------------------------------------------------------------------------------------------------------

@@ -670,15 +670,6 @@ class PreemptionHook(Hook):
         """Start the phase of training steps that follow, if the validation was within an epoch."""
         self._begin()
 
-    def before_test_epoch(self, runner: Any) -> None:
-        """Start the phase of test batches."""
-        self._begin(runner.test_loop.dataloader.sampler.common_batches)
-
-    def before_test_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
-        """End before a batch of the test if wanted; the final state of the training is saved already."""
-        if batch_idx < self._common_batches and self._wanted():
-            raise Preempted(runner.iter)
-
 
 class OverfitHook(Hook):
     """Stops a training with ``debug.overfit`` when the mean loss of an epoch is near zero, and prints the result."""
@@ -702,12 +693,8 @@ class OverfitHook(Hook):
         """Print the result."""
         if self.means:
             first, last = self.means[0], self.means[-1]
-            verdict = (
-                "the model can learn"
-                if 0 <= last < _NEAR_ZERO * first
-                else "that is not near zero: train longer (max_steps), change optim.lr, remove dropout, or check the "
-                "loss, the targets and which parameters are trained"
-            )
+            advice = "that is not near zero: train longer (max_steps), change optim.lr, or check loss and targets"
+            verdict = "the model can learn" if 0 <= last < _NEAR_ZERO * first else advice
             runner.session.say(
                 f"overfit: the loss went from {first:.4g} to {last:.4g} in {runner.iter} steps; {verdict}"
             )

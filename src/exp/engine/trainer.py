@@ -556,14 +556,13 @@ class EvalLoop:
         """
         sums, device = self._sums, self.session.device
         values = torch.stack([value.float().to(device) for _, value in sums]).cpu().tolist() if sums else []
-        wrong = sorted({batch for (batch, _), value in zip(sums, values) if math.isnan(value)})
-        by_rank = self.session.distributed.gather((wrong, len({batch for batch, _ in sums})))
-        first = next(((rank, found[0]) for rank, (found, _) in enumerate(by_rank) if found), None)
-        if first is not None:
-            total, batches = sum(len(found) for found, _ in by_rank), sum(count for _, count in by_rank)
+        wrong = [batch for (batch, _), value in zip(sums, values) if math.isnan(value)]
+        by_rank = self.session.distributed.gather(wrong)
+        rank = next((rank for rank, found in enumerate(by_rank) if found), None)
+        if rank is not None:
             split = "validation" if self.stage == "val" else "test"
             advice = "check the weights and the data, or use precision=fp32"
             raise RunError(
-                f"predictions are NaN in {total} of {batches} {split} batches, first in batch {first[1] + 1} of rank "
-                f"{first[0]}; {advice if self.runner is None else what_to_do(self.runner)}"
+                f"predictions are NaN in the {split} split, first in batch {by_rank[rank][0] + 1} of rank {rank}; "
+                f"{advice if self.runner is None else what_to_do(self.runner)}"
             )

@@ -226,14 +226,9 @@ def wrap(model: nn.Module, kind: str, options: dict[str, Any], backend: Backend,
 
     Returns:
         The wrapped model, which has ``train_step``; the model itself if ``kind`` is ``none``.
-
-    Raises:
-        ConfigError: ``kind`` is none of the three.
     """
     if kind == "none":
         return model
-    if kind not in ("mmddp", "ddp"):
-        raise ConfigError(f"wrapper.kind={kind} is not one of mmddp, ddp, none")
     base: type = backend.collectives.ddp_class
     if options.get("gradient_as_bucket_view") is None:
         # It saves a second set of gradients, and a copy of them at each step. Classes of vendors may not support it.
