@@ -94,7 +94,6 @@ def test_an_absolute_eta_min_is_that_of_the_full_rate_and_keeps_the_ratio(rates)
         ({"type": "OneCycleLR", "eta_max": LR, "total_steps": 48, "by_epoch": False}, "eta_max=0.002"),
         ({"type": "SteppLR", "step_size": 1}, "'StepLR'"),
         ({"type": "StepLR", "stepsize": 1}, "StepLR .*stepsize"),
-        ({"type": "TorchOneCycle", "eta_max": 1e-3, "total_steps": 3, "by_epoch": True}, "by_epoch: false"),
         ({"type": "ReduceOnPlateauLR", "monitor": "ac"}, "monitor=ac; did you mean 'acc'"),
     ],
 )

@@ -53,12 +53,6 @@ if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
     from exp.session import Session
 
-__all__ = [
-    "CountersHook", "Weights", "about_data", "build_data", "build_evaluator", "build_hooks", "build_loggers",
-    "build_model", "check_monitor", "fit_weights", "import_plugins", "make_result", "rank_logger", "read_weights",
-    "registered", "split_in_use",
-]  # fmt: skip
-
 
 def build_data(session: Session) -> Data:
     """Build the data set of the configuration, read the weights of ``init_from``, and print the ``notes`` of the data.

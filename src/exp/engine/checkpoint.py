@@ -51,12 +51,6 @@ if TYPE_CHECKING:
     from exp.engine.distributed import Distributed
     from exp.hardware.backend import Backend
 
-__all__ = [
-    "BESIDE", "NO_DIGEST", "SET_ASIDE", "CheckpointWriter", "complete", "digest_in",
-    "digests", "list_checkpoints", "load_pickle", "not_finite", "plain", "prune", "read", "remove_leftovers",
-    "set_aside", "sharded_holders", "step_of", "weights_of", "write",
-]  # fmt: skip
-
 logger = logging.getLogger(__name__)
 
 BESIDE = "beside"

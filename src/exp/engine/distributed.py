@@ -33,11 +33,6 @@ if TYPE_CHECKING:
 
     from exp.hardware.backend import Backend
 
-__all__ = [
-    "STAGED", "Distributed", "StagedCollectives", "StagedDataParallel", "agree_on_fallback", "check_compilation",
-    "chosen_group", "device_state", "rng_state", "seed_everything", "set_rng_state", "settle_kernels", "staged_bytes",
-]  # fmt: skip
-
 logger = logging.getLogger(__name__)
 
 STAGED = "gloo, staged through the CPU"

@@ -37,11 +37,6 @@ if TYPE_CHECKING:
     from exp.hardware.backend import Backend
     from exp.session import Session
 
-__all__ = [
-    "CheckpointHook", "LossMeter", "MetricsHook", "OverfitHook", "PreemptionHook", "Progress", "check_finite",
-    "what_to_do",
-]  # fmt: skip
-
 logger = logging.getLogger(__name__)
 
 _REDRAW_SECONDS = 0.25  # of the bar on a terminal

@@ -27,11 +27,6 @@ from exp.runs.status import Stage, beat
 if TYPE_CHECKING:
     from exp.hardware.backend import Backend
 
-__all__ = [
-    "BackendOptimWrapper", "PolyLRByGroup", "TorchOneCycle", "build_optimizer", "build_schedulers", "grad_scaler",
-    "parameter_groups",
-]  # fmt: skip
-
 _UNDECAYED = ("bias", "token", "tokens")  # ends of names without weight decay, also for parameters with several axes
 _FORMS = ("foreach", "fused")  # implementations of a step in torch's optimizers, which give the same result
 
@@ -230,7 +225,6 @@ def parameter_groups(model: nn.Module, config: Any) -> list[dict[str, Any]]:
 
     Raises:
         AttributeError: learning rates depend on the layer and the model has no ``layer_of``.
-        ConfigError: no parameter is trainable.
     """
     by_depth = config.backbone_lr_scale != 1.0 or config.layer_decay != 1.0
     left_out = set(getattr(model, "no_weight_decay", tuple)())
@@ -246,8 +240,6 @@ def parameter_groups(model: nn.Module, config: Any) -> list[dict[str, Any]]:
             parameter.dim() > 1 and not name.endswith(_UNDECAYED) and name not in left_out
         )
         groups.setdefault((scale, decays), []).append(parameter)
-    if not groups:
-        raise ConfigError("no parameter of the model is trainable; freeze fewer parameters")
     result = []
     for (scale, decays), parameters in sorted(groups.items(), key=lambda item: item[0], reverse=True):
         group: dict[str, Any] = {"params": parameters}
@@ -277,11 +269,11 @@ class TorchOneCycle(OneCycleLR):
         eta_max: largest learning rate of a group that starts at the optimizer's own learning rate.
         total_steps: optimizer steps of the whole cycle; None: ``end``.
         end: optimizer steps of the training; set by the engine, as for MMEngine's schedulers.
-        by_epoch: must be False.
+        by_epoch: False; it takes each step.
         **options: other arguments of torch's class, such as ``pct_start``.
 
     Raises:
-        ValueError: the optimizer has no momentum to cycle, or ``by_epoch`` is true.
+        ValueError: the optimizer has no momentum to cycle.
     """
 
     by_epoch = False
@@ -295,8 +287,6 @@ class TorchOneCycle(OneCycleLR):
         by_epoch: bool = False,
         **options: Any,
     ) -> None:
-        if by_epoch:
-            raise ValueError("TorchOneCycle steps at each optimizer step, not at each epoch; set by_epoch: false")
         inner = _inner(optimizer)
         rates = [eta_max * scale for scale in _scales(inner)]
         super().__init__(inner, max_lr=rates, total_steps=total_steps or end, **options)

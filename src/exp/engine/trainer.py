@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from exp.models.dropout import DropoutStream
     from exp.session import Session
 
-__all__ = ["EvalLoop", "TrainLoop", "Trainer"]
-
 logger = logging.getLogger(__name__)
 
 # Keys of the message hub that RuntimeInfoHook and IterTimerHook write again; all others are state of the user's hooks.

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
     from exp.session import Session
 
-__all__ = ["build_trainer", "carry_over", "saved_order", "train"]
-
 logger = logging.getLogger(__name__)
 _PARTS = ("meta", "state_dict", "config", "optimizer", "param_schedulers", "rng", "best")
 
@@ -122,8 +120,6 @@ def build_trainer(session: Session, data: Any, model: Any) -> Trainer:
     """
     config = session.config
     train, val, test = (split_in_use(session, data, split) for split in ("train", "val", "test"))
-    if config.debug.train_batches is not None:
-        session.say(f"debug: {len(train)} samples to train, {len(val)} to validate, {len(test)} to test")
     evaluator = build_evaluator(session, data)
     assert config.batch_size is not None  # validate() has derived it
     sampler = TrainBatchSampler(

@@ -31,12 +31,6 @@ if TYPE_CHECKING:
     from exp.hardware.backend import Backend
     from exp.session import Session
 
-__all__ = [
-    "FullyShard", "TrainStep", "Wrapper", "check_placement", "clip_grad_norm",
-    "forward", "is_sharded", "local_part", "part_like", "place_and_wrap", "preprocessed",
-    "sharded_like", "sharded_parameters", "units_of", "unwrapped", "whole", "wrap",
-]  # fmt: skip
-
 logger = logging.getLogger(__name__)
 
 _SHOWN = 5
