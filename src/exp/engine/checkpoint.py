@@ -604,10 +604,9 @@ def weights_of(content: Any, source: Path | None = None) -> OrderedDict[str, tor
         if inner is None:
             break
         state = inner
-    keys = f"; it has the keys {', '.join(map(str, list(state)[:8]))}" if isinstance(state, Mapping) else ""
+    places = ", ".join(_HOLDERS)
     raise CheckpointError(
-        f"{source or 'the checkpoint'} has no state dict: expected a dict of tensors, or one under "
-        f"{', '.join(_HOLDERS)}{keys}"
+        f"{source or 'the file'} has no state dict: expected a dict of tensors, or one under {places}"
     )
 
 

@@ -342,14 +342,10 @@ def _numbers_of(layers: Callable[..., torch.Tensor], device: torch.device) -> di
     """The loss and the gradients of the layers for fixed inputs, on the CPU, by name."""
     generator = torch.Generator().manual_seed(0)
     shapes = {"tokens": (4, 8, 16), "weight": (16, 16), "scale": (16,)}
-    given = {name: torch.randn(shape, generator=generator).to(device) for name, shape in shapes.items()}
+    given: Any = {name: torch.randn(shape, generator=generator).to(device) for name, shape in shapes.items()}
     loss = layers(*(each.requires_grad_() for each in given.values()))
     loss.backward()
-    gradients = {f"the gradient of {name}": each.grad for name, each in given.items()}
-    return {
-        "the loss": loss.detach().cpu(),
-        **{name: each.cpu() for name, each in gradients.items() if each is not None},
-    }
+    return {"the loss": loss.detach().cpu(), **{f"the gradient of {k}": each.grad.cpu() for k, each in given.items()}}
 
 
 def seed_everything(seed: int, backend: Backend) -> None:

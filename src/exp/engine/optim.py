@@ -60,8 +60,6 @@ class _ScaledOptimizer(torch.optim.Optimizer):
 
     def step(self, closure: Any = None, **kwargs: Any) -> Any:
         """Step unless a gradient has overflowed, and update the scale of the losses."""
-        if closure is not None:
-            kwargs["closure"] = closure  # scalers refuse it with an error
         loss = self._scaler.step(self._optimizer, **kwargs)
         self._scaler.update()
         return loss
@@ -178,12 +176,6 @@ class BackendOptimWrapper(OptimWrapper):
         self.optimizer.load_state_dict(state)
 
 
-def _plain(options: Any) -> dict[str, Any]:
-    """Options as types that checkpoints can contain; lists, such as Adam's betas, become tuples."""
-    content: Any = OmegaConf.to_container(OmegaConf.create(options), resolve=True)
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in content.items()}
-
-
 def build_optimizer(model: nn.Module, config: Any, lacking: Collection[str] = frozenset()) -> torch.optim.Optimizer:
     """Make the optimizer of ``config`` for the trainable parameters of a model.
 
@@ -198,7 +190,9 @@ def build_optimizer(model: nn.Module, config: Any, lacking: Collection[str] = fr
         UnavailableError: the module of the type cannot be imported.
     """
     cls = registered("optim.type", config.type, OPTIMIZERS, torch.optim.Optimizer)
-    options = _plain(config.options)
+    content: Any = OmegaConf.to_container(config.options, resolve=True)
+    # As types that checkpoints can contain; lists, such as Adam's betas, become tuples.
+    options = {name: tuple(value) if isinstance(value, list) else value for name, value in content.items()}
     if options.get("fused") and f"_fused_{config.type.lower()}_" in lacking:
         options.update(fused=False, foreach=True)
     groups = parameter_groups(model, config)

@@ -272,8 +272,6 @@ def _find_checkpoint(session: Session, wanted: str, parameters: Container[str]) 
                 trouble = f"{each} is not a training checkpoint of exp: it has no {', '.join(lacking)}"
             elif odd:
                 trouble = f"{each} has weights that are not finite: {shortened(odd, 1)}"
-            elif not named and checkpoint.step_of(each) != content["meta"]["step"]:
-                trouble = f"{each} is a copy of the checkpoint of step {content['meta']['step']}"
         except CheckpointError as error:
             trouble = str(error)
         if trouble is None:
@@ -336,7 +334,8 @@ def _restore(runner: Any, content: Mapping[str, Any], source: Path) -> None:
         source: the path of the checkpoint, for messages.
 
     Raises:
-        CheckpointError: the checkpoint does not match this model.
+        CheckpointError: the optimizer's state in it does not match this model.
+        RuntimeError: the weights in it do not match this model.
         ConfigError: a hook that has changed weights in it is missing, or the schedule does not allow the new settings.
     """
     meta, session, loop = content["meta"], runner.session, runner.train_loop
@@ -352,10 +351,7 @@ def _restore(runner: Any, content: Mapping[str, Any], source: Path) -> None:
     runner.call_hook("after_load_checkpoint", checkpoint=content)
     for key, value in content.get("message_hub", {}).items():
         runner.message_hub.update_info(key, value)
-    try:
-        model.load_state_dict(content["state_dict"])
-    except RuntimeError as error:
-        raise CheckpointError(f"{source} does not fit the model of this run: {error}") from error
+    model.load_state_dict(content["state_dict"])
     # With other data the epoch may be shorter.
     samples = min(meta["samples"], loop.steps_per_epoch * meta["global_batch_size"])
     loop.restore(meta["epoch"], meta["step"], samples, meta["validation_due"])

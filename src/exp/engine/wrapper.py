@@ -312,9 +312,11 @@ class FullyShard(Wrapper):
             ConfigError: two names of the model are the same parameter.
             UnavailableError: this version of torch, or the collectives of this backend, do not support sharding.
         """
-        reason = _why_not(backend)
-        if reason is not None:
-            raise UnavailableError(f"wrapper=fsdp: {reason}; use wrapper=ddp (see {_PAGE})")
+        if not supports_full_sharding() or isinstance(backend.collectives, StagedCollectives):
+            raise UnavailableError(
+                f"wrapper=fsdp needs torch >= 2.7 (this is {torch.__version__}), and collectives that do not copy "
+                f"tensors through the CPU; use wrapper=ddp (see {_PAGE})"
+            )
         units = units_of(model)
         _refuse_tied(model)
         from torch.distributed.device_mesh import init_device_mesh
@@ -376,14 +378,6 @@ def _refuse_tied(model: nn.Module) -> None:
             )
 
 
-def _why_not(backend: Backend) -> str | None:
-    if not supports_full_sharding():
-        return f"torch {torch.__version__} is too old for fully_shard and its checkpoints, which need torch >= 2.7"
-    if isinstance(backend.collectives, StagedCollectives):
-        return f"backend={backend.name} copies tensors through the CPU here, which cannot gather the weights of blocks"
-    return None
-
-
 def units_of(model: nn.Module) -> list[nn.Module]:
     """The submodules (blocks) that are sharded; a pass gathers the weights of one block at a time.
 
@@ -395,22 +389,18 @@ def units_of(model: nn.Module) -> list[nn.Module]:
         Modules of which none contains another, and each is run by calling it.
     """
     own: Any = getattr(model, "sharded_units", None)
-    if own is not None:
-        return list(own())
-    found: list[nn.Module] = []
-    _collect(model, found)
-    return found
+    return list(_repeated(model) if own is None else own())
 
 
-def _collect(module: nn.Module, found: list[nn.Module]) -> None:
+def _repeated(module: nn.Module) -> Iterator[nn.Module]:
     children = [child for child in module.children() if any(True for _ in child.parameters())]
     repeated = len(children) > len({type(child) for child in children})
-    if isinstance(module, (nn.ModuleList, nn.Sequential)) and repeated:
-        # A list cannot be called, so look at its members instead.
-        found += [child for child in children if not isinstance(child, (nn.ModuleList, nn.ModuleDict))]
-        children = [child for child in children if isinstance(child, (nn.ModuleList, nn.ModuleDict))]
+    is_list = isinstance(module, (nn.ModuleList, nn.Sequential)) and repeated
     for child in children:
-        _collect(child, found)
+        if is_list and not isinstance(child, (nn.ModuleList, nn.ModuleDict)):  # these cannot be called
+            yield child
+        else:
+            yield from _repeated(child)
 
 
 def sharded_parameters(model: nn.Module) -> dict[str, Any]:
