@@ -604,10 +604,7 @@ def weights_of(content: Any, source: Path | None = None) -> OrderedDict[str, tor
         if inner is None:
             break
         state = inner
-    places = ", ".join(_HOLDERS)
-    raise CheckpointError(
-        f"{source or 'the file'} has no state dict: expected a dict of tensors, or one under {places}"
-    )
+    raise CheckpointError(f"{source or 'the file'} has no tensors by name, nor any under {', '.join(_HOLDERS)}")
 
 
 def not_finite(state: Mapping[str, Any], parameters: Container[str]) -> list[str]:

@@ -245,9 +245,6 @@ def parameter_groups(model: nn.Module, config: Any) -> list[dict[str, Any]]:
     return result
 
 
-_SCHEDULERS = (LRSchedulerMixin, MomentumSchedulerMixin)
-
-
 @PARAM_SCHEDULERS.register_module(force=True)
 class TorchOneCycle(OneCycleLR):
     """Torch's OneCycleLR as a parameter scheduler of MMEngine, stepped at each optimizer step.
@@ -336,7 +333,8 @@ def build_schedulers(configs: Sequence[Mapping[str, Any]], runner: Any) -> list[
     for each in configs:
         config = {name: value for name, value in each.items() if value is not None}
         kind = str(config.get("type"))
-        cls = registered("schedule.param_scheduler.type", kind, PARAM_SCHEDULERS, _SCHEDULERS)
+        interfaces = LRSchedulerMixin, MomentumSchedulerMixin
+        cls = registered("schedule.param_scheduler.type", kind, PARAM_SCHEDULERS, interfaces)
         by_epoch = config.get("by_epoch", getattr(cls, "by_epoch", True))
         end = config.setdefault("end", loop.max_epochs if by_epoch else loop.max_iters)
         begin = config.get("begin", 0)
