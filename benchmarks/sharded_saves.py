@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from exp.backends.cpu import CpuBackend
 
-from exp.engine.checkpoint import CheckpointWriter, ShardedSaver
+from exp.engine.checkpoint import CheckpointWriter
 from exp.engine.distributed import Distributed
 from exp.engine.optim import BackendOptimWrapper
 from exp.engine.wrapper import FullyShard
@@ -59,7 +59,7 @@ def measure(rank: int, arguments: argparse.Namespace) -> None:
     model: Any = FullyShard().place(Stack(width), backend, device)
     optimizer = torch.optim.Adam(model.parameters())
     optim: Any = BackendOptimWrapper(optimizer, backend, "fp32", model=model)
-    writer, saver = CheckpointWriter(backend), ShardedSaver(group)
+    writer = CheckpointWriter(backend, group, sharded=True)
     batch = torch.randn(BATCH, width)
     blocked, plain = [], []
 
@@ -83,7 +83,7 @@ def measure(rank: int, arguments: argparse.Namespace) -> None:
         group.barrier()
         path = arguments.folder / f"step_{number:08d}.pth"
         begun = time.perf_counter()
-        writer.start({path: saver.prepare(content())})
+        writer.start({path: content()})
         blocked.append(everyones(time.perf_counter() - begun))
         optim.update_params(model(batch))
         writer.wait()

@@ -44,7 +44,6 @@ REFERENCE = {
             "exp.engine.wrapper.Wrapper",
             "exp.engine.wrapper.TrainStep",
             "exp.engine.wrapper.wrap",
-            "exp.engine.registries.Logger",
             "exp.hardware.backend.Backend",
             "exp.plugins.Plugin",
             "exp.plugins.Family",

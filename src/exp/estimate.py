@@ -25,8 +25,8 @@ from exp.config.resolve import create, resolve
 from exp.console import flops, size
 from exp.data.base import Data, ExampleBatch, split_of
 from exp.data.loader import map_tensors, tensors_of
+from exp.engine.building import import_plugins
 from exp.engine.optim import build_optimizer
-from exp.engine.registries import import_plugins
 from exp.engine.wrapper import units_of
 from exp.errors import EXIT_OK, ConfigError, DataError, ExpError, UnavailableError, asked, told
 from exp.frozen import freeze

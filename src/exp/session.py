@@ -158,7 +158,6 @@ class Session:
         begun: whether the run has started (:meth:`begin`).
         reporters: connections to the trackers, on rank 0, once the run has begun.
         unique_name: name that differs from those of other runs of the same process.
-        restarted_here: whether this process has run a part of the run before (:meth:`start_anew`).
     """
 
     def __init__(self, config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
@@ -180,7 +179,6 @@ class Session:
         self.resumed_from: Path | None = None
         self.changed: Sequence[Change] = ()
         self.pending = folder.pending
-        self.restarted_here = False
         self.reporters: list[Reporter] = []
         self.begun = False
         self._when_started: list[Callable[[], object]] = []
@@ -193,8 +191,7 @@ class Session:
             ConfigError: the device does not support the precision, or ``compile=true`` does not work on it.
             RunError: two ranks share a card.
         """
-        from exp.engine.device import check_compilation, seed_everything, settle_kernels
-        from exp.engine.distributed import Distributed
+        from exp.engine.distributed import Distributed, check_compilation, seed_everything, settle_kernels
 
         info, config, backend = self.info, self.config, self.backend
         self.device = backend.set_device(info.local_rank)
@@ -284,24 +281,11 @@ class Session:
             self.folder.begin(self.config.overwrite)
             for action in self._when_started:
                 action()
-            if not self.reporters:
-                self.reporters = trackers.start(self.config.logger, self.folder, self.say)
+            self.reporters = trackers.start(self.config.logger, self.folder, self.say)
         self.forget()
         if self.pending:
             self.distributed.barrier()
         self.pending = False
-
-    def start_anew(self) -> None:
-        """Reset the session to that of a new process of the same run: nothing is built, and nothing has begun."""
-        from exp.engine.device import seed_everything
-
-        self.unique_name = f"{self.unique_name}-anew"
-        self.restarted_here = True
-        self.forget()
-        self.begun = False
-        self.weights = self.data_state = self.data_files = None
-        gc.collect()  # frees the data-parallel wrapper before a new one is made
-        seed_everything(self.config.seed, self.backend)
 
     def close_reporters(self, status: str, result: Mapping[str, Any], patience_s: float) -> None:
         """Report the end of the run to the trackers, and print the run's address at each tracker."""
@@ -352,7 +336,7 @@ def run(folder: RunFolder, info: RankInfo) -> None:
     try:
         gc.disable()  # imports of torch and MMEngine make a million objects; collecting them costs a fifth more time
         session.open()
-        from exp.engine.registries import import_plugins  # MMEngine's, and so torch
+        from exp.engine.building import import_plugins  # MMEngine's, and so torch
 
         import_plugins(config.plugins)
         if info.rank == 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from exp.engine.device import device_state
+from exp.engine.distributed import device_state
 from exp.engine.optim import grad_scaler
 from exp.errors import UnavailableError
 from tests.backends import made

@@ -12,7 +12,7 @@ from torch import nn
 
 from exp.config.check import check_hooks
 from exp.config.resolve import allow, check_names, check_path_part, check_target, check_type, create, resolve
-from exp.engine.registries import registered
+from exp.engine.building import registered
 from exp.errors import ConfigError, UnavailableError
 
 # A module that tells when it is imported, and what it is asked to do.

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import re
 from collections import OrderedDict, namedtuple
 from types import SimpleNamespace
 
@@ -8,10 +7,8 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
 
-from exp.data.base import split_of
 from exp.data.loader import eval_loader, move, tensors_of, train_loader
 from exp.data.sampler import EvalBatchSampler, TrainBatchSampler
-from exp.errors import SampleError
 from exp.forecasting.data.windows import WindowDataset
 
 
@@ -63,12 +60,3 @@ def test_tensors_are_moved_wherever_they_stand():
     assert move(batch, torch.device("cpu")) is batch
     packed = move({"x": pack_sequence([torch.ones(3), torch.ones(2)])}, META)["x"]
     assert (packed.data.device.type, packed.batch_sizes.device.type) == ("meta", "cpu")  # lengths stay
-
-
-@pytest.mark.parametrize(
-    ("other", "said"), [(None, "samples are NoneType or dict"), ({"x": None}, "x is () or NoneType")]
-)
-def test_samples_that_make_no_batch_are_told_apart(other, said):
-    batches = split_of(SimpleNamespace(train=[{"x": torch.tensor(1.0)}, other], collate=None), "train", seed=1)
-    with pytest.raises(SampleError, match=re.escape(said)):
-        batches[torch.tensor([0, 1])]

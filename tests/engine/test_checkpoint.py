@@ -20,6 +20,7 @@ from mmengine.config import ConfigDict
 
 from exp.engine import checkpoint
 from exp.engine.checkpoint import CheckpointWriter
+from exp.engine.distributed import Distributed
 from exp.engine.optim import BackendOptimWrapper
 from exp.errors import CheckpointError
 
@@ -106,11 +107,12 @@ def test_a_writer_that_is_killed_leaves_a_checkpoint_that_opens_and_nothing_half
     assert checkpoint.read(checkpoint.list_checkpoints(tmp_path)[0]) == {"step": left}
 
 
-def test_what_is_written_is_the_state_at_the_call_while_training_goes_on(tmp_path):
+def test_what_is_written_is_the_state_at_the_call_while_training_goes_on(tmp_path, monkeypatch):
     backend = CpuBackend(name="cpu")
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
     wrapper = BackendOptimWrapper(torch.optim.Adam(model.parameters(), lr=0.1), backend)
-    writer, path, go_on = CheckpointWriter(backend), tmp_path / "a.pth", threading.Event()
+    writer, path, go_on = CheckpointWriter(backend, Distributed()), tmp_path / "a.pth", threading.Event()
+    write = checkpoint.write
 
     def steps(count):
         for _ in range(count):
@@ -121,26 +123,28 @@ def test_what_is_written_is_the_state_at_the_call_while_training_goes_on(tmp_pat
 
     def late(*arguments):
         assert go_on.wait(60)
-        checkpoint.write(*arguments)
+        write(*arguments)
 
+    monkeypatch.setattr(checkpoint, "write", late)
     steps(1)
     for _ in range(2):  # the second into the memory of the first
         before = checkpoint.plain(state(), lambda tensor: tensor.detach().clone())
         go_on.clear()
-        writer.start({path: (state(), late)})
+        writer.start({path: state()})
         steps(3)
         go_on.set()
         writer.wait()
         torch.testing.assert_close(checkpoint.read(path), before, rtol=0, atol=0)
 
 
-def test_what_the_disk_says_is_raised_once_where_training_is(tmp_path):
+def test_what_the_disk_says_is_raised_once_where_training_is(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    writer = CheckpointWriter(CpuBackend(name="cpu"))
-    for then in (writer.wait, lambda: writer.start({tmp_path / "b.pth": ({}, full)})):
-        writer.start({tmp_path / "a.pth": ({}, full)})
+    monkeypatch.setattr(checkpoint, "write", full)
+    writer = CheckpointWriter(CpuBackend(name="cpu"), Distributed())
+    for then in (writer.wait, lambda: writer.start({tmp_path / "b.pth": {}})):
+        writer.start({tmp_path / "a.pth": {}})
         with pytest.raises(OSError, match="No space left"):
             then()
         writer.wait()

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from exp.hardware import compat
-from tests.conftest import TINY
 from tests.engine.conftest import needs_sharding
 
 MODEL = """
@@ -44,12 +43,3 @@ def test_a_compiled_run_is_as_another_and_goes_on_uncompiled(exp, wrapper):
     train("run", "resume=auto")
     assert exp.losses("run") == pytest.approx(exp.losses("eager"), rel=1e-5)
     assert exp.result("run")["changed_on_resume"]["compile"] == {"old": True, "new": False}
-
-
-@needs_compilation
-def test_a_compiler_that_is_missing_is_named_before_the_data_are_read(exp):
-    done = exp(*TINY, "compile=true", "output_dir=run", CXX="/nowhere/c++", TORCHINDUCTOR_CACHE_DIR=str(exp.folder),
-               TORCHINDUCTOR_COMPILE_THREADS="1", fresh=True)  # fmt: skip
-    assert done.returncode in (2, 3)
-    assert "compile=true" in done.stderr.splitlines()[0]
-    assert "/nowhere/c++" in done.stderr.splitlines()[0]

@@ -75,7 +75,7 @@ import threading
 from pathlib import Path
 from torch.distributed.checkpoint import FileSystemWriter
 from exp.engine import checkpoint
-from exp.engine.checkpoint import CheckpointWriter, ShardedSaver
+from exp.engine.checkpoint import CheckpointWriter
 from exp.engine.wrapper import FullyShard
 from exp.engine.optim import BackendOptimWrapper
 from exp.errors import RunError
@@ -87,8 +87,7 @@ layers[0].bias.requires_grad_(False)
 model = FullyShard().place(nn.Sequential(*layers), backend, device)
 optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.1, foreach=False)
 optim = BackendOptimWrapper(optimizer, backend, "fp32", model=model)
-writer = CheckpointWriter(backend)
-saver = ShardedSaver(group)
+writer = CheckpointWriter(backend, group, sharded=True)
 folder = Path(os.path.realpath(folder)) / "checkpoints"
 files = ["step_00000001.pth", "best.pth"]
 
@@ -100,7 +99,7 @@ def content(file):
     return {"meta": {"step": 1}, "state_dict": model.state_dict(), **trained}
 
 def save(file):
-    writer.start({folder / file: saver.prepare(content(file))})
+    writer.start({folder / file: content(file)})
 
 def whole(value):
     if isinstance(value, dict):
@@ -168,19 +167,19 @@ from exp.backends.cpu import CpuBackend
 from exp.engine import checkpoint
 from exp.engine.distributed import Distributed
 from exp.engine.wrapper import FullyShard
-from exp.engine.checkpoint import CheckpointWriter, ShardedSaver
+from exp.engine.checkpoint import CheckpointWriter
 
 folder, owner, name = Path(sys.argv[1]), {"os": os, "checkpoint": checkpoint, "Path": Path}[sys.argv[2]], sys.argv[3]
 dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 1), rank=0, world_size=1)
 backend = CpuBackend(name="cpu")
 model = FullyShard().place(torch.nn.Sequential(torch.nn.Linear(8, 8)), backend, torch.device("cpu"))
-writer, saver = CheckpointWriter(backend), ShardedSaver(Distributed())
+writer = CheckpointWriter(backend, Distributed(), sharded=True)
 for step in (1, 2):
     if step == 2:
         setattr(owner, name, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
     content = {"meta": {"step": step}, "state_dict": model.state_dict()}
     path = folder / "checkpoints" / f"step_{step:08d}.pth"
-    writer.start({path: saver.prepare(content)}, lambda: checkpoint.prune(path.parent, 1))
+    writer.start({path: content}, lambda: checkpoint.prune(path.parent, 1))
     writer.wait()
 os._exit(0)
 """

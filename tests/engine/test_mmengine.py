@@ -19,8 +19,7 @@ from mmengine.visualization import Visualizer
 
 from exp.config.check import REFUSED, check_hooks
 from exp.engine import checkpoint
-from exp.engine.building import Weights, build_model
-from exp.engine.registries import build_hooks
+from exp.engine.building import Weights, build_hooks, build_model
 from exp.errors import ConfigError
 from tests.engine.conftest import Line, Spy
 

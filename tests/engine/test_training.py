@@ -13,7 +13,7 @@ from exp.data.base import Data, split_of
 from exp.data.loader import share_loader
 from exp.engine.building import build_data, build_evaluator, build_model
 from exp.engine.trainer import EvalLoop
-from exp.engine.training import _check_one_batch, _explained
+from exp.engine.training import _check_one_batch
 from exp.errors import ConfigError
 from tests.engine.conftest import Line, Mse, Samples
 
@@ -53,14 +53,11 @@ def check(session, data, model):
 @pytest.mark.parametrize(
     ("base", "members", "error", "named"),
     [
-        (Numbers, {"state_dict": lambda self: {"a": {1}}}, ConfigError, "state_dict"),
-        (Numbers, {"metrics": lambda self, detailed: [3]}, ConfigError, "int"),
+        (Numbers, {"state_dict": lambda self: {"a": {1}}}, TypeError, "data.a"),
         (Numbers, {"val": None, "__init__": lambda self: None}, ConfigError, "val"),
         (Numbers, {"collate": lambda self, samples: samples}, ConfigError, "batch"),
-        (Samples, {"__getitem__": lambda self, number: 1 / 0}, ConfigError, r"Numbers.val\[0\] raises ZeroDivision"),
         (Restless, {"forward": lambda self, x, y: x}, TypeError, "mode"),
         (Restless, {"forward": lambda self, x, y, mode: x if mode != "loss" else {"loss": x}}, ConfigError, r"\(4,\)"),
-        (Restless, {"forward": lambda self, x, y, mode: x if mode != "loss" else {"mse": x}}, ConfigError, "'loss'"),
         (Restless, {"forward": lambda self, x, y, mode: x}, ConfigError, "Tensor"),
         (Mse, {"per_sample": lambda self, outputs, batch: outputs.mean()}, ConfigError, "per_sample"),
     ],
@@ -73,8 +70,7 @@ def test_it_is_told_before_the_first_step(monkeypatch, make_session, base, membe
     def begin():
         data = build_data(session)
         model = build_model(session, data)
-        with _explained(session, None):
-            check(session, data, model)
+        check(session, data, model)
         model.parse_losses(model(**Samples()[torch.arange(4)], mode="loss"))
 
     with pytest.raises(error, match=named):

@@ -182,7 +182,7 @@ class LoggerConfig:
     """How long the end of a run waits for a tracker that has not received everything, in seconds."""
     vis_backends: List[Dict[str, Any]] = field(default_factory=list)
     """Visualization backends: {type: <name>, <arguments>} for those of MMEngine, or {_target_: <path of a class>,
-    <arguments>} for the user's own (:class:`exp.engine.registries.Logger`)."""
+    <arguments>} for the user's own."""
     requires: List[str] = field(default_factory=list)
     """Packages that trackers and visualization backends need; checked before the run starts."""
 
@@ -214,9 +214,6 @@ class DebugConfig:
     overfit: bool = False
     """Validate and test on the training batches, which are the same in every epoch, and stop when the loss is below 1 %
     of its first value."""
-    restart_after: Optional[int] = None
-    """Optimizer steps after which the run saves a checkpoint, rebuilds everything, and resumes from it, as after a
-    preemption."""
 
 
 @dataclass

@@ -1,35 +1,47 @@
-"""Functions that tasks share: build data, model and metrics, load weights, and make the record of a run.
+"""Builds what a configuration names (data, model, metrics, hooks, loggers), loads weights, and makes a run's record.
 
 A task that uses a trained model as it is (eval, predict, features) needs an exact match: every tensor of the model must
 be in the file, and every tensor of the file in the model. Otherwise part of the model would be random, or the model
 would differ from the trained one. A training may start with a new head, for example for other classes; ``init_partial``
 allows more.
+
+MMEngine's registries import any dotted path, and, for a plain name that is not registered, any module of that name. So
+names are checked here before MMEngine gets them. Most of MMEngine's hooks run unchanged. The hooks below replace those
+of the same name that support one vendor's devices only, lose their state on resume, or write outside the run folder.
+docs/extend/hooks.md has the whole table.
 """
 
 from __future__ import annotations
 
+import importlib
 import logging
 import math
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Mapping
+from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
+import mmengine.hooks
 import torch
+from mmengine.hooks import Hook
 from mmengine.logging import MMLogger
 from mmengine.model import BaseModel
+from mmengine.registry import HOOKS, VISBACKENDS, Registry
+from mmengine.runner import get_priority
+from mmengine.visualization import BaseVisBackend
 from omegaconf import OmegaConf
 from torch.utils.data import Dataset
 
 from exp import hub
+from exp.config.check import REFUSED, refused_hook
 from exp.config.compose import is_of_hub
 from exp.config.differences import text_of
-from exp.config.resolve import create
+from exp.config.resolve import allow, create, find_own_module, make, resolve, without_scope
 from exp.data.base import Data, Extras, split_of
 from exp.data.places import shortened
 from exp.engine import checkpoint
-from exp.engine.wrapper import compiles_itself
-from exp.errors import EXPERIMENT_PAGE, ConfigError, RunError, shown
+from exp.errors import ConfigError, RunError, UnavailableError, nearest
 from exp.metrics import Evaluator, Metric
 from exp.models.base import Model
 from exp.runs.folder import blank_result, in_role
@@ -41,11 +53,6 @@ if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
     from exp.session import Session
 
-__all__ = [
-    "Weights", "about_data", "build_data", "build_evaluator", "build_model", "fit_weights", "make_result",
-    "measured_part", "rank_logger", "read_weights", "split_in_use",
-]  # fmt: skip
-
 
 def build_data(session: Session) -> Data:
     """Build the data set of the configuration, read the weights of ``init_from``, and print the ``notes`` of the data.
@@ -54,7 +61,8 @@ def build_data(session: Session) -> Data:
     series or the names of classes (:meth:`exp.data.base.Data.state_dict`).
 
     Raises:
-        ConfigError: the class of the data cannot be used, its state is not plain data, or the weights do not exist.
+        ConfigError: the class of the data cannot be used, or the weights do not exist.
+        TypeError: the state of the data is not plain data.
         DataError: the data do not match the weights.
         CheckpointError: the weights cannot be read.
         UnavailableError: weights of a hub cannot be fetched, or the class cannot be imported.
@@ -67,13 +75,7 @@ def build_data(session: Session) -> Data:
     session.extras = Extras()
     data.setup(session)
     session.data_state = data.state_dict()
-    try:
-        checkpoint.plain(session.data_state)
-    except TypeError as error:
-        raise ConfigError(
-            f"data: {shown(data)}.state_dict must return numbers, text, lists, dicts, tensors: {error}; "
-            f"see {EXPERIMENT_PAGE}"
-        ) from error
+    checkpoint.plain(session.data_state, key="data")  # says now what the first checkpoint would
     for note in data.notes:
         session.say(note)
     return data
@@ -114,7 +116,8 @@ def build_model(session: Session, data: Data, to_place: bool = False) -> nn.Modu
     elif any(getattr(module, "init_cfg", None) for module in model.modules()):
         rank_logger(session)  # the logger to which MMEngine reports the initialization
         model.init_weights()  # type: ignore[operator]
-    if session.config.compile and not (to_place and compiles_itself(session)):
+    wraps = to_place and session.info.world_size > 1
+    if session.config.compile and not (wraps and "compile" in session.config.wrapper.options):  # else it compiles
         model.compile()  # compiles at the first call; in place, so names and hooks stay, and it can still be wrapped
     session.built(model)
     return model
@@ -193,42 +196,29 @@ def fit_weights(model: nn.Module, weights: Weights, config: ExpConfig, as_it_is:
     state: Any = weights.state
     if hasattr(model, "adapt_state_dict"):
         state = foreign.adapt_state_dict(state, path)
-    made_to_fit: list[str] = []
     if not as_it_is and hasattr(model, "fit_state_dict"):
-        adapted, state = state, foreign.fit_state_dict(state, path)
-        made_to_fit = [key for key, value in state.items() if value.shape != adapted[key].shape]
+        state = foreign.fit_state_dict(state, path)
     fitting = {key: value for key, value in state.items() if key in own and value.shape == own[key].shape}
     missing = [key for key in own if key not in state]
     others = [key for key in state if key in own and key not in fitting]
     unknown = [key for key in state if key not in own]
-    count = f"{len(fitting)} of {len(own)} tensors"
-    shapes = [f"{key}: {tuple(state[key].shape)} in the file, {tuple(own[key].shape)} in the model" for key in others]
+    shapes = [f"{key} {tuple(state[key].shape)} in the file, {tuple(own[key].shape)} in the model" for key in others]
     listed = {"missing in the file": missing, "other shape": shapes, "unknown to the model": unknown}
-    misfits = "".join(f"\n  {title}: {shortened(names)}" for title, names in listed.items() if names)
+    count = f"{len(fitting)} of {len(own)} tensors"
+    misfits = [f"{title}: {shortened(names)}" for title, names in listed.items() if names]
     may_be_new: Any = getattr(model, "may_start_anew", lambda _: False)
     head_alone = all(map(may_be_new, [*missing, *others]))
-    if not as_it_is and not fitting:
-        raise ConfigError(
-            f"init_from: nothing in {path} fits the model: the file has tensors such as {', '.join(list(state)[:3])}; "
-            f"the model has tensors such as {', '.join(list(own)[:3])}"
-        )
-    reason = cure = ""
+    reason = ""
     if as_it_is and not (head_alone and all(map(may_be_new, unknown)) if task == "features" else not misfits):
         # Features are the output of the backbone, so the head may differ.
         reason = f"task={task} needs all weights of the model, and {path} does not fit it"
-    elif not as_it_is and not head_alone and not config.init_partial:
+        differs = ", ".join(config.record.differs)
+        cure = f"not as in the run: {differs}" if differs else "use the settings with which the weights were trained"
+    elif not as_it_is and not (fitting and (head_alone or config.init_partial)):
         reason = f"init_from: {path} fits the model only in part: more than a new head is missing or differs"
-        cure = "; init_partial=true starts the rest from random weights"
+        cure = "init_partial=true starts the rest from random weights"
     if reason:
-        if config.record.differs:
-            cause = f"not as in the run: {', '.join(config.record.differs)}"
-        elif missing and len(missing) < len(own) and all(map(may_be_new, missing)):
-            heads = [f"{key} {tuple(state[key].shape)}" for key in unknown[:2]]
-            cause = f"the file has another head ({', '.join(heads)})" if heads else "its head is not in the file"
-            cause += ": train it first (task=train), then use that run"
-        else:
-            cause = "use the settings with which the weights were trained"
-        raise ConfigError(f"{reason}: {count}; {cause}{cure}{misfits}")
+        raise ConfigError("; ".join([f"{reason}: {count}", cure, *misfits]))
     odd = checkpoint.not_finite(fitting, {name for name, _ in model.named_parameters()})
     if odd:
         raise ConfigError(
@@ -242,9 +232,7 @@ def fit_weights(model: nn.Module, weights: Weights, config: ExpConfig, as_it_is:
     trusted = [f"model.{key}={text_of(config.model.get(key))}" for key in getattr(model, "taken_on_trust", ())]
     if trusted and config.record.trained_in is None:
         report += f"\n  taken on trust, since the weights cannot confirm them: {', '.join(trusted)}"
-    if made_to_fit:
-        report += f"\n  reshaped to fit the model: {', '.join(made_to_fit)}"
-    return report if as_it_is else report + misfits
+    return report if as_it_is else "\n  ".join([report, *misfits])
 
 
 def rank_logger(session: Session) -> MMLogger:
@@ -293,7 +281,7 @@ def make_result(
             does not occur; they are null in the file.
     """
     config = session.config
-    part = measured_part(config)
+    part = _measured_part(config)
     result = blank_result(config)
     metric_name = "" if evaluator is None else evaluator.metric_name
     value = metrics.get(metric_name)
@@ -367,7 +355,7 @@ def split_in_use(session: Session, data: Data, split: str) -> Any:
     return _Part(dataset, min(batches * size, len(dataset)), same=overfit)
 
 
-def measured_part(config: Any) -> str | None:
+def _measured_part(config: Any) -> str | None:
     """The part of the split on which a run is tested; None: the whole split."""
     if config.debug.overfit and config.global_batch_size is not None:
         return "training batches"
@@ -399,3 +387,225 @@ class _Part(Dataset[Any]):
             epochs = torch.zeros_like(epochs)
         with_epoch = keys.dim() == 2 or (self.same and self.needs_epoch)
         return self.dataset[torch.stack([numbers, epochs], dim=1) if with_epoch else numbers]
+
+
+# -- of MMEngine's registries ------------------------------------------------------------------------------------------
+
+
+def import_plugins(plugins: Sequence[str]) -> None:
+    """Import the modules and packages in ``plugins``, and allow the configuration to name their classes.
+
+    Raises:
+        ConfigError: a module does not exist.
+        UnavailableError: importing a module fails.
+    """
+    allow(plugins)
+    for name in plugins:
+        if find_own_module(name) is None:
+            raise ConfigError(f"plugins: there is no module {name}; is its folder on PYTHONPATH?")
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # importing somebody's module may raise anything
+            raise UnavailableError(
+                f"plugins: the module {name} does not import ({type(error).__name__}: {error})"
+            ) from error
+
+
+def registered(key: str, name: str, registry: Registry, base: type | tuple[type, ...]) -> Any:
+    """The class that ``type`` names, from a registry or by its dotted path.
+
+    Args:
+        key: the key of the name, for messages.
+        name: a registered name, also with the scope ``mmengine.`` or ``mmcv.``, or ``package.module.Class``.
+        registry: MMEngine's registry for this key.
+        base: the interface of a class that is named by its path.
+
+    Raises:
+        ConfigError: the class does not exist, or does not inherit ``base``.
+        UnavailableError: its module cannot be imported.
+    """
+    registry.import_from_location()
+    known = registry.module_dict
+    found = known.get(without_scope(name))
+    if found is not None:
+        return found
+    if "." not in name:
+        public = sorted(each for each in known if not each.startswith("_"))
+        raise ConfigError(f"{key}={name} is not known{nearest(name, public)}; known are {', '.join(public)}")
+    return resolve(key, name, base)
+
+
+def check_monitor(place: str, monitor: str, names: Sequence[str]) -> None:
+    """Refuse to monitor a metric that is not measured.
+
+    Args:
+        place: the hook or schedule, for the message.
+        monitor: name of the metric.
+        names: names of all metrics that are measured.
+
+    Raises:
+        ConfigError: ``monitor`` is not in ``names``.
+    """
+    if monitor not in names:
+        raise ConfigError(
+            f"{place} has monitor={monitor}{nearest(monitor, list(names))}, but the metrics are {', '.join(names)}"
+        )
+
+
+class CountersHook(mmengine.hooks.RuntimeInfoHook):
+    """Updates ``runner.message_hub``: counters at each step, metrics after each evaluation.
+
+    MMEngine's RuntimeInfoHook also reads the losses from the device at every step; here
+    :class:`exp.engine.hooks.MetricsHook` adds them every ``log_every`` steps. If the user names RuntimeInfoHook, it is
+    used instead of this hook.
+    """
+
+    def before_run(self, runner: Any) -> None:
+        """Add seed, name and configuration of the run."""
+        self.last_loop_stage = None
+        runner.message_hub.update_info_dict(
+            {
+                "cfg": OmegaConf.to_yaml(runner.session.config),
+                "seed": runner.seed,
+                "experiment_name": runner.experiment_name,
+                "mmengine_version": mmengine.__version__,
+            }
+        )
+
+    def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+        """Update the number of steps."""
+        runner.message_hub.update_info("iter", runner.iter)
+
+    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        """Do nothing, in particular do not read the losses."""
+
+
+class SyncBuffersHook(Hook):
+    """Averages buffers over ranks after each epoch; the engine always does so before validations and checkpoints.
+
+    MMEngine's hook of this name needs a process group that the collectives of some devices do not have, and averages
+    again at each validation.
+    """
+
+    def after_train_epoch(self, runner: Any) -> None:
+        """Average them."""
+        runner.average_buffers()
+
+
+class EarlyStoppingHook(mmengine.hooks.EarlyStoppingHook):
+    """MMEngine's EarlyStoppingHook, with its count in the checkpoint, so that it continues on resume."""
+
+    priority = "LOW"  # runs before the checkpoint of this validation is written
+
+    def before_save_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
+        """Save the count and the best value."""
+        states = checkpoint.setdefault("early_stopping", {})
+        states[self.monitor] = {"wait_count": self.wait_count, "best_score": float(self.best_score)}
+
+    def after_load_checkpoint(self, runner: Any, checkpoint: Mapping[str, Any]) -> None:
+        """Restore the count and the best value, if the run is resumed."""
+        state = checkpoint.get("early_stopping", {}).get(self.monitor) if runner._resume else None
+        if state is not None:
+            self.wait_count, self.best_score = state["wait_count"], state["best_score"]
+
+
+class ProfilerHook(mmengine.hooks.ProfilerHook):
+    """MMEngine's ProfilerHook, which writes into the run folder, one file per rank, also without a complete epoch."""
+
+    def before_run(self, runner: Any) -> None:
+        """Start the profiler at the first call, the training; the test of the same run is not profiled."""
+        if hasattr(self, "profiler"):
+            return
+        name: Any = self.json_trace_path
+        if name is None and self.on_trace_ready is None:
+            name = "profile.json"
+        if name is not None:
+            path = Path(runner.work_dir, name)
+            if runner.world_size > 1:
+                path = path.with_name(f"{path.stem}.rank{runner.rank}{path.suffix}")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self.json_trace_path: str | None = str(path)
+        super().before_run(runner)
+
+    def after_train(self, runner: Any) -> None:
+        """Write the profile, if training has ended within the first epoch."""
+        self.after_train_epoch(runner)
+
+
+_OURS = (SyncBuffersHook, EarlyStoppingHook, ProfilerHook)
+
+
+def build_hooks(
+    configs: Sequence[Mapping[str, Any]], metric: str, greater_is_better: bool, names: Sequence[str] = ()
+) -> list[Hook]:
+    """Make the hooks of a configuration.
+
+    Args:
+        configs: each has ``type`` (a registered name or a dotted path), optionally ``priority``, and arguments.
+        metric: name of the main metric, which an EarlyStoppingHook monitors by default.
+        greater_is_better: whether larger values of it are better, for an EarlyStoppingHook without ``rule``.
+        names: names of all metrics that are measured; empty: not known.
+
+    Raises:
+        ConfigError: a hook is unknown, refused, does not take its arguments, or monitors an unknown metric.
+        UnavailableError: a hook needs a package that is not installed.
+    """
+    hooks: list[Hook] = []
+    for number, each in enumerate(configs):
+        key, config = f"hooks[{number}]", dict(each)
+        name, priority = config.pop("type"), config.pop("priority", None)
+        cls = registered(f"{key}.type", name, HOOKS, Hook)
+        for base in cls.__mro__:
+            if base is not Hook and base.__module__.startswith("mmengine.") and base.__name__ in REFUSED:
+                raise ConfigError(refused_hook(base.__name__))
+        if cls is mmengine.hooks.EarlyStoppingHook and config.setdefault("monitor", metric) == metric:
+            config.setdefault("rule", "greater" if greater_is_better else "less")
+        ours = (own for own in _OURS if cls.__module__.startswith("mmengine.") and own.__name__ == cls.__name__)
+        try:
+            hook: Hook = make(next(ours, cls), key, config)
+            hook.priority = hook.priority if priority is None else priority
+            get_priority(hook.priority)
+        except ImportError as error:
+            raise UnavailableError(f"hooks: {name} needs a package that is not installed: {error}") from error
+        except (AssertionError, KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"hooks: {name} does not take these settings: {error}") from error
+        if isinstance(hook, mmengine.hooks.EarlyStoppingHook) and names:
+            check_monitor(f"hooks: {type(hook).__name__}", hook.monitor, names)
+        hooks.append(hook)
+    return hooks
+
+
+def build_loggers(session: Session) -> list[Any]:
+    """Make the visualization backends in ``logger.vis_backends``, on rank 0; other ranks get an empty list.
+
+    Raises:
+        ConfigError: a class is not a visualization backend, does not take its arguments, or would write outside the run
+            folder; the message has the key.
+        UnavailableError: the module of a class cannot be imported.
+    """
+    if not session.distributed.is_main:
+        return []
+    folder = session.folder.path
+    found: list[Any] = []
+    for number, config in enumerate(session.config.logger.vis_backends):
+        key = f"logger.vis_backends[{number}]"
+        content: Any = OmegaConf.to_container(config, resolve=True)
+        _check_paths(key, content, folder)
+        if "_target_" in content:
+            found.append(create(content, BaseVisBackend, key))
+            continue
+        content["save_dir"] = str(folder / (content.get("save_dir") or "vis_data"))
+        name = str(content.pop("type", None))
+        found.append(make(registered(f"{key}.type", name, VISBACKENDS, BaseVisBackend), key, content))
+    return found
+
+
+def _check_paths(key: str, value: Any, folder: Path) -> None:
+    """Refuse a path outside the run folder, since somebody else may have written the configuration."""
+    if isinstance(value, (dict, list)):
+        for name, item in value.items() if isinstance(value, dict) else enumerate(value):
+            _check_paths(f"{key}.{name}" if isinstance(value, dict) else f"{key}[{name}]", item, folder)
+    elif isinstance(value, str) and (value.startswith(("/", "~", "file:")) or ".." in Path(value).parts):
+        path = folder / Path(value.partition("file:")[2] or value).expanduser()
+        if folder not in Path(os.path.normpath(path)).parents:
+            raise ConfigError(f"{key}={value} is outside the run folder; use a path below ${{output_dir}}")

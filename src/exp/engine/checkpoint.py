@@ -25,12 +25,11 @@ import pickle
 import re
 import shutil
 import tarfile
-import threading
 import types
 import warnings
 import zipfile
 from collections import OrderedDict, defaultdict
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Callable, Container, Mapping, Sequence
 
@@ -51,12 +50,6 @@ if TYPE_CHECKING:
 
     from exp.engine.distributed import Distributed
     from exp.hardware.backend import Backend
-
-__all__ = [
-    "BESIDE", "NO_DIGEST", "SET_ASIDE", "CheckpointWriter", "Files", "ShardedSaver", "complete", "digest_in",
-    "digests", "list_checkpoints", "load_pickle", "not_finite", "plain", "prune", "read", "remove_leftovers",
-    "set_aside", "sharded_holders", "step_of", "weights_of", "write",
-]  # fmt: skip
 
 logger = logging.getLogger(__name__)
 
@@ -409,39 +402,50 @@ def _load_shards(folder: Path, like: Callable[[str, Sequence[int]], Any], prefix
 
 # -- writing in the background -----------------------------------------------------------------------------------------
 
-Files = Mapping[Path, "tuple[Any, Callable[[Path, Any], object]]"]
-"""For each path the content of the file, and a function that writes it; the function gets a copy of the content."""
-
 
 class CheckpointWriter:
     """Writes checkpoints in the background, one after another, from a copy of the state in host memory.
 
-    Call its methods from one thread only. They are not collectives.
+    Rank 0 writes. If the model is sharded, each rank writes its part with ``torch.distributed.checkpoint``; then the
+    constructor is a collective. The writing threads have their own process group, since in the group of the training
+    threads a collective of a writing thread could be matched with one of a training step.
+
+    Call the methods from one thread only. They are not collectives.
 
     Args:
         backend: knows whether there is page-locked memory, and waits for the device after the copy.
+        group: rank and world size.
+        sharded: whether the model is sharded.
     """
 
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
+    def __init__(self, backend: Backend, group: Distributed, sharded: bool = False) -> None:
+        self._backend, self._is_main = backend, group.is_main
         # Kept from one checkpoint to the next, because allocating memory takes longer than the copy.
         self._buffers: defaultdict[Any, list[torch.Tensor]] = defaultdict(list)
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
+        self._pool, self._group = ThreadPoolExecutor(1, "checkpoint"), None
+        self._saving: Future[None] | None = None
+        if sharded:
+            from torch.distributed.device_mesh import DeviceMesh
 
-    def start(self, files: Files, then: Callable[[], object] | None = None) -> None:
+            self._group = dist.new_group(backend="gloo")
+            self._mesh = DeviceMesh.from_group(self._group, "cpu")
+
+    def start(self, files: Mapping[Path, Mapping[str, Any]], then: Callable[[], object] | None = None) -> None:
         """Copy the content of files, and write them in the background. Waits for the previous checkpoint first.
 
         Args:
-            files: contents (see :func:`plain`), and functions that write a copy of them.
-            then: called in the background when all files are on the disk.
+            files: the content of each file (see :func:`plain`).
+            then: called on rank 0, in the background, when all files are on the disk.
 
         Raises:
             TypeError: a content is not plain data.
-            Exception: the error of the previous checkpoint.
+            Exception: the error of the previous checkpoint. If a rank could not write its part of a sharded model, that
+                is a RunError with the rank.
         """
-        beat(Stage.CHECKPOINT)
+        if not self._is_main and self._group is None:
+            return
         self.wait()
+        beat(Stage.CHECKPOINT)
         pinned = self._backend.capabilities.pinned_memory
         used: defaultdict[Any, int] = defaultdict(int)
 
@@ -453,28 +457,52 @@ class CheckpointWriter:
             used[kind] += 1
             return self._buffers[kind][used[kind] - 1].copy_(tensor, non_blocking=pinned)
 
-        copies = {path: (plain(content, copied), write) for path, (content, write) in files.items()}
+        copies = {}
+        for path, content in files.items():
+            rest, holders = sharded_holders(content) if self._group is not None else (content, {})
+            parts = {}
+            for prefix, holder in holders.items():
+                for name in [name for name, value in holder.items() if hasattr(value, "full_tensor")]:
+                    value = holder.pop(name)
+                    parts[f"{prefix}/{name}"] = sharded_like(copied(value.to_local()), value, self._mesh)
+            copies[path] = plain(rest, copied) if self._is_main else {}, parts
         self._backend.synchronize()
-        # A daemon thread, so that a file system that hangs does not keep the process from ending.
-        self._thread = threading.Thread(target=self._run, args=(copies, then), name="checkpoint", daemon=True)
-        self._thread.start()
+        self._saving = self._pool.submit(self._write, copies, then)
 
-    def _run(self, files: Files, then: Callable[[], object] | None) -> None:
+    def _write(self, files: Mapping[Path, Any], then: Callable[[], object] | None) -> None:
+        for path, (content, parts) in files.items():
+            try:
+                beside = {} if self._group is None else {BESIDE: self._write_parts(path, parts)}
+                if self._is_main:
+                    write(path, {**content, **beside})
+            except OSError as error:
+                error.filename = error.filename or str(path)  # raised later, in a step that does not know the path
+                raise
+        if then is not None and self._is_main:
+            then()
+
+    def _write_parts(self, path: Path, parts: Mapping[str, Any]) -> dict[str, Any]:
+        """Write DTensors into a new folder, since the former one is still in use. A collective of the writing threads.
+
+        Returns:
+            What the checkpoint keeps of the folder (:data:`BESIDE`).
+        """
+        import torch.distributed.checkpoint as dcp
+
+        free = (path.with_name(f"{path.stem}.shards{number}") for number in itertools.count())
+        names = [next(each for each in free if not each.exists()).name if self._is_main else ""]
+        dist.broadcast_object_list(names, src=0, group=self._group)
+        folder = path.with_name(names[0])
         try:
-            for path, (content, write) in files.items():
-                try:
-                    write(path, content)
-                except OSError as error:
-                    error.filename = error.filename or str(path)  # raised later, in a step that does not know the path
-                    raise
-            if then is not None:
-                then()
-        except Exception as error:  # noqa: BLE001 - the training thread raises it
-            self._error = error
+            dcp.save(dict(parts), storage_writer=dcp.FileSystemWriter(str(folder)), process_group=self._group)
+        except dcp.CheckpointException as error:
+            rank, (cause, _) = min(error.failures.items())
+            raise RunError(f"rank {rank}: cannot write {folder}: {_reason(cause)}") from error
+        return {"name": folder.name, "digests": digests(folder)} if self._is_main else {}
 
     def check(self) -> None:
         """Raise the error of the background thread, if there is one; does not wait."""
-        if self._error is not None:
+        if self._saving is not None and self._saving.done():
             self.wait()
 
     def wait(self) -> None:
@@ -483,13 +511,10 @@ class CheckpointWriter:
         Raises:
             Exception: the error of the background thread; raised once.
         """
-        if self._thread is not None:
+        saving, self._saving = self._saving, None
+        if saving is not None:
             beat(Stage.CHECKPOINT)
-            self._thread.join()
-            self._thread = None
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+            saving.result()
 
     def close(self) -> None:
         """Wait for the last checkpoint, also after a failed training, since it is valid; errors are only logged."""
@@ -497,57 +522,8 @@ class CheckpointWriter:
             self.wait()
         except Exception:
             logger.exception("the last checkpoint is not saved")
+        self._pool.shutdown()
         self._buffers.clear()
-
-
-class ShardedSaver:
-    """Writes checkpoints of a sharded model with ``torch.distributed.checkpoint``. The constructor is a collective.
-
-    The writing threads of the ranks have their own process group. In the group of the training threads, a collective of
-    a writing thread could be matched with one of a training step.
-
-    Args:
-        group: rank and world size.
-    """
-
-    def __init__(self, group: Distributed) -> None:
-        from torch.distributed.device_mesh import DeviceMesh
-
-        self._is_main = group.is_main
-        self._group = dist.new_group(backend="gloo")
-        self._mesh = DeviceMesh.from_group(self._group, "cpu")
-
-    def prepare(self, content: Mapping[str, Any]) -> tuple[dict[str, Any], Callable[[Path, Any], object]]:
-        """This rank's part of a checkpoint, and a function that writes a copy of it. Not a collective.
-
-        The function is a collective of the writing threads of all ranks. It raises a RunError if a rank cannot write
-        its part; the message has the rank.
-        """
-        import torch.distributed.checkpoint as dcp
-
-        rest, holders = sharded_holders(content)
-        parts = {}
-        for prefix, holder in holders.items():
-            for name in [name for name, value in holder.items() if hasattr(value, "full_tensor")]:
-                parts[f"{prefix}/{name}"] = holder.pop(name)
-
-        def write_parts(path: Path, copied: Mapping[str, Any]) -> None:
-            # A new folder, since the former shards are still in use.
-            free = (f"{path.stem}.shards{number}" for number in itertools.count())
-            names = [next(name for name in free if not path.with_name(name).exists()) if self._is_main else ""]
-            dist.broadcast_object_list(names, src=0, group=self._group)
-            folder = path.with_name(names[0])
-            tensors = {key: sharded_like(copied["parts"][key], parts[key], self._mesh) for key in parts}
-            try:
-                dcp.save(tensors, storage_writer=dcp.FileSystemWriter(str(folder)), process_group=self._group)
-            except dcp.CheckpointException as error:
-                rank, (cause, _) = min(error.failures.items())
-                raise RunError(f"rank {rank}: cannot write {folder}: {_reason(cause)}") from error
-            if self._is_main:
-                write(path, {**copied["rest"], BESIDE: {"name": folder.name, "digests": digests(folder)}})
-
-        local = {key: value.to_local() for key, value in parts.items()}
-        return {"parts": local, "rest": rest if self._is_main else {}}, write_parts
 
 
 # -- the folder --------------------------------------------------------------------------------------------------------
@@ -628,11 +604,7 @@ def weights_of(content: Any, source: Path | None = None) -> OrderedDict[str, tor
         if inner is None:
             break
         state = inner
-    keys = f"; it has the keys {', '.join(map(str, list(state)[:8]))}" if isinstance(state, Mapping) else ""
-    raise CheckpointError(
-        f"{source or 'the checkpoint'} has no state dict: expected a dict of tensors, or one under "
-        f"{', '.join(_HOLDERS)}{keys}"
-    )
+    raise CheckpointError(f"{source or 'the file'} has no tensors by name, nor any under {', '.join(_HOLDERS)}")
 
 
 def not_finite(state: Mapping[str, Any], parameters: Container[str]) -> list[str]:

@@ -1,6 +1,7 @@
-"""The hooks that save checkpoints and end a training early.
+"""The engine's hooks: they report losses and metrics, save checkpoints, and end a training early.
 
-Weights that are not finite are never saved. On preemption all ranks agree on the step after which they save and end.
+Losses and metrics go to ``metrics.jsonl``, to MMEngine's visualizer, and to the terminal. Weights that are not finite
+are never saved. On preemption all ranks agree on the step after which they save and end.
 """
 
 from __future__ import annotations
@@ -9,34 +10,361 @@ import functools
 import logging
 import math
 import time
+from collections import Counter
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Mapping
 
+import mmengine.hooks
 import torch
 from mmengine.hooks import Hook
 
 from exp import console
 from exp.data.places import shortened
 from exp.engine import checkpoint
-from exp.engine.wrapper import is_sharded, unwrapped
+from exp.engine.distributed import staged_bytes
+from exp.engine.wrapper import unwrapped
 from exp.errors import Preempted, RunError
+from exp.runs.files import to_json
+from exp.runs.folder import number_text, read_records
 from exp.task import to_continue
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from exp.engine.checkpoint import Files, ShardedSaver
-    from exp.session import Session
+    from rich.console import Console
 
-__all__ = [
-    "CheckpointHook", "Interrupted", "OverfitHook", "PreemptionHook", "check_finite", "what_to_do",
-]  # fmt: skip
+    from exp.engine.distributed import Distributed
+    from exp.hardware.backend import Backend
+    from exp.session import Session
 
 logger = logging.getLogger(__name__)
 
+_REDRAW_SECONDS = 0.25  # of the bar on a terminal
+_LINE_SECONDS = 30.0  # between two lines elsewhere
+_SHOWN = 4  # metrics of a validation on the terminal; metrics.jsonl has all
 _ASK_EVERY_S = 1.0
 _NEAR_ZERO = 0.01  # as a share of the first loss
 _VERDICTS = ("best", "best_epoch", "best_step", "last", "last_step", "reference", "bad_epochs")
 """Attributes of :class:`CheckpointHook` with the results of earlier validations, which every checkpoint contains."""
+
+
+# -- reports -----------------------------------------------------------------------------------------------------------
+
+
+class LossMeter:
+    """Sums the losses of each step on the device, without reading them.
+
+    To read a loss, the host must wait for the device. At every step this would take longer than all other overhead of a
+    step. :meth:`read` waits once for all steps since the last reading.
+    """
+
+    def __init__(self) -> None:
+        self.sums: dict[str, torch.Tensor] = {}
+        """Sums since the last reading, by name; 0-dim float32 tensors on the device."""
+        self._counts: Counter[str] = Counter()
+
+    def add(self, losses: Mapping[str, torch.Tensor]) -> None:
+        """Add one micro-batch's losses (0-dim tensors on the device)."""
+        for name, value in losses.items():
+            if name in self.sums:
+                self.sums[name].add_(value.detach())
+            else:
+                self.sums[name] = value.detach().float().clone()
+            self._counts[name] += 1
+
+    def read(self) -> dict[str, float]:
+        """Read the mean of each loss, over the micro-batches that had it since the last reading, and reset the sums.
+
+        This is the only place where a training step waits for the device.
+        """
+        sums, counts, self.sums, self._counts = self.sums, self._counts, {}, Counter()
+        values = torch.stack(list(sums.values())).cpu().tolist() if sums else []
+        return {name: value / counts[name] for name, value in zip(sums, values)}
+
+
+class Progress:
+    """Shows the progress of training on rank 0: a bar on a terminal, else a line per validation and every 30 seconds.
+
+    Args:
+        console: where to print; None: print nothing (other ranks).
+    """
+
+    def __init__(self, console: Console | None) -> None:
+        self.console = console
+        self._loop: Any = None
+        self._bar: Any = None
+        self._drawn, self._begun, self._step, self._text = 0.0, (0.0, 0), 0, ""
+
+    def start(self, loop: Any, first: str) -> None:
+        """Show the bar.
+
+        Args:
+            loop: the :class:`exp.engine.trainer.TrainLoop`.
+            first: text until the first losses are known.
+        """
+        self._loop, self._step, self._drawn = loop, loop.iter, time.monotonic()
+        self._begun = (self._drawn, loop.iter)
+        if self.console is None or not self.console.is_terminal:
+            return
+        from rich import progress
+
+        bar = progress.BarColumn(bar_width=20), progress.TaskProgressColumn()
+        columns = "{task.description}", *bar, "{task.fields[text]}"
+        # No refresh thread: it would interrupt the training loop ten times a second.
+        self._bar = progress.Progress(*columns, console=self.console, auto_refresh=False, transient=True)
+        self._bar.add_task("epoch", total=loop.max_iters, completed=loop.iter, text=first)
+        self._bar.start()
+
+    def step(self, step: int) -> None:
+        """Show the number of completed steps; redraws at most four times a second."""
+        self._step = step
+        if self._bar is not None and (
+            time.monotonic() - self._drawn >= _REDRAW_SECONDS or step == self._loop.max_iters
+        ):
+            self._show()
+
+    def tell(self, text: str, line: bool) -> None:
+        """Change the text; if there is no bar, print it as a line if ``line`` is set, or if the last line is old."""
+        self._text = text
+        if line or (self._bar is None and time.monotonic() - self._drawn >= _LINE_SECONDS):
+            self._show()
+
+    def _show(self) -> None:
+        if self.console is None or self._loop is None:
+            return
+        self._drawn, loop, (begun, first) = time.monotonic(), self._loop, self._begun
+        epochs, rest = divmod(self._step + loop.ahead, loop.steps_per_epoch)
+        epoch, text = f"epoch {max(epochs + bool(rest), 1)}/{loop.max_epochs}", self._text
+        if self._step > first:  # an estimate without early stopping; the mean time per step includes validation
+            seconds = (self._drawn - begun) / (self._step - first) * (loop.max_iters - self._step)
+            text += f"  ETA {timedelta(seconds=round(seconds))}"
+        if self._bar is None:
+            place = f"{epoch}  step {self._step}" if rest else epoch
+            self.console.print(f"{place}  {text}", soft_wrap=True)
+        else:
+            self._bar.update(self._bar.task_ids[0], completed=self._step, description=epoch, text=text, refresh=True)
+
+    def stop(self) -> None:
+        """Remove the bar."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+class MetricsHook(Hook):
+    """Reads the losses every ``log_every`` steps, and logs them to file, terminal, visualizer and trackers.
+
+    All ranks read at the same steps, because the logged loss is the mean over ranks. Only rank 0 writes.
+
+    Args:
+        session: has the run folder, ``log_every``, and the start time of this rank's process.
+    """
+
+    priority = "BELOW_NORMAL"
+
+    def __init__(self, session: Session) -> None:
+        self.path, self.progress, self.started = session.folder.metrics, Progress(session.console), session.started
+        self.log_every: int = session.config.log_every
+        self.time_to_first_step: float | None = None
+        self.train_seconds = 0.0
+        self.samples = 0
+        self.left_device = LeftDevice(session.backend)
+        self._mark = self._paused = 0.0
+        self._steps_since_mark = self._staged = 0
+        self._losses = ""  # text of the latest ones for the terminal
+        self._loop: Any = None
+
+    def before_train(self, runner: Any) -> None:
+        """Show the bar, and have the lines of steps removed that will be trained again."""
+        self._loop, begins_at = runner.train_loop, runner.iter
+        runner.session.when_started(lambda: self._truncate(begins_at))
+        self._staged = staged_bytes()
+        self.progress.start(self._loop, f"{'compiling, ' if runner.session.config.compile else ''}first step ...")
+
+    def before_train_epoch(self, runner: Any) -> None:
+        """Start measuring the time, which excludes evaluation."""
+        self.left_device.begin()
+        self._mark = time.perf_counter()
+        self._steps_since_mark = 0
+
+    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        """Count the step, and read the losses every ``log_every`` steps."""
+        self._steps_since_mark += 1
+        step = self._loop.iter + 1
+        if self.time_to_first_step is None:
+            runner.backend.synchronize()
+            self.time_to_first_step = time.time() - self.started
+        if step % self.log_every == 0 or step == self._loop.max_iters:
+            self._read(runner, step)
+        self.progress.step(step)
+
+    def after_train_epoch(self, runner: Any) -> None:
+        """Read the losses of the steps since the last reading, so that every epoch is complete in the log."""
+        if self._steps_since_mark:
+            self._read(runner, runner.iter)
+
+    def _read(self, runner: Any, step: int) -> None:
+        group = runner.distributed_group
+        by_rank: list[dict[str, float]] = group.gather(runner.losses.read())
+        now, steps = time.perf_counter(), self._steps_since_mark
+        seconds, samples = now - self._mark, steps * self._loop.sampler.global_batch_size
+        self._mark, self._steps_since_mark = now, 0
+        self.train_seconds += seconds
+        self.samples += samples
+        left = self.left_device.read(steps)
+        record: dict[str, Any] = {}
+        for name in dict.fromkeys(name for each in by_rank for name in each):
+            values = [each[name] for each in by_rank if name in each]
+            record[name] = value = sum(values) / len(values)  # the mean over the ranks that have it
+            if not math.isfinite(value):
+                ranks = ", ".join(str(rank) for rank, own in enumerate(by_rank) if not math.isfinite(own.get(name, 0)))
+                raise RunError(
+                    f"{name} is {value} on rank {ranks} within the {steps} steps before step {step} (epoch "
+                    f"{runner.epoch + 1}); {what_to_do(runner)}"
+                )
+        if not record:
+            return
+        losses = dict(record)
+        record["lr"] = runner.optim_wrapper.get_lr()["lr"][0]
+        if runner.optim_wrapper.grad_norm is not None:
+            record["grad_norm"] = float(runner.optim_wrapper.grad_norm)
+        record["samples_per_second"] = samples / seconds
+        if group.fallback is not None:
+            copied = staged_bytes()
+            record["staged_bytes_per_step"] = (copied - self._staged) / steps
+            self._staged = copied
+        record.update(left)
+        if group.is_main:
+            record.update(_card(runner.backend))
+        self._write(runner, "train", step, record)
+        self._losses = "  ".join(f"{name} {value:.4f}" for name, value in losses.items())
+        self._losses += f"  lr {record['lr']:.1e}  {record['samples_per_second']:,.0f} samples/s"
+        self.progress.tell(self._losses, line=False)
+
+    def before_val_epoch(self, runner: Any) -> None:
+        """Pause the training time during a validation within an epoch."""
+        self._paused = time.perf_counter()
+        self.left_device.pause()
+
+    def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
+        """Record the validation metrics."""
+        self._mark += time.perf_counter() - self._paused
+        self.left_device.begin()
+        units, metrics = runner.val_loop.evaluator.units, metrics or {}
+        self._write(runner, "val", runner.iter, metrics, units)
+        unit = {name: f" ({each})" for name, each in units.items()}
+        first = list(metrics.items())[:_SHOWN]
+        shown = "  ".join(f"val_{name} {number_text(value)}{unit.get(name, '')}" for name, value in first)
+        self.progress.tell(f"{self._losses}  {shown}", line=True)
+
+    def after_test_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
+        """Record the test metrics."""
+        self._write(runner, "test", runner.iter, metrics or {}, runner.test_loop.evaluator.units)
+
+    def after_train(self, runner: Any) -> None:
+        """Remove the bar."""
+        self.progress.stop()
+
+    def _truncate(self, step: int) -> None:
+        """Remove the lines of steps after ``step``, because a resumed run trains and writes these steps again."""
+        if self.path.is_file():
+            records = read_records(self.path.read_bytes().splitlines())
+            kept = [f"{to_json(record)}\n" for record in records if record["step"] <= step]
+            self.path.write_text("".join(kept), encoding="utf-8")
+
+    def _write(self, runner: Any, split: str, step: int, values: Mapping[str, float | None], units: Any = None) -> None:
+        """Append a line to ``metrics.jsonl``; pass values to visualizer and trackers, and losses to the message hub."""
+        scalars = {f"{split}/{name}": value for name, value in values.items() if value is not None}
+        # If the user names MMEngine's RuntimeInfoHook, that updates the message hub at every step.
+        if split == "train" and not any(type(hook) is mmengine.hooks.RuntimeInfoHook for hook in runner.hooks):
+            for name, value in scalars.items():
+                runner.message_hub.update_scalar(name, value)
+        if runner.distributed_group.is_main:
+            record = {"split": split, "step": step, "epoch": runner.epoch, **values}
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(to_json({**record, "units": units} if units else record) + "\n")
+            runner.visualizer.add_scalars(scalars, step=step)
+            for reporter in runner.session.reporters:
+                reporter.log({name: float(value) for name, value in scalars.items()}, step)
+
+
+class LeftDevice:
+    """Counts CPU fallbacks in training steps: operators of this rank that ran on the CPU, and the copied bytes.
+
+    Args:
+        backend: counts them (:meth:`exp.hardware.backend.Backend.fallbacks`).
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._since: Counter[tuple[str, int]] | None = None  # by (operator, 0) calls, and by (operator, 1) bytes
+        self._total: Counter[tuple[str, int]] = Counter()
+        self._known, self._steps = self._total, 0  # at the last reading
+
+    def begin(self) -> None:
+        """Start or continue counting."""
+        found = self._backend.fallbacks()
+        each = {(name, kind): n for name, counts in (found or {}).items() for kind, n in enumerate(counts)}
+        self._since = None if found is None else Counter(each)
+
+    def pause(self) -> None:
+        """Stop counting, for example before a validation."""
+        since = self._since
+        self.begin()
+        if since is not None and self._since is not None:
+            self._total = self._total + (self._since - since)
+
+    def read(self, steps: int) -> dict[str, float | None]:
+        """Counts of this rank for ``metrics.jsonl``, over the ``steps`` steps since the last reading.
+
+        Returns:
+            Calls and bytes per step; None for bytes if only calls are counted. Empty if the backend counts nothing.
+        """
+        self.pause()
+        if self._since is None:
+            return {}
+        interval, self._known = self._total - self._known, self._total
+        self._steps += steps
+        return {f"left_device_{key}": value for key, value in _per_step(interval, steps).items()}
+
+    def summary(self, distributed: Distributed) -> dict[str, Any] | None:
+        """Counts for ``result.json``, of the rank with the most bytes, since the others wait for it. A collective.
+
+        Returns:
+            ``rank``, ``calls_per_step``, ``bytes_per_step``, and under ``operators`` the last two for each operator,
+            most bytes first. None if the backend of a rank counts nothing, or no step was trained.
+        """
+        totals = distributed.gather(self._total if self._since is not None and self._steps else None)
+        if None in totals:
+            return None
+        sums = [_per_step(total, self._steps) for total in totals]
+        rank = max(range(len(sums)), key=lambda each: (sums[each]["bytes_per_step"] or 0, sums[each]["calls_per_step"]))
+        counts = totals[rank]
+        names = sorted({name for name, _ in counts}, key=lambda name: (-counts[name, 1], -counts[name, 0], name))
+        return {
+            "rank": rank,
+            **sums[rank],
+            "operators": {
+                name: _per_step({key: counts[key] for key in ((name, 0), (name, 1))}, self._steps) for name in names
+            },
+        }
+
+
+def _per_step(counts: Mapping[tuple[str, int], int], steps: int) -> dict[str, Any]:
+    """Calls and bytes per step; None for bytes if there are calls but no bytes."""
+    calls, size = (sum(count for (_, kind), count in counts.items() if kind == each) for each in (0, 1))
+    return {"calls_per_step": calls / steps, "bytes_per_step": None if calls and not size else size / steps}
+
+
+def _card(backend: Backend) -> dict[str, float]:
+    """The most memory used on this rank's device, and its utilization, if the backend knows them."""
+    usage = backend.usage()
+    most = usage.get("max_allocated", usage.get("allocated"))
+    figures = {} if most is None else {"memory_gib": most / 2**30}
+    return {**figures, **{name: usage[name] for name in ("utilization_percent",) if usage.get(name) is not None}}
+
+
+# -- checkpoints, and the end of a training ----------------------------------------------------------------------------
 
 
 class CheckpointHook(Hook):
@@ -56,10 +384,9 @@ class CheckpointHook(Hook):
         config, self.folder = session.config, session.folder.checkpoints
         self.best_path = self.folder / "best.pth"
         # Read once, because an access to an OmegaConf key takes as long as a small kernel.
-        self.every_steps: int = config.checkpoint.every_steps
-        self.every_epochs: int = config.checkpoint.every_epochs
-        self.keep_last: int = config.checkpoint.keep_last
-        self.keep_best: bool = config.checkpoint.keep_best
+        keys = config.checkpoint
+        self.every_steps, self.every_epochs = keys.every_steps, keys.every_epochs
+        self.keep_last, self.keep_best = keys.keep_last, keys.keep_best
         self.patience, self.min_delta = config.patience, config.min_delta
         self.metric = metric
         self.sign = -1.0 if greater_is_better else 1.0  # smaller values of sign * metric are better
@@ -70,7 +397,6 @@ class CheckpointHook(Hook):
         self.reference: float | None = None  # the last value that was better by min_delta
         self.bad_epochs = 0  # validations since then
         self._resumed_here = False  # whether this run has resumed from a checkpoint in this folder
-        self._sharded: ShardedSaver | None = None  # writes this rank's part of a sharded model
         self._saved = (-1, False, False)  # step, whether a validation is due, whether the training was stopped
 
     def state_dict(self) -> dict[str, Any]:
@@ -85,9 +411,6 @@ class CheckpointHook(Hook):
 
     def before_train(self, runner: Any) -> None:
         """Remove incomplete files; once the run has started, set aside checkpoints that do not belong to it."""
-        self._sharded = (
-            checkpoint.ShardedSaver(runner.distributed_group) if is_sharded(unwrapped(runner.model)) else None
-        )
         if runner.distributed_group.is_main:
             checkpoint.remove_leftovers(self.folder)
         runner.session.when_started(functools.partial(self._set_aside, runner.session, runner.iter))
@@ -109,7 +432,7 @@ class CheckpointHook(Hook):
         if not math.isfinite(value):
             raise RunError(f"validation {self.metric} is {value} after step {runner.iter}; {what_to_do(runner)}")
         self.last, self.last_step = value, runner.iter
-        best: Files = {}
+        best: dict[Path, Any] = {}
         if self.best is None or self.sign * value < self.sign * self.best:
             self.best, self.best_epoch, self.best_step = value, runner.epoch, runner.iter
             if self.keep_best:
@@ -117,7 +440,8 @@ class CheckpointHook(Hook):
                 content["meta"]["validation"] = {self.metric: value}
                 if runner.distributed_group.is_main:
                     runner.let_hooks_change(content)
-                best = self._file(runner, self.best_path, content)
+                check_finite(runner, content["state_dict"], runner.iter)
+                best[self.best_path] = content
         least = None if self.reference is None else self.sign * self.reference - self.min_delta * abs(self.reference)
         self.bad_epochs += 1
         if least is None or self.sign * value < least:
@@ -127,8 +451,8 @@ class CheckpointHook(Hook):
         at_steps = self.every_steps and runner.iter % self.every_steps == 0
         if at_steps or (runner.train_loop.val_every is None and self._epoch_is_saved(runner.epoch)):
             self.save(runner, runner.iter, beside=best)
-        else:
-            self._write(runner, best)
+        elif best:
+            runner.checkpoint_writer.start(best, self._written)
 
     def after_train_epoch(self, runner: Any) -> None:
         """Save at the end of an epoch, if ``val_every`` is set; otherwise :meth:`after_val_epoch` saves."""
@@ -149,7 +473,7 @@ class CheckpointHook(Hook):
         validation_due: bool = False,
         epoch_ended: bool = False,
         waits: bool = False,
-        beside: Files | None = None,
+        beside: Mapping[Path, Any] | None = None,
     ) -> None:
         """Write a checkpoint in the background, unless the last call was for the same state. A collective.
 
@@ -172,24 +496,15 @@ class CheckpointHook(Hook):
             content = runner.training_checkpoint(step, self.state_dict(), validation_due)
             if epoch_ended:
                 content["meta"].update(epoch=runner.epoch + 1, samples=0)
-            files.update(self._file(runner, self._path(step), content))
-        self._write(runner, files)
+            check_finite(runner, content["state_dict"], step)
+            files[self._path(step)] = content
+        if files:
+            runner.checkpoint_writer.start(files, self._written)
         if waits:
             runner.checkpoint_writer.wait()
 
     def _path(self, step: int) -> Path:
         return self.folder / f"step_{step:08d}.pth"
-
-    def _file(self, runner: Any, path: Path, content: dict[str, Any]) -> Files:
-        """The files that this rank writes of a checkpoint, after a check that its weights are finite. A collective."""
-        check_finite(runner, content["state_dict"], content["meta"]["step"])
-        if self._sharded is not None:
-            return {path: self._sharded.prepare(content)}
-        return {path: (content, checkpoint.write)} if runner.distributed_group.is_main else {}
-
-    def _write(self, runner: Any, files: Files) -> None:
-        if files:
-            runner.checkpoint_writer.start(files, self._written if runner.distributed_group.is_main else None)
 
     def _written(self) -> None:
         """Remove older files; called in the background once the new ones are on the disk."""
@@ -273,15 +588,11 @@ class CheckpointHook(Hook):
         return content, {**record, "best_epoch": best_epoch, "validation": {self.metric: value}}
 
 
-class Interrupted(Preempted):
-    """Training has reached ``debug.restart_after``, and its state is saved."""
-
-
 class PreemptionHook(Hook):
     """Ends training when the preemption flag is set, with a checkpoint from which it resumes exactly.
 
     It can end between two steps, and between two batches of a validation; then the checkpoint says that the validation
-    must be done again. It also ends after step ``debug.restart_after``.
+    must be done again.
 
     All ranks end at the same point. They check each other's flags with a collective, about once a second, however short
     a step is. The number of points between two checks is computed from the sum of all ranks' times, so it is the same
@@ -297,7 +608,6 @@ class PreemptionHook(Hook):
     def __init__(self, session: Session, checkpoints: CheckpointHook) -> None:
         self.preempted, self.distributed = session.info.preempted, session.distributed
         self.checkpoints = checkpoints
-        self._restart_after = None if session.restarted_here else session.config.debug.restart_after
         self._begin()
 
     def _begin(self, common_batches: int = 0) -> None:
@@ -326,12 +636,9 @@ class PreemptionHook(Hook):
 
     def _check(self, runner: Any, step: int, validation_due: bool = False) -> None:
         """End here if wanted, with a checkpoint; called by every rank at the same points."""
-        interrupted = step == self._restart_after
-        if interrupted or self._wanted():
+        if self._wanted():
             self.checkpoints.save(runner, step, validation_due=validation_due, waits=True)
-            if interrupted:
-                runner.visualizer.close()
-            raise Interrupted(step) if interrupted else Preempted(step)
+            raise Preempted(step)
 
     def before_train_epoch(self, runner: Any) -> None:
         """Start the phase of training steps."""
@@ -358,52 +665,34 @@ class PreemptionHook(Hook):
         """Start the phase of training steps that follow, if the validation was within an epoch."""
         self._begin()
 
-    def before_test_epoch(self, runner: Any) -> None:
-        """Start the phase of test batches."""
-        self._begin(runner.test_loop.dataloader.sampler.common_batches)
-
-    def before_test_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
-        """End before a batch of the test if wanted; the final state of the training is saved already."""
-        if batch_idx < self._common_batches and self._wanted():
-            raise Preempted(runner.iter)
-
 
 class OverfitHook(Hook):
-    """Stops a training with ``debug.overfit`` when the mean loss over all batches is near zero, and prints the result.
+    """Stops a training with ``debug.overfit`` when the mean loss of an epoch is near zero, and prints the result."""
 
-    It reads the loss at every step, which is slow, but there are only a few batches.
-    """
-
-    def __init__(self, session: Session) -> None:
-        self.session, self.batches = session, int(session.config.debug.train_batches or 1)
-        self.losses: list[float] = []
+    def __init__(self) -> None:
+        self.losses: list[torch.Tensor] = []  # of the steps of this epoch, on the device
+        self.means: list[float] = []  # of each epoch
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        """Read the loss, as the mean over ranks, and stop the training when it is near zero."""
-        loss = outputs["loss"].detach().cpu().double().reshape(1)
-        self.losses.append(float(self.session.distributed.sum(loss)) / self.session.distributed.world_size)
-        if len(self.losses) >= self.batches:
-            runner.train_loop.stop_training |= self._progress()[-1]
+        """Keep the loss."""
+        self.losses.append(outputs["loss"].detach())
+
+    def after_train_epoch(self, runner: Any) -> None:
+        """Read the losses, take the mean over steps and ranks, and stop the training when it is near zero."""
+        loss = runner.distributed_group.sum(torch.stack(self.losses).cpu().double().mean())
+        self.means.append(float(loss) / runner.world_size)
+        self.losses.clear()
+        runner.train_loop.stop_training |= 0 <= self.means[-1] < _NEAR_ZERO * self.means[0]
 
     def after_train(self, runner: Any) -> None:
         """Print the result."""
-        if len(self.losses) >= self.batches:
-            first, last, learned = self._progress()
-            verdict = (
-                "the model can learn"
-                if learned
-                else "that is not near zero: train longer (max_steps), change optim.lr, remove dropout, or check the "
-                "loss, the targets and which parameters are trained"
+        if self.means:
+            first, last = self.means[0], self.means[-1]
+            advice = "that is not near zero: train longer (max_steps), change optim.lr, or check loss and targets"
+            verdict = "the model can learn" if 0 <= last < _NEAR_ZERO * first else advice
+            runner.session.say(
+                f"overfit: the loss went from {first:.4g} to {last:.4g} in {runner.iter} steps; {verdict}"
             )
-            self.session.say(
-                f"overfit: the loss on {self.batches} batches went from {first:.4g} to {last:.4g} in {runner.iter} "
-                f"steps; {verdict}"
-            )
-
-    def _progress(self) -> tuple[float, float, bool]:
-        """The mean loss over the first and over the latest batches, and whether the latter is near zero."""
-        first, last = (sum(part) / self.batches for part in (self.losses[: self.batches], self.losses[-self.batches :]))
-        return first, last, first > 0 and last < _NEAR_ZERO * first
 
 
 def check_finite(runner: Any, state: Mapping[str, Any], step: int) -> None:

@@ -8,7 +8,7 @@ of the groups.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, Callable, Collection, ContextManager, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Collection, Iterator, Mapping, Sequence
 
 import torch
 from mmengine.optim import OptimWrapper, PolyLR
@@ -19,21 +19,14 @@ from omegaconf import OmegaConf
 from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR
 
-from exp.engine.registries import check_monitor, registered
+from exp.engine.building import check_monitor, registered
 from exp.engine.wrapper import clip_grad_norm
 from exp.errors import ConfigError, first_line
-from exp.hardware.backend import FLOAT32
 from exp.runs.status import Stage, beat
 
 if TYPE_CHECKING:
     from exp.hardware.backend import Backend
 
-__all__ = [
-    "BackendOptimWrapper", "PolyLRByGroup", "TorchOneCycle", "build_optimizer", "build_schedulers", "grad_scaler",
-    "parameter_groups",
-]  # fmt: skip
-
-_NOTHING: ContextManager[Any] = contextlib.nullcontext()
 _UNDECAYED = ("bias", "token", "tokens")  # ends of names without weight decay, also for parameters with several axes
 _FORMS = ("foreach", "fused")  # implementations of a step in torch's optimizers, which give the same result
 
@@ -67,8 +60,6 @@ class _ScaledOptimizer(torch.optim.Optimizer):
 
     def step(self, closure: Any = None, **kwargs: Any) -> Any:
         """Step unless a gradient has overflowed, and update the scale of the losses."""
-        if closure is not None:
-            kwargs["closure"] = closure  # scalers refuse it with an error
         loss = self._scaler.step(self._optimizer, **kwargs)
         self._scaler.update()
         return loss
@@ -116,20 +107,9 @@ class BackendOptimWrapper(OptimWrapper):
         self._losses: list[torch.Tensor] = []
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
 
-    @property
-    def learning_rate(self) -> float:
-        """The current learning rate of the first group, which has the largest one (:func:`parameter_groups`)."""
-        rate: float = self.optimizer.param_groups[0]["lr"]
-        return rate
-
-    def optim_context(self, model: nn.Module) -> ContextManager[Any]:
-        """Context of a forward pass: autocast, and no gradient exchange before the last micro-batch of a step."""
-        if self.precision in FLOAT32 and self.accumulate == 1:
-            return _NOTHING
-        return self._optim_context(model)
-
     @contextlib.contextmanager
-    def _optim_context(self, model: nn.Module) -> Iterator[None]:
+    def optim_context(self, model: nn.Module) -> Iterator[None]:
+        """Context of a forward pass: autocast, and no gradient exchange before the last micro-batch of a step."""
         with super().optim_context(model), self.backend.autocast(self.precision):
             yield
 
@@ -141,7 +121,7 @@ class BackendOptimWrapper(OptimWrapper):
         Args:
             loss: the mean loss of the micro-batch, 0-dim.
             step_kwargs: arguments of :meth:`step`.
-            zero_kwargs: arguments of :meth:`zero_grad`.
+            zero_kwargs: arguments of the optimizer's ``zero_grad``.
         """
         beat(Stage.BACKWARD)
         self._losses.append(loss.detach())  # detached, so that the graph is freed after the micro-batch
@@ -154,7 +134,7 @@ class BackendOptimWrapper(OptimWrapper):
         self.backward(loss)
         if self.should_update():
             self.step(**(step_kwargs or {}))
-            self.zero_grad(**(zero_kwargs or {}))
+            self.zero_grad(**(zero_kwargs or {"set_to_none": True}))  # which launches no kernel
 
     def step(self, **kwargs: Any) -> None:
         """Clip the gradients, and step by the backend; a loss scaler skips the step if gradients overflow (fp16)."""
@@ -172,20 +152,6 @@ class BackendOptimWrapper(OptimWrapper):
         outputs = self._losses if self.grad_norm is None else [*self._losses, self.grad_norm]
         self.backend.end_step(self._stepper, model=self.model, outputs=outputs, **kwargs)
         self._losses = []
-
-    def zero_grad(self, **kwargs: Any) -> None:
-        """Set all gradients to None, which launches no kernel.
-
-        Torch's own method opens a profiler range, which takes twenty times as long for a few parameters. If the
-        optimizer has its own method, or there are arguments, the optimizer's method is called.
-        """
-        if kwargs or type(self.optimizer).zero_grad is not torch.optim.Optimizer.zero_grad:
-            kwargs.setdefault("set_to_none", True)
-            self.optimizer.zero_grad(**kwargs)
-            return
-        for group in self.optimizer.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = None
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's state, with that of the loss scaler under ``loss_scaler``."""
@@ -210,12 +176,6 @@ class BackendOptimWrapper(OptimWrapper):
         self.optimizer.load_state_dict(state)
 
 
-def _plain(options: Any) -> dict[str, Any]:
-    """Options as types that checkpoints can contain; lists, such as Adam's betas, become tuples."""
-    content: Any = OmegaConf.to_container(OmegaConf.create(options), resolve=True)
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in content.items()}
-
-
 def build_optimizer(model: nn.Module, config: Any, lacking: Collection[str] = frozenset()) -> torch.optim.Optimizer:
     """Make the optimizer of ``config`` for the trainable parameters of a model.
 
@@ -226,12 +186,13 @@ def build_optimizer(model: nn.Module, config: Any, lacking: Collection[str] = fr
             fused step is one of them, ``fused=true`` selects the foreach step, which gives the same result.
 
     Raises:
-        ConfigError: the type or an option is unknown, no parameter is trainable, or learning rates depend on the layer
-            and the model has no ``layer_of``.
+        ConfigError: the type or an option is unknown, or no parameter is trainable.
         UnavailableError: the module of the type cannot be imported.
     """
     cls = registered("optim.type", config.type, OPTIMIZERS, torch.optim.Optimizer)
-    options = _plain(config.options)
+    content: Any = OmegaConf.to_container(config.options, resolve=True)
+    # As types that checkpoints can contain; lists, such as Adam's betas, become tuples.
+    options = {name: tuple(value) if isinstance(value, list) else value for name, value in content.items()}
     if options.get("fused") and f"_fused_{config.type.lower()}_" in lacking:
         options.update(fused=False, foreach=True)
     groups = parameter_groups(model, config)
@@ -257,14 +218,9 @@ def parameter_groups(model: nn.Module, config: Any) -> list[dict[str, Any]]:
         Parameter groups for a torch optimizer.
 
     Raises:
-        ConfigError: no parameter is trainable, or learning rates depend on the layer and the model has no ``layer_of``.
+        AttributeError: learning rates depend on the layer and the model has no ``layer_of``.
     """
     by_depth = config.backbone_lr_scale != 1.0 or config.layer_decay != 1.0
-    if by_depth and not hasattr(model, "layer_of"):
-        raise ConfigError(
-            f"optim.backbone_lr_scale={config.backbone_lr_scale} and optim.layer_decay={config.layer_decay} are for "
-            f"models with a backbone, and {type(model).__name__} has none; leave them at 1"
-        )
     left_out = set(getattr(model, "no_weight_decay", tuple)())
     groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
@@ -278,8 +234,6 @@ def parameter_groups(model: nn.Module, config: Any) -> list[dict[str, Any]]:
             parameter.dim() > 1 and not name.endswith(_UNDECAYED) and name not in left_out
         )
         groups.setdefault((scale, decays), []).append(parameter)
-    if not groups:
-        raise ConfigError("no parameter of the model is trainable; freeze fewer parameters")
     result = []
     for (scale, decays), parameters in sorted(groups.items(), key=lambda item: item[0], reverse=True):
         group: dict[str, Any] = {"params": parameters}
@@ -291,11 +245,8 @@ def parameter_groups(model: nn.Module, config: Any) -> list[dict[str, Any]]:
     return result
 
 
-_SCHEDULERS = (LRSchedulerMixin, MomentumSchedulerMixin)
-
-
 @PARAM_SCHEDULERS.register_module(force=True)
-class TorchOneCycle:
+class TorchOneCycle(OneCycleLR):
     """Torch's OneCycleLR as a parameter scheduler of MMEngine, stepped at each optimizer step.
 
     MMEngine's OneCycleLR does not change the momentum. Torch's cycles it inversely to the learning rate (Smith and
@@ -308,13 +259,12 @@ class TorchOneCycle:
         optimizer: passed by the engine.
         eta_max: largest learning rate of a group that starts at the optimizer's own learning rate.
         total_steps: optimizer steps of the whole cycle; None: ``end``.
-        pct_start: share of the steps in which the learning rate rises.
         end: optimizer steps of the training; set by the engine, as for MMEngine's schedulers.
-        cycle_momentum: cycle the momentum, too.
-        by_epoch: must be False.
+        by_epoch: False; it takes each step.
+        **options: other arguments of torch's class, such as ``pct_start``.
 
     Raises:
-        ValueError: the optimizer has no momentum to cycle, or ``by_epoch`` is true.
+        ValueError: the optimizer has no momentum to cycle.
     """
 
     by_epoch = False
@@ -324,33 +274,21 @@ class TorchOneCycle:
         optimizer: Any,
         eta_max: float,
         total_steps: int | None = None,
-        pct_start: float = 0.3,
         end: int | None = None,
-        cycle_momentum: bool = True,
         by_epoch: bool = False,
+        **options: Any,
     ) -> None:
-        if by_epoch:
-            raise ValueError("TorchOneCycle steps at each optimizer step, not at each epoch; set by_epoch: false")
         inner = _inner(optimizer)
-        self._scheduler = OneCycleLR(
-            inner,
-            max_lr=[eta_max * scale for scale in _scales(inner)],
-            total_steps=total_steps or end,
-            pct_start=pct_start,
-            cycle_momentum=cycle_momentum,
-        )
-
-    def step(self) -> None:
-        """Move on by one optimizer step."""
-        self._scheduler.step()
+        rates = [eta_max * scale for scale in _scales(inner)]
+        super().__init__(inner, max_lr=rates, total_steps=total_steps or end, **options)
 
     def state_dict(self) -> dict[str, int]:
         """The position; learning rates and momenta are in the optimizer's state, all else in the configuration."""
-        return {"last_epoch": self._scheduler.last_epoch}
+        return {"last_epoch": self.last_epoch}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         """Continue at the position of ``state_dict``."""
-        self._scheduler.last_epoch = state_dict["last_epoch"]
+        self.last_epoch = state_dict["last_epoch"]
 
 
 @PARAM_SCHEDULERS.register_module(force=True)
@@ -395,24 +333,15 @@ def build_schedulers(configs: Sequence[Mapping[str, Any]], runner: Any) -> list[
     for each in configs:
         config = {name: value for name, value in each.items() if value is not None}
         kind = str(config.get("type"))
-        cls = registered("schedule.param_scheduler.type", kind, PARAM_SCHEDULERS, _SCHEDULERS)
+        interfaces = LRSchedulerMixin, MomentumSchedulerMixin
+        cls = registered("schedule.param_scheduler.type", kind, PARAM_SCHEDULERS, interfaces)
         by_epoch = config.get("by_epoch", getattr(cls, "by_epoch", True))
         end = config.setdefault("end", loop.max_epochs if by_epoch else loop.max_iters)
         begin = config.get("begin", 0)
         if begin >= end:
             continue
-        in_steps = config.get("convert_to_iter_based", False) or not by_epoch
-        if (
-            cls.__name__.startswith("Linear")
-            and (end - begin) * (loop.steps_per_epoch if in_steps and by_epoch else 1) == 1
-        ):
-            if in_steps and config.get("end_factor", 1) == 1:
-                continue  # a warm-up of one step changes nothing
-            raise ConfigError(
-                f"schedule: {kind} from begin={begin} to end={end} takes one {'epoch' if by_epoch else 'step'}, and "
-                f"MMEngine's scheduler would then stay at its start_factor; set end={begin + 2} or more, or "
-                "convert_to_iter_based: true"
-            )
+        if cls.__name__.startswith("Linear") and not by_epoch and end - begin == config.get("end_factor", 1) == 1:
+            continue  # a warm-up of one step changes nothing, and MMEngine's class would stay at its start_factor
         evaluator = getattr(runner.val_loop, "evaluator", None)
         if getattr(cls, "need_val_args", False) and evaluator is not None:  # monitors the main metric by default
             monitor = config.setdefault("monitor", evaluator.metric_name)

@@ -21,7 +21,7 @@ from exp.engine.building import (
     split_in_use,
 )
 from exp.engine.trainer import EvalLoop
-from exp.engine.wrapper import check_placement, is_sharded, place_and_wrap, unwrapped
+from exp.engine.wrapper import is_sharded, place_and_wrap, unwrapped
 from exp.errors import EXPERIMENT_PAGE, ConfigError, shown
 from exp.runs.files import csv_content, write_atomically
 from exp.runs.status import Stage, beat
@@ -33,11 +33,6 @@ if TYPE_CHECKING:
     from exp.draw.figure import Picture
     from exp.metrics import Evaluator, SampleMetric, Table
     from exp.session import Session
-
-__all__ = [
-    "PictureWriter", "RankedSample", "Ranking", "batch_outputs", "draw_extras", "evaluate", "measure", "predict",
-    "predict_split", "training_pictures",
-]  # fmt: skip
 
 logger = logging.getLogger(__name__)
 
@@ -117,9 +112,7 @@ def predict(session: Session) -> dict[str, Any]:
         ExpError: the data or the model cannot be built, or the data raise.
     """
     data = build_data(session)
-    model = build_model(session, data).to(session.device)
-    check_placement(model, session.device, session.info.rank)
-    model.eval()
+    model = place_and_wrap(build_model(session, data), session, trains=False).eval()
     session.begin()
     predicted = data.predict(session, model) or predict_split(session, data, model)
     session.distributed.barrier()

@@ -27,14 +27,12 @@ from omegaconf import OmegaConf
 from exp.config.differences import of_training
 from exp.data.loader import move, tensors_of
 from exp.engine import checkpoint
-from exp.engine.building import rank_logger
-from exp.engine.device import rng_state
-from exp.engine.hooks import CheckpointHook, OverfitHook, PreemptionHook, what_to_do
-from exp.engine.logs import LossMeter, MetricsHook
+from exp.engine.building import CountersHook, build_loggers, rank_logger
+from exp.engine.distributed import rng_state
+from exp.engine.hooks import CheckpointHook, LossMeter, MetricsHook, OverfitHook, PreemptionHook, what_to_do
 from exp.engine.optim import build_schedulers
-from exp.engine.registries import CountersHook, build_loggers
-from exp.engine.wrapper import average_buffers, unwrapped, whole
-from exp.errors import ConfigError, RunError, first_line
+from exp.engine.wrapper import is_sharded, unwrapped, whole
+from exp.errors import RunError
 from exp.runs.status import Stage, beat
 
 if TYPE_CHECKING:
@@ -44,8 +42,6 @@ if TYPE_CHECKING:
     from exp.engine.optim import BackendOptimWrapper
     from exp.models.dropout import DropoutStream
     from exp.session import Session
-
-__all__ = ["EvalLoop", "TrainLoop", "Trainer"]
 
 logger = logging.getLogger(__name__)
 
@@ -114,10 +110,10 @@ class Trainer:
         # If the user names RuntimeInfoHook, it replaces CountersHook.
         own: list[Hook] = [] if any(type(hook) is RuntimeInfoHook for hook in hooks) else [CountersHook()]
         own += [ParamSchedulerHook(), self.figures, self.checkpoints, PreemptionHook(session, self.checkpoints)]
-        own += [OverfitHook(session)] if session.config.debug.overfit else []
+        own += [OverfitHook()] if session.config.debug.overfit else []
         for hook in (*own, *hooks):
             self.register_hook(hook)
-        self.checkpoint_writer = checkpoint.CheckpointWriter(self.backend)
+        self.checkpoint_writer = checkpoint.CheckpointWriter(self.backend, group, is_sharded(unwrapped(model)))
 
     # -- the interface of a runner, for hooks -----------------------------------------------------------------------
 
@@ -149,10 +145,6 @@ class Trainer:
         Args:
             fn_name: name of the method, such as ``before_train``.
             **kwargs: arguments of the method besides the runner.
-
-        Raises:
-            ConfigError: a hook of the user raises AssertionError, ImportError or ValueError in ``before_run`` or
-                ``before_train``, where hooks check their settings.
         """
         calls = self._calls.get(fn_name)
         if calls is None:
@@ -161,13 +153,7 @@ class Trainer:
             calls = [getattr(hook, fn_name) for hook in own if set(hook.get_triggered_stages()).issuperset(stages)]
             self._calls[fn_name] = calls
         for call in calls:
-            try:
-                call(self, **kwargs)
-            except (AssertionError, ImportError, ValueError) as error:
-                hook = type(call.__self__)
-                if fn_name not in ("before_run", "before_train") or hook.__module__.startswith("exp."):
-                    raise
-                raise ConfigError(f"hooks: {hook.__name__}: {first_line(error)}") from error
+            call(self, **kwargs)
 
     # -- train, evaluate ---------------------------------------------------------------------------------------------
 
@@ -283,13 +269,24 @@ class Trainer:
         foreign = [hook for hook in self.hooks if not type(hook).__module__.startswith("exp.engine.")]
         return [type(hook).__name__ for hook in foreign if not set(stages).isdisjoint(hook.get_triggered_stages())]
 
+    @torch.no_grad()
     def average_buffers(self) -> None:
-        """Average floating-point buffers, such as running statistics, over ranks. A collective.
+        """Replace floating-point buffers by their mean over ranks, such as running statistics. A collective.
 
-        These are the buffers of the model, and of copies of it that are attributes of hooks.
+        These are the buffers of the model, and of copies of it that are attributes of hooks. All are averaged at once,
+        in float64 on the CPU: then the mean of equal values is exactly this value, so constants do not change, and
+        every backend supports it. Integer buffers, such as counts of steps, are equal on all ranks already.
         """
+        if self.world_size == 1:
+            return
         held = [value for hook in self.hooks for value in vars(hook).values() if isinstance(value, torch.nn.Module)]
-        average_buffers([unwrapped(self.model), *held], self.distributed_group)
+        buffers = [each for module in (unwrapped(self.model), *held) for each in module.buffers()]
+        every = list({id(each): each for each in buffers if each.is_floating_point()}.values())
+        if every:
+            values = torch.cat([buffer.cpu().double().reshape(-1) for buffer in every])
+            means = self.distributed_group.sum(values) / self.world_size
+            for buffer, mean in zip(every, means.split([each.numel() for each in every])):
+                buffer.copy_(mean.to(buffer.dtype).view_as(buffer))  # convert on the CPU: some devices have no float64
 
     def training_checkpoint(self, step: int, best: Mapping[str, Any], validation_due: bool = False) -> dict[str, Any]:
         """Everything that a training needs to resume exactly. A collective, since it has the random state of each rank.
@@ -557,14 +554,13 @@ class EvalLoop:
         """
         sums, device = self._sums, self.session.device
         values = torch.stack([value.float().to(device) for _, value in sums]).cpu().tolist() if sums else []
-        wrong = sorted({batch for (batch, _), value in zip(sums, values) if math.isnan(value)})
-        by_rank = self.session.distributed.gather((wrong, len({batch for batch, _ in sums})))
-        first = next(((rank, found[0]) for rank, (found, _) in enumerate(by_rank) if found), None)
-        if first is not None:
-            total, batches = sum(len(found) for found, _ in by_rank), sum(count for _, count in by_rank)
+        wrong = [batch for (batch, _), value in zip(sums, values) if math.isnan(value)]
+        by_rank = self.session.distributed.gather(wrong)
+        rank = next((rank for rank, found in enumerate(by_rank) if found), None)
+        if rank is not None:
             split = "validation" if self.stage == "val" else "test"
             advice = "check the weights and the data, or use precision=fp32"
             raise RunError(
-                f"predictions are NaN in {total} of {batches} {split} batches, first in batch {first[1] + 1} of rank "
-                f"{first[0]}; {advice if self.runner is None else what_to_do(self.runner)}"
+                f"predictions are NaN in the {split} split, first in batch {by_rank[rank][0] + 1} of rank {rank}; "
+                f"{advice if self.runner is None else what_to_do(self.runner)}"
             )

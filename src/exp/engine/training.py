@@ -22,31 +22,14 @@ from exp.console import size
 from exp.data.loader import device_loader, eval_loader, share_loader
 from exp.data.places import differences, shortened
 from exp.data.sampler import TrainBatchSampler
-from exp.engine import checkpoint
-from exp.engine.building import (
-    about_data,
-    build_data,
-    build_evaluator,
-    build_model,
-    make_result,
-    split_in_use,
-)
-from exp.engine.device import rng_state, seed_everything, set_rng_state
+from exp.engine import building, checkpoint
+from exp.engine.building import build_data, build_evaluator, build_model, make_result, split_in_use
+from exp.engine.distributed import rng_state, seed_everything, set_rng_state
 from exp.engine.optim import BackendOptimWrapper, build_optimizer, parameter_groups
 from exp.engine.outputs import draw_extras, training_pictures
-from exp.engine.registries import build_hooks
 from exp.engine.trainer import EvalLoop, Trainer, TrainLoop
 from exp.engine.wrapper import is_sharded, place_and_wrap, unwrapped
-from exp.errors import (
-    EXPERIMENT_PAGE,
-    CheckpointError,
-    ConfigError,
-    DataError,
-    ExpError,
-    RunError,
-    SampleError,
-    message_of,
-)
+from exp.errors import CheckpointError, ConfigError, DataError, ExpError, RunError, asked
 from exp.models.base import parameter_counts
 from exp.models.dropout import DropoutStream
 from exp.runs.status import Stage, beat
@@ -56,11 +39,7 @@ if TYPE_CHECKING:
 
     from exp.session import Session
 
-__all__ = ["build_trainer", "carry_over", "saved_order", "train"]
-
 logger = logging.getLogger(__name__)
-_WORTH_SAYING = 0.01
-"""Share of the training samples. If an epoch leaves out fewer, this is logged, but not printed."""
 _PARTS = ("meta", "state_dict", "config", "optimizer", "param_schedulers", "rng", "best")
 
 
@@ -112,7 +91,7 @@ def train(session: Session, rate: Callable[..., dict[str, float]], what_fits: Ca
             steps=trainer.iter,
             epochs=trainer.epoch,
             measured_on=data.tested_on,
-            data=about_data(session, data),
+            data=building.about_data(session, data),
             samples_per_second=speed,
             **rates,
             time_to_first_step_s=figures.time_to_first_step,
@@ -139,10 +118,8 @@ def build_trainer(session: Session, data: Any, model: Any) -> Trainer:
         PlacementError: the model is not wholly on the device.
         UnavailableError: a class cannot be imported, or the wrapper does not support this machine.
     """
-    config, say = session.config, logger.info if session.restarted_here else session.say
+    config = session.config
     train, val, test = (split_in_use(session, data, split) for split in ("train", "val", "test"))
-    if config.debug.train_batches is not None:
-        say(f"debug: {len(train)} samples to train, {len(val)} to validate, {len(test)} to test")
     evaluator = build_evaluator(session, data)
     assert config.batch_size is not None  # validate() has derived it
     sampler = TrainBatchSampler(
@@ -155,15 +132,12 @@ def build_trainer(session: Session, data: Any, model: Any) -> Trainer:
         with_epoch=getattr(train, "needs_epoch", False),
     )
     if sampler.left_out:
-        (say if sampler.left_out >= len(train) * _WORTH_SAYING else logger.info)(
-            f"each epoch leaves out {sampler.left_out} of {len(train)} training samples, different ones each time, "
-            f"because they do not fill a global batch of {sampler.global_batch_size}"
-        )
+        logger.info("each epoch leaves out %d training samples, different ones each time", sampler.left_out)
     model = place_and_wrap(model, session)
     bare = unwrapped(model)
     seed_everything(config.seed + session.info.rank, session.backend)  # ranks draw different dropout masks
     hooks: Any = OmegaConf.to_container(config.hooks, resolve=True)
-    user_hooks = build_hooks(hooks, evaluator.metric_name, evaluator.greater_is_better, evaluator.names)
+    user_hooks = building.build_hooks(hooks, evaluator.metric_name, evaluator.greater_is_better, evaluator.names)
     dropouts = DropoutStream(bare, sampler, config.seed) if config.dropout_by_sample else None
     if dropouts is not None and dropouts.left_out:
         session.say(
@@ -209,8 +183,9 @@ def _check_one_batch(session: Session, data: Any, trainer: Trainer) -> None:
     dataset: Any = loop.dataloader.dataset
     first = torch.arange(min(data.eval_batch_size, len(dataset)))
     state = rng_state(session.backend)
-    # In a loader process, if the other loaders have some: files opened in this process may not be readable there.
-    (batch,) = eval_loader(dataset, [first], min(data.num_workers, 1))
+    with asked("data", data):
+        # In a loader process, if the other loaders have some: files opened in this process may not be readable there.
+        (batch,) = eval_loader(dataset, [first], min(data.num_workers, 1))
     loop.evaluator.reset()
     EvalLoop(session, model.eval(), loop.dataloader, loop.evaluator, "val").run_iter(0, batch)
     with contextlib.suppress(DataError):  # these few samples may have no value of a metric
@@ -220,19 +195,13 @@ def _check_one_batch(session: Session, data: Any, trainer: Trainer) -> None:
 
 @contextlib.contextmanager
 def _explained(session: Session, what_fits: Callable[..., Any]) -> Iterator[None]:
-    """Context that adds advice to errors of torch and of the user's data."""
+    """Context that adds advice to errors about the device's memory."""
     try:
         yield
-    except SampleError as error:
-        if session.begun:
-            raise
-        raise ConfigError(f"{message_of(error)}; see {EXPERIMENT_PAGE}") from error
-    except ExpError:
-        raise
     except Exception as error:  # a model may raise anything
-        if "out of memory" in str(error):
-            raise RunError(_out_of_memory(session, what_fits)) from error
-        raise
+        if isinstance(error, ExpError) or "out of memory" not in str(error):
+            raise
+        raise RunError(_out_of_memory(session, what_fits)) from error
 
 
 def _out_of_memory(session: Session, what_fits: Callable[..., Any]) -> str:
@@ -259,7 +228,7 @@ def _resume(session: Session, trainer: Trainer) -> tuple[str | None, Any]:
     path: Path | None = None
     parameters = {name for name, _ in unwrapped(trainer.model).named_parameters()}
     # A restarted run first looks for its own checkpoints, then for the one in config.resume.
-    for wanted in ["auto"] * (restarted or session.restarted_here) + [session.config.resume]:
+    for wanted in ["auto"] * restarted + [session.config.resume]:
         if wanted is not None and path is None:
             path, content = _find_checkpoint(session, wanted, parameters)
     if path is None:
@@ -303,8 +272,6 @@ def _find_checkpoint(session: Session, wanted: str, parameters: Container[str]) 
                 trouble = f"{each} is not a training checkpoint of exp: it has no {', '.join(lacking)}"
             elif odd:
                 trouble = f"{each} has weights that are not finite: {shortened(odd, 1)}"
-            elif not named and checkpoint.step_of(each) != content["meta"]["step"]:
-                trouble = f"{each} is a copy of the checkpoint of step {content['meta']['step']}"
         except CheckpointError as error:
             trouble = str(error)
         if trouble is None:
@@ -367,7 +334,8 @@ def _restore(runner: Any, content: Mapping[str, Any], source: Path) -> None:
         source: the path of the checkpoint, for messages.
 
     Raises:
-        CheckpointError: the checkpoint does not match this model.
+        CheckpointError: the optimizer's state in it does not match this model.
+        RuntimeError: the weights in it do not match this model.
         ConfigError: a hook that has changed weights in it is missing, or the schedule does not allow the new settings.
     """
     meta, session, loop = content["meta"], runner.session, runner.train_loop
@@ -383,10 +351,7 @@ def _restore(runner: Any, content: Mapping[str, Any], source: Path) -> None:
     runner.call_hook("after_load_checkpoint", checkpoint=content)
     for key, value in content.get("message_hub", {}).items():
         runner.message_hub.update_info(key, value)
-    try:
-        model.load_state_dict(content["state_dict"])
-    except RuntimeError as error:
-        raise CheckpointError(f"{source} does not fit the model of this run: {error}") from error
+    model.load_state_dict(content["state_dict"])
     # With other data the epoch may be shorter.
     samples = min(meta["samples"], loop.steps_per_epoch * meta["global_batch_size"])
     loop.restore(meta["epoch"], meta["step"], samples, meta["validation_due"])

@@ -12,7 +12,7 @@ import abc
 import contextlib
 import logging
 from collections import Counter
-from typing import TYPE_CHECKING, Any, ClassVar, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Iterator, Mapping, Sequence
 
 import torch
 from mmengine.model import MMDistributedDataParallel, revert_sync_batchnorm
@@ -20,22 +20,16 @@ from mmengine.registry import MODEL_WRAPPERS
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from exp.config.resolve import create, resolve
+from exp.config.resolve import create
+from exp.data.places import shortened
 from exp.engine.distributed import StagedCollectives
-from exp.errors import TASK_PAGE, ConfigError, PlacementError, UnavailableError, shown
+from exp.errors import ConfigError, PlacementError, UnavailableError, shown
 from exp.hardware.collectives import ddp_arguments
 from exp.hardware.compat import supports_full_sharding
 
 if TYPE_CHECKING:
-    from exp.engine.distributed import Distributed
     from exp.hardware.backend import Backend
     from exp.session import Session
-
-__all__ = [
-    "FullyShard", "TrainStep", "Wrapper", "average_buffers", "check_placement", "clip_grad_norm", "compiles_itself",
-    "forward", "is_sharded", "local_part", "part_like", "place_and_wrap", "preprocessed",
-    "sharded_like", "sharded_parameters", "units_of", "unwrapped", "whole", "wrap",
-]  # fmt: skip
 
 logger = logging.getLogger(__name__)
 
@@ -56,12 +50,10 @@ class Wrapper(abc.ABC):
     """The base class of wrappers, which make a model data-parallel.
 
     A configuration names a subclass in ``wrapper._target_``; its constructor's arguments are the keys of
-    ``wrapper.options``. In a training with several ranks, each rank makes one object, and calls its :meth:`place` and
-    then its :meth:`wrap`, each once.
+    ``wrapper.options``. If ``compile`` is one of them, :meth:`place` compiles the model; else the whole model is
+    compiled before. In a training with several ranks, each rank makes one object, and calls its :meth:`place` and then
+    its :meth:`wrap`, each once.
     """
-
-    compiles: ClassVar[bool] = False
-    """Whether :meth:`place` compiles the model with ``compile=true``. False: the whole model is compiled before."""
 
     def place(self, model: nn.Module, backend: Backend, device: torch.device) -> nn.Module:
         """Move the model to its device, before the optimizer is built; parameters may be replaced by other objects.
@@ -127,7 +119,6 @@ def place_and_wrap(model: nn.Module, session: Session, trains: bool = True) -> n
             numbers of batches.
 
     Raises:
-        ConfigError: the wrapper does not return a module that can train.
         PlacementError: the model is not wholly on the device.
         UnavailableError: this version of torch, or the collectives, do not support the wrapper.
     """
@@ -151,23 +142,9 @@ def place_and_wrap(model: nn.Module, session: Session, trains: bool = True) -> n
         options = {key: value for key, value in config.items() if key not in left_out}
         return wrap(model, config.kind, options, backend, device)
     wrapped = made.wrap(model, backend, device)
-    if not isinstance(wrapped, nn.Module) or unwrapped(wrapped) is not model or not hasattr(wrapped, "train_step"):
-        raise ConfigError(
-            f"wrapper: {shown(made)}.wrap must return a module that has the model as its module and "
-            f"train_step(data, optim_wrapper), not {type(wrapped).__qualname__}; see {TASK_PAGE}"
-        )
     if wrapped is not model:
         MODEL_WRAPPERS.register_module(name=shown(wrapped), module=type(wrapped), force=True)  # see wrap()
     return wrapped
-
-
-def compiles_itself(session: Session) -> bool:
-    """Whether the wrapper of a training compiles the model (:attr:`Wrapper.compiles`)."""
-    wrapper: Any = session.config.wrapper
-    target = wrapper.get("_target_")
-    if target is None or session.info.world_size == 1:
-        return False
-    return bool(resolve("wrapper._target_", target, Wrapper).compiles)
 
 
 def _tensors(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
@@ -181,16 +158,15 @@ def check_placement(model: nn.Module, device: torch.device, rank: int) -> None:
         PlacementError: the message has the rank, and names, devices and shapes of the first misplaced tensors.
     """
     wrong = [
-        f"  {name}: {tensor.device}, shape {tuple(tensor.shape)}"
+        f"{name} ({tensor.device}, shape {tuple(tensor.shape)})"
         for name, tensor in _tensors(model)
         if tensor.device.type != device.type or device.index not in (None, tensor.device.index)
     ]
     if wrong:
-        more = [f"  and {len(wrong) - _SHOWN} more"] * (len(wrong) > _SHOWN)
         raise PlacementError(
             f"rank {rank}: {len(wrong)} of {len(_tensors(model))} parameters and buffers are not on {device}; make "
-            "every tensor of the model a parameter or a buffer, and do not move it after it was built:\n"
-            + "\n".join([*wrong[:_SHOWN], *more])
+            "every tensor of the model a parameter or a buffer, and do not move it after it was built: "
+            + shortened(wrong, _SHOWN)
         )
 
 
@@ -232,28 +208,6 @@ def fit_batchnorm(model: nn.Module, session: Session, synchronize: bool) -> nn.M
     return revert_sync_batchnorm(model) if has else model
 
 
-@torch.no_grad()
-def average_buffers(modules: Iterable[nn.Module], distributed: Distributed) -> None:
-    """Replace floating-point buffers by their mean over ranks, such as running statistics of unsynchronized norms.
-
-    A collective. All buffers are averaged at once, in float64 on the CPU: then the mean of equal values is exactly this
-    value, so constants do not change, and every backend supports it. Integer buffers, such as counts of steps, are
-    equal on all ranks already.
-
-    Args:
-        modules: the model and copies of it; the same on every rank; changed in place.
-        distributed: the process group; nothing is done with one process.
-    """
-    if distributed.world_size == 1:
-        return
-    every = {id(buffer): buffer for module in modules for buffer in module.buffers() if buffer.is_floating_point()}
-    if every:
-        values = torch.cat([buffer.cpu().double().reshape(-1) for buffer in every.values()])
-        means = (distributed.sum(values) / distributed.world_size).split([each.numel() for each in every.values()])
-        for buffer, mean in zip(every.values(), means):
-            buffer.copy_(mean.to(buffer.dtype).view_as(buffer))  # convert on the CPU: some devices have no float64
-
-
 def wrap(model: nn.Module, kind: str, options: dict[str, Any], backend: Backend, device: torch.device) -> nn.Module:
     """Wrap a model with DDP.
 
@@ -266,14 +220,9 @@ def wrap(model: nn.Module, kind: str, options: dict[str, Any], backend: Backend,
 
     Returns:
         The wrapped model, which has ``train_step``; the model itself if ``kind`` is ``none``.
-
-    Raises:
-        ConfigError: ``kind`` is none of the three.
     """
     if kind == "none":
         return model
-    if kind not in ("mmddp", "ddp"):
-        raise ConfigError(f"wrapper.kind={kind} is not one of mmddp, ddp, none")
     base: type = backend.collectives.ddp_class
     if options.get("gradient_as_bucket_view") is None:
         # It saves a second set of gradients, and a copy of them at each step. Classes of vendors may not support it.
@@ -337,8 +286,6 @@ class FullyShard(Wrapper):
         ConfigError: ``precision`` is ``fp16``.
     """
 
-    compiles = True
-
     def __init__(
         self,
         precision: str = "fp32",
@@ -365,9 +312,11 @@ class FullyShard(Wrapper):
             ConfigError: two names of the model are the same parameter.
             UnavailableError: this version of torch, or the collectives of this backend, do not support sharding.
         """
-        reason = _why_not(backend)
-        if reason is not None:
-            raise UnavailableError(f"wrapper=fsdp: {reason}; use wrapper=ddp (see {_PAGE})")
+        if not supports_full_sharding() or isinstance(backend.collectives, StagedCollectives):
+            raise UnavailableError(
+                f"wrapper=fsdp needs torch >= 2.7 (this is {torch.__version__}), and collectives that do not copy "
+                f"tensors through the CPU; use wrapper=ddp (see {_PAGE})"
+            )
         units = units_of(model)
         _refuse_tied(model)
         from torch.distributed.device_mesh import init_device_mesh
@@ -429,20 +378,6 @@ def _refuse_tied(model: nn.Module) -> None:
             )
 
 
-def _why_not(backend: Backend) -> str | None:
-    if not supports_full_sharding():
-        return f"torch {torch.__version__} is too old for fully_shard and its checkpoints, which need torch >= 2.7"
-    if isinstance(backend.collectives, StagedCollectives):
-        return f"backend={backend.name} copies tensors through the CPU here, which cannot gather the weights of blocks"
-    from torch.distributed.fsdp import FSDPModule
-
-    if not backend.collectives.averages and not hasattr(FSDPModule, "set_force_sum_reduction_for_comms"):
-        return (
-            f"the collectives of backend={backend.name} have no mean, and torch {torch.__version__} cannot use the sum"
-        )
-    return None
-
-
 def units_of(model: nn.Module) -> list[nn.Module]:
     """The submodules (blocks) that are sharded; a pass gathers the weights of one block at a time.
 
@@ -454,22 +389,18 @@ def units_of(model: nn.Module) -> list[nn.Module]:
         Modules of which none contains another, and each is run by calling it.
     """
     own: Any = getattr(model, "sharded_units", None)
-    if own is not None:
-        return list(own())
-    found: list[nn.Module] = []
-    _collect(model, found)
-    return found
+    return list(_repeated(model) if own is None else own())
 
 
-def _collect(module: nn.Module, found: list[nn.Module]) -> None:
+def _repeated(module: nn.Module) -> Iterator[nn.Module]:
     children = [child for child in module.children() if any(True for _ in child.parameters())]
     repeated = len(children) > len({type(child) for child in children})
-    if isinstance(module, (nn.ModuleList, nn.Sequential)) and repeated:
-        # A list cannot be called, so look at its members instead.
-        found += [child for child in children if not isinstance(child, (nn.ModuleList, nn.ModuleDict))]
-        children = [child for child in children if isinstance(child, (nn.ModuleList, nn.ModuleDict))]
+    is_list = isinstance(module, (nn.ModuleList, nn.Sequential)) and repeated
     for child in children:
-        _collect(child, found)
+        if is_list and not isinstance(child, (nn.ModuleList, nn.ModuleDict)):  # these cannot be called
+            yield child
+        else:
+            yield from _repeated(child)
 
 
 def sharded_parameters(model: nn.Module) -> dict[str, Any]:
@@ -505,13 +436,11 @@ def sharded_like(local: torch.Tensor, like: Any, mesh: Any = None) -> Any:
 
 
 def part_like(whole: torch.Tensor, like: Any) -> Any:
-    """Shard a whole tensor like the DTensor ``like``: this rank copies its rows; no collective.
+    """Shard a whole tensor like the DTensor ``like``: this rank copies its part; no collective."""
+    from torch.distributed.tensor import distribute_tensor
 
-    The rows of rank r of n start at row ``r * ceil(rows / n)``, as in torch's ``Shard(0)``.
-    """
-    rows, mesh = len(whole), like.device_mesh
-    first = min(mesh.get_local_rank() * -(-rows // mesh.size()), rows)
-    return sharded_like(whole.narrow(0, first, len(like.to_local())).to(like.device, copy=True), like)
+    part = distribute_tensor(whole.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+    return part.clone()  # frees the other parts
 
 
 @torch.no_grad()

@@ -12,13 +12,11 @@ from exp.launcher.processes import PRELOAD_VARIABLE, name_process
 _MODULES = [
     "torch",
     "torch._dynamo",  # torch >= 2.0 imports it with the first optimizer
-    "exp.engine",  # imports MMEngine; waits if another process is importing it for the first time
     "mmengine.runner",
     "matplotlib.backends.backend_agg",  # MMEngine's visualizer always makes a figure
     "matplotlib.figure",
     "exp.engine.distributed",
-    "exp.engine.device",
-    "exp.engine.registries",
+    "exp.engine.building",
     "exp.session",
     "exp.launcher.agent",
     "exp.launcher.worker",

@@ -22,20 +22,12 @@ class Train(Task):
     work: ClassVar[str] = "exp.engine.training.train"
 
     def run(self, session: Session) -> dict[str, Any]:
-        """Train (:func:`exp.engine.training.train`); after step ``debug.restart_after`` rebuild all, and resume."""
-        from exp.engine.hooks import Interrupted
+        """Train (:func:`exp.engine.training.train`)."""
         from exp.engine.training import train
 
         # The engine must not import exp.estimate, a layer above it. It is imported only when these are called.
         rate, fits = (functools.partial(call, f"exp.estimate.{name}") for name in ("training_rate", "what_fits"))
-        estimates = rate, functools.partial(fits, headroom=Estimate.headroom)
-        try:
-            return train(session, *estimates)
-        except Interrupted as interrupted:
-            step = interrupted.step
-        session.say(f"debug: interrupted after step {step}; everything is rebuilt, and resumes from the checkpoint")
-        session.start_anew()
-        return train(session, *estimates)
+        return train(session, rate, functools.partial(fits, headroom=Estimate.headroom))
 
 
 @named

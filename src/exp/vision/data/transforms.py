@@ -14,7 +14,7 @@ import numpy as np
 from mmcv.transforms import TRANSFORMS, BaseTransform
 
 from exp.config.resolve import make
-from exp.engine.registries import registered
+from exp.engine.building import registered
 from exp.errors import ConfigError
 from exp.vision.data.labels import IGNORED, NO_DATA
 
