@@ -30,7 +30,7 @@ from exp.engine.registries import import_plugins
 from exp.engine.wrapper import units_of
 from exp.errors import EXIT_OK, ConfigError, DataError, ExpError, UnavailableError, asked, told
 from exp.frozen import freeze
-from exp.hardware.collectives import Collectives
+from exp.hardware.backend import Collectives
 from exp.hardware.compat import TORCH_VERSION, backward_below_modes, every_operator, supports_estimates
 from exp.hardware.matmul import matrix_rate
 from exp.hardware.registry import create_backend

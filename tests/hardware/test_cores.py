@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from exp.hardware import cores
+from exp.hardware import backend as cores
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import nn
 
 from exp.errors import ExpError, UnavailableError
-from exp.hardware.collectives import Collectives, device_part_of
+from exp.hardware.backend import Collectives, device_part_of
 
 if TYPE_CHECKING:
     from torch.distributed import Store

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from exp.config.resolve import create, resolve
 from exp.engine.distributed import StagedCollectives
 from exp.errors import TASK_PAGE, ConfigError, PlacementError, UnavailableError, shown
-from exp.hardware.collectives import ddp_arguments
+from exp.hardware.backend import ddp_arguments
 from exp.hardware.compat import supports_full_sharding
 
 if TYPE_CHECKING:
