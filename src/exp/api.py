@@ -82,11 +82,9 @@ class OpenRun:
         """
         import pandas as pd
 
-        listed = [self.path / file for file in self.result.get("files") or () if file.endswith(".csv")]
-        found = [file for file in [*listed, *sorted(self.path.glob("*.csv"))] if file.is_file()]
+        files = sorted(self.path.rglob("*.csv"))
         return {
-            file.relative_to(self.path).as_posix(): pd.read_csv(file, float_precision="round_trip")
-            for file in dict.fromkeys(found)
+            file.relative_to(self.path).as_posix(): pd.read_csv(file, float_precision="round_trip") for file in files
         }
 
     def model(self, device: str = "cpu") -> nn.Module:
@@ -120,17 +118,16 @@ class OpenRun:
             fit_weights(model, weights, self.config, as_it_is=True)
         return model.to(device).eval()
 
-    def predict(self, *overrides: str | Sequence[str]) -> OpenRun:
+    def predict(self, *overrides: str) -> OpenRun:
         """Run ``task=predict`` with this run's weights, in a run folder of its own, and return the new run.
 
         Args:
-            *overrides: as on the command line, such as ``"task.input=new.csv"``, ``"backend=cpu"``; or lists of these.
+            *overrides: as on the command line, such as ``"task.input=new.csv"``, ``"backend=cpu"``.
 
         Raises:
             RunError: the command failed. The message has the first line of its error; its output was printed before.
         """
-        given = [each for some in overrides for each in ([some] if isinstance(some, str) else some)]
-        predicted: OpenRun = run(["task=predict", f"init_from={self.path}", *given])
+        predicted: OpenRun = run(["task=predict", f"init_from={self.path}", *overrides])
         return predicted
 
 

@@ -19,11 +19,11 @@ from hydra.core.plugins import Plugins
 
 from exp import __version__, console
 from exp.config import compose, explain
-from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, ConfigError, Ended, ExpError, as_ours, frames_of, told
+from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, Ended, ExpError, as_ours, frames_of, told
 from exp.frozen import freeze
 from exp.launcher.base import launcher_class
 from exp.runs.files import UMASK, write_json
-from exp.runs.folder import RunFolder, remove_empty
+from exp.runs.folder import RunFolder
 from exp.task import ParentTask, create_task, given, to_go_on
 from hydra_plugins.exp_sweeps import ExpLauncher
 
@@ -36,8 +36,6 @@ NOTE_VARIABLE = "EXP_NOTE"
 """Environment variable with the path of a JSON file, to which the command writes its run folders for
 :func:`exp.api.run`."""
 _OVERRIDE = re.compile(r"~|[^-].*=")
-_MODES = ("--multirun", "-m", "--run", "-r", "--cfg", "-c", "--info", "-i")
-"""Hydra's options that exclude each other."""
 
 
 def main() -> int:
@@ -82,19 +80,12 @@ def main() -> int:
 
 
 def _parse(arguments: list[str]) -> list[str] | None:
-    """The arguments for Hydra; None if this function has answered the command (``--version``, ``--help``).
-
-    Raises:
-        ConfigError: two options exclude each other.
-    """
+    """The arguments for Hydra; None if this function has answered the command (``--version``, ``--help``)."""
     if "--version" in arguments:  # Hydra would print its own version
         print(f"exp {__version__}")  # noqa: T201
         return None
     # Options first: argparse, which Hydra uses, refuses overrides on both sides of one (``seed=1,2 -m max_steps=5``).
     arguments = sorted(arguments, key=lambda each: _OVERRIDE.match(each) is not None)
-    modes = [each for each in arguments if each.partition("=")[0] in _MODES]
-    if len(modes) > 1:
-        raise ConfigError(f"{modes[0]} and {modes[1]} exclude each other; leave one out")
     given[:] = arguments
     compose.register()
     Plugins.instance().register(ExpLauncher)  # Hydra finds it if exp is installed, but not in a checkout
@@ -111,10 +102,6 @@ def _run(config: ExpConfig, overrides: list[str], tracebacks: bool) -> tuple[int
         The exit code; the run folders: the run's own, if it was written, or those that the task has compared; and
         whether :func:`exp.api.run` returns them as a table, even if there is only one.
     """
-    of_hydra = Path(HydraConfig.get().runtime.output_dir)
-    if of_hydra != Path.cwd():
-        remove_empty([of_hydra])
-        raise ConfigError(f"hydra.run.dir={of_hydra}: the run folder is set with output_dir")
     compose.refuse_empty("output_dir", config.output_dir)
     task = create_task(config)
     if isinstance(task, ParentTask):
@@ -122,8 +109,7 @@ def _run(config: ExpConfig, overrides: list[str], tracebacks: bool) -> tuple[int
         if task.runs:
             return code, [*task.runs], True
     else:
-        launcher = launcher_class(config)
-        launcher.take_place(config, overrides)
+        launcher_class(config).take_place(config, overrides)
         run = freeze(config, overrides, Path(config.output_dir))
         code, folder = run.execute(tracebacks).exit_code, run.folder
     return code, [folder.path] * folder.config.is_file(), False
@@ -147,13 +133,11 @@ def _report(error: BaseException, full: bool, usage: bool = False) -> int:
     if explain.is_of_composition(error):
         console.error(explain.explain(error, explain.default_keys(sys.argv[1:])))
         return EXIT_CONFIG
-    ours = as_ours(error, usage=usage)
-    if ours is not None:
-        console.error(str(ours))
-        return ours.exit_code
-    of_user = told(error)
-    if of_user is None:
+    ours, of_user = as_ours(error, usage=usage), told(error)
+    if ours is None and of_user is None:
         raise error
-    console.error(of_user)
+    console.error(str(ours or of_user))
+    if ours is not None:
+        return ours.exit_code
     print(frames_of(error), end="", file=sys.stderr)  # noqa: T201
     return EXIT_FAILED

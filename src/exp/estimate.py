@@ -272,9 +272,8 @@ def _sharing(config: Any, model: nn.Module, backend: Backend) -> tuple[float, fl
         gathered = sum(blocks) if stays else largest * min(len(blocks), 2)
         return 1 / ranks, 1 / ranks, {"wrapper": 2 * rest + gathered + largest}
     gradients = _bytes(parameter for parameter in model.parameters() if parameter.requires_grad)
-    as_views = config.wrapper.gradient_as_bucket_view
-    if as_views is None:  # same rule as in exp.engine.wrapper; a vendor's DDP class is not loaded here
-        as_views = type(backend.collectives).ddp_class is Collectives.ddp_class
+    # The same rule as in exp.engine.wrapper; a vendor's DDP class is not loaded here.
+    as_views = type(backend.collectives).ddp_class is Collectives.ddp_class
     return (1.0, 0.0, {"gradients": gradients}) if as_views else (1.0, 1.0, {"wrapper": gradients})
 
 

@@ -15,7 +15,6 @@ def test_the_batch_size_that_is_not_given_is_derived_or_what_would_be_valid_is_n
         assert derive_batch_sizes(*given) == derived
     for given, valid in {
         (None, None, 1, 1): "batch_size", (None, 65, 1, 2): "64 or 66", (None, 3, 2, 2): "4", (16, 64, 1, 2): "32",
-        (0, None, 1, 1): "batch_size=0",
     }.items():  # fmt: skip
         with pytest.raises(ConfigError, match=valid):
             derive_batch_sizes(*given)

@@ -31,12 +31,3 @@ def test_quotas_count(tmp_path, monkeypatch, own, files, left):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)
     assert cores.usable_cores() == left
-
-
-def test_the_affinity_mask_counts():
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(before)})
-    try:
-        assert cores.usable_cores() == 1
-    finally:
-        os.sched_setaffinity(0, before)

@@ -19,7 +19,7 @@ from typing import Any, Iterator, Mapping, Sequence
 from omegaconf import ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from exp.errors import ConfigError, UnavailableError, asked, nearest, owner_of, page_of, shown
+from exp.errors import ConfigError, UnavailableError, asked, is_users, nearest, page_of, shown
 from exp.plugins import entry_points
 
 __all__ = [
@@ -187,7 +187,7 @@ def _is_own(top: str) -> bool:
     if spec is None:
         return True  # check_target reports a missing module
     place = spec.origin or next(iter(spec.submodule_search_locations or ()), None)
-    return place not in (None, "built-in", "frozen") and owner_of(str(place)) == "user"
+    return place not in (None, "built-in", "frozen") and is_users(str(place))
 
 
 def _refusal(key: str, name: str) -> ConfigError:

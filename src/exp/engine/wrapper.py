@@ -47,7 +47,6 @@ _DEFAULTS = {
     "find_unused_parameters": False,
     "broadcast_buffers": True,
     "gradient_as_bucket_view": False,
-    "static_graph": False,
     "bucket_cap_mb": 25,
 }
 
@@ -275,9 +274,8 @@ def wrap(model: nn.Module, kind: str, options: dict[str, Any], backend: Backend,
     if kind not in ("mmddp", "ddp"):
         raise ConfigError(f"wrapper.kind={kind} is not one of mmddp, ddp, none")
     base: type = backend.collectives.ddp_class
-    if options.get("gradient_as_bucket_view") is None:
-        # It saves a second set of gradients, and a copy of them at each step. Classes of vendors may not support it.
-        options = {**options, "gradient_as_bucket_view": base is DistributedDataParallel}
+    # It saves a second set of gradients, and a copy of them at each step. Classes of vendors may not support it.
+    options = {"gradient_as_bucket_view": base is DistributedDataParallel, **options}
     # Pass only options that differ from the defaults: classes of old torch and of vendors do not have every option.
     options = {key: value for key, value in options.items() if value != _DEFAULTS.get(key)}
     if kind == "mmddp" and base is DistributedDataParallel:

@@ -37,27 +37,15 @@ def create_backend(config: BackendConfig | Mapping[str, Any]) -> Backend:
     target = plain.pop("_target_", MISSING)
     if target == MISSING:
         raise ConfigError("backend._target_ must be set: the path of a class, or the name of an installed backend")
-    if "." in target:
-        cls = resolve("backend._target_", target, Backend)
-    elif target in installed():
-        cls = _load(target)
-    else:
-        raise ConfigError(
-            f"backend._target_={target} is not installed; installed are {', '.join(sorted(installed())) or 'none'}"
-        )
+    if "." not in target:
+        if target not in installed():
+            raise ConfigError(
+                f"backend._target_={target} is not installed; installed are {', '.join(sorted(installed())) or 'none'}"
+            )
+        target = installed()[target].value.replace(":", ".")
+    cls = resolve("backend._target_", target, Backend)
     backend: Backend = made(cls, "backend", **plain)
     return backend
-
-
-def _load(name: str) -> type[Backend]:
-    try:
-        found: Any = installed()[name].load()
-    except Exception as error:  # other packages may raise anything at import
-        said = f"{type(error).__name__}: {error}"
-        raise UnavailableError(f"backend '{name}' is installed, but cannot be imported ({said})") from error
-    if not (isinstance(found, type) and issubclass(found, Backend)):
-        raise ConfigError(f"backend._target_={name} is not a subclass of exp.hardware.backend.Backend")
-    return found
 
 
 def choose(candidates: Sequence[str]) -> str:

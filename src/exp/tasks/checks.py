@@ -83,8 +83,6 @@ class Parity(ParentTask):
     differ by 10 times as much, gradients and parameters by 100 times."""
 
     trains: ClassVar[bool] = True
-    uses_data: ClassVar[bool] = True
-    uses_hardware: ClassVar[bool] = True
     work: ClassVar[str] = "exp.checks.parity.compare_backends"
 
     def check(self, config: ExpConfig) -> None:

@@ -48,4 +48,6 @@ class Estimate(ParentTask):
     """Share of the memory for what is not counted: the driver, buffers of collectives, fragmentation."""
 
     trains: ClassVar[bool] = True
+    uses_data: ClassVar[bool] = False
+    uses_hardware: ClassVar[bool] = False
     work: ClassVar[str] = "exp.estimate.write_estimate"
