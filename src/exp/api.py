@@ -189,9 +189,8 @@ def run(overrides: Sequence[str] = ()) -> Any:
         code, reason = _shown([sys.executable, "-m", "exp", *arguments], {**os.environ, NOTE_VARIABLE: str(note)})
         if code != 0:
             raise RunError(f"python -m exp {' '.join(arguments)} ended with code {code}{reason}")
-        left = read_json(note) or {"runs": [], "several": False}  # no file: the process ended before it wrote one
-    runs = [open_run(path) for path in left["runs"]]
-    if not left["several"] and len(runs) < 2:
+        runs = [open_run(path) for path in read_json(note) or ()]
+    if len(runs) < 2 and not {"-m", "--multirun", "task=report"} & {*arguments}:
         return runs[0] if runs else None
     try:
         return _table([run.path for run in runs]) if runs else None

@@ -42,19 +42,19 @@ def main() -> int:
     """Run the command line in ``sys.argv``, and return the exit code (docs/concepts/run.md lists the codes)."""
     os.umask(UMASK)
     note = os.environ.pop(NOTE_VARIABLE, None)
-    code, several = EXIT_OK, False
+    code = EXIT_OK
     runs: list[Path] = []
     error: BaseException | None = None
     full_error = os.environ.get("HYDRA_FULL_ERROR", "")
     ExpLauncher.sweep, begun = None, False
 
     def job(config: ExpConfig) -> None:
-        nonlocal code, runs, several, begun
+        nonlocal code, runs, error, begun
         begun = True
         try:
-            code, runs, several = _run(config, list(HydraConfig.get().overrides.task), tracebacks=bool(full_error))
-        except Exception as error:  # noqa: BLE001 - reported here, since Hydra would print a line of its own
-            code = _report(error, bool(full_error))
+            code, runs = _run(config, list(HydraConfig.get().overrides.task), tracebacks=bool(full_error))
+        except Exception as caught:  # noqa: BLE001 - reported below, since Hydra would print a line of its own
+            error = caught
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # otherwise Hydra prints its errors and exits with 1
     try:
@@ -73,9 +73,9 @@ def main() -> int:
     sweep = ExpLauncher.sweep
     if sweep is not None:
         error = error if isinstance(error, KeyboardInterrupt) else sweep.explained(error)
-        (code, runs), several = sweep.finish(to_go_on), True
+        code, runs = sweep.finish(to_go_on)
     if note is not None:
-        write_json(Path(note), {"runs": list(map(str, runs)), "several": several})
+        write_json(Path(note), list(map(str, runs)))
     return code if error is None else _report(error, bool(full_error), usage=not begun)
 
 
@@ -95,24 +95,23 @@ def _parse(arguments: list[str]) -> list[str] | None:
     return compose.expand_arguments(arguments)
 
 
-def _run(config: ExpConfig, overrides: list[str], tracebacks: bool) -> tuple[int, list[Path], bool]:
+def _run(config: ExpConfig, overrides: list[str], tracebacks: bool) -> tuple[int, list[Path]]:
     """Freeze and launch the run, or run a task that needs no workers.
 
     Returns:
-        The exit code; the run folders: the run's own, if it was written, or those that the task has compared; and
-        whether :func:`exp.api.run` returns them as a table, even if there is only one.
+        The exit code, and the run folders: the run's own, if it was written, or those that the task has compared.
     """
     compose.refuse_empty("output_dir", config.output_dir)
     task = create_task(config)
     if isinstance(task, ParentTask):
         code, folder = task.run_in_parent(config, overrides), RunFolder(config.output_dir)
         if task.runs:
-            return code, [*task.runs], True
+            return code, [*task.runs]
     else:
         launcher_class(config).take_place(config, overrides)
         run = freeze(config, overrides, Path(config.output_dir))
         code, folder = run.execute(tracebacks).exit_code, run.folder
-    return code, [folder.path] * folder.config.is_file(), False
+    return code, [folder.path] * folder.config.is_file()
 
 
 def _report(error: BaseException, full: bool, usage: bool = False) -> int:

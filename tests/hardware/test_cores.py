@@ -13,10 +13,8 @@ from exp.hardware import backend as cores
     ("own", "files", "left"),
     [
         ("0::/", {}, 16),
-        ("0::/job\n", {"job/cpu.max": "max 100000\n"}, 16),
         ("0::/slice/job\n", {"slice/cpu.max": "650000 100000\n", "slice/job/cpu.max": "max 100000\n"}, 6),
         ("0::/of/the/host\n", {"cpu.max": "400000 100000\n"}, 4),  # seen from within a container
-        ("0::/\n", {"cpu.max": "50000 100000\n"}, 1),
         ("4:memory:/a\n3:cpu,cpuacct:/a\n", {"cpu,cpuacct/a/cpu.cfs_quota_us": "800000\n",
                                             "cpu,cpuacct/a/cpu.cfs_period_us": "100000\n"}, 8),
         ("3:cpu:/a\n", {"cpu/a/cpu.cfs_quota_us": "-1\n", "cpu/a/cpu.cfs_period_us": "100000\n"}, 16),

@@ -167,6 +167,9 @@ def _check_values(config: ExpConfig) -> None:
         value = OmegaConf.select(config, key)  # type: ignore[arg-type]
         if value is not None and not value >= least:  # not `<`, so that NaN is refused, too
             raise ConfigError(f"{key}={value} must be at least {least}")
+    clip = config.optim.clip_grad_norm
+    if clip is not None and not clip > 0:
+        raise ConfigError(f"optim.clip_grad_norm={clip} must be above 0, or null for no clipping")
     if config.max_epochs is None and config.max_steps is None:
         raise ConfigError("neither max_epochs nor max_steps is set; give one of them")
     if config.overwrite and config.resume is not None:
@@ -242,16 +245,12 @@ def check_folder(config: ExpConfig, trains: bool) -> None:
             if refused:
                 raise ConfigError(refusal(refused, console.shown(source.path)))
         return
-    if config.overwrite or not (completed or saved):
-        return
-    holds = "a completed run" if completed else "an unfinished training"
-    further = (
-        "resume=auto and a larger max_epochs or max_steps to train it" if completed else "resume=auto to continue it"
-    )
-    raise ConfigError(
-        f"output_dir={config.output_dir} holds {holds}; use another one, or overwrite=true to remove it"
-        + f", or add {further}" * (saved and trains)
-    )
+    if not config.overwrite and (completed or saved):
+        holds = "a completed run" if completed else "an unfinished training"
+        more = ", or resume=auto to continue it (to a larger max_epochs or max_steps)" if saved and trains else ""
+        raise ConfigError(
+            f"output_dir={config.output_dir} holds {holds}; use another one, or overwrite=true to remove it{more}"
+        )
 
 
 def check_hardware(config: ExpConfig, backend: Backend, counts: bool = True) -> None:
@@ -321,19 +320,14 @@ def _check_family(config: ExpConfig) -> None:
 
 
 REFUSED = {
-    "Hook": "it is the base class and does nothing; name a class derived from it",
-    "CheckpointHook": "exp writes checkpoints already, as plain data from which a run resumes exactly; set "
-    "checkpoint.every_epochs, checkpoint.every_steps, checkpoint.keep_last and checkpoint.keep_best",
-    "LoggerHook": "it reads the losses from the device at every step and closes the visualizer before the test; "
-    "metrics.jsonl, the console and logs/ have the same values: set log_every and logger",
-    "ParamSchedulerHook": "exp has it already, and two of them would step every schedule twice; set schedule",
-    "DistSamplerSeedHook": "exp shuffles each epoch differently already, by seed and epoch; leave it out",
-    "NaiveVisualizationHook": "its authors note in MMEngine 0.10.7 that it no longer works; use plots=true, or "
-    "task=predict for pictures of the predictions",
-    "PrepareTTAHook": "it needs a test pipeline that yields each sample several times, which the data of exp do not; "
-    "set model.tta_scales and model.tta_flip if the model has them",
-    "NPUProfilerHook": "it needs a profiler of one vendor that no backend of exp has, and ends the process; use "
-    "ProfilerHook, or run the command under the vendor's profiler",
+    "Hook": "it is the base class; name a class derived from it",
+    "CheckpointHook": "exp writes checkpoints itself; set checkpoint.every_epochs, every_steps, keep_last, keep_best",
+    "LoggerHook": "metrics.jsonl, the console and logs/ have its values; set log_every and logger",
+    "ParamSchedulerHook": "exp has it already; set schedule",
+    "DistSamplerSeedHook": "exp shuffles each epoch differently already; leave it out",
+    "NaiveVisualizationHook": "it does not work in MMEngine 0.10.7; use plots=true, or task=predict",
+    "PrepareTTAHook": "the data of exp yield each sample once; set model.tta_scales and model.tta_flip",
+    "NPUProfilerHook": "it needs the profiler of one vendor; use ProfilerHook, or run under the vendor's profiler",
 }
 """Reason, and what to use instead, by the name of the class; docs/extend/hooks.md has the whole table."""
 

@@ -271,11 +271,9 @@ def check_target(key: str, target: str) -> None:
         ConfigError: the module does not exist, or the user has not chosen its code.
     """
     _check_path(key, target)
-    parts = target.split(".")
-    for number in range(1, len(parts)):
-        module = ".".join(parts[:number])
-        if find_module(module) is None:
-            raise _no_module(key, target, module)
+    module = target.rpartition(".")[0]
+    if find_module(module) is None:
+        raise _no_module(key, target, module)
 
 
 def find_module(name: str) -> importlib.machinery.ModuleSpec | None:

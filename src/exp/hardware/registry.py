@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Mapping, Sequence
 
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from exp import console
 from exp.config.resolve import made, resolve
@@ -34,9 +34,7 @@ def create_backend(config: BackendConfig | Mapping[str, Any]) -> Backend:
     """
     given: Any = config
     plain: Any = OmegaConf.to_container(given, resolve=True) if isinstance(given, DictConfig) else dict(given)
-    target = plain.pop("_target_", MISSING)
-    if target == MISSING:
-        raise ConfigError("backend._target_ must be set: the path of a class, or the name of an installed backend")
+    target = plain.pop("_target_")
     if "." not in target:
         if target not in installed():
             raise ConfigError(
