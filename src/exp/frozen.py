@@ -27,7 +27,7 @@ from exp.config.schema import ExpConfig
 from exp.console import flops
 from exp.errors import EXIT_OK, EXIT_PREEMPTED, REFUSED, ConfigError, ExpError, RunError
 from exp.hardware.registry import choose, create_backend
-from exp.hub import bring, parse
+from exp.hub import bring
 from exp.launcher.base import Outcome, describe_failure, launcher_class, resolve
 from exp.runs.files import read_json
 from exp.runs.folder import (
@@ -99,16 +99,12 @@ def complete(config: ExpConfig, overrides: list[str], output_dir: Path) -> Froze
     checks.validate(config, overrides, create_backend(config.backend), create_task(config), launcher_class(config))
     if config.logger.trackers:
         trackers.check(config.logger)
-    if is_of_hub(config.init_from):
-        parse(str(config.init_from))
     _note_differences(config, overrides)
     return FrozenRun(config, overrides, RunFolder(output_dir))
 
 
 def _with_backend(config: ExpConfig, base: compose.Base) -> ExpConfig:
     """The configuration with the first available backend in place of ``backend=auto``."""
-    if config.backend.simulate:
-        raise ConfigError("backend.simulate=true with backend=auto: name the backend whose devices are simulated")
     name = choose(config.backend._target_.split(","))
     kept = [each for each in base.overrides if not each.startswith(("backend=", "backend._target_="))]
     try:
