@@ -135,8 +135,8 @@ def as_ours(error: BaseException, folder: Path | None = None, usage: bool = Fals
     number = error.errno if isinstance(error, OSError) else None
     if isinstance(error, MemoryError) or number == errno.ENOMEM:
         return RunError(
-            f"the machine's memory, or the limit on it, is exhausted ({error!r}); lower batch_size or data.num_workers, "
-            "or raise the limit (ulimit -v, launcher.mem_gib)"
+            f"the machine's memory, or the limit on it, is exhausted ({error!r}); lower batch_size or "
+            "data.num_workers, or raise the limit (ulimit -v, launcher.mem_gib)"
         )
     if isinstance(error, (OSError, ImportError)) and number is None and re.search(r"\.so\b", str(error)):
         said = str(error).splitlines()[0]

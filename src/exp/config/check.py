@@ -34,6 +34,7 @@ _CHOICES = {
     "wrapper.kind": ("mmddp", "ddp", "fsdp", "none"),
     "figures.format": ("png", "pdf", "svg"),
 }
+_BATCH = {"batch_size", "global_batch_size"}
 
 
 def validate(
@@ -94,7 +95,7 @@ def validate(
             )
     if task.trains:
         _check_wrapper(config)
-        _derive_batch(config, overrides)
+        derive_batch_sizes(config, overrides)
     else:
         config.batch_size = config.global_batch_size = None  # without training they need not be consistent
     _check_files(config, task)
@@ -193,18 +194,6 @@ def _check_wrapper(config: ExpConfig) -> None:
             "wrapper=fsdp does not support precision=fp16, because the loss scaler would see the shards of one rank "
             "only; use precision=bf16, or wrapper=ddp"
         )
-
-
-def _derive_batch(config: ExpConfig, overrides: Sequence[str]) -> None:
-    given = {override.split("=")[0].lstrip("+") for override in overrides}
-    # If the user sets only one of the two, derive the other instead of taking it from the experiment file.
-    if "batch_size" in given and "global_batch_size" not in given:
-        config.global_batch_size = None
-    elif "global_batch_size" in given and "batch_size" not in given:
-        config.batch_size = None
-    config.batch_size, config.global_batch_size = derive_batch_sizes(
-        config.batch_size, config.global_batch_size, config.accumulate, config.nproc * config.launcher.nnodes
-    )
 
 
 def _check_files(config: ExpConfig, task: Task) -> None:
@@ -369,39 +358,33 @@ _LEAST: Mapping[str, int] = {
 """Lower bounds of numeric keys. Null is allowed; a key that the user's own launcher does not have is skipped."""
 
 
-def derive_batch_sizes(
-    batch_size: int | None, global_batch_size: int | None, accumulate: int, world_size: int
-) -> tuple[int, int]:
-    """Derive the missing one of ``global_batch_size = batch_size * world_size * accumulate``.
+def derive_batch_sizes(config: ExpConfig, overrides: Sequence[str] = ()) -> None:
+    """Derive the missing one of ``global_batch_size = batch_size * processes * accumulate``, in place.
 
     Args:
-        batch_size: samples per device and micro-batch, or None.
-        global_batch_size: samples per optimizer step over all devices, or None.
-        accumulate: micro-batches per optimizer step.
-        world_size: number of processes.
-
-    Returns:
-        ``(batch_size, global_batch_size)``.
+        config: the configuration.
+        overrides: if they set only one of the two, the other is derived instead of taken from the experiment file.
 
     Raises:
-        ConfigError: neither is given, the two disagree, or ``global_batch_size`` is not a multiple
-            of ``world_size * accumulate``; the message then has the nearest multiples.
+        ConfigError: neither is given, the two disagree, or ``global_batch_size`` is not a multiple of ``processes *
+            accumulate``; the message then has the nearest multiples.
     """
-    parts = world_size * accumulate
-    if batch_size is None and global_batch_size is None:
-        raise ConfigError("neither batch_size nor global_batch_size is set; give one of them")
-    if batch_size is not None and global_batch_size is None:
-        return batch_size, batch_size * parts
-    assert global_batch_size is not None
-    spread = f"{world_size} process{'es' if world_size > 1 else ''} x accumulate={accumulate}"
-    if global_batch_size % parts:
-        below = global_batch_size // parts * parts
+    given = {override.split("=")[0].lstrip("+") for override in overrides}
+    each = None if given & _BATCH == {"global_batch_size"} else config.batch_size
+    whole = None if given & _BATCH == {"batch_size"} else config.global_batch_size
+    processes = config.nproc * config.launcher.nnodes
+    parts = processes * config.accumulate
+    spread = f"{processes} process{'es' if processes > 1 else ''} x accumulate={config.accumulate}"
+    if whole is None:
+        if each is None:
+            raise ConfigError("neither batch_size nor global_batch_size is set; give one of them")
+        whole = each * parts
+    below, rest = whole // parts * parts, whole % parts
+    if rest:
         valid = " or ".join(str(value) for value in (below, below + parts) if value)
-        raise ConfigError(f"global_batch_size={global_batch_size} does not divide over {spread}; nearest: {valid}")
-    derived = global_batch_size // parts
-    if batch_size is not None and batch_size != derived:
+        raise ConfigError(f"global_batch_size={whole} does not divide over {spread}; nearest: {valid}")
+    if each not in (None, whole // parts):
         raise ConfigError(
-            f"batch_size={batch_size} over {spread} is {batch_size * parts}, "
-            f"not global_batch_size={global_batch_size}; give only one of them"
+            f"batch_size={each} over {spread} is {each * parts}, not global_batch_size={whole}; give only one of them"
         )
-    return derived, global_batch_size
+    config.batch_size, config.global_batch_size = whole // parts, whole

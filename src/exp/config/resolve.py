@@ -98,15 +98,10 @@ def check_names(config: Any, overrides: Sequence[str] | None = None) -> None:
             f"plugins=[{','.join(plugins)}] is set in a file, which somebody else may have written; set it on the "
             "command line"
         )
-    for name in plugins:
-        if not PATH.fullmatch(name):
-            raise ConfigError(f"plugins: {name} is not the name of a module or package")
     allow(plugins)
     for key, name in names_in(config):
         _check_name(key, name)
-    if not re.match(r"^\w+$", str(config.task.name)):
-        raise ConfigError(f"task.name={config.task.name} is not a name of letters, digits and underscores")
-    for key in ("name", "data.name"):
+    for key in ("name", "data.name", "task.name"):
         check_path_part(key, OmegaConf.select(config, key, throw_on_missing=False))
 
 
