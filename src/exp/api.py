@@ -42,10 +42,7 @@ class OpenRun:
         self.path = path
 
     def __repr__(self) -> str:
-        metric = (
-            "" if self.result.get("metric") is None else f", {self.result['metric_name']} {self.result['metric']:.4g}"
-        )
-        return f"<run {self.path}: {self.result.get('status', 'unfinished')}{metric}>"
+        return f"<run {self.path}: {self.result.get('status', 'unfinished')}>"
 
     @cached_property
     def config(self) -> ExpConfig:

@@ -18,7 +18,6 @@ from exp.hardware import backend as cores
         ("4:memory:/a\n3:cpu,cpuacct:/a\n", {"cpu,cpuacct/a/cpu.cfs_quota_us": "800000\n",
                                             "cpu,cpuacct/a/cpu.cfs_period_us": "100000\n"}, 8),
         ("3:cpu:/a\n", {"cpu/a/cpu.cfs_quota_us": "-1\n", "cpu/a/cpu.cfs_period_us": "100000\n"}, 16),
-        ("no such format", {}, 16),
     ],
 )  # fmt: skip
 def test_quotas_count(tmp_path, monkeypatch, own, files, left):

@@ -24,7 +24,7 @@ from exp.plugins import entry_points
 
 __all__ = [
     "PATH", "allow", "check_names", "check_path_part", "check_target", "check_type", "create", "distrust",
-    "find_module", "find_own_module", "is_own", "made", "make", "names_in", "nodes", "resolve", "without_scope",
+    "find_module", "find_own_module", "is_own", "make", "names_in", "nodes", "resolve", "without_scope",
 ]  # fmt: skip
 
 _REGISTERING = ("mmengine.hooks", "mmengine.optim", "mmengine.model", "mmengine.visualization")
@@ -325,7 +325,8 @@ def make(cls: Any, key: str, content: Mapping[str, Any], arguments: Mapping[str,
     parts = {name: content[name] for name in getattr(cls, "makes", ()) if name in content}
     others = {name: value for name, value in content.items() if name not in parts}
     given = {**_arguments(others, key, asks_registries=not is_own(cls)), **parts}
-    return made(cls, key, **given, **(arguments or {}))
+    with asked(key, cls):
+        return cls(**given, **(arguments or {}))
 
 
 def _arguments(value: Any, key: str, asks_registries: bool) -> Any:
@@ -392,26 +393,3 @@ def without_scope(name: str) -> str:
 def is_own(thing: Any) -> bool:
     """Whether a class, or the class of an object, is exp's own."""
     return shown(thing).partition(".")[0] == "exp"
-
-
-def made(cls: Any, key: str, *arguments: Any, **keywords: Any) -> Any:
-    """Call a class, or a function, that a configuration names; errors are reported with the key.
-
-    Args:
-        cls: the class or function.
-        key: the key that names it, such as ``model`` or ``metrics[0]``.
-        *arguments: positional arguments.
-        **keywords: keyword arguments.
-
-    Raises:
-        ConfigError: it does not take these arguments; or, if it is not exp's own, it lacks abstract methods, or raises
-            any error. Errors of exp's own classes are not changed.
-    """
-    if is_own(cls):
-        try:
-            inspect.signature(cls).bind(*arguments, **keywords)
-        except TypeError as error:
-            raise ConfigError(f"{key}: {shown(cls)}: {error}") from error
-        return cls(*arguments, **keywords)
-    with asked(key, cls):
-        return cls(*arguments, **keywords)

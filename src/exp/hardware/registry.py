@@ -7,9 +7,9 @@ from typing import Any, Mapping, Sequence
 from omegaconf import DictConfig, OmegaConf
 
 from exp import console
-from exp.config.resolve import made, resolve
+from exp.config.resolve import resolve
 from exp.config.schema import BackendConfig
-from exp.errors import ConfigError, ExpError, UnavailableError
+from exp.errors import ConfigError, ExpError, UnavailableError, asked
 from exp.hardware.backend import Backend
 from exp.plugins import entry_points
 
@@ -42,7 +42,8 @@ def create_backend(config: BackendConfig | Mapping[str, Any]) -> Backend:
             )
         target = installed()[target].value.replace(":", ".")
     cls = resolve("backend._target_", target, Backend)
-    backend: Backend = made(cls, "backend", **plain)
+    with asked("backend", cls):
+        backend: Backend = cls(**plain)
     return backend
 
 
