@@ -93,6 +93,9 @@ def validate(
             raise UnavailableError(
                 f"the logger needs the package {package}, which is not installed: pip install {package}"
             )
+    if task.trains and not has_weights(config):
+        target = config.model["_target_"]
+        raise ConfigError(f"task={config.task.name}: {target} has nothing to train; use task=eval to evaluate it")
     if task.trains:
         _check_wrapper(config)
         derive_batch_sizes(config, overrides)
