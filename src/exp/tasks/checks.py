@@ -123,7 +123,11 @@ class Qualify(ParentTask):
     work: ClassVar[str] = "exp.checks.suite.qualify"
 
     def check(self, config: ExpConfig) -> None:
-        """Refuse launchers of other machines."""
+        """Refuse too few steps, and launchers of other machines."""
+        if self.steps <= Speed.warm_up:
+            raise ConfigError(
+                f"task.steps={self.steps} must be more than the {Speed.warm_up} warm-up steps, which are not measured"
+            )
         _refuse_several_machines(config)
 
 

@@ -28,12 +28,14 @@ class _OfRuns(ParentTask):
         Raises:
             ConfigError: ``run`` is not set or empty, or there are no runs.
         """
+        from exp.config.compose import refuse_empty
         from exp.report.runs import find_runs
 
-        if not self.run:
+        if self.run is None:
             raise ConfigError(
                 f"task={self.name} needs run=<a run folder, a sweep's folder, a glob, or a list [a,b] of them>"
             )
+        refuse_empty("run", self.run)
         paths = [str(path) for path in self.run] if isinstance(self.run, list) else [str(self.run)]
         return paths, find_runs(paths)
 
