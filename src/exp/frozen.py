@@ -18,7 +18,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import MissingConfigException
 from omegaconf import OmegaConf
 
-from exp import console, trackers
+from exp import console
 from exp.config import check as checks
 from exp.config import compose, differences
 from exp.config.compose import is_of_hub
@@ -43,6 +43,7 @@ from exp.runs.folder import (
 from exp.runs.lock import RunLock
 from exp.runs.status import Failures
 from exp.task import call, create_task, task_class, to_continue
+from exp.trackers import check as check_trackers
 
 if TYPE_CHECKING:
     from exp.hardware.backend import Backend
@@ -98,7 +99,7 @@ def complete(config: ExpConfig, overrides: list[str], output_dir: Path) -> Froze
     compose.expand(config)
     checks.validate(config, overrides, create_backend(config.backend), create_task(config), launcher_class(config))
     if config.logger.trackers:
-        trackers.check(config.logger)
+        check_trackers(config.logger)
     _note_differences(config, overrides)
     return FrozenRun(config, overrides, RunFolder(output_dir))
 

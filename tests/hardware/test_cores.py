@@ -12,7 +12,6 @@ from exp.hardware import backend as cores
 @pytest.mark.parametrize(
     ("own", "files", "left"),
     [
-        ("0::/", {}, 16),
         ("0::/slice/job\n", {"slice/cpu.max": "650000 100000\n", "slice/job/cpu.max": "max 100000\n"}, 6),
         ("0::/of/the/host\n", {"cpu.max": "400000 100000\n"}, 4),  # seen from within a container
         ("4:memory:/a\n3:cpu,cpuacct:/a\n", {"cpu,cpuacct/a/cpu.cfs_quota_us": "800000\n",
