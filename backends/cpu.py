@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from exp.backends._probe import AUTOLOAD, NO_CUDA
 
-from exp.hardware.backend import PRECISIONS, Backend, Capabilities, Collectives
-from exp.hardware.cores import usable_cores
+from exp.hardware.backend import PRECISIONS, Backend, Capabilities, Collectives, usable_cores
 
 if TYPE_CHECKING:
     import torch

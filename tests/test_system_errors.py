@@ -49,7 +49,6 @@ def test_a_disk_that_is_full_in_mid_run(tmp_path, small_disk, nproc):
 @pytest.mark.parametrize(
     ("arguments", "where"),
     [(["output_dir=afile/x"], "afile/x: Not a directory"), (["output_dir=disk/x"], "disk/x: Read-only file system"),
-     (["hydra.run.dir=/proc/x"], "/proc/x: No such file"),
      (["-m", "output_dir=afile", "seed=1"], "afile: File exists")],
 )  # fmt: skip
 def test_a_folder_that_cannot_be_used(tmp_path, small_disk, arguments, where):

@@ -42,10 +42,7 @@ class OpenRun:
         self.path = path
 
     def __repr__(self) -> str:
-        metric = (
-            "" if self.result.get("metric") is None else f", {self.result['metric_name']} {self.result['metric']:.4g}"
-        )
-        return f"<run {self.path}: {self.result.get('status', 'unfinished')}{metric}>"
+        return f"<run {self.path}: {self.result.get('status', 'unfinished')}>"
 
     @cached_property
     def config(self) -> ExpConfig:
@@ -82,11 +79,9 @@ class OpenRun:
         """
         import pandas as pd
 
-        listed = [self.path / file for file in self.result.get("files") or () if file.endswith(".csv")]
-        found = [file for file in [*listed, *sorted(self.path.glob("*.csv"))] if file.is_file()]
+        files = sorted(self.path.rglob("*.csv"))
         return {
-            file.relative_to(self.path).as_posix(): pd.read_csv(file, float_precision="round_trip")
-            for file in dict.fromkeys(found)
+            file.relative_to(self.path).as_posix(): pd.read_csv(file, float_precision="round_trip") for file in files
         }
 
     def model(self, device: str = "cpu") -> nn.Module:
@@ -120,17 +115,16 @@ class OpenRun:
             fit_weights(model, weights, self.config, as_it_is=True)
         return model.to(device).eval()
 
-    def predict(self, *overrides: str | Sequence[str]) -> OpenRun:
+    def predict(self, *overrides: str) -> OpenRun:
         """Run ``task=predict`` with this run's weights, in a run folder of its own, and return the new run.
 
         Args:
-            *overrides: as on the command line, such as ``"task.input=new.csv"``, ``"backend=cpu"``; or lists of these.
+            *overrides: as on the command line, such as ``"task.input=new.csv"``, ``"backend=cpu"``.
 
         Raises:
             RunError: the command failed. The message has the first line of its error; its output was printed before.
         """
-        given = [each for some in overrides for each in ([some] if isinstance(some, str) else some)]
-        predicted: OpenRun = run(["task=predict", f"init_from={self.path}", *given])
+        predicted: OpenRun = run(["task=predict", f"init_from={self.path}", *overrides])
         return predicted
 
 
@@ -192,9 +186,8 @@ def run(overrides: Sequence[str] = ()) -> Any:
         code, reason = _shown([sys.executable, "-m", "exp", *arguments], {**os.environ, NOTE_VARIABLE: str(note)})
         if code != 0:
             raise RunError(f"python -m exp {' '.join(arguments)} ended with code {code}{reason}")
-        left = read_json(note) or {"runs": [], "several": False}  # no file: the process ended before it wrote one
-    runs = [open_run(path) for path in left["runs"]]
-    if not left["several"] and len(runs) < 2:
+        runs = [open_run(path) for path in read_json(note) or ()]
+    if len(runs) < 2 and not {"-m", "--multirun", "task=report"} & {*arguments}:
         return runs[0] if runs else None
     try:
         return _table([run.path for run in runs]) if runs else None

@@ -19,11 +19,11 @@ from hydra.core.plugins import Plugins
 
 from exp import __version__, console
 from exp.config import compose, explain
-from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, ConfigError, Ended, ExpError, as_ours, frames_of, told
+from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, Ended, ExpError, as_ours, frames_of, told
 from exp.frozen import freeze
 from exp.launcher.base import launcher_class
 from exp.runs.files import UMASK, write_json
-from exp.runs.folder import RunFolder, remove_empty
+from exp.runs.folder import RunFolder
 from exp.task import ParentTask, create_task, given, to_go_on
 from hydra_plugins import exp_sweeps  # not its class, which Hydra's search makes anew if exp is installed
 
@@ -36,27 +36,25 @@ NOTE_VARIABLE = "EXP_NOTE"
 """Environment variable with the path of a JSON file, to which the command writes its run folders for
 :func:`exp.api.run`."""
 _OVERRIDE = re.compile(r"~|[^-].*=")
-_MODES = ("--multirun", "-m", "--run", "-r", "--cfg", "-c", "--info", "-i")
-"""Hydra's options that exclude each other."""
 
 
 def main() -> int:
     """Run the command line in ``sys.argv``, and return the exit code (docs/concepts/run.md lists the codes)."""
     os.umask(UMASK)
     note = os.environ.pop(NOTE_VARIABLE, None)
-    code, several = EXIT_OK, False
+    code = EXIT_OK
     runs: list[Path] = []
     error: BaseException | None = None
     full_error = os.environ.get("HYDRA_FULL_ERROR", "")
     exp_sweeps.ExpLauncher.sweep, begun = None, False
 
     def job(config: ExpConfig) -> None:
-        nonlocal code, runs, several, begun
+        nonlocal code, runs, error, begun
         begun = True
         try:
-            code, runs, several = _run(config, list(HydraConfig.get().overrides.task), tracebacks=bool(full_error))
-        except Exception as error:  # noqa: BLE001 - reported here, since Hydra would print a line of its own
-            code = _report(error, bool(full_error))
+            code, runs = _run(config, list(HydraConfig.get().overrides.task), tracebacks=bool(full_error))
+        except Exception as caught:  # noqa: BLE001 - reported below, since Hydra would print a line of its own
+            error = caught
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # otherwise Hydra prints its errors and exits with 1
     try:
@@ -75,26 +73,19 @@ def main() -> int:
     sweep = exp_sweeps.ExpLauncher.sweep
     if sweep is not None:
         error = error if isinstance(error, KeyboardInterrupt) else sweep.explained(error)
-        (code, runs), several = sweep.finish(to_go_on), True
+        code, runs = sweep.finish(to_go_on)
     if note is not None:
-        write_json(Path(note), {"runs": list(map(str, runs)), "several": several})
+        write_json(Path(note), list(map(str, runs)))
     return code if error is None else _report(error, bool(full_error), usage=not begun)
 
 
 def _parse(arguments: list[str]) -> list[str] | None:
-    """The arguments for Hydra; None if this function has answered the command (``--version``, ``--help``).
-
-    Raises:
-        ConfigError: two options exclude each other.
-    """
+    """The arguments for Hydra; None if this function has answered the command (``--version``, ``--help``)."""
     if "--version" in arguments:  # Hydra would print its own version
         print(f"exp {__version__}")  # noqa: T201
         return None
     # Options first: argparse, which Hydra uses, refuses overrides on both sides of one (``seed=1,2 -m max_steps=5``).
     arguments = sorted(arguments, key=lambda each: _OVERRIDE.match(each) is not None)
-    modes = [each for each in arguments if each.partition("=")[0] in _MODES]
-    if len(modes) > 1:
-        raise ConfigError(f"{modes[0]} and {modes[1]} exclude each other; leave one out")
     given[:] = arguments
     compose.register()
     Plugins.instance().register(exp_sweeps.ExpLauncher)  # Hydra finds it if exp is installed, but not in a checkout
@@ -104,29 +95,23 @@ def _parse(arguments: list[str]) -> list[str] | None:
     return compose.expand_arguments(arguments)
 
 
-def _run(config: ExpConfig, overrides: list[str], tracebacks: bool) -> tuple[int, list[Path], bool]:
+def _run(config: ExpConfig, overrides: list[str], tracebacks: bool) -> tuple[int, list[Path]]:
     """Freeze and launch the run, or run a task that needs no workers.
 
     Returns:
-        The exit code; the run folders: the run's own, if it was written, or those that the task has compared; and
-        whether :func:`exp.api.run` returns them as a table, even if there is only one.
+        The exit code, and the run folders: the run's own, if it was written, or those that the task has compared.
     """
-    of_hydra = Path(HydraConfig.get().runtime.output_dir)
-    if of_hydra != Path.cwd():
-        remove_empty([of_hydra])
-        raise ConfigError(f"hydra.run.dir={of_hydra}: the run folder is set with output_dir")
     compose.refuse_empty("output_dir", config.output_dir)
     task = create_task(config)
     if isinstance(task, ParentTask):
         code, folder = task.run_in_parent(config, overrides), RunFolder(config.output_dir)
         if task.runs:
-            return code, [*task.runs], True
+            return code, [*task.runs]
     else:
-        launcher = launcher_class(config)
-        launcher.take_place(config, overrides)
+        launcher_class(config).take_place(config, overrides)
         run = freeze(config, overrides, Path(config.output_dir))
         code, folder = run.execute(tracebacks).exit_code, run.folder
-    return code, [folder.path] * folder.config.is_file(), False
+    return code, [folder.path] * folder.config.is_file()
 
 
 def _report(error: BaseException, full: bool, usage: bool = False) -> int:
@@ -147,13 +132,11 @@ def _report(error: BaseException, full: bool, usage: bool = False) -> int:
     if explain.is_of_composition(error):
         console.error(explain.explain(error, explain.default_keys(sys.argv[1:])))
         return EXIT_CONFIG
-    ours = as_ours(error, usage=usage)
-    if ours is not None:
-        console.error(str(ours))
-        return ours.exit_code
-    of_user = told(error)
-    if of_user is None:
+    ours, of_user = as_ours(error, usage=usage), told(error)
+    if ours is None and of_user is None:
         raise error
-    console.error(of_user)
+    console.error(str(ours or of_user))
+    if ours is not None:
+        return ours.exit_code
     print(frames_of(error), end="", file=sys.stderr)  # noqa: T201
     return EXIT_FAILED

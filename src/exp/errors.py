@@ -3,8 +3,7 @@
 Every message starts with one line that says what is wrong, where, and what to do; details may follow on later lines.
 The exit codes are those of the command line (see docs/concepts/run.md).
 
-The traceback of an error shows whose code raised it. User code is all code outside of exp, Python, torch and MMEngine.
-Of installed packages, only methods of classes that a configuration can name, such as models, count as user code.
+The traceback of an error shows whose code raised it. User code is all code that is neither exp nor installed.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ __all__ = [
     "EXIT_CONFIG", "EXIT_FAILED", "EXIT_OK", "EXIT_PREEMPTED", "EXIT_UNAVAILABLE", "EXPERIMENT_PAGE", "REFUSED",
     "TASK_PAGE", "CheckpointError", "ConfigError", "DataError", "Ended", "ExpError", "PlacementError", "Preempted",
     "RunError", "SampleError", "UnavailableError", "as_ours", "asked", "first_line", "frames_of", "is_of_user",
-    "message_of", "nearest", "owner_of", "page_of", "place_of", "shown", "told",
+    "is_users", "message_of", "nearest", "page_of", "place_of", "shown", "told",
 ]  # fmt: skip
 
 EXIT_OK = 0
@@ -115,7 +114,6 @@ class Ended(KeyboardInterrupt):
 
 
 _PLUGINS = "TORCH_DEVICE_BACKEND_AUTOLOAD"  # torch's own message names it, but not the cause
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FORBIDDEN = (
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP,
 )  # fmt: skip
@@ -134,35 +132,30 @@ def as_ours(error: BaseException, folder: Path | None = None, usage: bool = Fals
     """
     if isinstance(error, ExpError):
         return error
-    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
-        said = f" ({error})" if str(error) else ""
+    number = error.errno if isinstance(error, OSError) else None
+    if isinstance(error, MemoryError) or number == errno.ENOMEM:
         return RunError(
-            f"the machine's memory, or the limit on it, is exhausted{said}; lower batch_size or data.num_workers, or "
-            "raise the limit (ulimit -v, launcher.mem_gib)"
+            f"the machine's memory, or the limit on it, is exhausted ({error!r}); lower batch_size or "
+            "data.num_workers, or raise the limit (ulimit -v, launcher.mem_gib)"
         )
-    if (
-        isinstance(error, (OSError, ImportError))
-        and re.search(r"\.so\b", str(error))
-        and getattr(error, "errno", None) is None
-    ):
+    if isinstance(error, (OSError, ImportError)) and number is None and re.search(r"\.so\b", str(error)):
+        said = str(error).splitlines()[0]
         return UnavailableError(
-            f"a library does not load: {str(error).splitlines()[0]}; is it installed, and is there enough memory for "
-            "it (ulimit -v)?"
+            f"a library does not load: {said}; is it installed, and is there enough memory for it (ulimit -v)?"
         )
     if isinstance(error, RuntimeError) and _PLUGINS in str(error):
         return UnavailableError(
             f"torch loads a device's plug-in, which fails: {error.__cause__ or error}; export {_PLUGINS}=0, or put the "
             "plug-in's runtime on LD_LIBRARY_PATH"
         )
-    if not isinstance(error, OSError) or error.errno is None:
+    if not isinstance(error, OSError) or number is None:
         return None
-    if error.errno in (errno.EMFILE, errno.ENFILE):
+    if number in (errno.EMFILE, errno.ENFILE):
         return RunError("too many files are open; raise the limit (ulimit -n), or lower data.num_workers")
-    place = error.filename if error.filename is not None else folder
-    where = f"{place}: {error.strerror}" if place is not None else str(error.strerror)
-    if error.errno in _FULL:
+    where = ": ".join(str(part) for part in (error.filename or folder, error.strerror) if part is not None)
+    if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return RunError(f"cannot write {where}; make space, or set output_dir, and go on with resume=auto")
-    if error.errno in _FORBIDDEN or usage:
+    if number in _FORBIDDEN or usage:
         kind = ConfigError if usage else RunError
         return kind(f"cannot use {where}; correct the path (such as output_dir), or its permissions")
     return None
@@ -189,6 +182,7 @@ _KINDS = {
 """The configuration key of an object, by a class that it inherits."""
 
 _BELOW = ("exp", "exp.backends", "torch", "mmengine")
+_OF_LOADER = re.compile(r"Caught \w+ in DataLoader worker process")
 _NATIVE = re.compile(r"\n?(?:Exception raised from |C\+\+ CapturedTraceback:)")  # torch appends its C++ frames
 _FRAME = re.compile(r'File "([^"\n]+)", line (\d+), in (\S+)')
 
@@ -202,7 +196,7 @@ def shown(thing: Any) -> str:
 def message_of(error: BaseException) -> str:
     """The text of an error; for an error that a loader process has passed on, the text of the original error."""
     text = _NATIVE.split(str(error))[0].rstrip()
-    if _is_of_loader(text):
+    if _OF_LOADER.match(text):
         # torch puts a sentence and the traceback before the text
         return text.rpartition(f"{type(error).__name__}: ")[2].strip()
     return text
@@ -228,7 +222,7 @@ def place_of(error: BaseException) -> str:
 def frames_of(error: BaseException) -> str:
     """The traceback of an error, without the frames of other code than the user's."""
     frames = traceback.extract_tb(error.__traceback__)
-    return "".join(traceback.format_list([frame for frame in frames if owner_of(frame.filename) == "user"]))
+    return "".join(traceback.format_list([frame for frame in frames if is_users(frame.filename)]))
 
 
 def told(error: BaseException) -> str | None:
@@ -252,18 +246,17 @@ def told(error: BaseException) -> str | None:
 
 def _innermost(error: BaseException) -> tuple[str, int, str] | None:
     """The innermost frame of user code: file name, line, and owner, such as ``model: mine.Net.forward``."""
-    for file, line, function in reversed(_FRAME.findall(str(error)) if _is_of_loader(str(error)) else []):
-        if owner_of(file) == "user":
-            return Path(file).name, int(line), f"data: {Path(file).stem}.{function}"
-    frames = list(traceback.walk_tb(error.__traceback__))[::-1]
-    own = [each for each in frames if owner_of(each[0].f_code.co_filename) == "user"]
-    # Installed packages count only if there is no other user code, and only classes that a configuration can name.
-    others = [each for each in frames if owner_of(each[0].f_code.co_filename) == "package" and _member(each[0])]
-    for frame, line in own[:1] or others[:1]:
-        member = next(filter(None, (_member(each) for each, _ in own)), None) or _member(frame)
-        function = f"{frame.f_globals.get('__name__')}.{frame.f_code.co_name}"
-        return Path(frame.f_code.co_filename).name, line, member or function
-    return None
+    if _OF_LOADER.match(str(error)):
+        for file, line, function in reversed(_FRAME.findall(str(error))):
+            if is_users(file):
+                return Path(file).name, int(line), f"data: {Path(file).stem}.{function}"
+    frames = [each for each in traceback.walk_tb(error.__traceback__) if is_users(each[0].f_code.co_filename)]
+    if not frames:
+        return None
+    frame, line = frames[-1]
+    member = next(filter(None, (_member(each) for each, _ in reversed(frames))), None)
+    function = f"{frame.f_globals.get('__name__')}.{frame.f_code.co_name}"
+    return Path(frame.f_code.co_filename).name, line, member or function
 
 
 def _member(frame: Any) -> str | None:
@@ -275,17 +268,11 @@ def _member(frame: Any) -> str | None:
     return kind and f"{kind}: {shown(cls)}" + ("(...)" if code.co_name == "__init__" else f".{code.co_name}")
 
 
-def owner_of(file: str) -> str | None:
-    """The owner of a source file: ``user``; ``package`` (installed); None for exp, Python, torch and MMEngine."""
-    installed = not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
+def is_users(file: str) -> bool:
+    """Whether a source file is user code: it is not installed, and not of exp, Python, torch or MMEngine."""
     roots = [f"{Path(str(sys.modules[name].__file__)).parent}/" for name in _BELOW if name in sys.modules]
-    if not installed:  # site-packages is often inside the folder of Python's own modules
-        roots += [f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib")]
-    return None if file.startswith(("<", *roots)) else "package" if installed else "user"
-
-
-def _is_of_loader(text: str) -> bool:
-    return re.match(r"Caught \w+ in DataLoader worker process", text) is not None
+    roots += [f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib")]
+    return {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts) and not file.startswith(("<", *roots))
 
 
 EXPERIMENT_PAGE = "docs/tutorial/add-an-experiment.md"

@@ -30,7 +30,7 @@ from exp.engine.optim import build_optimizer
 from exp.engine.wrapper import units_of
 from exp.errors import EXIT_OK, ConfigError, DataError, ExpError, UnavailableError, asked, told
 from exp.frozen import freeze
-from exp.hardware.collectives import Collectives
+from exp.hardware.backend import Collectives
 from exp.hardware.compat import TORCH_VERSION, backward_below_modes, every_operator, supports_estimates
 from exp.hardware.matmul import matrix_rate
 from exp.hardware.registry import create_backend
@@ -272,9 +272,8 @@ def _sharing(config: Any, model: nn.Module, backend: Backend) -> tuple[float, fl
         gathered = sum(blocks) if stays else largest * min(len(blocks), 2)
         return 1 / ranks, 1 / ranks, {"wrapper": 2 * rest + gathered + largest}
     gradients = _bytes(parameter for parameter in model.parameters() if parameter.requires_grad)
-    as_views = config.wrapper.gradient_as_bucket_view
-    if as_views is None:  # same rule as in exp.engine.wrapper; a vendor's DDP class is not loaded here
-        as_views = type(backend.collectives).ddp_class is Collectives.ddp_class
+    # The same rule as in exp.engine.wrapper; a vendor's DDP class is not loaded here.
+    as_views = type(backend.collectives).ddp_class is Collectives.ddp_class
     return (1.0, 0.0, {"gradients": gradients}) if as_views else (1.0, 1.0, {"wrapper": gradients})
 
 

@@ -18,16 +18,16 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import MissingConfigException
 from omegaconf import OmegaConf
 
-from exp import console, trackers
+from exp import console
 from exp.config import check as checks
 from exp.config import compose, differences
 from exp.config.compose import is_of_hub
 from exp.config.resolve import allow, check_names, distrust
 from exp.config.schema import ExpConfig
-from exp.console import flops, size
+from exp.console import flops
 from exp.errors import EXIT_OK, EXIT_PREEMPTED, REFUSED, ConfigError, ExpError, RunError
 from exp.hardware.registry import choose, create_backend
-from exp.hub import bring, parse
+from exp.hub import bring
 from exp.launcher.base import Outcome, describe_failure, launcher_class, resolve
 from exp.runs.files import read_json
 from exp.runs.folder import (
@@ -43,6 +43,7 @@ from exp.runs.folder import (
 from exp.runs.lock import RunLock
 from exp.runs.status import Failures
 from exp.task import call, create_task, task_class, to_continue
+from exp.trackers import check as check_trackers
 
 if TYPE_CHECKING:
     from exp.hardware.backend import Backend
@@ -98,17 +99,13 @@ def complete(config: ExpConfig, overrides: list[str], output_dir: Path) -> Froze
     compose.expand(config)
     checks.validate(config, overrides, create_backend(config.backend), create_task(config), launcher_class(config))
     if config.logger.trackers:
-        trackers.check(config.logger)
-    if is_of_hub(config.init_from):
-        parse(str(config.init_from))
+        check_trackers(config.logger)
     _note_differences(config, overrides)
     return FrozenRun(config, overrides, RunFolder(output_dir))
 
 
 def _with_backend(config: ExpConfig, base: compose.Base) -> ExpConfig:
     """The configuration with the first available backend in place of ``backend=auto``."""
-    if config.backend.simulate:
-        raise ConfigError("backend.simulate=true with backend=auto: name the backend whose devices are simulated")
     name = choose(config.backend._target_.split(","))
     kept = [each for each in base.overrides if not each.startswith(("backend=", "backend._target_="))]
     try:
@@ -216,8 +213,7 @@ class FrozenRun:
                 for file in sorted(folder.logs.glob("rank*.error.json")) if tracebacks else ():
                     log = file.with_name(file.name.replace(".error.json", ".log"))
                     print(log.read_text(encoding="utf-8", errors="replace"), file=sys.stderr)  # noqa: T201
-                if not self.take_back():
-                    print(f"  run folder: {console.shown(folder.path)}", file=sys.stderr)  # noqa: T201
+                self.take_back()
             return outcome
         except (ExpError, KeyboardInterrupt) as error:
             if error.exit_code in REFUSED if isinstance(error, ExpError) else not begun:
@@ -291,10 +287,6 @@ class FrozenRun:
             _say(f"as trained in {console.shown(Path(config.record.trained_in))}")
             for line in config.record.differs:
                 _say(f"  but {line}", "yellow")
-        devices = backend.device_count() if backend.exclusive_devices else 0
-        if devices > config.nproc:
-            idle = devices - config.nproc
-            _say(f"{idle} of {devices} {config.backend.name} devices stay idle; nproc={devices} uses all", "dim")
 
     def tell_end(self, outcome: Outcome) -> int:
         """Print how the run ended, record an end without success in ``result.json``, and return the exit code."""
@@ -320,20 +312,19 @@ class FrozenRun:
             text = f"preempted: task={config.task.name} has no state to save; run it again"
             if step is not None:
                 text = f"preempted after step {step}, which is saved; to continue: {to_continue(config, folder)}"
-            text += self._record(record, outcome)
-            console.make_console().print(text, soft_wrap=True, markup=False)
+            _say(text + self._record(record, outcome))
             return EXIT_PREEMPTED
         record.update(last_known(folder))
         text = describe_failure(outcome, folder)
+        rank, kind, said = None, "RunError", outcome.detail
         if outcome.interrupted_by is not None:
-            record["error"] = {"rank": None, "type": "Interrupted", "message": f"by {outcome.interrupted_by}"}
+            kind, said = "Interrupted", f"by {outcome.interrupted_by}"
             command = to_continue(config, folder)
             text += f"\n  to continue from the last checkpoint: {command}" if command else "; nothing has been saved"
         elif outcome.failures:
-            first = outcome.failures[0]
-            record["error"] = {"rank": first.rank, "type": first.type, "message": first.message}
-        elif outcome.detail is not None:
-            record["error"] = {"rank": None, "type": "RunError", "message": outcome.detail}
+            rank, kind, said = (getattr(outcome.failures[0], name) for name in ("rank", "type", "message"))
+        if said is not None:
+            record["error"] = {"rank": rank, "type": kind, "message": said}
         console.error(text + self._record(record, outcome))
         return outcome.exit_code
 
@@ -343,14 +334,11 @@ class FrozenRun:
         Returns:
             A line for the user if the file cannot be written; otherwise empty.
         """
-        folder = self.folder
         try:
-            if folder.pending and not outcome.recorded:
-                folder.drop_start()
-            elif not outcome.recorded:
-                folder.write_result(result)
+            if not outcome.recorded:
+                self.folder.drop_start() if self.folder.pending else self.folder.write_result(result)
         except OSError as error:
-            return f"\n  {folder.result} could not be written: {error.strerror}"
+            return f"\n  {self.folder.result} could not be written: {error.strerror}"
         return ""
 
     def take_back(self) -> bool:
@@ -402,7 +390,7 @@ class FrozenRun:
 
 
 def _say(text: str, style: str | None = None) -> None:
-    console.make_console().print(text, style=style, highlight=False, soft_wrap=True)
+    console.make_console().print(text, style=style, highlight=False, soft_wrap=True, markup=False)
 
 
 def _print_table(config: ExpConfig, folder: RunFolder, result: dict[str, Any]) -> None:
@@ -412,8 +400,7 @@ def _print_table(config: ExpConfig, folder: RunFolder, result: dict[str, Any]) -
     terminal = console.make_console()
 
     published = result.get("published")
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column(result["measured_on"])
+    table = Table(result["measured_on"], box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for column in ("this run", *["published"] * bool(published)):
         table.add_column(column, justify="right")
     for name, value in result["metrics"].items():
@@ -435,11 +422,9 @@ def _print_table(config: ExpConfig, folder: RunFolder, result: dict[str, Any]) -
         _say(line, "yellow")
     left = result.get("left_device")
     if left is not None and left["calls_per_step"]:
-        moved = "" if left["bytes_per_step"] is None else f", {size(left['bytes_per_step'])}"
+        few = ", ".join(list(left["operators"])[:3])
         _say(
-            f"CPU fallbacks per step: {left['calls_per_step']:.3g} calls{moved}, mostly "
-            f"{', '.join(list(left['operators'])[:3])}; see docs/guide/train.md",
-            "yellow",
+            f"CPU fallbacks per step: {left['calls_per_step']:.3g} calls, mostly {few}; see docs/guide/train.md", "red"
         )
     speed = f", {result['samples_per_second']:,.0f} samples/s" if result.get("samples_per_second") else ""
     if result.get("flops_per_second"):

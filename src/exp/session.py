@@ -27,9 +27,8 @@ from exp.config.resolve import check_names
 from exp.config.schema import ExpConfig
 from exp.console import make_console
 from exp.errors import EXIT_FAILED, ConfigError, Preempted, as_ours, message_of, told
-from exp.hardware.backend import PRECISIONS
+from exp.hardware.backend import PRECISIONS, usable_cores
 from exp.hardware.cards import check_distinct
-from exp.hardware.cores import usable_cores
 from exp.hardware.registry import create_backend
 from exp.runs.files import write_json
 from exp.runs.folder import describe_environment

@@ -103,13 +103,8 @@ class Task:
 
 @dataclass
 class ParentTask(Task):
-    """A task without workers, such as a report; it needs neither devices nor data files.
+    """A task without workers, such as a report. ``work`` is called as :meth:`run_in_parent` is."""
 
-    ``work`` is called as :meth:`run_in_parent` is.
-    """
-
-    uses_data: ClassVar[bool] = False
-    uses_hardware: ClassVar[bool] = False
     compared: ClassVar[bool] = False
     runs: ClassVar[Sequence[Path]] = ()
     """Folders of the runs that the task has compared in a table; empty: none."""

@@ -52,11 +52,3 @@ def test_what_has_no_meaning_for_a_training_is_not_listed():
     quiet = {"output_dir": "b", "resume": "auto", "batch_size": 16, "task.input": "x", "published": {}}
     assert changed({**quiet, "record.differs": ["y"]}) == Changes()
     assert changes({**OLD, "init_from": "weights.pth"}, OLD) == Changes(), "weights to begin with are needed no more"
-
-
-def test_another_choice_of_a_group_is_one_line():
-    other = {"_target_": "gcu", "name": "gcu", "options": {"a": 1}}
-    assert changed({"backend": other}).allowed == (Change("backend._target_", "cpu", "gcu"),)
-    assert [each.key for each in changed({"model": {"_target_": "mine.Model", "width": 3}}).refused] == [
-        "model._target_"
-    ]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from exp.hardware.backend import Backend, Capabilities, Collectives
-from exp.hardware.collectives import device_part_of
+from exp.hardware.backend import Backend, Capabilities, Collectives, device_part_of
 
 
 class Plain(Backend):

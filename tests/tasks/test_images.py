@@ -43,14 +43,3 @@ def test_segmentation_predicts_files_as_maps_overlays_and_areas(run, trained, tm
     assert [int(row["pixels"]) for row in rows] == np.bincount(labels.reshape(-1), minlength=5).tolist()
     assert sum(float(row["square_meters"]) for row in rows) == 150 * 230 * 0.25
     assert result(folder)["metrics"]["failed"] == 0
-
-
-def test_scenes_are_predicted_with_a_table_and_a_sheet(run, trained):
-    """Of the test split, where the truth is known: the same accuracy as in training."""
-    folder = run("task=predict", f"init_from={trained('scenes')}", "nproc=2")
-    rows = table(folder / "predictions.csv")
-    assert len(rows) == 150
-    right = sum(row["class"] == row["truth"] for row in rows) / len(rows)
-    assert right == pytest.approx(result(trained("scenes"))["metrics"]["accuracy"])
-    assert all(1 >= float(row["probability"]) >= float(row["probability_2"]) > 0 for row in rows)
-    assert min(size(folder / "plots" / "predictions.png")) > 400

@@ -26,8 +26,7 @@ from exp.config.check import check_data
 from exp.console import flops, size
 from exp.errors import ExpError, RunError
 from exp.hardware import cards
-from exp.hardware.backend import PRECISIONS
-from exp.hardware.collectives import ddp_arguments, device_part_of
+from exp.hardware.backend import PRECISIONS, ddp_arguments, device_part_of
 from exp.hardware.matmul import multiply
 from exp.runs.files import to_json, write_json
 from exp.runs.folder import SHM, package_versions, process_limits

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
@@ -14,7 +13,7 @@ from exp.config.compose import check_weights_there, is_of_hub, load, run_folder_
 from exp.config.differences import as_plain, changes, refusal
 from exp.config.resolve import check_target, find_module, nodes
 from exp.config.schema import PRECISIONS
-from exp.errors import ConfigError, UnavailableError, asked, nearest
+from exp.errors import ConfigError, UnavailableError, asked
 from exp.plugins import Family, installed
 from exp.runs.files import without_credentials
 from exp.runs.folder import RunFolder, read_result
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
     from exp.task import Task
 
 __all__ = [
-    "REFUSED", "check_data", "check_folder", "check_hardware", "check_hooks", "check_ranges",
-    "derive_batch_sizes", "has_weights", "preflight_of", "refused_hook", "validate",
+    "REFUSED", "check_data", "check_folder", "check_hardware", "check_hooks", "check_weights", "derive_batch_sizes",
+    "has_weights", "preflight_of", "refused_hook", "validate",
 ]  # fmt: skip
 
 _CHOICES = {
@@ -35,11 +34,7 @@ _CHOICES = {
     "wrapper.kind": ("mmddp", "ddp", "fsdp", "none"),
     "figures.format": ("png", "pdf", "svg"),
 }
-_PRECISIONS_ELSEWHERE = {
-    "16": "fp16", "float16": "fp16", "half": "fp16", "amp": "fp16", "bf16": "bf16", "bfloat16": "bf16", "32": "fp32",
-    "float32": "fp32",
-}  # fmt: skip
-"""Names of precisions in other frameworks, where they may also end in ``-mixed`` or ``-true``."""
+_BATCH = {"batch_size", "global_batch_size"}
 
 
 def validate(
@@ -79,9 +74,13 @@ def validate(
     if task.diagnoses:
         # Check only what no worker could report; the task itself reports too few devices, missing data, and so on.
         if task.isolated and not elsewhere:
-            _check_available(config, backend)
+            check_hardware(config, backend, counts=False)
         return
-    _check_targets(config, elsewhere)
+    for part in ("data", "model", "wrapper"):
+        target = str(getattr(config, part).get("_target_") or "")
+        # The nodes of a cluster may have another PYTHONPATH (launcher.setup), so only exp's own modules are looked up.
+        if target.startswith("exp.") or (not elsewhere and not (part == "wrapper" and not target)):
+            check_target(f"{part}._target_", target)
     if config.precision not in backend.capabilities.precisions:
         raise ConfigError(
             f"precision={config.precision} is not supported by backend={backend.name}; "
@@ -89,7 +88,6 @@ def validate(
         )
     if task.uses_hardware and not elsewhere:
         check_hardware(config, backend)
-    _check_wrapper(config, task)
     for package in config.logger.requires:
         if find_module(package) is None:  # does not import the parent packages
             raise UnavailableError(
@@ -98,14 +96,11 @@ def validate(
     if task.trains and not has_weights(config):
         target = config.model["_target_"]
         raise ConfigError(f"task={config.task.name}: {target} has nothing to train; use task=eval to evaluate it")
-    if not task.trains:
-        config.batch_size = config.global_batch_size = None  # without training they need not be consistent
+    if task.trains:
+        _check_wrapper(config)
+        derive_batch_sizes(config, overrides)
     else:
-        _derive_batch(config, overrides)
-    if config.resume is not None and not task.saves_state:
-        raise ConfigError(
-            f"resume={config.resume}: task={config.task.name} saves no state to resume from; leave it out"
-        )
+        config.batch_size = config.global_batch_size = None  # without training they need not be consistent
     _check_files(config, task)
 
 
@@ -151,18 +146,6 @@ def has_weights(config: ExpConfig) -> bool:
     return bool(getattr(OmegaConf.get_type(config.model), "has_weights", True))
 
 
-def _check_targets(config: ExpConfig, elsewhere: bool) -> None:
-    for part in ("data", "model", "wrapper"):
-        target = str(getattr(config, part).get("_target_") or "")
-        if not target and part == "wrapper":
-            continue  # one of exp's own wrappers, chosen by wrapper.kind
-        if not target:
-            raise ConfigError(f"{part}._target_ must be set: the path of a class")
-        # The nodes of a cluster may have another PYTHONPATH (launcher.setup), so only exp's own modules are looked up.
-        if target.startswith("exp.") or not elsewhere:
-            check_target(f"{part}._target_", target)
-
-
 def _check_nodes(config: ExpConfig) -> None:
     missing = []
     for key, _, _, value in nodes(config):
@@ -183,59 +166,44 @@ def _check_values(config: ExpConfig) -> None:
     for key, choices in _CHOICES.items():
         value: Any = OmegaConf.select(config, key)  # type: ignore[arg-type]
         if value not in choices and not (key == "wrapper.kind" and config.wrapper._target_):
-            known = _PRECISIONS_ELSEWHERE.get(re.sub("-(mixed|true)$", "", value)) if key == "precision" else None
-            hint = f"; did you mean '{known}'?" if known else nearest(value, choices)
-            raise ConfigError(f"{key}={value} is not one of {', '.join(choices)}{hint}")
-    check_ranges(config)
+            raise ConfigError(f"{key}={value} is not one of {', '.join(choices)}")
+    for key, least in _LEAST.items():
+        value = OmegaConf.select(config, key)  # type: ignore[arg-type]
+        if value is not None and not value >= least:  # not `<`, so that NaN is refused, too
+            raise ConfigError(f"{key}={value} must be at least {least}")
+    clip = config.optim.clip_grad_norm
+    if clip is not None and not clip > 0:
+        raise ConfigError(f"optim.clip_grad_norm={clip} must be above 0, or null for no clipping")
     if config.max_epochs is None and config.max_steps is None:
         raise ConfigError("neither max_epochs nor max_steps is set; give one of them")
     if config.overwrite and config.resume is not None:
         raise ConfigError(
             "overwrite=true removes the run that resume would continue; leave out one of them, or use init_from"
         )
-    if config.debug.overfit and config.debug.train_batches is None:
-        raise ConfigError("debug.overfit=true needs debug.train_batches, the number of batches to overfit")
-    for key, listed in (("hooks", config.hooks), ("schedule.param_scheduler", config.schedule.param_scheduler)):
-        for index, each in enumerate(listed):
-            if not isinstance(each.get("type"), str):
-                raise ConfigError(
-                    f"{key}[{index}] has no type; write it as {{type: <name of a class>, <its arguments>}}"
-                )
     check_hooks(config.hooks)
 
 
-def _check_wrapper(config: ExpConfig, task: Task) -> None:
-    processes = config.nproc * config.launcher.nnodes
-    if config.wrapper.kind == "none" and processes > 1 and task.trains:
+def _check_wrapper(config: ExpConfig) -> None:
+    processes, wrapper = config.nproc * config.launcher.nnodes, config.wrapper
+    if wrapper.kind == "none" and processes > 1:
         raise ConfigError(
             f"wrapper=none with {processes} processes would train {processes} independent models; "
             "use wrapper=mmddp or wrapper=ddp, or nproc=1"
         )
-    if config.wrapper.kind == "fsdp":
-        for key in ("sync_batchnorm", "find_unused_parameters", "static_graph"):
-            if getattr(config.wrapper, key):
-                raise ConfigError(f"wrapper.{key}=true is for wrapper=ddp; with wrapper=fsdp, leave it out")
-        if config.precision == "fp16" and task.trains:
-            raise ConfigError(
-                "wrapper=fsdp does not support precision=fp16, because the loss scaler would see the shards of one "
-                "rank only; use precision=bf16, or wrapper=ddp"
-            )
-
-
-def _derive_batch(config: ExpConfig, overrides: Sequence[str]) -> None:
-    given = {override.split("=")[0].lstrip("+") for override in overrides}
-    # If the user sets only one of the two, derive the other instead of taking it from the experiment file.
-    if "batch_size" in given and "global_batch_size" not in given:
-        config.global_batch_size = None
-    elif "global_batch_size" in given and "batch_size" not in given:
-        config.batch_size = None
-    world_size = config.nproc * config.launcher.nnodes
-    config.batch_size, config.global_batch_size = derive_batch_sizes(
-        config.batch_size, config.global_batch_size, config.accumulate, world_size
-    )
+    if wrapper.kind == "fsdp" and (wrapper.sync_batchnorm or wrapper.find_unused_parameters):
+        raise ConfigError("wrapper.sync_batchnorm and wrapper.find_unused_parameters are for wrapper=ddp, not fsdp")
+    if wrapper.kind == "fsdp" and config.precision == "fp16":
+        raise ConfigError(
+            "wrapper=fsdp does not support precision=fp16, because the loss scaler would see the shards of one rank "
+            "only; use precision=bf16, or wrapper=ddp"
+        )
 
 
 def _check_files(config: ExpConfig, task: Task) -> None:
+    if config.resume is not None and not task.saves_state:
+        raise ConfigError(
+            f"resume={config.resume}: task={config.task.name} saves no state to resume from; leave it out"
+        )
     if config.init_from is not None and not is_of_hub(config.init_from):
         check_weights_there(config.init_from)
     if config.resume is not None and config.resume != "auto":
@@ -269,32 +237,24 @@ def check_folder(config: ExpConfig, trains: bool) -> None:
             if refused:
                 raise ConfigError(refusal(refused, console.shown(source.path)))
         return
-    if config.overwrite or not (completed or saved):
-        return
-    holds = "a completed run" if completed else "an unfinished training"
-    further = (
-        "resume=auto and a larger max_epochs or max_steps to train it" if completed else "resume=auto to continue it"
-    )
-    raise ConfigError(
-        f"output_dir={config.output_dir} holds {holds}; use another one, or overwrite=true to remove it"
-        + f", or add {further}" * (saved and trains)
-    )
+    if not config.overwrite and (completed or saved):
+        holds = "a completed run" if completed else "an unfinished training"
+        more = ", or resume=auto to continue it (to a larger max_epochs or max_steps)" if saved and trains else ""
+        raise ConfigError(
+            f"output_dir={config.output_dir} holds {holds}; use another one, or overwrite=true to remove it{more}"
+        )
 
 
-def _check_available(config: ExpConfig, backend: Backend) -> None:
-    reason = backend.why_unavailable()
-    if reason is not None:
-        raise UnavailableError(f"backend={config.backend.name} is not available: {reason}")
-
-
-def check_hardware(config: ExpConfig, backend: Backend) -> None:
-    """Check that this machine has the backend and enough devices for ``nproc`` workers.
+def check_hardware(config: ExpConfig, backend: Backend, counts: bool = True) -> None:
+    """Check that this machine has the backend and, if ``counts``, enough devices for ``nproc`` workers.
 
     Raises:
         UnavailableError: the backend is not available, or there are too few devices.
     """
-    _check_available(config, backend)
-    count = backend.device_count() if backend.exclusive_devices else config.nproc
+    reason = backend.why_unavailable()
+    if reason is not None:
+        raise UnavailableError(f"backend={config.backend.name} is not available: {reason}")
+    count = backend.device_count() if counts and backend.exclusive_devices else config.nproc
     if config.nproc > count:
         raise UnavailableError(
             f"nproc={config.nproc} asks for more devices than backend={backend.name} has here: {count}; "
@@ -352,19 +312,14 @@ def _check_family(config: ExpConfig) -> None:
 
 
 REFUSED = {
-    "Hook": "it is the base class and does nothing; name a class derived from it",
-    "CheckpointHook": "exp writes checkpoints already, as plain data from which a run resumes exactly; set "
-    "checkpoint.every_epochs, checkpoint.every_steps, checkpoint.keep_last and checkpoint.keep_best",
-    "LoggerHook": "it reads the losses from the device at every step and closes the visualizer before the test; "
-    "metrics.jsonl, the console and logs/ have the same values: set log_every and logger",
-    "ParamSchedulerHook": "exp has it already, and two of them would step every schedule twice; set schedule",
-    "DistSamplerSeedHook": "exp shuffles each epoch differently already, by seed and epoch; leave it out",
-    "NaiveVisualizationHook": "its authors note in MMEngine 0.10.7 that it no longer works; use plots=true, or "
-    "task=predict for pictures of the predictions",
-    "PrepareTTAHook": "it needs a test pipeline that yields each sample several times, which the data of exp do not; "
-    "set model.tta_scales and model.tta_flip if the model has them",
-    "NPUProfilerHook": "it needs a profiler of one vendor that no backend of exp has, and ends the process; use "
-    "ProfilerHook, or run the command under the vendor's profiler",
+    "Hook": "it is the base class; name a class derived from it",
+    "CheckpointHook": "exp writes checkpoints itself; set checkpoint.every_epochs, every_steps, keep_last, keep_best",
+    "LoggerHook": "metrics.jsonl, the console and logs/ have its values; set log_every and logger",
+    "ParamSchedulerHook": "exp has it already; set schedule",
+    "DistSamplerSeedHook": "exp shuffles each epoch differently already; leave it out",
+    "NaiveVisualizationHook": "it does not work in MMEngine 0.10.7; use plots=true, or task=predict",
+    "PrepareTTAHook": "the data of exp yield each sample once; set model.tta_scales and model.tta_flip",
+    "NPUProfilerHook": "it needs the profiler of one vendor; use ProfilerHook, or run under the vendor's profiler",
 }
 """Reason, and what to use instead, by the name of the class; docs/extend/hooks.md has the whole table."""
 
@@ -384,6 +339,8 @@ def check_hooks(hooks: Sequence[Any]) -> None:
         ConfigError: there is such a hook; the message names it.
     """
     for index, hook in enumerate(hooks):
+        if not isinstance(hook.get("type"), str):
+            raise ConfigError(f"hooks[{index}] has no type; write it as {{type: <name of a class>, <its arguments>}}")
         module, _, last = str(hook["type"]).rpartition(".")
         if last in REFUSED and module.split(".")[0] in ("", "mmengine"):
             raise ConfigError(refused_hook(last))
@@ -397,67 +354,40 @@ def check_hooks(hooks: Sequence[Any]) -> None:
 
 _LEAST: Mapping[str, int] = {
     **dict.fromkeys(("nproc", "accumulate", "log_every", "checkpoint.keep_last", "launcher.nnodes"), 1),
-    **dict.fromkeys(("max_epochs", "max_steps", "val_every", "patience", "sweep.parallel_jobs"), 1),
-    **dict.fromkeys(("debug.train_batches", "debug.val_batches", "debug.test_batches"), 1),
-    **dict.fromkeys(("min_delta", "schedule.warmup_steps", "checkpoint.every_epochs", "checkpoint.every_steps"), 0),
-    **dict.fromkeys(("launcher.max_restarts", "launcher.step_timeout_s"), 0),
+    **dict.fromkeys(("batch_size", "global_batch_size", "max_epochs", "max_steps", "val_every", "patience"), 1),
+    **dict.fromkeys(("debug.train_batches", "debug.val_batches", "debug.test_batches", "sweep.parallel_jobs"), 1),
+    **dict.fromkeys(("checkpoint.every_epochs", "checkpoint.every_steps", "launcher.max_restarts"), 0),
 }
 """Lower bounds of numeric keys. Null is allowed; a key that the user's own launcher does not have is skipped."""
 
 
-def check_ranges(config: ExpConfig) -> None:
-    """Refuse numbers below their lower bound.
-
-    Raises:
-        ConfigError: the message has the first such key, its value, and the lower bound.
-    """
-    for key, least in _LEAST.items():
-        value = OmegaConf.select(config, key)  # type: ignore[arg-type]
-        if value is not None and not value >= least:  # not `<`, so that NaN is refused, too
-            raise ConfigError(f"{key}={value} must be at least {least}")
-    clip = config.optim.clip_grad_norm
-    if clip is not None and not clip > 0:
-        raise ConfigError(f"optim.clip_grad_norm={clip} must be above 0, or null for no clipping")
-
-
-def derive_batch_sizes(
-    batch_size: int | None, global_batch_size: int | None, accumulate: int, world_size: int
-) -> tuple[int, int]:
-    """Derive the missing one of ``global_batch_size = batch_size * world_size * accumulate``.
+def derive_batch_sizes(config: ExpConfig, overrides: Sequence[str] = ()) -> None:
+    """Derive the missing one of ``global_batch_size = batch_size * processes * accumulate``, in place.
 
     Args:
-        batch_size: samples per device and micro-batch, or None.
-        global_batch_size: samples per optimizer step over all devices, or None.
-        accumulate: micro-batches per optimizer step.
-        world_size: number of processes.
-
-    Returns:
-        ``(batch_size, global_batch_size)``.
+        config: the configuration.
+        overrides: if they set only one of the two, the other is derived instead of taken from the experiment file.
 
     Raises:
-        ConfigError: neither is given, a value is below 1, the two disagree, or ``global_batch_size`` is not a multiple
-            of ``world_size * accumulate``; the message then has the nearest multiples.
+        ConfigError: neither is given, the two disagree, or ``global_batch_size`` is not a multiple of ``processes *
+            accumulate``; the message then has the nearest multiples.
     """
-    parts = world_size * accumulate
-    if batch_size is None and global_batch_size is None:
-        raise ConfigError("neither batch_size nor global_batch_size is set; give one of them")
-    for key, value in (("batch_size", batch_size), ("global_batch_size", global_batch_size)):
-        if value is not None and value < 1:
-            raise ConfigError(f"{key}={value} must be at least 1")
-    if global_batch_size is None:
-        assert batch_size is not None
-        return batch_size, batch_size * parts
-    spread = f"{world_size} process{'es' if world_size > 1 else ''} x accumulate={accumulate}"
-    if global_batch_size % parts:
-        below = global_batch_size // parts * parts
-        nearest = [str(value) for value in (below, below + parts) if value]
+    given = {override.split("=")[0].lstrip("+") for override in overrides}
+    each = None if given & _BATCH == {"global_batch_size"} else config.batch_size
+    whole = None if given & _BATCH == {"batch_size"} else config.global_batch_size
+    processes = config.nproc * config.launcher.nnodes
+    parts = processes * config.accumulate
+    spread = f"{processes} process{'es' if processes > 1 else ''} x accumulate={config.accumulate}"
+    if whole is None:
+        if each is None:
+            raise ConfigError("neither batch_size nor global_batch_size is set; give one of them")
+        whole = each * parts
+    below, rest = whole // parts * parts, whole % parts
+    if rest:
+        valid = " or ".join(str(value) for value in (below, below + parts) if value)
+        raise ConfigError(f"global_batch_size={whole} does not divide over {spread}; nearest: {valid}")
+    if each not in (None, whole // parts):
         raise ConfigError(
-            f"global_batch_size={global_batch_size} does not divide over {spread}; nearest: {' or '.join(nearest)}"
+            f"batch_size={each} over {spread} is {each * parts}, not global_batch_size={whole}; give only one of them"
         )
-    derived = global_batch_size // parts
-    if batch_size is not None and batch_size != derived:
-        raise ConfigError(
-            f"batch_size={batch_size} over {spread} is {batch_size * parts}, "
-            f"not global_batch_size={global_batch_size}; give only one of them"
-        )
-    return derived, global_batch_size
+    config.batch_size, config.global_batch_size = whole // parts, whole

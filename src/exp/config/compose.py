@@ -18,7 +18,7 @@ import os
 import re
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Sequence, cast
+from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence, cast
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
@@ -38,7 +38,7 @@ from yaml import YAMLError
 from exp.config.resolve import distrust, nodes, resolve
 from exp.config.schema import ExpConfig, LauncherConfig, RecordConfig, SubmititConfig
 from exp.console import shown
-from exp.errors import TASK_PAGE, ConfigError, nearest
+from exp.errors import ConfigError, nearest
 from exp.plugins import installed
 from exp.runs.folder import RunFolder
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 __all__ = [
     "TRAINED", "Base", "base_of", "begin", "check_weights_there", "compose", "expand",
     "expand_arguments", "follows", "is_of_hub", "load", "refuse_empty", "register", "replace_given",
-    "run_folder_of", "searched", "searchpath", "structure_of", "task_named", "task_type", "typed",
+    "run_folder_of", "searchpath", "structure_of", "task_named", "task_type", "typed",
 ]  # fmt: skip
 
 TRAINED = ("experiment", "data", "model")
@@ -117,21 +117,10 @@ def task_type(target: str | None) -> Any:
     """The class that ``task._target_`` names, a subclass of :class:`exp.task.Task`.
 
     Raises:
-        ConfigError: the class does not exist, is not a task, or has fields and is not a dataclass.
+        ConfigError: the class does not exist, or is not a task.
         UnavailableError: its module cannot be imported.
     """
-    if not target or target == MISSING:
-        raise ConfigError(f"task._target_ must be set: the path of a subclass of {_TASK}; see {TASK_PAGE}")
-    cls = resolve("task._target_", target, _TASK)
-    own = [name for name, kind in vars(cls).get("__annotations__", {}).items() if "ClassVar" not in str(kind)]
-    if own and "__dataclass_fields__" not in vars(cls):  # a class without new fields needs no decorator
-        raise ConfigError(f"task._target_={target} must be a dataclass that inherits {_TASK}; see {TASK_PAGE}")
-    return cls
-
-
-def launcher_keys(target: str) -> Any:
-    """The typed keys of the class that ``launcher._target_`` names; raises the same errors as :func:`task_type`."""
-    return resolve("launcher._target_", target, _LAUNCHER).keys
+    return resolve("task._target_", str(target), _TASK)
 
 
 def _opened(structure: Any) -> DictConfig:
@@ -212,12 +201,14 @@ def typed(config: Any, of_others: bool = False) -> ExpConfig:
     content: Any = OmegaConf.to_container(config, resolve=False)
     root = OmegaConf.structured(ExpConfig)
     root.record, content["record"] = RecordConfig(), content.get("record") or {}
-    own: dict[str, Callable[[str], Any]] = {"task": task_type, "launcher": launcher_keys}
     for group in ("launcher", "task", "data", "model"):
         target = str((content.get(group) or {}).get("_target_", MISSING))
-        keys = structure_of(target)
-        if keys is None and group in own and target not in ("auto", MISSING):
-            keys = own[group](target) if target.startswith("exp.") or not of_others else None
+        keys: Any = structure_of(target)
+        if keys is None and target not in ("auto", MISSING) and (target.startswith("exp.") or not of_others):
+            if group == "launcher":
+                keys = resolve("launcher._target_", target, _LAUNCHER).keys
+            elif group == "task":
+                keys = task_type(target)
         if keys is not None:
             root[group] = keys
     return cast(ExpConfig, OmegaConf.merge(root, content))  # the result has the types of root
@@ -392,7 +383,9 @@ class Base(NamedTuple):
 
 def begin(arguments: Sequence[str]) -> Base:
     """Store the user's folders of configurations, and return the result of :func:`base_of`; raises its errors."""
-    _own_files[:] = searched(arguments)
+    found = [each for text in searchpath(arguments) for each in text.partition("=")[2].strip("[]").split(",")]
+    places = [each[len("file://") :] if each.startswith("file://") else each for each in found]
+    _own_files[:] = [Path(place).absolute() for place in places if place and "://" not in place]
     return base_of(arguments)
 
 
@@ -489,10 +482,3 @@ def searchpath(arguments: Sequence[str]) -> list[str]:
             folder = folder or "".join(arguments[number + 1 : number + 2])
             found.append(f"file://{os.path.abspath(folder)}")  # noqa: PTH100 - as the user wrote it
     return [f"hydra.searchpath=[{','.join(found)}]"] if found else []
-
-
-def searched(arguments: Sequence[str]) -> list[Path]:
-    """The folders of :func:`searchpath` as absolute paths, without packages (``pkg://``)."""
-    found = [each for text in searchpath(arguments) for each in text.partition("=")[2].strip("[]").split(",")]
-    plain = [each[len("file://") :] if each.startswith("file://") else each for each in found]
-    return [Path(os.path.abspath(each)) for each in plain if each and "://" not in each]  # noqa: PTH100 - as written

@@ -38,8 +38,6 @@ _FIXED = re.compile(
 )
 # Length and settings of the training: if one of them changes, a training that was stopped early continues.
 _COURSE = re.compile(r"patience|min_delta|max_epochs|max_steps|val_every|(?:optim|schedule|hooks)(?:\..*)?")
-# Config groups whose choices have different keys: if the choice differs, only ``_target_`` is reported.
-_CHOICES = ("backend", "launcher", "wrapper", "model", "data")
 
 
 class Change(NamedTuple):
@@ -95,14 +93,10 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Changes:
         # Without init_from a resumed run still has the right weights: those of the checkpoint.
         if not _SILENT.fullmatch(change.key) and not (change.key == "init_from" and not change.new)
     ]
-    replaced = {change.key.partition(".")[0] for change in found if change.key.endswith("._target_")}
     fixed: list[Change] = []
     free: list[Change] = []
     for change in found:
         key = change.key
-        group = key.partition(".")[0]
-        if group in replaced and group in _CHOICES and not key.endswith("._target_"):
-            continue
         may_differ = _NEUTRAL.fullmatch(key) or _FREE.fullmatch(key) or not _FIXED.fullmatch(key)
         other_data = new.get("resume_changed_data") and _DATA.fullmatch(key)
         (free if may_differ or other_data else fixed).append(change)

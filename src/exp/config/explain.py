@@ -6,7 +6,7 @@ import contextlib
 import re
 import textwrap
 import warnings
-from typing import Any, Iterable, Sequence
+from typing import Iterable, Sequence
 
 from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError
 
 from exp.config.compose import searchpath
+from exp.config.resolve import nodes
 from exp.errors import ConfigError, nearest
 
 __all__ = ["default_keys", "explain", "help_text", "is_of_composition"]
@@ -25,27 +26,19 @@ _GROUPS = (
     "experiment", "task", "backend", "launcher", "wrapper", "data", "model", "optim", "schedule", "logger", "debug",
 )  # fmt: skip
 _TASKS = ("train", "eval", "predict", "report", "doctor")  # the common ones, which --help shows
-_WIDTH = 80
 _NO_CHOICE = "Config group override must be a string or a list"
 _WORDS = {
-    "accelerator": "backend=... (--help lists all)",
+    **dict.fromkeys(("accelerator", "device"), "backend=... (--help lists all)"),
+    **dict.fromkeys(("devices", "gpus"), "nproc=..."),
     "callbacks": "hooks=[{type: ...}], hooks of MMEngine",
-    "checkpoint_callback": "checkpoint.every_epochs",
     "ckpt_path": "resume=<a run folder>, or init_from=<weights>",
     "deterministic": "seed=...; docs/guide/resume.md says what is reproducible",
-    "device": "backend=... (--help lists all)",
-    "devices": "nproc=...",
     "epochs": "max_epochs=...",
-    "gpus": "nproc=...",
-    "lr": "optim.lr=...",
-    "num_nodes": "launcher.nnodes=..., or launcher.nodes=... with launcher=submitit",
-    "num_workers": "data.num_workers=...",
     "reference": "it with task=parity",
     "run": "it with task=report, task=track or task=attach",
     "steps": "max_steps=..., or steps=... with task=parity",
     "strategy": "wrapper=ddp or wrapper=fsdp",
     "trainer": "a key of exp's own, such as max_epochs=...; debug=one_batch instead of fast_dev_run",
-    "weight_decay": "optim.weight_decay=...",
 }
 """Keys of other frameworks and likely mistakes, with what to write instead."""
 
@@ -63,6 +56,7 @@ def explain(error: Exception, known_keys: Iterable[str]) -> str:
         error: the error that composing the configuration raised.
         known_keys: keys and groups (:func:`default_keys`), from which the nearest is suggested.
     """
+    text, cause = str(error), error.__cause__ or error
     if isinstance(error, MissingConfigException) and isinstance(error.missing_cfg_file, str) and error.options:
         group, _, choice = error.missing_cfg_file.rpartition("/")
         if group == "hydra/launcher":
@@ -74,7 +68,6 @@ def explain(error: Exception, known_keys: Iterable[str]) -> str:
             f"cannot read the argument '{error.override}': expected KEY=VALUE, and quotes around special characters; "
             "around a dictionary twice: 'KEY={name: \"value\"}'"
         )
-    text, cause = str(error), error.__cause__
     if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
         return f"{mark.name}, line {mark.line + 1}: {error.problem}; indent with spaces"
@@ -92,48 +85,28 @@ def explain(error: Exception, known_keys: Iterable[str]) -> str:
             f"experiment={experiment} sets {key}, which the chosen data or model does not have; choose an experiment "
             f"for these data and this model (--help lists all)\n  {complaint}"
         )
-    unknown = _unknown_key(text, error if cause is None else cause)
-    if unknown is not None:
+    complaint, below = (str(getattr(cause, name, None) or "") for name in ("msg", "full_key"))
+    match = re.match(r"(?:Error merging override |Could not override ')([^=']+)(?:=(.*))?", text)
+    key, value = match.groups() if match else (below, None)
+    if "Value '{}'" in complaint or re.search(r"Key '\S+' (is )?not in", complaint):
+        unknown = below if below.startswith(f"{key}.") else key  # a member of a dictionary, such as launcher={foo: 3}
         return f"there is no key '{unknown}'{_hint(unknown, list(known_keys))}\n  --cfg job shows all keys"
-    match = re.match(r"Error merging override ([^=]*)(?:=(.*))?", text)
-    if match and isinstance(cause, OmegaConfBaseException):
-        key, value = match.groups()
-        complaint = str(cause.msg).splitlines()[0]
-        if "is not a ListConfig, list or tuple" in complaint:
-            complaint = f"a list is expected: '{key}=[{value}]'"
-        return f"{key}={value}: {complaint}"
-    if isinstance(error, OmegaConfBaseException):
-        return f"{error.full_key or 'configuration'}: {str(error.msg or error).splitlines()[0]}"
-    details = [str(cause).splitlines()[0]] if cause is not None and str(cause) else []
-    return "\n  ".join([*(line for line in text.splitlines() if line.strip()), *details])
-
-
-def _unknown_key(text: str, cause: BaseException) -> str | None:
-    """The unknown key that the error is about; None: the error is about something else."""
-    below = str(getattr(cause, "full_key", None) or "")
-    match = re.match(r"Could not override '([^'=]+)", text)
-    if match:
-        # If the value is a dictionary for a known key, its unknown member.
-        return below if below.startswith(f"{match.group(1)}.") else match.group(1)
-    match = re.match(r"Error merging override ([^=]+)\.[^.=]+=", text)
-    if match and below == match.group(1) and "Value '{}'" in str(cause):  # a member of a key that takes a plain value
-        return text[len("Error merging override ") :].partition("=")[0]
-    return (
-        below
-        if isinstance(cause, OmegaConfBaseException) and re.search(r"Key '\S+' (is )?not in", str(cause))
-        else None
-    )
+    if not isinstance(cause, OmegaConfBaseException):
+        return text
+    if "is not a ListConfig, list or tuple" in complaint:
+        complaint = f"a list is expected: '{key}=[{value}]'"
+    return f"{key or 'configuration'}{'' if value is None else f'={value}'}: {(complaint or text).splitlines()[0]}"
 
 
 def _hint(unknown: str, known: Sequence[str]) -> str:
-    """What to write instead of an unknown key: the nearest key, or another choice of a group that has the key."""
+    """What to write instead of an unknown key: the nearest key, or a key of another node with the same name."""
     group, _, last = unknown.partition(".")
     if group in _WORDS and group not in known:
         return f"; use {_WORDS[group]}"
     if unknown in known:
         return f": the chosen {group} does not have it; leave it out, or choose another {group}"
-    elsewhere = [each for each in known if each.rpartition(".")[2] == last]
-    return nearest(unknown, known) or (f"; did you mean '{elsewhere[0]}'?" if elsewhere else "")
+    elsewhere = [each for each in known if each.rpartition(".")[2] == (last or group)]
+    return f"; did you mean '{elsewhere[0]}'?" if elsewhere else nearest(unknown, known)
 
 
 def help_text(arguments: Sequence[str]) -> str:
@@ -166,13 +139,8 @@ def _choices(folders: list[str]) -> str:
         if group == "task":
             shipped = loader.get_group_options(group, ObjectType.CONFIG, "config", [])
             choices = [*_TASKS, *(each for each in choices if each not in shipped), "(task=list shows all)"]
-        lines += textwrap.wrap(
-            " ".join(choices),
-            _WIDTH,
-            initial_indent=f"  {group:<11}",
-            subsequent_indent=" " * 13,
-            break_on_hyphens=False,
-        )
+        text = f"  {group:<11}{' '.join(choices)}"
+        lines += textwrap.wrap(text, 80, subsequent_indent=" " * 13, break_on_hyphens=False)
     return "\n".join(lines)
 
 
@@ -183,11 +151,6 @@ def default_keys(arguments: Sequence[str] = ()) -> list[str]:
         arguments: of the command line; its choices, such as ``launcher=submitit``, decide which keys there are. If they
             cannot be composed, choices are ignored.
     """
-
-    def dotted(content: Any, prefix: str = "") -> list[str]:
-        pairs = content.items() if isinstance(content, dict) else ()
-        return [key for name, value in pairs for key in (f"{prefix}{name}", *dotted(value, f"{prefix}{name}."))]
-
     GlobalHydra.instance().clear()
     with initialize_config_module("exp.conf", version_base="1.3"):
         chosen = [each for each in arguments if re.fullmatch(rf"({'|'.join(_GROUPS)})=[\w./-]+", each)]
@@ -195,5 +158,5 @@ def default_keys(arguments: Sequence[str] = ()) -> list[str]:
             # The error to be explained may be caused by one of these choices.
             with contextlib.suppress(Exception):
                 composed = compose("config", [*kept, *searchpath(arguments)])
-                return [*dotted(OmegaConf.to_container(composed, resolve=False)), *_GROUPS]
+                return [*(key for key, *_ in nodes(composed)), *_GROUPS]
     return list(_GROUPS)

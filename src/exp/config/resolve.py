@@ -19,12 +19,12 @@ from typing import Any, Iterator, Mapping, Sequence
 from omegaconf import ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from exp.errors import ConfigError, UnavailableError, asked, nearest, owner_of, page_of, shown
+from exp.errors import ConfigError, UnavailableError, asked, is_users, nearest, page_of, shown
 from exp.plugins import entry_points
 
 __all__ = [
     "PATH", "allow", "check_names", "check_path_part", "check_target", "check_type", "create", "distrust",
-    "find_module", "find_own_module", "is_own", "made", "make", "names_in", "nodes", "resolve", "without_scope",
+    "find_module", "find_own_module", "is_own", "make", "names_in", "nodes", "resolve", "without_scope",
 ]  # fmt: skip
 
 _REGISTERING = ("mmengine.hooks", "mmengine.optim", "mmengine.model", "mmengine.visualization")
@@ -98,15 +98,10 @@ def check_names(config: Any, overrides: Sequence[str] | None = None) -> None:
             f"plugins=[{','.join(plugins)}] is set in a file, which somebody else may have written; set it on the "
             "command line"
         )
-    for name in plugins:
-        if not PATH.fullmatch(name):
-            raise ConfigError(f"plugins: {name} is not the name of a module or package")
     allow(plugins)
     for key, name in names_in(config):
         _check_name(key, name)
-    if not re.match(r"^\w+$", str(config.task.name)):
-        raise ConfigError(f"task.name={config.task.name} is not a name of letters, digits and underscores")
-    for key in ("name", "data.name"):
+    for key in ("name", "data.name", "task.name"):
         check_path_part(key, OmegaConf.select(config, key, throw_on_missing=False))
 
 
@@ -187,7 +182,7 @@ def _is_own(top: str) -> bool:
     if spec is None:
         return True  # check_target reports a missing module
     place = spec.origin or next(iter(spec.submodule_search_locations or ()), None)
-    return place not in (None, "built-in", "frozen") and owner_of(str(place)) == "user"
+    return place not in (None, "built-in", "frozen") and is_users(str(place))
 
 
 def _refusal(key: str, name: str) -> ConfigError:
@@ -271,11 +266,9 @@ def check_target(key: str, target: str) -> None:
         ConfigError: the module does not exist, or the user has not chosen its code.
     """
     _check_path(key, target)
-    parts = target.split(".")
-    for number in range(1, len(parts)):
-        module = ".".join(parts[:number])
-        if find_module(module) is None:
-            raise _no_module(key, target, module)
+    module = target.rpartition(".")[0]
+    if find_module(module) is None:
+        raise _no_module(key, target, module)
 
 
 def find_module(name: str) -> importlib.machinery.ModuleSpec | None:
@@ -332,7 +325,8 @@ def make(cls: Any, key: str, content: Mapping[str, Any], arguments: Mapping[str,
     parts = {name: content[name] for name in getattr(cls, "makes", ()) if name in content}
     others = {name: value for name, value in content.items() if name not in parts}
     given = {**_arguments(others, key, asks_registries=not is_own(cls)), **parts}
-    return made(cls, key, **given, **(arguments or {}))
+    with asked(key, cls):
+        return cls(**given, **(arguments or {}))
 
 
 def _arguments(value: Any, key: str, asks_registries: bool) -> Any:
@@ -399,26 +393,3 @@ def without_scope(name: str) -> str:
 def is_own(thing: Any) -> bool:
     """Whether a class, or the class of an object, is exp's own."""
     return shown(thing).partition(".")[0] == "exp"
-
-
-def made(cls: Any, key: str, *arguments: Any, **keywords: Any) -> Any:
-    """Call a class, or a function, that a configuration names; errors are reported with the key.
-
-    Args:
-        cls: the class or function.
-        key: the key that names it, such as ``model`` or ``metrics[0]``.
-        *arguments: positional arguments.
-        **keywords: keyword arguments.
-
-    Raises:
-        ConfigError: it does not take these arguments; or, if it is not exp's own, it lacks abstract methods, or raises
-            any error. Errors of exp's own classes are not changed.
-    """
-    if is_own(cls):
-        try:
-            inspect.signature(cls).bind(*arguments, **keywords)
-        except TypeError as error:
-            raise ConfigError(f"{key}: {shown(cls)}: {error}") from error
-        return cls(*arguments, **keywords)
-    with asked(key, cls):
-        return cls(*arguments, **keywords)

@@ -129,11 +129,6 @@ class WrapperConfig:
     find_unused_parameters: bool = False
     broadcast_buffers: bool = False
     """Copy the buffers of rank 0 to every rank before each forward pass."""
-    gradient_as_bucket_view: Optional[bool] = None
-    """Let gradients share memory with the communication buckets; null: if the DDP class is torch's own."""
-    static_graph: bool = False
-    """The graph is the same in every step. DDP then supports more kinds of activation checkpointing, and skips the
-    search for unused parameters."""
     bucket_cap_mb: int = 25
     """Size of a bucket of gradients, in MiB."""
     sync_batchnorm: bool = False

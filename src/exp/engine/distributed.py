@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from exp.errors import ConfigError, ExpError, UnavailableError
-from exp.hardware.collectives import Collectives, device_part_of
+from exp.hardware.backend import Collectives, device_part_of
 from exp.hardware.compat import TORCH_VERSION, forbid_fused_attention, supports_compilation, supports_portable_operators
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from exp.config.resolve import create
 from exp.data.places import shortened
 from exp.engine.distributed import StagedCollectives
 from exp.errors import ConfigError, PlacementError, UnavailableError, shown
-from exp.hardware.collectives import ddp_arguments
+from exp.hardware.backend import ddp_arguments
 from exp.hardware.compat import supports_full_sharding
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ _DEFAULTS = {
     "find_unused_parameters": False,
     "broadcast_buffers": True,
     "gradient_as_bucket_view": False,
-    "static_graph": False,
     "bucket_cap_mb": 25,
 }
 
@@ -224,9 +223,8 @@ def wrap(model: nn.Module, kind: str, options: dict[str, Any], backend: Backend,
     if kind == "none":
         return model
     base: type = backend.collectives.ddp_class
-    if options.get("gradient_as_bucket_view") is None:
-        # It saves a second set of gradients, and a copy of them at each step. Classes of vendors may not support it.
-        options = {**options, "gradient_as_bucket_view": base is DistributedDataParallel}
+    # It saves a second set of gradients, and a copy of them at each step. Classes of vendors may not support it.
+    options = {"gradient_as_bucket_view": base is DistributedDataParallel, **options}
     # Pass only options that differ from the defaults: classes of old torch and of vendors do not have every option.
     options = {key: value for key, value in options.items() if value != _DEFAULTS.get(key)}
     if kind == "mmddp" and base is DistributedDataParallel:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Mapping, Sequence
 
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from exp import console
-from exp.config.resolve import made, resolve
+from exp.config.resolve import resolve
 from exp.config.schema import BackendConfig
-from exp.errors import ConfigError, ExpError, UnavailableError
+from exp.errors import ConfigError, ExpError, UnavailableError, asked
 from exp.hardware.backend import Backend
 from exp.plugins import entry_points
 
@@ -34,30 +34,17 @@ def create_backend(config: BackendConfig | Mapping[str, Any]) -> Backend:
     """
     given: Any = config
     plain: Any = OmegaConf.to_container(given, resolve=True) if isinstance(given, DictConfig) else dict(given)
-    target = plain.pop("_target_", MISSING)
-    if target == MISSING:
-        raise ConfigError("backend._target_ must be set: the path of a class, or the name of an installed backend")
-    if "." in target:
-        cls = resolve("backend._target_", target, Backend)
-    elif target in installed():
-        cls = _load(target)
-    else:
-        raise ConfigError(
-            f"backend._target_={target} is not installed; installed are {', '.join(sorted(installed())) or 'none'}"
-        )
-    backend: Backend = made(cls, "backend", **plain)
+    target = plain.pop("_target_")
+    if "." not in target:
+        if target not in installed():
+            raise ConfigError(
+                f"backend._target_={target} is not installed; installed are {', '.join(sorted(installed())) or 'none'}"
+            )
+        target = installed()[target].value.replace(":", ".")
+    cls = resolve("backend._target_", target, Backend)
+    with asked("backend", cls):
+        backend: Backend = cls(**plain)
     return backend
-
-
-def _load(name: str) -> type[Backend]:
-    try:
-        found: Any = installed()[name].load()
-    except Exception as error:  # other packages may raise anything at import
-        said = f"{type(error).__name__}: {error}"
-        raise UnavailableError(f"backend '{name}' is installed, but cannot be imported ({said})") from error
-    if not (isinstance(found, type) and issubclass(found, Backend)):
-        raise ConfigError(f"backend._target_={name} is not a subclass of exp.hardware.backend.Backend")
-    return found
 
 
 def choose(candidates: Sequence[str]) -> str:

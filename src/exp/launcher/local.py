@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from exp import session
 from exp.errors import EXIT_PREEMPTED, ConfigError, Preempted
 from exp.launcher.base import Launcher, Outcome
 from exp.runs.status import PREEMPT_SIGNAL, Failures, handle_signals, signal_name
 from exp.session import RankInfo, describe_error, reporting
+from exp.session import run as run_rank
 from exp.task import task_class
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class LocalLauncher(Launcher):
 
         try:
             with handle_signals(on_signal), reporting(folder, info, redirect=False):
-                session.run(folder, info)
+                run_rank(folder, info)
         except Preempted as preempted:
             return Outcome(EXIT_PREEMPTED, preempted={"step": preempted.step})
         # The worker has written its error file. Every error becomes an outcome, reported as with other launchers.

@@ -10,8 +10,8 @@ import time
 from typing import TYPE_CHECKING, Any, Sequence
 
 from exp.errors import EXIT_FAILED, EXIT_PREEMPTED
+from exp.hardware.backend import usable_cores
 from exp.hardware.cards import only
-from exp.hardware.cores import usable_cores
 from exp.hardware.registry import create_backend
 from exp.launcher.base import Outcome, outcome_file, tail_of
 from exp.launcher.follow import progress_of

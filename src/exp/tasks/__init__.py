@@ -5,9 +5,8 @@ from __future__ import annotations
 from exp.plugins import Plugin
 from exp.task import Task
 from exp.tasks.checks import Collectives, Doctor, Env, Operators, Parity, Qualify, Speed, Trace
-from exp.tasks.eval import Eval, Predict
 from exp.tasks.runs import Attach, Report, Track
-from exp.tasks.train import Estimate, Train
+from exp.tasks.train import Estimate, Eval, Predict, Train
 
 __all__ = ["plugin"]
 

@@ -83,8 +83,6 @@ class Parity(ParentTask):
     differ by 10 times as much, gradients and parameters by 100 times."""
 
     trains: ClassVar[bool] = True
-    uses_data: ClassVar[bool] = True
-    uses_hardware: ClassVar[bool] = True
     work: ClassVar[str] = "exp.checks.parity.compare_backends"
 
     def check(self, config: ExpConfig) -> None:
@@ -125,7 +123,7 @@ class Qualify(ParentTask):
     work: ClassVar[str] = "exp.checks.suite.qualify"
 
     def check(self, config: ExpConfig) -> None:
-        """Refuse too few steps, and more than one machine."""
+        """Refuse too few steps, and launchers of other machines."""
         if self.steps <= Speed.warm_up:
             raise ConfigError(
                 f"task.steps={self.steps} must be more than the {Speed.warm_up} warm-up steps, which are not measured"
@@ -180,8 +178,3 @@ class Speed(Task):
     isolated: ClassVar[bool] = True
     compared: ClassVar[bool] = False
     work: ClassVar[str] = "exp.checks.measure.measure_speed"
-
-    def check(self, config: ExpConfig) -> None:
-        """Refuse a number of steps that leaves nothing to time after the warm-up."""
-        if config.max_steps is not None and config.max_steps <= self.warm_up:
-            raise ConfigError(f"max_steps={config.max_steps} must be more than task.warm_up={self.warm_up}")

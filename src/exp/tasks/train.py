@@ -1,16 +1,18 @@
-"""task=train: train with validation, then test the best weights; task=estimate: the cost of that, in advance."""
+"""Tasks of a model: task=train (with validation, then a test of the best weights), eval, predict and estimate."""
 
 from __future__ import annotations
 
 import functools
 from typing import TYPE_CHECKING, Any, ClassVar, Optional
 
+from exp.config.check import preflight_of
 from exp.task import ParentTask, Task, call, named
 
 if TYPE_CHECKING:
+    from exp.config.schema import ExpConfig
     from exp.session import Session
 
-__all__ = ["Estimate", "Train"]
+__all__ = ["Estimate", "Eval", "Predict", "Train"]
 
 
 @named
@@ -31,6 +33,37 @@ class Train(Task):
 
 
 @named
+class Eval(Task):
+    """Evaluates weights on the test split, also in detail: per series and horizon step, or per class."""
+
+    worst: int = 4
+    """Number of the worst samples to draw, ground truth beside prediction; needs ``plots=true`` and support by the
+    data."""
+    best: int = 2
+    """Number of the best samples to draw."""
+
+    needs_weights: ClassVar[bool] = True
+    work: ClassVar[str] = "exp.engine.outputs.evaluate"
+
+
+@named
+class Predict(Task):
+    """Predicts with the weights of ``init_from``, and writes files and pictures; data may add keys."""
+
+    input: Optional[str] = None
+    """Input of the prediction: images, or a CSV file of new rows, depending on the data; null: the test split."""
+
+    needs_weights: ClassVar[bool] = True
+    work: ClassVar[str] = "exp.engine.outputs.predict"
+
+    def check(self, config: ExpConfig) -> None:
+        """Let the data take ``task.input``, such as a file of new rows, in place of their file, if they support it."""
+        take = getattr(preflight_of(config.data), "take_input", None)
+        if self.input is not None and take is not None:
+            take(config.data, self.input)
+
+
+@named
 class Estimate(ParentTask):
     """Estimates parameters, operations, memory by kind, and the batch size that fits; needs no hardware."""
 
@@ -40,4 +73,6 @@ class Estimate(ParentTask):
     """Share of the memory for what is not counted: the driver, buffers of collectives, fragmentation."""
 
     trains: ClassVar[bool] = True
+    uses_data: ClassVar[bool] = False
+    uses_hardware: ClassVar[bool] = False
     work: ClassVar[str] = "exp.estimate.write_estimate"

@@ -8,7 +8,7 @@ pytestmark = needs_legacy_card
 
 BEGIN = """
 import os, torch, torch_gcu
-from exp.hardware.collectives import ddp_arguments
+from exp.hardware.backend import ddp_arguments
 from exp.hardware.registry import create_backend
 from exp.errors import ConfigError, UnavailableError
 from tests.simulators.scripts import refused
