@@ -22,16 +22,13 @@ __all__ = ["ClassFolders", "ImageFolders", "Layout", "Listing", "LoveDA", "MaskF
 
 SPLITS = ("train", "val", "test")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".jp2", ".bmp", ".webp")
-NAMED_FILES = 20
-"""Most unusable files that a record or a message names."""
-HELD_OUT = (0.9, 0.1, 0.0)
-"""Shares of train, val and test of a training split without a validation split."""
+NAMED_FILES = 20  # most unusable files that a record or a message names
+HELD_OUT = (0.9, 0.1, 0.0)  # shares of train, val and test of a training split without a validation split
 _ARCHIVE = "__MACOSX"  # a folder in archives made on a Mac, without images
 _FOLDERS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 _LOOSE = "images in no folder"
 
-Sample = Tuple[str, Any]
-"""Path of an image, and its class number or the path of its mask."""
+Sample = Tuple[str, Any]  # path of an image, and its class number or the path of its mask
 Splits = Dict[str, List[Sample]]
 
 
