@@ -11,8 +11,7 @@ import torch
 
 from exp.errors import DataError
 from exp.forecasting.data.calendar import time_features
-from exp.forecasting.data.splits import borders
-from exp.forecasting.data.windows import WindowDataset
+from exp.forecasting.data.windows import WindowDataset, borders
 
 LOOKBACK, HORIZON = 7, 3
 

@@ -14,12 +14,11 @@ if TYPE_CHECKING:
 
 __all__ = ["GRID", "LEAST_STD", "Band", "Intervals", "Spread", "central_pairs", "percent", "quantile_levels"]
 
+# Central intervals that CRPS and WQL are computed from, independent of `task.intervals`; with the median, 19 quantiles.
 GRID = tuple(round(0.1 * step, 1) for step in range(1, 10))
-"""Central intervals that CRPS and WQL are computed from, independent of ``task.intervals``; with the median, 19
-quantiles."""
 
+# Smallest standard deviation (standardized) that errors are divided by: over a flat lookback a model gives 0.
 LEAST_STD = 1e-6
-"""Smallest standard deviation (standardized) that errors are divided by: over a flat lookback a model gives 0."""
 
 
 def quantile_levels(levels: Sequence[float]) -> list[float]:
