@@ -62,17 +62,27 @@ def read_raw(path: str | os.PathLike[str]) -> Raw:
     with naming(path):
         if by_rasterio(path):
             return _read_raster(path)
-        pixels = cv2.imdecode(read_bytes(path), cv2.IMREAD_UNCHANGED)
-        if pixels is None:
-            more = "TIFFs and JPEG 2000 files of more than three channels need rasterio"
-            hint = f"; {more} (pip install 'exp-accelerators[geo]')" if str(path).lower().endswith(_BY_RASTERIO) else ""
-            raise DataError(f"{path} cannot be decoded: it is corrupt, or no image; copy it anew{hint}")
+        pixels = decoded(path)
         count = 1 if pixels.ndim == 2 else pixels.shape[2]
         if count == 1:
             return Raw(pixels.reshape(*pixels.shape[:2], 1), names=_CHANNELS[1])
         order = cv2.COLOR_BGR2RGB if count == 3 else cv2.COLOR_BGRA2RGBA
         # The fourth channel of PNG and WebP is always transparency.
         return Raw(cv2.cvtColor(pixels, order), alpha=count == 4, names=_CHANNELS[count])
+
+
+def decoded(path: str | os.PathLike[str]) -> np.ndarray:
+    """Decode a file with OpenCV: its pixels, (H, W) or (H, W, C), colors as BGR.
+
+    Raises:
+        DataError: the file is missing, corrupt or truncated.
+    """
+    pixels = cv2.imdecode(read_bytes(path), cv2.IMREAD_UNCHANGED)
+    if pixels is None:
+        more = "TIFFs and JPEG 2000 files of more than three channels need rasterio"
+        hint = f"; {more} (pip install 'exp-accelerators[geo]')" if str(path).lower().endswith(_BY_RASTERIO) else ""
+        raise DataError(f"{path} cannot be decoded: it is corrupt, or no image; copy it anew{hint}")
+    return pixels
 
 
 def read_bytes(path: str | os.PathLike[str]) -> np.ndarray:

@@ -12,7 +12,7 @@ from PIL import Image
 
 from exp.data.places import shortened
 from exp.errors import DataError
-from exp.vision.data.decode import naming, read_bytes, read_raw
+from exp.vision.data.decode import decoded, naming, read_bytes
 
 __all__ = ["IGNORED", "NO_DATA", "ColorMasks", "IndexMasks", "distinct_colors"]
 
@@ -109,16 +109,17 @@ class ColorMasks:
             DataError: the file cannot be read, is a JPEG or not RGB of 8 bits, or has too many unknown pixels.
         """
         _refuse_jpeg(path)
-        pixels = read_raw(path).pixels
-        if pixels.shape[2] not in (3, 4) or pixels.dtype != np.uint8:
+        pixels = decoded(path)
+        if pixels.ndim != 3 or pixels.dtype != np.uint8:
             raise DataError(
                 f"{path} is no mask of colors: it holds {pixels.dtype} values of shape {pixels.shape}; "
                 "masks of class numbers need data.palette=null and data.classes, and where they are not 0, 1, ... "
                 "data.mask_values={value in the file: class number}"
             )
+        if pixels.shape[2] == 3:
+            pixels = cv2.cvtColor(pixels, cv2.COLOR_BGR2BGRA)
         # Blue, green, red, alpha as one little-endian number: 0xAARRGGBB.
-        order = cv2.COLOR_RGB2BGRA if pixels.shape[2] == 3 else cv2.COLOR_RGBA2BGRA
-        packed = cv2.cvtColor(np.ascontiguousarray(pixels), order).view("<u4")[..., 0] & 0xFFFFFF
+        packed = pixels.view("<u4")[..., 0] & 0xFFFFFF
         labels = np.take(self.table, packed)
         strange = labels == _UNKNOWN
         unknown = int(np.count_nonzero(strange))
