@@ -151,16 +151,3 @@ def test_a_part_in_which_no_pixel_counts_is_refused_before_the_training(segmenta
     root = pairs(10, lambda number: np.full((4, 4), number % 2 if number < 8 else 255))
     data = segmentation(root=root, classes=["land", "water"], parts=EIGHT_TWO)
     refused(r"no class is in 2 of 2 val labels.*data.ignore_values=\[255\]", settled, data)
-
-
-def test_pixels_of_no_known_color_are_counted_before_a_training(segmentation, pairs):
-    """Mask n has n of them."""
-
-    def colors(number):
-        found = np.zeros((40, 50, 3))
-        found[0, :number] = 7
-        return found
-
-    data = segmentation(root=pairs(10, colors), parts=EIGHT_TWO, palette={"a": "000000", "b": "FF0000"})
-    settled(data)
-    assert record(data)["unknown_pixels"] == sum(range(10))
