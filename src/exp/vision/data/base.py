@@ -416,13 +416,13 @@ class SegmentationData(ImageData):
     def labels_in(self, samples: Sequence[tuple[str, str]]) -> tuple[set[int], int]:
         """See :meth:`ImageData.labels_in`; reads at most 16 masks, evenly spaced, and records their unknown pixels."""
         found: set[int] = set()
-        looked_at = 0
+        looked_at, masks = 0, self.train.masks
         for _, path in samples[:: -(-len(samples) // _MASKS) or 1]:
             with contextlib.suppress(DataError):  # reported when the mask is loaded
-                found.update(np.unique(self._masks.read(path)).tolist())
+                found.update(np.unique(masks.read(path)).tolist())
                 looked_at += 1
-        if getattr(self._masks, "unknown", 0):
-            self._record["unknown_pixels"] = self._masks.unknown
+        if getattr(masks, "unknown", 0):
+            self._record["unknown_pixels"] = masks.unknown
         return found, looked_at
 
     def metrics(self, detailed: bool = False) -> SegmentationMetrics:

@@ -108,7 +108,6 @@ class ClassFolders(Layout):
 
     def find(self, root: Path) -> Listing:
         """See :meth:`Layout.find`."""
-        self.check(root)
         found = {split: by_folder(place) for split, place in split_folders(root).items()}
         for split, place in () if self.labeled else split_folders(root).items():
             found[split] += [(path, _LOOSE) for path in image_files(place)]
@@ -151,7 +150,6 @@ class MaskFolders(Layout):
 
     def find(self, root: Path) -> Listing:
         """See :meth:`Layout.find`."""
-        self.check(root)
         folders = [(each, each.parent / self.config.masks) for each in folders_named(root, self.config.images)]
         pairs, lone = paired(folders, self.config.on_error == "skip")
         listing = Listing([], {})
@@ -199,7 +197,6 @@ class LoveDA(Layout):
 
     def find(self, root: Path) -> Listing:
         """See :meth:`Layout.find`."""
-        self.check(root)
         listing = Listing(list(self.classes), {split: paired(self._folders(root, split))[0] for split in SPLITS[:2]})
         if (root / "Train").is_dir():  # as published: 0 is no data, 1 to 7 are the classes
             listing.mask_values, listing.ignored = {value: value - 1 for value in range(1, 8)}, [0]
