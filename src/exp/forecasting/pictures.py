@@ -71,9 +71,7 @@ def pages(names: Sequence[str], wanted: Any, most: int) -> dict[str, list[int]]:
         for each in [wanted] if isinstance(wanted, (str, int)) else wanted:
             number = by_name.get(str(each), each)
             if number not in range(len(names)):
-                raise ConfigError(
-                    f"task.channels: there is no series {each}; there are {shortened(names, 20)}; or use all"
-                )
+                raise ConfigError(f"task.channels: no series {each} in {shortened(names, 20)}; use these, or all")
             chosen += [number] * (number not in chosen)
     found: dict[str, list[int]] = {}
     for first in range(0, len(chosen), most):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import asdict, replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
 import numpy as np
@@ -108,13 +109,16 @@ class ForecastingData(Data):
                 ) from error
             self._rows = {"test": range(self.num_rows)}
         seconds = self.frequency.seconds if self.frequency else None
-        if contract is not None:
-            contract.check_spacing(self.path, seconds)
-        else:
+        if contract is None:
             train = len(self._rows["train"])
             season = self.frequency.season if self.frequency and self.frequency.season < train else 1
             contract, warnings = contract_of(self.name, series, train, season)
             self.notes += warnings
+        elif seconds and contract.seconds and not calendar.same_spacing(seconds, contract.seconds):
+            raise DataError(
+                f"{self.path}: its rows are {timedelta(seconds=seconds)} apart, and those that the weights were "
+                f"trained on {timedelta(seconds=contract.seconds)}; give rows of that distance"
+            )
         date_format = dates.date_format if dates else None
         self._contract = replace(contract, name=self.name, date_format=date_format, seconds=seconds)
         self._unlike = contract.unlike(series, self._rows["test"])
