@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -50,22 +52,6 @@ def test_both_units_against_float64(largest, missing):
     assert steps.columns["mae_file_units"] == pytest.approx(np.nanmean(np.abs(in_file), axis=(0, 2)), rel=1e-6)
 
 
-class Group(Distributed):
-    """Of one rank alone, or of a second one ``beside`` it; sums and gathers what both have."""
-
-    def __init__(self, beside=None):
-        super().__init__()
-        self.given, self.others = [], None if beside is None else iter(beside.given)
-
-    def sum(self, value):
-        self.given.append(value.clone())
-        return value if self.others is None else value.add_(next(self.others))
-
-    def gather(self, value):
-        self.given.append(value)
-        return [value] if self.others is None else [value, next(self.others)]
-
-
 @pytest.mark.parametrize("kind", ["errors", "errors where there is a truth", "intervals"])
 def test_a_rank_without_a_window_has_the_figures_of_all(kind):
     mean, std = torch.zeros(2).double(), torch.tensor([2.0, 4.0]).double()
@@ -78,9 +64,14 @@ def test_a_rank_without_a_window_has_the_figures_of_all(kind):
     }[kind]
     full, empty = make(), make()
     full.update(torch.zeros(3, 5, 2), {"y": torch.randn(3, 5, 2), "known": torch.ones(3, 5, 2)})
-    first = Group()
-    expected = full.compute(first)
-    assert empty.compute(Group(beside=first)) == expected
+    given: list = []  # what the first rank hands in, which the second one gets
+    alone = {
+        "sum": lambda value: given.append(value.clone()) or value,
+        "gather": lambda value: given.append(value) or [value],
+    }
+    expected, others = full.compute(SimpleNamespace(**alone)), iter(given)
+    beside = {"sum": lambda value: value.add_(next(others)), "gather": lambda value: [value, next(others)]}
+    assert empty.compute(SimpleNamespace(**beside)) == expected
     assert [table.columns for table in empty.tables()] == [table.columns for table in full.tables()]
 
 

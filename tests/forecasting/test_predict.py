@@ -90,12 +90,13 @@ def test_a_backtest_has_a_row_for_each_window_series_and_step():
 def test_a_backtest_is_of_all_windows_and_a_model_that_repeating_beats_is_named(exp):
     exp.train("run")
     words = ["task=predict", "init_from=run", "backend=cpu", "plots=false", "task.num_windows=0"]
-    done = exp(*words, "task.intervals=[0.8]", "task.backtest=all.csv", "output_dir=all")
+    done = exp(*words, "task.intervals=[0.8]", "task.backtest=all.csv", "task.backtest_windows=200",
+               "output_dir=all")  # fmt: skip
     assert done.returncode == 0, done.stderr
     found, table = exp.result("all"), pd.read_csv(exp.path("all") / "forecasts" / "all.csv")
     assert found["files"] == ["forecasts/future.csv", "forecasts/all.csv"]
     assert list(table.columns) == ["series", "origin", "date", "forecast", "lo80", "hi80", "truth"]
-    assert len(table) == found["metrics"]["windows"] * 96 * 7
+    assert len(table) == found["metrics"]["windows"] * 96 * 7 == 200 * 96 * 7
     errors = table["forecast"] - table["truth"]
     assert (errors**2).mean() == pytest.approx(found["metrics"]["mse_file_units"], rel=1e-4)
     last = pd.read_csv(ETT)

@@ -1,20 +1,12 @@
 from __future__ import annotations
 
-import io
-
 import numpy as np
 import pytest
-from PIL import Image
 
-from exp.draw.figure import figure_file, training_curves
 from exp.vision.figures import Tile, panels, sheet
 from exp.vision.pictures import overlay
 
 PALETTE = [(60, 16, 152), (132, 41, 246), (110, 193, 228)]
-
-
-def drawn(figure):
-    return np.asarray(Image.open(io.BytesIO(figure_file(figure, "png"))).convert("RGB"))
 
 
 def count(picture, color):
@@ -30,7 +22,7 @@ def test_an_overlay_tints_classes_and_leaves_the_rest():
     assert (mixed[20, 20] < mixed[20, 25]).all(), "a line where classes meet"
 
 
-@pytest.mark.parametrize(("number", "width"), [(1, 300), (45, 1000), (5, 4096)])
+@pytest.mark.parametrize(("number", "width"), [(1, 300), (20, 1000)])
 def test_every_entry_of_a_legend_and_every_tile_of_a_sheet_is_there(number, width):
     colors = [(5 * each, 250 - 5 * each, 77) for each in range(number)]
     names, left = [f"class number {each}  9 %" for each in range(number)], np.full((50, width, 3), 200, np.uint8)
@@ -49,16 +41,3 @@ def test_panels_of_one_size_stand_side_by_side_under_their_titles():
     assert (picture[-40:, :300] == red).all()
     assert (picture[-40:, -300:] == blue).all()
     assert (picture[:-40] < 100).any(axis=2).sum() > 50
-
-
-RECORDS = [{"split": "train", "step": step, "loss": 3.0 / step, "lr": 1e-3} for step in range(1, 100)]
-SCORES = [{"split": "val", "step": step, "mIoU": step / 100} for step in (33, 66, 99)]
-
-
-def test_curves_of_any_training():
-    empty = drawn(training_curves([], "mIoU", True, "run"))
-    unknown = {"split": "val", "step": 5, "mIoU": float("nan")}
-    for records in (RECORDS + SCORES, SCORES, [*RECORDS[:5], unknown]):
-        assert (drawn(training_curves(records, "mIoU", True, "run")) != empty).any()
-    largest, smallest = (training_curves(RECORDS + SCORES, "mIoU", best, "run") for best in (True, False))
-    assert (drawn(largest) != drawn(smallest)).any()

@@ -10,16 +10,11 @@ from omegaconf import MISSING
 from exp.plugins import Family, Plugin
 
 __all__ = [
-    "DATASETS",
-    "ForecastingDataConfig",
-    "ForecastingModelConfig",
-    "IntervalKeys",
-    "PredictKeys",
-    "TimeBridgeConfig",
-    "TimeBridgePriorConfig",
-    "plugin",
-]
+    "DATASETS", "SPLITS", "ForecastingDataConfig", "ForecastingModelConfig", "IntervalKeys", "PredictKeys",
+    "TimeBridgeConfig", "TimeBridgePriorConfig", "plugin",
+]  # fmt: skip
 
+SPLITS = ("ett_hour", "ett_minute", "ratio", "pems", "new")
 # OmegaConf reads these annotations at run time, on Python 3.8 too: hence typing's generics, not the builtin ones.
 
 
@@ -206,6 +201,8 @@ def _published(name: str, folder: str, channels: int, file: str = "", **keys: An
 _ETT = "ETT-small"  # Zhou et al., Informer, arXiv 2012.07436; CC BY-ND 4.0, github zhouhaoyi/ETDataset
 # Traffic flow in California, every 5 minutes, no dates; horizons 12, 24, 48, 96 in iTransformer's scripts (2310.06625).
 _PEMS: Mapping[str, Any] = {"split": "pems", "header": False, "lookback": 96, "horizon": 12}
+# The choices of `data=`: `csv` for any file, and the published data sets with the names, folders and splits of the
+# Time-Series-Library's archive.
 DATASETS: Mapping[str, ForecastingDataConfig] = {
     "csv": ForecastingDataConfig(),
     "electricity": _published("electricity", "electricity", 321),  # hourly
@@ -224,8 +221,6 @@ DATASETS: Mapping[str, ForecastingDataConfig] = {
     "traffic": _published("traffic", "traffic", 862),  # hourly
     "weather": _published("weather", "weather", 21),  # every 10 minutes
 }
-"""The choices of ``data=``: ``csv`` for any file, and the published data sets with the names, folders and splits of the
-Time-Series-Library's archive."""
 
 _SMALL = (
     "data.lookback=96", "model.d_model=16", "model.d_ff=16", "model.num_heads=2", "model.num_patches_out=null",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
 
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 
+from exp.data.places import shortened
 from exp.draw.figure import as_it_is, label, new_figure, title_and_legend
 from exp.errors import ConfigError
 from exp.forecasting.intervals.intervals import percent
@@ -70,8 +71,7 @@ def pages(names: Sequence[str], wanted: Any, most: int) -> dict[str, list[int]]:
         for each in [wanted] if isinstance(wanted, (str, int)) else wanted:
             number = by_name.get(str(each), each)
             if number not in range(len(names)):
-                shown = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
-                raise ConfigError(f"task.channels: there is no series {each}; there are {shown}; or use all")
+                raise ConfigError(f"task.channels: no series {each} in {shortened(names, 20)}; use these, or all")
             chosen += [number] * (number not in chosen)
     found: dict[str, list[int]] = {}
     for first in range(0, len(chosen), most):

@@ -291,7 +291,7 @@ def keep_features(session: Session) -> dict[str, Any]:
         store = Store(folder)
         unusable = store.images(UNUSABLE)
         if unusable:
-            files = [splits[split].reason(number) for split, number in unusable[:NAMED_FILES]]
+            files = [splits[split].samples[number][0] for split, number in unusable[:NAMED_FILES]]
             session.say(f"{len(unusable)} images could not be used, and are left out: {files[0]}")
             skipped = {"skipped": {"count": len(unusable), "files": files}}
         if unusable and distributed.is_main:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DecodedImage", "RasterImage", "check_pixels", "open_image", "pixel_area"]
 
+# Largest number of pixels of an image that is decoded whole.
 MOST_PIXELS = 2**27
-"""Largest number of pixels of an image that is decoded whole."""
 _WHOLE = 2**26  # pixels of three bands; larger images are read by rows if possible
 _EXAMPLE = 1024  # most pixels along a side of the sample that decides whether a band is transparency
 

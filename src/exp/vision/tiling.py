@@ -18,8 +18,8 @@ __all__ = ["Image", "InMemory", "Scores", "Tiling", "augmented", "cells", "windo
 
 _WINDOWS_AT_ONCE = 8
 
+# (B, C, h, w), 0..255 -> logits (B, K, h, w), on the model's device.
 Scores = Callable[[torch.Tensor], torch.Tensor]
-"""(B, C, h, w), 0..255 -> logits (B, K, h, w), on the model's device."""
 
 
 class Image(Protocol):

@@ -20,9 +20,7 @@ PEMS = (120 - 31, 40 - 31, 40 - 31)
 ETT_HOUR, ETT_MINUTE = (8640 - 31, 2880 - 7, 2880 - 7), (34560 - 31, 11520 - 7, 11520 - 7)
 SETS = {
     "etth1": ("ETT-small/ETTh1.csv", 7, "2016-07-01 00:00:00", "1h", ETT_HOUR),
-    "etth2": ("ETT-small/ETTh2.csv", 7, "2016-07-01 00:00:00", "1h", ETT_HOUR),
     "ettm1": ("ETT-small/ETTm1.csv", 7, "2016-07-01 00:00:00", "15min", ETT_MINUTE),
-    "ettm2": ("ETT-small/ETTm2.csv", 7, "2016-07-01 00:00:00", "15min", ETT_MINUTE),
     "weather": ("weather/weather.csv", 21, "2020-01-01 00:10:00", "10min", RATIO),
     "electricity": ("electricity/electricity.csv", 321, "2016-07-01 02:00:00", "1h", RATIO),
     "traffic": ("traffic/traffic.csv", 862, "2015-01-01 00:00:01", "1h", RATIO),
@@ -30,8 +28,6 @@ SETS = {
     "illness": ("illness/national_illness.csv", 7, "2002-01-01 00:00:00", "7D", RATIO),
     "solar": ("Solar/solar_AL.txt", 137, None, None, RATIO),
     "pems03": ("PEMS/PEMS03.npz", 358, None, None, PEMS),
-    "pems04": ("PEMS/PEMS04.npz", 307, None, None, PEMS),
-    "pems07": ("PEMS/PEMS07.npz", 883, None, None, PEMS),
     "pems08": ("PEMS/PEMS08.npz", 170, None, None, PEMS),
 }
 

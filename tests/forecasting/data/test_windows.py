@@ -11,8 +11,7 @@ import torch
 
 from exp.errors import DataError
 from exp.forecasting.data.calendar import time_features
-from exp.forecasting.data.splits import borders
-from exp.forecasting.data.windows import WindowDataset
+from exp.forecasting.data.windows import WindowDataset, borders
 
 LOOKBACK, HORIZON = 7, 3
 
@@ -45,20 +44,15 @@ def test_equals_a_loop_over_windows(data):
             dataset[[outside]]
 
 
-def test_ett():
-    ends = {"train": range(8640), "val": range(8640 - 720, 11520), "test": range(11520 - 720, 14400)}
-    assert borders("ett_hour", 17420, 720, 96) == ends
-    assert borders("ett_minute", 69680, 96, 96)["test"] == range(46080 - 96, 57600)
-
-
-@pytest.mark.parametrize(
-    ("num_rows", "train", "val", "test"),
-    # Rows of weather and national illness; 0.7 * 10 is just below 7 in no arithmetic that Python has.
-    [(52696, 36887, 5270, 10539), (966, 676, 97, 193), (10, 7, 1, 2)],
-)
-def test_ratio(num_rows, train, val, test):
-    expected = {"train": range(train), "val": range(train - 2, train + val), "test": range(train + val - 2, num_rows)}
-    assert borders("ratio", num_rows, 2, 1) == expected
+@pytest.mark.parametrize(("split", "num_rows", "train", "val", "test"), [
+    ("ett_hour", 17420, 8640, 11520, 14400),
+    ("ett_minute", 69680, 34560, 46080, 57600),
+    ("ratio", 52696, 36887, 42157, 52696),  # weather
+    ("ratio", 10, 7, 8, 10),  # 0.7 * 10 is just below 7 in no arithmetic that Python has
+])  # fmt: skip
+def test_ends_of_splits(split, num_rows, train, val, test):
+    expected = {"train": range(train), "val": range(train - 2, val), "test": range(val - 2, test)}
+    assert borders(split, num_rows, 2, 1) == expected
 
 
 def test_just_enough_rows_and_too_few():

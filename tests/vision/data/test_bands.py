@@ -83,15 +83,6 @@ def test_numbers_do_not_silently_mean_other_bands_in_another_file(scene):
     np.testing.assert_allclose(by_name(other), np.moveaxis(bands[[2, 1, 0]], 0, -1) / 100, rtol=1e-5)
 
 
-def test_what_gdal_marks_as_alpha_and_is_near_infrared_hides_nothing(tiff, tmp_path):
-    bands = np.random.default_rng(0).integers(0, 255, (4, 20, 20), dtype=np.uint8)  # unsaid: GDAL takes it for RGBA
-    path, reader = tiff(tmp_path / "rgbn.tif", bands), choose([4, 1, 2])
-    for image, missing in (reader.with_missing(path), by_rows(path, reader)):
-        np.testing.assert_array_equal(image, np.moveaxis(bands[[3, 0, 1]], 0, -1))
-        assert missing is None
-    assert choose([1, 2, 3]).with_missing(path)[1] is None
-
-
 def column(bands, dtype=np.uint8):
     """An image of five equal columns: of each band, its values from top to bottom."""
     return np.repeat(np.array(bands, dtype)[..., None], 5, axis=-1)

@@ -126,9 +126,13 @@ def test_the_end_of_a_preview_is_not_that_of_its_jpeg(tmp_path, noise):
 def test_other_kinds_of_images_are_read_as_they_look(tmp_path):
     """A palette, one bit, gray with transparency; a camera's orientation is not applied."""
     picture = Image.fromarray(smooth(20, 30)).quantize(8)
-    turned, path = Image.Exif(), tmp_path / "x.png"
+    turned, white_is_0 = Image.Exif(), {"tiffinfo": {262: 0}}
     turned[0x112] = 6
-    for mode, more in (("P", {}), ("1", {}), ("LA", {}), ("RGB", {"exif": turned})):
+    for suffix, mode, more in (
+        ("png", "P", {}), ("png", "1", {}), ("png", "LA", {}), ("png", "RGB", {"exif": turned}),
+        ("tif", "P", {}), ("tif", "1", {}), ("tif", "1", {"compression": "group4"}), ("tif", "1", white_is_0),
+    ):  # fmt: skip
+        path = tmp_path / f"x.{suffix}"
         picture.convert(mode).save(path, **more)
         np.testing.assert_array_equal(read_image(path), picture.convert(mode).convert("RGB"))
 
@@ -142,7 +146,7 @@ def test_jpeg_2000_is_read_whole_and_by_rows(tmp_path, tiff, without_rasterio):
     reader = reads(channels=4, value_range=(0, 25500))
     for read in (reader(path), by_rows(path, reader)[0]):
         np.testing.assert_allclose(read, np.moveaxis(bands, 0, -1) / np.float32(100), rtol=1e-5)
-    np.testing.assert_array_equal(IndexMasks(3).read(mask)[0], labels[0])
+    np.testing.assert_array_equal(IndexMasks(3).read(mask), labels[0])
     without_rasterio()
     refused("x.jp2 .*rasterio", reader, path)
 

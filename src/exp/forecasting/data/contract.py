@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from exp.data.places import shortened
 from exp.errors import DataError
-from exp.forecasting.data.calendar import same_spacing
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from exp.forecasting.data.series import Series
 
 __all__ = ["Contract", "NeedsContractError", "contract_of", "warn_of_outliers"]
@@ -61,22 +57,6 @@ class Contract:
     seconds: float | None = None
     season: int = 1
     scale: list[float] | None = None
-
-    def check_spacing(self, path: Path, seconds: float | None) -> None:
-        """Refuse rows with another time between them than the training rows had.
-
-        Args:
-            path: of the file.
-            seconds: median time between its rows; None: not known.
-
-        Raises:
-            DataError: the time between rows is another one.
-        """
-        if seconds and self.seconds and not same_spacing(seconds, self.seconds):
-            raise DataError(
-                f"{path}: its rows are {timedelta(seconds=seconds)} apart, and those that the weights were trained on "
-                f"{timedelta(seconds=self.seconds)}; give rows of that distance"
-            )
 
     def unlike(self, series: Series, rows: range) -> list[str]:
         """Compare rows with the training rows.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import asdict, replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
 import numpy as np
@@ -18,8 +19,7 @@ from exp.forecasting.data import calendar
 from exp.forecasting.data.contract import Contract, NeedsContractError, contract_of, warn_of_outliers
 from exp.forecasting.data.preflight import locate
 from exp.forecasting.data.series import read_series
-from exp.forecasting.data.splits import TooFewRowsError, borders
-from exp.forecasting.data.windows import WindowDataset
+from exp.forecasting.data.windows import TooFewRowsError, WindowDataset, borders
 from exp.forecasting.metrics import Baselines, ForecastMetrics
 
 if TYPE_CHECKING:
@@ -47,6 +47,9 @@ class ForecastingData(Data):
         path: of the file.
         names: of the C series.
         scored: positions in ``names`` of the series that are forecast.
+        target_names: names of these.
+        mean: of the training rows in the units of the file, float64 (C,).
+        std: population standard deviation of the training rows, float64 (C,); 1 where a series is constant.
         num_rows: number of rows of the file (T).
         dates: of the rows; None: the file has no dates.
         frequency: time between rows (:class:`exp.forecasting.data.calendar.Frequency`); None: not known.
@@ -86,6 +89,7 @@ class ForecastingData(Data):
         """
         series = read_series(self.path, self.config, contract.date_format if contract else None)
         self.names, self.scored = series.columns.names, series.columns.scored
+        self.target_names = [self.names[position] for position in self.scored]
         self.num_rows, dates = len(series.values), series.dates
         self.dates: pd.DatetimeIndex | None = dates.index if dates else None
         self.frequency = dates.frequency if dates else None
@@ -105,13 +109,16 @@ class ForecastingData(Data):
                 ) from error
             self._rows = {"test": range(self.num_rows)}
         seconds = self.frequency.seconds if self.frequency else None
-        if contract is not None:
-            contract.check_spacing(self.path, seconds)
-        else:
+        if contract is None:
             train = len(self._rows["train"])
             season = self.frequency.season if self.frequency and self.frequency.season < train else 1
             contract, warnings = contract_of(self.name, series, train, season)
             self.notes += warnings
+        elif seconds and contract.seconds and not calendar.same_spacing(seconds, contract.seconds):
+            raise DataError(
+                f"{self.path}: its rows are {timedelta(seconds=seconds)} apart, and those that the weights were "
+                f"trained on {timedelta(seconds=contract.seconds)}; give rows of that distance"
+            )
         date_format = dates.date_format if dates else None
         self._contract = replace(contract, name=self.name, date_format=date_format, seconds=seconds)
         self._unlike = contract.unlike(series, self._rows["test"])
@@ -129,7 +136,9 @@ class ForecastingData(Data):
         season, scale = self._contract.season, self._contract.scale
         scales = None if scale is None else torch.tensor(scale, dtype=torch.float64)
         self._baselines = Baselines(season, 1 < season <= self.lookback, scales)
-        standardized = (series.values - np.array(self._contract.mean)) / np.array(self._contract.std)
+        of_file = (self._contract.mean, self._contract.std)
+        self.mean, self.std = (torch.tensor(each, dtype=torch.float64) for each in of_file)
+        standardized = (series.values - self.mean.numpy()) / self.std.numpy()
         self.notes += warn_of_outliers(series)
         # An empty cell gets the last value before it, or 0, the mean of the training rows.
         seen = pd.DataFrame(standardized).ffill().fillna(0.0).to_numpy()
@@ -155,21 +164,6 @@ class ForecastingData(Data):
         if self._problem is not None:
             raise self._problem
         return self._rows
-
-    @property
-    def mean(self) -> torch.Tensor:
-        """Mean of the training rows in the units of the file, float64 (C,)."""
-        return torch.tensor(self._contract.mean, dtype=torch.float64)
-
-    @property
-    def std(self) -> torch.Tensor:
-        """Population standard deviation of the training rows, float64 (C,); 1 where a series is constant."""
-        return torch.tensor(self._contract.std, dtype=torch.float64)
-
-    @property
-    def target_names(self) -> list[str]:
-        """Names of the series that are forecast."""
-        return [self.names[position] for position in self.scored]
 
     def __getattr__(self, name: str) -> Any:
         """The windows of a split, if it has any (:meth:`_cut`).

@@ -13,9 +13,8 @@ from typing import Any, Mapping
 
 from exp.data.places import content_of, sample_folder
 from exp.errors import ConfigError, DataError, UnavailableError
-from exp.forecasting.config import ForecastingDataConfig, IntervalKeys
+from exp.forecasting.config import SPLITS, ForecastingDataConfig, IntervalKeys
 from exp.forecasting.data.header import choose, layout, read_header
-from exp.forecasting.data.splits import SPLITS
 
 __all__ = ["check_task", "interval_levels", "locate", "preflight", "take_input"]
 

@@ -7,19 +7,18 @@ from typing import TYPE_CHECKING, Any, Iterator, Mapping, NamedTuple, Sequence
 import torch
 
 from exp.data.loader import move
-from exp.engine.wrapper import forward, preprocessed, unwrapped
+from exp.engine.wrapper import forward, preprocessed
 
 if TYPE_CHECKING:
     from exp.session import Session
 
 __all__ = ["GRID", "LEAST_STD", "Band", "Intervals", "Spread", "central_pairs", "percent", "quantile_levels"]
 
+# Central intervals that CRPS and WQL are computed from, independent of `task.intervals`; with the median, 19 quantiles.
 GRID = tuple(round(0.1 * step, 1) for step in range(1, 10))
-"""Central intervals that CRPS and WQL are computed from, independent of ``task.intervals``; with the median, 19
-quantiles."""
 
+# Smallest standard deviation (standardized) that errors are divided by: over a flat lookback a model gives 0.
 LEAST_STD = 1e-6
-"""Smallest standard deviation (standardized) that errors are divided by: over a flat lookback a model gives 0."""
 
 
 def quantile_levels(levels: Sequence[float]) -> list[float]:
@@ -53,7 +52,7 @@ class Band(NamedTuple):
     upper: Any
 
 
-class Spread:
+class Spread(NamedTuple):
     """A model's own spread: standard deviations, or quantiles.
 
     A model that has one sets the attribute ``spread`` to ``"std"`` or ``"quantiles"``. ``forward(..., mode="spread")``
@@ -63,12 +62,11 @@ class Spread:
 
     Args:
         session: the session.
-        model: on its device.
+        model: on its device, not wrapped.
     """
 
-    def __init__(self, session: Session, model: Any) -> None:
-        self.session = session
-        self.model = unwrapped(model)
+    session: Session
+    model: Any
 
     @torch.no_grad()
     def __call__(self, batch: dict[str, Any]) -> torch.Tensor:
@@ -125,11 +123,8 @@ class Intervals:
         self._numbers = {round(tau, 6): number for number, tau in enumerate(self.taus)}
         scored = self._numbers if kind == "quantiles" else quantile_levels(GRID)
         self.scored = [self._numbers[tau] for tau in scored if tau in self._numbers]
-        self._ends = [[self.number((1.0 + sign * level) / 2.0) for sign in (-1, 1)] for level in self.levels]
-
-    def number(self, tau: float) -> int:
-        """The position of a quantile level in ``taus``."""
-        return self._numbers[round(tau, 6)]
+        ends = [[round((1.0 + sign * level) / 2.0, 6) for sign in (-1, 1)] for level in self.levels]
+        self._ends = [[self._numbers[tau] for tau in pair] for pair in ends]
 
     def spread(self, batch: dict[str, Any]) -> torch.Tensor | None:
         """The model's spread for a batch (:class:`Spread`); None with residuals."""

@@ -29,30 +29,28 @@ from exp.hardware.compat import autocast_disabled
 
 __all__ = ["DERIVATIVE_FLOOR", "NEGATIVE_SLOPE", "gaussian_log_density", "log_square", "noise_log_density"]
 
+# Slope of LeakyReLU for negative values, as in the variant.
 NEGATIVE_SLOPE = 0.2
-"""Slope of LeakyReLU for negative values, as in the variant."""
 
+# Smallest magnitude of a derivative whose logarithm is exact (log_square).
+#
+# The gradient of log |d| is 1 / d. A derivative is a sum of hundreds of float32 products, with an error of about 1e-7,
+# and of 10**4 rows some come close to zero. With a floor of 1e-6 single rows dominate the gradient of a step, the prior
+# learns more slowly, and runs on different devices drift apart within five steps. With 1e-3 neither was seen; when
+# training begins, one row in a thousand is below it.
 DERIVATIVE_FLOOR = 1e-3
-"""Smallest magnitude of a derivative whose logarithm is exact (:func:`log_square`).
 
-The gradient of log |d| is 1 / d. A derivative is a sum of hundreds of float32 products, with an error of about 1e-7,
-and of 10**4 rows some come close to zero. With a floor of 1e-6 single rows dominate the gradient of a step, the prior
-learns more slowly, and runs on different devices drift apart within five steps. With 1e-3 neither was seen; when
-training begins, one row in a thousand is below it.
-"""
-
+# Size of a block's hidden units on the CPU: columns for a fast matrix product, elements that fit into a cache.
+#
+# Forward and backward for 160 latents, 64 hidden units, 13,040 rows, context 10, on one thread of a server CPU, in ms:
+# 128 columns 560, 192 columns 485, 256 columns 440, 512 columns 440; 2**17 and 2**18 elements alike.
 _CPU_COLUMNS, _CPU_ELEMENTS = 256, 2**18
-"""Size of a block's hidden units on the CPU: columns for a fast matrix product, elements that fit into a cache.
 
-Forward and backward for 160 latents, 64 hidden units, 13,040 rows, context 10, on one thread of a server CPU, in ms:
-128 columns 560, 192 columns 485, 256 columns 440, 512 columns 440; 2**17 and 2**18 elements alike.
-"""
-
+# The same on other devices: few large kernels, of 128 MiB each. Chosen, not measured.
 _DEVICE_COLUMNS, _DEVICE_ELEMENTS = 1024, 2**25
-"""The same on other devices: few large kernels, of 128 MiB each. Chosen, not measured."""
 
+# Most latents of a block: c latents in one block-diagonal product take c times the work of c separate products.
 _MOST_LATENTS = 32
-"""Most latents of a block: c latents in one block-diagonal product take c times the work of c separate products."""
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 
@@ -147,8 +145,8 @@ def _blocks(
     context: torch.Tensor, own: torch.Tensor, parameters: Sequence[torch.Tensor]
 ) -> Iterator[_PlainBlock | _ShallowBlock]:
     """All rows and latents in blocks. Use up a block before taking the next one, which overwrites its inputs."""
-    hidden = parameters[0].shape[1]
-    columns, elements = _limits(own)
+    hidden, on_cpu = parameters[0].shape[1], own.device.type == "cpu"
+    columns, elements = (_CPU_COLUMNS, _CPU_ELEMENTS) if on_cpu else (_DEVICE_COLUMNS, _DEVICE_ELEMENTS)
     most = min(max(columns // hidden, 1), _MOST_LATENTS, own.shape[1])
     if not _takes_shallow_blocks(own, parameters):
         for latents in _slices(own.shape[1], most):
@@ -168,12 +166,6 @@ def _blocks(
 
 def _takes_shallow_blocks(own: torch.Tensor, parameters: Sequence[torch.Tensor]) -> bool:
     return len(parameters) == 4 and own.device.type == "cpu"
-
-
-def _limits(tensor: torch.Tensor) -> tuple[int, int]:
-    """Target number of columns, and most elements, of a block's hidden units on the tensor's device."""
-    on_cpu = tensor.device.type == "cpu"
-    return (_CPU_COLUMNS, _CPU_ELEMENTS) if on_cpu else (_DEVICE_COLUMNS, _DEVICE_ELEMENTS)
 
 
 def _slices(length: int, most: int) -> Iterator[slice]:
@@ -319,7 +311,7 @@ class _ShallowBlock:
         last_bias_grad.copy_(value_grad.sum(0).unsqueeze(1))
 
     def _by_rows(self, *tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-        most = max(_limits(self.inputs)[1] // self.first.shape[1], 1)
+        most = max(_CPU_ELEMENTS // self.first.shape[1], 1)
         return zip(*(tensor.split(most) for tensor in tensors))
 
     def _hidden_units(self, inputs: torch.Tensor) -> torch.Tensor:

@@ -1,10 +1,10 @@
-"""Hidden Markov model: log-likelihood and most probable path of a batch of sequences.
+"""Hidden Markov model: the regimes of a multivariate series, and log-likelihood and most probable path of sequences.
 
-Both take log p(x_t | regime) of every step and the log-probabilities of the first regime and of the transitions. They
-work in float32 and the log domain with messages normalized at every step, so that neither long sequences nor improbable
-observations under- or overflow. An associative scan over time computes the messages in log2(T) dependent steps of K**3
-work: 10 ms for 16 sequences of 1440 steps and 4 regimes on one thread of a server CPU; a loop over time, T steps of
-K**2 work, takes 40 ms. On a card the scan launches about 550 kernels, the loop 14,000.
+Log-likelihood and path take log p(x_t | regime) of every step and the log-probabilities of the first regime and of the
+transitions. They work in float32 and the log domain with messages normalized at every step, so that neither long
+sequences nor improbable observations under- or overflow. An associative scan over time computes the messages in log2(T)
+dependent steps of K**3 work: 10 ms for 16 sequences of 1440 steps and 4 regimes on one thread of a server CPU; a loop
+over time, T steps of K**2 work, takes 40 ms. On a card the scan launches about 550 kernels, the loop 14,000.
 
 Log-probabilities below ``LOG_FLOOR``, also -inf, count as ``LOG_FLOOR``: a transition of probability zero is never
 taken if there is another path, and its expected count and gradient are 0. An impossible sequence has a log-likelihood
@@ -16,17 +16,24 @@ sequence if regimes do not communicate (transitions of probability zero).
 
 from __future__ import annotations
 
+import math
 from typing import Any, Callable
 
 import torch
+from torch import nn
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 from exp.hardware.compat import autocast_disabled
 
-__all__ = ["LOG_FLOOR", "log_likelihood", "viterbi"]
+__all__ = ["LEAST_STD", "LOG_FLOOR", "Regimes", "log_likelihood", "viterbi"]
 
+# Smallest log-probability: far below that of any real observation, and about 1e8 of them sum without overflow.
 LOG_FLOOR = -1e30
-"""Smallest log-probability: far below that of any real observation, and about 1e8 of them sum without overflow."""
+# Lower bound of an emission's standard deviation.
+LEAST_STD = 0.1
+# Initial logit of staying in a regime, relative to 0 for each other regime: with 0, initial paths would be noise.
+_STAY = 2.0
 
 _Reduce = Callable[[torch.Tensor, int], torch.Tensor]
 
@@ -259,3 +266,82 @@ def _log_normalized(x: torch.Tensor) -> torch.Tensor:
 
 def _below_zero(x: torch.Tensor) -> torch.Tensor:
     return x - x.amax(0, keepdim=True)
+
+
+class Regimes(nn.Module):
+    """The regimes of standardized series: a hidden Markov model with Gaussian emissions, learned first, then frozen.
+
+    Only :meth:`negative_log_likelihood` trains it. :meth:`freeze` copies the parameters; from then on :meth:`path` uses
+    the copy, so that further optimizer steps do not change paths.
+
+    Args:
+        count: number of regimes (K).
+        channels: number of series, from the first on, that are observed (D).
+    """
+
+    frozen: torch.Tensor
+
+    def __init__(self, count: int, channels: int) -> None:
+        super().__init__()
+        self.channels = channels
+        self.means = nn.Parameter(torch.randn(count, channels))
+        self.spreads = nn.Parameter(torch.zeros(count, channels))
+        self.initial = nn.Parameter(torch.zeros(count))
+        self.transition = nn.Parameter(_STAY * torch.eye(count))
+        self.register_buffer("frozen", torch.zeros(()))  # 0 or 1; gloo of torch 1.10 carries no bool
+        for name, parameter in self.named_parameters():
+            self.register_buffer(f"frozen_{name}", parameter.detach().clone())
+
+    def freeze(self) -> None:
+        """Keep the regimes as they are now; a second call changes nothing."""
+        if bool(self.frozen):
+            return
+        with torch.no_grad():
+            for name, parameter in self.named_parameters():
+                whole = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter  # sharded
+                getattr(self, f"frozen_{name}").copy_(whole)
+            self.frozen.fill_(1.0)
+
+    def negative_log_likelihood(self, series: torch.Tensor) -> torch.Tensor:
+        """-log p(series) per time step, mean over the batch.
+
+        Args:
+            series: float32 (B, T, C), C >= D.
+
+        Returns:
+            0-dim float32.
+        """
+        emissions = _emissions(series[..., : self.channels], self.means, self.spreads)
+        chain = log_likelihood(emissions, self.initial.log_softmax(0), self.transition.log_softmax(1))
+        return -chain.mean() / series.shape[1]
+
+    @torch.no_grad()
+    def path(self, series: torch.Tensor, frozen: bool) -> torch.Tensor:
+        """The most probable regime of every step.
+
+        Args:
+            series: (B, T, C).
+            frozen: whether :meth:`freeze` has been called; an argument, since reading the buffer would synchronize with
+                the device.
+
+        Returns:
+            (B, T), int64.
+        """
+        names = ("means", "spreads", "initial", "transition")
+        means, spreads, initial, transition = (getattr(self, f"frozen_{name}" if frozen else name) for name in names)
+        emissions = _emissions(series[..., : self.channels], means, spreads)
+        return viterbi(emissions, initial.log_softmax(0), transition.log_softmax(1))
+
+
+def _emissions(x: torch.Tensor, means: torch.Tensor, spreads: torch.Tensor) -> torch.Tensor:
+    """Log N(x; mean, std) of every regime, std = softplus(spread) + 0.1: (B, T, D) -> (B, T, K).
+
+    In float32 under autocast, too: large products cancel here, and bfloat16 keeps only three digits of them.
+    """
+    with autocast_disabled(x.device.type):
+        x = x.float()
+        std = F.softplus(spreads) + LEAST_STD
+        # The square is expanded into two matrix products, which avoids a tensor (B, T, K, D).
+        precision = 1.0 / (std * std)
+        quadratic = (x * x) @ precision.t() - 2.0 * (x @ (means * precision).t()) + (means * means * precision).sum(1)
+        return -0.5 * quadratic - std.log().sum(1) - 0.5 * math.log(2.0 * math.pi) * x.shape[-1]

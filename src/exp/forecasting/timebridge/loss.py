@@ -13,8 +13,8 @@ from exp.hardware.compat import autocast_disabled
 
 __all__ = ["TimeFrequencyLoss", "dft_matrix", "quantile_loss", "uncrossed"]
 
+# Smaller squared magnitudes count as zero; those of relevant float32 differences are far larger.
 _TINY = 1e-30
-"""Smaller squared magnitudes count as zero; those of relevant float32 differences are far larger."""
 
 
 def dft_matrix(length: int) -> torch.Tensor:

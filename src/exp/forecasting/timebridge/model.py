@@ -24,8 +24,8 @@ from exp.models.base import Model
 
 __all__ = ["STD_EPS", "TimeBridge", "head", "in_float32", "standardized"]
 
+# Added to the standard deviation (not to the variance), as in the authors' code.
 STD_EPS = 1e-5
-"""Added to the standard deviation (not to the variance), as in the authors' code."""
 _MEDIAN = 0.5
 
 

@@ -37,8 +37,8 @@ _PRIORS = {
 _MLP = re.compile(r"gs\.(\d+)\.net\.(\d+)\.(weight|bias)$")
 _REGIME_CHANNELS = 4
 _COMPRESSED_ABOVE = 100
+# Its softplus is 2e-9, negligible beside 0.1.
 _LEAST_SPREAD = -20.0
-"""Its softplus is 2e-9, negligible beside 0.1."""
 
 
 def variant_prefix(state: _State) -> str | None:

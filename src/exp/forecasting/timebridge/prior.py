@@ -11,19 +11,18 @@ from torch import nn
 from exp.errors import ConfigError
 from exp.forecasting.config import TimeBridgePriorConfig
 from exp.forecasting.timebridge.density import gaussian_log_density
+from exp.forecasting.timebridge.hmm import Regimes
 from exp.forecasting.timebridge.loss import TimeFrequencyLoss
 from exp.forecasting.timebridge.model import STD_EPS, TimeBridge, head, in_float32, standardized
-from exp.forecasting.timebridge.regimes import Regimes
 from exp.forecasting.timebridge.transition import ChangingPrior, StationaryPrior
 
 __all__ = ["FARTHEST", "TimeBridgePrior"]
 
+# Values of the horizon are clamped to this many standard deviations (of the lookback) before the regimes see them.
+#
+# Over a flat lookback any change is 1e5 standard deviations; squared in an emission, a few steps would dominate the
+# loss. Values of the lookback itself are at most sqrt(L) standard deviations away (Samuelson, JASA 63(324), 1968).
 FARTHEST = 30.0
-"""Values of the horizon are clamped to this many standard deviations (of the lookback) before the regimes see them.
-
-Over a flat lookback any change is 1e5 standard deviations; squared in an emission, a few steps would dominate the loss.
-Values of the lookback itself are at most sqrt(L) standard deviations away (Samuelson, JASA 63(324), 1968).
-"""
 
 
 class TimeBridgePrior(TimeBridge):

@@ -38,8 +38,8 @@ __all__ = ["DistillationData", "ImageData", "SceneData", "SegmentationData", "fi
 _ASSUMED_CLASSES = 50
 _MOST_FILES = 4096  # largest data set whose splits are searched for copies
 _MASKS = 16  # masks of each split that are read before a training
+# Tensors of a head (exp.vision.dinov3) whose rows are classes.
 _CLASS_ROWS = re.compile(r"^(auxiliary_)?head\.(classify\.)?(weight|bias)$")
-"""Tensors of a head (:mod:`exp.vision.dinov3`) whose rows are classes."""
 
 
 class ImageData(Data):
@@ -56,6 +56,7 @@ class ImageData(Data):
         learns_classes: whether models for these data predict classes.
         ignore_index: the label of ignored samples or pixels.
         per_pixel: whether each pixel has a label.
+        gsd: ground sampling distance in meters per pixel, of files without georeference; None: not known.
         hint: end of the messages about classes without labels.
 
     Args:
@@ -84,6 +85,7 @@ class ImageData(Data):
         self.name = config.name
         self.tested_on = "test" if "test" in listing.splits else "val"
         self.eval_batch_size, self.num_workers = config.eval_batch_size, config.num_workers
+        self.gsd: float | None = getattr(config, "gsd", None)
         trained_on = [path for path, _ in listing.splits["train"]]
         self.read = ImageReader(config)
         self.normalization = Normalization(self.read, trained_on, config)
@@ -339,7 +341,7 @@ class ImageData(Data):
         mine = [(split, int(number)) for split, data in self._splits.items() for number in data.skipped.nonzero()]
         lost = sorted({each for rank in gather(mine) for each in rank})
         if lost:
-            files = [self._splits[split].reason(number) for split, number in lost[:NAMED_FILES]]
+            files = [self._splits[split].samples[number][0] for split, number in lost[:NAMED_FILES]]
             found["skipped"] = {"count": len(lost), "files": files}
         return found
 
@@ -395,12 +397,6 @@ class SegmentationData(ImageData):
     classes_key = "data.palette or data.classes"
     keys = SegmentationDataConfig
 
-    @property
-    def gsd(self) -> float | None:
-        """Ground sampling distance in meters per pixel, of files without georeference; None: not known."""
-        gsd: float | None = self._config.gsd
-        return gsd
-
     def masks_of(self, listing: Listing, config: Any) -> ColorMasks | IndexMasks:
         """See :meth:`ImageData.masks_of`; masks have colors if ``data.palette`` is set, unless the layout decides."""
         self.classes = listing.classes or list(config.palette or config.classes or ())
@@ -411,7 +407,7 @@ class SegmentationData(ImageData):
         if listing.ignored is not None:
             masks: ColorMasks | IndexMasks = IndexMasks(len(self.classes), listing.mask_values, listing.ignored)
         elif config.palette:
-            masks = ColorMasks(list(config.palette.values()), config.ignore_colors, config.max_unknown)
+            masks = ColorMasks(list(config.palette.values()), config.ignore_colors)
         else:
             masks = IndexMasks(len(self.classes), config.mask_values, config.ignore_values)
         self.hint = f"; {masks.left_out}"
@@ -420,14 +416,13 @@ class SegmentationData(ImageData):
     def labels_in(self, samples: Sequence[tuple[str, str]]) -> tuple[set[int], int]:
         """See :meth:`ImageData.labels_in`; reads at most 16 masks, evenly spaced, and records their unknown pixels."""
         found: set[int] = set()
-        looked_at = 0
+        looked_at, masks = 0, self.train.masks
         for _, path in samples[:: -(-len(samples) // _MASKS) or 1]:
             with contextlib.suppress(DataError):  # reported when the mask is loaded
-                labels, unknown = self.train.masks.read(path)
-                found.update(np.unique(labels).tolist())
+                found.update(np.unique(masks.read(path)).tolist())
                 looked_at += 1
-                if unknown:
-                    self._record["unknown_pixels"] = self._record.get("unknown_pixels", 0) + unknown
+        if getattr(masks, "unknown", 0):
+            self._record["unknown_pixels"] = masks.unknown
         return found, looked_at
 
     def metrics(self, detailed: bool = False) -> SegmentationMetrics:

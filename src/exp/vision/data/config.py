@@ -97,11 +97,10 @@ class SegmentationDataConfig(ImageDataConfig):
     palette: Optional[Dict[str, str]] = field(default_factory=dict)
     """Masks of colors: class -> "RRGGBB"; empty: masks of class numbers, with names in ``classes``."""
     ignore_colors: List[str] = field(default_factory=list)
-    """Masks of colors: colors of ignored pixels. Unknown colors are ignored, too, but counted in the result."""
+    """Masks of colors: colors of ignored pixels. Unknown colors are ignored, too, but counted in the result; a mask
+    with more than a tenth of them is refused."""
     gsd: Optional[float] = None
     """Ground sampling distance in meters per pixel, for areas, of files without georeference; null: not known."""
-    max_unknown: float = 0.1
-    """Masks of colors: largest share of pixels of unknown colors in a mask, from 0 to 1."""
     mask_values: Optional[Dict[int, int]] = field(default_factory=dict)
     """Masks of numbers: value in the file -> class number; empty: values are class numbers."""
     ignore_values: List[int] = field(default_factory=lambda: [255])

@@ -23,10 +23,9 @@ __all__ = ["ImageDataset", "ModalityDraw"]
 
 logger = logging.getLogger(__name__)
 
-NO_LABEL = -1
-"""The class number of ignored images."""
+NO_LABEL = -1  # the class number of ignored images
+# A decoded image before the pipeline; and uint8 (H, W): its labels, and NO_DATA where it has no data.
 Loaded = Tuple[np.ndarray, Optional[np.ndarray]]
-"""A decoded image before the pipeline; and uint8 (H, W): its labels, and :data:`NO_DATA` where it has no data."""
 
 
 class ImageDataset(Dataset):
@@ -140,7 +139,7 @@ class ImageDataset(Dataset):
         image, missing = self.read.with_missing(path)
         if self.masks is None:
             return image, None if missing is None else missing.astype(np.uint8) * np.uint8(NO_DATA)
-        labels, _ = self.masks.read(label)
+        labels = self.masks.read(label)
         if labels.shape != image.shape[:2]:
             here, there = (f"{shape[1]}x{shape[0]}" for shape in (labels.shape, image.shape))
             raise DataError(f"{label} is {here} pixels, but its image {path} is {there}; make the mask anew")
@@ -199,14 +198,6 @@ class ImageDataset(Dataset):
                 image = image.copy()
                 image[missing] = np.rint(fill) if image.dtype == np.uint8 else fill
         return self.read.modalities.mapped(image, path)
-
-    def reason(self, number: int) -> str:
-        """Why a sample is skipped, in one line."""
-        try:
-            self.load(number)
-        except DataError as error:
-            return str(error).splitlines()[0]
-        return f"{self.samples[number][0]} could not be used; see the log of its rank"
 
 
 class ModalityDraw:

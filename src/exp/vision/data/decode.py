@@ -62,7 +62,7 @@ def read_raw(path: str | os.PathLike[str]) -> Raw:
     with naming(path):
         if by_rasterio(path):
             return _read_raster(path)
-        _, pixels = decoded(path)
+        pixels = decoded(path)
         count = 1 if pixels.ndim == 2 else pixels.shape[2]
         if count == 1:
             return Raw(pixels.reshape(*pixels.shape[:2], 1), names=_CHANNELS[1])
@@ -71,20 +71,18 @@ def read_raw(path: str | os.PathLike[str]) -> Raw:
         return Raw(cv2.cvtColor(pixels, order), alpha=count == 4, names=_CHANNELS[count])
 
 
-def decoded(path: str | os.PathLike[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Decode a file with OpenCV.
-
-    Returns:
-        Its bytes, uint8 (size,), and its pixels, (H, W) or (H, W, C), colors as BGR.
+def decoded(path: str | os.PathLike[str]) -> np.ndarray:
+    """Decode a file with OpenCV: its pixels, (H, W) or (H, W, C), colors as BGR.
 
     Raises:
         DataError: the file is missing, corrupt or truncated.
     """
-    content = read_bytes(path)
-    pixels = cv2.imdecode(content, cv2.IMREAD_UNCHANGED)
+    pixels = cv2.imdecode(read_bytes(path), cv2.IMREAD_UNCHANGED)
     if pixels is None:
-        raise DataError(f"{path} cannot be decoded: it is corrupt, or no image; copy it anew{_tiff_hint(path)}")
-    return content, pixels
+        more = "TIFFs and JPEG 2000 files of more than three channels need rasterio"
+        hint = f"; {more} (pip install 'exp-accelerators[geo]')" if str(path).lower().endswith(_BY_RASTERIO) else ""
+        raise DataError(f"{path} cannot be decoded: it is corrupt, or no image; copy it anew{hint}")
+    return pixels
 
 
 def read_bytes(path: str | os.PathLike[str]) -> np.ndarray:
@@ -160,12 +158,6 @@ def has_rasterio() -> bool:
 def by_rasterio(path: str | os.PathLike[str]) -> bool:
     """Whether rasterio reads a file: it is installed, and the file is a TIFF or JPEG 2000."""
     return str(path).lower().endswith(_BY_RASTERIO) and has_rasterio()
-
-
-def _tiff_hint(path: str | os.PathLike[str]) -> str:
-    if not str(path).lower().endswith(_BY_RASTERIO):
-        return ""
-    return "; TIFFs and JPEG 2000 files of more than three channels need rasterio (pip install 'exp-accelerators[geo]')"
 
 
 @contextmanager

@@ -16,11 +16,10 @@ from exp.vision.data.decode import decoded, naming, read_bytes
 
 __all__ = ["IGNORED", "NO_DATA", "ColorMasks", "IndexMasks", "distinct_colors"]
 
-IGNORED = 255
-"""The label of ignored pixels."""
-NO_DATA = 254
-"""Within a pipeline, the label of pixels without image data; after the pipeline it becomes :data:`IGNORED`."""
+IGNORED = 255  # the label of ignored pixels
+NO_DATA = 254  # within a pipeline, the label of pixels without image data; after it, these are IGNORED
 _UNKNOWN = 254
+_MOST_UNKNOWN = 0.1  # largest share of pixels of unknown colors in a mask
 
 
 class IndexMasks:
@@ -53,13 +52,14 @@ class IndexMasks:
         if list(ignored) == [IGNORED]:
             self.left_out += ": if 255 is a class, set such as 'data.mask_values={0: 0, 255: 1}'"
 
-    def read(self, path: str | os.PathLike[str]) -> tuple[np.ndarray, int]:
-        """Read a mask: class numbers, uint8 (H, W), 255 where ignored; and 0, the number of unknown pixels.
+    def read(self, path: str | os.PathLike[str]) -> np.ndarray:
+        """Read a mask: class numbers, uint8 (H, W), 255 where ignored.
 
         Raises:
             DataError: the file cannot be read, is a JPEG, or has values that are neither classes nor ignored.
         """
-        _refuse_jpeg(path, read_bytes(path))
+        _refuse_jpeg(path)
+        read_bytes(path)  # refuses truncated files, and several pages
         with naming(path), Image.open(path) as file:
             values = np.asarray(file)
         if values.ndim != 2 or values.dtype.kind not in "iub":
@@ -76,21 +76,24 @@ class IndexMasks:
                 f"{path} holds {shortened(unknown.tolist(), 8)}, which is no class; correct the mask, or set "
                 "data.mask_values (value in the file: class number) or data.ignore_values"
             )
-        return labels, 0
+        return labels
 
 
 class ColorMasks:
     """Masks whose colors mean classes: RGB images, or images with a palette.
 
+    Attributes:
+        left_out: see :class:`IndexMasks`.
+        unknown: number of ignored pixels of unknown colors in the masks that were read.
+
     Args:
         colors: ``RRGGBB`` of each class.
         ignored: colors of ignored pixels.
-        max_unknown: largest share of pixels of unknown colors in a mask, from 0 to 1.
     """
 
-    def __init__(self, colors: Sequence[str], ignored: Sequence[str] = (), max_unknown: float = 0.1) -> None:
+    def __init__(self, colors: Sequence[str], ignored: Sequence[str] = ()) -> None:
         self.colors = list(colors)
-        self.max_unknown = max_unknown
+        self.unknown = 0
         # A table of all colors: one lookup per pixel for any number of classes.
         self.table = np.full(2**24, _UNKNOWN, np.uint8)
         for number, color in enumerate(colors):
@@ -99,15 +102,14 @@ class ColorMasks:
             self.table[int(color, 16)] = IGNORED
         self.left_out = f"pixels of data.ignore_colors={[*ignored]}, and of no color of data.palette, do not count"
 
-    def read(self, path: str | os.PathLike[str]) -> tuple[np.ndarray, int]:
-        """Read a mask: class numbers, uint8 (H, W), 255 where ignored; and the number of pixels of unknown colors among
-        these.
+    def read(self, path: str | os.PathLike[str]) -> np.ndarray:
+        """Read a mask: class numbers, uint8 (H, W), 255 where ignored.
 
         Raises:
             DataError: the file cannot be read, is a JPEG or not RGB of 8 bits, or has too many unknown pixels.
         """
-        content, pixels = decoded(path)
-        _refuse_jpeg(path, content)
+        _refuse_jpeg(path)
+        pixels = decoded(path)
         if pixels.ndim != 3 or pixels.dtype != np.uint8:
             raise DataError(
                 f"{path} is no mask of colors: it holds {pixels.dtype} values of shape {pixels.shape}; "
@@ -121,25 +123,26 @@ class ColorMasks:
         labels = np.take(self.table, packed)
         strange = labels == _UNKNOWN
         unknown = int(np.count_nonzero(strange))
-        if unknown > self.max_unknown * labels.size:
+        if unknown > _MOST_UNKNOWN * labels.size:
             found, counts = np.unique(packed[strange], return_counts=True)
             common = [f"{found[number]:06X}" for number in np.argsort(-counts)]
             raise DataError(
                 f"{path}: {100 * unknown / labels.size:.1f} % of the pixels have no color of data.palette (at most "
-                f"{100 * self.max_unknown:g} % may): {shortened(common, 5)}; the classes are "
-                f"{shortened(self.colors, 8)}; name them in data.palette or data.ignore_colors, or allow more with "
-                "data.max_unknown"
+                f"{100 * _MOST_UNKNOWN:g} % may): {shortened(common, 5)}; the classes are {shortened(self.colors, 8)}; "
+                "name them in data.palette or data.ignore_colors"
             )
+        self.unknown += unknown
         labels[strange] = IGNORED
-        return labels, unknown
+        return labels
 
 
-def _refuse_jpeg(path: str | os.PathLike[str], content: np.ndarray) -> None:
-    if content[:2].tobytes() == b"\xff\xd8":
-        raise DataError(
-            f"{path} is a JPEG, which changes values and colors, so that classes are not reliable; write the original "
-            "masks as PNG"
-        )
+def _refuse_jpeg(path: str | os.PathLike[str]) -> None:
+    with naming(path), open(path, "rb") as file:  # noqa: PTH123 - one of a million
+        if file.read(2) == b"\xff\xd8":
+            raise DataError(
+                f"{path} is a JPEG, which changes values and colors, so that classes are not reliable; write the "
+                "original masks as PNG"
+            )
 
 
 def distinct_colors(count: int) -> list[tuple[int, int, int]]:

@@ -22,16 +22,13 @@ __all__ = ["ClassFolders", "ImageFolders", "Layout", "Listing", "LoveDA", "MaskF
 
 SPLITS = ("train", "val", "test")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".jp2", ".bmp", ".webp")
-NAMED_FILES = 20
-"""Most unusable files that a record or a message names."""
-HELD_OUT = (0.9, 0.1, 0.0)
-"""Shares of train, val and test of a training split without a validation split."""
+NAMED_FILES = 20  # most unusable files that a record or a message names
+HELD_OUT = (0.9, 0.1, 0.0)  # shares of train, val and test of a training split without a validation split
 _ARCHIVE = "__MACOSX"  # a folder in archives made on a Mac, without images
 _FOLDERS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 _LOOSE = "images in no folder"
 
-Sample = Tuple[str, Any]
-"""Path of an image, and its class number or the path of its mask."""
+Sample = Tuple[str, Any]  # path of an image, and its class number or the path of its mask
 Splits = Dict[str, List[Sample]]
 
 
@@ -111,7 +108,6 @@ class ClassFolders(Layout):
 
     def find(self, root: Path) -> Listing:
         """See :meth:`Layout.find`."""
-        self.check(root)
         found = {split: by_folder(place) for split, place in split_folders(root).items()}
         for split, place in () if self.labeled else split_folders(root).items():
             found[split] += [(path, _LOOSE) for path in image_files(place)]
@@ -154,7 +150,6 @@ class MaskFolders(Layout):
 
     def find(self, root: Path) -> Listing:
         """See :meth:`Layout.find`."""
-        self.check(root)
         folders = [(each, each.parent / self.config.masks) for each in folders_named(root, self.config.images)]
         pairs, lone = paired(folders, self.config.on_error == "skip")
         listing = Listing([], {})
@@ -202,7 +197,6 @@ class LoveDA(Layout):
 
     def find(self, root: Path) -> Listing:
         """See :meth:`Layout.find`."""
-        self.check(root)
         listing = Listing(list(self.classes), {split: paired(self._folders(root, split))[0] for split in SPLITS[:2]})
         if (root / "Train").is_dir():  # as published: 0 is no data, 1 to 7 are the classes
             listing.mask_values, listing.ignored = {value: value - 1 for value in range(1, 8)}, [0]

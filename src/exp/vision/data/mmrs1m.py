@@ -16,20 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from exp.errors import DataError
-from exp.vision.data.layouts import (
-    Layout,
-    Listing,
-    Splits,
-    by_folder,
-    complete,
-    files_below,
-    folders_in,
-    folders_named,
-    numbered,
-    paired,
-    refusal,
-    split_folders,
-)
+from exp.vision.data import layouts
+from exp.vision.data.layouts import Layout, Listing, Splits
 
 __all__ = ["MMRS1M", "MMRS1MMasks", "modality_in", "modality_of"]
 
@@ -85,11 +73,11 @@ class MMRS1M(Layout):
                 found, unlabeled = _answered(folder, answers[_plain(folder.name)])
                 if unlabeled:
                     notes.setdefault("without_label", {})[folder.name] = unlabeled
-            for split, samples in complete(found, self.config.split, root, by_class=True).items():
+            for split, samples in layouts.complete(found, self.config.split, root, by_class=True).items():
                 splits[split] += samples
         labels = {label for samples in splits.values() for _, label in samples}
         classes = list(self.config.classes or sorted(_united(labels, own=len(folders) == 1)))
-        return Listing(classes, numbered(splits, classes, _key), notes)
+        return Listing(classes, layouts.numbered(splits, classes, _key), notes)
 
     def _chosen(self, root: Path) -> list[Path]:
         """Folders of the data sets that the keys choose, sorted.
@@ -100,7 +88,7 @@ class MMRS1M(Layout):
         names, modality = self.config.datasets, self.config.modality
         above = root / self.kind
         if not above.is_dir():
-            raise refusal(f"data.root={root} has no folder {self.kind} of MMRS-1M", self.expected, root)
+            raise layouts.refusal(f"data.root={root} has no folder {self.kind} of MMRS-1M", self.expected, root)
         sets = {_plain(folder.name): folder for folder in self._sets(above)}
         wanted = sorted(sets if names is None else {_plain(name) for name in names})
         fits = {key for key, each in sets.items() if each == above or modality in (None, modality_of(each.name))}
@@ -112,7 +100,7 @@ class MMRS1M(Layout):
         return [sets[key] for key in wanted if key in fits]
 
     def _sets(self, above: Path) -> list[Path]:
-        return folders_in(above)
+        return layouts.folders_in(above)
 
 
 class MMRS1MMasks(MMRS1M):
@@ -132,25 +120,25 @@ class MMRS1MMasks(MMRS1M):
         splits: Splits = defaultdict(list)
         for folder in folders:
             found: Splits = {}
-            for split, place in split_folders(folder).items():
-                images = folders_named(place, self.config.images)
+            for split, place in layouts.split_folders(folder).items():
+                images = layouts.folders_named(place, self.config.images)
                 masks = [[each.parent / name for name in names] for each in images]
                 beside = [(each, next(filter(Path.is_dir, some), some[0])) for each, some in zip(images, masks)]
-                found[split], _ = paired(beside, self.config.on_error == "skip")
+                found[split], _ = layouts.paired(beside, self.config.on_error == "skip")
                 if not found[split]:
                     raise DataError(f"{place} has no folder {self.config.images} with images")
-            for split, samples in complete(found, self.config.split, root, by_class=False).items():
+            for split, samples in layouts.complete(found, self.config.split, root, by_class=False).items():
                 splits[split] += samples
         return Listing([], dict(splits), {"datasets": [folder.name for folder in folders]})
 
     def _sets(self, above: Path) -> list[Path]:
-        is_single = (above / self.config.images).is_dir() or "" not in split_folders(above)
-        return [above] if is_single else folders_in(above)
+        is_single = (above / self.config.images).is_dir() or "" not in layouts.split_folders(above)
+        return [above] if is_single else layouts.folders_in(above)
 
 
 def _in_folders(folder: Path) -> Splits:
     """Samples of ``{train,test}/<category>/*`` by split; empty if there are no such folders."""
-    splits = {split: by_folder(place) for split, place in split_folders(folder).items() if split}
+    splits = {split: layouts.by_folder(place) for split, place in layouts.split_folders(folder).items() if split}
     if not all(splits.values()):
         raise DataError(f"{folder} has a split without images; expected: {folder}/<split>/<category>/*.jpg")
     return splits
@@ -158,7 +146,7 @@ def _in_folders(folder: Path) -> Splits:
 
 def _answered(folder: Path, answers: dict[str, str]) -> tuple[Splits, int]:
     """Images of a data set with their categories, and the number of images without one, which are left out."""
-    files = {path[len(str(folder)) + 1 :]: path for path in files_below(folder)}
+    files = {path[len(str(folder)) + 1 :]: path for path in layouts.files_below(folder)}
     lost = [name for name in answers if name not in files]
     if lost or not answers:
         missing = f" ({folder / lost[0]} is missing, and {len(lost) - 1} more)" if lost else ""

@@ -11,6 +11,7 @@ import json
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 import numpy as np
@@ -29,9 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["STATISTICS", "Normalization", "write_statistics"]
 
-STATISTICS = "statistics.json"
-"""The file that ``task=stats`` and trainings write to the run folder."""
-_AT_ONCE = 32  # images that the threads read before their values are counted
+STATISTICS = "statistics.json"  # the file that task=stats and trainings write to the run folder
 _SHIFT = 13  # lower bits of a float32 that a bin of the histogram ignores
 
 logger = logging.getLogger(__name__)
@@ -142,35 +141,34 @@ class Normalization:
         limits: Any = [None] * reader.channels
         if self.scaled and reader.value_range is not None:
             limits = np.transpose([per_band(each, reader.channels) or [] for each in reader.value_range])
-        moments, error = np.zeros((len(self.paths), 6, reader.channels)), None
+        moments = np.zeros((len(self.paths), 6, reader.channels))
         histograms = np.zeros((reader.channels, 2 ** (32 - _SHIFT) if percentiles else 0), np.int64)
+        errors: list[DataError] = []
+        counting = Lock()
 
-        def one(number: int) -> list[np.ndarray] | DataError:
+        def one(number: int) -> None:
             try:
+                if errors:
+                    return  # the others would be read in vain
                 values, invalid, _ = reader.measured(read_raw(self.paths[number]), self.paths[number])
             except DataError as error:
-                return error
+                if self.config.on_error != "skip":
+                    errors.append(error)
+                return
             known = [values[..., band] if invalid is None else values[..., band][~invalid[..., band]]
                      for band in range(reader.channels)]  # fmt: skip
             size = values[..., 0].size
             moments[number] = np.transpose([_moments(each.ravel(), size, pair) for each, pair in zip(known, limits)])
-            return [each.ravel() for each in known] if percentiles else []
+            with counting:
+                for each, histogram in zip(known, histograms if percentiles else ()):
+                    _count(each.ravel(), histogram)
 
-        mine = range(distributed.rank, len(self.paths), distributed.world_size)
         with ThreadPoolExecutor(max(self.config.num_workers, 1)) as pool:
-            for start in range(0, len(mine), _AT_ONCE):
-                for found in pool.map(one, mine[start : start + _AT_ONCE]):
-                    if not isinstance(found, DataError):
-                        for values, histogram in zip(found, histograms):
-                            _count(values, histogram)
-                    elif self.config.on_error != "skip":
-                        error = error or found
-                if error is not None:
-                    break
+            list(pool.map(one, range(distributed.rank, len(self.paths), distributed.world_size)))
         # Errors are gathered, too: if one rank raised alone, the others would wait for its share forever.
-        for wrong in distributed.gather(error):
-            if wrong is not None:
-                raise wrong
+        for wrong in distributed.gather(errors):
+            for error in wrong:
+                raise error
         each = distributed.sum(torch.from_numpy(moments)).numpy()  # exact: one rank has the numbers, others zeros
         each = each[each[:, :2].any(axis=(1, 2))]  # without images that were left out
         count = each[:, 0].sum(axis=0)

@@ -27,11 +27,11 @@ from exp.vision.model_config import ImageModelConfig, LoraConfig
 __all__ = ["NORM_EPS", "ROPE_BASE", "Block", "Features", "PatchEmbedding", "VisionTransformer", "rope_periods"]
 
 
+# Epsilon of all layer norms.
 NORM_EPS = 1e-5
-"""Epsilon of all layer norms."""
 
+# Base of the periods of the rotary embedding; the longest period is slightly shorter.
 ROPE_BASE = 100.0
-"""Base of the periods of the rotary embedding; the longest period is slightly shorter."""
 
 
 def rope_periods(head_dim: int, base: float = ROPE_BASE) -> torch.Tensor:

@@ -289,5 +289,5 @@ class DptHead(_OwnHead):
         return self._last(self.finish(fused))
 
 
+# The names that `model.head` may have.
 _HEADS = {"linear": LinearHead, "upsample": UpsampleHead, "upernet": UperNetHead, "dpt": DptHead}
-"""The names that ``model.head`` may have."""
