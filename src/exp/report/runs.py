@@ -159,14 +159,6 @@ def natural(text: str) -> list[Any]:
     return [int(part) if number % 2 else part.lower() for number, part in enumerate(parts)]
 
 
-def _is_run_folder(path: Path) -> bool:
-    """Whether a folder has a configuration and at least one other file that runs write."""
-    folder = RunFolder(path)
-    return folder.config.is_file() and (
-        folder.overrides.is_file() or folder.result.is_file() or folder.env.is_file() or folder.logs.is_dir()
-    )
-
-
 def _matches(path: str) -> list[Path]:
     """The folders that a path or a glob matches."""
     path = os.path.expanduser(path)  # noqa: PTH111 - a pattern, not a path
@@ -182,7 +174,8 @@ def _matches(path: str) -> list[Path]:
 
 def _below(folder: Path) -> list[Path]:
     """The run folders in and below ``folder``; symbolic links are not followed."""
-    found = {path.parent for path in folder.rglob("config.yaml") if _is_run_folder(path.parent)}
+    places = [path.parent for path in folder.rglob("config.yaml")]
+    found = {each for each in places if (each / "overrides.yaml").is_file() or (each / "result.json").is_file()}
 
     def is_part(run: Path, above: Path) -> bool:
         # Jobs of a Hydra sweep are numbered folders beside multirun.yaml.
