@@ -173,28 +173,24 @@ def why_ended(begun: Mapping[str, Any], message: str | None, limit_s: float, now
     return message.splitlines()[0] if message else None
 
 
-def finish(
-    config: ExpConfig, folder: RunFolder, answer: Answer, styles: Sequence[str] = (), said: Sequence[Answer] = (),
-    **known: Any,
-) -> int:  # fmt: skip
+def finish(config: ExpConfig, folder: RunFolder, answer: Answer, said: Sequence[Answer] = (), **known: Any) -> int:
     """Print the answer of a task, and write it to ``result.json``.
 
     Args:
         config: configuration of the run.
         folder: the run folder.
         answer: written to the key ``answer``.
-        styles: status of each row of the answer's table, which selects the color of the row; empty: no colors.
         said: answers to print instead of ``answer``, such as the single findings that it combines.
         **known: further keys of ``result.json``.
 
     Returns:
         The exit code.
     """
-    table = table_of(answer.values, [_STYLES[status] for status in styles])
+    table = table_of(answer.values)
     if table is not None:  # before anything is written: the failed check may be about a full disk
         console.make_console().print("\n", as_rich(table), sep="")
     for each in said or [answer]:
-        say(each.status, each.finding, each.advice)
+        say(each)
     console.make_console().print(f"run folder: {console.shown(folder.path)}", soft_wrap=True, markup=False)
     failed = answer.status == FAILED
     message = f"{answer.finding}; {answer.advice}" if answer.advice else answer.finding
@@ -204,16 +200,21 @@ def finish(
     return EXIT_FAILED if failed else EXIT_OK
 
 
-def say(status: str, text: str, advice: str = "") -> None:
+def say(answer: Answer) -> None:
     """Print a status in color, then the finding and the advice."""
     terminal = console.make_console()
-    terminal.print(status, style=_STYLES[status], end="")
-    terminal.print(f": {text}" + f"\n  do: {advice}" * bool(advice), soft_wrap=True, markup=False)
+    terminal.print(answer.status, style=_STYLES[answer.status], end="")
+    advice = f"\n  do: {answer.advice}" * bool(answer.advice)
+    terminal.print(f": {answer.finding}{advice}", soft_wrap=True, markup=False)
 
 
-def table_of(values: Mapping[str, Any], styles: Sequence[str] = ()) -> Table | None:
-    """The table in the values of an answer, without rows of status ``equal``; None: no rows are left."""
+def table_of(values: Mapping[str, Any]) -> Table | None:
+    """The table in the values of an answer, without rows of status ``equal``; None: no rows are left.
+
+    A row is colored by the first word of its ``verdict``.
+    """
     rows = [row for row in values.get("table", ()) if row.get("status") != "equal"]
+    styles = [_STYLES.get(str(row.get("verdict", "")).partition(":")[0], "") for row in rows]
     return Table.of(rows, styles) if rows else None
 
 

@@ -223,7 +223,8 @@ def _judge(config: ExpConfig, folder: RunFolder) -> int:
     largest_of = (max((d for d in found if d.kind == kind), key=lambda d: d.relative, default=None) for kind in _KINDS)
     worst = [d for d in largest_of if d is not None]
     table = [{"largest difference": _KINDS[d.kind][0], "relative": figure(d.relative), "absolute": figure(d.absolute),
-              "allowed": allowed[d.kind], "step": d.step, "at": d.name} for d in worst]  # fmt: skip
+              "allowed": allowed[d.kind], "step": d.step, "at": d.name,
+              "verdict": FAILED if d.relative > allowed[d.kind] else OK} for d in worst]  # fmt: skip
     first = next((d for d in found if d.relative > allowed[d.kind]), None)
     losses = [d.relative for d in found if d.kind == "loss"]
     report = {
@@ -248,5 +249,4 @@ def _judge(config: ExpConfig, folder: RunFolder) -> int:
         answer = fail(f"{finding}step {first.step}, at {first.name}: {how_far}", advice, table=table)
     done = read_json(tested.result)
     known = {key: done[key] for key in ("device_type", "devices", "process_group", "fallback", "wall_s")}
-    styles = [FAILED if d.relative > allowed[d.kind] else OK for d in worst]
-    return finish(config, folder, answer, styles, steps=len(losses), **known)
+    return finish(config, folder, answer, steps=len(losses), **known)
