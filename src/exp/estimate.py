@@ -28,7 +28,7 @@ from exp.data.loader import map_tensors, tensors_of
 from exp.engine.optim import build_optimizer
 from exp.engine.registries import import_plugins
 from exp.engine.wrapper import units_of
-from exp.errors import EXIT_OK, ConfigError, DataError, ExpError, UnavailableError, asked, told
+from exp.errors import EXIT_OK, ConfigError, DataError, ExpError, UnavailableError, asked, first_line, told
 from exp.frozen import freeze
 from exp.hardware.collectives import Collectives
 from exp.hardware.compat import TORCH_VERSION, backward_below_modes, every_operator, supports_estimates
@@ -350,8 +350,8 @@ class Tracer:
             raise
         except Exception as error:  # a model may raise any exception
             raise ConfigError(
-                f"{told(error) or _line(error)}; task=estimate runs the model on tensors without values: a training "
-                "step that reads values cannot be estimated"
+                f"{told(error) or first_line(error)}; task=estimate runs the model on tensors without values: a "
+                "training step that reads values cannot be estimated"
             ) from error
 
     def train(self, batch_size: int, accumulate: int = 1) -> dict[str, int]:
@@ -407,7 +407,7 @@ class Tracer:
             with card.counting(), META, card, torch.no_grad(), card.autocast():
                 self.model.eval().val_step(batch)  # type: ignore[operator]
         except Exception as error:  # noqa: BLE001 - a model may read values, or raise any exception
-            self.notes.append(f"validation is not estimated: {_line(error)[:120]}")
+            self.notes.append(f"validation is not estimated: {type(error).__name__}: {first_line(error)[:120]}")
             return None
         return card.peak()
 
@@ -428,10 +428,6 @@ class Tracer:
         for kind, held in {**self._held, "data": self._resident * self._is_card}.items():
             card.hold(kind, held)
         return card
-
-
-def _line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _optimizer_of(model: nn.Module, config: Any, on_card: bool) -> torch.optim.Optimizer:
