@@ -216,9 +216,9 @@ def _device(bench: Bench) -> Answer:
         return fail(f"{device} computes {answer} instead of 12", _OUT_OF_SERVICE)
     bench.device, bench.described = device, described
     number, name = described.get("card"), described["name"]
-    which = f"#{number}" if number is not None else described["identity"] or ""
     finding = ", ".join(part for part in (str(device), name, described["identity"]) if part)
-    return ok(finding, "; ".join(bench.backend.cautions()), shown=f"{which} {name}".strip(), **described)
+    shown = name if number is None else f"#{number} {name}"
+    return ok(finding, "; ".join(bench.backend.cautions()), shown=shown, **described)
 
 
 def _ranks(bench: Bench) -> Answer:
@@ -261,11 +261,11 @@ def _memory(bench: Bench) -> Answer:
     if free is None or total is None:
         return ok("this device does not report its memory")
     finding, values = f"{size(free)} free of {size(total)}", {"shown": size(free), "free": free, "total": total}
-    full = free < total * 0.05
-    if not bench.backend.exclusive_devices:
-        return ok(finding, "a training may run out of memory: wait until other programs have ended" * full, **values)
-    holder = "another process holds the rest; find it with the vendor's monitor, and end it"
-    return fail(finding, holder, **values) if full else ok(finding, holder * (free < total * 0.5), **values)
+    full, exclusive = free < total * 0.05, bench.backend.exclusive_devices
+    advice = "other processes hold the rest: the vendor's monitor or top shows them; wait until they have ended"
+    if full and exclusive:
+        return fail(finding, advice, **values)
+    return ok(finding, advice * (free < total * 0.5 if exclusive else full), **values)
 
 
 def _group(bench: Bench) -> Answer:
@@ -467,12 +467,10 @@ def begin(config: ExpConfig, folder: RunFolder) -> None:
     """Delete the results of an earlier doctor run in this folder, and print what will be checked."""
     shutil.rmtree(folder.path / "doctor", ignore_errors=True)
     (folder.path / "doctor.json").unlink(missing_ok=True)
-    processes = config.nproc * config.launcher.nnodes
     console.make_console().print(
-        f"doctor: {processes} process{'es' if processes > 1 else ''} on {config.backend.name}, {config.precision}; "
-        f"up to {config.task.timeout_s} s for each check\nrun folder: {console.shown(folder.path)}",
-        soft_wrap=True,
-    )
+        f"doctor: {config.nproc * config.launcher.nnodes} x {config.backend.name}, {config.precision}; up to "
+        f"{config.task.timeout_s} s for each check\nrun folder: {console.shown(folder.path)}", soft_wrap=True
+    )  # fmt: skip
 
 
 def end(config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int:
@@ -583,18 +581,18 @@ def _compare(ranks: Sequence[_Rank]) -> None:
     """Warn of ranks whose package versions differ from rank 0's, and of cards far slower than the median."""
     reference = ranks[0].checks["packages"].values
     rates = [rank.checks["burst"].values.get("flops") for rank in ranks]
-    median = statistics.median([rate for rate in rates if rate] or [0])
+    median = statistics.median(list(filter(None, rates)) or [0])
     for rank, rate in zip(ranks, rates):
         versions, burst = rank.checks["packages"], rank.checks["burst"]
         own = versions.values
-        differ = sorted(name for name in {*own, *reference} if own.get(name) != reference.get(name))
+        differ = [name for name in sorted({*own, *reference}) if own.get(name) != reference.get(name)]
         if own and reference and differ and versions.status == OK:
-            versions.status, versions.advice = WARNING, "install the same versions on all nodes"
-            versions.finding = ", ".join(f"{each} {own.get(each)} (rank 0: {reference.get(each)})" for each in differ)
+            finding = ", ".join(f"{each} {own.get(each)} (rank 0: {reference.get(each)})" for each in differ)
+            rank.checks["packages"] = ok(finding, "install the same versions on all nodes", **own)
         if rate and rate < burst.values["least"] * median:
-            burst.status = WARNING
-            burst.finding = f"{flops(rate)}FLOP/s, {rate / median:.0%} of the median card's"
-            burst.advice = "check whether another process uses the card, or heat throttles it"
+            finding = f"{flops(rate)}FLOP/s, {rate / median:.0%} of the median card's"
+            advice = "check whether another process uses the card, or heat throttles it"
+            rank.checks["burst"] = ok(finding, advice, **burst.values)
 
 
 def _line_of(rank: _Rank) -> dict[str, Any]:
