@@ -227,7 +227,7 @@ def _results(groups: list[Group], metric: str | None, paper: bool) -> Table:
     metrics = [name for name in dict.fromkeys([metric, *published]) if name is not None]
     rows = []
     for group in groups:
-        row = {"": "*" if group is best else "", "runs" if averaged else "run": group.names * named}
+        row: dict[str, Any] = {"": "*" if group is best else "", "runs" if averaged else "run": group.names * named}
         for key, value in list(zip(keys, values[group.names]))[: None if paper else _KEYS]:
             row[titles[key] if titles[key] not in metrics else key] = value_text(value)
         row["validation"] = "" if paper else mean_text(group.score)
