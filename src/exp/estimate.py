@@ -484,22 +484,17 @@ def as_batch(sample: Any, size: int) -> Any:
     """A batch of ``size`` samples on the meta device.
 
     Args:
-        sample: a batch of one: tensors (1, ...) and lists of length 1, also nested in dicts, lists and tuples.
+        sample: a batch of one: tensors (1, ...), also nested in dicts, lists and tuples.
         size: number of samples.
 
     Returns:
         The same structure with tensors (size, ...), of the same dtypes and memory formats.
     """
-    if isinstance(sample, torch.Tensor):
-        return torch.empty_like(sample.to("meta").expand(size, *sample.shape[1:])) if sample.dim() else sample
-    if isinstance(sample, Mapping):
-        return {key: as_batch(value, size) for key, value in sample.items()}
-    if not isinstance(sample, (list, tuple)):
-        return sample
-    if len(sample) == 1 and not isinstance(sample[0], torch.Tensor):
-        return sample * size
-    parts = [as_batch(value, size) for value in sample]
-    return type(sample)(*parts) if hasattr(sample, "_fields") else type(sample)(parts)
+
+    def repeated(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(tensor.to("meta").expand(size, *tensor.shape[1:])) if tensor.dim() else tensor
+
+    return map_tensors(repeated, sample)
 
 
 def largest_batch(tracer: Tracer, budget: int) -> int:

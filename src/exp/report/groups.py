@@ -90,13 +90,9 @@ def meaning(value: Any) -> str:
 
 
 def short_names(keys: Sequence[str]) -> dict[str, str]:
-    """A short name for each key: its last part, or as many of its last parts as make it unique."""
-    names = {}
-    for key in keys:
-        parts = key.split(".")
-        endings = [".".join(parts[-count:]) for count in range(1, len(parts) + 1)]
-        names[key] = next((end for end in endings if sum(f".{other}".endswith(f".{end}") for other in keys) == 1), key)
-    return names
+    """A short name for each key: its last part if that is unique, else the key."""
+    counts = Counter(key.rpartition(".")[2] for key in keys)
+    return {key: key.rpartition(".")[2] if counts[key.rpartition(".")[2]] == 1 else key for key in keys}
 
 
 def value_text(value: Any) -> str:

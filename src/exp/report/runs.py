@@ -17,7 +17,7 @@ from exp.errors import ConfigError, RunError
 from exp.runs.files import read_json
 from exp.runs.folder import RunFolder, selecting_value
 
-__all__ = ["Run", "find_runs", "is_number", "natural", "read_run"]
+__all__ = ["Run", "find_runs", "flattened", "is_number", "natural", "read_run"]
 
 # libyaml's loader is about ten times as fast, but some builds of PyYAML lack it.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -140,7 +140,7 @@ def read_run(folder: Path, name: str) -> Run:
     return Run(
         folder=place.path,
         name=name,
-        config=_as_used(_flattened(config)) if config else {},
+        config=_as_used(flattened(config)) if config else {},
         overrides=list(map(str, overrides)),
         result=result,
         status=str(result.get("status") or "unfinished") if begun else "pending",
@@ -192,13 +192,13 @@ def _as_used(config: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if not (evaluates and _OF_TRAINING.match(key))}
 
 
-def _flattened(values: Any, prefix: str = "") -> dict[str, Any]:
+def flattened(values: Any, prefix: str = "") -> dict[str, Any]:
     """Flatten nested mappings, and lists of mappings, to dotted keys; other lists and empty values stay values."""
     if isinstance(values, list) and values and all(isinstance(each, dict) for each in values):
         values = dict(enumerate(values))
     if not isinstance(values, dict) or not values:
         return {prefix: values}
-    parts = [_flattened(value, f"{prefix}.{key}" if prefix else str(key)) for key, value in values.items()]
+    parts = [flattened(value, f"{prefix}.{key}" if prefix else str(key)) for key, value in values.items()]
     return {key: value for part in parts for key, value in part.items()}
 
 
