@@ -160,7 +160,6 @@ def test_a_crash_is_recorded_after_a_line_that_the_worker_did_not_finish(tmp_pat
         ({"relative": 1e-7}, "equal", "ok"),
         ({"relative": 1e-4}, "off", "warning"),
         ({"relative": 1e-2}, "wrong", "failed"),
-        ({"relative": 1e-4, "dtype": "bfloat16"}, "equal", "ok"),
         ({"relative": 1.0, "dtype": "int64", "left": None}, "wrong", "failed"),
         ({"relative": 1e-2, "precision": "efp"}, "equal", "ok"),
         ({"relative": None, "not_finite": {"relative": "inf"}}, "wrong", "failed"),
