@@ -1,8 +1,8 @@
 """``task=estimate``: estimates memory and FLOPs of a training before it runs. Needs no worker and no device.
 
 A training step and a validation batch run on torch's meta device, whose tensors have a shape and a dtype, no data.
-:class:`MemoryTracker` counts the peak memory as a card's allocator would. :class:`AsOnCard` gives functions the form
-that they have on a card (autocast, fused attention). The buffers and shards of DDP and FSDP are added by calculation.
+:class:`PaperCard` counts the peak memory as a card's allocator would, and gives functions the form that they have on a
+card (autocast, fused attention). The buffers and shards of DDP and FSDP are added by calculation.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from exp.data.loader import map_tensors, tensors_of
 from exp.engine.building import import_plugins
 from exp.engine.optim import build_optimizer
 from exp.engine.wrapper import units_of
-from exp.errors import EXIT_OK, ConfigError, DataError, ExpError, UnavailableError, asked, told
+from exp.errors import EXIT_OK, ConfigError, DataError, ExpError, UnavailableError, asked, first_line, told
 from exp.frozen import freeze
 from exp.hardware.backend import Collectives
 from exp.hardware.compat import TORCH_VERSION, backward_below_modes, every_operator, supports_estimates
@@ -45,10 +45,7 @@ if TYPE_CHECKING:
     from exp.session import Session
     from exp.tasks.train import Estimate
 
-__all__ = [
-    "KINDS", "LEAST_SECONDS", "AsOnCard", "MemoryTracker", "Tracer", "trace_flops", "training_rate", "what_fits",
-    "write_estimate",
-]  # fmt: skip
+__all__ = ["LEAST_SECONDS", "PaperCard", "Tracer", "trace_flops", "training_rate", "what_fits", "write_estimate"]
 
 logger = logging.getLogger(__name__)
 
@@ -63,13 +60,6 @@ _PAGE = 512
 """Cards allocate memory in multiples of this number of bytes."""
 _SAME = ("experiment", "backend", "world_size", "precision", "batch_size", "accumulate", "global_batch_size")
 """Keys that ``estimate.json`` has in common with ``result.json``."""
-_LABELS = {
-    "optimizer": "optimizer's state",
-    "wrapper": "wrapper's buffers",
-    "buffers": "model's buffers",
-    "activations": "activations, temporaries",
-    "total": "peak",
-}
 _SAMPLES = 8
 """How many samples of a split, spread evenly over it, :func:`largest_sample` compares: images may differ in size."""
 
@@ -78,33 +68,65 @@ def _paged(count: float) -> int:
     return math.ceil(count / _PAGE) * _PAGE
 
 
-class MemoryTracker:
-    """Counts the bytes of storages on the meta device, from their creation until their last tensor is freed.
+# Functions that torch.autocast runs in half precision and in float32, from torch's documentation; functions that
+# exp's models do not use are left out.
+_IN_HALF = """
+    __matmul__ addbmm addmm baddbmm bmm conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d einsum
+    linear matmul mm mv prelu scaled_dot_product_attention
+"""
+_IN_FULL = """
+    __pow__ binary_cross_entropy_with_logits cdist cosine_similarity cross_entropy cumsum exp group_norm huber_loss
+    kl_div l1_loss layer_norm log log1p log_softmax logsumexp mse_loss nll_loss norm normalize pow prod rsqrt
+    smooth_l1_loss softmax softplus sum
+"""
+_HALF, _FULL = frozenset(_IN_HALF.split()), frozenset(_IN_FULL.split())
+_FunctionMode: Any = getattr(torch.overrides, "TorchFunctionMode", object)  # torch >= 1.13
 
-    Memory that an operator uses internally, such as the workspace of a convolution, is not counted; the temporary
-    tensors of portable kernels are.
+
+class PaperCard(_FunctionMode):
+    """Counts the memory of storages on the meta device, in the form that torch functions have on a card.
+
+    The meta device has neither autocast nor fused attention, and both change how much a step saves for backward.
+    Storages count from their creation until their last tensor is freed. Memory that an operator uses internally, such
+    as the workspace of a convolution, is not counted; the temporary tensors of portable kernels are.
 
     Args:
-        on_card: its autocast is turned off inside portable kernels.
+        precision: one of :data:`exp.hardware.backend.PRECISIONS`; used inside :meth:`autocast`.
+        fused_attention: whether attention is fused; with dropout it never is.
 
     Attributes:
+        kernels: portable kernels (:mod:`exp.hardware.operators`) that replace operators of torch, by ATen name.
         kind: kind of new storages, one of :data:`KINDS`.
         share: share of the bytes of new storages that counts; below 1 if a rank keeps only a shard.
         now: bytes that are alive, by kind.
         at_peak: bytes that were alive at the peak, by kind.
-        kernels: portable kernels (:mod:`exp.hardware.operators`) that replace operators of torch, by ATen name.
     """
 
-    def __init__(self, on_card: AsOnCard) -> None:
-        self.kind, self.share, self._on_card = "activations", 1.0, on_card
+    def __init__(self, precision: str, fused_attention: bool) -> None:
+        super().__init__()
+        self.kind, self.share = "activations", 1.0
         self.now = dict.fromkeys(KINDS, 0)
         self.at_peak = dict(self.now)
-        self.kernels: dict[str, Callable[..., Any]] = {}
         self._alive: dict[int, tuple[str, int, Any]] = {}
+        self._half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+        self._casts, self._fused = False, fused_attention
+        self.kernels: dict[str, Callable[..., Any]] = {}
+        self._weights: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def counting(self) -> ContextManager[Any]:
         """Context in which the results of every operator are counted."""
         return every_operator(self._call)
+
+    @contextlib.contextmanager
+    def autocast(self, enabled: bool = True) -> Iterator[None]:
+        """Like ``torch.autocast``: each weight is cast once; the copy is kept until the outermost context ends."""
+        before, self._casts = self._casts, enabled and self._half is not None
+        try:
+            yield
+        finally:
+            self._casts = before
+            if not before:
+                self._weights.clear()
 
     def hold(self, kind: str, size: int) -> None:
         """Count ``size`` bytes that no operator allocates, such as DDP's gradient buckets."""
@@ -125,21 +147,18 @@ class MemoryTracker:
             share: share of their bytes that counts.
             known: whether storages that are counted already get the new kind; otherwise they keep theirs.
         """
-        for tensor in tensors_of(values):
-            if not tensor.is_meta:
-                continue
+        for tensor in filter(lambda tensor: tensor.is_meta, tensors_of(values)):
             storage = tensor.untyped_storage()
             key = id(storage)  # torch keeps one Python object per storage as long as the storage lives
-            if key in self._alive:
-                if not known:
-                    continue
-                self._drop(key)
+            if key in self._alive and not known:
+                continue
+            self._drop(key)
             size = _paged(storage.nbytes() * share)
             self._alive[key] = kind, size, weakref.ref(storage, functools.partial(self._drop, key))
             self.hold(kind, size)
 
     def _drop(self, key: int, ended: Any = None) -> None:
-        kind, size, _ = self._alive.pop(key)
+        kind, size, _ = self._alive.pop(key, (self.kind, 0, None))
         self.now[kind] -= size
 
     def _call(self, operator: Any, arguments: Any, keywords: Any) -> Any:
@@ -147,53 +166,10 @@ class MemoryTracker:
         if kernel is None:
             result = operator(*arguments, **keywords)
         else:  # the dispatcher calls a kernel after autocast, so operators inside it are not cast
-            with self.counting(), self._on_card.autocast(False):
+            with self.counting(), self.autocast(False):
                 result = kernel(*arguments, **keywords)
         self.count(result, self.kind, self.share, known=False)
         return result
-
-
-# Functions that torch.autocast runs in half precision and in float32, from torch's documentation; functions that
-# exp's models do not use are left out.
-_IN_HALF = """
-    __matmul__ addbmm addmm baddbmm bmm conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d einsum
-    linear matmul mm mv prelu scaled_dot_product_attention
-"""
-_IN_FULL = """
-    __pow__ binary_cross_entropy_with_logits cdist cosine_similarity cross_entropy cumsum exp group_norm huber_loss
-    kl_div l1_loss layer_norm log log1p log_softmax logsumexp mse_loss nll_loss norm normalize pow prod rsqrt
-    smooth_l1_loss softmax softplus sum
-"""
-_HALF, _FULL = frozenset(_IN_HALF.split()), frozenset(_IN_FULL.split())
-_FunctionMode: Any = getattr(torch.overrides, "TorchFunctionMode", object)  # torch >= 1.13
-
-
-class AsOnCard(_FunctionMode):
-    """Context in which torch functions on the meta device use as much memory as on a card.
-
-    The meta device has neither autocast nor fused attention, and both change how much a step saves for backward.
-
-    Args:
-        precision: one of :data:`exp.hardware.backend.PRECISIONS`; used inside :meth:`autocast`.
-        fused_attention: whether attention is fused; with dropout it never is.
-    """
-
-    def __init__(self, precision: str, fused_attention: bool) -> None:
-        super().__init__()
-        self._half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
-        self._casts, self._fused = False, fused_attention
-        self._weights: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-
-    @contextlib.contextmanager
-    def autocast(self, enabled: bool = True) -> Iterator[None]:
-        """Like ``torch.autocast``: each weight is cast once; the copy is kept until the outermost context ends."""
-        before, self._casts = self._casts, enabled and self._half is not None
-        try:
-            yield
-        finally:
-            self._casts = before
-            if not before:
-                self._weights.clear()
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = kwargs or {}, getattr(function, "__name__", "")
@@ -373,8 +349,8 @@ class Tracer:
             raise
         except Exception as error:  # a model may raise any exception
             raise ConfigError(
-                f"{told(error) or _line(error)}; task=estimate runs the model on tensors without values: a training "
-                "step that reads values cannot be estimated"
+                f"{told(error) or first_line(error)}; task=estimate runs the model on tensors without values: a "
+                "training step that reads values cannot be estimated"
             ) from error
 
     def train(self, batch_size: int, accumulate: int = 1) -> dict[str, int]:
@@ -389,32 +365,32 @@ class Tracer:
         """
         model, config = self.model.train(), self.config
         optimizer = _optimizer_of(model, config.optim, self._is_card)
-        tracker, on_card = self._begin()
+        card = self._card()
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
         def keep(parameter: torch.Tensor) -> None:
-            tracker.count([parameter.grad], "gradients", self._share_of_gradients)
+            card.count([parameter.grad], "gradients", self._share_of_gradients)
 
         hooks = [parameter.register_post_accumulate_grad_hook(keep) for parameter in trained]
         for _ in range(2):  # the first step creates the optimizer's state; the peak is that of the second
-            tracker.at_peak = dict(tracker.now)
+            card.at_peak = dict(card.now)
             for _ in range(min(accumulate, 2)):  # further micro-batches use as much memory as the second
                 batch = as_batch(self.example.train, batch_size)
-                tracker.count(batch, "batch")
-                with tracker.counting(), META, on_card:
-                    model.train_step(batch, _Step(on_card.autocast))  # type: ignore[operator]
+                card.count(batch, "batch")
+                with card.counting(), META, card:
+                    model.train_step(batch, _Step(card.autocast))  # type: ignore[operator]
                 del batch
-            tracker.kind, tracker.share = "optimizer", self._share
-            with tracker.counting():
+            card.kind, card.share = "optimizer", self._share
+            with card.counting():
                 if config.optim.clip_grad_norm is not None:
                     nn.utils.clip_grad_norm_(trained, config.optim.clip_grad_norm)
                 optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-            tracker.kind, tracker.share = "activations", 1.0
+            card.kind, card.share = "activations", 1.0
         for hook in hooks:
             hook.remove()
         self.optimizer_bytes = _bytes(tensors_of(optimizer.state))
-        return tracker.peak()
+        return card.peak()
 
     def validate(self) -> dict[str, int] | None:
         """Peak memory of a validation batch during a training, including the optimizer's state.
@@ -422,40 +398,35 @@ class Tracer:
         Returns:
             As :meth:`train`; None: the batch cannot be run without values, and :attr:`notes` has the reason.
         """
-        tracker, on_card = self._begin()
-        tracker.hold("optimizer", _paged(self.optimizer_bytes * self._share))
+        card = self._card()
+        card.hold("optimizer", _paged(self.optimizer_bytes * self._share))
         batch = as_batch(self.example.val, self.example.eval_batch_size)
-        tracker.count(batch, "batch")
+        card.count(batch, "batch")
         try:
-            with tracker.counting(), META, on_card, torch.no_grad(), on_card.autocast():
+            with card.counting(), META, card, torch.no_grad(), card.autocast():
                 self.model.eval().val_step(batch)  # type: ignore[operator]
         except Exception as error:  # noqa: BLE001 - a model may read values, or raise any exception
-            self.notes.append(f"validation is not estimated: {_line(error)[:120]}")
+            self.notes.append(f"validation is not estimated: {type(error).__name__}: {first_line(error)[:120]}")
             return None
-        return tracker.peak()
+        return card.peak()
 
-    def _begin(self) -> tuple[MemoryTracker, AsOnCard]:
-        """A tracker that counts what is on the card before a pass, and the context for the pass."""
+    def _card(self) -> PaperCard:
+        """A card with what is on it before a pass."""
         try:  # may fail if the vendor's plug-in is not installed, or there is no card
             able = self.backend.capabilities
             fused, lacking = self.config.precision in able.fused_attention, able.lacking_operators
         except Exception:  # noqa: BLE001
             fused, lacking = True, frozenset()
-        on_card = AsOnCard(self.config.precision, self._is_card and fused)
-        tracker = MemoryTracker(on_card)
+        card = PaperCard(self.config.precision, self._is_card and fused)
         if lacking:
             from exp.hardware.operators import KERNELS  # needs torch >= 2.2, and so do backends with lacking operators
 
-            tracker.kernels = {name: kernel for name, kernel in KERNELS.items() if name in lacking}
-        tracker.count(list(self.model.parameters()), "parameters", self._share)
-        tracker.count(list(self.model.buffers()), "buffers")
+            card.kernels = {name: kernel for name, kernel in KERNELS.items() if name in lacking}
+        card.count(list(self.model.parameters()), "parameters", self._share)
+        card.count(list(self.model.buffers()), "buffers")
         for kind, held in {**self._held, "data": self._resident * self._is_card}.items():
-            tracker.hold(kind, held)
-        return tracker, on_card
-
-
-def _line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+            card.hold(kind, held)
+        return card
 
 
 def _optimizer_of(model: nn.Module, config: Any, on_card: bool) -> torch.optim.Optimizer:
@@ -476,11 +447,11 @@ def _example_of(config: Any, notes: list[str]) -> tuple[ExampleBatch, int]:
     try:
         data: Data = create(config.data, Data, "data")
         train, val = (largest_sample(data, split, config.seed) for split in ("train", "val"))
-        tracker = MemoryTracker(AsOnCard(config.precision, fused_attention=False))
-        with tracker.counting():
+        card = PaperCard(config.precision, fused_attention=False)
+        with card.counting():
             splits = [split for split in (data.train, data.val) if hasattr(split, "on_device")]
             kept = [split.on_device(META, None) for split in splits]  # noqa: F841 - must be alive when counted
-            resident = tracker.now["activations"]
+            resident = card.now["activations"]
         return ExampleBatch(train, val, data.model_arguments(), data.eval_batch_size), resident
     except DataError as error:
         keys = {str(key): value for key, value in config.data.items() if key != "_target_"}
@@ -512,22 +483,17 @@ def as_batch(sample: Any, size: int) -> Any:
     """A batch of ``size`` samples on the meta device.
 
     Args:
-        sample: a batch of one: tensors (1, ...) and lists of length 1, also nested in dicts, lists and tuples.
+        sample: a batch of one: tensors (1, ...), also nested in dicts, lists and tuples.
         size: number of samples.
 
     Returns:
         The same structure with tensors (size, ...), of the same dtypes and memory formats.
     """
-    if isinstance(sample, torch.Tensor):
-        return torch.empty_like(sample.to("meta").expand(size, *sample.shape[1:])) if sample.dim() else sample
-    if isinstance(sample, Mapping):
-        return {key: as_batch(value, size) for key, value in sample.items()}
-    if not isinstance(sample, (list, tuple)):
-        return sample
-    if len(sample) == 1 and not isinstance(sample[0], torch.Tensor):
-        return sample * size
-    parts = [as_batch(value, size) for value in sample]
-    return type(sample)(*parts) if hasattr(sample, "_fields") else type(sample)(parts)
+
+    def repeated(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(tensor.to("meta").expand(size, *tensor.shape[1:])) if tensor.dim() else tensor
+
+    return map_tensors(repeated, sample)
 
 
 def largest_batch(tracer: Tracer, budget: int) -> int:
@@ -695,22 +661,25 @@ def _show(found: Mapping[str, Any], folder: Path) -> None:
     """Print an estimate."""
     batches = {"training": found["batch_size"], "validation": found["eval_batch_size"]}
     passes = {f"{name}, batch {batches[name]}": each for name, each in found["memory"].items() if each is not None}
-    kinds = [kind for kind in (*KINDS, "total") if any(each[kind] for each in passes.values())]
-    rows = [{"memory of each rank": _LABELS.get(kind, kind),
-             **{title: size(each[kind]) for title, each in passes.items()}} for kind in kinds]  # fmt: skip
-    lines = [
-        "parameters: {parameters:,}, {trained_parameters:,} of them trained".format(**found),
-        f"operations: {flops(found['flops_per_sample'])}FLOP per sample, {flops(found['flops_per_step'])}FLOP per step",
-        f"checkpoint: {size(found['checkpoint_bytes'])}; weights alone {size(found['weights_bytes'])}",
-    ]
-    if found["card_memory"] is not None:
-        lines.append(f"card: {size(found['card_memory'])}, less {found['headroom']:.0%}: {_fit(found)}")
-    lines += [*(f"note: {note}" for note in found["notes"]), f"results in {console.shown(folder)}"]
+    rows = [{"memory of each rank": kind, **{title: size(each[kind]) for title, each in passes.items()}}
+            for kind in (*KINDS, "total") if any(each[kind] for each in passes.values())]  # fmt: skip
     terminal = console.make_console()
     head = "{experiment} on {world_size} {backend}, wrapper={wrapper}, {precision}: "
     head += "global batch {global_batch_size} = {batch_size} x {world_size} x {accumulate}"
     terminal.print(head.format(**found), soft_wrap=True, markup=False)
     terminal.print(as_rich(Table.of(rows)))
+    lines = [
+        "parameters: {parameters:,}, {trained_parameters:,} of them trained".format(**found),
+        f"operations: {flops(found['flops_per_sample'])}FLOP per sample, {flops(found['flops_per_step'])}FLOP per step",
+        f"checkpoint: {size(found['checkpoint_bytes'])}; weights alone {size(found['weights_bytes'])}",
+        *(
+            []
+            if found["card_memory"] is None
+            else [f"card: {size(found['card_memory'])}, less headroom: {_fit(found)}"]
+        ),
+        *(f"note: {note}" for note in found["notes"]),
+        f"results in {console.shown(folder)}",
+    ]
     terminal.print("\n".join(lines), soft_wrap=True, markup=False)
 
 

@@ -83,11 +83,6 @@ class WrongAtFirst(CpuBackend):
         return []
 
 
-class Full(CpuBackend):
-    def usage(self):
-        return {"free": 2**20, "total": 2**33}
-
-
 def bench_of(backend):
     config = SimpleNamespace(precision="fp32", task=SimpleNamespace(burst_s=0.02))
     return SimpleNamespace(backend=backend, device=torch.device("cpu"), described={}, config=config)
@@ -95,8 +90,3 @@ def bench_of(backend):
 
 def test_a_wrong_product_fails_the_burst_also_if_later_ones_are_right():
     assert CHECKS["burst"].body(bench_of(WrongAtFirst(name="cpu"))).status == "failed"
-
-
-def test_a_device_that_processes_share_has_no_process_to_end_if_its_memory_is_used_up():
-    answer = CHECKS["memory"].body(bench_of(Full(name="cpu")))
-    assert (answer.status, "end it" in answer.advice) == ("warning", False)

@@ -46,8 +46,6 @@ def test_pixels_stay_as_they_are():
     assert (np.asarray(image(files["png"])) == pixels).all()
     assert image(files["png"]).info["dpi"] == pytest.approx((20, 20), rel=1e-2)
     assert re.search(rb'width="216(\.0*)?pt"', files["svg"])
-    as_file = encoded(files["png"], FiguresConfig(format="pdf"))
-    assert (as_file["png"], as_file["pdf"][:4]) == (files["png"], b"%PDF")
 
 
 def test_names_are_drawn_letter_by_letter():

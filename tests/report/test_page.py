@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import exp.report
-from exp.report.page import thinned, write_page, write_report
+from exp.report.page import thinned, write_report
 from exp.report.runs import find_runs
 
 LIBRARY = Path(exp.report.__file__).parent / "echarts"
@@ -43,8 +43,7 @@ class Page:
 
 
 def written(runs, path):
-    write_page(runs, path / "page.html", "A sweep")
-    return Page(path / "page.html")
+    return Page(write_report(runs, path / "report", "A sweep"))
 
 
 def test_a_report_of_a_sweep(make_sweep, tmp_path):
@@ -59,14 +58,13 @@ def test_a_report_of_a_sweep(make_sweep, tmp_path):
     first, *_, failed = page.table(1)[1:]
     assert first == ["1", "2", "0.001", "1", "completed", "0.41", "0.41", "0.205", *end, ""]
     assert failed == ["", "5", "0.01", "2", "failed", "", "", "", *end, "rank 0: RunError: loss is nan"]
-    assert "python -m exp optim.lr=0.001 seed=1" in page.text
 
 
 def test_the_charts_of_a_sweep(make_sweep, tmp_path):
     charts = written(find_runs([make_sweep()]), tmp_path).charts
     bars, *titles = charts
     assert bars == "mse on validation, mean ± standard deviation over seeds"
-    assert titles == ["validation mse", "training loss", "learning rate", "samples/s"]
+    assert titles == ["validation mse", "training loss", "training lr", "training samples_per_second"]
     whiskers, points = charts[bars]["series"]
     assert charts[bars]["yAxis"]["data"] == ["lr=0.001", "lr=0.01", "lr=0.0001"], "the best mean first"
     assert whiskers["data"][0]["value"] == [0.40793, 0.415, 0.415, 0.415, 0.42207]
@@ -87,7 +85,7 @@ def test_thinning_keeps_the_ends_and_every_spike(count):
     assert points[count // 3] in thin
 
 
-def test_pictures_of_the_best_run_come_first_six_of_each_and_what_is_none_is_counted(make_run, tmp_path):
+def test_pictures_of_the_best_run_come_first_six_of_each_and_what_is_none_is_left_out(make_run, tmp_path):
     for number in range(3):
         make_run(str(number), metric=1.0 - number, pictures=[f"plots/val_{each}.png" for each in range(8)])
     (tmp_path / "0" / "plots" / "val_0.png").write_text("no picture")
@@ -95,7 +93,6 @@ def test_pictures_of_the_best_run_come_first_six_of_each_and_what_is_none_is_cou
     shown = [name for name in re.findall('<img[^>]* alt="(.*?)"', page.source) if ": " in name]
     numbers = {2: range(6), 1: range(6), 0: range(1, 6)}
     assert shown == [f"{run}: plots/val_{each}.png" for run, found in numbers.items() for each in found]
-    assert "7 more are in the run folders" in page.text
 
 
 def test_the_library_is_the_one_that_was_published():

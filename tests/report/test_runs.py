@@ -48,14 +48,6 @@ def test_status_of_runs_without_a_result(make_run, tmp_path):
     assert find_runs([folder])[0].status == "preempted"
 
 
-def test_pictures_of_training_and_of_prediction(make_run):
-    shown = [
-        "plots/val_9.png", "plots/val_10.png", "plots/curves.png", "plots/features/a.png", "predictions/overlays/a.jpg",
-    ]  # fmt: skip
-    folder = make_run("run", metric=1.0, pictures=[*reversed(shown), "checkpoints/x.png", "tested/plots/x.png"])
-    assert [path.relative_to(folder).as_posix() for path in find_runs([folder])[0].pictures()] == shown
-
-
 EXPERIMENT = {"name": "dinov3_dubai", "data.name": "dubai", "model.size": "tiny", "batch_size": 8, "max_epochs": 99}
 EXPERIMENTS = [
     ("experiment=timebridge_small seed=1", {"seed": 1}), ("experiment=dinov3_dubai seed=1", EXPERIMENT),
@@ -73,9 +65,6 @@ CARD = {"backend.name": "card", "backend._target_": "x.Card", "backend.options.f
         ([(f"seed={seed} optim.lr={rate} max_epochs=4",
            {"seed": seed, "optim.lr": rate, "data.seed": seed, "schedule.param_scheduler": [{"eta_max": rate}]})
           for seed in (1, 2) for rate in (1e-4, 1e-3)], ["seed", "optim.lr"], {}),
-        # a change that no override names
-        ([("seed=1", {}), ("seed=2", {"seed": 2}), ("seed=2", {"seed": 2, "max_epochs": 8})],
-         ["seed", "max_epochs"], {}),
         # what says nothing about the computation
         ([(f"{key}=1", {key: 1}) for key in ("output_dir", "launcher.nnodes", "resume", "published.96.mse")], [], {}),
         # a choice of a group is its name

@@ -115,21 +115,6 @@ def test_seeds_are_one_row_of_the_table_on_the_terminal(make_sweep):
     assert any("sample standard deviation" in line for line in lines)
 
 
-def test_a_wide_sweep_still_fits_into_100_columns(make_run, tmp_path):
-    for number in range(3):
-        config = {f"model.a_rather_long_name_{key}": f"{'x' * 40}{number}" for key in range(9)}
-        outcome = (
-            {"error": "z" * 300} if number == 2 else {"metric": number + 1e-7, "metric_units": {"mse": "standard"}}
-        )
-        place = f"{'some/where/deep/' * 5}{number}_{'y' * 50}"
-        make_run(place, overrides=[f"{key}={value}" for key, value in config.items()], config=config, **outcome)
-    lines = printed(find_runs([tmp_path]))
-    assert max(map(len, lines)) <= 100
-    text = " ".join(" ".join(lines).split())
-    for words in ("not shown: a_rather_long_name_6", "a_rather_long_name_8", "mse: of standard values"):
-        assert words in text
-
-
 def test_names_are_no_markup(make_run, tmp_path):
     for number, name in enumerate(["[a_b]", "50% & $x^2$ \\ ~{}#", "a|b *c* <d>"]):
         for seed in (1, 2):

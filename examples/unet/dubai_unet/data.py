@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import io
 import random
 from pathlib import Path
 from typing import Any, Mapping
@@ -148,7 +147,7 @@ class Tiles(Data):
         """Register the plots that are drawn after a training."""
         session.extras.pictures = functools.partial(self.pictures, session)
 
-    def pictures(self, session: Session, model: Any, evaluator: Any = None) -> dict[str, bytes]:
+    def pictures(self, session: Session, model: Any, evaluator: Any = None) -> dict[str, np.ndarray]:
         """Image, truth and prediction of four windows, one below the other."""
         step = max(len(self.test) // 4, 1)
         batch = default_collate([self.test[number] for number in range(0, len(self.test), step)][:4])
@@ -157,9 +156,7 @@ class Tiles(Data):
         colors[: len(COLORS)] = [tuple(color.to_bytes(3, "big")) for color in COLORS.values()]
         columns = [batch["image"].permute(0, 2, 3, 1).numpy(), colors[batch["label"]], colors[predicted]]
         rows = np.concatenate([np.concatenate(list(column)) for column in columns], axis=1)
-        file = io.BytesIO()
-        Image.fromarray(rows).save(file, format="png")
-        return {"windows.png": file.getvalue()}
+        return {"windows.png": rows}
 
 
 def sample_tiles() -> Path:

@@ -8,14 +8,15 @@ from __future__ import annotations
 import faulthandler
 import json
 import math
-import os
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Iterable, Mapping, Sequence
 
 from exp import console
 from exp.console import size
 from exp.errors import EXIT_FAILED, EXIT_OK, RunError
+from exp.report.groups import as_counts
 from exp.report.tables import Table, as_rich
 from exp.runs.files import read_json, to_json
 from exp.runs.folder import blank_result
@@ -131,11 +132,8 @@ class Journal:
     @staticmethod
     def note(path: Path, ended: bool = True, **line: Any) -> None:
         """Append a line to a journal; the process need not be the one that created it."""
-        with path.open("ab+") as file:
-            end = file.seek(0, os.SEEK_END)
-            file.seek(max(end - 1, 0))
-            torn = end > 0 and file.read(1) != b"\n"  # its process died while it wrote the last line
-            file.write(f"{chr(10) * torn}{to_json({**line, 'ended': ended})}\n".encode())
+        with path.open("ab") as file:  # a newline first: the process before may have died while it wrote a line
+            file.write(f"\n{to_json({**line, 'ended': ended})}".encode())
 
     @staticmethod
     def read(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
@@ -173,28 +171,24 @@ def why_ended(begun: Mapping[str, Any], message: str | None, limit_s: float, now
     return message.splitlines()[0] if message else None
 
 
-def finish(
-    config: ExpConfig, folder: RunFolder, answer: Answer, styles: Sequence[str] = (), said: Sequence[Answer] = (),
-    **known: Any,
-) -> int:  # fmt: skip
+def finish(config: ExpConfig, folder: RunFolder, answer: Answer, said: Sequence[Answer] = (), **known: Any) -> int:
     """Print the answer of a task, and write it to ``result.json``.
 
     Args:
         config: configuration of the run.
         folder: the run folder.
         answer: written to the key ``answer``.
-        styles: status of each row of the answer's table, which selects the color of the row; empty: no colors.
         said: answers to print instead of ``answer``, such as the single findings that it combines.
         **known: further keys of ``result.json``.
 
     Returns:
         The exit code.
     """
-    table = table_of(answer.values, [_STYLES[status] for status in styles])
+    table = table_of(answer.values)
     if table is not None:  # before anything is written: the failed check may be about a full disk
         console.make_console().print("\n", as_rich(table), sep="")
     for each in said or [answer]:
-        say(each.status, each.finding, each.advice)
+        say(each)
     console.make_console().print(f"run folder: {console.shown(folder.path)}", soft_wrap=True, markup=False)
     failed = answer.status == FAILED
     message = f"{answer.finding}; {answer.advice}" if answer.advice else answer.finding
@@ -204,16 +198,21 @@ def finish(
     return EXIT_FAILED if failed else EXIT_OK
 
 
-def say(status: str, text: str, advice: str = "") -> None:
+def say(answer: Answer) -> None:
     """Print a status in color, then the finding and the advice."""
     terminal = console.make_console()
-    terminal.print(status, style=_STYLES[status], end="")
-    terminal.print(f": {text}" + f"\n  do: {advice}" * bool(advice), soft_wrap=True, markup=False)
+    terminal.print(answer.status, style=_STYLES[answer.status], end="")
+    advice = f"\n  do: {answer.advice}" * bool(answer.advice)
+    terminal.print(f": {answer.finding}{advice}", soft_wrap=True, markup=False)
 
 
-def table_of(values: Mapping[str, Any], styles: Sequence[str] = ()) -> Table | None:
-    """The table in the values of an answer, without rows of status ``equal``; None: no rows are left."""
+def table_of(values: Mapping[str, Any]) -> Table | None:
+    """The table in the values of an answer, without rows of status ``equal``; None: no rows are left.
+
+    A row is colored by the first word of its ``verdict``.
+    """
     rows = [row for row in values.get("table", ()) if row.get("status") != "equal"]
+    styles = [_STYLES.get(str(row.get("verdict", "")).partition(":")[0], "") for row in rows]
     return Table.of(rows, styles) if rows else None
 
 
@@ -256,19 +255,18 @@ def judge_operators(lines: Sequence[Mapping[str, Any]], precision: str) -> Answe
         ``relative`` difference; ``left``, CPU fallbacks as number of calls and, if they are counted, bytes;
         ``kernel``, ``portable`` if the kernel is exp's own; ``call``, dtypes and shapes of the arguments; ``reason``.
     """
-    worst_of: dict[str, dict[str, Any]] = {}
-    rows = (_row(line, precision) for line in lines)
-    for row in sorted(rows, key=lambda row: (_ORDER.index(row["status"]), -float(row["relative"] or 0))):
-        worst_of.setdefault(row["operator"], row)
+    rows = sorted((_row(line, precision) for line in lines), key=lambda row: -float(row["relative"] or 0))
+    by_status = sorted(rows, key=lambda row: _ORDER.index(row["status"]))
+    worst_of = {row["operator"]: row for row in reversed(by_status)}
     table = sorted(worst_of.values(), key=lambda row: (_ORDER.index(row["status"]), row["operator"]))
-    counts = {status: sum(row["status"] == status for row in table) for status in _ORDER}
+    counts = Counter(row["status"] for row in table)
     portable = sum(row["kernel"] != "" for row in table)
-    finding = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    finding = as_counts(row["status"] for row in table)
     finding += f" ({portable} with portable kernels)" if portable else ""
     named = [row for row in table if row["status"] not in ("equal", "not compared")]
     finding += f": {'; '.join(map(_told, named[:_SHOWN]))}" if named else ""
     finding += "; ..." if len(named) > _SHOWN else ""
-    values = {"table": table, "counts": counts}
+    values = {"table": table, "counts": dict(counts)}
     if counts["crashed"] or counts["failed"] or counts["wrong"]:
         advice = "report these operators to the vendor, portable ones to exp; docs/hardware/hardware.md has "
         return fail(finding, f"{advice}replacements", **values)

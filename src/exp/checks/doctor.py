@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from exp.runs.folder import RunFolder
     from exp.session import RankInfo
 
-__all__ = ["CHECKS", "END", "START", "begin", "diagnose", "end", "journal_of", "judge"]
+__all__ = ["CHECKS", "END", "START", "begin", "diagnose", "end", "journal_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -215,9 +215,9 @@ def _device(bench: Bench) -> Answer:
         return fail(f"{device} computes {answer} instead of 12", _OUT_OF_SERVICE)
     bench.device, bench.described = device, described
     number, name = described.get("card"), described["name"]
-    which = f"#{number}" if number is not None else described["identity"] or ""
     finding = ", ".join(part for part in (str(device), name, described["identity"]) if part)
-    return ok(finding, "; ".join(bench.backend.cautions()), shown=f"{which} {name}".strip(), **described)
+    shown = name if number is None else f"#{number} {name}"
+    return ok(finding, "; ".join(bench.backend.cautions()), shown=shown, **described)
 
 
 def _ranks(bench: Bench) -> Answer:
@@ -260,11 +260,11 @@ def _memory(bench: Bench) -> Answer:
     if free is None or total is None:
         return ok("this device does not report its memory")
     finding, values = f"{size(free)} free of {size(total)}", {"shown": size(free), "free": free, "total": total}
-    full = free < total * 0.05
-    if not bench.backend.exclusive_devices:
-        return ok(finding, "a training may run out of memory: wait until other programs have ended" * full, **values)
-    holder = "another process holds the rest; find it with the vendor's monitor, and end it"
-    return fail(finding, holder, **values) if full else ok(finding, holder * (free < total * 0.5), **values)
+    full, exclusive = free < total * 0.05, bench.backend.exclusive_devices
+    advice = "other processes hold the rest: the vendor's monitor or top shows them; wait until they have ended"
+    if full and exclusive:
+        return fail(finding, advice, **values)
+    return ok(finding, advice * (free < total * 0.5 if exclusive else full), **values)
 
 
 def _group(bench: Bench) -> Answer:
@@ -466,50 +466,52 @@ def begin(config: ExpConfig, folder: RunFolder) -> None:
     """Delete the results of an earlier doctor run in this folder, and print what will be checked."""
     shutil.rmtree(folder.path / "doctor", ignore_errors=True)
     (folder.path / "doctor.json").unlink(missing_ok=True)
-    processes = config.nproc * config.launcher.nnodes
     console.make_console().print(
-        f"doctor: {processes} process{'es' if processes > 1 else ''} on {config.backend.name}, {config.precision}; "
-        f"up to {config.task.timeout_s} s for each check\nrun folder: {console.shown(folder.path)}",
-        soft_wrap=True,
-    )
+        f"doctor: {config.nproc * config.launcher.nnodes} x {config.backend.name}, {config.precision}; up to "
+        f"{config.task.timeout_s} s for each check\nrun folder: {console.shown(folder.path)}", soft_wrap=True
+    )  # fmt: skip
 
 
 def end(config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int:
-    """Evaluate the checks, print the result and write ``doctor.json``; returns the exit code."""
+    """Evaluate the checks, print the result and write ``doctor.json``; returns the exit code.
+
+    ``findings`` in ``doctor.json`` are the failures, then the warnings, each in the order of the checks. ``ranks`` of a
+    finding are all that have the same text.
+    """
     started = folder.config.stat().st_mtime
-    ranks, findings = judge(config, folder, outcome, started)
-    verdicts = [rank.verdict[0] for rank in ranks]
+    ranks = _examined(config, folder, outcome, started)
+    found: dict[tuple[str, ...], list[int]] = {}
+    for status in (FAILED, WARNING):
+        for name in CHECKS:
+            for rank in ranks:
+                each = rank.checks[name]
+                if each.status == status:
+                    found.setdefault((name, status, each.finding, each.advice), []).append(rank.rank)
+    findings = [dict(zip(("check", "status", "finding", "advice", "ranks"), (*key, who))) for key, who in found.items()]
+    said = [Answer(status, f"{name}, rank{'s' * (len(who) > 1)} {', '.join(map(str, who))}: {text}", advice)
+            for (name, status, text, advice), who in found.items()]  # fmt: skip
+    wall_s = round(time.time() - started, 1)
     work = f"{len(ranks)} ranks work together" if len(ranks) > 1 else "1 process works"
-    text = "; ".join(each["finding"] for each in map(_told, findings[:3])) or work
-    verdict = findings[0]["status"] if findings else OK
-    group: Mapping[str, Any] = next((each for each in (rank.checks["group"].values for rank in ranks) if each), {})
-    known = {"process_group": group.get("process_group"), "fallback": group.get("fallback"),
-             "wall_s": round(time.time() - started, 1)}  # fmt: skip
-    answer = Answer(verdict, text, findings[0]["advice"] if findings else "", {"table": list(map(_line_of, ranks))})
-    said = [Answer(**_told(finding)) for finding in findings]
-    if verdict != FAILED:
-        said.append(Answer(OK, f"{work} on {config.backend.name}, {known['wall_s']:.0f} s"))
-    code = finish(config, folder, answer, verdicts, said, **known)
+    first = said[0] if said else ok(work)
+    text = "; ".join(each.finding for each in said[:3]) or work
+    answer = Answer(first.status, text, first.advice, {"table": list(map(_line_of, ranks))})
+    if answer.status != FAILED:
+        said.append(ok(f"{work} on {config.backend.name}, {wall_s:.0f} s"))
+    code = finish(config, folder, answer, said, wall_s=wall_s)
     as_json = [{**asdict(rank), "verdict": rank.verdict[0], "checks": [{"name": name, **asdict(rank.checks[name])}
                 for name in CHECKS]} for rank in ranks]  # fmt: skip
-    write_json(folder.path / "doctor.json", {"verdict": verdict, "findings": findings, "ranks": as_json})
-    return (outcome.exit_code or code) if verdict == FAILED else code
+    write_json(folder.path / "doctor.json", {"verdict": answer.status, "findings": findings, "ranks": as_json})
+    return (outcome.exit_code or code) if answer.status == FAILED else code
 
 
-def judge(
-    config: ExpConfig, folder: RunFolder, outcome: Outcome, started: float
-) -> tuple[list[_Rank], list[dict[str, Any]]]:
-    """Read the journals of all ranks, and collect their failures and warnings.
+def _examined(config: ExpConfig, folder: RunFolder, outcome: Outcome, started: float) -> list[_Rank]:
+    """All ranks, with an answer to each check.
 
     Args:
         config: the frozen configuration.
         folder: the run folder.
         outcome: how the launch ended.
         started: when it began, in seconds since the epoch.
-
-    Returns:
-        The ranks; and the findings, failures before warnings, each in the order of the checks. A finding has ``check``,
-        ``status``, ``finding``, ``advice`` and ``ranks``, all ranks with the same text.
     """
     ended, limit_s = time.time(), config.task.timeout_s
     ranks = _read(folder, config.nproc * config.launcher.nnodes, wait=config.launcher.nnodes > 1)
@@ -521,20 +523,7 @@ def judge(
         rank.checks = {name: rank.checks.get(name) or skip("the rank ended before") for name in CHECKS}
     _lay_blame(ranks, limit_s)
     _compare(ranks)
-    found: dict[tuple[str, ...], dict[str, Any]] = {}
-    for status in (FAILED, WARNING):
-        for name in CHECKS:
-            for rank in ranks:
-                each = rank.checks[name]
-                if each.status == status:
-                    about = {"check": name, "status": status, "finding": each.finding, "advice": each.advice}
-                    found.setdefault(tuple(about.values()), {**about, "ranks": []})["ranks"].append(rank.rank)
-    findings = list(found.values())
-    if outcome.unkillable:
-        stuck = f"still running, stuck in the kernel: {', '.join(map(str, outcome.unkillable))}"
-        advice = "reboot the node"
-        findings.insert(0, {"check": "teardown", "status": FAILED, "finding": stuck, "advice": advice, "ranks": []})
-    return ranks, findings
+    return ranks
 
 
 def _read(folder: RunFolder, world_size: int, wait: bool) -> list[_Rank]:
@@ -562,14 +551,10 @@ def _how_it_ended(rank: _Rank, outcome: Outcome, limit_s: float, started: float,
         name, advice = rank.running["name"], f"{_LOG} for the stack; if it is only slow, raise task.timeout_s"
         killed = failure.message if failure is not None and failure.exit_code < 0 else None
         why = why_ended(rank.running, killed, limit_s, ended)
-    elif rank.host is not None:
-        pass
-    elif failure is not None:
+    elif rank.host is None and failure is not None:
         why = f"ended before its first check: {failure.message.splitlines()[0]}"
-    elif not outcome.failures and outcome.detail is not None:
-        why = f"never started: {outcome.detail.splitlines()[0]}"
-    elif not outcome.failures or ended - started >= limit_s:  # else the launcher ended this rank during its start
-        why = f"never arrived: it left no record within {limit_s} s"
+    elif rank.host is None and (not outcome.failures or ended - started >= limit_s):  # else it was ended at its start
+        why = f"never arrived: {(outcome.detail or f'it left no record within {limit_s} s').splitlines()[0]}"
     return name, fail(why, advice) if why else skip("ended with the job, because another rank stopped")
 
 
@@ -595,26 +580,18 @@ def _compare(ranks: Sequence[_Rank]) -> None:
     """Warn of ranks whose package versions differ from rank 0's, and of cards far slower than the median."""
     reference = ranks[0].checks["packages"].values
     rates = [rank.checks["burst"].values.get("flops") for rank in ranks]
-    median = statistics.median([rate for rate in rates if rate] or [0])
+    median = statistics.median(list(filter(None, rates)) or [0])
     for rank, rate in zip(ranks, rates):
         versions, burst = rank.checks["packages"], rank.checks["burst"]
         own = versions.values
-        differ = sorted(name for name in {*own, *reference} if own.get(name) != reference.get(name))
+        differ = [name for name in sorted({*own, *reference}) if own.get(name) != reference.get(name)]
         if own and reference and differ and versions.status == OK:
-            versions.status, versions.advice = WARNING, "install the same versions on all nodes"
-            versions.finding = ", ".join(f"{each} {own.get(each)} (rank 0: {reference.get(each)})" for each in differ)
+            finding = ", ".join(f"{each} {own.get(each)} (rank 0: {reference.get(each)})" for each in differ)
+            rank.checks["packages"] = ok(finding, "install the same versions on all nodes", **own)
         if rate and rate < burst.values["least"] * median:
-            burst.status = WARNING
-            burst.finding = f"{flops(rate)}FLOP/s, {rate / median:.0%} of the median card's"
-            burst.advice = "check whether another process uses the card, or heat throttles it"
-
-
-def _told(finding: Mapping[str, Any]) -> dict[str, Any]:
-    """Status, text and advice of a finding as it is printed; the text starts with the check and the ranks."""
-    numbers = finding["ranks"]
-    who = f", rank{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}" if numbers else ""
-    text = f"{finding['check']}{who}: {finding['finding']}"
-    return {"status": finding["status"], "finding": text, "advice": finding["advice"]}
+            finding = f"{flops(rate)}FLOP/s, {rate / median:.0%} of the median card's"
+            advice = "check whether another process uses the card, or heat throttles it"
+            rank.checks["burst"] = ok(finding, advice, **burst.values)
 
 
 def _line_of(rank: _Rank) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Measurements of the ranks: traced steps (task=parity), timed steps (task=speed) and all-reduce (task=collectives).
+"""Measurements of the ranks: traced steps (task=parity), speed of steps (task=speed) and all-reduce (task=collectives).
 
 A trace is one NumPy file (``.npz``) per run: outputs, gradients and parameters of the first step, in the order of
 execution. Of a tensor with more than ``_KEPT`` values, only evenly spaced values are kept, the same on every backend.
@@ -28,25 +28,26 @@ from exp.engine.wrapper import unwrapped
 if TYPE_CHECKING:
     from exp.session import Session
 
-__all__ = ["StepTimer", "TraceHook", "addends", "measure_collectives", "measure_speed", "train_traced", "train_with"]
+__all__ = ["TraceHook", "addends", "measure_collectives", "measure_speed", "train_traced", "train_with"]
 
 _KEPT = 2**20
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _REPEATS = 5
 
 
-def train_with(session: Session, hook: Hook, to_place: bool = False) -> int:
-    """Train with ``hook``, and without checkpoints; returns the number of steps.
+def train_with(session: Session, *hooks: Hook, to_place: bool = False) -> int:
+    """Train without checkpoints; returns the number of steps.
 
     Args:
         session: session of a task that trains.
-        hook: MMEngine hook to register.
+        *hooks: MMEngine hooks to register.
         to_place: see :func:`exp.engine.building.build_model`.
     """
     data = build_data(session)
     runner = build_trainer(session, data, build_model(session, data, to_place=to_place))
     runner.hooks.remove(runner.checkpoints)
-    runner.register_hook(hook)
+    for hook in hooks:
+        runner.register_hook(hook)
     runner.train()
     steps: int = runner.iter
     runner.close()
@@ -123,63 +124,23 @@ class TraceHook(Hook):
 
 
 def measure_speed(session: Session) -> dict[str, Any]:
-    """Train ``max_steps`` steps, and measure step times and each rank's peak memory.
+    """Train ``max_steps`` steps; the speed is what the training logs after the warm-up.
 
     Returns:
-        The content of ``result.json``, with ``step_seconds`` (median over steps of the slowest rank's time),
-        ``samples_per_second`` over all ranks, and ``memory_by_rank`` in bytes; None for what was not measured.
+        The content of ``result.json``, with ``samples_per_second`` over all ranks (median over the logged lines),
+        ``step_seconds``, and each rank's peak memory ``memory_by_rank`` in bytes; None for what was not measured.
     """
-    config, timer = session.config, StepTimer(session.config.task.warm_up)
-    steps = train_with(session, timer, to_place=True)
-    own = {"memory": session.backend.usage().get("max_allocated"), "seconds": timer.seconds}
-    ranks = session.distributed.gather(own)
-    slowest = [max(each) for each in zip(*(rank["seconds"] for rank in ranks))]
-    step_s = statistics.median(slowest) if slowest else None
-    rate, memory = config.global_batch_size / step_s if step_s else None, [rank["memory"] for rank in ranks]
+    config, steps = session.config, train_with(session, to_place=True)
+    memory = session.distributed.gather(session.backend.usage().get("max_allocated"))
+    lines = [record for record in session.folder.records() if record["split"] == "train"]
+    rates = [line["samples_per_second"] for before, line in zip(lines, lines[1:]) if before["step"] >= config.log_every]
+    rate = statistics.median(rates) if rates else None
+    step_s = config.global_batch_size / rate if rate else None
     figures: dict[str, Any] = {"step_seconds": step_s, "samples_per_second": rate, "memory_by_rank": memory}
     finding = f"{step_s * 1e3:.4g} ms a step, {rate:.4g} samples/s" if step_s and rate else "no step was timed"
     finding += f", {size(max(each or 0 for each in memory))} of memory" if any(memory) else ""
     answer = ok(finding, batch_size=config.batch_size, **figures).__dict__
     return make_result(session, {}, None, steps=steps, **figures, answer=answer)
-
-
-class StepTimer(Hook):
-    """Measures the duration of each step, from the end of the step before, including the device's work.
-
-    Validation is not included.
-
-    Args:
-        warm_up: number of first steps that are not counted: they compile kernels and fill caches.
-
-    Attributes:
-        seconds: duration of each counted step.
-    """
-
-    priority = "VERY_LOW"
-
-    def __init__(self, warm_up: int) -> None:
-        self._left = warm_up
-        self._mark = 0.0
-        self.seconds: list[float] = []
-
-    def before_train_epoch(self, runner: Any) -> None:
-        """Restart the clock: time before the epoch belongs to no step."""
-        runner.backend.synchronize()
-        self._mark = time.perf_counter()
-
-    def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
-        """Restart the clock: a validation within an epoch belongs to no step."""
-        self.before_train_epoch(runner)
-
-    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        """Wait for the device, and record the duration of the step."""
-        runner.backend.synchronize()
-        now = time.perf_counter()
-        if self._left > 0:
-            self._left -= 1
-        else:
-            self.seconds.append(now - self._mark)
-        self._mark = now
 
 
 def measure_collectives(session: Session) -> dict[str, Any]:

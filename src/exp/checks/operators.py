@@ -21,6 +21,7 @@ from exp.checks.measure import train_with
 from exp.checks.parity import apart, largest
 from exp.data.loader import map_tensors, tensors_of
 from exp.engine.building import make_result
+from exp.errors import first_line
 from exp.hardware.compat import every_operator
 
 if TYPE_CHECKING:
@@ -90,19 +91,10 @@ class OperatorCheck:
         seen: by name of the operator, the signatures that were compared.
     """
 
-    def __init__(
-        self,
-        backend: Backend,
-        device: torch.device,
-        journal: Journal,
-        portable: Container[str] = (),
-    ) -> None:
-        self.backend = backend
-        self.device = device
-        self.journal = journal
+    def __init__(self, backend: Backend, device: torch.device, journal: Journal, portable: Container[str] = ()) -> None:
+        self.backend, self.device, self.journal, self._portable = backend, device, journal, portable
         self.seen: dict[str, set[Any]] = {}
         self._broken = set(journal.crashed)
-        self._portable = portable
 
     def __call__(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run one call of an operator, and compare it if its signature is new; returns its result."""
@@ -134,13 +126,13 @@ class OperatorCheck:
             try:
                 expected = func(*reference[0], **reference[1])
             except Exception as error:  # noqa: BLE001 - the CPU may lack this kernel, and raise any exception
-                reference, reason = None, _first_line(error)
+                reference, reason = None, f"{type(error).__name__}: {first_line(error)}"
         before = self.backend.fallbacks()
         try:
             result = func(*args, **kwargs)
             self.backend.synchronize()
         except Exception as error:
-            note(error=_first_line(error))
+            note(error=f"{type(error).__name__}: {first_line(error)}")
             if reference is None:
                 raise
             self._broken.add(name_of(func))
@@ -163,9 +155,7 @@ class OperatorCheck:
         if not _is_mutable(func):
             return map_tensors(lambda each: each.to(self.device), expected)
         given, computed = list(tensors_of((args, kwargs))), list(tensors_of(reference))
-        by_result = {id(value): tensor for tensor, value in zip(given, computed)}
-        for tensor, value in zip(given, computed):
-            tensor.copy_(value)
+        by_result = {id(value): tensor.copy_(value) for tensor, value in zip(given, computed)}
         return map_tensors(
             lambda each: by_result[id(each)] if id(each) in by_result else each.to(self.device), expected
         )
@@ -236,11 +226,6 @@ def _moved(value: Any, mutable: bool) -> Any:
     args, kwargs = map_tensors(move, value)
     return args, {key: torch.device("cpu") if key == "device" and each is not None else each
                   for key, each in kwargs.items()}  # fmt: skip
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"
 
 
 def difference(ours: Any, theirs: Any, floor: float) -> dict[str, Any]:

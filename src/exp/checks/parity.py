@@ -8,11 +8,12 @@ work in one process.
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterator, NamedTuple
 
 import numpy as np
-from omegaconf import DictConfig
+from omegaconf import OmegaConf
 
 from exp import console
 from exp.checks.check import FAILED, OK, fail, figure, finish, ok
@@ -21,7 +22,8 @@ from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, REFUSED, ConfigError, 
 from exp.frozen import freeze
 from exp.hardware.backend import FLOAT32
 from exp.hardware.registry import create_backend
-from exp.runs.files import csv_content, read_json, write_atomically, write_json
+from exp.report.runs import flattened
+from exp.runs.files import csv_content, write_atomically, write_json
 from exp.runs.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ __all__ = ["Difference", "apart", "compare", "compare_backends", "largest", "rea
 _LOSS_TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 2e-3, "tf32": 2e-3, "efp": 2e-2}
 _LARGEST = 0.5  # upper bound of a tolerance: with a larger one, no difference would be found
 _FLOOR = 1e-3
+_DROPOUT = re.compile(r"drop[^.]*$")  # keys of dropout: ``dropout``, ``attn_drop``, ``drop_path_rate``
 _OWN = ("task", "output_dir", "overwrite", "resume", "max_steps", "max_epochs", "log_every")
 
 # Title, name of the phase, and tolerance as a multiple of the loss's: single values differ more than a sum over many
@@ -167,7 +170,9 @@ def compare_backends(config: ExpConfig, overrides: list[str], task: Parity) -> i
     """
     run = freeze(config, overrides, Path(config.output_dir))
     config, folder, code = run.config, run.folder, EXIT_FAILED
-    dropout, epochs = dict(_dropout(config.model, "model")), max(config.max_epochs or 0, task.steps)
+    epochs = max(config.max_epochs or 0, task.steps)
+    keys = flattened(OmegaConf.to_container(config.model, resolve=True), "model")
+    dropout = {key: value for key, value in keys.items() if _DROPOUT.search(key) and isinstance(value, float) and value}
     common = ["task=trace", f"max_steps={task.steps}", f"max_epochs={epochs}", "log_every=1", "overwrite=true",
               *(f"{key}=0.0" for key in dropout)]  # fmt: skip
     kept = overrides_without(overrides, *_OWN)
@@ -201,15 +206,6 @@ def compare_backends(config: ExpConfig, overrides: list[str], task: Parity) -> i
         run.release()
 
 
-def _dropout(node: DictConfig, prefix: str) -> Iterator[tuple[str, float]]:
-    """Keys of dropout probabilities that are not 0 (``dropout``, ``attn_drop``, ``drop_path_rate``), and the values."""
-    for key, value in node.items():
-        if isinstance(value, DictConfig):
-            yield from _dropout(value, f"{prefix}.{key!s}")
-        elif isinstance(value, float) and value > 0 and "drop" in str(key):
-            yield f"{prefix}.{key!s}", value
-
-
 def _judge(config: ExpConfig, folder: RunFolder) -> int:
     """Compare the two runs, print and write the result; returns the exit code.
 
@@ -223,7 +219,8 @@ def _judge(config: ExpConfig, folder: RunFolder) -> int:
     largest_of = (max((d for d in found if d.kind == kind), key=lambda d: d.relative, default=None) for kind in _KINDS)
     worst = [d for d in largest_of if d is not None]
     table = [{"largest difference": _KINDS[d.kind][0], "relative": figure(d.relative), "absolute": figure(d.absolute),
-              "allowed": allowed[d.kind], "step": d.step, "at": d.name} for d in worst]  # fmt: skip
+              "allowed": allowed[d.kind], "step": d.step, "at": d.name,
+              "verdict": FAILED if d.relative > allowed[d.kind] else OK} for d in worst]  # fmt: skip
     first = next((d for d in found if d.relative > allowed[d.kind]), None)
     losses = [d.relative for d in found if d.kind == "loss"]
     report = {
@@ -246,7 +243,4 @@ def _judge(config: ExpConfig, folder: RunFolder) -> int:
         finding = f"{config.backend.name} first differs from {config.task.reference} in {_KINDS[first.kind][1]} of "
         advice = "compare this layer on both (does it draw random numbers of its own?), or set task.tolerance"
         answer = fail(f"{finding}step {first.step}, at {first.name}: {how_far}", advice, table=table)
-    done = read_json(tested.result)
-    known = {key: done[key] for key in ("device_type", "devices", "process_group", "fallback", "wall_s")}
-    styles = [FAILED if d.relative > allowed[d.kind] else OK for d in worst]
-    return finish(config, folder, answer, styles, steps=len(losses), **known)
+    return finish(config, folder, answer, steps=len(losses))

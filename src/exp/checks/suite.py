@@ -19,10 +19,11 @@ from exp import __version__, console
 from exp.checks.check import FAILED, SKIPPED, WARNING, Answer, Journal, fail, say, skip, table_of, worst
 from exp.checks.child import ChildEnd, overrides_without, run_exp, searched
 from exp.config.check import check_hardware
-from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, EXIT_UNAVAILABLE, ConfigError, ExpError
+from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, EXIT_UNAVAILABLE, ConfigError, ExpError
 from exp.frozen import prepare
 from exp.hardware.registry import create_backend
 from exp.plugins import installed
+from exp.report.groups import as_counts
 from exp.report.tables import Table, as_markdown
 from exp.runs.files import read_json, without_credentials, write_atomically, write_json
 from exp.runs.folder import git_revision, package_versions, variables
@@ -39,7 +40,7 @@ __all__ = ["machine_of", "qualify"]
 _SHORT = ("plots=false", "logger=none", "debug.val_batches=1", "debug.test_batches=1", "max_epochs=null")
 _FOLDER = ("task", "output_dir", "overwrite", "resume")
 """Keys that may change when the same suite continues."""
-_OWN = (*_FOLDER, "experiment", "nproc", "precision", "max_steps", "max_epochs", "logger")
+_OWN = (*_FOLDER, "experiment", "nproc", "precision", "max_steps", "max_epochs", "logger", "global_batch_size")
 _IDENTITY = ("name", "uuid", "serial", "bus_id", "memory_total")
 _OF_THE_JOB = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_")
 """Prefixes of environment variables that differ from job to job."""
@@ -73,12 +74,11 @@ def plan(config: ExpConfig, overrides: Sequence[str], task: Qualify, backend: Ba
     small = {name: examples.get(name, ()) for name in task.experiments or examples}
     usual = small if made_up else dict.fromkeys(small, ())
     precisions, nproc = backend.capabilities.precisions, config.nproc
-    shared = any(each.lstrip("+").startswith("global_batch_size=") for each in kept)
     rows: dict[str, list[str]] = {}
 
     def add(kind: str, end: object, steps: int, *more: str, cards: int = 1, precision: str = "fp32") -> None:
         """Add a row for each experiment, which trains ``steps`` steps."""
-        batch = ["global_batch_size=null", f"batch_size={'null' if shared else _BATCH[kind]}"]
+        batch = [f"batch_size={_BATCH[kind]}", "global_batch_size=null"]
         for name, form in (usual if kind == "speed" else small).items():
             rows[f"{kind}-{name}-{end}"] = [
                 f"task={kind}", f"experiment={name}", *_SHORT, *form, *batch, *more, *kept, f"max_steps={steps}",
@@ -111,8 +111,8 @@ def qualify(config: ExpConfig, overrides: list[str], *_: Any) -> int:
         The exit code.
 
     Raises:
-        ConfigError: a pattern of ``task.rows`` matches no row; the folder has the suite of another machine, is used by
-            another process, or cannot be created.
+        ConfigError: a pattern of ``task.rows`` matches no row; the folder has the suite of another machine, or is used
+            by another process.
         UnavailableError: the backend is not available, or has fewer cards than ``nproc``.
     """
     config = prepare(config, overrides)
@@ -179,18 +179,15 @@ class _Suite:
         self.rows: dict[str, dict[str, Any]] = {} if earlier is None else dict(earlier["rows"])
         self._interrupted: ChildEnd | None = None
         before = machine if earlier is None else earlier["machine"]
-        for name in sorted({*before, *machine}):
-            if before.get(name) != machine.get(name):
-                raise ConfigError(
-                    f"{place} holds a suite of {name}={before.get(name)}, this one has {machine.get(name)}; set "
-                    "another output_dir, or overwrite=true to start from the beginning"
-                )
+        differ = [name for name in {**before, **machine} if before.get(name) != machine.get(name)]
+        if differ:
+            found = ", ".join(f"{name}={before.get(name)}, and this one has {machine.get(name)}" for name in differ)
+            advice = "set another output_dir, or overwrite=true to start from the beginning"
+            raise ConfigError(f"{place} holds a suite of {found}; {advice}")
 
     def run(self) -> int:
         """Run the remaining checks; returns the exit code."""
-        # A check is also run again if its folder was removed.
-        left = [name for name in self.plan if self.rows.get(name, {}).get("status", SKIPPED) == SKIPPED
-                or not (self.place / "rows" / name).is_dir()]  # fmt: skip
+        left = [name for name in self.plan if self.rows.get(name, {}).get("status", SKIPPED) == SKIPPED]
         terminal = console.make_console()
         terminal.print(
             f"qualify: {len(self.plan)} rows on {self.machine['nproc']} x {self.backend.name}"
@@ -206,11 +203,11 @@ class _Suite:
                 answer = self._make(name)
                 answer.seconds = round(time.monotonic() - begun)
             self._keep(name, answer)
-            say(answer.status, f"{name}{f', {answer.seconds} s' * (answer.seconds is not None)}: {answer.finding}")
-        made = [self.rows[name] for name in self.plan]
-        statuses = [each["status"] for each in made]
-        unfinished = any(each["advice"] == _LATER for each in made)
-        counts = ", ".join(f"{statuses.count(each)} {each}" for each in dict.fromkeys(statuses))
+            took = "" if answer.seconds is None else f", {answer.seconds:g} s"
+            say(Answer(answer.status, f"{name}{took}: {answer.finding}"))
+        statuses = [self.rows[name]["status"] for name in self.plan]
+        unfinished = any(self.rows[name]["advice"] == _LATER for name in self.plan)
+        counts = as_counts(statuses)
         later = "\nthe same command continues with the skipped rows" if unfinished else ""
         terminal.print(f"{counts}; the page: {console.shown(self.place / 'qualify.md')}{later}", soft_wrap=True)
         if self._interrupted is not None:
@@ -278,18 +275,13 @@ def _broken_off(what: str, ended: ChildEnd) -> Answer:
     """The answer of a check that left no result."""
     if ended.late:
         return fail(f"{what}: exceeded its time limit", f"{_LOG}; if it is only slow, raise task.row_minutes")
-    if ended.code == EXIT_CONFIG and "is not supported by" in ended.why:
-        return skip(ended.why)
     return fail(f"{what}: {ended.why}", "install what is missing" if ended.code == EXIT_UNAVAILABLE else _LOG)
 
 
 def _page_of(about: Mapping[str, Any], rows: Mapping[str, Any]) -> str:
     """The page: the machine, one line per row, and the tables of the rows, without operators that are equal."""
     machine = about["machine"]
-    made_up = " (simulated: speeds mean nothing)" * (machine["simulated"] == "True")
-    left = sum(row["status"] == SKIPPED for row in rows.values())
-    missing = f", {left} of {len(rows)} rows skipped" * bool(left)
-    lines = [f"# {machine['nproc']} x {machine['backend']}{made_up}: {about['verdict']}{missing}", ""]
+    lines = [f"# {machine['nproc']} x {machine['backend']}: {about['verdict']}", ""]
     lines += [f"- {name}: {value}" for name, value in {"exp": about["exp"], **machine}.items()]
     found = [{"row": name, "status": row["status"], "s": row["seconds"], "found": row["finding"],
               "what to do": row["advice"]} for name, row in rows.items()]  # fmt: skip

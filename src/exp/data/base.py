@@ -59,7 +59,7 @@ class ExampleBatch(NamedTuple):
 class Extras:
     """Optional functions with which data extend a run; :meth:`Data.setup` sets them in ``session.extras``.
 
-    A picture is a matplotlib figure, pixels (RGB, (H, W, 3), uint8), or the bytes of a PNG file. Functions return
+    A picture is a matplotlib figure, or pixels (RGB, (H, W, 3), uint8). Functions return
     pictures by the name of a PNG file in ``plots/``; the caller applies ``figures.format`` and other settings.
     """
 

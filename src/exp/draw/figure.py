@@ -6,7 +6,6 @@ Figures use matplotlib's object interface, without the global state of pyplot.
 from __future__ import annotations
 
 import io
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Sequence, Union
 
 import matplotlib as mpl
@@ -27,16 +26,14 @@ __all__ = [
     "title_and_legend", "training_curves",
 ]  # fmt: skip
 
-Picture = Union[Figure, np.ndarray, bytes]
-"""A matplotlib figure; pixels, RGB (H, W, 3), uint8; or the bytes of a PNG file, which are not changed."""
+Picture = Union[Figure, np.ndarray]
+"""A matplotlib figure; or pixels, RGB (H, W, 3), uint8."""
 _SMALLEST_LETTERS = 6.0  # points; journals ask for at least this size
 _THINNEST = 0.6  # lines keep at least this share of their width
 _LEGEND_LINE = 1.6  # height of a legend line, as a multiple of the font size
-_SMOOTHED_FROM = 60  # with this many values of the loss, a running mean is drawn
 _FALLBACKS = (
-    "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans SC", "Source Han Sans SC", "Source Han Sans CN",
-    "WenQuanYi Zen Hei", "WenQuanYi Micro Hei", "Droid Sans Fallback", "Microsoft YaHei", "SimHei", "PingFang SC",
-    "Arial Unicode MS",
+    "Noto Sans CJK SC", "Noto Sans SC", "Source Han Sans SC", "WenQuanYi Zen Hei", "WenQuanYi Micro Hei",
+    "Droid Sans Fallback", "Microsoft YaHei", "SimHei", "PingFang SC", "Arial Unicode MS",
 )  # fmt: skip
 """Fonts with characters that the default font lacks, mostly Chinese."""
 
@@ -96,17 +93,15 @@ def resize(figure: Figure, width: float | None, height: float | None) -> None:
         width = old_width if height is None else old_width * height / old_height
     figure.set_size_inches(width, height or old_height * width / old_width)
     factor = min(width / old_width, 1.0)
-    axes = [axis for each in figure.axes for axis in (each.xaxis, each.yaxis)]
-    ticks = [(axis, axis.get_ticklabels()) for axis in axes]
+    ticks = [axis for each in figure.axes for axis in (each.xaxis, each.yaxis) if axis.get_ticklabels()]
     for text in figure.findobj(Text):
         size = float(text.get_fontsize())
         text.set_fontsize(max(size * factor, min(size, _SMALLEST_LETTERS)))
     for line in figure.findobj(Line2D):
         line.set_linewidth(line.get_linewidth() * max(factor, _THINNEST))
         line.set_markersize(line.get_markersize() * max(factor, _THINNEST))
-    for axis, labels in ticks:  # for ticks that matplotlib creates later
-        if labels:
-            axis.set_tick_params(labelsize=labels[0].get_fontsize())
+    for axis in ticks:  # for ticks that matplotlib creates later
+        axis.set_tick_params(labelsize=axis.get_ticklabels()[0].get_fontsize())
 
 
 def figure_file(figure: Figure, form: str, dpi: float | None = None) -> bytes:
@@ -156,10 +151,6 @@ def encoded(picture: Picture, figures: FiguresConfig) -> dict[str, bytes]:
     if isinstance(picture, Figure):
         resize(picture, figures.width, figures.height)
         return {form: figure_file(picture, form, figures.dpi) for form in formats}
-    if isinstance(picture, bytes):
-        with Image.open(io.BytesIO(picture)) as image:
-            pixels = np.asarray(image.convert("RGB"))
-        return {form: picture if form == "png" else _pixels_file(pixels, form, figures) for form in formats}
     return {form: _pixels_file(picture, form, figures) for form in formats}
 
 
@@ -194,16 +185,11 @@ def _complete(figure: Figure) -> None:
             axis.get_ticklabels()  # creates the tick labels, so that findobj finds them
     texts: list[Any] = figure.findobj(Text)
     if not all(text.get_text().isascii() for text in texts):
+        known = {entry.name for entry in font_manager.fontManager.ttflist}
         for text in texts:
-            text.set_fontfamily([*text.get_fontfamily(), *_installed()])
+            text.set_fontfamily([*text.get_fontfamily(), *(name for name in _FALLBACKS if name in known)])
     if figure.get_layout_engine() is None and any(axes.get_subplotspec() for axes in figure.axes):
         figure.tight_layout()
-
-
-@lru_cache(maxsize=1)
-def _installed() -> list[str]:
-    known = {entry.name for entry in font_manager.fontManager.ttflist}
-    return [name for name in _FALLBACKS if name in known]
 
 
 def training_curves(records: Sequence[dict[str, Any]], metric: str, greater_is_better: bool, title: str) -> Figure:
@@ -242,18 +228,14 @@ def _readings(frame: pd.DataFrame, name: str) -> pd.Series[float]:
 
 
 def _draw_losses(axes: Any, train: pd.DataFrame) -> None:
-    """Draw the total loss in bold and its parts (``loss_*``) in thin lines; with many values also a running mean."""
+    """Draw the total loss, its running mean in bold, and its parts (``loss_*``) in thin lines."""
     parts = train.filter(regex="^loss_").dropna(axis="columns", how="all").sort_index(axis="columns")
-    total, several = _readings(train, "loss"), parts.shape[1] > 1
-    many = len(total) >= _SMOOTHED_FROM
-    for number, name in enumerate(parts if several else [], 1):
+    total = _readings(train, "loss")
+    for number, name in enumerate(parts if parts.shape[1] > 1 else [], 1):
         axes.plot(_readings(parts, name), color=f"C{number}", linewidth=0.9, alpha=0.8, label=label(name[5:]))
-    strength = {"linewidth": 0.8, "alpha": 0.35} if many else {"linewidth": 1.4}
-    axes.plot(total, color="tab:blue", marker="o" if len(total) <= 25 else None, markersize=3,
-              label="loss" if several and not many else None, **strength)  # fmt: skip
-    if many:
-        mean = total.ewm(alpha=20 / len(total)).mean()
-        axes.plot(mean, color="tab:blue", linewidth=1.6, label="loss (running mean)")
+    axes.plot(total, color="tab:blue", marker="o" if len(total) <= 25 else None, markersize=3, alpha=0.35)
+    mean = total.ewm(alpha=20 / max(len(total), 20)).mean()  # of up to 20 values, the values themselves
+    axes.plot(mean, color="tab:blue", linewidth=1.6, label="loss (running mean)")
     axes.set_ylabel("training loss")
     if total.min() > 0 and total.max() > 20 * total.min():
         axes.set_yscale("log")

@@ -84,23 +84,15 @@ def _is_silent(key: str) -> bool:
     return key in _SILENT or key.startswith(_SILENT_BELOW)
 
 
-def meaning(value: Any) -> Hashable:
-    """A hashable form of a config value, equal for values with the same meaning: 1 and 1.0, but not 1 and true."""
-    if value is None or isinstance(value, str):
-        return value
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value:  # not NaN
-        return value
-    return type(value), json.dumps(value, sort_keys=True, default=str)
+def meaning(value: Any) -> str:
+    """A config value as text, equal for values with the same meaning: 1 and 1.0, but not 1 and true."""
+    return json.dumps(float(value) if is_number(value) else value, sort_keys=True, default=str)
 
 
 def short_names(keys: Sequence[str]) -> dict[str, str]:
-    """A short name for each key: its last part, or as many of its last parts as make it unique."""
-    names = {}
-    for key in keys:
-        parts = key.split(".")
-        endings = [".".join(parts[-count:]) for count in range(1, len(parts) + 1)]
-        names[key] = next((end for end in endings if sum(f".{other}".endswith(f".{end}") for other in keys) == 1), key)
-    return names
+    """A short name for each key: its last part if that is unique, else the key."""
+    counts = Counter(key.rpartition(".")[2] for key in keys)
+    return {key: key.rpartition(".")[2] if counts[key.rpartition(".")[2]] == 1 else key for key in keys}
 
 
 def value_text(value: Any) -> str:
@@ -200,15 +192,12 @@ class Group:
             None if no run counts, or one of them has no value: a mean over fewer seeds than the row states would
             mislead.
         """
-        by_seed: dict[Hashable, list[float]] = {}
+        by_seed: dict[Hashable, list[Any]] = {}
         for run in self.counted:
-            value = value_of(run)
-            if value is None:
-                return None
-            by_seed.setdefault(_seeds(run), []).append(value)
-        values = [statistics.mean(each) for each in by_seed.values()]
-        if not values:
+            by_seed.setdefault(_seeds(run), []).append(value_of(run))
+        if not by_seed or any(None in values for values in by_seed.values()):
             return None
+        values = [statistics.mean(each) for each in by_seed.values()]
         return Mean(statistics.mean(values), statistics.stdev(values) if len(values) > 1 else None)
 
 
@@ -250,9 +239,7 @@ def in_order(ranking: dict[str | None, list[Group]]) -> list[tuple[int | None, G
 
     Groups without a value of their metric are last.
     """
-    ranked = [
-        (number if group.score else None, group) for each in ranking.values() for number, group in enumerate(each, 1)
-    ]
+    ranked = [(group.score and place, group) for each in ranking.values() for place, group in enumerate(each, 1)]
     return sorted(ranked, key=lambda pair: pair[1].reported is None)
 
 

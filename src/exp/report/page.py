@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import io
-import shlex
 from html import escape
 from pathlib import Path
 from string import Template
@@ -37,9 +36,8 @@ from exp.runs.folder import number_text
 if TYPE_CHECKING:
     from exp.report.runs import Run
 
-__all__ = ["Chart", "charts_of", "curves_of", "settings_of", "thinned", "thumbnail", "write_page", "write_report"]
+__all__ = ["Chart", "charts_of", "curves_of", "settings_of", "thinned", "thumbnail", "write_report"]
 
-_STATES = ["completed", "failed", "preempted", "unfinished", "pending"]
 _WIDTH, _PER_RUN, _RUNS = 640, 6, 40  # pixels of a picture, pictures per run, runs: keeps the page below 15 MB
 _SMOOTHING = (
     '<label class="note">smoothing of curves '
@@ -51,7 +49,6 @@ _BARS = 30  # maximum number of configurations in the bar chart
 _SETTINGS = 5  # maximum number of keys in the label of a configuration
 _COLORS = ("#3b6fd8", "#e0742c", "#2a9d5c", "#c8408f", "#8a5cd6", "#b08d12", "#17a2b3", "#c94a3f")  # best first
 _FAINT = "#9a9fa6"
-_NAMES = {"lr": "learning rate", "grad_norm": "gradient norm", "samples_per_second": "samples/s"}
 _NOT_VALUES = ("split", "step", "epoch", "units")  # keys of a record that are not measured values
 
 
@@ -77,23 +74,7 @@ def write_report(runs: Sequence[Run], folder: Path, title: str) -> Path:
     if tables:
         write_atomically(folder / "results.tex", as_latex(tables).encode("utf-8", "replace"))
         write_atomically(folder / "results.md", as_markdown(tables).encode("utf-8", "replace"))
-    write_page(runs, folder / "report.html", title)
-    return folder / "report.html"
-
-
-def write_page(runs: Sequence[Run], path: Path, title: str) -> None:
-    """Write the page.
-
-    Args:
-        runs: at least one run.
-        path: path of the HTML file; its folder is created if needed.
-        title: title of the page; any characters.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
     over_seeds, singles = rankings(runs, over_seeds=True), rankings(runs, over_seeds=False)
-    order = [group.runs[0] for _, group in in_order(singles)]
     charts: list[Chart] = []
     body = [_results(metric, groups, singles[metric], charts) for metric, groups in over_seeds.items()]
     options = to_json([{"kind": chart.kind, **chart.option} for chart in charts], separators=(",", ":"))
@@ -106,9 +87,11 @@ def write_page(runs: Sequence[Run], path: Path, title: str) -> None:
         # Not escaped: the file contains no "<" that could end the script element.
         looks=_part("charts.json"),
         options=options.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"),
-        body="\n".join([*body, _commands(order), _album(order)]),
+        body="\n".join([*body, _album([group.runs[0] for _, group in in_order(singles)])]),
     )
-    write_atomically(path, page.encode("utf-8", "replace"))  # folder names may have bytes that are not UTF-8
+    # Folder names may have bytes that are not UTF-8.
+    write_atomically(folder / "report.html", page.encode("utf-8", "replace"))
+    return folder / "report.html"
 
 
 def thumbnail(path: Path) -> str | None:
@@ -130,7 +113,7 @@ def _part(name: str) -> str:
 
 def _summary(runs: Sequence[Run], ranking: dict[str | None, list[Group]]) -> str:
     """HTML with the number of runs by status, and the best value of each metric."""
-    states = as_counts(sorted((run.status for run in runs), key=[*_STATES, *(run.status for run in runs)].index))
+    states = as_counts(sorted(run.status for run in runs))
     text = f"<b>{len(runs)} run{'s' if len(runs) != 1 else ''}</b>: {escape(states)}"
     for metric, groups in ranking.items():
         best = groups[0]
@@ -155,10 +138,11 @@ def _results(metric: str | None, groups: Sequence[Group], singles: Sequence[Grou
         if len(table.rows) < len(runs) or any("published" in head for head in table.heads):
             parts += [as_html(table, "paper"), _note(table.notes)]
     if figures("curves"):
-        parts += [_keys(settings_of(groups)), _SMOOTHING, f'<div class="charts">{figures("curves")}</div>']
+        parts += [_SMOOTHING, f'<div class="charts">{figures("curves")}</div>']
     if figures("more"):
         titles = ", ".join(chart.title for chart in drawn if chart.kind == "more")
-        parts.append(_folded(titles, f'<div class="charts">{figures("more")}</div>'))
+        inside = f'<summary>{escape(titles)}</summary><div class="charts">{figures("more")}</div>'
+        parts.append(f"<details>{inside}</details>")
     charts += drawn
     table = run_table(runs)
     return "\n".join([*parts, f"<h3>Every run</h3>\n{as_html(table, 'results')}", _note(table.notes), "</section>"])
@@ -174,59 +158,31 @@ def _heading(runs: Sequence[Run], metric: str | None) -> str:
 
 
 def _figure(chart: Chart, place: int) -> str:
-    height = f' style="height:{60 + 28 * max(chart.rows, 3)}px"' if chart.rows else ""
+    rows = len(chart.option["yAxis"].get("data", ()))
+    height = f' style="height:{60 + 28 * max(rows, 3)}px"' if rows else ""
     return (
         f'<figure class="chart {chart.kind}"><figcaption>{escape(chart.title)}</figcaption>'
         f'<div class="plot" data-chart="{place}"{height}></div></figure>'
     )
 
 
-def _keys(labels: Sequence[str]) -> str:
-    """The legend of all curves of a section; it wraps where the page is narrow."""
-    named = [*labels[: len(_COLORS)], *["others"] * (len(labels) > len(_COLORS))]
-    parts = [
-        f'<span><i style="background:{_color(place)}"></i>{escape(name)}</span>' for place, name in enumerate(named)
-    ]
-    return f'<p class="keys">{"".join(parts)}</p>' if len(labels) > 1 else ""
-
-
 def _note(notes: Sequence[str]) -> str:
     return f'<p class="note">{escape("; ".join(notes))}.</p>' if notes else ""
 
 
-def _folded(title: str, content: str) -> str:
-    return f"<details><summary>{escape(title)}</summary>{content}</details>"
-
-
-def _commands(runs: Sequence[Run]) -> str:
-    """Collapsed HTML section with the command line of each run."""
-    commands = []
-    for run in runs:
-        words = [shlex.quote(override) for override in run.overrides if not override.startswith("output_dir=")]
-        command = escape(" ".join(["python -m exp", *words]))
-        commands.append(f"<li>{escape(run.name)}<br><code>{command}</code></li>")
-    return f"<section>{_folded('Command lines', '<ul class=commands>' + ''.join(commands) + '</ul>')}</section>"
-
-
 def _album(runs: Sequence[Run]) -> str:
-    """HTML section with the first six pictures of each of the best 40 runs, and the number of pictures left out."""
-    parts, left_out = [], 0
-    for number, run in enumerate(runs):
-        pictures, shown = run.pictures(), []
-        for path in pictures[:_PER_RUN] if number < _RUNS else ():
-            address = thumbnail(path)
-            if address is not None:
-                name = escape(path.relative_to(run.folder).as_posix())
-                image = f'<img src="{address}" alt="{escape(run.name)}: {name}" loading="lazy">'
-                button = f'<button type="button" class="zoom">{image}</button>'
-                shown.append(f"<figure>{button}<figcaption>{name}</figcaption></figure>")
-        left_out += len(pictures) - len(shown)
+    """HTML section with the first six pictures of each of the best 40 runs."""
+    parts = []
+    for run in runs[:_RUNS]:
+        shown = []
+        for path in run.pictures()[:_PER_RUN]:
+            name, address = escape(path.relative_to(run.folder).as_posix()), thumbnail(path)
+            image = f'<img src="{address}" alt="{escape(run.name)}: {name}" loading="lazy">'
+            button = f'<button type="button" class="zoom">{image}</button>'
+            shown += [f"<figure>{button}<figcaption>{name}</figcaption></figure>"] if address else []
         parts += [f'<h3>{escape(run.name)}</h3>\n<div class="pictures">{"".join(shown)}</div>'] if shown else []
-    if not parts and not left_out:
-        return ""
-    heading = "<section><h2>Pictures <small>click one to enlarge it</small></h2>"
-    notes = [f"{left_out} more are in the run folders"] if left_out else []
-    return "\n".join([heading, _note(notes), *parts, "</section>"])
+    heading = f"<section><h2>Pictures <small>the first {_PER_RUN} of each run; click one to enlarge it</small></h2>"
+    return "\n".join([heading, *parts, "</section>"]) if parts else ""
 
 
 class Chart(NamedTuple):
@@ -236,13 +192,11 @@ class Chart(NamedTuple):
         title: title above the chart.
         kind: ``bars``, ``curves``, or ``more`` (curves in a collapsed section).
         option: option of ECharts, without the style of its kind, which is in ``charts.json``.
-        rows: number of rows, which determines the height; 0: default height.
     """
 
     title: str
     kind: str
     option: dict[str, Any]
-    rows: int = 0
 
 
 def charts_of(groups: Sequence[Group], metric: str | None) -> list[Chart]:
@@ -320,10 +274,9 @@ def _curves(groups: Sequence[Group], labels: Sequence[str], metric: str | None) 
                 series.append({"type": "line", "name": label, "data": data, "showSymbol": len(data) <= 25,
                                "tooltip": {"show": place < len(_COLORS)}, **look})  # fmt: skip
         scale = _scale([value for each in series for _, value in each["data"]])
-        split, name = kind
-        what = "validation " if split == "val" else "training " if name.startswith("loss") else ""
-        title = what + _NAMES.get(name, name.replace("_", " ") if split == "train" else name)
-        option: dict[str, Any] = {"yAxis": {"type": scale}, "series": series}
+        title = f"{'validation' if kind[0] == 'val' else 'training'} {kind[1]}"
+        legend = {"show": len(labels) > 1, "data": list(labels[: len(_COLORS)])}
+        option: dict[str, Any] = {"legend": legend, "yAxis": {"type": scale}, "series": series}
         charts.append(Chart(title, "curves" if kind in main else "more", option))
     return charts
 
@@ -349,7 +302,7 @@ def _bars(groups: Sequence[Group], labels: Sequence[str], title: str, ranked: bo
     option = {"yAxis": {"data": list(labels[: len(groups)])}, "series": series}
     spread = ", mean ± standard deviation over seeds" if any(group.n > 1 for group in groups) else ""
     which = f", the best {len(groups)} of {len(labels)}" if len(groups) < len(labels) else ""
-    return Chart(f"{title}{spread}{which}", "bars", option, len(groups))
+    return Chart(f"{title}{spread}{which}", "bars", option)
 
 
 def _scale(values: Sequence[float]) -> str:

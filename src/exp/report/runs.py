@@ -17,7 +17,7 @@ from exp.errors import ConfigError, RunError
 from exp.runs.files import read_json
 from exp.runs.folder import RunFolder, selecting_value
 
-__all__ = ["Run", "find_runs", "is_number", "natural", "read_run"]
+__all__ = ["Run", "find_runs", "flattened", "is_number", "natural", "read_run"]
 
 # libyaml's loader is about ten times as fast, but some builds of PyYAML lack it.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -140,7 +140,7 @@ def read_run(folder: Path, name: str) -> Run:
     return Run(
         folder=place.path,
         name=name,
-        config=_as_used(_flattened(config)) if config else {},
+        config=_as_used(flattened(config)) if config else {},
         overrides=list(map(str, overrides)),
         result=result,
         status=str(result.get("status") or "unfinished") if begun else "pending",
@@ -159,14 +159,6 @@ def natural(text: str) -> list[Any]:
     return [int(part) if number % 2 else part.lower() for number, part in enumerate(parts)]
 
 
-def _is_run_folder(path: Path) -> bool:
-    """Whether a folder has a configuration and at least one other file that runs write."""
-    folder = RunFolder(path)
-    return folder.config.is_file() and (
-        folder.overrides.is_file() or folder.result.is_file() or folder.env.is_file() or folder.logs.is_dir()
-    )
-
-
 def _matches(path: str) -> list[Path]:
     """The folders that a path or a glob matches."""
     path = os.path.expanduser(path)  # noqa: PTH111 - a pattern, not a path
@@ -182,7 +174,8 @@ def _matches(path: str) -> list[Path]:
 
 def _below(folder: Path) -> list[Path]:
     """The run folders in and below ``folder``; symbolic links are not followed."""
-    found = {path.parent for path in folder.rglob("config.yaml") if _is_run_folder(path.parent)}
+    places = [path.parent for path in folder.rglob("config.yaml")]
+    found = {each for each in places if (each / "overrides.yaml").is_file() or (each / "result.json").is_file()}
 
     def is_part(run: Path, above: Path) -> bool:
         # Jobs of a Hydra sweep are numbered folders beside multirun.yaml.
@@ -199,13 +192,13 @@ def _as_used(config: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if not (evaluates and _OF_TRAINING.match(key))}
 
 
-def _flattened(values: Any, prefix: str = "") -> dict[str, Any]:
+def flattened(values: Any, prefix: str = "") -> dict[str, Any]:
     """Flatten nested mappings, and lists of mappings, to dotted keys; other lists and empty values stay values."""
     if isinstance(values, list) and values and all(isinstance(each, dict) for each in values):
         values = dict(enumerate(values))
     if not isinstance(values, dict) or not values:
         return {prefix: values}
-    parts = [_flattened(value, f"{prefix}.{key}" if prefix else str(key)) for key, value in values.items()]
+    parts = [flattened(value, f"{prefix}.{key}" if prefix else str(key)) for key, value in values.items()]
     return {key: value for part in parts for key, value in part.items()}
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table as RichTable
 
-    from exp.report.groups import Group, Mean
+    from exp.report.groups import Group
     from exp.report.runs import Run
 
 __all__ = [
@@ -45,7 +45,6 @@ _COLUMNS = {"rank", "run", "folder", "status", "selected_by", "metric_name", "me
 _JSON_ONLY = ("folder", "folders", "metric_name", "metric", "metric_mean", "metric_std")
 _ROWS, _KEYS = 40, 6  # maximum of a table on the terminal
 _DATA = "data.name"
-_AVERAGED = "mean ± sample standard deviation (n - 1) over n seeds"
 _LATEX = {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}",
     ">": r"\textgreater{}", "|": r"\textbar{}", '"': r"\textquotedbl{}",
@@ -58,7 +57,7 @@ _MARKDOWN = re.compile(r"([\\`*_\[\]<>|~#&$])")
 
 
 def write_rows(runs: Sequence[Run], folder: Path) -> None:
-    """Write ``sweep.csv`` and ``sweep.json`` with one row per run, the best first, and ``sweep_seeds.csv`` if needed.
+    """Write ``sweep.csv`` and ``sweep.json`` with one row per run, the best first, and ``sweep_seeds.csv``.
 
     Columns: ``rank`` (among the runs of the same metric), ``run``, all keys that differ, ``status``, ``selected_by``
     (the metric on validation, which ranks the runs), all metrics by name, ``steps``, ``wall_s``,
@@ -68,8 +67,8 @@ def write_rows(runs: Sequence[Run], folder: Path) -> None:
     If a metric has the same name as another column, its column is ``metrics.<name>`` (``metrics.error``), the path in
     ``result.json``; a configuration key becomes ``config.<key>`` (``config.metric``).
 
-    If runs differ only in the seed, ``sweep_seeds.csv`` has one row per group (:func:`seed_rows`). It is a separate
-    file, because programs would count the means as further runs.
+    ``sweep_seeds.csv`` has one row per configuration (:func:`seed_rows`). It is a separate file, because programs would
+    count the means as further runs.
 
     Args:
         runs: at least one run.
@@ -82,11 +81,7 @@ def write_rows(runs: Sequence[Run], folder: Path) -> None:
     content = to_json(rows, indent=2, default=str)  # YAML values may be dates, which JSON does not have
     write_atomically(folder / "sweep.json", f"{content}\n".encode())
     write_atomically(folder / "sweep.csv", _csv(rows))
-    averages = folder / "sweep_seeds.csv"
-    if any(len(group.runs) > 1 for groups in rankings(runs, over_seeds=True).values() for group in groups):
-        write_atomically(averages, _csv(seed_rows(runs)))
-    else:  # remove the file of an earlier report on other runs
-        averages.unlink(missing_ok=True)
+    write_atomically(folder / "sweep_seeds.csv", _csv(seed_rows(runs)))
 
 
 def run_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -222,47 +217,42 @@ def _results(groups: list[Group], metric: str | None, paper: bool) -> Table:
     best = groups[0] if len(groups) > 1 and groups[0].score and not paper else None
     if paper:
         groups = sorted(groups, key=lambda group: list(map(by_size, values[group.names])))
-    most, width = (len(groups), 99) if paper else (_ROWS, 24)
-    groups, left = groups[:most], [run for group in groups[most:] for run in group.runs]
+    most = len(groups) if paper else _ROWS
+    groups, more = groups[:most], len(groups[most:])
     named = not paper or len(set(map(value_text, values.values()))) < len(groups)  # show names if keys are not unique
-    known = {group.names: _published(group) for group in groups}
+    known = {group.names: (group.counted or group.runs)[0].result.get("published") or {} for group in groups}
     figures = {name: {} if each.get("differs") else each for name, each in known.items()}
     measured = dict.fromkeys(name for run in runs for name in run.metrics)
     published = [name for name in measured if any(is_number(each.get(name)) for each in figures.values())]
     metrics = [name for name in dict.fromkeys([metric, *published]) if name is not None]
     rows = []
     for group in groups:
-        row = {"": "*" if group is best else "", "runs" if averaged else "run": _clipped(group.names, 28) * named}
+        row: dict[str, Any] = {"": "*" if group is best else "", "runs" if averaged else "run": group.names * named}
         for key, value in list(zip(keys, values[group.names]))[: None if paper else _KEYS]:
-            row[titles[key] if titles[key] not in metrics else key] = _clipped(value_text(value), width)
+            row[titles[key] if titles[key] not in metrics else key] = value_text(value)
         row["validation"] = "" if paper else mean_text(group.score)
         for name in metrics:
             mean, theirs = group.mean(name), figures[group.names].get(name)
             row[name] = f"{mean_text(mean) or '-'}{f' ({group.n_text})' * averaged}"
             if name in published:
-                row[f"{name}, published"] = "" if theirs is None else f"{theirs:.{_decimals(figures, name)}f}"
-                row[f"{name}, difference"] = _difference(mean, theirs)
+                row[f"{name}, published"] = theirs
+                apart = "" if mean is None or theirs is None else number_text(mean.value - theirs, mean.value)
+                row[f"{name}, difference"] = f"+{apart}".replace("+-", "-") if apart else ""
         rows.append({**row, "seconds": "" if paper else _outcome(group)})
     notes = _unit_notes(runs, metrics)
     notes += [f"{metric}: {'larger' if greater_is_better(runs) else 'smaller'} is better"] * (metric is not None)
     notes += ["starred: the best on validation"] if best else []
-    notes += [_AVERAGED] if averaged else []
+    notes += ["mean ± sample standard deviation (n - 1) over n seeds"] if averaged else []
     notes += [f"not shown: {', '.join(titles[key] for key in keys[_KEYS:])}"] if keys[_KEYS:] and not paper else []
-    notes += [f"{as_counts(sorted(f'more {run.status}' for run in left))}: sweep.csv"] if left else []
-    for group in groups if paper else ():
-        what = " of ".join(filter(None, [group.left_out, " ".join(map(value_text, values[group.names]))]))
-        notes += [f"left out of the figures: {what}"] if group.left_out else []
+    notes += [f"{more} more rows: sweep.csv"] if more else []
+    left = as_counts(run.status for group in groups for run in group.runs if run not in group.counted)
+    notes += [f"left out of the figures: {left}"] if left and paper else []
     notes += dict.fromkeys(f"published: {each['source']}" for each in figures.values() if each.get("source"))
     notes += ["difference: measured here - published"] if published else []
     unlike = dict.fromkeys(", ".join(map(str, each["differs"])) for each in known.values() if each.get("differs"))
     notes += [f"published figures are of another experiment, and not shown, where {each}" for each in unlike if paper]
-    styles = [] if paper else ["best" if group is best else _style(group) for group in groups]
+    styles = [] if paper else ["best" if group is best else "other" * bool(group.left_out) for group in groups]
     return Table.of(rows, styles, [" ".join(note.split()) for note in notes])
-
-
-def _decimals(figures: Mapping[str, Mapping[str, Any]], name: str) -> int:
-    """Number of decimals of a published metric: the maximum over its published values."""
-    return max(len(f"{each[name]:g}".partition(".")[2]) for each in figures.values() if is_number(each.get(name)))
 
 
 def as_rich(table: Table) -> RichTable:
@@ -329,12 +319,6 @@ def _outcome(group: Group) -> str:
     return "" if seconds is None else f"{seconds.value:,.0f}"
 
 
-def _style(group: Group) -> str:
-    if group.reported is None and any(run.status == "failed" for run in group.runs):
-        return "failed"
-    return "other" if group.left_out else ""
-
-
 def _unit_notes(runs: Sequence[Run], metrics: Sequence[str]) -> list[str]:
     """Notes on the units of metrics, for metrics whose unit is recorded and the same in all runs."""
     units: dict[str, list[str]] = {}
@@ -344,27 +328,6 @@ def _unit_notes(runs: Sequence[Run], metrics: Sequence[str]) -> list[str]:
         if len(found) == 1:
             units.setdefault(found.pop(), []).append(name)
     return [f"{', '.join(names)}: of {unit} values" for unit, names in units.items()]
-
-
-def _published(group: Group) -> dict[str, Any]:
-    """Published values of a group's experiment: values by metric, ``source``, and ``differs``, the settings in which
-    the run differs from the published experiment.
-    """
-    said = group.counted[0].result.get("published") if group.counted else None
-    return said if isinstance(said, dict) else {}
-
-
-def _difference(ours: Mean | None, published: float | None) -> str:
-    if ours is None or published is None:
-        return ""
-    text = number_text(ours.value - published, ours.value)
-    return text if text.startswith("-") else f"+{text}"
-
-
-def _clipped(text: str, width: int) -> str:
-    """Cut a text in the middle to ``width``; more of its end is kept, because names of runs mostly differ there."""
-    head = width // 3
-    return text if len(text) <= width else f"{text[:head]}…{text[len(text) - (width - head - 1) :]}"
 
 
 def _in_markdown(text: str) -> str:

@@ -172,9 +172,15 @@ class Speed(Task):
     """Times training steps."""
 
     warm_up: int = 5
-    """Steps at the beginning that are not timed."""
+    """Steps at the beginning that are not timed; later ones are timed in groups of as many."""
 
     trains: ClassVar[bool] = True
     isolated: ClassVar[bool] = True
     compared: ClassVar[bool] = False
     work: ClassVar[str] = "exp.checks.measure.measure_speed"
+
+    def check(self, config: ExpConfig) -> None:
+        """Refuse a number of steps that leaves nothing to time after the warm-up; log a line for each as many steps."""
+        config.log_every = max(self.warm_up, 1)
+        if config.max_steps is not None and config.max_steps <= self.warm_up:
+            raise ConfigError(f"max_steps={config.max_steps} must be more than task.warm_up={self.warm_up}")

@@ -125,11 +125,10 @@ class Reporter:
         state: content of ``trackers/<name>.json`` in the run folder: ``run_id``, the tracker's id of the run (None:
             the tracker has no such run yet); ``address`` (see :class:`Tracker`); ``sent``, the last step that the
             tracker has received, by split; ``closed``, whether the run has ended at the tracker.
-        trouble: why the tracker was switched off; empty: it was not.
     """
 
     def __init__(self, name: str, tracker: Tracker, folder: RunFolder, warn: Callable[[str], object]) -> None:
-        self.name, self._tracker, self._run, self._warn, self.trouble = name, tracker, _tracked(folder), warn, ""
+        self.name, self._tracker, self._run, self._warn = name, tracker, _tracked(folder), warn
         self._file = folder.path / "trackers" / f"{name}.json"
         self.state = {"run_id": None, "address": "", "sent": {}, "closed": False, **(read_json(self._file) or {})}
         self._queue: SimpleQueue[tuple[Mapping[str, float], int] | None] = SimpleQueue()
@@ -150,14 +149,14 @@ class Reporter:
         """End the run at the tracker, and wait for it at most ``patience_s`` seconds.
 
         Returns:
-            Whether the tracker has received everything in time, and was never switched off.
+            Whether the tracker has received everything in time.
         """
         self._end = (status, result)
         self._queue.put(None)
         self._thread.join(patience_s)
         if self._thread.is_alive():
             self._switch_off(f"no answer for {patience_s:g} s")
-        return not self.trouble
+        return bool(self.state["closed"])
 
     def _work(self) -> None:
         tracker, folder, sent = self._tracker, self._run.folder, dict(self.state["sent"])
@@ -184,12 +183,10 @@ class Reporter:
         write_json(self._file, self.state)
 
     def _switch_off(self, why: str) -> None:
-        if not self.trouble:
-            self.trouble = why
-            self._warn(
-                f"{self.name} is switched off for this run: {why}\n"
-                f"  to send it the rest later: python -m exp task=track logger={self.name} run={self._run.folder}"
-            )
+        self._warn(
+            f"{self.name} is switched off for this run: {why}\n"
+            f"  to send it the rest later: python -m exp task=track logger={self.name} run={self._run.folder}"
+        )
 
 
 def check(chosen: LoggerConfig) -> None:

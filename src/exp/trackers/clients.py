@@ -1,4 +1,7 @@
-"""The trackers TensorBoard, MLflow, Weights & Biases and SwanLab. A client is imported when its tracker opens a run."""
+"""The trackers TensorBoard, MLflow, Weights & Biases and SwanLab. A client is imported when its tracker opens a run.
+
+What a client reads from environment variables of its own, such as ``WANDB_ENTITY``, is not a key here.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ import os
 import re
 import time
 import uuid
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Mapping, Sequence
 
@@ -26,7 +29,7 @@ class TensorboardTracker(Tracker):
     requires: ClassVar[Sequence[str]] = ["tensorboard"]
 
     def open(self, run: TrackedRun, known: str | None) -> str:
-        """Open a new event file; TensorBoard shows all files of a run as one. A new run logs its configuration as text.
+        """Open a new event file; TensorBoard shows all files of a run as one.
 
         Returns:
             The folder of the event files.
@@ -36,9 +39,6 @@ class TensorboardTracker(Tracker):
         folder = run.folder / "tensorboard"
         self._writer, self._keys = SummaryWriter(str(folder)), run.keys
         self.address = f"tensorboard --logdir {folder}"  # the command that shows it
-        if known is None:
-            rows = [f"| {key} | {value} |" for key, value in run.keys.items()]
-            self._writer.add_text("configuration", "\n".join(["| key | value |", "|---|---|", *rows]))
         return str(folder)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
@@ -51,15 +51,14 @@ class TensorboardTracker(Tracker):
         self._writer.flush()
 
     def close(self, status: str, result: Mapping[str, Any], files: Sequence[Path], pictures: Sequence[Path]) -> None:
-        """Add pictures and status; a completed run also gets configuration and final metrics in the HPARAMS tab."""
+        """Add pictures and status, and configuration and final metrics for the HPARAMS tab."""
         import numpy as np
         from PIL import Image
 
         for picture in pictures:
             pixels = np.asarray(Image.open(picture).convert("RGB"))
             self._writer.add_image(f"plots/{picture.stem}", pixels, int(result.get("steps") or 0), dataformats="HWC")
-        if status == "completed":
-            self._writer.add_hparams(dict(self._keys), final_metrics(result, "final/"), run_name=".")
+        self._writer.add_hparams(dict(self._keys), final_metrics(result, "final/"), run_name=".")
         self._writer.add_text("status", status)
         self._writer.close()
 
@@ -70,16 +69,12 @@ class MlflowTracker(Tracker):
 
     Args:
         uri: URI of a tracking server, such as ``http://host:5000``; None: ``MLFLOW_TRACKING_URI``. If neither is set,
-            the database ``mlflow.db`` in ``store`` is used.
-        store: folder of the local database and of the files of its runs; created if needed.
+            the database ``outputs/mlflow/mlflow.db`` is used, with files of runs beside it.
         experiment: name of the MLflow experiment; None: name of the experiment in the configuration.
-        tags: further tags of the run.
     """
 
     uri: str | None = None
-    store: str = "outputs/mlflow"
     experiment: str | None = None
-    tags: Mapping[str, str] = field(default_factory=dict)
 
     requires: ClassVar[Sequence[str]] = ["mlflow"]
 
@@ -87,21 +82,23 @@ class MlflowTracker(Tracker):
         """Create a run with the configuration as its parameters, or continue the known one."""
         from mlflow import MlflowClient
         from mlflow.entities import Param
+        from mlflow.exceptions import MlflowException
 
         self._waiting: list[Any] = []
-        name, uri = self.experiment or run.experiment, self.uri or os.environ.get("MLFLOW_TRACKING_URI") or ""
-        store, place, lock = Path(self.store).absolute(), None, None
+        name, place, lock = self.experiment or run.experiment, None, None
+        uri = self.uri or os.environ.get("MLFLOW_TRACKING_URI") or ""
         if not uri:
+            store = Path("outputs/mlflow").absolute()
             store.mkdir(parents=True, exist_ok=True)
             uri, place = f"sqlite:///{store / 'mlflow.db'}", (store / "files" / name.replace("/", "_")).as_uri()
             lock = (store / ".lock").open("w")
             fcntl.flock(lock, fcntl.LOCK_EX)  # the first client creates the tables; parallel runs must not do it twice
-        with lock or nullcontext():
+        with lock or nullcontext(), suppress(MlflowException):  # it exists; a parallel run may have just created it
             self._client = MlflowClient(tracking_uri=uri)
-            experiment = self._experiment(name, place)
+            self._client.create_experiment(name, artifact_location=place)
+        experiment = self._client.get_experiment_by_name(name).experiment_id
         if known is None:
-            tags = {**run.facts, **self.tags, "mlflow.source.name": "exp", "mlflow.user": os.environ.get("USER", "")}
-            known = str(self._client.create_run(experiment, tags=tags, run_name=run.name).info.run_id)
+            known = str(self._client.create_run(experiment, tags=dict(run.facts), run_name=run.name).info.run_id)
             parameters = [Param(_FOREIGN.sub("_", key), str(value)[:_LONGEST]) for key, value in run.keys.items()]
             self._client.log_batch(known, params=parameters)
         else:
@@ -109,16 +106,6 @@ class MlflowTracker(Tracker):
         self._id, page = known, f"{uri.rstrip('/')}/#/experiments/{experiment}/runs/{known}"
         self.address = page if place is None else f"run {known}; mlflow ui --backend-store-uri {uri}"
         return known
-
-    def _experiment(self, name: str, place: str | None) -> str:
-        """The id of the MLflow experiment, which is created if it does not exist."""
-        from mlflow.exceptions import MlflowException
-
-        found = self._client.get_experiment_by_name(name)
-        try:
-            return str(found.experiment_id if found else self._client.create_experiment(name, artifact_location=place))
-        except MlflowException:  # a parallel run has just created it
-            return str(self._client.get_experiment_by_name(name).experiment_id)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Buffer scalars until :meth:`flush`."""
@@ -138,10 +125,7 @@ class MlflowTracker(Tracker):
             self._client.log_artifact(self._id, str(path), "plots" if path in pictures else None)
         if result.get("metric") is not None:
             self._client.log_metric(self._id, "metric", float(result["metric"]), step=int(result.get("steps") or 0))
-        error = result.get("error") or {}
-        for key, text in {"status": status, "error": error.get("message")}.items():
-            if text:
-                self._client.set_tag(self._id, key, str(text)[:_LONGEST])
+        self._client.set_tag(self._id, "status", status)
         self._client.set_terminated(self._id, {"completed": "FINISHED", "failed": "FAILED"}.get(status, "KILLED"))
 
 
@@ -149,41 +133,32 @@ class MlflowTracker(Tracker):
 class _AccountTracker(Tracker):
     """Common part of the two trackers with user accounts and projects. Runs of one sweep are a group at the tracker.
 
+    The client's mode is that of ``WANDB_MODE`` or ``SWANLAB_MODE``. If it is not set, it is ``online`` if there is an
+    API key, else ``offline``.
+
     Args:
         project: name of the project; None: name of the experiment.
-        mode: mode of the client, such as ``online`` or ``offline``. None: ``WANDB_MODE`` or ``SWANLAB_MODE``; if it is
-            not set, ``online`` if there is an API key, else ``offline``.
-        tags: further tags of the run, besides backend and task.
     """
 
     project: str | None = None
-    mode: str | None = None
-    tags: Sequence[str] = ()
 
     def _begin(self, client: Any, run: TrackedRun, known: str | None, logged_in: bool, place: str, **more: Any) -> str:
         """Create the run or continue it; ``place`` is the path prefix of offline runs, for :attr:`address`."""
-        client_name = client.__name__
-        name, has_key = known or uuid.uuid4().hex[:12], logged_in or os.environ.get(f"{client_name.upper()}_API_KEY")
-        mode = self.mode or os.environ.get(f"{client_name.upper()}_MODE") or ("online" if has_key else "offline")
-        about: dict[str, Any] = {"name": run.name, "group": run.facts.get("sweep"), "config": dict(run.keys)}
-        about["tags"] = [*self.tags, run.facts["backend"], run.facts["task"]]
-        project = (self.project or run.experiment).replace("/", "-")
-        self._run = client.init(project=project, id=name, resume="allow", mode=mode, **about, **more)
+        name, prefix = known or uuid.uuid4().hex[:12], client.__name__.upper()
+        has_key = logged_in or os.environ.get(f"{prefix}_API_KEY")
+        mode = os.environ.get(f"{prefix}_MODE") or ("online" if has_key else "offline")
+        project, tags = (self.project or run.experiment).replace("/", "-"), [run.facts["backend"], run.facts["task"]]
+        about = {"name": run.name, "group": run.facts.get("sweep"), "config": dict(run.keys), "tags": tags, **more}
+        self._run = client.init(project=project, id=name, resume="allow", mode=mode, **about)
         # Only an online run has a URL; SwanLab's ``url`` raises otherwise.
-        self.address = str(self._run.url) if mode == "online" else f"{client_name} sync {place}-*-{name}"
+        self.address = str(self._run.url) if mode == "online" else f"{client.__name__} sync {place}-*-{name}"
         return name
 
 
-@dataclass
 class WandbTracker(_AccountTracker):
     """Weights & Biases. Without an API key (``WANDB_API_KEY`` or ``wandb login``) it writes to ``trackers/wandb`` in
     the run folder; ``wandb sync`` uploads this later.
-
-    Args:
-        entity: user or team; None: the default of the account.
     """
-
-    entity: str | None = None
 
     requires: ClassVar[Sequence[str]] = ["wandb"]
 
@@ -196,7 +171,7 @@ class WandbTracker(_AccountTracker):
         server = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").split("://")[-1].split("/")[0]
         logged_in = logins.is_file() and server in logins.read_text()
         settings = wandb.Settings(console="off", silent=True, disable_git=True, disable_code=True, x_disable_stats=True)
-        more = {"entity": self.entity, "dir": str(folder), "settings": settings}
+        more = {"dir": str(folder), "settings": settings}
         name = self._begin(wandb, run, known, logged_in, f"{folder}/wandb/offline-run", **more)
         self._run.define_metric("*", step_metric="step")
         return name
@@ -218,16 +193,10 @@ class WandbTracker(_AccountTracker):
         self._run.finish(exit_code=0 if status == "completed" else 1)
 
 
-@dataclass
 class SwanlabTracker(_AccountTracker):
     """SwanLab. Without an API key (``SWANLAB_API_KEY`` or ``swanlab login``) it writes to ``trackers/swanlab`` in the
     run folder; ``swanlab sync`` uploads this later.
-
-    Args:
-        workspace: user or organization; None: the default of the account.
     """
-
-    workspace: str | None = None
 
     requires: ClassVar[Sequence[str]] = ["swanlab"]
 
@@ -237,8 +206,7 @@ class SwanlabTracker(_AccountTracker):
 
         folder, logged_in = run.folder / "trackers" / "swanlab", (Path.home() / ".swanlab" / ".netrc").is_file()
         folder.mkdir(exist_ok=True)
-        more = {"workspace": self.workspace, "log_dir": str(folder)}
-        return self._begin(swanlab, run, known, logged_in, f"{folder}/run", **more)
+        return self._begin(swanlab, run, known, logged_in, f"{folder}/run", log_dir=str(folder))
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Log scalars."""
