@@ -234,7 +234,7 @@ class MetricsHook(Hook):
             record["staged_bytes_per_step"] = (copied - self._staged) / steps
             self._staged = copied
         record.update(left)
-        if group.is_main:
+        if group.is_main and runner.device.type != "cpu":  # a processor has no memory of its own
             record.update(_card(runner.backend))
         self._write(runner, "train", step, record)
         self._losses = "  ".join(f"{name} {value:.4f}" for name, value in losses.items())
