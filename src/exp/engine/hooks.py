@@ -19,6 +19,7 @@ import torch
 from mmengine.hooks import Hook
 
 from exp import console
+from exp.data.loader import tensors_of
 from exp.data.places import shortened
 from exp.engine import checkpoint
 from exp.engine.distributed import staged_bytes
@@ -195,7 +196,7 @@ class MetricsHook(Hook):
             runner.backend.synchronize()
             self.time_to_first_step = time.time() - self.started
         if step % self.log_every == 0 or step == self._loop.max_iters:
-            self._read(runner, step)
+            self._read(runner, step, data_batch)
         self.progress.step(step)
 
     def after_train_epoch(self, runner: Any) -> None:
@@ -203,7 +204,7 @@ class MetricsHook(Hook):
         if self._steps_since_mark:
             self._read(runner, runner.iter)
 
-    def _read(self, runner: Any, step: int) -> None:
+    def _read(self, runner: Any, step: int, batch: Any = None) -> None:
         group = runner.distributed_group
         by_rank: list[dict[str, float]] = group.gather(runner.losses.read())
         now, steps = time.perf_counter(), self._steps_since_mark
@@ -220,7 +221,7 @@ class MetricsHook(Hook):
                 ranks = ", ".join(str(rank) for rank, own in enumerate(by_rank) if not math.isfinite(own.get(name, 0)))
                 raise RunError(
                     f"{name} is {value} on rank {ranks} within the {steps} steps before step {step} (epoch "
-                    f"{runner.epoch + 1}); {what_to_do(runner)}"
+                    f"{runner.epoch + 1}){_nan_in(batch)}; {what_to_do(runner)}"
                 )
         if not record:
             return
@@ -354,6 +355,16 @@ def _per_step(counts: Mapping[tuple[str, int], int], steps: int) -> dict[str, An
     """Calls and bytes per step; None for bytes if there are calls but no bytes."""
     calls, size = (sum(count for (_, kind), count in counts.items() if kind == each) for each in (0, 1))
     return {"calls_per_step": calls / steps, "bytes_per_step": None if calls and not size else size / steps}
+
+
+def _nan_in(batch: Any) -> str:
+    """Text for the message about a loss that is not finite, if the latest batch has NaN; reads the batch."""
+    parts = batch.items() if isinstance(batch, dict) else ()
+    tensors = {f"{key}/{place}": value for key, part in parts for place, value in enumerate(tensors_of(part))}
+    names = ", ".join(dict.fromkeys(repr(name.rpartition("/")[0]) for name in checkpoint.not_finite(tensors, ())))
+    return (
+        f"; the latest batch has nan in {names}: leave those values out of the loss, or fix the data" if names else ""
+    )
 
 
 def _card(backend: Backend) -> dict[str, float]:

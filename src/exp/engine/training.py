@@ -272,6 +272,8 @@ def _find_checkpoint(session: Session, wanted: str, parameters: Container[str]) 
                 trouble = f"{each} is not a training checkpoint of exp: it has no {', '.join(lacking)}"
             elif odd:
                 trouble = f"{each} has weights that are not finite: {shortened(odd, 1)}"
+            elif not named and checkpoint.step_of(each) != content["meta"]["step"]:
+                trouble = f"{each} is a copy of the checkpoint of step {content['meta']['step']}"
         except CheckpointError as error:
             trouble = str(error)
         if trouble is None:

@@ -130,7 +130,7 @@ def test_other_kinds_of_images_are_read_as_they_look(tmp_path):
     turned[0x112] = 6
     for suffix, mode, more in (
         ("png", "P", {}), ("png", "1", {}), ("png", "LA", {}), ("png", "RGB", {"exif": turned}),
-        ("tif", "P", {}), ("tif", "1", {}), ("tif", "1", {"compression": "group4"}), ("tif", "1", white_is_0),
+        ("tif", "1", {}), ("tif", "1", {"compression": "group4"}), ("tif", "1", white_is_0),
     ):  # fmt: skip
         path = tmp_path / f"x.{suffix}"
         picture.convert(mode).save(path, **more)
