@@ -360,11 +360,9 @@ def _per_step(counts: Mapping[tuple[str, int], int], steps: int) -> dict[str, An
 def _nan_in(batch: Any) -> str:
     """Text for the message about a loss that is not finite, if the latest batch has NaN; reads the batch."""
     parts = batch.items() if isinstance(batch, dict) else ()
-    tensors = {f"{key}/{place}": value for key, part in parts for place, value in enumerate(tensors_of(part))}
-    names = ", ".join(dict.fromkeys(repr(name.rpartition("/")[0]) for name in checkpoint.not_finite(tensors, ())))
-    return (
-        f"; the latest batch has nan in {names}: leave those values out of the loss, or fix the data" if names else ""
-    )
+    names = ", ".join(repr(key) for key, part in parts if any(each.cpu().isnan().any() for each in tensors_of(part)))
+    said = f"; the latest batch has nan in {names}: leave those values out of the loss, or fix the data"
+    return said if names else ""
 
 
 def _card(backend: Backend) -> dict[str, float]:
