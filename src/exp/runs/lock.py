@@ -266,8 +266,8 @@ def _keep() -> None:
     while True:
         time.sleep(_BEAT_S)
         for lock in list(_held):
-            if lock.check() is not None:
-                _held.clear()
+            if lock.check() is not None and lock in _held:
+                _held.remove(lock)  # the others are kept until they are released
                 os.kill(os.getpid(), signal.SIGTERM)
 
 
