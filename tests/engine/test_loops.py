@@ -40,6 +40,14 @@ def test_an_iteration_is_a_step_with_the_gradients_of_the_whole_batch_at_any_acc
     assert torch.allclose(runner.model.w, w, atol=1e-6)
 
 
+def test_gradients_are_cleared_without_torchs_own_method_whose_profiler_range_takes_longer_than_that(make_runner):
+    with torch.autograd.profiler.profile() as profile:
+        make_runner().train()
+    names = {event.name for event in profile.function_events}
+    assert any("Optimizer.step" in name for name in names)
+    assert not [name for name in names if "zero_grad" in name]
+
+
 @pytest.mark.parametrize(
     ("val_every", "max_steps", "expected"),
     [(None, None, [16, 32]), (5, None, [5, 10, 15, 20, 25, 30, 32]), (16, None, [16, 32]), (None, 20, [16, 20]),

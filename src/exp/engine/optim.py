@@ -134,7 +134,7 @@ class BackendOptimWrapper(OptimWrapper):
         self.backward(loss)
         if self.should_update():
             self.step(**(step_kwargs or {}))
-            self.zero_grad(**(zero_kwargs or {"set_to_none": True}))  # which launches no kernel
+            self.zero_grad(**(zero_kwargs or {}))
 
     def step(self, **kwargs: Any) -> None:
         """Clip the gradients, and step by the backend; a loss scaler skips the step if gradients overflow (fp16)."""

@@ -117,14 +117,19 @@ class Trainer:
 
     # -- the interface of a runner, for hooks -----------------------------------------------------------------------
 
+    @property
+    def iter(self) -> int:
+        """Optimizer steps completed. A property, because hooks ask for it several times a step."""
+        return self.train_loop.iter
+
     def __getattr__(self, name: str) -> Any:
-        """Attributes of the loops: ``iter`` (optimizer steps completed), ``epoch``, ``max_iters``, ``val_dataloader``.
+        """Further attributes of the loops: ``epoch``, ``max_iters``, ``val_dataloader`` and so on.
 
         Raises:
             AttributeError: there is no such attribute.
         """
         place, _, last = name.partition("_")
-        if name in ("iter", "epoch", "max_epochs", "max_iters", "val_interval", "val_begin"):
+        if name in ("epoch", "max_epochs", "max_iters", "val_interval", "val_begin"):
             return getattr(self.train_loop, name)
         if place in ("train", "val", "test") and last in ("dataloader", "evaluator"):
             return getattr(getattr(self, f"{place}_loop"), last, None)
