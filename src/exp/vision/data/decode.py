@@ -77,7 +77,7 @@ def decoded(path: str | os.PathLike[str]) -> np.ndarray:
     Raises:
         DataError: the file is missing, corrupt or truncated.
     """
-    pixels = cv2.imdecode(read_bytes(path), cv2.IMREAD_UNCHANGED)
+    pixels = cv2.imdecode(np.frombuffer(read_bytes(path), np.uint8), cv2.IMREAD_UNCHANGED)
     if pixels is None:
         more = "TIFFs and JPEG 2000 files of more than three channels need rasterio"
         hint = f"; {more} (pip install 'exp-accelerators[geo]')" if str(path).lower().endswith(_BY_RASTERIO) else ""
@@ -85,25 +85,24 @@ def decoded(path: str | os.PathLike[str]) -> np.ndarray:
     return pixels
 
 
-def read_bytes(path: str | os.PathLike[str]) -> np.ndarray:
-    """Read the bytes of a complete file, uint8 (size,).
+def read_bytes(path: str | os.PathLike[str]) -> bytes:
+    """Read a complete file.
 
     Raises:
         DataError: the file cannot be read, is empty or truncated, or is a TIFF of several pages.
     """
     try:
-        content = np.fromfile(path, np.uint8)  # any path; cv2.imread cannot read every path on every system
+        with Path(path).open("rb", buffering=0) as file:  # any path; cv2.imread cannot read every path on every system
+            content = file.read()
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}; check data.root and permissions") from error
-    if content.size == 0:
+    if not content:
         raise DataError(f"{path} is empty; copy it anew")
-    head = content[:4].tobytes()
+    head = content[:4]
     begin, end = _ENDS.get(head[:2], (b"", b""))
-    if end not in content[-12:].tobytes():
-        data = content.tobytes()
-        # Bytes may follow the end marker; an embedded preview has an end marker of its own.
-        if data.rfind(end) <= data.rfind(begin):
-            raise DataError(f"{path} is truncated: its end is missing; copy it anew")
+    # Bytes may follow the end marker; an embedded preview has an end marker of its own.
+    if end not in content[-12:] and content.rfind(end) <= content.rfind(begin):
+        raise DataError(f"{path} is truncated: its end is missing; copy it anew")
     if head in _TIFF:
         try:
             with Image.open(path) as file:

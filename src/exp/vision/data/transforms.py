@@ -168,7 +168,7 @@ class RandomRotate90(BaseTransform):
         turns = np.random.randint(1, 4)
         for key in ("img", "gt_seg_map"):
             if results.get(key) is not None:
-                results[key] = np.ascontiguousarray(np.rot90(results[key], turns))
+                results[key] = np.rot90(results[key], turns)
         results["img_shape"] = results["img"].shape[:2]
         return results
 
