@@ -20,7 +20,6 @@ from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR
 
 from exp.engine.building import check_monitor, registered
-from exp.engine.wrapper import clip_grad_norm
 from exp.errors import ConfigError, first_line
 from exp.runs.status import Stage, beat
 
@@ -145,10 +144,8 @@ class BackendOptimWrapper(OptimWrapper):
         if self.before_step is not None:
             self.before_step()
         if self.clip_grad_norm is not None:
-            if hasattr(self._parameters[0], "full_tensor"):
-                self.grad_norm = clip_grad_norm(self._parameters, self.clip_grad_norm, self.backend)
-            else:
-                self.grad_norm = nn.utils.clip_grad_norm_(self._parameters, self.clip_grad_norm)
+            norm: Any = nn.utils.clip_grad_norm_(self._parameters, self.clip_grad_norm)
+            self.grad_norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # of all shards together
         outputs = self._losses if self.grad_norm is None else [*self._losses, self.grad_norm]
         self.backend.end_step(self._stepper, model=self.model, outputs=outputs, **kwargs)
         self._losses = []

@@ -12,7 +12,7 @@ import abc
 import contextlib
 import logging
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Iterator, Mapping
 
 import torch
 from mmengine.model import MMDistributedDataParallel, revert_sync_batchnorm
@@ -439,28 +439,6 @@ def part_like(whole: torch.Tensor, like: Any) -> Any:
 
     part = distribute_tensor(whole.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
     return part.clone()  # frees the other parts
-
-
-@torch.no_grad()
-def clip_grad_norm(parameters: Sequence[nn.Parameter], limit: float, backend: Backend) -> torch.Tensor:
-    """Scale gradients in place so that their L2 norm over all shards is at most ``limit``. A collective.
-
-    Args:
-        parameters: the parameters, all sharded.
-        limit: the largest norm.
-        backend: its collectives add up the squared norms of the ranks.
-
-    Returns:
-        The norm before scaling, a 0-dim tensor on the device, the same on every rank.
-    """
-    gradients = [local_part(parameter.grad) for parameter in parameters if parameter.grad is not None]
-    if not gradients:
-        return torch.zeros((), device=parameters[0].device)
-    square = nn.utils.get_total_norm(gradients).float().square()
-    backend.collectives.all_reduce(square)
-    norm = square.sqrt()
-    torch._foreach_mul_(gradients, (limit / (norm + 1e-6)).clamp(max=1.0))  # like nn.utils.clip_grad_norm_
-    return norm
 
 
 @contextlib.contextmanager
