@@ -63,6 +63,7 @@ class ForecastingData(Data):
             float32 cannot represent.
     """
 
+    makes = ("columns",)
     num_marks = calendar.NUM_TIME_FEATURES
     intervals: Intervals | None = None
     notes: list[str]
@@ -90,10 +91,8 @@ class ForecastingData(Data):
         series = read_series(self.path, self.config, contract.date_format if contract else None)
         self.names, self.scored = series.columns.names, series.columns.scored
         self.target_names = [self.names[position] for position in self.scored]
-        self.num_rows, dates = len(series.values), series.dates
-        self.dates: pd.DatetimeIndex | None = dates.index if dates else None
-        self.frequency = dates.frequency if dates else None
-        self.notes = list(dates.warnings) if dates else []
+        self.num_rows, self.dates, self.frequency = len(series.values), series.dates.index, series.dates.frequency
+        self.notes = list(series.dates.warnings)
         self._num_past = self._count_past(series)
         # Rows after the last truth have covariates only: no error can be measured there.
         past = self.num_rows if self.config.split == "new" else self._num_past
@@ -119,8 +118,7 @@ class ForecastingData(Data):
                 f"{self.path}: its rows are {timedelta(seconds=seconds)} apart, and those that the weights were "
                 f"trained on {timedelta(seconds=contract.seconds)}; give rows of that distance"
             )
-        date_format = dates.date_format if dates else None
-        self._contract = replace(contract, name=self.name, date_format=date_format, seconds=seconds)
+        self._contract = replace(contract, name=self.name, date_format=series.dates.date_format, seconds=seconds)
         self._unlike = contract.unlike(series, self._rows["test"])
         self._standardize(series)
         self._problem = None

@@ -8,7 +8,7 @@ import gzip
 import re
 import zlib
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Sequence, TextIO
 
 from exp.data.places import shortened
 from exp.errors import DataError
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from exp.forecasting.config import ForecastingDataConfig
 
-__all__ = ["SAVE", "Columns", "Header", "choose", "layout", "read_header"]
+__all__ = ["SAVE", "Columns", "Header", "choose", "layout", "opened", "read_header"]
 
 SAVE = "save it as comma-separated UTF-8, plain or with a name that ends in .gz"
 _TIME = re.compile(r"date|time|datum|zeit|heure|fecha|^(ds|dt|ts)$", re.IGNORECASE)
@@ -31,28 +31,34 @@ class Header(NamedTuple):
         path: of the file.
         begin: number of lines before the first row of numbers.
         names: of all columns, without blanks at their ends; ``0``, ``1``, ... if the file has no header.
-        date: position of the column of dates; None: there is none.
+        date: name of the column of dates; None: there is none.
     """
 
     path: Path
     begin: int
     names: list[str]
-    date: int | None
+    date: str | None
 
     @property
     def series(self) -> list[str]:
         """Names of the columns that are not dates."""
-        return [name for index, name in enumerate(self.names) if index != self.date]
+        return [name for name in self.names if name != self.date]
 
-    def place(self, row: int, column: int) -> str:
-        """``<path> row 7, column load: '3.5'``: a cell by its row and column, which count from 0."""
+    def place(self, row: int, column: str) -> str:
+        """``<path> row 7, column load: '3.5'``: a cell by its row, from 0, and the name of its column."""
         import pandas as pd  # slow to load
 
         line = self.begin + row
         cells = pd.read_csv(self.path, header=None, skiprows=line, nrows=1, dtype=str, keep_default_na=False,
-                            names=list(range(len(self.names))), skip_blank_lines=False).fillna("")  # fmt: skip
-        name = self.names[column] if self.begin else str(column + 1)
-        return f"{self.path} row {line + 1}, column {name}: {cells.iat[0, column]!r}"
+                            names=self.names, skip_blank_lines=False).fillna("")  # fmt: skip
+        name = column if self.begin else str(int(column) + 1)
+        return f"{self.path} row {line + 1}, column {name}: {cells[column][0]!r}"
+
+
+def opened(path: Path) -> TextIO:
+    """Open a file of UTF-8 text, plain or ``.gz``, with or without a byte order mark."""
+    text: dict[str, Any] = {"encoding": "utf-8-sig", "newline": ""}
+    return gzip.open(path, "rt", **text) if path.suffix == ".gz" else path.open(**text)
 
 
 def read_header(path: Path, config: ForecastingDataConfig) -> Header:
@@ -67,9 +73,8 @@ def read_header(path: Path, config: ForecastingDataConfig) -> Header:
             without a name, a name twice, no column of dates, text instead of numbers, or another separator than the
             comma; or the next row has more cells.
     """
-    text: dict[str, Any] = {"encoding": "utf-8-sig", "newline": ""}
     try:
-        with gzip.open(path, "rt", **text) if path.suffix == ".gz" else path.open(**text) as file:
+        with opened(path) as file:
             reader = csv.reader(file)
             rows = list(islice(((reader.line_num, cells) for cells in reader if "".join(cells).strip()), 2))
         if any("\0" in cell for _, cells in rows for cell in cells):
@@ -79,31 +84,24 @@ def read_header(path: Path, config: ForecastingDataConfig) -> Header:
     if not rows:
         raise DataError(f"{path} is empty; expected: {layout(config)}")
     (line, first), (below, second) = rows[0], rows[-1]
-    if len(first) == 1:
-        _check_separator(path, first)
-    header = _header_of(path, line, first, config)
+    _check_separator(path, first)
+    names, date = [cell.strip() for cell in first], None
+    if config.header:
+        _check_names(path, names)
+        date = None if config.date_column is None else _date_column(path, names, config.date_column)
+    elif names[0] and not _is_number(names[0]):
+        raise DataError(
+            f"{path} row 1, column 1: {names[0]!r} is not a number; for a file with a header and dates, set "
+            "data.header=true"
+        )
+    else:
+        line, names = line - 1, [str(index) for index in range(len(first))]
     if len(second) > len(first):  # pandas would read the first cells as labels
         raise DataError(
             f"{path} row {below}, column {len(first) + 1}: the row has {len(second)} cells, but the first row has "
             f"{len(first)}; every row needs one cell per column, and numbers a decimal point"
         )
-    return header
-
-
-def _header_of(path: Path, line: int, first: Sequence[str], config: ForecastingDataConfig) -> Header:
-    if config.header:
-        names = [cell.strip() for cell in first]
-        _check_names(path, names)
-        return Header(
-            path, line, names, None if config.date_column is None else _date_index(path, names, config.date_column)
-        )
-    if first[0].strip() and not _is_number(first[0]):
-        _check_separator(path, first)
-        raise DataError(
-            f"{path} row 1, column 1: {first[0]!r} is not a number; for a file with a header and dates, set "
-            "data.header=true"
-        )
-    return Header(path, line - 1, [str(index) for index in range(len(first))], None)
+    return Header(path, line, names, date)
 
 
 def layout(config: ForecastingDataConfig) -> str:
@@ -137,13 +135,10 @@ def _check_names(path: Path, names: Sequence[str]) -> None:
             raise DataError(f"{place} {name!r} is the name of another column, too; give every column a name of its own")
 
 
-def _date_index(path: Path, names: Sequence[str], wanted: str) -> int:
-    alike = [index for index, name in enumerate(names) if name.lower() == wanted.lower()]
-    if wanted in names:
-        return names.index(wanted)
-    if len(alike) == 1:
-        return alike[0]
-    _check_separator(path, names)
+def _date_column(path: Path, names: Sequence[str], wanted: str) -> str:
+    alike = [name for name in names if name.lower() == wanted.lower()]
+    if wanted in names or len(alike) == 1:
+        return wanted if wanted in names else alike[0]
     problem = f"{path} row 1: no column `{wanted}`: the header is {shortened(names)}"
     if all(_is_number(name) for name in names):
         raise DataError(f"{problem}; for a file of numbers only, set data.header=false")
@@ -180,13 +175,13 @@ def choose(path: Path, series: Sequence[str], config: ForecastingDataConfig) -> 
     Args:
         path: of the file, for messages.
         series: names of all series of the file.
-        config: ``inputs``, ``targets``, ``covariates`` and ``channels`` are read.
+        config: ``columns``, ``inputs``, ``targets``, ``covariates`` and ``channels`` are read.
 
     Raises:
         DataError: a name does not exist or occurs twice; a column is both target and covariate; no column is left to be
             forecast; or ``channels`` is not the number of columns that are read.
     """
-    names = _named(path, "inputs", config.inputs, series)
+    names = _named(path, "inputs", config.inputs, list(dict.fromkeys([*series, *config.columns])))
     if config.channels != len(names):
         what = "has" if config.inputs is None else "data.inputs names"
         raise DataError(
