@@ -17,7 +17,6 @@ from exp import console
 from exp.data.loader import device_loader
 from exp.engine.building import build_data, build_model, make_result
 from exp.engine.outputs import PictureWriter
-from exp.engine.wrapper import check_placement
 from exp.errors import ConfigError, RunError
 from exp.runs.files import csv_content, to_json, write_atomically, write_json
 from exp.runs.lock import RunLock
@@ -53,7 +52,6 @@ def _build(session: Session) -> tuple[Any, Any]:
     model: Any = build_model(session, data).to(session.device)
     if not hasattr(model, "features"):
         raise ConfigError(f"model {config.model._target_} gives no features of images; use model=dinov3_scenes")
-    check_placement(model, session.device, session.info.rank)
     model.eval()
     if config.compile:
         model.features = torch.compile(model.features)  # this method is called, not the model
@@ -83,10 +81,7 @@ def write_features(session: Session) -> dict[str, Any]:
         written[number], patches = write_image(session, model, read, entry)
         components.add(patches)
 
-    failures = each_of_mine(session, inputs, write)
-    gathered = session.distributed.gather((written, failures))
-    files = [row for _, row in sorted(pair for part, _ in gathered for pair in part.items())]
-    failed = [failure for _, part in gathered for failure in part]
+    files, failed, _ = each_of_mine(session, inputs, write, written)
     report = []
     if files and task.max_images:
         components.fit(session.distributed)  # every rank takes part

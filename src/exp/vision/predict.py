@@ -143,20 +143,29 @@ def model_scores(session: Session, model: Any, image: torch.Tensor) -> torch.Ten
     return logits
 
 
-def each_of_mine(session: Session, inputs: Sequence[Input], work: Callable[[int, Input], Any]) -> list[Failure]:
+def each_of_mine(
+    session: Session,
+    inputs: Sequence[Input],
+    work: Callable[[int, Input], Any],
+    done: dict[int, Any],
+    finish: Callable[[], Any] = lambda: None,
+) -> tuple[list[Any], list[Failure], float]:
     """Process this rank's share of the files: every ``world_size``-th, since neighboring files are often alike in size.
 
-    An image that cannot be read is logged, and the others are processed; other errors are raised.
+    An image that cannot be read is logged, and the others are processed; other errors are raised. A collective.
 
     Args:
         session: the session.
         inputs: all files, the same on every rank.
         work: called with the number of a file and the file.
+        done: results of this rank by number of the file, which ``work`` or ``finish`` have put there at the end.
+        finish: called after the last file.
 
     Returns:
-        The images that could not be used.
+        Of all ranks: the results in the order of the files; the images that could not be used; and the seconds of the
+        slowest rank.
     """
-    failures = []
+    began, failures = time.perf_counter(), []
     for number in range(session.info.rank, len(inputs), session.info.world_size):
         try:
             work(number, inputs[number])
@@ -164,7 +173,10 @@ def each_of_mine(session: Session, inputs: Sequence[Input], work: Callable[[int,
             reason = str(error).splitlines()[0]
             logger.error("cannot use %s: %s", inputs[number].path, reason)
             failures.append(Failure(str(inputs[number].path), reason))
-    return failures
+    finish()
+    gathered = session.distributed.gather((done, failures, time.perf_counter() - began))
+    in_order = [result for _, result in sorted(pair for part, *_ in gathered for pair in part.items())]
+    return in_order, [each for _, part, _ in gathered for each in part], max(seconds for *_, seconds in gathered)
 
 
 def report_failures(failures: Sequence[Failure], total: int) -> None:
@@ -253,15 +265,8 @@ def predict_scenes(
             scenes[number] = Scene(str(entry.path), named, None if truths is None else truths[number])
         waiting.clear()
 
-    began = time.perf_counter()
-    failures = each_of_mine(session, inputs, add)
-    flush()
-    seconds = max(session.distributed.gather(time.perf_counter() - began))
-    gathered = session.distributed.gather((scenes, failures))
-    everything = [scene for _, scene in sorted(pair for part, _ in gathered for pair in part.items())]
-    failed = [failure for _, part in gathered for failure in part]
-    metrics: dict[str, float] = {"images": len(everything), "failed": len(failed)}
-    metrics["images_per_second"] = len(everything) / seconds
+    everything, failed, seconds = each_of_mine(session, inputs, add, scenes, flush)
+    metrics = {"images": len(everything), "failed": len(failed), "images_per_second": len(everything) / seconds}
     if truths is not None and everything:
         metrics["accuracy"] = sum(scene.best[0][0] == scene.truth for scene in everything) / len(everything)
     files: list[str] = []
@@ -321,17 +326,13 @@ def predict_segmentation(
         Metrics; on rank 0 all files, relative to the run folder; the images of all ranks that could not be used.
     """
     done: dict[int, tuple[list[list[Any]], list[str]]] = {}
-    began = time.perf_counter()
 
     def predict(number: int, entry: Input) -> None:
         done[number] = _predict(session, data, model, entry)
 
-    failures = each_of_mine(session, inputs, predict)
-    gathered = session.distributed.gather((done, failures, time.perf_counter() - began))
-    in_order = [pair for _, pair in sorted(item for part, *_ in gathered for item in part.items())]
+    in_order, failed, seconds = each_of_mine(session, inputs, predict, done)
     rows, files = [row for part, _ in in_order for row in part], sorted(file for _, part in in_order for file in part)
-    pixels, seconds = sum(row[2] for row in rows), max(each for *_, each in gathered)
-    failed = [failure for _, part, _ in gathered for failure in part]
+    pixels = sum(row[2] for row in rows)
     metrics = {"images": len(in_order), "failed": len(failed), "megapixels_per_second": pixels / 1e6 / seconds}
     if session.distributed.is_main and rows:
         head = ["file", "class", "pixels", "share", "square_meters"]

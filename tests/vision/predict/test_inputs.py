@@ -42,6 +42,6 @@ def test_ranks_share_the_files_and_a_bad_one_stops_nobody(make_session):
             raise DataError(f"{entry.path} is truncated\n  details")
         seen.append(number)
 
-    failures = [each_of_mine(make_session(rank=rank, world_size=3), inputs, work) for rank in range(3)]
+    failures = [each_of_mine(make_session(rank=rank, world_size=3), inputs, work, {})[1] for rank in range(3)]
     assert seen == [0, 6, 1, 4, 2, 5]
     assert failures == [[Failure("3.png", "3.png is truncated")], [], []]

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from exp.data.places import shortened
+from exp.data.places import of_file, shortened
 from exp.errors import DataError
 
 if TYPE_CHECKING:
+    from exp.data.places import Fingerprint
     from exp.forecasting.data.series import Series
 
 __all__ = ["Contract", "NeedsContractError", "contract_of", "warn_of_outliers"]
@@ -44,6 +45,7 @@ class Contract:
         seconds: median time between rows; None: not known, or too irregular.
         season: rows per season (:attr:`exp.forecasting.data.calendar.Frequency.season`); 1: not known.
         scale: mean absolute difference of standardized rows that are a season apart.
+        files: fingerprint of the file (:mod:`exp.data.places`).
     """
 
     name: str
@@ -57,6 +59,7 @@ class Contract:
     seconds: float | None = None
     season: int = 1
     scale: list[float] | None = None
+    files: Fingerprint | None = None
 
     def unlike(self, series: Series, rows: range) -> list[str]:
         """Compare rows with the training rows.
@@ -121,7 +124,9 @@ def contract_of(name: str, series: Series, train: int, season: int) -> tuple[Con
         f"{series.path}: constant in the training rows: {told}; their standard deviation is set to 1, and exact "
         "forecasts of them lower the mean error over all series"
     )
-    contract = Contract(name, names, mean, std, low, high, missing, season=season, scale=scale)
+    contract = Contract(
+        name, names, mean, std, low, high, missing, season=season, scale=scale, files=of_file(series.path)
+    )
     return contract, [warning] * bool(told)
 
 

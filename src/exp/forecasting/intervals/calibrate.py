@@ -25,14 +25,12 @@ from omegaconf import OmegaConf
 
 from exp.config.resolve import create
 from exp.data.base import Data
-from exp.engine import checkpoint
 from exp.engine.building import split_in_use
 from exp.engine.outputs import batch_outputs
 from exp.engine.wrapper import unwrapped
 from exp.errors import ConfigError, DataError, shown
 from exp.forecasting.data.preflight import interval_levels
 from exp.forecasting.intervals.intervals import GRID, LEAST_STD, Intervals, Spread, central_pairs, quantile_levels
-from exp.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from exp.session import Session
@@ -112,13 +110,10 @@ def _trained_on(session: Session, data: Any) -> Any:
         ConfigError: the weights do not come from a run, or the run's data file is missing or has changed.
     """
     problem = f"task.intervals: {data.path} has no validation split to calibrate with"
-    run = session.config.record.trained_in
-    files = None
-    if run is not None and session.weights is not None:
-        files = checkpoint.read(session.weights.path, mapped=True, whole=False).get("data_files")
-    if not files:
+    run, files = session.config.record.trained_in, data.state_dict()["files"]
+    if run is None or not files:
         raise ConfigError(f"{problem}, and the weights do not name the file that they were trained on; use a run's")
-    theirs = OmegaConf.load(RunFolder(Path(str(run))).config).data
+    theirs = OmegaConf.load(Path(run) / "config.yaml").data
     keys = session.config.data.copy()
     keys.update({key: theirs[key] for key in _OF_FILE}, inputs=list(data.names))  # in the order of the weights
     try:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Sequence
 import torch
 
 from exp.forecasting.intervals.intervals import LEAST_STD, percent
-from exp.forecasting.metrics import position_tables, sum_over_ranks, window_totals
-from exp.metrics import Metric, Table
+from exp.forecasting.metrics import WindowMetric
 
 if TYPE_CHECKING:
     from exp.engine.distributed import Distributed
@@ -34,7 +33,7 @@ def gaussian_crps(error: torch.Tensor, std: torch.Tensor) -> torch.Tensor:
     return std * (z * torch.erf(z / math.sqrt(2.0)) + density - 1.0 / math.sqrt(math.pi))
 
 
-class IntervalMetrics(Metric):
+class IntervalMetrics(WindowMetric):
     """Metrics of intervals and quantiles, over all windows, steps and channels whose truth is known.
 
     - ``coverage_80``: share of true values within the interval of 80 %, and ``width_80``: its mean width;
@@ -44,9 +43,6 @@ class IntervalMetrics(Metric):
     - ``wql``: mean weighted quantile loss, as in GluonTS (Alexandrov et al., JMLR 21(116), 2020): the mean over
       the same levels of ``2 * sum of pinball losses / sum of |truth|``, in the units of the file.
 
-    Sums are computed as in :class:`exp.forecasting.metrics.ForecastMetrics`: in float32 within a window, on the device,
-    and in float64 over windows.
-
     Args:
         intervals: the intervals that are measured.
         series: names of the C series, for tables per channel and step; None: only the totals.
@@ -54,8 +50,6 @@ class IntervalMetrics(Metric):
         std: standard deviation of the series in the units of the file, float64 (C,).
         scored: positions of the series that are forecast, which the tables show; None: all.
     """
-
-    greater_is_better = False
 
     def __init__(
         self,
@@ -80,12 +74,6 @@ class IntervalMetrics(Metric):
         ends = [0.0, *(intervals.taus[number] for number in intervals.scored), 1.0]
         self._weights = {number: after - before for number, before, after in zip(intervals.scored, ends, ends[2:])}
         self.reset()
-
-    def reset(self) -> None:
-        """Start a new evaluation."""
-        self._windows: list[torch.Tensor] = []
-        self._positions: list[torch.Tensor] = []
-        self._found: list[Table] = []
 
     def update(self, outputs: torch.Tensor, batch: dict[str, Any]) -> None:
         """Take in one batch.
@@ -119,25 +107,18 @@ class IntervalMetrics(Metric):
         crps, losses = crps * known, losses * known * self._scale
         size = (truth * self._scale + self._shift).abs() * known
         values = [known, size, *of_level, *in_file, crps, crps * self._scale, losses]
-        self._windows.append(torch.stack([value.mean(dim=(1, 2)) for value in values]))
-        if self.series is not None:
-            self._positions.append(torch.stack([value.sum(dim=0) for value in (known, *of_level, crps)]))
+        self._add([value.mean(dim=(1, 2)) for value in values], [known, *of_level, crps])
 
     def compute(self, distributed: Distributed) -> dict[str, float]:
         """The figures over all ranks."""
-        known, size, *sums = window_totals(self._windows, len(self.names) + 2, distributed)
+        known, size, *sums = self._totals(len(self.names) + 2, distributed)
         if self.series is not None:
-            cells, *figures = sum_over_ranks(self._positions, distributed)[..., self.scored]  # (H, scored) each
+            cells, *figures = self._of_cells(distributed)[..., self.scored]  # (H, scored) each
             series = [self.series[position] for position in self.scored]
-            by_name = dict(zip([*self._of_level, "crps"], figures))
-            self._found = position_tables("intervals_", series, cells, by_name, self.units)
+            self._tabulate("intervals_", series, cells, dict(zip([*self._of_level, "crps"], figures)))
         found = {name: total / known if known else math.nan for name, total in zip(self.names, sums)}
         for name in found:
             if name.endswith("_file_units"):
                 found[name] *= self._largest
         found["wql"] = 2.0 * sums[-1] / (len(self._weights) * size) if size else math.nan
         return found
-
-    def tables(self) -> list[Table]:
-        """Coverage, width and CRPS per series and per horizon step, if ``series`` was given; after :meth:`compute`."""
-        return self._found
