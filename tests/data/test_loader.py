@@ -9,7 +9,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 from exp.data.loader import eval_loader, move, tensors_of, train_loader
 from exp.data.sampler import EvalBatchSampler, TrainBatchSampler
-from exp.forecasting.data.windows import WindowDataset
+from exp.forecasting.data.dataset import WindowDataset
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 
 from exp.draw.figure import figure_file
 from exp.errors import ConfigError
-from exp.forecasting.intervals.intervals import Band
+from exp.forecasting.intervals import Band
 from exp.forecasting.pictures import Forecast, draw_forecast, pages
 from exp.forecasting.predict import backtest_table, rounded, wide_table
 

@@ -10,14 +10,14 @@ from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from exp.data.places import shortened
 from exp.draw.figure import as_it_is, label, new_figure, title_and_legend
 from exp.errors import ConfigError
-from exp.forecasting.intervals.intervals import percent
+from exp.forecasting.intervals import percent
 
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from exp.forecasting.intervals.intervals import Band
+    from exp.forecasting.intervals import Band
 
 __all__ = ["Forecast", "draw_forecast", "pages"]
 

@@ -10,7 +10,7 @@ import torch
 from exp.data.base import Prediction
 from exp.engine.distributed import Distributed
 from exp.engine.outputs import PictureWriter, batch_outputs
-from exp.forecasting.intervals.intervals import Band, percent
+from exp.forecasting.intervals import Band, percent
 from exp.forecasting.pictures import Forecast, draw_forecast, pages
 from exp.metrics import Evaluator
 from exp.runs.files import as_text, write_atomically

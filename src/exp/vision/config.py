@@ -6,8 +6,14 @@ from dataclasses import dataclass
 from typing import Optional
 
 from exp.plugins import Family, Plugin
-from exp.vision.data.config import DistillationDataConfig, SceneDataConfig, SegmentationDataConfig
-from exp.vision.model_config import DistillerConfig, SceneClassifierConfig, SegmenterConfig
+from exp.vision.keys import (
+    DistillationDataConfig,
+    DistillerConfig,
+    SceneClassifierConfig,
+    SceneDataConfig,
+    SegmentationDataConfig,
+    SegmenterConfig,
+)
 from exp.vision.tasks import Export, Features, Probe, Stats
 
 __all__ = ["PredictKeys", "plugin"]

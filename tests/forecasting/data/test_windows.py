@@ -11,7 +11,7 @@ import torch
 
 from exp.errors import DataError
 from exp.forecasting.data.calendar import time_features
-from exp.forecasting.data.windows import WindowDataset, borders
+from exp.forecasting.data.dataset import WindowDataset, borders
 
 LOOKBACK, HORIZON = 7, 3
 

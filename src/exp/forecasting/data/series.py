@@ -13,7 +13,7 @@ import zipfile
 import zlib
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Callable, Iterator, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence
 
 import numpy as np
 import pandas as pd  # here, so that the fork server imports it once, not each worker
@@ -22,7 +22,7 @@ from exp.config.resolve import create
 from exp.errors import DataError
 from exp.forecasting.data.calendar import Frequency, frequency_of
 from exp.forecasting.data.contract import NeedsContractError
-from exp.forecasting.data.header import SAVE, Columns, Header, choose, layout, opened, read_header
+from exp.forecasting.data.preflight import SAVE, Columns, Header, choose, layout, opened, read_header
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,7 +59,8 @@ class Column(abc.ABC):
         """
 
 
-class Dates(NamedTuple):
+@dataclass(frozen=True)
+class Dates:
     """The dates of a series.
 
     Attributes:
@@ -113,8 +114,8 @@ def read_series(path: Path, config: ForecastingDataConfig, usual_format: str | N
 
     Raises:
         DataError: the file is unreadable, empty or ragged; its first row does not fit (see
-            :func:`exp.forecasting.data.header.read_header`); a cell is not a date, or not a finite number that float32
-            can represent; dates are not strictly increasing. Messages number rows as lines of the file, from 1.
+            :func:`exp.forecasting.data.preflight.read_header`); a cell is not a date, or not a finite number that
+            float32 can represent; dates are not strictly increasing. Messages number rows as lines of the file, from 1.
         NeedsContractError: dates can be read in several formats.
     """
     header, dates = None, Dates()

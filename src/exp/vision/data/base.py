@@ -19,13 +19,13 @@ from exp.data.base import Data, ExampleBatch, Extras, Prediction
 from exp.data.places import of_samples, shortened
 from exp.errors import ConfigError, DataError
 from exp.runs.files import write_json
-from exp.vision.data.config import DistillationDataConfig, ImageDataConfig, SceneDataConfig, SegmentationDataConfig
 from exp.vision.data.dataset import NO_LABEL, ImageDataset, ModalityDraw
 from exp.vision.data.labels import IGNORED, NO_DATA, ColorMasks, IndexMasks, distinct_colors
 from exp.vision.data.layouts import NAMED_FILES, Listing, archive_notes, data_root, layout_of
 from exp.vision.data.statistics import STATISTICS, Normalization
 from exp.vision.data.transforms import Pipeline, is_resized
 from exp.vision.data.values import ImageReader
+from exp.vision.keys import DistillationDataConfig, ImageDataConfig, SceneDataConfig, SegmentationDataConfig
 from exp.vision.metrics import FeatureAgreement, PixelsRight, SceneMetrics, SegmentationMetrics, TrueClassProbability
 
 if TYPE_CHECKING:
@@ -347,7 +347,7 @@ class ImageData(Data):
 
 
 class SceneData(ImageData):
-    """A scene classification data set; its keys are those of :class:`exp.vision.data.config.SceneDataConfig`."""
+    """A scene classification data set; its keys are those of :class:`exp.vision.keys.SceneDataConfig`."""
 
     ignore_index = NO_LABEL
     keys = SceneDataConfig
@@ -390,7 +390,7 @@ class DistillationData(ImageData):
 
 
 class SegmentationData(ImageData):
-    """A segmentation data set; its keys are those of :class:`exp.vision.data.config.SegmentationDataConfig`."""
+    """A segmentation data set; its keys are those of :class:`exp.vision.keys.SegmentationDataConfig`."""
 
     ignore_index = IGNORED
     per_pixel = True

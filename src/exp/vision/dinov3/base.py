@@ -13,10 +13,8 @@ from exp.errors import ConfigError, nearest
 from exp.models.base import Model, under_own_names
 from exp.vision.data.values import colors_in
 from exp.vision.dinov3 import weights
-from exp.vision.dinov3.backbone import Features, VisionTransformer, rope_periods
-from exp.vision.dinov3.lora import is_of_lora, merged
-from exp.vision.dinov3.sizes import SIZES, Size
-from exp.vision.model_config import BackboneConfig, ImageModelConfig, LoraConfig
+from exp.vision.dinov3.backbone import SIZES, Features, Size, VisionTransformer, is_of_lora, merged, rope_periods
+from exp.vision.keys import BackboneConfig, ImageModelConfig, LoraConfig
 
 __all__ = ["ImageModel", "for_bands", "keys_of", "size_of"]
 

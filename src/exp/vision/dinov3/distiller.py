@@ -15,7 +15,7 @@ from exp.hardware.compat import autocast_disabled
 from exp.models.dropout import Dropout
 from exp.vision.dinov3.backbone import Features
 from exp.vision.dinov3.base import ImageModel, keys_of, size_of
-from exp.vision.model_config import DistillerConfig, TeacherConfig
+from exp.vision.keys import DistillerConfig, TeacherConfig
 
 __all__ = ["Agreement", "Distiller"]
 
@@ -53,7 +53,7 @@ class Distiller(ImageModel):
     read, when it is first needed: ``task=features`` and ``init_from`` of another run work without the file.
 
     Args:
-        **keys: of :class:`exp.vision.model_config.DistillerConfig`, and the arguments of :class:`ImageModel`.
+        **keys: of :class:`exp.vision.keys.DistillerConfig`, and the arguments of :class:`ImageModel`.
 
     Raises:
         ConfigError: keys are out of range or contradict each other.

@@ -14,7 +14,7 @@ from exp.vision.dinov3.backbone import Features
 from exp.vision.dinov3.base import ImageModel
 from exp.vision.dinov3.heads import FcnHead, blocks_of_levels, build_head, sees_levels
 from exp.vision.dinov3.losses import Losses, cross_entropy, named
-from exp.vision.model_config import SceneClassifierConfig, SegmenterConfig
+from exp.vision.keys import SceneClassifierConfig, SegmenterConfig
 from exp.vision.tiling import Tiling
 
 __all__ = ["SceneClassifier", "Segmenter"]
@@ -26,7 +26,7 @@ class SceneClassifier(ImageModel):
     Args:
         num_classes: classes of the data (K).
         ignore_index: the label of samples that are ignored.
-        **keys: of :class:`exp.vision.model_config.SceneClassifierConfig`, and the arguments of :class:`ImageModel`.
+        **keys: of :class:`exp.vision.keys.SceneClassifierConfig`, and the arguments of :class:`ImageModel`.
     """
 
     config_class = SceneClassifierConfig
@@ -71,7 +71,7 @@ class Segmenter(ImageModel):
     Args:
         num_classes: classes of the data (K).
         ignore_index: the label of pixels that are ignored.
-        **keys: of :class:`exp.vision.model_config.SegmenterConfig`, and the arguments of :class:`ImageModel`.
+        **keys: of :class:`exp.vision.keys.SegmenterConfig`, and the arguments of :class:`ImageModel`.
 
     Raises:
         ConfigError: keys are out of range or contradict each other.

@@ -17,8 +17,7 @@ import torch
 
 from exp.errors import ConfigError
 from exp.models.base import best_prefix
-from exp.vision.dinov3.backbone import NORM_EPS, ROPE_BASE, rope_periods
-from exp.vision.dinov3.sizes import SIZES
+from exp.vision.dinov3.backbone import NORM_EPS, ROPE_BASE, SIZES, rope_periods
 
 __all__ = ["Beside", "adapt_published", "beside", "check_backbone", "is_of_head", "model_config",
            "model_tensors", "pretraining_of", "processor_config", "published_prefix", "with_periods"]  # fmt: skip
