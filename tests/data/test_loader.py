@@ -14,7 +14,7 @@ from exp.forecasting.data.dataset import WindowDataset
 
 @pytest.fixture
 def dataset():
-    return WindowDataset(torch.randn(5, 60).t(), torch.randn(4, 60).t(), range(60), 7, 3)
+    return WindowDataset({"x": torch.randn(5, 60).t(), "marks": torch.randn(4, 60).t()}, range(60), 7, 3)
 
 
 def assert_equal_batches(these, those):

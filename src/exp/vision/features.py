@@ -13,7 +13,6 @@ import torch
 from omegaconf import OmegaConf
 from safetensors.numpy import load_file, save
 
-from exp import console
 from exp.data.loader import device_loader
 from exp.engine.building import build_data, build_model, make_result
 from exp.engine.outputs import PictureWriter
@@ -319,7 +318,7 @@ def _compute(session: Session, data: Any, model: Any, splits: dict[str, Any]) ->
     ]
     mine = batches[distributed.rank :: distributed.world_size]
     session.say(
-        f"{console.shown(store.folder)} lacks the features of {len(lacking)} of {sum(map(len, splits.values()))} images"
+        f"{store.folder} lacks the features of {len(lacking)} of {sum(map(len, splits.values()))} images"
         + ("" if lacking else "; nothing is left to compute")
     )
     session.begin()

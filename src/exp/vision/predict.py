@@ -10,7 +10,8 @@ import time
 from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Iterator, NamedTuple, Sequence
+from tempfile import TemporaryFile
+from typing import TYPE_CHECKING, Any, BinaryIO, Callable, Iterator, NamedTuple, Sequence
 
 import numpy as np
 import torch
@@ -384,14 +385,15 @@ def _predict(session: Session, data: Any, model: Any, entry: Input) -> tuple[lis
 
 @contextmanager
 def label_map(path: Path, image: Any) -> Iterator[np.ndarray]:
-    """A memory-mapped temporary file for the labels of an image of any size, uint8 (H, W).
+    """A memory-mapped file without a name for the labels of an image of any size, uint8 (H, W).
 
     Args:
-        path: of the final file; the temporary file is in its folder.
+        path: of the final file; the temporary file is on the disk of its folder, which is made.
         image: has ``height`` and ``width``.
     """
-    with _temporary(path.with_suffix(".map")) as temporary:
-        yield np.memmap(temporary, np.uint8, "w+", shape=(image.height, image.width))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryFile(dir=path.parent) as file:
+        yield np.memmap(file, np.uint8, "w+", shape=(image.height, image.width))
 
 
 def counted(labels: np.ndarray) -> np.ndarray:
@@ -410,9 +412,7 @@ def write_png(path: Path, labels: np.ndarray, palette: Sequence[tuple[int, int, 
     """
     image = Image.frombuffer("P", (labels.shape[1], labels.shape[0]), labels, "raw", "P", 0, 1)
     image.putpalette(palette_table(palette).tobytes())
-    with _temporary(path) as temporary:
-        image.save(temporary, format="PNG")
-        temporary.replace(path)
+    write_atomically(path, lambda file: image.save(file, format="PNG"))
 
 
 def write_tiff(path: Path, labels: np.ndarray, dataset: Any, palette: Sequence[tuple[int, int, int]]) -> None:
@@ -431,22 +431,12 @@ def write_tiff(path: Path, labels: np.ndarray, dataset: Any, palette: Sequence[t
     profile = {"driver": "GTiff", "compress": "deflate", "BIGTIFF": "IF_SAFER", "tiled": True, "blockxsize": _ROWS,
                "blockysize": _ROWS, "height": height, "width": width, "count": 1, "dtype": "uint8",
                "crs": dataset.crs, "transform": dataset.transform, "nodata": NO_DATA}  # fmt: skip
-    with _temporary(path) as temporary:
-        with rasterio.open(temporary, "w", **profile) as file:
+
+    def write(temporary: BinaryIO) -> None:
+        with rasterio.open(temporary.name, "w", **profile) as file:
             file.write_colormap(1, {number: (*color, 255) for number, color in enumerate(palette)})
             for top in range(0, height, _ROWS):
                 part = labels[top : top + _ROWS]
                 file.write(part, 1, window=Window(0, top, width, len(part)))
-        temporary.replace(path)
 
-
-@contextmanager
-def _temporary(path: Path) -> Iterator[Path]:
-    """A temporary path in the folder of ``path``, which is made; the file is removed at the end."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        yield temporary
-    finally:
-        if temporary.exists():
-            temporary.unlink()
+    write_atomically(path, write)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
 from exp.data.places import of_file, shortened
 from exp.errors import DataError
@@ -72,17 +73,14 @@ class Contract:
             A warning each for columns far outside of the training range, and for columns with far more empty cells.
         """
         far, emptier = [], []
-        values = series.values[rows.start : rows.stop].T
-        for name, column, share in zip(self.names, values, self.missing or [1.0] * len(values)):
-            empty = float(np.isnan(column).mean())
+        values = pd.DataFrame(series.values[rows.start : rows.stop])
+        for name, empty, share in zip(self.names, values.isna().mean(), self.missing or [1.0] * len(self.names)):
             if empty > share + _EMPTIER:
                 emptier.append(f"{name} ({empty:.0%}; {share:.0%} in the training)")
-        for name, column, low, high in zip(self.names, values, self.low or (), self.high or ()):
-            known = column[~np.isnan(column)]
-            if len(known):
-                first, middle, last = np.quantile(known, (0.01, 0.5, 0.99))
-                if max(last - high, low - first) > ((high - low) or 1.0) or not low <= middle <= high:
-                    far.append(f"{name} ({first:.6g} to {last:.6g}; trained on {low:.6g} to {high:.6g})")
+        found = values.quantile([0.01, 0.5, 0.99]).to_numpy().T  # NaN where all cells are empty: no comparison holds
+        for name, (first, middle, last), low, high in zip(self.names, found, self.low or (), self.high or ()):
+            if max(last - high, low - first) > ((high - low) or 1.0) or middle < low or middle > high:
+                far.append(f"{name} ({first:.6g} to {last:.6g}; trained on {low:.6g} to {high:.6g})")
         said = f"far outside of what the weights were trained on: {shortened(far)}; same unit, same sensor?"
         more = f"more empty cells than the weights were trained on: {shortened(emptier)}"
         return [f"{series.path}: {said}"] * bool(far) + [f"{series.path}: {more}"] * bool(emptier)

@@ -70,7 +70,8 @@ class ForecastingData(Data):
     _contract: Contract
     _problem: DataError | None = None
     _rows: dict[str, range]
-    _series: dict[str, Any]  # float32 (T, ...) or None, by the name of WindowDataset's argument
+    _series: dict[str, torch.Tensor]  # that WindowDataset takes
+    _windows: dict[str, WindowDataset]
 
     def __init__(self, **keys: Any) -> None:
         self.config = config = ForecastingDataConfig(**keys)
@@ -134,23 +135,23 @@ class ForecastingData(Data):
         season, scale = self._contract.season, self._contract.scale
         scales = None if scale is None else torch.tensor(scale, dtype=torch.float64)
         self._baselines = Baselines(season, 1 < season <= self.lookback, scales)
-        of_file = (self._contract.mean, self._contract.std)
-        self.mean, self.std = (torch.tensor(each, dtype=torch.float64) for each in of_file)
+        statistics = (self._contract.mean, self._contract.std)
+        self.mean, self.std = (torch.tensor(each, dtype=torch.float64) for each in statistics)
         standardized = (series.values - self.mean.numpy()) / self.std.numpy()
         self.notes += warn_of_outliers(series)
         # An empty cell gets the last value before it, or 0, the mean of the training rows.
         seen = pd.DataFrame(standardized).ffill().fillna(0.0).to_numpy()
-        marks = calendar.time_features(self.dates, self.num_rows)
-        truth = future = None
+        found = {"x": seen, "marks": calendar.time_features(self.dates, self.num_rows)}
         if self.config.missing == "mask" or len(self.scored) < len(self.names):
-            truth = np.full_like(standardized, np.nan)
-            truth[:, self.scored] = standardized[:, self.scored]
+            found["y"] = np.full_like(standardized, np.nan)
+            found["y"][:, self.scored] = standardized[:, self.scored]
         if series.columns.ahead is not None:
-            future = np.concatenate([seen[:, series.columns.ahead], marks], axis=1)
-        each = {"values": seen, "marks": marks, "truth": truth, "future": future}
-        self._series = {name: None if rows is None else _series_contiguous(rows) for name, rows in each.items()}
-        self._truth: torch.Tensor | None = self._series["truth"]
-        self._cut()
+            found["future"] = np.concatenate([seen[:, series.columns.ahead], found["marks"]], axis=1)
+        self._series = {name: _series_contiguous(rows) for name, rows in found.items()}
+        self._truth = self._series.get("y")
+        resident = None if self.config.on_device == "auto" else bool(self.config.on_device)
+        self._windows = {split: WindowDataset(self._series, rows, self.lookback, self.horizon, resident)
+                         for split, rows in self._rows.items()}  # fmt: skip
 
     @property
     def rows(self) -> dict[str, range]:
@@ -164,36 +165,29 @@ class ForecastingData(Data):
         return self._rows
 
     def __getattr__(self, name: str) -> Any:
-        """The windows of a split, if it has any (:meth:`_cut`).
+        """The windows of a split.
 
         Raises:
             DataError: the data cannot be used without the contract of weights, or all rows are for testing.
         """
         if name not in ("train", "val", "test"):
             raise AttributeError(name)
-        raise self._problem or DataError(f"{self.path}: all its rows are new; it has no split {name}")
-
-    def _cut(self) -> None:
-        """Set those of :attr:`train`, :attr:`val` and :attr:`test` that have windows."""
-        for split in ("train", "val", "test"):
-            self.__dict__.pop(split, None)  # windows of the former values
-        resident = None if self.config.on_device == "auto" else bool(self.config.on_device)
-        for split, rows in self._rows.items():
-            setattr(self, split, WindowDataset(**self._series, rows=rows, lookback=self.lookback, horizon=self.horizon,
-                                               resident=resident))  # fmt: skip
+        if self._problem is not None or name not in self._windows:
+            raise self._problem or DataError(f"{self.path}: all its rows are new; it has no split {name}")
+        return self._windows[name]
 
     @classmethod
     def example_batch(cls, **keys: Any) -> ExampleBatch:
         """A window of a series that has as many rows as one window."""
         config = ForecastingDataConfig(**keys)
         rows = config.lookback + config.horizon
-        widths = {"values": config.channels, "marks": cls.num_marks}
+        widths = {"x": config.channels, "marks": cls.num_marks}
         if config.missing == "mask" or config.targets or config.covariates:
-            widths["truth"] = config.channels
+            widths["y"] = config.channels
         if config.covariates is not None:
             widths["future"] = len(config.covariates) + cls.num_marks
-        series: dict[str, Any] = {name: _series_contiguous(np.zeros((rows, width))) for name, width in widths.items()}
-        window = WindowDataset(**series, rows=range(rows), lookback=config.lookback, horizon=config.horizon)[[0]]
+        series = {name: _series_contiguous(np.zeros((rows, width))) for name, width in widths.items()}
+        window = WindowDataset(series, range(rows), config.lookback, config.horizon)[[0]]
         return ExampleBatch(window, window, {}, config.eval_batch_size)
 
     def fingerprint(self) -> Fingerprint:
@@ -339,8 +333,7 @@ class ForecastingData(Data):
 
     def past(self, begin: int) -> torch.Tensor:
         """The L standardized rows of the file from ``begin`` on, (L, C); NaN where a cell has no truth."""
-        rows: torch.Tensor = self._series["values"] if self._truth is None else self._truth
-        return rows[begin : begin + self.lookback]
+        return self._series.get("y", self._series["x"])[begin : begin + self.lookback]
 
     @property
     def num_past(self) -> int:
@@ -367,7 +360,7 @@ class ForecastingData(Data):
         end = self.num_past
         seen = slice(end - self.lookback, end)
         series = self._series
-        batch = {"x": series["values"][seen].unsqueeze(0), "marks": series["marks"][seen].unsqueeze(0)}
+        batch = {name: series[name][seen].unsqueeze(0) for name in ("x", "marks")}
         dates = None
         if self.dates is not None:
             dates = self.dates[end : end + self.horizon]
@@ -375,7 +368,7 @@ class ForecastingData(Data):
             if rest:
                 beyond = calendar.continued(self.dates, rest, self.lookback)
                 dates = None if beyond is None else dates.append(beyond)
-        if series["future"] is not None:
+        if "future" in series:
             rows = torch.arange(end, end + self.horizon).clamp_max(self.num_rows - 1)
             future = series["future"][rows].clone()
             if dates is not None:
@@ -454,35 +447,30 @@ class WindowDataset(Dataset):
     Holds views only: all splits of a series, and all data-loader workers, share its memory.
 
     Args:
-        values: the series, float32 (T, C). Fastest if each series is contiguous (strides (1, T)): a window is then C
-            contiguous pieces, and batches are contiguous as (B, C, L), the layout that the models use.
-        marks: time features, float32 (T, M), of the same layout.
+        series: float32 each: ``x`` (T, C), the series; ``marks`` (T, M), time features; optionally ``y`` (T, C), the
+            truth if it is not ``x``, NaN where there is none; and ``future`` (T, K), values that are known over the
+            horizon. Fastest if each column is contiguous (strides (1, T)): a window is then C contiguous pieces,
+            and batches are contiguous as (B, C, L), the layout that the models use.
         rows: the rows that windows are cut from; fewer than ``lookback + horizon`` give no window.
         lookback: input rows of a window (L).
         horizon: forecast rows of a window (H).
         resident: whether a card keeps the rows and cuts the windows; None: if they are small compared with its free
             memory.
-        truth: the truth, float32 (T, C), NaN where there is none; None: ``values``.
-        future: values that are known over the horizon, float32 (T, K); None: there are none.
     """
 
     takes_batches = gives_tensors = True
 
     def __init__(
         self,
-        values: torch.Tensor,
-        marks: torch.Tensor,
+        series: Mapping[str, torch.Tensor],
         rows: range,
         lookback: int,
         horizon: int,
         resident: bool | None = None,
-        truth: torch.Tensor | None = None,
-        future: torch.Tensor | None = None,
     ) -> None:
         # One tensor per storage, cut into windows on access: torch 1.10 cannot send two views of one storage to a new
         # process.
-        series = {"x": values, "marks": marks, "y": truth, "future": future}
-        self._series = {name: each[rows.start : rows.stop] for name, each in series.items() if each is not None}
+        self._series = {name: each[rows.start : rows.stop] for name, each in series.items()}
         self.rows = rows
         self.lookback = lookback
         self.horizon = horizon
@@ -499,8 +487,8 @@ class WindowDataset(Dataset):
 
         Returns:
             ``{"x": (B, L, C), "marks": (B, L, M), "y": (B, H, C)}``, float32, transposed views of contiguous (B, C, L);
-            and ``"index"``: the window numbers, int64 (B,). With ``truth`` also ``"known"`` (B, H, C): 1 where ``y``
-            has a truth, else 0; with ``future`` also ``"future"`` (B, H, K).
+            and ``"index"``: the window numbers, int64 (B,). With ``y`` also ``"known"`` (B, H, C): 1 where it is known, else
+            0; with ``future`` also ``"future"`` (B, H, K).
 
         Raises:
             IndexError: a number is negative or not below ``len(self)``.

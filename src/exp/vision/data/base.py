@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 import numpy as np
 import torch
 
-from exp.config.compose import run_folder_of
 from exp.data.base import Data, ExampleBatch, Extras, Prediction
 from exp.data.places import of_samples, shortened
 from exp.errors import ConfigError, DataError
@@ -265,8 +264,7 @@ class ImageData(Data):
             session.weights = fit_classes(session.weights, self.classes, session.say)
         if self.normalization.is_measured:
             session.say("measuring the training images")
-        resume = session.config.resume
-        earlier = resume and (session.folder.path if resume == "auto" else run_folder_of(str(resume)))
+        earlier = session.folder.path if session.config.resume == "auto" else None
         table = self.normalization.settle(session.distributed, earlier)
         if table is not None:
             path = session.folder.path / STATISTICS
