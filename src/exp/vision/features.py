@@ -310,13 +310,6 @@ def _compute(session: Session, data: Any, model: Any, splits: dict[str, Any]) ->
     """Compute the batches that the store lacks; returns the number of images over all ranks, and seconds."""
     distributed, store, size = session.distributed, Store(session.config.task.store), data.eval_batch_size
     lacking = distributed.gather(store.images(TO_DO))[0]
-    batches = [
-        (split, numbers[first : first + size])
-        for split in splits
-        for numbers in [[number for name, number in lacking if name == split]]
-        for first in range(0, len(numbers), size)
-    ]
-    mine = batches[distributed.rank :: distributed.world_size]
     session.say(
         f"{store.folder} lacks the features of {len(lacking)} of {sum(map(len, splits.values()))} images"
         + ("" if lacking else "; nothing is left to compute")
@@ -324,8 +317,9 @@ def _compute(session: Session, data: Any, model: Any, splits: dict[str, Any]) ->
     session.begin()
     began, computed = time.perf_counter(), 0
     for split, dataset in splits.items():
-        indices = [torch.tensor(numbers) for name, numbers in mine if name == split]
-        for numbers, batch in zip(indices, device_loader(dataset, indices, data.num_workers, session)):
+        to_do = torch.tensor([number for name, number in lacking if name == split], dtype=torch.int64)
+        mine = to_do.split(size)[distributed.rank :: distributed.world_size] if len(to_do) else ()
+        for numbers, batch in zip(mine, device_loader(dataset, mine, data.num_workers, session)):
             values = _of_batch(session, model, batch)
             skipped = dataset.skipped[numbers].numpy()
             store.write(split, numbers.tolist(), {**values, "state": np.where(skipped, UNUSABLE, DONE)})

@@ -487,7 +487,7 @@ class WindowDataset(Dataset):
 
         Returns:
             ``{"x": (B, L, C), "marks": (B, L, M), "y": (B, H, C)}``, float32, transposed views of contiguous (B, C, L);
-            and ``"index"``: the window numbers, int64 (B,). With ``y`` also ``"known"`` (B, H, C): 1 where it is known, else
+            and ``"index"``: the window numbers, (B,). With ``y`` also ``"known"`` (B, H, C): 1 where it is known, else
             0; with ``future`` also ``"future"`` (B, H, K).
 
         Raises:
