@@ -17,9 +17,8 @@ from exp.data.places import of_file, shortened
 from exp.errors import DataError
 from exp.forecasting.config import ForecastingDataConfig
 from exp.forecasting.data import calendar
-from exp.forecasting.data.contract import Contract, NeedsContractError, contract_of, warn_of_outliers
 from exp.forecasting.data.preflight import locate
-from exp.forecasting.data.series import read_series
+from exp.forecasting.data.series import Contract, NeedsContractError, contract_of, read_series, warn_of_outliers
 from exp.forecasting.metrics import Baselines, ForecastMetrics
 
 if TYPE_CHECKING:
