@@ -130,7 +130,8 @@ def test_a_column_type_of_ones_own_is_one_module_and_one_yaml(exp):
     words = ["--config-dir", "my_conf", *TINY, "data=oil", "data.horizon=24"]
     done = exp(*words, "output_dir=run")
     assert done.returncode == 0, done.stderr
-    done = exp("backend=cpu", "task=predict", "init_from=run", "task.input=oil.csv", "plots=false", "output_dir=next")
+    weights = ["backend=cpu", "task=predict", "init_from=run", "plots=false", "plugins=[my_columns]"]
+    done = exp(*weights, "task.input=oil.csv", "output_dir=next")
     assert done.returncode == 0, done.stderr
     state = read_weights(exp.path("run")).data
     assert state["names"] == [*list(rows)[1:], "weekend"]
