@@ -13,7 +13,6 @@ import re
 import zipfile
 import zlib
 from dataclasses import dataclass
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence
 
 import numpy as np
@@ -324,11 +323,7 @@ def _candidates(cell: str) -> Iterator[str]:
 
 
 def _fits(text: str, form: str) -> bool:
-    try:
-        datetime.strptime(text, form)
-    except ValueError:
-        return False
-    return True
+    return not _parsed(pd.Series([text]), form).hasnans
 
 
 def _check_offsets(column: pd.Series, place: Callable[[int], str]) -> None:

@@ -47,18 +47,14 @@ class TimeBridge(Model):
         **keys: of :class:`exp.forecasting.config.TimeBridgeConfig`, which documents them.
 
     Raises:
-        ConfigError: a key is unknown or out of range, or keys contradict each other.
+        ConfigError: a key is out of range, or keys contradict each other.
     """
 
     config_class: ClassVar[Any] = TimeBridgeConfig
 
     def __init__(self, **keys: Any) -> None:
         super().__init__()
-        try:
-            config: TimeBridgeConfig = self.config_class(**keys)
-        except TypeError as error:
-            raise ConfigError(f"model: {type(self).__name__} takes other keys: {error}") from error
-        self.config = config
+        self.config = config = self.config_class(**keys)
         patches, patches_out = _patches(config)
         _check(config, patches, patches_out)
         self.channels, self.quantiles = config.channels, config.quantiles
