@@ -33,6 +33,7 @@ class PredictKeys:
 
 
 _SMALL = ("model.size=tiny", "data.size=64", "global_batch_size=8", "schedule.warmup_steps=1", "data.num_workers=0")
+_TASKS = {f"task/{task.name}": task for task in (Export, Features, Probe, Stats)}
 plugin = Plugin(
     structures={
         "model/scenes": SceneClassifierConfig,
@@ -41,19 +42,13 @@ plugin = Plugin(
         "model/segmentation": SegmenterConfig,
         "data/scenes": SceneDataConfig,
         "data/segmentation": SegmentationDataConfig,
-        "task/export": Export,
-        "task/features": Features,
-        "task/probe": Probe,
-        "task/stats": Stats,
+        **_TASKS,
     },
     choices={
         "model/dinov3_distillation": DistillerConfig,
         "model/dinov3_scenes": SceneClassifierConfig,
         "model/dinov3_segmentation": SegmenterConfig,
-        "task/export": Export,
-        "task/features": Features,
-        "task/probe": Probe,
-        "task/stats": Stats,
+        **_TASKS,
     },
     keys={"task/predict": PredictKeys},
     families={

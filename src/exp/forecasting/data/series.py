@@ -53,7 +53,7 @@ class Column(abc.ABC):
 
     @abc.abstractmethod
     def values(self, rows: pd.DataFrame) -> Any:
-        """The values of all rows, (T,): numbers; NaN is an empty cell.
+        """The values of all rows, (T,): numbers, or true and false; NaN is an empty cell.
 
         Args:
             rows: the cells of the file by the names of its columns: numbers if all cells of a column are, else text.
@@ -130,7 +130,7 @@ def read_series(path: Path, config: ForecastingDataConfig, usual_format: str | N
             dates = read_dates(table, header, config, usual_format)
             table = table.drop(columns=header.date).set_index(dates.index)
     for name, keys in config.columns.items():
-        table[name] = create(keys, Column, f"data.columns.{name}").values(table)
+        table[name] = np.asarray(create(keys, Column, f"data.columns.{name}").values(table), dtype=np.float64)
     columns = choose(path, list(table), config)
     values, empty = _to_numbers(table[columns.names])
     series = Series(path, header, columns, values, dates)
@@ -167,7 +167,7 @@ def _read_table(path: Path, header: Header) -> pd.DataFrame:
         reason = re.sub(r"(?<=starting at row )\d+", lambda row: str(int(row[0]) + 1), str(error).strip())
         raise DataError(f"{path} cannot be read as comma-separated UTF-8: {reason}; {SAVE}") from error
     while len(table) and all(str(cell).strip() in ("", "nan") for cell in table.iloc[-1]):
-        table = table[:-1]
+        table = table[:-1].copy()
     if not len(table):
         raise DataError(f"{path} is empty below its header; expected one row per time step")
     if table.iloc[:, -1].isna().any():  # pandas adds the cells that a row lacks, as empty ones
