@@ -6,14 +6,7 @@ from dataclasses import dataclass
 from typing import Optional
 
 from exp.plugins import Family, Plugin
-from exp.vision.keys import (
-    DistillationDataConfig,
-    DistillerConfig,
-    SceneClassifierConfig,
-    SceneDataConfig,
-    SegmentationDataConfig,
-    SegmenterConfig,
-)
+from exp.vision import keys
 from exp.vision.tasks import Export, Features, Probe, Stats
 
 __all__ = ["PredictKeys", "plugin"]
@@ -36,23 +29,23 @@ _SMALL = ("model.size=tiny", "data.size=64", "global_batch_size=8", "schedule.wa
 _TASKS = {f"task/{task.name}": task for task in (Export, Features, Probe, Stats)}
 plugin = Plugin(
     structures={
-        "model/scenes": SceneClassifierConfig,
-        "model/distillation": DistillerConfig,
-        "data/distillation": DistillationDataConfig,
-        "model/segmentation": SegmenterConfig,
-        "data/scenes": SceneDataConfig,
-        "data/segmentation": SegmentationDataConfig,
+        "model/scenes": keys.SceneClassifierConfig,
+        "model/distillation": keys.DistillerConfig,
+        "data/distillation": keys.DistillationDataConfig,
+        "model/segmentation": keys.SegmenterConfig,
+        "data/scenes": keys.SceneDataConfig,
+        "data/segmentation": keys.SegmentationDataConfig,
         **_TASKS,
     },
     choices={
-        "model/dinov3_distillation": DistillerConfig,
-        "model/dinov3_scenes": SceneClassifierConfig,
-        "model/dinov3_segmentation": SegmenterConfig,
+        "model/dinov3_distillation": keys.DistillerConfig,
+        "model/dinov3_scenes": keys.SceneClassifierConfig,
+        "model/dinov3_segmentation": keys.SegmenterConfig,
         **_TASKS,
     },
     keys={"task/predict": PredictKeys},
     families={
-        "scene classification": Family(SceneClassifierConfig, SceneDataConfig, "dinov3_eurosat", _SMALL),
-        "segmentation": Family(SegmenterConfig, SegmentationDataConfig, "dinov3_dubai", _SMALL),
+        "scene classification": Family(keys.SceneClassifierConfig, keys.SceneDataConfig, "dinov3_eurosat", _SMALL),
+        "segmentation": Family(keys.SegmenterConfig, keys.SegmentationDataConfig, "dinov3_dubai", _SMALL),
     },
 )

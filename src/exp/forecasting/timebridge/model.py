@@ -16,13 +16,7 @@ from torch import nn
 
 from exp.errors import ConfigError
 from exp.forecasting.config import TimeBridgeConfig
-from exp.forecasting.timebridge.layers import (
-    CointegratedAttention,
-    Encoder,
-    IntegratedAttention,
-    PatchDownsampling,
-    PatchEmbedding,
-)
+from exp.forecasting.timebridge import layers
 from exp.forecasting.timebridge.loss import TimeFrequencyLoss, quantile_loss, uncrossed
 from exp.hardware.compat import autocast_disabled
 from exp.models.base import Model, best_prefix
@@ -61,12 +55,12 @@ class TimeBridge(Model):
         self.taken_on_trust = ["num_heads", "stable_len"] + ["quantiles"] * (config.quantiles is not None)
         self.uses_time_features = config.cointegrated_layers > 0
 
-        self.embedding = PatchEmbedding(config.lookback // patches, config.d_model, config.dropout)
-        layers: list[nn.Module] = [IntegratedAttention(config) for _ in range(config.integrated_layers)]
+        self.embedding = layers.PatchEmbedding(config.lookback // patches, config.d_model, config.dropout)
+        stack: list[nn.Module] = [layers.IntegratedAttention(config) for _ in range(config.integrated_layers)]
         for index in range(config.downsampling_layers):
-            layers.append(PatchDownsampling(config, patches if index == 0 else patches_out, patches_out))
-        layers += [CointegratedAttention(config) for _ in range(config.cointegrated_layers)]
-        self.encoder = Encoder(layers)
+            stack.append(layers.PatchDownsampling(config, patches if index == 0 else patches_out, patches_out))
+        stack += [layers.CointegratedAttention(config) for _ in range(config.cointegrated_layers)]
+        self.encoder = layers.Encoder(stack)
         self.token_elements = patches_out * config.d_model
         self.decoder = head(self.token_elements, config.horizon)
         self.loss = TimeFrequencyLoss(config.horizon, config.alpha)
@@ -85,7 +79,7 @@ class TimeBridge(Model):
 
     def sharded_units(self) -> list[nn.Module]:
         """The layers of all encoders (``wrapper=fsdp``)."""
-        encoders = [module for module in self.modules() if isinstance(module, Encoder)]
+        encoders = [module for module in self.modules() if isinstance(module, layers.Encoder)]
         return [layer for encoder in encoders for layer in encoder.attn_layers]
 
     def forward(
