@@ -31,7 +31,7 @@ from exp.vision.tiling import Tiling
 if TYPE_CHECKING:
     from exp.session import Session
 
-__all__ = ["Failure", "Input", "chosen", "each_of_mine", "find_images", "label_map", "named", "predict",
+__all__ = ["Input", "chosen", "each_of_mine", "find_images", "label_map", "named", "predict",
            "predictions_csv", "report_failures", "write_png", "write_tiff"]  # fmt: skip
 
 _TOP = 3  # classes of a scene that are listed
@@ -53,18 +53,6 @@ class Input(NamedTuple):
 
     path: Path
     name: str
-
-
-class Failure(NamedTuple):
-    """An image that could not be used.
-
-    Attributes:
-        path: of the file.
-        reason: the first line of the error.
-    """
-
-    path: str
-    reason: str
 
 
 def chosen(task: Any, data: Any) -> tuple[list[Input], list[str] | None]:
@@ -150,7 +138,7 @@ def each_of_mine(
     work: Callable[[int, Input], Any],
     done: dict[int, Any],
     finish: Callable[[], Any] = lambda: None,
-) -> tuple[list[Any], list[Failure], float]:
+) -> tuple[list[Any], list[str], float]:
     """Process this rank's share of the files: every ``world_size``-th, since neighboring files are often alike in size.
 
     An image that cannot be read is logged, and the others are processed; other errors are raised. A collective.
@@ -173,14 +161,14 @@ def each_of_mine(
         except DataError as error:
             reason = str(error).splitlines()[0]
             logger.error("cannot use %s: %s", inputs[number].path, reason)
-            failures.append(Failure(str(inputs[number].path), reason))
+            failures.append(f"{inputs[number].path}: {reason}")
     finish()
     gathered = session.distributed.gather((done, failures, time.perf_counter() - began))
     in_order = [result for _, result in sorted(pair for part, *_ in gathered for pair in part.items())]
     return in_order, [each for _, part, _ in gathered for each in part], max(seconds for *_, seconds in gathered)
 
 
-def report_failures(failures: Sequence[Failure], total: int) -> None:
+def report_failures(failures: Sequence[str], total: int) -> None:
     """Let a run fail at its end if images failed.
 
     Args:
@@ -191,7 +179,7 @@ def report_failures(failures: Sequence[Failure], total: int) -> None:
         RunError: there are failures; the message names them.
     """
     if failures:
-        lines = [f"{failure.path}: {failure.reason}" for failure in failures[:NAMED_FILES]]
+        lines = failures[:NAMED_FILES]
         more = [f"and {len(failures) - NAMED_FILES} more; all are in the logs"][: len(failures) > NAMED_FILES]
         hint = "; the others are done. Repair or remove these" if len(failures) < total else ""
         raise RunError("\n  ".join([f"{len(failures)} of {total} images could not be used{hint}", *lines, *more]))
@@ -229,7 +217,7 @@ def predict(session: Session, data: Any, model: Any) -> Prediction:
 
 def predict_scenes(
     session: Session, data: Any, model: Any, inputs: Sequence[Input], truths: Sequence[str] | None
-) -> tuple[dict[str, float], list[str], list[Failure]]:
+) -> tuple[dict[str, float], list[str], list[str]]:
     """Predict this rank's share of the images; rank 0 writes the table and the contact sheet.
 
     Args:
@@ -297,24 +285,9 @@ def predictions_csv(scenes: Sequence[Scene]) -> bytes:
     return csv_content(rows)
 
 
-def area_rows(counts: Sequence[int], area: float | None, classes: Sequence[str]) -> list[list[Any]]:
-    """Rows ``class, pixels, share, square_meters`` of each class; shares are of the pixels that have a class.
-
-    Args:
-        counts: pixels of each class.
-        area: area of a pixel in square meters; None: not known.
-        classes: names.
-    """
-    known = max(sum(counts), 1)
-    return [
-        [name, count, f"{count / known:.6f}", "" if area is None else f"{count * area:.2f}"]
-        for name, count in zip(classes, counts)
-    ]
-
-
 def predict_segmentation(
     session: Session, data: Any, model: Any, inputs: Sequence[Input]
-) -> tuple[dict[str, float], list[str], list[Failure]]:
+) -> tuple[dict[str, float], list[str], list[str]]:
     """Predict this rank's share of the images; rank 0 writes the table of areas.
 
     Args:
@@ -373,7 +346,11 @@ def _predict(session: Session, data: Any, model: Any, entry: Input) -> tuple[lis
         if gsd is not None or area is None:
             gsd = data.gsd if gsd is None else gsd
             area = None if gsd is None else gsd**2
-        rows = area_rows(counted(labels)[:classes].tolist(), area, data.classes)
+        counts = counted(labels)[:classes].tolist()
+        rows = [
+            [name, count, f"{count / max(sum(counts), 1):.6f}", "" if area is None else f"{count * area:.2f}"]
+            for name, count in zip(data.classes, counts)
+        ]
         small = resized_labels(labels, *picture.shape[:2])
     names = [f"{name}  {100 * float(share):.1f} %" for name, _, share, _ in rows]
     page = overlay_with_legend(picture, small, names, data.palette)

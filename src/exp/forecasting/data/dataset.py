@@ -19,12 +19,12 @@ from exp.forecasting.config import ForecastingDataConfig
 from exp.forecasting.data import calendar
 from exp.forecasting.data.preflight import locate
 from exp.forecasting.data.series import Contract, NeedsContractError, contract_of, read_series, warn_of_outliers
+from exp.forecasting.intervals import IntervalMetrics, Intervals, prepare
 from exp.forecasting.metrics import Baselines, ForecastMetrics
 
 if TYPE_CHECKING:
     from exp.data.places import Fingerprint
     from exp.forecasting.data.series import Series
-    from exp.forecasting.intervals import Intervals
     from exp.metrics import Metric
     from exp.session import Session
 
@@ -272,8 +272,6 @@ class ForecastingData(Data):
 
     def calibrate(self, session: Session, model: Any) -> None:
         """Prepare the intervals of ``task.intervals`` (:mod:`exp.forecasting.intervals`)."""
-        from exp.forecasting.intervals import prepare
-
         self.intervals = prepare(session, self, model)
 
     def metrics(self, detailed: bool = False) -> Metric | list[Metric]:
@@ -286,8 +284,6 @@ class ForecastingData(Data):
         errors = ForecastMetrics(names, self.std, None if self._truth is None else self.scored, self._baselines)
         if self.intervals is None:
             return errors
-        from exp.forecasting.intervals import IntervalMetrics
-
         return [errors, IntervalMetrics(self.intervals, names, self.mean, self.std, self.scored)]
 
     def predict(self, session: Session, model: Any) -> Prediction:

@@ -49,7 +49,8 @@ def preflight(data: Mapping[str, Any]) -> None:
         )
     path = locate(config)
     if path.suffix != ".npz":
-        choose(path, read_header(path, config).series, config)
+        header = read_header(path, config)
+        choose(path, [name for name in header.names if name != header.date], config)
 
 
 def check_task(task: Any) -> None:
@@ -149,11 +150,6 @@ class Header(NamedTuple):
     begin: int
     names: list[str]
     date: str | None
-
-    @property
-    def series(self) -> list[str]:
-        """Names of the columns that are not dates."""
-        return [name for name in self.names if name != self.date]
 
     def place(self, row: int, column: str) -> str:
         """``<path> row 7, column load: '3.5'``: a cell by its row, from 0, and the name of its column."""

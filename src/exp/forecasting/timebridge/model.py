@@ -108,19 +108,14 @@ class TimeBridge(Model):
         Returns:
             The terms of the loss by name, such as ``{"loss": <0-dim float32 tensor>}``; the forecast (B, H, C); or the
             spread, such as quantiles (B, H, C, Q).
-
-        Raises:
-            ValueError: ``mode`` is unknown, or the loss is asked for without ``y``.
         """
         del index, future
         if mode in ("predict", "tensor"):
             return self._forecast(x, marks)
         if mode == "spread" and self.spread is not None:
             return self.spread_of(x, marks)
-        if mode != "loss":
-            raise ValueError(f"mode={mode!r} is not one of 'loss', 'predict', 'tensor'")
-        if y is None:
-            raise ValueError("mode='loss' needs y (B, H, C), and the batch has none")
+        assert mode == "loss"
+        assert y is not None
         return self.losses(x, marks, y, known)
 
     def losses(
