@@ -267,18 +267,15 @@ def pages(names: Sequence[str], wanted: Any, most: int) -> dict[str, list[int]]:
     Raises:
         ConfigError: a channel does not exist.
     """
-    chosen = list(range(len(names)))
-    if wanted is None:
-        chosen = chosen[:most]
-    elif wanted != "all":
-        by_name = {name: number for number, name in reversed(list(enumerate(names)))}
-        chosen = []
-        number: Any
-        for each in [wanted] if isinstance(wanted, (str, int)) else wanted:
-            number = by_name.get(str(each), each)
-            if number not in range(len(names)):
-                raise ConfigError(f"task.channels: no series {each} in {shortened(names, 20)}; use these, or all")
-            chosen += [number] * (number not in chosen)
+    chosen = list(range(len(names)))[: most if wanted is None else None]
+    if wanted not in (None, "all"):
+        numbers = {str(number): number for number in range(len(names))}
+        numbers.update((name, number) for number, name in reversed(list(enumerate(names))))
+        several = [str(each) for each in ([wanted] if isinstance(wanted, (str, int)) else wanted)]
+        lacking = [each for each in several if each not in numbers]
+        if lacking:
+            raise ConfigError(f"task.channels: no series {lacking[0]} in {shortened(names, 20)}; use these, or all")
+        chosen = list(dict.fromkeys(numbers[each] for each in several))
     found: dict[str, list[int]] = {}
     for first in range(0, len(chosen), most):
         channels = chosen[first : first + most]

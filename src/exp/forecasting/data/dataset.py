@@ -93,7 +93,10 @@ class ForecastingData(Data):
         self.target_names = [self.names[position] for position in self.scored]
         self.num_rows, self.dates, self.frequency = len(series.values), series.dates.index, series.dates.frequency
         self.notes = list(series.dates.warnings)
-        self._num_past = self._count_past(series)
+        self._num_past = self.num_rows
+        if self.config.covariates is not None and self.config.missing == "mask":  # covariates may run ahead
+            known = ~np.isnan(series.values[:, self.scored]).all(axis=1)
+            self._num_past -= int(known[::-1].argmax()) if known.any() else self.num_rows
         # Rows after the last truth have covariates only: no error can be measured there.
         past = self.num_rows if self.config.split == "new" else self._num_past
         try:
@@ -122,13 +125,6 @@ class ForecastingData(Data):
         self._unlike = contract.unlike(series, self._rows["test"])
         self._standardize(series)
         self._problem = None
-
-    def _count_past(self, series: Series) -> int:
-        """The number of rows up to the last one with a target's value; all rows unless covariates may run ahead."""
-        if self.config.covariates is None or self.config.missing != "mask":
-            return self.num_rows
-        known = ~np.isnan(series.values[:, self.scored]).all(axis=1)
-        return self.num_rows - int(known[::-1].argmax()) if known.any() else 0
 
     def _standardize(self, series: Series) -> None:
         season, scale = self._contract.season, self._contract.scale

@@ -49,7 +49,8 @@ class TimeBridge(Model):
     def __init__(self, **keys: Any) -> None:
         super().__init__()
         self.config = config = self.config_class(**keys)
-        patches, patches_out = _patches(config)
+        patches = max(config.lookback // max(config.period, 1), 1)  # as in the authors' code
+        patches_out = patches if config.num_patches_out is None else config.num_patches_out
         _check(config, patches, patches_out)
         self.channels, self.quantiles = config.channels, config.quantiles
         self.taken_on_trust = ["num_heads", "stable_len"] + ["quantiles"] * (config.quantiles is not None)
@@ -193,12 +194,6 @@ def standardized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
     mean = x.mean(1, keepdim=True)
     std = x.std(1, keepdim=True)
     return (x - mean) / (std + STD_EPS), mean, std
-
-
-def _patches(config: TimeBridgeConfig) -> tuple[int, int]:
-    """The number of patches of a series, as in the authors' code, and their number after down-sampling."""
-    patches = max(config.lookback // max(config.period, 1), 1)
-    return patches, patches if config.num_patches_out is None else config.num_patches_out
 
 
 def _check(config: TimeBridgeConfig, patches: int, patches_out: int) -> None:

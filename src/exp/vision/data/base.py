@@ -57,6 +57,7 @@ class ImageData(Data):
         per_pixel: whether each pixel has a label.
         gsd: ground sampling distance in meters per pixel, of files without georeference; None: not known.
         hint: end of the messages about classes without labels.
+        prepares: whether ``data.eval_pipeline`` does anything.
 
     Args:
         **keys: the keys of ``data``, of the class ``keys``.
@@ -94,6 +95,7 @@ class ImageData(Data):
         self._record = dict(listing.notes)
         self.notes = [*archive_notes(root), *listing.warnings]
         self._eval_pipeline = Pipeline("data.eval_pipeline", config.eval_pipeline)
+        self.prepares = bool(config.eval_pipeline)
         training = Pipeline("data.train_pipeline", config.train_pipeline)
         self._splits: dict[str, Any] = {}
         for split, samples in listing.splits.items():
@@ -123,11 +125,6 @@ class ImageData(Data):
             split: ImageDataset(data.samples, self.read, self._eval_pipeline, self._config, self._masks)
             for split, data in self._splits.items()
         }
-
-    @property
-    def prepares(self) -> bool:
-        """Whether ``data.eval_pipeline`` does anything."""
-        return bool(self._eval_pipeline.transforms)
 
     def prepare(
         self,

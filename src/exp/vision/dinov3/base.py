@@ -211,7 +211,7 @@ class ImageModel(Model):
         """Published weights by this model's names, with rotary periods and pixel statistics from the files beside."""
         names, about = self.state_dict(), weights.beside(source)
         inner = {key[len(prefix) :]: value for key, value in state.items()
-                 if key.startswith(prefix) and (prefix or not weights.is_of_head(key))}  # fmt: skip
+                 if key.startswith(prefix) and (prefix or not weights.HEAD.match(key))}  # fmt: skip
         rest = {key: value for key, value in state.items()
                 if not key.startswith(prefix) or key[len(prefix) :] not in inner}  # fmt: skip
         own = {f"{key} of the file" if key in names else key: value for key, value in rest.items()}
