@@ -117,7 +117,7 @@ channels: 8
 targets: [OT]
 columns:
   weekend: {{_target_: my_columns.Weekend}}
-  HUFL: {{_target_: my_columns.Log, of: OT}}
+  HUFL: {{_target_: my_columns.Asinh, of: OT}}
 """
 
 
@@ -136,7 +136,7 @@ def test_a_column_type_of_ones_own_is_one_module_and_one_yaml(exp):
     state = read_weights(exp.path("run")).data
     assert state["names"] == [*list(rows)[1:], "weekend"]
     train, weekend = rows[:630], pd.to_datetime(rows["date"][:630]).dt.day_of_week >= 5
-    assert state["mean"][0] == pytest.approx(np.log(train["OT"]).mean())
+    assert state["mean"][0] == pytest.approx(np.arcsinh(train["OT"]).mean())
     assert state["mean"][-1] == pytest.approx(weekend.mean())
     done = exp(*words, "data.columns={weekend: {_target_: collections.OrderedDict}}", "output_dir=no")
     assert (done.returncode, "data.columns.weekend" in done.stderr) == (2, True)
