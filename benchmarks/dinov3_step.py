@@ -18,8 +18,7 @@ from typing import Any, Callable
 
 import torch
 
-from exp.vision.dinov3.backbone import VisionTransformer
-from exp.vision.dinov3.sizes import SIZES, Size
+from exp.vision.dinov3.backbone import SIZES, Size, VisionTransformer
 from exp.vision.dinov3.weights import adapt_published
 
 REFERENCE = Path(sys.prefix) / "reference"  # where `make test` keeps transformers

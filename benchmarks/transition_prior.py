@@ -29,7 +29,7 @@ from torch import nn
 
 from exp.forecasting.timebridge.density import NEGATIVE_SLOPE, gaussian_log_density, log_square
 from exp.forecasting.timebridge.hmm import log_likelihood, viterbi
-from exp.forecasting.timebridge.transition import StationaryPrior
+from exp.forecasting.timebridge.prior import StationaryPrior
 
 BATCH, REGIMES, COMPRESSED = 16, 4, 10
 HIDDEN = {7: (64, 384), 21: (64, 384), 321: (64, 3)}

@@ -35,6 +35,17 @@ def test_the_core_imports_no_experiment_and_experiments_not_each_other():
     assert list(crossings()) == []
 
 
+def test_experiments_import_of_the_core_what_the_documentation_names():
+    page = (ROOT / "docs" / "extend" / "add-a-task.md").read_text()
+    table = page.partition("### What a package may import")[2].partition("## A launcher")[0]
+    public = re.findall(r"`(exp\.[\w.]+)`", table)
+    own = tuple(f"exp.{family}." for family in FAMILIES)
+    files = [path for family in FAMILIES for path in (ROOT / "src" / "exp" / family).rglob("*.py")]
+    used = {name for path in files for name in imported(path) if name.startswith("exp.") and not name.startswith(own)}
+    assert {name for name in used if name.rpartition(".")[0] not in public} == set()
+    assert [module for module in public if not any(name.startswith(f"{module}.") for name in used)] == []
+
+
 def runtime_imports(node: ast.AST, names: Mapping[str, Path]) -> Iterator[str]:
     """Also those inside functions; not those of ``if TYPE_CHECKING``."""
     for child in ast.iter_child_nodes(node):

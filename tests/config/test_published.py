@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from exp.forecasting.data.windows import borders
+from exp.forecasting.data.dataset import borders
 from tests.config.conftest import composed
 
 KEYS = ("period", "num_p", "n_heads", "stable_len", "d_model", "d_ff", "layers", "attn_dropout", "alpha", "batch_size",

@@ -9,12 +9,12 @@ from torch.nn.utils.rnn import pack_sequence
 
 from exp.data.loader import eval_loader, move, tensors_of, train_loader
 from exp.data.sampler import EvalBatchSampler, TrainBatchSampler
-from exp.forecasting.data.windows import WindowDataset
+from exp.forecasting.data.dataset import WindowDataset
 
 
 @pytest.fixture
 def dataset():
-    return WindowDataset(torch.randn(5, 60).t(), torch.randn(4, 60).t(), range(60), 7, 3)
+    return WindowDataset({"x": torch.randn(5, 60).t(), "marks": torch.randn(4, 60).t()}, range(60), 7, 3)
 
 
 def assert_equal_batches(these, those):

@@ -94,7 +94,6 @@ def _weights(path: Path) -> None:
     """A backbone as its authors' files have it, of the smallest size."""
     import torch
 
-    from exp.vision.dinov3.backbone import VisionTransformer
-    from exp.vision.dinov3.sizes import SIZES
+    from exp.vision.dinov3.backbone import SIZES, VisionTransformer
 
     torch.save(VisionTransformer(SIZES["tiny"]).state_dict(), str(path))

@@ -119,6 +119,7 @@ class Shell:
         # The only weights that need no download have this size, whatever the file is called.
         shutil.copy(str(home / "tiny.pth"), str(self.folder / "dinov3_vitl16_pretrain_sat493m-eadcf0ff.pth"))
         (self.folder / "my_package.py").write_text(HOOK)
+        write_files(ROOT / "docs" / "guide" / "data.md", self.folder, python=["my_columns.py"])
         rows = (ROOT / "data" / "ett" / "ETTh1.csv").read_text().splitlines(keepends=True)
         (self.folder / "new.csv").write_text("".join([rows[0], *rows[-400:]]))
         cache = os.environ.get("SIM_GCU_CACHE", str(Path.home() / ".cache" / "simulated-gcu"))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import yaml
 
-from exp.vision.dinov3.sizes import SIZES
+from exp.vision.dinov3.backbone import SIZES
 from tests.conftest import TINY, run_exp
 from tests.docs.reader import ROOT
 from tests.vision.dinov3.test_backbone import PUBLISHED, num_parameters

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from exp.engine.distributed import Distributed
-from exp.forecasting.intervals.intervals import Intervals
-from exp.forecasting.intervals.metrics import IntervalMetrics
+from exp.forecasting.intervals import IntervalMetrics, Intervals
 from exp.forecasting.metrics import Baselines, ForecastMetrics
 
 

@@ -10,9 +10,8 @@ import pytest
 
 from exp.draw.figure import figure_file
 from exp.errors import ConfigError
-from exp.forecasting.intervals.intervals import Band
-from exp.forecasting.pictures import Forecast, draw_forecast, pages
-from exp.forecasting.predict import backtest_table, rounded, wide_table
+from exp.forecasting.intervals import Band
+from exp.forecasting.predict import Forecast, backtest_table, draw_forecast, pages, rounded, wide_table
 
 ETT = Path(__file__).parents[2] / "data" / "ett" / "ETTh1.csv"
 NAMES = ["HUFL", "$cost$ a/b", "_x", "OT", "ot", "1"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, List, Mapping, Optional
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Mapping, Optional
 
 from omegaconf import MISSING
 
@@ -132,6 +132,9 @@ class ForecastingDataConfig:
     without common rows), or ``new``: all rows are for testing, with the weights of another run."""
     channels: int = MISSING
     """Number of series that are read."""
+    columns: Dict[str, Any] = field(default_factory=dict)
+    """Columns that are computed: name -> {_target_: <path of a subclass of exp.forecasting.data.series.Column>, <its
+    arguments>}. ``channels`` counts them."""
     inputs: Optional[List[str]] = None
     """Columns that are read, in this order; null: all."""
     targets: Optional[List[str]] = None

@@ -14,7 +14,7 @@ from exp.metrics import Metric, Table
 if TYPE_CHECKING:
     from exp.engine.distributed import Distributed
 
-__all__ = ["Baselines", "ForecastMetrics", "position_tables", "sum_over_ranks", "window_totals"]
+__all__ = ["Baselines", "ForecastMetrics", "WindowMetric"]
 
 
 @dataclass
@@ -36,7 +36,69 @@ class Baselines:
     verdict: str | None = None
 
 
-class ForecastMetrics(Metric):
+class WindowMetric(Metric):
+    """Base class: figures of each window and, per series and step, sums over windows.
+
+    A window's figures are float32 numbers, computed on the device; windows are summed in float64 on the CPU, once, at
+    the end. The result is therefore the same for any batch size and world size, up to the rounding of float32 kernels,
+    and evaluation does not synchronize with the device before the end.
+    """
+
+    greater_is_better = False
+    series: Sequence[str] | None
+    """Names of series, to keep sums per series and step, too; None: only the totals."""
+
+    def reset(self) -> None:
+        """Start a new evaluation."""
+        self._windows: list[torch.Tensor] = []
+        self._positions: list[torch.Tensor] = []
+        self._tables: list[Table] = []
+
+    def tables(self) -> list[Table]:
+        """Figures per series and per step of the horizon, if there are ``series``; call after ``compute``."""
+        return self._tables
+
+    def _add(self, windows: Sequence[torch.Tensor], cells: Sequence[torch.Tensor]) -> None:
+        """Add a batch: figures of windows, (B,) each, and of cells, (B, H, C) each."""
+        self._windows.append(torch.stack(list(windows)))
+        if self.series is not None:
+            self._positions.append(torch.stack([each.sum(dim=0) for each in cells]))
+
+    def _totals(self, count: int, distributed: Distributed) -> list[float]:
+        """Sums of ``count`` figures over all windows of all ranks."""
+        totals = torch.zeros(count, dtype=torch.float64)
+        if self._windows:
+            totals += torch.cat(self._windows, dim=1).cpu().double().sum(dim=1)
+        found: list[float] = distributed.sum(totals).tolist()
+        return found
+
+    def _of_cells(self, distributed: Distributed) -> torch.Tensor:
+        """Sums of the cells' figures over all windows of all ranks, float64; a rank may have no window."""
+        shape = tuple(self._positions[0].shape) if self._positions else None
+        shape = next(other for other in distributed.gather(shape) if other is not None)
+        total = torch.zeros(shape, dtype=torch.float64)
+        for part in self._positions:
+            total += part.cpu().double()
+        return distributed.sum(total)
+
+    def _tabulate(
+        self, name: str, series: Sequence[str], cells: torch.Tensor, sums: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Keep means per series and per step; NaN where no cell has a truth.
+
+        Args:
+            name: prefix of the tables' names.
+            series: names of C series.
+            cells: number of cells with a truth, (H, C).
+            sums: sum of each figure over these cells, (H, C), by name.
+        """
+        steps = [str(step + 1) for step in range(len(cells))]
+        for table, key, rows, dim in (("per_channel", "channel", series, 0), ("per_step", "step", steps, 1)):
+            columns = {each: (value.sum(dim) / cells.sum(dim)).tolist() for each, value in sums.items()}
+            self._tables.append(Table(name + table, key, rows, columns, self.units))
+
+
+class ForecastMetrics(WindowMetric):
     """Mean squared and absolute error over all windows, horizon steps and channels.
 
     ``mse`` and ``mae`` are of standardized values, as they are published; ``mse_file_units`` and ``mae_file_units`` are
@@ -48,10 +110,6 @@ class ForecastMetrics(Metric):
     ``mase`` is the mean of absolute errors divided by each series' ``scale`` (Hyndman and Koehler, Int. J. Forecasting
     22(4), 2006).
 
-    Each window's error is one float32 number, computed on the device; windows are summed in float64 on the CPU, once,
-    at the end. The result is therefore the same for any batch size and world size, up to the rounding of float32
-    kernels, and evaluation does not synchronize with the device before the end.
-
     Args:
         series: names of the C series, to keep errors per series and per horizon step, too; None: only the totals.
         std: by which the series were divided, float64 (C,) on the CPU; None: the values are in the units of the file.
@@ -59,8 +117,6 @@ class ForecastMetrics(Metric):
             that have one, so a window counts in proportion to them. None: every cell has a truth.
         baselines: the naive forecasts to compare with; None: no comparison.
     """
-
-    greater_is_better = False
 
     def __init__(
         self,
@@ -91,12 +147,6 @@ class ForecastMetrics(Metric):
         self._relative = None if std is None else (std / self._largest).float()
         self.reset()
 
-    def reset(self) -> None:
-        """Start a new evaluation."""
-        self._windows: list[torch.Tensor] = []
-        self._positions: list[torch.Tensor] = []
-        self._tables: list[Table] = []
-
     def update(self, outputs: torch.Tensor, batch: dict[str, Any]) -> None:
         """Take in one batch.
 
@@ -118,9 +168,7 @@ class ForecastMetrics(Metric):
             other, _ = self._error(forecast, batch)
             values += [other.square(), other.abs()]
         of_window = torch.Tensor.mean if self.scored is None else torch.Tensor.sum
-        self._windows.append(torch.stack([of_window(value, dim=(1, 2)) for value in [*values, known]]))
-        if self.series is not None:
-            self._positions.append(torch.stack([value.sum(dim=0) for value in (*values[:2], known)]))
+        self._add([of_window(value, dim=(1, 2)) for value in [*values, known]], [*values[:2], known])
 
     def _error(self, forecast: torch.Tensor, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
         """For the scored series: the difference to the truth, and 1 where there is a truth, (B, H, scored) each."""
@@ -145,56 +193,23 @@ class ForecastMetrics(Metric):
         Raises:
             DataError: there was no window on any rank.
         """
-        *sums, count = window_totals(self._windows, len(self.names) + 1, distributed)
+        *sums, count = self._totals(len(self.names) + 1, distributed)
         if count == 0:
             raise DataError(
                 "there is no window with a truth to measure errors of: too few rows (data.lookback + data.horizon), or "
                 "the columns that are forecast are empty there; give more rows, or forecast with task=predict"
             )
         if self.series is not None:
-            squared, absolute, cells = sum_over_ranks(self._positions, distributed)
+            squared, absolute, cells = self._of_cells(distributed)
             figures = {"mse": squared, "mae": absolute}
             if self.std is not None:
                 figures.update(mse_file_units=squared * self.std**2, mae_file_units=absolute * self.std)
-            self._tables = position_tables("", self.series, cells, figures, self.units)
+            self._tabulate("", self.series, cells, figures)
         scale = {"mse_file_units": self._largest**2, "mae_file_units": self._largest}
         found = {name: total / count * scale.get(name, 1.0) for name, total in zip(self.names, sums)}
         if self.baselines is not None:
             self.baselines.verdict = _verdict(found, self.baselines.season)
         return found
-
-    def tables(self) -> list[Table]:
-        """Errors per series and per horizon step, if ``series`` was given; call after :meth:`compute`."""
-        return self._tables
-
-
-def window_totals(parts: Sequence[torch.Tensor], count: int, distributed: Distributed) -> list[float]:
-    """Sums of ``count`` figures over all windows of all ranks, added in float64; ``parts`` are (count, B) each."""
-    totals = torch.zeros(count, dtype=torch.float64)
-    if parts:
-        totals += torch.cat(list(parts), dim=1).cpu().double().sum(dim=1)
-    found: list[float] = distributed.sum(totals).tolist()
-    return found
-
-
-def position_tables(
-    name: str, series: Sequence[str], cells: torch.Tensor, sums: Mapping[str, torch.Tensor], units: Mapping[str, str]
-) -> list[Table]:
-    """Means per series and per horizon step; NaN where no cell has a truth.
-
-    Args:
-        name: prefix of the tables' names.
-        series: names of C series.
-        cells: number of cells with a truth, (H, C).
-        sums: sum of each figure over these cells, (H, C), by name.
-        units: see :class:`exp.metrics.Table`.
-    """
-    steps = [str(step + 1) for step in range(len(cells))]
-    tables = []
-    for table, key, rows, dim in (("per_channel", "channel", series, 0), ("per_step", "step", steps, 1)):
-        columns = {each: (value.sum(dim) / cells.sum(dim)).tolist() for each, value in sums.items()}
-        tables.append(Table(name + table, key, rows, columns, units))
-    return tables
 
 
 def _verdict(figures: dict[str, float], season: int) -> str | None:
@@ -203,13 +218,3 @@ def _verdict(figures: dict[str, float], season: int) -> str | None:
         f"{text} ({figures[name]:.4g})" for name, text in what.items() if mse > figures.get(name, mse) * (1 + 1e-6)
     ]
     return f"worse than repeating {' and '.join(better)}: MSE {mse:.4g}" if better else None
-
-
-def sum_over_ranks(parts: Sequence[torch.Tensor], distributed: Distributed) -> torch.Tensor:
-    """The sum of tensors of one shape over all ranks, float64; a rank may have no tensor."""
-    shape = tuple(parts[0].shape) if parts else None
-    shape = next(other for other in distributed.gather(shape) if other is not None)
-    total = torch.zeros(shape, dtype=torch.float64)
-    for part in parts:
-        total += part.cpu().double()
-    return distributed.sum(total)

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Optional
 
 from exp.plugins import Family, Plugin
-from exp.vision.data.config import DistillationDataConfig, SceneDataConfig, SegmentationDataConfig
-from exp.vision.model_config import DistillerConfig, SceneClassifierConfig, SegmenterConfig
+from exp.vision import keys
 from exp.vision.tasks import Export, Features, Probe, Stats
 
 __all__ = ["PredictKeys", "plugin"]
@@ -27,31 +26,26 @@ class PredictKeys:
 
 
 _SMALL = ("model.size=tiny", "data.size=64", "global_batch_size=8", "schedule.warmup_steps=1", "data.num_workers=0")
+_TASKS = {f"task/{task.name}": task for task in (Export, Features, Probe, Stats)}
 plugin = Plugin(
     structures={
-        "model/scenes": SceneClassifierConfig,
-        "model/distillation": DistillerConfig,
-        "data/distillation": DistillationDataConfig,
-        "model/segmentation": SegmenterConfig,
-        "data/scenes": SceneDataConfig,
-        "data/segmentation": SegmentationDataConfig,
-        "task/export": Export,
-        "task/features": Features,
-        "task/probe": Probe,
-        "task/stats": Stats,
+        "model/scenes": keys.SceneClassifierConfig,
+        "model/distillation": keys.DistillerConfig,
+        "data/distillation": keys.DistillationDataConfig,
+        "model/segmentation": keys.SegmenterConfig,
+        "data/scenes": keys.SceneDataConfig,
+        "data/segmentation": keys.SegmentationDataConfig,
+        **_TASKS,
     },
     choices={
-        "model/dinov3_distillation": DistillerConfig,
-        "model/dinov3_scenes": SceneClassifierConfig,
-        "model/dinov3_segmentation": SegmenterConfig,
-        "task/export": Export,
-        "task/features": Features,
-        "task/probe": Probe,
-        "task/stats": Stats,
+        "model/dinov3_distillation": keys.DistillerConfig,
+        "model/dinov3_scenes": keys.SceneClassifierConfig,
+        "model/dinov3_segmentation": keys.SegmenterConfig,
+        **_TASKS,
     },
     keys={"task/predict": PredictKeys},
     families={
-        "scene classification": Family(SceneClassifierConfig, SceneDataConfig, "dinov3_eurosat", _SMALL),
-        "segmentation": Family(SegmenterConfig, SegmentationDataConfig, "dinov3_dubai", _SMALL),
+        "scene classification": Family(keys.SceneClassifierConfig, keys.SceneDataConfig, "dinov3_eurosat", _SMALL),
+        "segmentation": Family(keys.SegmenterConfig, keys.SegmentationDataConfig, "dinov3_dubai", _SMALL),
     },
 )

@@ -13,11 +13,9 @@ import torch
 from omegaconf import OmegaConf
 from safetensors.numpy import load_file, save
 
-from exp import console
 from exp.data.loader import device_loader
 from exp.engine.building import build_data, build_model, make_result
 from exp.engine.outputs import PictureWriter
-from exp.engine.wrapper import check_placement
 from exp.errors import ConfigError, RunError
 from exp.runs.files import csv_content, to_json, write_atomically, write_json
 from exp.runs.lock import RunLock
@@ -53,7 +51,6 @@ def _build(session: Session) -> tuple[Any, Any]:
     model: Any = build_model(session, data).to(session.device)
     if not hasattr(model, "features"):
         raise ConfigError(f"model {config.model._target_} gives no features of images; use model=dinov3_scenes")
-    check_placement(model, session.device, session.info.rank)
     model.eval()
     if config.compile:
         model.features = torch.compile(model.features)  # this method is called, not the model
@@ -83,10 +80,7 @@ def write_features(session: Session) -> dict[str, Any]:
         written[number], patches = write_image(session, model, read, entry)
         components.add(patches)
 
-    failures = each_of_mine(session, inputs, write)
-    gathered = session.distributed.gather((written, failures))
-    files = [row for _, row in sorted(pair for part, _ in gathered for pair in part.items())]
-    failed = [failure for _, part in gathered for failure in part]
+    files, failed, _ = each_of_mine(session, inputs, write, written)
     report = []
     if files and task.max_images:
         components.fit(session.distributed)  # every rank takes part
@@ -316,22 +310,16 @@ def _compute(session: Session, data: Any, model: Any, splits: dict[str, Any]) ->
     """Compute the batches that the store lacks; returns the number of images over all ranks, and seconds."""
     distributed, store, size = session.distributed, Store(session.config.task.store), data.eval_batch_size
     lacking = distributed.gather(store.images(TO_DO))[0]
-    batches = [
-        (split, numbers[first : first + size])
-        for split in splits
-        for numbers in [[number for name, number in lacking if name == split]]
-        for first in range(0, len(numbers), size)
-    ]
-    mine = batches[distributed.rank :: distributed.world_size]
     session.say(
-        f"{console.shown(store.folder)} lacks the features of {len(lacking)} of {sum(map(len, splits.values()))} images"
+        f"{store.folder} lacks the features of {len(lacking)} of {sum(map(len, splits.values()))} images"
         + ("" if lacking else "; nothing is left to compute")
     )
     session.begin()
     began, computed = time.perf_counter(), 0
     for split, dataset in splits.items():
-        indices = [torch.tensor(numbers) for name, numbers in mine if name == split]
-        for numbers, batch in zip(indices, device_loader(dataset, indices, data.num_workers, session)):
+        to_do = torch.tensor([number for name, number in lacking if name == split], dtype=torch.int64)
+        mine = to_do.split(size)[distributed.rank :: distributed.world_size] if len(to_do) else ()
+        for numbers, batch in zip(mine, device_loader(dataset, mine, data.num_workers, session)):
             values = _of_batch(session, model, batch)
             skipped = dataset.skipped[numbers].numpy()
             store.write(split, numbers.tolist(), {**values, "state": np.where(skipped, UNUSABLE, DONE)})

@@ -12,7 +12,6 @@ from matplotlib.ticker import EngFormatter
 
 from exp.draw.figure import as_it_is, figure_pixels, label, new_figure
 from exp.engine.outputs import batch_outputs
-from exp.engine.wrapper import unwrapped
 from exp.vision.metrics import as_in_file
 from exp.vision.pictures import Color, colored, enlarged, overlay, resized_labels, shrunk, to_rgb
 
@@ -225,8 +224,6 @@ def draw_images(session: Session, data: Any, model: Any, metrics: Any = None) ->
     Returns:
         Plots by the names of PNG files.
     """
-    model = unwrapped(model)
-    model.eval()
     pictures: dict[str, Picture] = {}
     if data.val[torch.zeros(1, dtype=torch.int64)]["label"].dim() == 3:
         unit = "pixels"

@@ -178,7 +178,7 @@ class FeatureAgreement(SampleMetric):
     """The mean cosine between projected student and teacher over images.
 
     Args:
-        part: field of :class:`exp.vision.dinov3.distiller.Agreement`: ``cls`` or ``patches``.
+        part: field of :class:`exp.vision.dinov3.models.Agreement`: ``cls`` or ``patches``.
     """
 
     greater_is_better = True

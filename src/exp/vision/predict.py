@@ -10,7 +10,8 @@ import time
 from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Iterator, NamedTuple, Sequence
+from tempfile import TemporaryFile
+from typing import TYPE_CHECKING, Any, BinaryIO, Callable, Iterator, NamedTuple, Sequence
 
 import numpy as np
 import torch
@@ -30,7 +31,7 @@ from exp.vision.tiling import Tiling
 if TYPE_CHECKING:
     from exp.session import Session
 
-__all__ = ["Failure", "Input", "chosen", "each_of_mine", "find_images", "label_map", "named", "predict",
+__all__ = ["Input", "chosen", "each_of_mine", "find_images", "label_map", "named", "predict",
            "predictions_csv", "report_failures", "write_png", "write_tiff"]  # fmt: skip
 
 _TOP = 3  # classes of a scene that are listed
@@ -52,18 +53,6 @@ class Input(NamedTuple):
 
     path: Path
     name: str
-
-
-class Failure(NamedTuple):
-    """An image that could not be used.
-
-    Attributes:
-        path: of the file.
-        reason: the first line of the error.
-    """
-
-    path: str
-    reason: str
 
 
 def chosen(task: Any, data: Any) -> tuple[list[Input], list[str] | None]:
@@ -143,31 +132,43 @@ def model_scores(session: Session, model: Any, image: torch.Tensor) -> torch.Ten
     return logits
 
 
-def each_of_mine(session: Session, inputs: Sequence[Input], work: Callable[[int, Input], Any]) -> list[Failure]:
+def each_of_mine(
+    session: Session,
+    inputs: Sequence[Input],
+    work: Callable[[int, Input], Any],
+    done: dict[int, Any],
+    finish: Callable[[], Any] = lambda: None,
+) -> tuple[list[Any], list[str], float]:
     """Process this rank's share of the files: every ``world_size``-th, since neighboring files are often alike in size.
 
-    An image that cannot be read is logged, and the others are processed; other errors are raised.
+    An image that cannot be read is logged, and the others are processed; other errors are raised. A collective.
 
     Args:
         session: the session.
         inputs: all files, the same on every rank.
         work: called with the number of a file and the file.
+        done: results of this rank by number of the file, which ``work`` or ``finish`` have put there at the end.
+        finish: called after the last file.
 
     Returns:
-        The images that could not be used.
+        Of all ranks: the results in the order of the files; the images that could not be used; and the seconds of the
+        slowest rank.
     """
-    failures = []
+    began, failures = time.perf_counter(), []
     for number in range(session.info.rank, len(inputs), session.info.world_size):
         try:
             work(number, inputs[number])
         except DataError as error:
             reason = str(error).splitlines()[0]
             logger.error("cannot use %s: %s", inputs[number].path, reason)
-            failures.append(Failure(str(inputs[number].path), reason))
-    return failures
+            failures.append(f"{inputs[number].path}: {reason}")
+    finish()
+    gathered = session.distributed.gather((done, failures, time.perf_counter() - began))
+    in_order = [result for _, result in sorted(pair for part, *_ in gathered for pair in part.items())]
+    return in_order, [each for _, part, _ in gathered for each in part], max(seconds for *_, seconds in gathered)
 
 
-def report_failures(failures: Sequence[Failure], total: int) -> None:
+def report_failures(failures: Sequence[str], total: int) -> None:
     """Let a run fail at its end if images failed.
 
     Args:
@@ -178,7 +179,7 @@ def report_failures(failures: Sequence[Failure], total: int) -> None:
         RunError: there are failures; the message names them.
     """
     if failures:
-        lines = [f"{failure.path}: {failure.reason}" for failure in failures[:NAMED_FILES]]
+        lines = failures[:NAMED_FILES]
         more = [f"and {len(failures) - NAMED_FILES} more; all are in the logs"][: len(failures) > NAMED_FILES]
         hint = "; the others are done. Repair or remove these" if len(failures) < total else ""
         raise RunError("\n  ".join([f"{len(failures)} of {total} images could not be used{hint}", *lines, *more]))
@@ -216,7 +217,7 @@ def predict(session: Session, data: Any, model: Any) -> Prediction:
 
 def predict_scenes(
     session: Session, data: Any, model: Any, inputs: Sequence[Input], truths: Sequence[str] | None
-) -> tuple[dict[str, float], list[str], list[Failure]]:
+) -> tuple[dict[str, float], list[str], list[str]]:
     """Predict this rank's share of the images; rank 0 writes the table and the contact sheet.
 
     Args:
@@ -253,15 +254,8 @@ def predict_scenes(
             scenes[number] = Scene(str(entry.path), named, None if truths is None else truths[number])
         waiting.clear()
 
-    began = time.perf_counter()
-    failures = each_of_mine(session, inputs, add)
-    flush()
-    seconds = max(session.distributed.gather(time.perf_counter() - began))
-    gathered = session.distributed.gather((scenes, failures))
-    everything = [scene for _, scene in sorted(pair for part, _ in gathered for pair in part.items())]
-    failed = [failure for _, part in gathered for failure in part]
-    metrics: dict[str, float] = {"images": len(everything), "failed": len(failed)}
-    metrics["images_per_second"] = len(everything) / seconds
+    everything, failed, seconds = each_of_mine(session, inputs, add, scenes, flush)
+    metrics = {"images": len(everything), "failed": len(failed), "images_per_second": len(everything) / seconds}
     if truths is not None and everything:
         metrics["accuracy"] = sum(scene.best[0][0] == scene.truth for scene in everything) / len(everything)
     files: list[str] = []
@@ -291,24 +285,9 @@ def predictions_csv(scenes: Sequence[Scene]) -> bytes:
     return csv_content(rows)
 
 
-def area_rows(counts: Sequence[int], area: float | None, classes: Sequence[str]) -> list[list[Any]]:
-    """Rows ``class, pixels, share, square_meters`` of each class; shares are of the pixels that have a class.
-
-    Args:
-        counts: pixels of each class.
-        area: area of a pixel in square meters; None: not known.
-        classes: names.
-    """
-    known = max(sum(counts), 1)
-    return [
-        [name, count, f"{count / known:.6f}", "" if area is None else f"{count * area:.2f}"]
-        for name, count in zip(classes, counts)
-    ]
-
-
 def predict_segmentation(
     session: Session, data: Any, model: Any, inputs: Sequence[Input]
-) -> tuple[dict[str, float], list[str], list[Failure]]:
+) -> tuple[dict[str, float], list[str], list[str]]:
     """Predict this rank's share of the images; rank 0 writes the table of areas.
 
     Args:
@@ -321,17 +300,13 @@ def predict_segmentation(
         Metrics; on rank 0 all files, relative to the run folder; the images of all ranks that could not be used.
     """
     done: dict[int, tuple[list[list[Any]], list[str]]] = {}
-    began = time.perf_counter()
 
     def predict(number: int, entry: Input) -> None:
         done[number] = _predict(session, data, model, entry)
 
-    failures = each_of_mine(session, inputs, predict)
-    gathered = session.distributed.gather((done, failures, time.perf_counter() - began))
-    in_order = [pair for _, pair in sorted(item for part, *_ in gathered for item in part.items())]
+    in_order, failed, seconds = each_of_mine(session, inputs, predict, done)
     rows, files = [row for part, _ in in_order for row in part], sorted(file for _, part in in_order for file in part)
-    pixels, seconds = sum(row[2] for row in rows), max(each for *_, each in gathered)
-    failed = [failure for _, part, _ in gathered for failure in part]
+    pixels = sum(row[2] for row in rows)
     metrics = {"images": len(in_order), "failed": len(failed), "megapixels_per_second": pixels / 1e6 / seconds}
     if session.distributed.is_main and rows:
         head = ["file", "class", "pixels", "share", "square_meters"]
@@ -371,7 +346,11 @@ def _predict(session: Session, data: Any, model: Any, entry: Input) -> tuple[lis
         if gsd is not None or area is None:
             gsd = data.gsd if gsd is None else gsd
             area = None if gsd is None else gsd**2
-        rows = area_rows(counted(labels)[:classes].tolist(), area, data.classes)
+        counts = counted(labels)[:classes].tolist()
+        rows = [
+            [name, count, f"{count / max(sum(counts), 1):.6f}", "" if area is None else f"{count * area:.2f}"]
+            for name, count in zip(data.classes, counts)
+        ]
         small = resized_labels(labels, *picture.shape[:2])
     names = [f"{name}  {100 * float(share):.1f} %" for name, _, share, _ in rows]
     page = overlay_with_legend(picture, small, names, data.palette)
@@ -383,14 +362,15 @@ def _predict(session: Session, data: Any, model: Any, entry: Input) -> tuple[lis
 
 @contextmanager
 def label_map(path: Path, image: Any) -> Iterator[np.ndarray]:
-    """A memory-mapped temporary file for the labels of an image of any size, uint8 (H, W).
+    """A memory-mapped file without a name for the labels of an image of any size, uint8 (H, W).
 
     Args:
-        path: of the final file; the temporary file is in its folder.
+        path: of the final file; the temporary file is on the disk of its folder, which is made.
         image: has ``height`` and ``width``.
     """
-    with _temporary(path.with_suffix(".map")) as temporary:
-        yield np.memmap(temporary, np.uint8, "w+", shape=(image.height, image.width))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryFile(dir=path.parent) as file:
+        yield np.memmap(file, np.uint8, "w+", shape=(image.height, image.width))
 
 
 def counted(labels: np.ndarray) -> np.ndarray:
@@ -409,9 +389,7 @@ def write_png(path: Path, labels: np.ndarray, palette: Sequence[tuple[int, int, 
     """
     image = Image.frombuffer("P", (labels.shape[1], labels.shape[0]), labels, "raw", "P", 0, 1)
     image.putpalette(palette_table(palette).tobytes())
-    with _temporary(path) as temporary:
-        image.save(temporary, format="PNG")
-        temporary.replace(path)
+    write_atomically(path, lambda file: image.save(file, format="PNG"))
 
 
 def write_tiff(path: Path, labels: np.ndarray, dataset: Any, palette: Sequence[tuple[int, int, int]]) -> None:
@@ -430,22 +408,12 @@ def write_tiff(path: Path, labels: np.ndarray, dataset: Any, palette: Sequence[t
     profile = {"driver": "GTiff", "compress": "deflate", "BIGTIFF": "IF_SAFER", "tiled": True, "blockxsize": _ROWS,
                "blockysize": _ROWS, "height": height, "width": width, "count": 1, "dtype": "uint8",
                "crs": dataset.crs, "transform": dataset.transform, "nodata": NO_DATA}  # fmt: skip
-    with _temporary(path) as temporary:
-        with rasterio.open(temporary, "w", **profile) as file:
+
+    def write(temporary: BinaryIO) -> None:
+        with rasterio.open(temporary.name, "w", **profile) as file:
             file.write_colormap(1, {number: (*color, 255) for number, color in enumerate(palette)})
             for top in range(0, height, _ROWS):
                 part = labels[top : top + _ROWS]
                 file.write(part, 1, window=Window(0, top, width, len(part)))
-        temporary.replace(path)
 
-
-@contextmanager
-def _temporary(path: Path) -> Iterator[Path]:
-    """A temporary path in the folder of ``path``, which is made; the file is removed at the end."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        yield temporary
-    finally:
-        if temporary.exists():
-            temporary.unlink()
+    write_atomically(path, write)

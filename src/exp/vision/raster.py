@@ -119,12 +119,8 @@ class RasterImage:
 
     def crop(self, top: int, left: int, height: int, width: int) -> torch.Tensor:
         """A part of the model's input, (C, height, width)."""
-        columns = slice(left, left + width)
-        masked = self._masked(top, height)
-        measured = self._measured(
-            self._held(top, height)[:, :, columns], None if masked is None else masked[:, columns]
-        )
-        return _tensor(self.reader.modalities.mapped(self.reader.finished(*measured[:2], self.path), self.path))
+        values, invalid, _ = self._part(top, left, height, width)
+        return _tensor(self.reader.modalities.mapped(self.reader.finished(values, invalid, self.path), self.path))
 
     def thumbnail(self, longest: int) -> np.ndarray:
         """RGB for the eye, with at most ``longest`` pixels on its longer side: (h, w, 3), uint8."""
@@ -139,18 +135,19 @@ class RasterImage:
 
     def without_data(self, top: int, height: int) -> np.ndarray | None:
         """Which pixels of these rows hold no data: bool (height, width); None: all do."""
-        return self._measured(self._held(top, height), self._masked(top, height))[2]
+        return self._part(top, 0, height, self.width)[2]
+
+    def _part(self, top: int, left: int, height: int, width: int) -> tuple[Any, Any, Any]:
+        from rasterio.windows import Window
+
+        masked = mask_of(self.dataset, Window(left, top, width, height))
+        return self._measured(self._held(top, height)[:, :, left : left + width], masked)
 
     def _measured(self, rows: np.ndarray, masked: np.ndarray | None) -> tuple[Any, Any, Any]:
         """:meth:`ImageReader.measured_of` for rows of the file, (bands, h, w)."""
         pixels, count = np.moveaxis(rows, 0, -1), len(self._bands)
         transparency = pixels[..., count] if self._alpha else None
         return self.reader.measured_of(pixels[..., :count], transparency, self.dataset.nodata, masked, self.path)
-
-    def _masked(self, top: int, height: int) -> np.ndarray | None:
-        from rasterio.windows import Window
-
-        return mask_of(self.dataset, Window(0, top, self.width, height))
 
     def _held(self, top: int, height: int) -> np.ndarray:
         """Whole rows (bands, height, W) of the file; rows that are in memory are not read again."""

@@ -7,9 +7,12 @@ import pandas as pd
 import pytest
 import torch
 
+from exp.engine.building import read_weights
 from exp.errors import DataError
 from exp.forecasting.config import ForecastingDataConfig
 from exp.forecasting.data.preflight import preflight
+from tests.conftest import TINY
+from tests.docs.reader import ROOT, write_files
 
 NAMES = ["pump", "temp", "flow"]
 
@@ -104,3 +107,36 @@ def test_a_part_without_any_truth_is_refused(plant, values):
         data.check_truth(["train", "val", "test"])
     with pytest.raises(DataError, match=r"s.csv, column flow"):
         plant(values * [1, 1, np.nan])
+
+
+OIL = """
+defaults: [/schema/data/forecasting@_here_, _self_]
+name: oil
+file: {file}
+channels: 8
+targets: [OT]
+columns:
+  weekend: {{_target_: my_columns.Weekend}}
+  HUFL: {{_target_: my_columns.Asinh, of: OT}}
+"""
+
+
+def test_a_column_type_of_ones_own_is_one_module_and_one_yaml(exp):
+    write_files(ROOT / "docs" / "guide" / "data.md", exp.folder, python=["my_columns.py"])
+    exp.path("my_conf/data").mkdir(parents=True)
+    exp.path("my_conf/data/oil.yaml").write_text(OIL.format(file=exp.path("oil.csv")))
+    rows = pd.read_csv(ROOT / "data" / "ett" / "ETTh1.csv", nrows=900)
+    rows.to_csv(exp.path("oil.csv"), index=False)
+    words = ["--config-dir", "my_conf", *TINY, "data=oil", "data.horizon=24"]
+    done = exp(*words, "output_dir=run")
+    assert done.returncode == 0, done.stderr
+    weights = ["backend=cpu", "task=predict", "init_from=run", "plots=false", "plugins=[my_columns]"]
+    done = exp(*weights, "task.input=oil.csv", "output_dir=next")
+    assert done.returncode == 0, done.stderr
+    state = read_weights(exp.path("run")).data
+    assert state["names"] == [*list(rows)[1:], "weekend"]
+    train, weekend = rows[:630], pd.to_datetime(rows["date"][:630]).dt.day_of_week >= 5
+    assert state["mean"][0] == pytest.approx(np.arcsinh(train["OT"]).mean())
+    assert state["mean"][-1] == pytest.approx(weekend.mean())
+    done = exp(*words, "data.columns={weekend: {_target_: collections.OrderedDict}}", "output_dir=no")
+    assert (done.returncode, "data.columns.weekend" in done.stderr) == (2, True)

@@ -72,7 +72,7 @@ def test_a_table_with_dates(write, content):
     assert [str(date) for date in series.dates.index] == [f"2020-01-01 0{hour}:00:00" for hour in range(3)]
     bare = read(write("0,1.5,2\n3,4,5\n"), header=False, channels=3)
     np.testing.assert_array_equal(bare.values, [[0, 1.5, 2], [3, 4, 5]])
-    assert (bare.dates, bare.columns.names) == (None, ["0", "1", "2"])
+    assert (bare.dates.index, bare.columns.names) == (None, ["0", "1", "2"])
 
 
 FORMS = ["%d/%m/%Y %H:%M", "%m/%d/%Y %H:%M:%S", "%d.%m.%Y %H:%M", "%d-%m-%y %H:%M", "%m/%d/%Y %I:%M %p",
@@ -125,7 +125,7 @@ def test_the_column_of_dates_has_any_place_and_name_or_there_is_none(write):
     path = write(file_of(times("%Y-%m-%d %H:%M"), "time stamp"))
     assert "data.date_column='\"time stamp\"'" in refusal(path)
     assert read(path, date_column="Time Stamp").columns.names == ["a"]
-    assert read(write("a,b\n1,2\n3,4\n"), date_column=None).dates is None
+    assert read(write("a,b\n1,2\n3,4\n"), date_column=None).dates.index is None
 
 
 DAY = "2020-01-01,"

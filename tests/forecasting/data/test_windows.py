@@ -11,7 +11,7 @@ import torch
 
 from exp.errors import DataError
 from exp.forecasting.data.calendar import time_features
-from exp.forecasting.data.windows import WindowDataset, borders
+from exp.forecasting.data.dataset import WindowDataset, borders
 
 LOOKBACK, HORIZON = 7, 3
 
@@ -23,7 +23,7 @@ def data():
 
 def test_equals_a_loop_over_windows(data):
     values, marks = data
-    dataset = WindowDataset(values, marks, range(11, 45), LOOKBACK, HORIZON, True)
+    dataset = WindowDataset({"x": values, "marks": marks}, range(11, 45), LOOKBACK, HORIZON, True)
     assert len(dataset) == 34 - 10 + 1
     index = torch.tensor([24, 0, 3, 3])
     begins = [11 + number for number in index.tolist()]

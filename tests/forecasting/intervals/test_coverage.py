@@ -11,9 +11,18 @@ import torch
 
 from exp.engine.distributed import Distributed
 from exp.errors import ConfigError
-from exp.forecasting.intervals.calibrate import Scores, bound, calibrated, check_count
-from exp.forecasting.intervals.intervals import GRID, Intervals, Spread, quantile_levels
-from exp.forecasting.intervals.metrics import IntervalMetrics, gaussian_crps
+from exp.forecasting.intervals import (
+    GRID,
+    IntervalMetrics,
+    Intervals,
+    Scores,
+    Spread,
+    bound,
+    calibrated,
+    check_count,
+    gaussian_crps,
+    quantile_levels,
+)
 from exp.hardware.registry import create_backend
 from exp.models.base import Model
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from exp.forecasting.timebridge import density as measured
 from exp.forecasting.timebridge.density import NEGATIVE_SLOPE, log_square
-from exp.forecasting.timebridge.transition import LatentMLPs, StationaryPrior
+from exp.forecasting.timebridge.prior import LatentMLPs, StationaryPrior
 from tests.forecasting.timebridge.conftest import log_density
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from exp.vision.data.config import DistillationDataConfig
 from exp.vision.data.layouts import deal
 from exp.vision.data.mmrs1m import modality_in
+from exp.vision.keys import DistillationDataConfig
 from tests.vision.data.conftest import SAMPLES, layout, record, refused
 
 

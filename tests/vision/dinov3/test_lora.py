@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from exp.vision.dinov3 import SceneClassifier
-from exp.vision.dinov3.lora import is_of_lora
+from exp.vision.dinov3.backbone import is_of_lora
 
 SMALL = {"embed_dim": 32, "depth": 3, "num_heads": 2, "layer_scale": 0.5}
 

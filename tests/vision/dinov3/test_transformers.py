@@ -15,8 +15,7 @@ from exp.engine.building import read_weights
 from exp.errors import ConfigError
 from exp.vision.dinov3 import SceneClassifier
 from exp.vision.dinov3 import weights as published
-from exp.vision.dinov3.backbone import VisionTransformer
-from exp.vision.dinov3.sizes import SIZES, Size
+from exp.vision.dinov3.backbone import SIZES, Size, VisionTransformer
 
 # `make test` installs transformers there, apart from the environment: MMEngine imports it wherever it finds it, and
 # every worker process would start a second later.

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from exp.errors import ConfigError, DataError
-from exp.vision.predict import Failure, each_of_mine, find_images, named
+from exp.vision.predict import each_of_mine, find_images, named
 
 
 def test_a_folder_a_glob_and_a_file_mean_what_they_say_and_no_images_are_an_error(tmp_path):
@@ -42,6 +42,6 @@ def test_ranks_share_the_files_and_a_bad_one_stops_nobody(make_session):
             raise DataError(f"{entry.path} is truncated\n  details")
         seen.append(number)
 
-    failures = [each_of_mine(make_session(rank=rank, world_size=3), inputs, work) for rank in range(3)]
+    failures = [each_of_mine(make_session(rank=rank, world_size=3), inputs, work, {})[1] for rank in range(3)]
     assert seen == [0, 6, 1, 4, 2, 5]
-    assert failures == [[Failure("3.png", "3.png is truncated")], [], []]
+    assert failures == [["3.png: 3.png is truncated"], [], []]

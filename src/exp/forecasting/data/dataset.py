@@ -10,26 +10,25 @@ from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 import numpy as np
 import pandas as pd
 import torch
+from torch.utils.data import Dataset
 
 from exp.data.base import Data, ExampleBatch, Extras, Prediction
 from exp.data.places import of_file, shortened
 from exp.errors import DataError
 from exp.forecasting.config import ForecastingDataConfig
 from exp.forecasting.data import calendar
-from exp.forecasting.data.contract import Contract, NeedsContractError, contract_of, warn_of_outliers
 from exp.forecasting.data.preflight import locate
-from exp.forecasting.data.series import read_series
-from exp.forecasting.data.windows import TooFewRowsError, WindowDataset, borders
+from exp.forecasting.data.series import Contract, NeedsContractError, contract_of, read_series, warn_of_outliers
+from exp.forecasting.intervals import IntervalMetrics, Intervals, prepare
 from exp.forecasting.metrics import Baselines, ForecastMetrics
 
 if TYPE_CHECKING:
     from exp.data.places import Fingerprint
     from exp.forecasting.data.series import Series
-    from exp.forecasting.intervals.intervals import Intervals
     from exp.metrics import Metric
     from exp.session import Session
 
-__all__ = ["ForecastingData"]
+__all__ = ["ForecastingData", "TooFewRowsError", "WindowDataset", "borders"]
 
 
 class ForecastingData(Data):
@@ -63,13 +62,15 @@ class ForecastingData(Data):
             float32 cannot represent.
     """
 
+    makes = ("columns",)
     num_marks = calendar.NUM_TIME_FEATURES
     intervals: Intervals | None = None
     notes: list[str]
     _contract: Contract
     _problem: DataError | None = None
     _rows: dict[str, range]
-    _series: dict[str, Any]  # float32 (T, ...) or None, by the name of WindowDataset's argument
+    _series: dict[str, torch.Tensor]  # that WindowDataset takes
+    _windows: dict[str, WindowDataset]
 
     def __init__(self, **keys: Any) -> None:
         self.config = config = ForecastingDataConfig(**keys)
@@ -90,11 +91,12 @@ class ForecastingData(Data):
         series = read_series(self.path, self.config, contract.date_format if contract else None)
         self.names, self.scored = series.columns.names, series.columns.scored
         self.target_names = [self.names[position] for position in self.scored]
-        self.num_rows, dates = len(series.values), series.dates
-        self.dates: pd.DatetimeIndex | None = dates.index if dates else None
-        self.frequency = dates.frequency if dates else None
-        self.notes = list(dates.warnings) if dates else []
-        self._num_past = self._count_past(series)
+        self.num_rows, self.dates, self.frequency = len(series.values), series.dates.index, series.dates.frequency
+        self.notes = list(series.dates.warnings)
+        self._num_past = self.num_rows
+        if self.config.covariates is not None and self.config.missing == "mask":  # covariates may run ahead
+            known = ~np.isnan(series.values[:, self.scored]).all(axis=1)
+            self._num_past -= int(known[::-1].argmax()) if known.any() else self.num_rows
         # Rows after the last truth have covariates only: no error can be measured there.
         past = self.num_rows if self.config.split == "new" else self._num_past
         try:
@@ -119,40 +121,32 @@ class ForecastingData(Data):
                 f"{self.path}: its rows are {timedelta(seconds=seconds)} apart, and those that the weights were "
                 f"trained on {timedelta(seconds=contract.seconds)}; give rows of that distance"
             )
-        date_format = dates.date_format if dates else None
-        self._contract = replace(contract, name=self.name, date_format=date_format, seconds=seconds)
+        self._contract = replace(contract, name=self.name, date_format=series.dates.date_format, seconds=seconds)
         self._unlike = contract.unlike(series, self._rows["test"])
         self._standardize(series)
         self._problem = None
-
-    def _count_past(self, series: Series) -> int:
-        """The number of rows up to the last one with a target's value; all rows unless covariates may run ahead."""
-        if self.config.covariates is None or self.config.missing != "mask":
-            return self.num_rows
-        known = ~np.isnan(series.values[:, self.scored]).all(axis=1)
-        return self.num_rows - int(known[::-1].argmax()) if known.any() else 0
 
     def _standardize(self, series: Series) -> None:
         season, scale = self._contract.season, self._contract.scale
         scales = None if scale is None else torch.tensor(scale, dtype=torch.float64)
         self._baselines = Baselines(season, 1 < season <= self.lookback, scales)
-        of_file = (self._contract.mean, self._contract.std)
-        self.mean, self.std = (torch.tensor(each, dtype=torch.float64) for each in of_file)
+        statistics = (self._contract.mean, self._contract.std)
+        self.mean, self.std = (torch.tensor(each, dtype=torch.float64) for each in statistics)
         standardized = (series.values - self.mean.numpy()) / self.std.numpy()
         self.notes += warn_of_outliers(series)
         # An empty cell gets the last value before it, or 0, the mean of the training rows.
         seen = pd.DataFrame(standardized).ffill().fillna(0.0).to_numpy()
-        marks = calendar.time_features(self.dates, self.num_rows)
-        truth = future = None
+        found = {"x": seen, "marks": calendar.time_features(self.dates, self.num_rows)}
         if self.config.missing == "mask" or len(self.scored) < len(self.names):
-            truth = np.full_like(standardized, np.nan)
-            truth[:, self.scored] = standardized[:, self.scored]
+            found["y"] = np.full_like(standardized, np.nan)
+            found["y"][:, self.scored] = standardized[:, self.scored]
         if series.columns.ahead is not None:
-            future = np.concatenate([seen[:, series.columns.ahead], marks], axis=1)
-        each = {"values": seen, "marks": marks, "truth": truth, "future": future}
-        self._series = {name: None if rows is None else _series_contiguous(rows) for name, rows in each.items()}
-        self._truth: torch.Tensor | None = self._series["truth"]
-        self._cut()
+            found["future"] = np.concatenate([seen[:, series.columns.ahead], found["marks"]], axis=1)
+        self._series = {name: _series_contiguous(rows) for name, rows in found.items()}
+        self._truth = self._series.get("y")
+        resident = None if self.config.on_device == "auto" else bool(self.config.on_device)
+        self._windows = {split: WindowDataset(self._series, rows, self.lookback, self.horizon, resident)
+                         for split, rows in self._rows.items()}  # fmt: skip
 
     @property
     def rows(self) -> dict[str, range]:
@@ -166,36 +160,29 @@ class ForecastingData(Data):
         return self._rows
 
     def __getattr__(self, name: str) -> Any:
-        """The windows of a split, if it has any (:meth:`_cut`).
+        """The windows of a split.
 
         Raises:
             DataError: the data cannot be used without the contract of weights, or all rows are for testing.
         """
         if name not in ("train", "val", "test"):
             raise AttributeError(name)
-        raise self._problem or DataError(f"{self.path}: all its rows are new; it has no split {name}")
-
-    def _cut(self) -> None:
-        """Set those of :attr:`train`, :attr:`val` and :attr:`test` that have windows."""
-        for split in ("train", "val", "test"):
-            self.__dict__.pop(split, None)  # windows of the former values
-        resident = None if self.config.on_device == "auto" else bool(self.config.on_device)
-        for split, rows in self._rows.items():
-            setattr(self, split, WindowDataset(**self._series, rows=rows, lookback=self.lookback, horizon=self.horizon,
-                                               resident=resident))  # fmt: skip
+        if self._problem is not None or name not in self._windows:
+            raise self._problem or DataError(f"{self.path}: all its rows are new; it has no split {name}")
+        return self._windows[name]
 
     @classmethod
     def example_batch(cls, **keys: Any) -> ExampleBatch:
         """A window of a series that has as many rows as one window."""
         config = ForecastingDataConfig(**keys)
         rows = config.lookback + config.horizon
-        widths = {"values": config.channels, "marks": cls.num_marks}
+        widths = {"x": config.channels, "marks": cls.num_marks}
         if config.missing == "mask" or config.targets or config.covariates:
-            widths["truth"] = config.channels
+            widths["y"] = config.channels
         if config.covariates is not None:
             widths["future"] = len(config.covariates) + cls.num_marks
-        series: dict[str, Any] = {name: _series_contiguous(np.zeros((rows, width))) for name, width in widths.items()}
-        window = WindowDataset(**series, rows=range(rows), lookback=config.lookback, horizon=config.horizon)[[0]]
+        series = {name: _series_contiguous(np.zeros((rows, width))) for name, width in widths.items()}
+        window = WindowDataset(series, range(rows), config.lookback, config.horizon)[[0]]
         return ExampleBatch(window, window, {}, config.eval_batch_size)
 
     def fingerprint(self) -> Fingerprint:
@@ -281,8 +268,6 @@ class ForecastingData(Data):
 
     def calibrate(self, session: Session, model: Any) -> None:
         """Prepare the intervals of ``task.intervals`` (:mod:`exp.forecasting.intervals`)."""
-        from exp.forecasting.intervals.calibrate import prepare
-
         self.intervals = prepare(session, self, model)
 
     def metrics(self, detailed: bool = False) -> Metric | list[Metric]:
@@ -295,8 +280,6 @@ class ForecastingData(Data):
         errors = ForecastMetrics(names, self.std, None if self._truth is None else self.scored, self._baselines)
         if self.intervals is None:
             return errors
-        from exp.forecasting.intervals.metrics import IntervalMetrics
-
         return [errors, IntervalMetrics(self.intervals, names, self.mean, self.std, self.scored)]
 
     def predict(self, session: Session, model: Any) -> Prediction:
@@ -341,8 +324,7 @@ class ForecastingData(Data):
 
     def past(self, begin: int) -> torch.Tensor:
         """The L standardized rows of the file from ``begin`` on, (L, C); NaN where a cell has no truth."""
-        rows: torch.Tensor = self._series["values"] if self._truth is None else self._truth
-        return rows[begin : begin + self.lookback]
+        return self._series.get("y", self._series["x"])[begin : begin + self.lookback]
 
     @property
     def num_past(self) -> int:
@@ -369,7 +351,7 @@ class ForecastingData(Data):
         end = self.num_past
         seen = slice(end - self.lookback, end)
         series = self._series
-        batch = {"x": series["values"][seen].unsqueeze(0), "marks": series["marks"][seen].unsqueeze(0)}
+        batch = {name: series[name][seen].unsqueeze(0) for name in ("x", "marks")}
         dates = None
         if self.dates is not None:
             dates = self.dates[end : end + self.horizon]
@@ -377,7 +359,7 @@ class ForecastingData(Data):
             if rest:
                 beyond = calendar.continued(self.dates, rest, self.lookback)
                 dates = None if beyond is None else dates.append(beyond)
-        if series["future"] is not None:
+        if "future" in series:
             rows = torch.arange(end, end + self.horizon).clamp_max(self.num_rows - 1)
             future = series["future"][rows].clone()
             if dates is not None:
@@ -389,3 +371,167 @@ class ForecastingData(Data):
 def _series_contiguous(values: np.ndarray) -> torch.Tensor:
     """Convert to float32 (T, C) with strides (1, T): each series is contiguous."""
     return torch.from_numpy(np.ascontiguousarray(values.T, dtype=np.float32)).t()
+
+
+_PER_MONTH = {"ett_hour": 30 * 24, "ett_minute": 30 * 24 * 4}
+
+# Most memory that a series may take on a device: a share of its free memory, or bytes if that is not known.
+_SHARE, _WITHOUT_ASKING = 1 / 16, 2**28
+
+
+class TooFewRowsError(DataError):
+    """A series is too short for its split."""
+
+
+def borders(split: str, num_rows: int, lookback: int, horizon: int) -> dict[str, range]:
+    """The rows of each split, as in the published benchmarks (Informer, arXiv 2012.07436, and later papers).
+
+    - ``ett_hour`` and ``ett_minute``: 12, 4 and 4 months of 30 days, hourly or every 15 minutes; later rows are unused.
+    - ``ratio``: the first ``int(0.7 n)`` rows for training, the last ``int(0.2 n)`` for testing, the rest between them
+      for validation.
+    - ``pems``: the first 60 %, the next 20 % and the rest (the loaders of PEMS in SCINet, arXiv 2106.09305, and
+      iTransformer, arXiv 2310.06625).
+    - ``new``: all rows are for testing. They may be too few for a window, but not for a forecast of the rows after
+      them.
+
+    Validation and test begin ``lookback`` rows early, so that their first window forecasts the first row of the split;
+    not with ``pems``, whose splits have no common rows.
+
+    Args:
+        split: ``data.split``.
+        num_rows: rows of the series (n).
+        lookback: input rows of a window.
+        horizon: forecast rows of a window.
+
+    Returns:
+        ``{"train": range(first, last + 1), "val": ..., "test": ...}``, each with at least one window; only ``test``
+        with ``new``.
+
+    Raises:
+        TooFewRowsError: a split has too few rows; the message has the rows of each split and the rows needed.
+    """
+    if split == "new":
+        if num_rows < lookback:
+            raise TooFewRowsError(f"{num_rows} rows are too few: a forecast sees data.lookback={lookback} of them")
+        return {"test": range(num_rows)}
+    early = lookback  # rows that validation and test share with the split before
+    if split == "pems":
+        train, known, end, early = int(0.6 * num_rows), int((0.6 + 0.2) * num_rows), num_rows, 0  # not 0.8: as there
+    elif split == "ratio":
+        train, known, end = int(num_rows * 0.7), num_rows - int(num_rows * 0.2), num_rows
+    else:
+        train, known, end = (months * _PER_MONTH[split] for months in (12, 16, 20))
+    parts = {"train": range(train), "val": range(train - early, known), "test": range(known - early, end)}
+    if end > num_rows or train < early or min(map(len, parts.values())) < lookback + horizon:
+        sizes = f"{train} for training, {known - train} for validation and {end - known} for testing"
+        raise TooFewRowsError(
+            f"{num_rows} rows are too few for data.split={split}, which takes {sizes}, with data.lookback={lookback} "
+            f"and data.horizon={horizon}: training needs lookback + horizon rows, the others "
+            f"{'horizon' if early else 'as many'}; take data.split=ratio, a smaller window, or the whole file"
+        )
+    return parts
+
+
+class WindowDataset(Dataset):
+    """The windows of some rows of a series, stride 1; indexed by a whole batch.
+
+    Holds views only: all splits of a series, and all data-loader workers, share its memory.
+
+    Args:
+        series: float32 each: ``x`` (T, C), the series; ``marks`` (T, M), time features; optionally ``y`` (T, C), the
+            truth if it is not ``x``, NaN where there is none; and ``future`` (T, K), values that are known over the
+            horizon. Fastest if each column is contiguous (strides (1, T)): a window is then C contiguous pieces,
+            and batches are contiguous as (B, C, L), the layout that the models use.
+        rows: the rows that windows are cut from; fewer than ``lookback + horizon`` give no window.
+        lookback: input rows of a window (L).
+        horizon: forecast rows of a window (H).
+        resident: whether a card keeps the rows and cuts the windows; None: if they are small compared with its free
+            memory.
+    """
+
+    takes_batches = gives_tensors = True
+
+    def __init__(
+        self,
+        series: Mapping[str, torch.Tensor],
+        rows: range,
+        lookback: int,
+        horizon: int,
+        resident: bool | None = None,
+    ) -> None:
+        # One tensor per storage, cut into windows on access: torch 1.10 cannot send two views of one storage to a new
+        # process.
+        self._series = {name: each[rows.start : rows.stop] for name, each in series.items()}
+        self.rows = rows
+        self.lookback = lookback
+        self.horizon = horizon
+        self.resident = resident
+
+    def __len__(self) -> int:
+        return max(len(self.rows) - self.lookback - self.horizon + 1, 0)
+
+    def __getitem__(self, indices: torch.Tensor | Sequence[int]) -> dict[str, torch.Tensor]:
+        """Cut a batch.
+
+        Args:
+            indices: window numbers, int64 (B,) or a list.
+
+        Returns:
+            ``{"x": (B, L, C), "marks": (B, L, M), "y": (B, H, C)}``, float32, transposed views of contiguous (B, C, L);
+            and ``"index"``: the window numbers, (B,). With ``y`` also ``"known"`` (B, H, C): 1 where it is known, else
+            0; with ``future`` also ``"future"`` (B, H, K).
+
+        Raises:
+            IndexError: a number is negative or not below ``len(self)``.
+        """
+        index = torch.as_tensor(indices, dtype=torch.int64)
+        # unfold: (rows, C) -> (windows, C, size), without copying.
+        windows = {name: each.unfold(0, self.lookback + self.horizon, 1) for name, each in self._series.items()}
+        # index_select copies contiguous pieces; view[index] copies element by element, 3 to 30 times slower on torch
+        # 2.13.
+        return self._batch(index, lambda name, rows: windows[name][..., rows].index_select(0, index))
+
+    def _batch(self, index: torch.Tensor, cut: Callable[[str, slice], torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Assemble a batch; ``cut`` returns some rows of each window of a tensor, contiguous as (B, C, rows)."""
+        seen, ahead = slice(self.lookback), slice(self.lookback, None)
+        batch = {name: cut(name, seen).transpose(1, 2) for name in ("x", "marks")}
+        batch["y"] = cut("y" if "y" in self._series else "x", ahead).transpose(1, 2)
+        if "future" in self._series:
+            batch["future"] = cut("future", ahead).transpose(1, 2)
+        if "y" in self._series:
+            batch["known"] = (batch["y"] == batch["y"]).to(torch.float32)  # only NaN differs from itself
+        return {**batch, "index": index}
+
+    def numbers(self, keys: torch.Tensor) -> torch.Tensor:
+        """The keys of the sampler, which are window numbers already."""
+        return keys
+
+    def on_device(self, device: torch.device, free: int | None) -> Callable[[torch.Tensor], dict[str, Any]] | None:
+        """Copy the rows to a device, and return a function that cuts batches there.
+
+        Args:
+            device: a card.
+            free: free bytes of its memory; None: not known.
+
+        Returns:
+            A function of window numbers on the device, int64 (B,); its batches equal those of :meth:`__getitem__`,
+            strides included. None: batches are to be cut on the host.
+        """
+        size = sum(tensor.numel() * tensor.element_size() for tensor in self._series.values())
+        fits = size <= (_WITHOUT_ASKING if free is None else free * _SHARE)
+        if not (fits if self.resident is None else self.resident):
+            return None
+        there = {name: tensor.t().contiguous().to(device) for name, tensor in self._series.items()}
+        window = torch.arange(self.lookback + self.horizon, dtype=torch.int32).to(device)
+
+        def cut(index: torch.Tensor) -> dict[str, Any]:
+            # Not by strided views, as on the host: some devices copy the whole view (all windows) before they select.
+            # The arithmetic is in int32, which every card supports.
+            rows = (index.to(torch.int32).unsqueeze(1) + window).reshape(-1)
+            windows = {
+                name: series.index_select(1, rows).view(len(series), len(index), len(window)).transpose(0, 1)
+                for name, series in there.items()
+            }
+            return self._batch(index, lambda name, part: windows[name][..., part].contiguous())
+
+        return cut

@@ -1,33 +1,37 @@
 """Read a multivariate series from disk; errors name the row and column of the file.
 
-The dates are one column in one format, increasing, and evenly spaced.
+The dates are one column in one format, increasing, and evenly spaced. Statistics of the training rows are saved with
+the weights (:class:`Contract`), and compared with new rows.
 """
 
 from __future__ import annotations
 
+import abc
 import csv
-import gzip
+import functools
 import re
 import zipfile
 import zlib
 from dataclasses import dataclass
-from datetime import datetime
-from typing import TYPE_CHECKING, Callable, Iterator, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence
 
 import numpy as np
 import pandas as pd  # here, so that the fork server imports it once, not each worker
 
+from exp.config.resolve import create
+from exp.data.places import of_file, shortened
 from exp.errors import DataError
 from exp.forecasting.data.calendar import Frequency, frequency_of
-from exp.forecasting.data.contract import NeedsContractError
-from exp.forecasting.data.header import SAVE, Columns, Header, choose, layout, read_header
+from exp.forecasting.data.preflight import SAVE, Columns, Header, choose, layout, opened, read_header
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from exp.data.places import Fingerprint
     from exp.forecasting.config import ForecastingDataConfig
 
-__all__ = ["Dates", "Series", "parse_dates", "read_series"]
+__all__ = ["Column", "Contract", "Dates", "NeedsContractError", "Series", "contract_of", "parse_dates", "read_series",
+           "warn_of_outliers"]  # fmt: skip
 
 _LARGEST = np.finfo(np.float32).max
 # Formats of a day ("-" stands for the separator of the column) and of a time of day.
@@ -40,6 +44,40 @@ _DIGITS = {8: "%Y%m%d", 10: "%Y%m%d%H", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
 _SINCE_1970 = {10: "%s", 13: "%s ms", 16: "%s us", 19: "%s ns"}
 
 
+class Column(abc.ABC):
+    """A column that is computed from the rows of a file.
+
+    ``data.columns={<name>: {_target_: <path of a subclass>, <arguments of its constructor>}}`` adds it to the columns
+    of the file, or replaces the one of that name.
+    """
+
+    @abc.abstractmethod
+    def values(self, rows: pd.DataFrame) -> Any:
+        """The values of all rows, (T,): numbers, or true and false; NaN is an empty cell.
+
+        Args:
+            rows: the cells of the file by the names of its columns: numbers if all cells of a column are, else text.
+                The index is the dates, if there are any.
+        """
+
+
+@dataclass(frozen=True)
+class Dates:
+    """The dates of a series.
+
+    Attributes:
+        index: the T dates, strictly increasing; None: there are no dates, nor any of the following.
+        date_format: format of the cells.
+        frequency: time between rows; None: there is one row.
+        warnings: a sentence about irregular rows; empty: there are none.
+    """
+
+    index: pd.DatetimeIndex | None = None
+    date_format: str | None = None
+    frequency: Frequency | None = None
+    warnings: Sequence[str] = ()
+
+
 @dataclass(frozen=True, eq=False)
 class Series:
     """A multivariate series.
@@ -49,21 +87,21 @@ class Series:
         header: of the file; None for ``.npz``.
         columns: the C columns that are read.
         values: float64 (T, C), oldest row first; within the range of float32, or NaN for an empty cell that is allowed.
-        dates: of the rows; None: the file has no dates.
+        dates: of the rows.
     """
 
     path: Path
     header: Header | None
     columns: Columns
     values: np.ndarray
-    dates: Dates | None = None
+    dates: Dates
 
     def place(self, row: int, channel: int) -> str:
         """``<path> row 7, column load: '3.5'``: a cell by its position in :attr:`values`, from 0."""
         name = self.columns.names[channel]
-        if self.header is None:
+        if self.header is None or name not in self.header.names:
             return f"{self.path} data[{row}, {name}]: {self.values[row, channel]:.6g}"
-        return self.header.place(row, self.header.names.index(name))
+        return self.header.place(row, name)
 
 
 def read_series(path: Path, config: ForecastingDataConfig, usual_format: str | None = None) -> Series:
@@ -78,42 +116,45 @@ def read_series(path: Path, config: ForecastingDataConfig, usual_format: str | N
 
     Raises:
         DataError: the file is unreadable, empty or ragged; its first row does not fit (see
-            :func:`exp.forecasting.data.header.read_header`); a cell is not a date, or not a finite number that float32
-            can represent; dates are not strictly increasing. Messages number rows as lines of the file, from 1.
+            :func:`exp.forecasting.data.preflight.read_header`); a cell is not a date, or not a finite number that
+            float32 can represent; dates are not strictly increasing. Messages number rows as lines of the file, from 1.
         NeedsContractError: dates can be read in several formats.
     """
+    header, dates = None, Dates()
     if path.suffix == ".npz":
-        values = _read_array(path, config)
-        columns = choose(path, [str(number) for number in range(values.shape[1])], config)
-        series = Series(path, None, columns, values[:, [int(name) for name in columns.names]])
-        _refuse(series, ~(np.abs(series.values) <= _LARGEST), "is not a finite number that float32 carries; correct it")
-        return series
-    header = read_header(path, config)
-    table = _read_table(path, header)
-    columns = choose(path, header.series, config)
-    dates = read_dates(table, header, config, usual_format)
-    chosen = [header.names.index(name) for name in columns.names]
-    values, empty = _to_numbers(table[chosen])
+        table = _read_array(path, config)
+    else:
+        header = read_header(path, config)
+        table = _read_table(path, header)
+        if header.date is not None:
+            dates = read_dates(table, header, config, usual_format)
+            table = table.drop(columns=header.date).set_index(dates.index)
+    for name, keys in config.columns.items():
+        table[name] = np.asarray(create(keys, Column, f"data.columns.{name}").values(table), dtype=np.float64)
+    columns = choose(path, list(table), config)
+    values, empty = _to_numbers(table[columns.names])
     series = Series(path, header, columns, values, dates)
-    do = "write it with digits and a point"
-    bad = ~(np.abs(values) <= _LARGEST)
+    bad, do = ~(np.abs(values) <= _LARGEST), "write it with digits and a point"
     if config.missing == "mask":
         bad &= ~empty
     elif bad.any() and empty.flat[int(bad.argmax())]:
         do = "fill the gap, leave the row out, or allow empty cells (data.missing=mask)"
-    _refuse(series, bad, f"is not a finite number that float32 carries; {do}")
+    if bad.any():
+        row, channel = divmod(int(bad.argmax()), bad.shape[1])
+        if bad[:, channel].all() and len(bad) > 1:
+            do += "; so is the whole column: leave it out if it is no series (data.inputs)"
+        raise DataError(f"{series.place(row, channel)} is not a finite number that float32 carries; {do}")
     return series
 
 
 def _read_table(path: Path, header: Header) -> pd.DataFrame:
-    """All rows below the header, without blank lines at the end; the columns are named by their positions."""
-    width = len(header.names)
+    """All rows below the header, without blank lines at the end."""
     try:
         table = pd.read_csv(
             path,
             header=None,
             skiprows=header.begin,
-            names=list(range(width)),
+            names=header.names,
             skip_blank_lines=False,  # a row is a line of the file
             # Dates as text: plain numbers would later be read as nanoseconds since 1970.
             dtype=None if header.date is None else {header.date: str},
@@ -126,29 +167,19 @@ def _read_table(path: Path, header: Header) -> pd.DataFrame:
         reason = re.sub(r"(?<=starting at row )\d+", lambda row: str(int(row[0]) + 1), str(error).strip())
         raise DataError(f"{path} cannot be read as comma-separated UTF-8: {reason}; {SAVE}") from error
     while len(table) and all(str(cell).strip() in ("", "nan") for cell in table.iloc[-1]):
-        table = table[:-1]
+        table = table[:-1].copy()
     if not len(table):
         raise DataError(f"{path} is empty below its header; expected one row per time step")
-    if table[width - 1].isna().any():
-        _refuse_short_rows(path, header.begin, width)
+    if table.iloc[:, -1].isna().any():  # pandas adds the cells that a row lacks, as empty ones
+        with opened(path) as file:
+            reader, width = csv.reader(file), len(header.names)
+            for cells in reader:
+                row = reader.line_num
+                if row > header.begin and 0 < len(cells) < width:
+                    raise DataError(
+                        f"{path} row {row} has {len(cells)} of {width} cells; every row needs one per column"
+                    )
     return table
-
-
-def _refuse_short_rows(path: Path, begin: int, width: int) -> None:
-    """Raise a DataError for the first row that has fewer cells than there are columns; pandas adds empty ones.
-
-    Args:
-        path: CSV file.
-        begin: number of lines above the first row.
-        width: number of columns.
-    """
-    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
-        reader = csv.reader(file)
-        for cells in reader:
-            if reader.line_num > begin and 0 < len(cells) < width:
-                raise DataError(
-                    f"{path} row {reader.line_num} has {len(cells)} of {width} cells; every row needs one per column"
-                )
 
 
 def _to_numbers(table: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
@@ -164,17 +195,8 @@ def _to_numbers(table: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     return pd.DataFrame(numbers).to_numpy(dtype=np.float64), empty
 
 
-def _refuse(series: Series, bad: np.ndarray, problem: str) -> None:
-    """Raise a DataError for the first cell that is ``bad``, bool (T, C)."""
-    if bad.any():
-        row, channel = divmod(int(bad.argmax()), bad.shape[1])
-        if bad[:, channel].all() and len(bad) > 1:
-            problem += "; so is the whole column: leave it out if it is no series (data.inputs)"
-        raise DataError(f"{series.place(row, channel)} {problem}")
-
-
-def _read_array(path: Path, config: ForecastingDataConfig) -> np.ndarray:
-    """The array ``data`` of an ``.npz`` file, float64 (T, C)."""
+def _read_array(path: Path, config: ForecastingDataConfig) -> pd.DataFrame:
+    """The array ``data`` of an ``.npz`` file, with the numbers of its series as names."""
     try:
         with np.load(path, allow_pickle=False) as archive:
             values: np.ndarray = archive["data"]
@@ -182,31 +204,16 @@ def _read_array(path: Path, config: ForecastingDataConfig) -> np.ndarray:
         raise DataError(f"{path} cannot be read: {error}; expected: {layout(config)}") from error
     if values.ndim not in (2, 3) or not values.size or values.dtype.kind not in "fiu":
         raise DataError(f"{path}: its array `data` is {values.shape}, {values.dtype}; expected: {layout(config)}")
-    return (values if values.ndim == 2 else values[..., 0]).astype(np.float64)
+    table = pd.DataFrame(values if values.ndim == 2 else values[..., 0])
+    return table.rename(columns=str)
 
 
-class Dates(NamedTuple):
-    """The dates of a series.
-
-    Attributes:
-        index: the T dates, strictly increasing.
-        date_format: format of the cells.
-        frequency: time between rows; None: there is one row.
-        warnings: a sentence about irregular rows; empty: there are none.
-    """
-
-    index: pd.DatetimeIndex
-    date_format: str
-    frequency: Frequency | None
-    warnings: list[str]
-
-
-def read_dates(table: pd.DataFrame, header: Header, config: ForecastingDataConfig, usual: str | None) -> Dates | None:
-    """Read the column of dates of a file; None if there is no such column.
+def read_dates(table: pd.DataFrame, header: Header, config: ForecastingDataConfig, usual: str | None) -> Dates:
+    """Read the column of dates of a file.
 
     Args:
-        table: cells of the file; columns are named by their positions.
-        header: of the file.
+        table: cells of the file.
+        header: of the file, with a column of dates.
         config: ``date_format`` and ``allow_gaps`` are read.
         usual: see :func:`parse_dates`.
 
@@ -214,22 +221,16 @@ def read_dates(table: pd.DataFrame, header: Header, config: ForecastingDataConfi
         DataError: a cell is no date, dates do not increase, or some are irregular and ``allow_gaps`` is false.
         NeedsContractError: see :func:`parse_dates`.
     """
-    column = header.date
-    if column is None:
-        return None
-
-    def place(row: int) -> str:
-        return header.place(row, column)
-
-    dates, form = parse_dates(table[column].fillna("").str.strip(), config.date_format, usual, place)
+    place = functools.partial(header.place, column=str(header.date))
+    dates, form = parse_dates(table[header.date].fillna("").str.strip(), config.date_format, usual, place)
     backwards = dates[1:] <= dates[:-1]
     if backwards.any():
         row = int(backwards.argmax()) + 1
         kind = "repeats" if dates[row] == dates[row - 1] else "is earlier than"
-        raise DataError(f"{place(row)} {kind} the date before it; {_order(table, header.names, column, dates)}")
+        raise DataError(f"{place(row)} {kind} the date before it; {_order(table, header.date, dates)}")
     frequency = frequency_of(dates)
     if frequency is None or frequency.first is None:
-        return Dates(dates, form, frequency, [])
+        return Dates(dates, form, frequency)
     distance = (dates[frequency.first] - dates[frequency.first - 1]).to_pytimedelta()
     what = (
         f"{place(frequency.first)} is {distance} after the date before it, while most rows are {frequency.step} apart "
@@ -241,16 +242,16 @@ def read_dates(table: pd.DataFrame, header: Header, config: ForecastingDataConfi
     return Dates(dates, form, frequency, [f"{what}; {evenly}"])
 
 
-def _order(table: pd.DataFrame, names: Sequence[str], date: int, dates: pd.DatetimeIndex) -> str:
+def _order(table: pd.DataFrame, date: str | None, dates: pd.DatetimeIndex) -> str:
     """How to correct dates that do not increase: pivot a long table (dates repeat once per series), else sort."""
-    for key in table.columns if 4 * dates.nunique() <= 3 * len(dates) else ():
-        few = 1 < table[key].nunique() <= len(table) // 2
-        if few and not pd.DataFrame({0: table[key].astype(str), 1: dates}).duplicated().any():
-            value = next((name for number, name in enumerate(names) if number not in (key, date)), "<value>")
+    cells = table.drop(columns=date)
+    for key in cells if 4 * dates.nunique() <= 3 * len(dates) else ():
+        few = 1 < cells[key].nunique() <= len(cells) // 2
+        if few and not pd.DataFrame({0: cells[key].astype(str), 1: dates}).duplicated().any():
+            value = next((name for name in cells if name != key), "<value>")
             return (
-                f"this is a long table, whose rows are of the series that {names[key]} names; write a wide one, with a "
-                f"column for each series: pandas' table.pivot(index={names[date]!r}, columns={names[key]!r}, "
-                f"values={value!r})"
+                f"this is a long table, whose rows are of the series that {key} names; write a wide one, with a "
+                f"column for each series: pandas' table.pivot(index={date!r}, columns={key!r}, values={value!r})"
             )
     return "sort the rows by date and keep one per date, or, where the clock was put back, write times in UTC"
 
@@ -322,11 +323,7 @@ def _candidates(cell: str) -> Iterator[str]:
 
 
 def _fits(text: str, form: str) -> bool:
-    try:
-        datetime.strptime(text, form)
-    except ValueError:
-        return False
-    return True
+    return not _parsed(pd.Series([text]), form).hasnans
 
 
 def _check_offsets(column: pd.Series, place: Callable[[int], str]) -> None:
@@ -345,3 +342,149 @@ def _parsed(column: pd.Series, form: str) -> pd.DatetimeIndex:
         return pd.DatetimeIndex(pd.to_datetime(column, format=form, errors="coerce"))
     numbers = pd.to_numeric(column, errors="coerce")
     return pd.DatetimeIndex(pd.to_datetime(numbers, unit=form[2:].strip() or "s", errors="coerce"))
+
+
+_EMPTIER = 0.2  # more empty cells, as a share of all, that are worth a warning
+# An outlier is this many (scaled) median absolute deviations away, belongs to a small share of the values, and widens
+# the standard deviation this many times (1.25: the MSE gets 1.6 times smaller).
+_MANY, _FEW, _WIDER = 20.0, 0.01, 1.25
+_SHOWN = 5  # values, and series, that a warning names
+
+
+class NeedsContractError(DataError):
+    """A file cannot be used by itself: its dates are ambiguous, or it is too short for its split."""
+
+
+@dataclass(frozen=True)
+class Contract:
+    """How the training series were read and standardized; saved in every checkpoint.
+
+    Statistics are of the training rows, one per series, in the units of the file; None: not known.
+
+    Attributes:
+        name: of the data set.
+        names: of the C series, in order.
+        mean: mean.
+        std: population standard deviation; 1 where a series is constant.
+        low: 1 % quantile.
+        high: 99 % quantile.
+        missing: share of empty cells.
+        date_format: format of the dates; None: there were none.
+        seconds: median time between rows; None: not known, or too irregular.
+        season: rows per season (:attr:`exp.forecasting.data.calendar.Frequency.season`); 1: not known.
+        scale: mean absolute difference of standardized rows that are a season apart.
+        files: fingerprint of the file (:mod:`exp.data.places`).
+    """
+
+    name: str
+    names: list[str]
+    mean: list[float]
+    std: list[float]
+    low: list[float] | None = None
+    high: list[float] | None = None
+    missing: list[float] | None = None
+    date_format: str | None = None
+    seconds: float | None = None
+    season: int = 1
+    scale: list[float] | None = None
+    files: Fingerprint | None = None
+
+    def unlike(self, series: Series, rows: range) -> list[str]:
+        """Compare rows with the training rows.
+
+        Args:
+            series: as it was read, in the order of :attr:`names`.
+            rows: the rows to compare.
+
+        Returns:
+            A warning each for columns far outside of the training range, and for columns with far more empty cells.
+        """
+        far, emptier = [], []
+        values = pd.DataFrame(series.values[rows.start : rows.stop])
+        for name, empty, share in zip(self.names, values.isna().mean(), self.missing or [1.0] * len(self.names)):
+            if empty > share + _EMPTIER:
+                emptier.append(f"{name} ({empty:.0%}; {share:.0%} in the training)")
+        found = values.quantile([0.01, 0.5, 0.99]).to_numpy().T  # NaN where all cells are empty: no comparison holds
+        for name, (first, middle, last), low, high in zip(self.names, found, self.low or (), self.high or ()):
+            if max(last - high, low - first) > ((high - low) or 1.0) or middle < low or middle > high:
+                far.append(f"{name} ({first:.6g} to {last:.6g}; trained on {low:.6g} to {high:.6g})")
+        said = f"far outside of what the weights were trained on: {shortened(far)}; same unit, same sensor?"
+        more = f"more empty cells than the weights were trained on: {shortened(emptier)}"
+        return [f"{series.path}: {said}"] * bool(far) + [f"{series.path}: {more}"] * bool(emptier)
+
+
+def contract_of(name: str, series: Series, train: int, season: int) -> tuple[Contract, list[str]]:
+    """The contract of a series by its training rows, and a warning if some series are constant there.
+
+    Mean and population standard deviation are those of sklearn's StandardScaler; empty cells are ignored.
+
+    Args:
+        name: of the data set.
+        series: as it was read.
+        train: number of training rows, which come first.
+        season: rows per season; 1: not known.
+
+    Raises:
+        DataError: all training cells of a series are empty.
+    """
+    rows, names = series.values[:train], series.columns.names
+    empty = np.isnan(rows)
+    without = empty.all(axis=0)
+    if without.any():
+        raise DataError(
+            f"{series.path}, column {names[int(without.argmax())]}: all its cells in the training rows are empty; "
+            "leave it out (data.inputs), or give some values"
+        )
+    mean, std = np.nanmean(rows, axis=0), np.nanstd(rows, axis=0)
+    # Compare the extremes: rounding gives a constant series a tiny standard deviation, not zero.
+    constant = np.fmax.reduce(rows, axis=0) == np.fmin.reduce(rows, axis=0)
+    std[constant] = 1.0
+    standardized = (rows - mean) / std
+    apart = np.abs(standardized[season:] - standardized[:-season])
+    scale = np.nansum(apart, axis=0) / np.maximum((~np.isnan(apart)).sum(axis=0), 1)
+    ends, share = np.nanquantile(rows, (0.01, 0.99), axis=0), empty.mean(axis=0)
+    mean, std, low, high, missing, scale = (each.tolist() for each in (mean, std, *ends, share, scale))
+    told = shortened([names[channel] for channel in np.flatnonzero(constant)])
+    warning = (
+        f"{series.path}: constant in the training rows: {told}; their standard deviation is set to 1, and exact "
+        "forecasts of them lower the mean error over all series"
+    )
+    contract = Contract(
+        name, names, mean, std, low, high, missing, season=season, scale=scale, files=of_file(series.path)
+    )
+    return contract, [warning] * bool(told)
+
+
+def warn_of_outliers(series: Series) -> list[str]:
+    """Warnings that name values far from all others of their series: they dominate its standard deviation or errors."""
+    found = []
+    for channel, column in enumerate(series.values.T):
+        rows = np.flatnonzero(_outliers(column)).tolist()
+        if rows:
+            first, *others = (series.place(row, channel) for row in rows[:_SHOWN])
+            places = "; ".join([first, *(other.replace(f"{series.path} ", "", 1) for other in others)])
+            more = f" and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else ""
+            found.append(
+                f"{places}{more}: far from the other values of the series; perhaps a fill value for missing data. In "
+                "the training rows such a value makes standardized errors small, elsewhere large; correct it, "
+                "or leave the cell empty and set data.missing=mask"
+            )
+    rest = len(found) - _SHOWN
+    return found[:_SHOWN] + [f"{series.path}: {rest} more such series"] * (rest > 0)
+
+
+def _outliers(column: np.ndarray) -> np.ndarray:
+    """Find a few values, or one repeated value, that widen the standard deviation; bool (T,).
+
+    Median and median absolute deviation find them, since outliers would distort a mean and a standard deviation. Values
+    that equal the median do not count for the deviation: it would be 0 if most values are equal.
+    """
+    known = column[~np.isnan(column)]
+    distances = np.abs(column - np.median(known)) if len(known) else column
+    apart = distances[distances > 0]
+    far = distances > _MANY * 1.4826 * (np.median(apart) if len(apart) else np.inf)
+    if not far.any():
+        return far
+    few = far.sum() <= max(_FEW * len(known), 1) or np.ptp(column[far]) == 0
+    wider = known.std() > _WIDER * column[~far & ~np.isnan(column)].std()
+    return far if few and wider else np.zeros_like(far)

@@ -1,7 +1,13 @@
-"""The TimeBridge forecaster."""
+"""The TimeBridge forecaster, and how it reads checkpoints of its variant with a prior (hao405/tb96-xianyan_big).
+
+Checkpoints of the authors' code (github.com/Hank0626/TimeBridge) need no conversion: they have our names. The variant's
+have other names, and one MLP per latent where ours are stacked. Its emissions observe the first four channels, with
+standard deviation max(s, 0) + 0.1; ours is softplus(s) + 0.1.
+"""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, ClassVar, Mapping
 
@@ -10,19 +16,13 @@ from torch import nn
 
 from exp.errors import ConfigError
 from exp.forecasting.config import TimeBridgeConfig
-from exp.forecasting.timebridge.layers import (
-    CointegratedAttention,
-    Encoder,
-    IntegratedAttention,
-    PatchDownsampling,
-    PatchEmbedding,
-)
+from exp.forecasting.timebridge import layers
 from exp.forecasting.timebridge.loss import TimeFrequencyLoss, quantile_loss, uncrossed
-from exp.forecasting.timebridge.official import adapt_variant, variant_prefix
 from exp.hardware.compat import autocast_disabled
-from exp.models.base import Model
+from exp.models.base import Model, best_prefix
 
 __all__ = ["STD_EPS", "TimeBridge", "head", "in_float32", "standardized"]
+
 
 # Added to the standard deviation (not to the variance), as in the authors' code.
 STD_EPS = 1e-5
@@ -41,30 +41,27 @@ class TimeBridge(Model):
         **keys: of :class:`exp.forecasting.config.TimeBridgeConfig`, which documents them.
 
     Raises:
-        ConfigError: a key is unknown or out of range, or keys contradict each other.
+        ConfigError: a key is out of range, or keys contradict each other.
     """
 
     config_class: ClassVar[Any] = TimeBridgeConfig
 
     def __init__(self, **keys: Any) -> None:
         super().__init__()
-        try:
-            config: TimeBridgeConfig = self.config_class(**keys)
-        except TypeError as error:
-            raise ConfigError(f"model: {type(self).__name__} takes other keys: {error}") from error
-        self.config = config
-        patches, patches_out = _patches(config)
+        self.config = config = self.config_class(**keys)
+        patches = max(config.lookback // max(config.period, 1), 1)  # as in the authors' code
+        patches_out = patches if config.num_patches_out is None else config.num_patches_out
         _check(config, patches, patches_out)
         self.channels, self.quantiles = config.channels, config.quantiles
         self.taken_on_trust = ["num_heads", "stable_len"] + ["quantiles"] * (config.quantiles is not None)
         self.uses_time_features = config.cointegrated_layers > 0
 
-        self.embedding = PatchEmbedding(config.lookback // patches, config.d_model, config.dropout)
-        layers: list[nn.Module] = [IntegratedAttention(config) for _ in range(config.integrated_layers)]
+        self.embedding = layers.PatchEmbedding(config.lookback // patches, config.d_model, config.dropout)
+        stack: list[nn.Module] = [layers.IntegratedAttention(config) for _ in range(config.integrated_layers)]
         for index in range(config.downsampling_layers):
-            layers.append(PatchDownsampling(config, patches if index == 0 else patches_out, patches_out))
-        layers += [CointegratedAttention(config) for _ in range(config.cointegrated_layers)]
-        self.encoder = Encoder(layers)
+            stack.append(layers.PatchDownsampling(config, patches if index == 0 else patches_out, patches_out))
+        stack += [layers.CointegratedAttention(config) for _ in range(config.cointegrated_layers)]
+        self.encoder = layers.Encoder(stack)
         self.token_elements = patches_out * config.d_model
         self.decoder = head(self.token_elements, config.horizon)
         self.loss = TimeFrequencyLoss(config.horizon, config.alpha)
@@ -83,7 +80,7 @@ class TimeBridge(Model):
 
     def sharded_units(self) -> list[nn.Module]:
         """The layers of all encoders (``wrapper=fsdp``)."""
-        encoders = [module for module in self.modules() if isinstance(module, Encoder)]
+        encoders = [module for module in self.modules() if isinstance(module, layers.Encoder)]
         return [layer for encoder in encoders for layer in encoder.attn_layers]
 
     def forward(
@@ -107,24 +104,19 @@ class TimeBridge(Model):
             future: (B, H, K), covariates and time features of the horizon; not used: the model uses covariates over the
                 lookback only, as further series.
             mode: ``"loss"``, ``"predict"`` or ``"tensor"`` (:class:`exp.models.base.Model`); ``"spread"`` where
-                ``spread`` is set (:class:`exp.forecasting.intervals.intervals.Spread`).
+                ``spread`` is set (:class:`exp.forecasting.intervals.Spread`).
 
         Returns:
             The terms of the loss by name, such as ``{"loss": <0-dim float32 tensor>}``; the forecast (B, H, C); or the
             spread, such as quantiles (B, H, C, Q).
-
-        Raises:
-            ValueError: ``mode`` is unknown, or the loss is asked for without ``y``.
         """
         del index, future
         if mode in ("predict", "tensor"):
             return self._forecast(x, marks)
         if mode == "spread" and self.spread is not None:
             return self.spread_of(x, marks)
-        if mode != "loss":
-            raise ValueError(f"mode={mode!r} is not one of 'loss', 'predict', 'tensor'")
-        if y is None:
-            raise ValueError("mode='loss' needs y (B, H, C), and the batch has none")
+        assert mode == "loss"
+        assert y is not None
         return self.losses(x, marks, y, known)
 
     def losses(
@@ -204,12 +196,6 @@ def standardized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
     return (x - mean) / (std + STD_EPS), mean, std
 
 
-def _patches(config: TimeBridgeConfig) -> tuple[int, int]:
-    """The number of patches of a series, as in the authors' code, and their number after down-sampling."""
-    patches = max(config.lookback // max(config.period, 1), 1)
-    return patches, patches if config.num_patches_out is None else config.num_patches_out
-
-
 def _check(config: TimeBridgeConfig, patches: int, patches_out: int) -> None:
     """Refuse contradictory keys for which torch raises no error, or a misleading one."""
     levels = [] if config.quantiles is None else list(config.quantiles)
@@ -229,3 +215,90 @@ def _check(config: TimeBridgeConfig, patches: int, patches_out: int) -> None:
     ):  # fmt: skip
         if not holds:
             raise ConfigError(f"model.{wrong}")
+
+
+_State = Mapping[str, torch.Tensor]
+
+_LANDMARK = "decoder1_x.1.weight"
+_RENAMED = {
+    "embedding.": "embedding.",
+    "encoder.": "encoder.",
+    "decoder.": "decoder.",
+    "decoder_x.": "past_decoder.",
+    "embedding1.": "scale.embedding.",
+    "encoder1.": "scale.encoder.",
+    "decoder1.": "scale.decoder.",
+    "decoder1_x.": "past_scale.",
+    "c_embeddings.": "regime_embedding.",
+}
+_PRIORS = {
+    "encoder_zc.stationary_transition_prior.": "stationary_prior.",
+    "encoder_zd.nonstationary_transition_prior.": "changing_prior.",
+}
+_MLP = re.compile(r"gs\.(\d+)\.net\.(\d+)\.(weight|bias)$")
+_REGIME_CHANNELS = 4
+_COMPRESSED_ABOVE = 100
+# Its softplus is 2e-9, negligible beside 0.1.
+_LEAST_SPREAD = -20.0
+
+
+def variant_prefix(state: _State) -> str | None:
+    """The prefix of the variant's names, such as ``model.``; None if these are not its weights."""
+    found = [key[: -len(_LANDMARK)] for key in state if key == _LANDMARK or key.endswith(f".{_LANDMARK}")]
+    return best_prefix(found) if found else None
+
+
+def adapt_variant(state: _State, prefix: str) -> dict[str, torch.Tensor]:
+    """Rename the variant's weights to the names of :class:`exp.forecasting.timebridge.TimeBridgePrior`.
+
+    Tensors that the variant's forward pass never reads are left out: networks of ``encoder_zc`` and ``encoder_zd``
+    other than the transition priors, ``encoder_u.trans``, ``final_mlp``, and the compression below 101 latents.
+
+    Args:
+        state: tensors by name.
+        prefix: the result of :func:`variant_prefix`.
+
+    Returns:
+        All weights and buffers of :class:`~exp.forecasting.timebridge.TimeBridgePrior`. The regimes are not frozen: a
+        training that starts from them trains them for ``regime_epochs`` more epochs, then freezes them.
+    """
+    theirs = {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
+    adapted: dict[str, torch.Tensor] = {"log_variance_shift": torch.zeros(())}
+    for path, name in _RENAMED.items():
+        adapted.update({name + key[len(path) :]: value for key, value in theirs.items() if key.startswith(path)})
+    for path, name in _PRIORS.items():
+        prior = {key[len(path) :]: value for key, value in theirs.items() if key.startswith(path)}
+        adapted.update({name + key: value for key, value in _stacked(prior).items()})
+    if "encoder_u.log_A" in theirs:
+        adapted.update(_regimes(theirs))
+    return adapted
+
+
+def _stacked(prior: _State) -> dict[str, torch.Tensor]:
+    """Stack the MLPs of all latents, ``gs.<latent>.net.<index>``, and keep the layer that compresses their context."""
+    parts: dict[tuple[int, str], dict[int, torch.Tensor]] = {}
+    for key, value in prior.items():
+        match = _MLP.match(key)
+        if match:
+            parts.setdefault((int(match.group(2)), match.group(3)), {})[int(match.group(1))] = value
+    places = sorted({index for index, _ in parts})  # of the linear layers; activations are between them
+    result = {
+        f"mlps.layers.{places.index(index)}.{kind}": torch.stack([latents[number] for number in sorted(latents)])
+        for (index, kind), latents in parts.items()
+    }
+    if max((len(latents) for latents in parts.values()), default=0) > _COMPRESSED_ABOVE:
+        result.update({key: value for key, value in prior.items() if key.startswith("compress.")})
+    return result
+
+
+def _regimes(theirs: _State) -> dict[str, torch.Tensor]:
+    deviations = theirs["encoder_u.observation_stddevs"][:, :_REGIME_CHANNELS].double().clamp_min(0.0)
+    learned = {
+        "means": theirs["encoder_u.observation_means"][:, :_REGIME_CHANNELS],
+        "spreads": torch.log(torch.expm1(deviations)).clamp_min(_LEAST_SPREAD).float(),
+        "initial": theirs["encoder_u.log_pi"],
+        "transition": theirs["encoder_u.log_A"],
+    }
+    result = {f"regimes.{name}": value for name, value in learned.items()}
+    result.update({f"regimes.frozen_{name}": value.clone() for name, value in learned.items()})
+    return {**result, "regimes.frozen": torch.zeros(())}

@@ -14,18 +14,17 @@ from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 import numpy as np
 import torch
 
-from exp.config.compose import run_folder_of
 from exp.data.base import Data, ExampleBatch, Extras, Prediction
 from exp.data.places import of_samples, shortened
 from exp.errors import ConfigError, DataError
 from exp.runs.files import write_json
-from exp.vision.data.config import DistillationDataConfig, ImageDataConfig, SceneDataConfig, SegmentationDataConfig
 from exp.vision.data.dataset import NO_LABEL, ImageDataset, ModalityDraw
 from exp.vision.data.labels import IGNORED, NO_DATA, ColorMasks, IndexMasks, distinct_colors
 from exp.vision.data.layouts import NAMED_FILES, Listing, archive_notes, data_root, layout_of
 from exp.vision.data.statistics import STATISTICS, Normalization
 from exp.vision.data.transforms import Pipeline, is_resized
 from exp.vision.data.values import ImageReader
+from exp.vision.keys import DistillationDataConfig, ImageDataConfig, SceneDataConfig, SegmentationDataConfig
 from exp.vision.metrics import FeatureAgreement, PixelsRight, SceneMetrics, SegmentationMetrics, TrueClassProbability
 
 if TYPE_CHECKING:
@@ -58,6 +57,7 @@ class ImageData(Data):
         per_pixel: whether each pixel has a label.
         gsd: ground sampling distance in meters per pixel, of files without georeference; None: not known.
         hint: end of the messages about classes without labels.
+        prepares: whether ``data.eval_pipeline`` does anything.
 
     Args:
         **keys: the keys of ``data``, of the class ``keys``.
@@ -95,6 +95,7 @@ class ImageData(Data):
         self._record = dict(listing.notes)
         self.notes = [*archive_notes(root), *listing.warnings]
         self._eval_pipeline = Pipeline("data.eval_pipeline", config.eval_pipeline)
+        self.prepares = bool(config.eval_pipeline)
         training = Pipeline("data.train_pipeline", config.train_pipeline)
         self._splits: dict[str, Any] = {}
         for split, samples in listing.splits.items():
@@ -124,11 +125,6 @@ class ImageData(Data):
             split: ImageDataset(data.samples, self.read, self._eval_pipeline, self._config, self._masks)
             for split, data in self._splits.items()
         }
-
-    @property
-    def prepares(self) -> bool:
-        """Whether ``data.eval_pipeline`` does anything."""
-        return bool(self._eval_pipeline.transforms)
 
     def prepare(
         self,
@@ -265,8 +261,7 @@ class ImageData(Data):
             session.weights = fit_classes(session.weights, self.classes, session.say)
         if self.normalization.is_measured:
             session.say("measuring the training images")
-        resume = session.config.resume
-        earlier = resume and (session.folder.path if resume == "auto" else run_folder_of(str(resume)))
+        earlier = session.folder.path if session.config.resume == "auto" else None
         table = self.normalization.settle(session.distributed, earlier)
         if table is not None:
             path = session.folder.path / STATISTICS
@@ -347,7 +342,7 @@ class ImageData(Data):
 
 
 class SceneData(ImageData):
-    """A scene classification data set; its keys are those of :class:`exp.vision.data.config.SceneDataConfig`."""
+    """A scene classification data set; its keys are those of :class:`exp.vision.keys.SceneDataConfig`."""
 
     ignore_index = NO_LABEL
     keys = SceneDataConfig
@@ -390,7 +385,7 @@ class DistillationData(ImageData):
 
 
 class SegmentationData(ImageData):
-    """A segmentation data set; its keys are those of :class:`exp.vision.data.config.SegmentationDataConfig`."""
+    """A segmentation data set; its keys are those of :class:`exp.vision.keys.SegmentationDataConfig`."""
 
     ignore_index = IGNORED
     per_pixel = True

@@ -17,7 +17,7 @@ from exp.vision.data.transforms import Pipeline, is_resized
 from exp.vision.data.values import ImageReader
 
 if TYPE_CHECKING:
-    from exp.vision.data.config import ImageDataConfig
+    from exp.vision.keys import ImageDataConfig
 
 __all__ = ["ImageDataset", "ModalityDraw"]
 

@@ -114,14 +114,8 @@ class ClassFolders(Layout):
         filled = sorted({name for members in found.values() for _, name in members})
         listing = Listing(list((self.labeled and self.config.classes) or filled), {})
         listing.splits = complete(numbered(found, listing.classes), self.config.split, root, by_class=True)
-        if self.labeled:
-            alike = [name for name in filled if [each.casefold() for each in filled].count(name.casefold()) > 1]
-            if alike:
-                listing.warnings.append(
-                    f"warning: classes {' and '.join(alike)} differ in case alone; join their folders"
-                )
-            if len(listing.classes) == 1:
-                listing.warnings.append(f"warning: {filled[0]} is the only class of {root}: every figure is perfect")
+        if self.labeled and len(listing.classes) == 1:
+            listing.warnings.append(f"warning: {filled[0]} is the only class of {root}: every figure is perfect")
         return listing
 
 

@@ -26,7 +26,7 @@ from exp.vision.data.values import ImageReader, per_band
 
 if TYPE_CHECKING:
     from exp.session import Session
-    from exp.vision.data.config import ImageDataConfig
+    from exp.vision.keys import ImageDataConfig
 
 __all__ = ["STATISTICS", "Normalization", "write_statistics"]
 

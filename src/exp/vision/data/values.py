@@ -16,9 +16,9 @@ import numpy as np
 
 from exp.data.places import shortened
 from exp.errors import DataError
-from exp.vision.data.config import ImageDataConfig
 from exp.vision.data.decode import Raw, read_raw
 from exp.vision.data.mmrs1m import modality_in
+from exp.vision.keys import ImageDataConfig
 
 __all__ = ["ImageReader", "Modalities", "colors_in", "is_measured_band", "per_band"]
 

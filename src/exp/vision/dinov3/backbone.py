@@ -5,13 +5,16 @@ patches are rotated by their position in the image (axial RoPE), so images may h
 the published checkpoints (:mod:`exp.vision.dinov3.weights` reads them).
 
 Shapes below: B images, H x W pixels, h x w patches, N = 1 + storage tokens + h * w tokens, D elements per token.
+
+LoRA: low-rank updates of frozen linear layers (Hu et al., arXiv 2106.09685).
 """
 
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
-from typing import Any, Sequence
+from typing import Any, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -19,12 +22,126 @@ from torch import nn
 
 from exp.errors import ConfigError
 from exp.hardware.compat import autocast_disabled, has_fused_attention, recompute_in_backward
-from exp.models.dropout import draws_by_sample, sample_mask
-from exp.vision.dinov3.lora import is_of_lora, merged, updates
-from exp.vision.dinov3.sizes import Size
-from exp.vision.model_config import ImageModelConfig, LoraConfig
+from exp.models.dropout import Dropout, draws_by_sample, sample_mask
+from exp.vision.keys import ImageModelConfig, LoraConfig
 
-__all__ = ["NORM_EPS", "ROPE_BASE", "Block", "Features", "PatchEmbedding", "VisionTransformer", "rope_periods"]
+__all__ = ["NORM_EPS", "ROPE_BASE", "SIZES", "Block", "Features", "PatchEmbedding", "Size", "VisionTransformer",
+           "is_of_lora", "merged", "rope_periods"]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Size:
+    """The dimensions of a model of the family, a row of the paper's table.
+
+    Attributes:
+        embed_dim: elements of a token (D).
+        depth: blocks.
+        num_heads: attention heads.
+        hidden_dim: hidden units of the feed-forward layers.
+        gated: whether these are SwiGLU (arXiv 2002.05202) instead of a GELU MLP.
+        storage_tokens: register tokens (arXiv 2309.16588).
+    """
+
+    embed_dim: int
+    depth: int
+    num_heads: int
+    hidden_dim: int
+    gated: bool = False
+    storage_tokens: int = 4
+
+
+# The paper's "x6" and "x3" of SwiGLU count both input projections, with as many parameters as an MLP: x4 and x2 here.
+SIZES = {
+    "tiny": Size(192, 4, 3, 768),  # not published: for quick runs from random weights
+    "vits16": Size(384, 12, 6, 1536),
+    "vits16plus": Size(384, 12, 6, 1536, gated=True),
+    "vitb16": Size(768, 12, 12, 3072),
+    "vitl16": Size(1024, 24, 16, 4096),
+    "vitl16plus": Size(1024, 24, 16, 4096, gated=True),
+    "vith16plus": Size(1280, 32, 20, 5120, gated=True),
+    "vit7b16": Size(4096, 40, 32, 8192, gated=True),
+}
+"""The sizes by name."""
+
+
+_GROUPS = {"attention": ("q", "k", "v", "proj"), "mlp": ("fc1", "fc2", "w1", "w2", "w3")}
+_NAME = re.compile(r"^(?:.*\.)?lora\.(\w+)\.(down|up|scale)$")
+
+
+class LowRank(nn.Module):
+    """A low-rank update, which is added to a linear layer's output: alpha / rank times up(down(x)); initially zero.
+
+    The factor is part of the state dict, so that a checkpoint is enough to merge weights.
+
+    Args:
+        dim_in: inputs of the layer.
+        dim_out: outputs of the layer.
+        config: ``rank``, ``alpha`` and ``dropout`` are read.
+    """
+
+    scale: torch.Tensor
+
+    def __init__(self, dim_in: int, dim_out: int, config: LoraConfig) -> None:
+        super().__init__()
+        self.dropout = Dropout(config.dropout)
+        self.down = nn.Parameter(torch.empty(config.rank, dim_in))
+        self.up = nn.Parameter(torch.zeros(dim_out, config.rank))
+        self.register_buffer("scale", torch.tensor(config.alpha / config.rank))
+        nn.init.kaiming_uniform_(self.down, a=5**0.5)  # like torch's nn.Linear
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(..., dim_in) -> (..., dim_out)."""
+        # A 0-dim factor does not promote the dtype under autocast.
+        return F.linear(F.linear(self.dropout(x), self.down), self.up) * self.scale
+
+
+def updates(config: LoraConfig, layers: Mapping[str, tuple[int, int]]) -> nn.ModuleDict:
+    """The updates of a module's layers, by name; empty if the rank is 0.
+
+    Args:
+        config: ``targets`` names the layers with an update.
+        layers: inputs and outputs of each layer, by its name.
+
+    Raises:
+        ConfigError: ``targets`` names a layer that no size has.
+    """
+    if not config.rank:
+        return nn.ModuleDict()
+    chosen = [name for target in config.targets for name in _GROUPS.get(target, (target,))]
+    known = [name for group in _GROUPS.values() for name in group]
+    if not set(chosen) <= set(known):
+        raise ConfigError(
+            f"model.lora.targets={list(config.targets)} must name some of {', '.join([*_GROUPS, *known])}"
+        )
+    return nn.ModuleDict({name: LowRank(*layers[name], config) for name in known if name in chosen and name in layers})
+
+
+def is_of_lora(name: str) -> bool:
+    """Whether a tensor, by its name, belongs to a low-rank update."""
+    return _NAME.match(name) is not None
+
+
+def merged(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Merge updates into the weights of their layers: W + scale * up @ down, in float32.
+
+    Args:
+        state: tensors by the names of :class:`exp.vision.dinov3.backbone.VisionTransformer`, with any prefix.
+
+    Returns:
+        The state without updates: new tensors for layers with an update, else the tensors of ``state``.
+    """
+    plain = {key: value for key, value in state.items() if not is_of_lora(key)}
+    for down in [key for key in state if is_of_lora(key) and key.endswith(".down")]:
+        place, _, name = down[: -len(".down")].rpartition("lora.")
+        part = "qkv".find(name)
+        layer = f"{place}{name if part < 0 else 'qkv'}.weight"
+        up, scale = f"{down[:-4]}up", f"{down[:-4]}scale"
+        update = state[scale].float() * (state[up].float() @ state[down].float())
+        new = plain[layer].float().clone()
+        first = max(part, 0) * len(update)
+        new[first : first + len(update)] += update
+        plain[layer] = new.to(plain[layer].dtype)
+    return plain
 
 
 # Epsilon of all layer norms.

@@ -13,10 +13,8 @@ from exp.errors import ConfigError, nearest
 from exp.models.base import Model, under_own_names
 from exp.vision.data.values import colors_in
 from exp.vision.dinov3 import weights
-from exp.vision.dinov3.backbone import Features, VisionTransformer, rope_periods
-from exp.vision.dinov3.lora import is_of_lora, merged
-from exp.vision.dinov3.sizes import SIZES, Size
-from exp.vision.model_config import BackboneConfig, ImageModelConfig, LoraConfig
+from exp.vision.dinov3.backbone import SIZES, Features, Size, VisionTransformer, is_of_lora, merged, rope_periods
+from exp.vision.keys import BackboneConfig, ImageModelConfig, LoraConfig
 
 __all__ = ["ImageModel", "for_bands", "keys_of", "size_of"]
 
@@ -213,7 +211,7 @@ class ImageModel(Model):
         """Published weights by this model's names, with rotary periods and pixel statistics from the files beside."""
         names, about = self.state_dict(), weights.beside(source)
         inner = {key[len(prefix) :]: value for key, value in state.items()
-                 if key.startswith(prefix) and (prefix or not weights.is_of_head(key))}  # fmt: skip
+                 if key.startswith(prefix) and (prefix or not weights.HEAD.match(key))}  # fmt: skip
         rest = {key: value for key, value in state.items()
                 if not key.startswith(prefix) or key[len(prefix) :] not in inner}  # fmt: skip
         own = {f"{key} of the file" if key in names else key: value for key, value in rest.items()}

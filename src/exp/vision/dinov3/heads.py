@@ -18,7 +18,7 @@ from torch import nn
 
 from exp.errors import ConfigError, nearest
 from exp.models.dropout import Dropout2d
-from exp.vision.model_config import SegmenterConfig
+from exp.vision.keys import SegmenterConfig
 
 __all__ = ["FcnHead", "Head", "blocks_of_levels", "build_head", "sees_levels"]
 

@@ -1,23 +1,26 @@
-"""Scene classification (one label per image) and semantic segmentation (one label per pixel)."""
+"""The models: scene classification (a label per image), segmentation (one per pixel) and distillation of features."""
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from exp.engine.building import read_weights
+from exp.errors import CheckpointError, ConfigError
 from exp.hardware.compat import autocast_disabled
 from exp.models.dropout import Dropout
 from exp.vision.dinov3.backbone import Features
-from exp.vision.dinov3.base import ImageModel
+from exp.vision.dinov3.base import ImageModel, keys_of, size_of
 from exp.vision.dinov3.heads import FcnHead, blocks_of_levels, build_head, sees_levels
 from exp.vision.dinov3.losses import Losses, cross_entropy, named
-from exp.vision.model_config import SceneClassifierConfig, SegmenterConfig
+from exp.vision.keys import DistillerConfig, SceneClassifierConfig, SegmenterConfig, TeacherConfig
 from exp.vision.tiling import Tiling
 
-__all__ = ["SceneClassifier", "Segmenter"]
+__all__ = ["Agreement", "Distiller", "SceneClassifier", "Segmenter"]
 
 
 class SceneClassifier(ImageModel):
@@ -26,7 +29,7 @@ class SceneClassifier(ImageModel):
     Args:
         num_classes: classes of the data (K).
         ignore_index: the label of samples that are ignored.
-        **keys: of :class:`exp.vision.model_config.SceneClassifierConfig`, and the arguments of :class:`ImageModel`.
+        **keys: of :class:`exp.vision.keys.SceneClassifierConfig`, and the arguments of :class:`ImageModel`.
     """
 
     config_class = SceneClassifierConfig
@@ -71,7 +74,7 @@ class Segmenter(ImageModel):
     Args:
         num_classes: classes of the data (K).
         ignore_index: the label of pixels that are ignored.
-        **keys: of :class:`exp.vision.model_config.SegmenterConfig`, and the arguments of :class:`ImageModel`.
+        **keys: of :class:`exp.vision.keys.SegmenterConfig`, and the arguments of :class:`ImageModel`.
 
     Raises:
         ConfigError: keys are out of range or contradict each other.
@@ -159,3 +162,164 @@ class Segmenter(ImageModel):
 def _map(patches: torch.Tensor) -> torch.Tensor:
     """(B, h, w, D) -> (B, D, h, w)."""
     return patches.permute(0, 3, 1, 2)
+
+
+_EPS = 1e-6
+
+
+class Agreement(NamedTuple):
+    """Cosine similarity of projected student and teacher, for each image.
+
+    Attributes:
+        cls: (B,), cosine of the CLS tokens.
+        patches: (B,), mean cosine of the patches.
+    """
+
+    cls: torch.Tensor
+    patches: torch.Tensor
+
+
+class _Teacher(ImageModel):
+    """A backbone with the normalization of its weights."""
+
+    def forward(self, image: torch.Tensor) -> Features:
+        """Features of the last block; ``image``: (B, C, H, W), 0..255."""
+        return self.features(image)[0]
+
+
+class Distiller(ImageModel):
+    """A student backbone, and two projections of its features to the teacher's width.
+
+    The losses are those of AM-RADIO (Ranzinger et al., arXiv 2312.06709): one minus the cosine for the CLS token, and
+    for the patches a mixture of that and the smooth L1 distance. The targets are the teacher's features after a layer
+    norm without parameters (Wei et al., arXiv 2205.14141), so that the losses do not depend on the teacher's scale.
+
+    The teacher is not a submodule, so checkpoints, optimizers and wrappers do not see it. It is built, and its file
+    read, when it is first needed: ``task=features`` and ``init_from`` of another run work without the file.
+
+    Args:
+        **keys: of :class:`exp.vision.keys.DistillerConfig`, and the arguments of :class:`ImageModel`.
+
+    Raises:
+        ConfigError: keys are out of range or contradict each other.
+    """
+
+    config_class = DistillerConfig
+
+    def __init__(self, **keys: Any) -> None:
+        if "num_classes" in keys:
+            raise ConfigError(
+                "model=dinov3_distillation learns features, not classes, and these data measure classes; set "
+                "data=distillation, with data.root and data.layout as they are here"
+            )
+        super().__init__(**keys)
+        config = self.config
+        if config.blocks is not None:
+            raise ConfigError("model.blocks: a student is compared with its teacher after the last block; leave it out")
+        if min(config.cls_weight, config.patch_weight) < 0.0 or not config.cls_weight + config.patch_weight:
+            raise ConfigError("model.cls_weight and model.patch_weight must not be negative, nor both 0")
+        self.teacher_keys = keys_of(TeacherConfig, config.teacher)
+        width = size_of(self.teacher_keys, "model.teacher").embed_dim
+        self.dropout = Dropout(config.dropout)
+        self.project_cls = nn.Linear(self.size.embed_dim, width).requires_grad_(config.cls_weight > 0.0)
+        self.project_patches = nn.Linear(self.size.embed_dim, width).requires_grad_(config.patch_weight > 0.0)
+        self._made: list[_Teacher] = []  # a list hides it from nn.Module
+        self._use_blocks()
+
+    def start_epoch(self, epoch: int) -> None:
+        """Read the teacher's weights before the first step.
+
+        Raises:
+            ConfigError: there are no weights, or they are of another size.
+        """
+        del epoch
+        self._teacher(self.pixel_mean.device)
+
+    def forward(
+        self, image: torch.Tensor, mode: str = "tensor", **_: Any
+    ) -> torch.Tensor | Agreement | dict[str, torch.Tensor]:
+        """Features, their agreement with the teacher's, or the losses.
+
+        Args:
+            image: (B, C, H, W), 0..255, uint8 or float.
+            mode: ``"loss"``, ``"predict"`` or ``"tensor"`` (:class:`exp.models.base.Model`).
+            **_: further keys of a batch.
+
+        Returns:
+            ``"loss"``: ``loss_cls`` and ``loss_patches``, 0-dim float32. ``"predict"``: an :class:`Agreement`.
+            ``"tensor"``: (B, 2 D), the CLS token and the mean of the patches, the input of a linear classifier.
+        """
+        (student,) = self.features(image)
+        if mode == "tensor":
+            return torch.cat([student.cls, student.patches.mean(dim=(1, 2))], dim=-1)
+        with torch.no_grad():
+            target = self._teacher(image.device)(image)
+        with autocast_disabled(image.device.type):
+            cls = _whitened(target.cls.float())
+            patches = _whitened(_on_grid(target.patches, student.patches.shape[1:3]))
+            own_cls = self.project_cls(self.dropout(student.cls))
+            own_patches = self.project_patches(self.dropout(student.patches))
+            alike = Agreement(_cosine(own_cls, cls), _cosine(own_patches, patches).mean(dim=(1, 2)))
+            if mode == "predict":
+                return alike
+            share = self.config.smooth_l1_share
+            of_patches = (1.0 - share) * (1.0 - alike.patches.mean()) + share * F.smooth_l1_loss(own_patches, patches)
+            parts = {
+                "loss_cls": (self.config.cls_weight, 1.0 - alike.cls.mean()),
+                "loss_patches": (self.config.patch_weight, of_patches),
+            }
+            return {name: weight * loss for name, (weight, loss) in parts.items() if weight}
+
+    def _teacher(self, device: torch.device) -> _Teacher:
+        if not self._made:
+            keys = {name: value for name, value in vars(self.teacher_keys).items() if name != "init_from"}
+            # In a fork of the generator: when the teacher is built must not change the run's random numbers.
+            with torch.random.fork_rng(devices=[]):
+                teacher = _Teacher(self.in_channels, freeze="all", **keys)
+            if device.type != "meta":  # task=estimate uses no values, so the file may be missing
+                _read(teacher, self.teacher_keys.init_from)
+            self._made.append(teacher.eval())
+        teacher = self._made[0]
+        if teacher.pixel_mean.device != device:
+            teacher.to(device)
+        return teacher
+
+
+def _read(teacher: _Teacher, source: str | None) -> None:
+    """Load the teacher's weights.
+
+    Raises:
+        ConfigError: there are no weights, or not all of them fit.
+    """
+    if source is None:
+        raise ConfigError("model.teacher.init_from must be set: published DINOv3 weights, or a run")
+    own = teacher.state_dict()
+    try:
+        weights = read_weights(Path(source).expanduser())
+        state = teacher.fit_state_dict(teacher.adapt_state_dict(weights.state, weights.path), weights.path)
+        lacking = [key for key, value in own.items() if key not in state or state[key].shape != value.shape]
+        if lacking:
+            raise ConfigError(f"the file lacks {len(lacking)} tensors, such as {lacking[0]}")
+    except (CheckpointError, ConfigError) as error:
+        reason = str(error).splitlines()[0].replace(" model.", " model.teacher.")
+        raise ConfigError(f"model.teacher.init_from={source}: {reason}") from error
+    teacher.load_state_dict({key: state[key] for key in own})
+
+
+def _on_grid(patches: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
+    """Interpolate the teacher's patches (B, h, w, E) to the student's grid, float32."""
+    if patches.shape[1:3] == tuple(size):
+        return patches.float()
+    maps = patches.float().permute(0, 3, 1, 2)
+    return F.interpolate(maps, size=list(size), mode="bilinear", align_corners=False).permute(0, 2, 3, 1)
+
+
+def _whitened(features: torch.Tensor) -> torch.Tensor:
+    """Normalize to mean 0 and variance 1 over the last axis."""
+    return F.layer_norm(features, features.shape[-1:])
+
+
+def _cosine(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Cosine similarity over the last axis, from operators that every device has."""
+    norms = (a.square().sum(dim=-1) + _EPS) * (b.square().sum(dim=-1) + _EPS)
+    return (a * b).sum(dim=-1) * norms.rsqrt()

@@ -17,10 +17,9 @@ import torch
 
 from exp.errors import ConfigError
 from exp.models.base import best_prefix
-from exp.vision.dinov3.backbone import NORM_EPS, ROPE_BASE, rope_periods
-from exp.vision.dinov3.sizes import SIZES
+from exp.vision.dinov3.backbone import NORM_EPS, ROPE_BASE, SIZES, rope_periods
 
-__all__ = ["Beside", "adapt_published", "beside", "check_backbone", "is_of_head", "model_config",
+__all__ = ["HEAD", "Beside", "adapt_published", "beside", "check_backbone", "model_config",
            "model_tensors", "pretraining_of", "processor_config", "published_prefix", "with_periods"]  # fmt: skip
 
 _State = Mapping[str, torch.Tensor]
@@ -44,7 +43,8 @@ _SEPARATE = re.compile(r"^(blocks\.\d+\.)(?:attn|attention)\.([qkv])_(?:proj\.)?
 # Ignored: tensors of pretraining, and two that are constants (mask of the biases, inverse periods).
 _UNUSED = re.compile(r"mask_token$|bias_mask$|^local_cls_norm|(?:^|\.)inv_freq$")
 _LANDMARK = re.compile(r"^(|.*\.)(?:storage_tokens|reg_token|embeddings\.register_tokens)$")
-_HEAD = re.compile(r"(?:\w*head\w*|classifier|fc|fc_norm|neck|decoder)\.")
+HEAD = re.compile(r"(?:\w*head\w*|classifier|fc|fc_norm|neck|decoder)\.")
+"""Published names of tensors that belong to a head, beside those of a backbone without prefix."""
 
 
 def adapt_published(state: _State) -> dict[str, torch.Tensor]:
@@ -115,11 +115,6 @@ def published_prefix(state: _State) -> str | None:
     """
     found = [match.group(1) for match in map(_LANDMARK.match, state) if match]
     return best_prefix(found) if found else None
-
-
-def is_of_head(name: str) -> bool:
-    """Whether a tensor beside those of a backbone without prefix belongs to a head, by its published name."""
-    return _HEAD.match(name) is not None
 
 
 def with_periods(state: _State, about: Beside) -> dict[str, torch.Tensor]:
