@@ -10,9 +10,7 @@ import json
 import re
 import statistics
 from collections import Counter
-from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Callable, Hashable, Iterable, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Hashable, Iterable, NamedTuple, Sequence
 
 from exp.report.runs import is_number, natural
 from exp.runs.folder import number_text
@@ -22,13 +20,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Group", "Mean", "as_counts", "by_size", "column", "differing", "greater_is_better", "in_order", "is_seed",
-    "mean_text", "meaning", "rankings", "short_names", "value_text",
+    "keys_of", "mean_text", "meaning", "rankings", "short_names", "value_text",
 ]  # fmt: skip
 
 _GROUPS = ("experiment", "task", "backend", "launcher", "wrapper", "data", "model", "optim", "schedule", "logger")
 # Keys that do not affect the computation.
-_SILENT = ("output_dir", "overwrite", "plots", "report_placement", "resume", "resume_changed_data", "run")
-_SILENT_BELOW = ("launcher.", "published", "hydra.", "logger.", "record.", "sweep.")
+_SILENT = re.compile(
+    r"(?:output_dir|overwrite|plots|report_placement|resume|resume_changed_data|run)$"
+    r"|published|(?:launcher|hydra|logger|record|sweep)\."
+)
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
@@ -49,7 +49,7 @@ def differing(runs: Sequence[Run]) -> list[str]:
     named = dict.fromkeys(re.split("[=@]", word)[0].replace("/", ".") for word in words)
     groups = [group for group in _GROUPS if _differ(column(runs, group))]
     unequal = [key for key in dict.fromkeys(key for run in runs for key in run.config)
-               if not _is_silent(key) and _differ(column(runs, key))]  # fmt: skip
+               if not _SILENT.match(key) and _differ(column(runs, key))]  # fmt: skip
     kept: dict[str, list[Any]] = {}
     for key in named:  # the key itself, or, for a node, the keys below it
         below = [key] if key in groups else [one for one in unequal if one == key or one.startswith(f"{key}.")]
@@ -61,6 +61,13 @@ def differing(runs: Sequence[Run]) -> list[str]:
     if "batch_size" in kept and "global_batch_size" not in named:
         kept.pop("global_batch_size", None)  # one of them is derived from the other
     return list(kept)
+
+
+def keys_of(groups: Sequence[Group]) -> list[str]:
+    """The keys in which the groups differ (:func:`differing`), without seeds if a group has several."""
+    averaged = any(len(group.runs) > 1 for group in groups)
+    keys = differing([run for group in groups for run in group.runs])
+    return [key for key in keys if not (averaged and is_seed(key))]
 
 
 def column(runs: Sequence[Run], key: str) -> list[Any]:
@@ -77,11 +84,6 @@ def column(runs: Sequence[Run], key: str) -> list[Any]:
 def is_seed(key: str) -> bool:
     """Whether a key is a seed: ``seed``, or any key that ends with ``.seed``."""
     return key.rpartition(".")[2] == "seed"
-
-
-def _is_silent(key: str) -> bool:
-    """Whether a key does not affect the computation, such as ``output_dir``."""
-    return key in _SILENT or key.startswith(_SILENT_BELOW)
 
 
 def meaning(value: Any) -> str:
@@ -131,62 +133,39 @@ class Mean(NamedTuple):
     """Sample standard deviation, with n - 1 in its denominator; None for a single seed."""
 
 
-@dataclass(frozen=True, eq=False)
 class Group:
     """Runs of one configuration with several seeds, or a single run.
 
-    Attributes:
-        runs: at least one run, in the given order.
+    Args:
+        runs: at least one run.
         metric_name: metric that ranks the runs; None: they have no metric.
+
+    Attributes:
+        counted: the runs that means include: completed runs which, if the group has a metric, have a value of it.
+        left_out: counts of the other runs, by status: ``2 failed, 1 unfinished``; empty: none.
+        n: number of seeds with a run that counts.
+        n_text: number of seeds as text: ``3``; or ``2 of 3`` if a seed has no run that counts.
+        names: the names of the runs, separated by spaces.
+        score: mean of the metric on validation, which ranks the groups; see :meth:`mean`.
+        reported: mean of the metric on test.
     """
 
-    runs: list[Run]
-    metric_name: str | None
+    def __init__(self, runs: Sequence[Run], metric_name: str | None) -> None:
+        self.runs, self.metric_name = runs, metric_name
+        completed = [run for run in runs if run.status == "completed"]
+        self.counted = [run for run in completed if run.metric is not None or metric_name is None]
+        others = [run.status for run in runs if run not in self.counted]
+        self.left_out = as_counts("without a metric" if status == "completed" else status for status in others)
+        self.n, seeds = len(set(map(_seeds, self.counted))), len(set(map(_seeds, runs)))
+        self.n_text = str(seeds) if self.n == seeds else f"{self.n} of {seeds}"
+        self.names = " ".join(run.name for run in runs)
+        self.score, self.reported = self.mean("selected_by"), self.mean("metric")
 
-    @cached_property
-    def counted(self) -> list[Run]:
-        """The runs that means include: completed runs which, if the group has a metric, have a value of it."""
-        completed = [run for run in self.runs if run.status == "completed"]
-        return [run for run in completed if run.metric is not None or run.metric_name is None]
+    def mean(self, title: str) -> Mean | None:
+        """The mean of a number over the seeds; if a seed was run several times, the mean of its runs counts once.
 
-    @property
-    def left_out(self) -> str:
-        """Counts of the runs that means do not include, by status: ``2 failed, 1 unfinished``; empty: none."""
-        others = [run.status for run in self.runs if run not in self.counted]
-        return as_counts("without a metric" if status == "completed" else status for status in others)
-
-    @property
-    def n(self) -> int:
-        """Number of seeds with a run that counts (:attr:`counted`)."""
-        return len({_seeds(run) for run in self.counted})
-
-    @property
-    def n_text(self) -> str:
-        """Number of seeds as text: ``3``; or ``2 of 3`` if a seed has no run that counts."""
-        seeds = len({_seeds(run) for run in self.runs})
-        return str(seeds) if self.n == seeds else f"{self.n} of {seeds}"
-
-    @property
-    def names(self) -> str:
-        """The names of the runs, separated by spaces."""
-        return " ".join(run.name for run in self.runs)
-
-    @cached_property
-    def score(self) -> Mean | None:
-        """Mean of the metric on validation, which ranks the groups; None if no run counts, or a run has no value."""
-        return self.mean_of(lambda run: run.selected_by)
-
-    @cached_property
-    def reported(self) -> Mean | None:
-        """Mean of the metric on test; None if no run counts."""
-        return None if self.metric_name is None else self.mean(self.metric_name)
-
-    def mean(self, metric: str) -> Mean | None:
-        """The mean of a metric over the seeds; see :meth:`mean_of`."""
-        return self.mean_of(lambda run: run.metric if metric == run.metric_name else run.metrics.get(metric))
-
-    def mean_of(self, value_of: Callable[[Run], float | None]) -> Mean | None:
-        """The mean over the seeds; if a seed was run several times, the mean of its runs counts once.
+        Args:
+            title: of the number (:attr:`exp.report.runs.Run.numbers`).
 
         Returns:
             None if no run counts, or one of them has no value: a mean over fewer seeds than the row states would
@@ -194,7 +173,7 @@ class Group:
         """
         by_seed: dict[Hashable, list[Any]] = {}
         for run in self.counted:
-            by_seed.setdefault(_seeds(run), []).append(value_of(run))
+            by_seed.setdefault(_seeds(run), []).append(run.numbers.get(title))
         if not by_seed or any(None in values for values in by_seed.values()):
             return None
         values = [statistics.mean(each) for each in by_seed.values()]
@@ -278,7 +257,7 @@ def _settings(run: Run) -> Hashable:
     return frozenset(
         (key, meaning(value))
         for key, value in run.config.items()
-        if value is not None and not _is_silent(key) and not _is_seed_of(run, key)
+        if value is not None and not _SILENT.match(key) and not _is_seed_of(run, key)
     )
 
 

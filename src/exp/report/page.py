@@ -19,10 +19,9 @@ from exp.report.groups import (
     Group,
     as_counts,
     column,
-    differing,
     greater_is_better,
     in_order,
-    is_seed,
+    keys_of,
     mean_text,
     rankings,
     short_names,
@@ -44,7 +43,6 @@ _SMOOTHING = (
     '<input type="range" class="smooth" min="0" max="0.99" step="0.01" value="0"></label>'
 )
 _POINTS = 400  # maximum per curve
-_FEW_POINTS = 100  # maximum per curve in a collapsed section
 _BARS = 30  # maximum number of configurations in the bar chart
 _SETTINGS = 5  # maximum number of keys in the label of a configuration
 _COLORS = ("#3b6fd8", "#e0742c", "#2a9d5c", "#c8408f", "#8a5cd6", "#b08d12", "#17a2b3", "#c94a3f")  # best first
@@ -221,8 +219,7 @@ def charts_of(groups: Sequence[Group], metric: str | None) -> list[Chart]:
 
 def settings_of(groups: Sequence[Group]) -> list[str]:
     """A unique label for each group: the keys that differ, as on the command line; if needed also its runs' names."""
-    several = any(len(group.runs) > 1 for group in groups)
-    keys = [key for key in differing([run for group in groups for run in group.runs]) if not (several and is_seed(key))]
+    keys = keys_of(groups)
     titles = short_names(keys)
     texts = [
         " ".join(f"{titles[key]}={value_text(column(group.runs, key)[0])[:60]}" for key in keys[:_SETTINGS])
@@ -269,8 +266,7 @@ def _curves(groups: Sequence[Group], labels: Sequence[str], metric: str | None) 
         for place, (group, label) in enumerate(zip(histories, labels)):
             look = {"color": _color(place), "lineStyle": {"width": 1.6 if place < len(_COLORS) else 1}}
             for curves in (curves for curves in group if kind in curves):
-                points = thinned(curves[kind], _POINTS if kind in main else _FEW_POINTS)
-                data = [(step, _rounded(value)) for step, value in points]
+                data = [(step, _rounded(value)) for step, value in thinned(curves[kind], _POINTS)]
                 series.append({"type": "line", "name": label, "data": data, "showSymbol": len(data) <= 25,
                                "tooltip": {"show": place < len(_COLORS)}, **look})  # fmt: skip
         scale = _scale([value for each in series for _, value in each["data"]])
@@ -294,7 +290,7 @@ def _bars(groups: Sequence[Group], labels: Sequence[str], title: str, ranked: bo
         look = {"color": _color(place), "borderColor": _color(place), "opacity": 0.8}
         bars.append({"value": box, "name": f"{label}: {mean_text(mean)}", "itemStyle": look})
         for run in group.runs:
-            score = run.selected_by if ranked else run.metric
+            score = run.numbers.get("selected_by" if ranked else "metric")
             if score is not None:
                 name = f"{run.name}: {number_text(score)}"
                 points.append({"value": [_rounded(score), place], "name": name, "itemStyle": look})

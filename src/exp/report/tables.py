@@ -18,12 +18,13 @@ from exp.report.groups import (
     greater_is_better,
     in_order,
     is_seed,
+    keys_of,
     mean_text,
     rankings,
     short_names,
     value_text,
 )
-from exp.report.runs import is_number
+from exp.report.runs import COLUMNS, NUMBERS, is_number, titled
 from exp.runs.files import csv_content, to_json, write_atomically
 from exp.runs.folder import number_text
 
@@ -40,11 +41,7 @@ __all__ = [
     "seed_rows", "write_rows",
 ]  # fmt: skip
 
-_LAST = ("steps", "wall_s", "samples_per_second")
-_COLUMNS = {"rank", "run", "folder", "status", "selected_by", "metric_name", "metric", *_LAST, "error"}
 _JSON_ONLY = ("folder", "folders", "metric_name", "metric", "metric_mean", "metric_std")
-_ROWS, _KEYS = 40, 6  # maximum of a table on the terminal
-_DATA = "data.name"
 _LATEX = {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}",
     ">": r"\textgreater{}", "|": r"\textbar{}", '"': r"\textquotedbl{}",
@@ -92,13 +89,11 @@ def run_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
             "rank": rank,
             "run": run.name,
             "folder": str(run.folder),
-            **{_title("config", key): column([run], key)[0] for key in keys},
+            **{titled("config", key): column([run], key)[0] for key in keys},
             "status": run.status,
-            "selected_by": run.selected_by,
+            "selected_by": run.numbers.get("selected_by"),
             "metric_name": run.metric_name,
-            "metric": run.metric,
-            **{title: run.metrics.get(name) for name, title in metrics.items()},
-            **{key: run.number(key) for key in _LAST},
+            **{title: run.numbers.get(title) for title in ("metric", *metrics, *NUMBERS[1:])},
             "error": run.error,
         }
         for rank, group in in_order(rankings(runs, over_seeds=False))
@@ -112,21 +107,18 @@ def seed_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
     Keys: ``rank`` (by the mean, among groups of the same metric), ``runs`` (names), ``folders``, all keys that differ
     except the seed, ``n`` (number of seeds that count), ``left_out`` (counts of other runs by status), ``metric_name``,
     ``selected_by_mean`` and ``selected_by_std`` (on validation, which ranks), ``metric_mean`` and ``metric_std`` (on
-    test), the same two for each metric by the names of :func:`run_rows`, and ``wall_s_mean``. ``_std`` is the sample
+    test), the same two for each metric by the names of :func:`run_rows`, and for ``wall_s``. ``_std`` is the sample
     standard deviation (n - 1); None for a single seed.
     """
     metrics, keys = _metric_titles(runs), [key for key in differing(runs) if not is_seed(key)]
     rows = []
     for rank, group in in_order(rankings(runs, over_seeds=True)):
         row: dict[str, Any] = {"rank": rank, "runs": group.names, "folders": [str(run.folder) for run in group.runs]}
-        row.update((_title("config", key), column(group.runs, key)[0]) for key in keys)
+        row.update((titled("config", key), column(group.runs, key)[0]) for key in keys)
         row.update(n=group.n, left_out=group.left_out, metric_name=group.metric_name)
-        means = {"selected_by": group.score, "metric": group.reported}
-        means.update((title, group.mean(name)) for name, title in metrics.items())
-        for title, mean in means.items():
-            row[f"{title}_mean"], row[f"{title}_std"] = mean or (None, None)
-        seconds = group.mean_of(lambda run: run.number("wall_s"))
-        rows.append({**row, "wall_s_mean": seconds and seconds.value})
+        for title in ("selected_by", "metric", *metrics, "wall_s"):
+            row[f"{title}_mean"], row[f"{title}_std"] = group.mean(title) or (None, None)
+        rows.append(row)
     return rows
 
 
@@ -138,16 +130,10 @@ def _csv(rows: Sequence[dict[str, Any]]) -> bytes:
     )
 
 
-def _metric_titles(runs: Sequence[Run]) -> dict[str, str]:
-    """The column titles of all metrics by name; metrics that rank runs come first."""
-    ranking = [name for name in rankings(runs, over_seeds=False) if name is not None]
-    names = dict.fromkeys([*ranking, *(name for run in runs for name in run.metrics)])
-    return {name: _title("metrics", name) for name in names}
-
-
-def _title(kind: str, name: str) -> str:
-    """A unique column title for a metric (``kind`` is ``metrics``) or for a key (``kind`` is ``config``)."""
-    return f"{kind}.{name}" if name in _COLUMNS else name
+def _metric_titles(runs: Sequence[Run]) -> list[str]:
+    """The column titles of all metrics; metrics that rank runs come first."""
+    ranking = [titled("metrics", name) for name in rankings(runs, over_seeds=False) if name is not None]
+    return list(dict.fromkeys([*ranking, *(title for run in runs for title in run.numbers if title not in COLUMNS)]))
 
 
 @dataclass
@@ -188,19 +174,19 @@ def run_table(runs: Sequence[Run]) -> Table:
     styles = {"completed": "", "failed": "failed"}
     looks = ["best" if row["rank"] == 1 and len(rows) > 1 else styles.get(row["status"], "other") for row in rows]
     shown = [{title: value for title, value in row.items() if title not in _JSON_ONLY} for row in rows]
-    return Table.of(shown, looks, _unit_notes(runs, [name for run in runs for name in run.metrics]))
+    return Table.of(shown, looks, _unit_notes(runs, _metric_titles(runs)))
 
 
 def results_tables(runs: Sequence[Run], paper: bool = False) -> list[Table]:
     """One table per metric, with one row per configuration: mean over seeds, and published values if there are any.
 
     The best configuration is first and has a star. Rows show the metric on validation, and the status of runs that do
-    not count. Rows above 40 and keys above 6 are left out; the notes name them.
+    not count.
 
     Args:
         runs: any number of runs.
-        paper: tables for a paper: all rows and keys, sorted by the keys; without star, validation metric and duration,
-            and without runs that have no metric.
+        paper: tables for a paper: always with the choice of data, and sorted by the keys; without star, validation
+            metric and duration, and without runs that have no metric.
     """
     ranking = rankings(runs, over_seeds=True)
     return [_results(groups, metric, paper) for metric, groups in ranking.items() if metric is not None or not paper]
@@ -209,30 +195,25 @@ def results_tables(runs: Sequence[Run], paper: bool = False) -> list[Table]:
 def _results(groups: list[Group], metric: str | None, paper: bool) -> Table:
     runs = [run for group in groups for run in group.runs]
     averaged = any(len(group.runs) > 1 for group in groups)
-    keys = [key for key in differing(runs) if not (is_seed(key) and (averaged or paper))]
-    if paper and not ("data" in keys or None in column(runs, _DATA)):  # a paper names the data set even if only one
-        keys = list(dict.fromkeys([_DATA, *keys]))
-    titles = {key: "data" if key == _DATA and "data" not in keys else title for key, title in short_names(keys).items()}
-    values = {group.names: [column(group.runs, key)[0] for key in keys] for group in groups}
+    keys = list(dict.fromkeys(["data"] * paper + keys_of(groups)))
+    titles = short_names(keys)
+    values = {group: [column(group.runs, key)[0] for key in keys] for group in groups}
     best = groups[0] if len(groups) > 1 and groups[0].score and not paper else None
     if paper:
-        groups = sorted(groups, key=lambda group: list(map(by_size, values[group.names])))
-    most = len(groups) if paper else _ROWS
-    groups, more = groups[:most], len(groups[most:])
+        groups = sorted(groups, key=lambda group: list(map(by_size, values[group])))
     named = not paper or len(set(map(value_text, values.values()))) < len(groups)  # show names if keys are not unique
-    known = {group.names: (group.counted or group.runs)[0].result.get("published") or {} for group in groups}
-    figures = {name: {} if each.get("differs") else each for name, each in known.items()}
-    measured = dict.fromkeys(name for run in runs for name in run.metrics)
-    published = [name for name in measured if any(is_number(each.get(name)) for each in figures.values())]
-    metrics = [name for name in dict.fromkeys([metric, *published]) if name is not None]
+    known = {group: (group.counted or group.runs)[0].result.get("published") or {} for group in groups}
+    figures = {group: {} if each.get("differs") else each for group, each in known.items()}
+    published = [name for name in _metric_titles(runs) if any(is_number(each.get(name)) for each in figures.values())]
+    metrics = [name for name in dict.fromkeys([metric and titled("metrics", metric), *published]) if name is not None]
     rows = []
     for group in groups:
         row: dict[str, Any] = {"": "*" if group is best else "", "runs" if averaged else "run": group.names * named}
-        for key, value in list(zip(keys, values[group.names]))[: None if paper else _KEYS]:
+        for key, value in zip(keys, values[group]):
             row[titles[key] if titles[key] not in metrics else key] = value_text(value)
         row["validation"] = "" if paper else mean_text(group.score)
         for name in metrics:
-            mean, theirs = group.mean(name), figures[group.names].get(name)
+            mean, theirs = group.mean(name), figures[group].get(name)
             row[name] = f"{mean_text(mean) or '-'}{f' ({group.n_text})' * averaged}"
             if name in published:
                 row[f"{name}, published"] = theirs
@@ -243,8 +224,6 @@ def _results(groups: list[Group], metric: str | None, paper: bool) -> Table:
     notes += [f"{metric}: {'larger' if greater_is_better(runs) else 'smaller'} is better"] * (metric is not None)
     notes += ["starred: the best on validation"] if best else []
     notes += ["mean ± sample standard deviation (n - 1) over n seeds"] if averaged else []
-    notes += [f"not shown: {', '.join(titles[key] for key in keys[_KEYS:])}"] if keys[_KEYS:] and not paper else []
-    notes += [f"{more} more rows: sweep.csv"] if more else []
     left = as_counts(run.status for group in groups for run in group.runs if run not in group.counted)
     notes += [f"left out of the figures: {left}"] if left and paper else []
     notes += dict.fromkeys(f"published: {each['source']}" for each in figures.values() if each.get("source"))
@@ -315,16 +294,15 @@ def _outcome(group: Group) -> str:
     errors = [run.error for run in group.runs if run.error is not None]
     if group.left_out or errors:
         return ": ".join(filter(None, [group.left_out, *errors[:1]]))
-    seconds = group.mean_of(lambda run: run.number("wall_s"))
+    seconds = group.mean("wall_s")
     return "" if seconds is None else f"{seconds.value:,.0f}"
 
 
 def _unit_notes(runs: Sequence[Run], metrics: Sequence[str]) -> list[str]:
     """Notes on the units of metrics, for metrics whose unit is recorded and the same in all runs."""
     units: dict[str, list[str]] = {}
-    for name in dict.fromkeys(metrics):
-        said: list[Any] = [run.result.get("metric_units") for run in runs]
-        found = {str(each[name]) for each in said if isinstance(each, dict) and name in each}
+    for name in metrics:
+        found = {str((run.result.get("metric_units") or {}).get(name, "")) for run in runs} - {""}
         if len(found) == 1:
             units.setdefault(found.pop(), []).append(name)
     return [f"{', '.join(names)}: of {unit} values" for unit, names in units.items()]
