@@ -9,9 +9,8 @@ import statistics
 
 from rich.console import Console
 
-from exp.report.groups import Mean, rankings
 from exp.report.runs import find_runs
-from exp.report.tables import as_latex, as_markdown, as_rich, results_tables, write_rows
+from exp.report.tables import Mean, as_latex, as_markdown, as_rich, rankings, results_tables, write_rows
 
 
 def names(runs, over_seeds=True):

@@ -230,9 +230,9 @@ class _Batched(Dataset[Any]):
         pairs = keys.tolist() if keys.dim() == 2 else [(number, 0) for number in keys.tolist()]
         samples: list[Any] = []
         try:
-            with preserved_generators(with_torch=True):
+            with preserved_generators():
                 for number, epoch in pairs:
-                    seed_sample(self.seed, epoch, number, with_torch=True)
+                    seed_sample(self.seed, epoch, number)
                     samples.append(self.dataset[number])
             batch = self.collate(samples)
         except Exception as error:  # a dataset may raise anything

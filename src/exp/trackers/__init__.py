@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 
 from exp.config.resolve import create, find_module
 from exp.errors import ConfigError, UnavailableError
+from exp.report.runs import flattened
 from exp.runs.files import read_json, write_json
 
 if TYPE_CHECKING:
@@ -252,14 +253,11 @@ def _trackers(chosen: LoggerConfig) -> Iterator[tuple[str, Tracker]]:
 
 
 def _tracked(folder: RunFolder) -> TrackedRun:
-    import pandas as pd
-
-    config: Any = OmegaConf.to_container(OmegaConf.load(folder.config), resolve=True)
-    config.pop("record", None)
-    (flat,) = pd.json_normalize(config).to_dict("records")
-    keys = {key: value if isinstance(value, (bool, int, float, str)) else str(value) for key, value in flat.items()}
+    config = flattened(OmegaConf.to_container(OmegaConf.load(folder.config), resolve=True))
+    keys = {key: value if isinstance(value, (bool, int, float, str)) else str(value)
+            for key, value in config.items() if not key.startswith("record.")}  # fmt: skip
     path, sweep = folder.path, folder.path.parent
-    facts = {"backend": config["backend"]["name"], "task": config["task"]["name"], "folder": str(path)}
+    facts = {"backend": config["backend.name"], "task": config["task.name"], "folder": str(path)}
     facts["git"] = (read_json(folder.env) or {}).get("git_revision") or ""
     facts["sweep"] = sweep.name if (sweep / "multirun.yaml").is_file() else ""
     name = f"{sweep.name}/{path.name}" if facts["sweep"] else path.name
