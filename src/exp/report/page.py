@@ -27,15 +27,9 @@ if TYPE_CHECKING:
 __all__ = ["Chart", "charts_of", "curves_of", "settings_of", "thinned", "thumbnail", "write_report"]
 
 _WIDTH, _PER_RUN, _RUNS = 640, 6, 40  # pixels of a picture, pictures per run, runs: keeps the page below 15 MB
-_SMOOTHING = (
-    '<label class="note">smoothing of curves '
-    '<input type="range" class="smooth" min="0" max="0.99" step="0.01" value="0"></label>'
-)
 _POINTS = 400  # maximum per curve
 _BARS = 30  # maximum number of configurations in the bar chart
 _SETTINGS = 5  # maximum number of keys in the label of a configuration
-_COLORS = ("#3b6fd8", "#e0742c", "#2a9d5c", "#c8408f", "#8a5cd6", "#b08d12", "#17a2b3", "#c94a3f")  # best first
-_FAINT = "#9a9fa6"
 _NOT_VALUES = ("split", "step", "epoch", "units")  # keys of a record that are not measured values
 
 
@@ -62,9 +56,7 @@ def write_report(runs: Sequence[Run], folder: Path, title: str) -> Path:
         write_atomically(folder / "results.tex", tables.as_latex(paper).encode("utf-8", "replace"))
         write_atomically(folder / "results.md", tables.as_markdown(paper).encode("utf-8", "replace"))
     ranking = tables.rankings(runs, over_seeds=True)
-    charts: list[Chart] = []
-    body = [_results(metric, groups, charts) for metric, groups in ranking.items()]
-    options = to_json([{"kind": chart.kind, **chart.option} for chart in charts], separators=(",", ":"))
+    sections = [_results(metric, groups) for metric, groups in ranking.items()]
     page = Template(_part("page.html")).substitute(
         title=escape(title),
         summary=_summary(runs, ranking),
@@ -73,8 +65,7 @@ def write_report(runs: Sequence[Run], folder: Path, title: str) -> Path:
         script=_part("page.js"),
         # Not escaped: the file contains no "<" that could end the script element.
         looks=_part("charts.json"),
-        options=options.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"),
-        body="\n".join([*body, _album(runs)]),
+        body="\n".join([*sections, _album(runs)]),
     )
     # Folder names may have bytes that are not UTF-8.
     write_atomically(folder / "report.html", page.encode("utf-8", "replace"))
@@ -111,30 +102,22 @@ def _summary(runs: Sequence[Run], ranking: dict[str | None, list[Group]]) -> str
     return text
 
 
-def _results(metric: str | None, groups: Sequence[Group], charts: list[Chart]) -> str:
-    """HTML section with the tables and charts of the runs of one metric; its charts are appended to ``charts``."""
+def _results(metric: str | None, groups: Sequence[Group]) -> str:
+    """HTML section with the tables and charts of the runs of one metric."""
     runs = [run for group in groups for run in group.runs]
-    drawn = charts_of(groups, metric)
-
-    def figures(kind: str) -> str:
-        every = enumerate(drawn, len(charts))
-        return "".join(_figure(chart, place) for place, chart in every if chart.kind == kind)
-
-    parts = [f"<section><h2>{_heading(runs, metric)}</h2>", figures("bars")]
+    charts = charts_of(groups, metric)
+    more = [chart for chart in charts if chart.kind == "more"]
+    parts = [f"<section><h2>{_heading(runs, metric)}</h2>"]
+    parts += [_figure(chart) for chart in charts if chart.kind == "bars"]
     for table in tables.results_tables(runs, paper=True):
         if len(table.rows) < len(runs) or any("published" in head for head in table.heads):
             parts += [tables.as_html(table, "paper"), _note(table.notes)]
-    if figures("curves"):
-        parts += [_SMOOTHING, f'<div class="charts">{figures("curves")}</div>']
-    if figures("more"):
-        titles = ", ".join(chart.title for chart in drawn if chart.kind == "more")
-        inside = f'<summary>{escape(titles)}</summary><div class="charts">{figures("more")}</div>'
-        parts.append(f"<details>{inside}</details>")
-    charts += drawn
+    parts += ['<div class="charts">', *(_figure(chart) for chart in charts if chart.kind == "curves"), "</div>"]
+    if more:
+        parts += [f"<details><summary>{escape(', '.join(chart.title for chart in more))}</summary>"]
+        parts += ['<div class="charts">', *map(_figure, more), "</div></details>"]
     table = tables.run_table(runs)
-    return "\n".join(
-        [*parts, f"<h3>Every run</h3>\n{tables.as_html(table, 'results')}", _note(table.notes), "</section>"]
-    )
+    return "\n".join([*parts, "<h3>Every run</h3>", tables.as_html(table, "results"), _note(table.notes), "</section>"])
 
 
 def _heading(runs: Sequence[Run], metric: str | None) -> str:
@@ -146,12 +129,11 @@ def _heading(runs: Sequence[Run], metric: str | None) -> str:
     return f"{escape(' on '.join(filter(None, [metric, ' and '.join(parts)])))} <small>{which}</small>"
 
 
-def _figure(chart: Chart, place: int) -> str:
-    rows = len(chart.option["yAxis"].get("data", ()))
-    height = f' style="height:{60 + 28 * max(rows, 3)}px"' if rows else ""
+def _figure(chart: Chart) -> str:
+    option = escape(to_json({"kind": chart.kind, **chart.option}, separators=(",", ":")))
     return (
         f'<figure class="chart {chart.kind}"><figcaption>{escape(chart.title)}</figcaption>'
-        f'<div class="plot" data-chart="{place}"{height}></div></figure>'
+        f'<div class="plot" data-chart="{option}"></div></figure>'
     )
 
 
@@ -227,7 +209,7 @@ def curves_of(run: Run) -> dict[tuple[str, str], list[tuple[float, float]]]:
     for record in run.records():
         for name, value in record.items() if record["split"] in ("train", "val") else ():
             if name not in _NOT_VALUES and is_number(value):
-                curves.setdefault((record["split"], name), []).append((record["step"], value))
+                curves.setdefault((record["split"], name), []).append((record["step"], _rounded(value)))
     return curves
 
 
@@ -249,17 +231,15 @@ def _curves(groups: Sequence[Group], labels: Sequence[str], metric: str | None) 
     kinds = dict.fromkeys(kind for group in histories for curves in group for kind in curves)
     charts = []
     for kind in sorted(kinds, key=lambda kind: main.index(kind) if kind in main else len(main)):
-        series: list[dict[str, Any]] = []
-        for place, (group, label) in enumerate(zip(histories, labels)):
-            look = {"color": _color(place), "lineStyle": {"width": 1.6 if place < len(_COLORS) else 1}}
-            for curves in (curves for curves in group if kind in curves):
-                data = [(step, _rounded(value)) for step, value in thinned(curves[kind], _POINTS)]
-                series.append({"type": "line", "name": label, "data": data, "showSymbol": len(data) <= 25,
-                               "tooltip": {"show": place < len(_COLORS)}, **look})  # fmt: skip
+        series: list[dict[str, Any]] = [
+            {"type": "line", "name": label, "place": place, "data": thinned(curves[kind], _POINTS)}
+            for place, (group, label) in enumerate(zip(histories, labels))
+            for curves in group
+            if kind in curves
+        ]
         scale = _scale([value for each in series for _, value in each["data"]])
         title = f"{'validation' if kind[0] == 'val' else 'training'} {kind[1]}"
-        legend = {"show": len(labels) > 1, "data": list(labels[: len(_COLORS)])}
-        option: dict[str, Any] = {"legend": legend, "yAxis": {"type": scale}, "series": series}
+        option: dict[str, Any] = {"yAxis": {"type": scale}, "series": series}
         charts.append(Chart(title, "curves" if kind in main else "more", option))
     return charts
 
@@ -278,12 +258,11 @@ def _bars(groups: Sequence[Group], labels: Sequence[str], metric: str | None) ->
             # A box plot with an empty box at the mean; its whiskers are mean - deviation and mean + deviation.
             low, high = mean.value - (mean.std or 0), mean.value + (mean.std or 0)
             box = [_rounded(each) for each in (low, mean.value, mean.value, mean.value, high)]
-        look = {"color": _color(place), "borderColor": _color(place), "opacity": 0.8}
-        bars.append({"value": box, "name": f"{label}: {tables.mean_text(mean)}", "itemStyle": look})
+        bars.append({"value": box, "name": f"{label}: {tables.mean_text(mean)}", "place": place})
         for run in group.runs:
             if measured in run.numbers:
                 name = f"{run.name}: {number_text(run.numbers[measured])}"
-                points.append({"value": [_rounded(run.numbers[measured]), place], "name": name, "itemStyle": look})
+                points.append({"value": [_rounded(run.numbers[measured]), place], "name": name, "place": place})
     series = [{"type": "boxplot", "data": bars}, {"type": "scatter", "data": points}]
     option = {"yAxis": {"data": list(labels[:_BARS])}, "series": series}
     title = f"{metric} on validation" if ranked else str(metric)
@@ -295,10 +274,6 @@ def _bars(groups: Sequence[Group], labels: Sequence[str], metric: str | None) ->
 def _scale(values: Sequence[float]) -> str:
     """Type of the axis: logarithmic if all values are positive and span at least two decades."""
     return "log" if values and min(values) > 0 and max(values) >= 100 * min(values) else "value"
-
-
-def _color(place: int) -> str:
-    return _COLORS[place] if place < len(_COLORS) else _FAINT
 
 
 def _rounded(value: float) -> float:
