@@ -19,13 +19,22 @@
     const data = [...new Set(names)];
     return { show: data.length > 1, data: data.slice(0, looks.colors.length) };
   }
+  // Logarithmic, if all values are positive and span at least two decades.
+  function scale(values) {
+    const [least, most] = values.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)],
+      [Infinity, -Infinity]);
+    return least > 0 && most >= 100 * least ? "log" : "value";
+  }
   const options = new Map(places.map((chart) => {
     const { kind, ...own } = JSON.parse(chart.dataset.chart);
     const option = { ...looks.all, ...looks[kind === "bars" ? "bars" : "curves"] };
     for (const [key, part] of Object.entries(own)) option[key] = Array.isArray(part) ? part : { ...option[key], ...part };
     option.series = own.series.map((series) => kind === "bars" ? bars(series) : curve(series));
     if (kind === "bars") chart.style.height = `${60 + 28 * Math.max(own.yAxis.data.length, 3)}px`;
-    else option.legend = { ...option.legend, ...legend(own.series.map(({ name }) => name)) };
+    else {
+      option.legend = { ...option.legend, ...legend(own.series.map(({ name }) => name)) };
+      option.yAxis = { ...option.yAxis, type: scale(own.series.flatMap(({ data }) => data.map(([, value]) => value))) };
+    }
     return [chart, option];
   }));
   for (const charts of document.querySelectorAll("section > .charts")) {

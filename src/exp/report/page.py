@@ -231,16 +231,14 @@ def _curves(groups: Sequence[Group], labels: Sequence[str], metric: str | None) 
     kinds = dict.fromkeys(kind for group in histories for curves in group for kind in curves)
     charts = []
     for kind in sorted(kinds, key=lambda kind: main.index(kind) if kind in main else len(main)):
-        series: list[dict[str, Any]] = [
+        series = [
             {"type": "line", "name": label, "place": place, "data": thinned(curves[kind], _POINTS)}
             for place, (group, label) in enumerate(zip(histories, labels))
             for curves in group
             if kind in curves
         ]
-        scale = _scale([value for each in series for _, value in each["data"]])
         title = f"{'validation' if kind[0] == 'val' else 'training'} {kind[1]}"
-        option: dict[str, Any] = {"yAxis": {"type": scale}, "series": series}
-        charts.append(Chart(title, "curves" if kind in main else "more", option))
+        charts.append(Chart(title, "curves" if kind in main else "more", {"series": series}))
     return charts
 
 
@@ -269,11 +267,6 @@ def _bars(groups: Sequence[Group], labels: Sequence[str], metric: str | None) ->
     title += ", mean ± standard deviation over seeds" if any(group.n > 1 for group in groups[:_BARS]) else ""
     title += f", the best {_BARS} of {len(labels)}" if len(labels) > _BARS else ""
     return [Chart(title, "bars", option)]
-
-
-def _scale(values: Sequence[float]) -> str:
-    """Type of the axis: logarithmic if all values are positive and span at least two decades."""
-    return "log" if values and min(values) > 0 and max(values) >= 100 * min(values) else "value"
 
 
 def _rounded(value: float) -> float:

@@ -175,7 +175,11 @@ class Group:
         self.counted = [run for run in completed if run.metric is not None or metric_name is None]
         others = [run.status for run in runs if run not in self.counted]
         self.left_out = as_counts("without a metric" if status == "completed" else status for status in others)
-        self.n, seeds = len(set(map(_seeds, self.counted))), len(set(map(_seeds, runs)))
+        by_seed: dict[Hashable, list[Run]] = {}
+        for run in self.counted:
+            by_seed.setdefault(_seeds(run), []).append(run)
+        self._by_seed = list(by_seed.values())
+        self.n, seeds = len(by_seed), len(set(map(_seeds, runs)))
         self.n_text = str(seeds) if self.n == seeds else f"{self.n} of {seeds}"
         self.names = " ".join(run.name for run in runs)
         self.score, self.reported = self.mean("selected_by"), self.mean("metric")
@@ -190,12 +194,10 @@ class Group:
             None if no run counts, or one of them has no value: a mean over fewer seeds than the row states would
             mislead.
         """
-        by_seed: dict[Hashable, list[Any]] = {}
-        for run in self.counted:
-            by_seed.setdefault(_seeds(run), []).append(run.numbers.get(title))
-        if not by_seed or any(None in values for values in by_seed.values()):
+        found: list[list[Any]] = [[run.numbers.get(title) for run in each] for each in self._by_seed]
+        if not found or any(None in each for each in found):
             return None
-        values = [statistics.mean(each) for each in by_seed.values()]
+        values = [statistics.mean(each) for each in found]
         return Mean(statistics.mean(values), statistics.stdev(values) if len(values) > 1 else None)
 
 
