@@ -29,8 +29,6 @@ __all__ = ["Chart", "charts_of", "curves_of", "settings_of", "thinned", "thumbna
 _WIDTH, _PER_RUN, _RUNS = 640, 6, 40  # pixels of a picture, pictures per run, runs: keeps the page below 15 MB
 _POINTS = 400  # maximum per curve
 _BARS = 30  # maximum number of configurations in the bar chart
-_SETTINGS = 5  # maximum number of keys in the label of a configuration
-_NOT_VALUES = ("split", "step", "epoch", "units")  # keys of a record that are not measured values
 
 
 def write_report(runs: Sequence[Run], folder: Path, title: str) -> Path:
@@ -189,9 +187,7 @@ def settings_of(groups: Sequence[Group]) -> list[str]:
     keys = tables.keys_of(groups)
     titles = tables.short_names(keys)
     texts = [
-        " ".join(
-            f"{titles[key]}={tables.value_text(tables.column(group.runs, key)[0])[:60]}" for key in keys[:_SETTINGS]
-        )
+        " ".join(f"{titles[key]}={tables.value_text(tables.column(group.runs, key)[0])[:60]}" for key in keys)
         for group in groups
     ]
     return [text if text and texts.count(text) == 1 else f"{text} {group.names}".strip()
@@ -208,7 +204,7 @@ def curves_of(run: Run) -> dict[tuple[str, str], list[tuple[float, float]]]:
     curves: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for record in run.records():
         for name, value in record.items() if record["split"] in ("train", "val") else ():
-            if name not in _NOT_VALUES and is_number(value):
+            if name not in ("step", "epoch") and is_number(value):
                 curves.setdefault((record["split"], name), []).append((record["step"], _rounded(value)))
     return curves
 

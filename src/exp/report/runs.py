@@ -20,9 +20,9 @@ from exp.runs.folder import RunFolder, selecting_value
 
 __all__ = ["COLUMNS", "NUMBERS", "Run", "find_runs", "flattened", "is_number", "natural", "read_run", "titled"]
 
-NUMBERS = ("metric", "steps", "wall_s", "samples_per_second")
+NUMBERS = ("steps", "wall_s", "samples_per_second")
 """Keys of ``result.json`` that are columns of a table of runs."""
-COLUMNS = {"rank", "run", "folder", "status", "selected_by", "metric_name", "error", *NUMBERS}
+COLUMNS = {"rank", "run", "folder", "status", "selected_by", "metric_name", "metric", "error", *NUMBERS}
 """Columns of such a table besides the metrics and the keys that differ."""
 # libyaml's loader is about ten times as fast, but some builds of PyYAML lack it.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -71,10 +71,11 @@ class Run:
 
     @cached_property
     def numbers(self) -> dict[str, float]:
-        """All finite numbers by column title: :data:`NUMBERS`, and the metrics; ``selected_by`` is on validation."""
+        """All finite numbers by column title: the metrics, ``metric``, ``selected_by`` (on validation), :data:`NUMBERS`."""
         metrics = self.result.get("metrics")
         found = {titled("metrics", name): metrics[name] for name in metrics} if isinstance(metrics, dict) else {}
-        found.update({key: self.result.get(key) for key in NUMBERS}, selected_by=selecting_value(self.result))
+        found.update((key, self.result.get(key)) for key in ("metric", *NUMBERS))
+        found["selected_by"] = selecting_value(self.result)
         return {title: value for title, value in found.items() if is_number(value)}
 
     def records(self) -> list[dict[str, Any]]:

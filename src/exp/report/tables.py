@@ -327,7 +327,7 @@ def run_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
             "status": run.status,
             "selected_by": run.numbers.get("selected_by"),
             "metric_name": run.metric_name,
-            **{title: run.numbers.get(title) for title in ("metric", *metrics, *NUMBERS[1:])},
+            **{title: run.numbers.get(title) for title in ("metric", *metrics, *NUMBERS)},
             "error": run.error,
         }
         for rank, group in in_order(rankings(runs, over_seeds=False))

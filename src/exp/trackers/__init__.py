@@ -30,7 +30,6 @@ __all__ = ["Reporter", "TrackedRun", "Tracker", "check", "final_metrics", "hand_
 logger = logging.getLogger(__name__)
 
 _FILES = ("config.yaml", "overrides.yaml", "env.json", "result.json")
-_NO_FIGURES = {"split", "step", "epoch", "units", "not_finite"}
 
 
 @dataclass(frozen=True)
@@ -270,5 +269,5 @@ def _figures(record: Mapping[str, Any]) -> dict[str, float]:
     return {
         f"{record['split']}/{key}": float(value)
         for key, value in values.items()
-        if key not in _NO_FIGURES and isinstance(value, (int, float)) and not isinstance(value, bool)
+        if key not in ("step", "epoch") and isinstance(value, (int, float)) and not isinstance(value, bool)
     }
