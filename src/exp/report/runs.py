@@ -71,7 +71,7 @@ class Run:
 
     @cached_property
     def numbers(self) -> dict[str, float]:
-        """All finite numbers by column title: the metrics, ``metric``, ``selected_by`` (on validation), :data:`NUMBERS`."""
+        """All finite numbers by column title: metrics, ``metric``, ``selected_by`` (on validation), :data:`NUMBERS`."""
         metrics = self.result.get("metrics")
         found = {titled("metrics", name): metrics[name] for name in metrics} if isinstance(metrics, dict) else {}
         found.update((key, self.result.get(key)) for key in ("metric", *NUMBERS))
