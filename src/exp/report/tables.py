@@ -11,7 +11,6 @@ import json
 import re
 import statistics
 from collections import Counter
-from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any, Hashable, Iterable, Mapping, NamedTuple, Sequence
 
@@ -370,8 +369,7 @@ def _metric_titles(runs: Sequence[Run]) -> list[str]:
     return list(dict.fromkeys([*ranking, *(title for run in runs for title in run.numbers if title not in COLUMNS)]))
 
 
-@dataclass
-class Table:
+class Table(NamedTuple):
     """A table for people.
 
     Attributes:
