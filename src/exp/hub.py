@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from exp import console
 from exp.config.compose import is_of_hub
-from exp.errors import ConfigError, ExpError, UnavailableError
+from exp.errors import CheckpointError, ConfigError, ExpError, UnavailableError
+from exp.runs.files import digest_of
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
@@ -119,15 +120,15 @@ def shards_of(index: Path) -> list[str]:
     """The names of the files that an index lists, sorted.
 
     Raises:
-        ValueError: the file is not an index, or names files in another folder or of another format.
+        CheckpointError: the file is not an index, or names files in another folder or of another format.
     """
     content = json.loads(index.read_text(encoding="utf-8"))
     names = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(names, dict) or not names:
-        raise ValueError(f"{index} has no weight_map")
+        raise CheckpointError(f"{index} has no weight_map")
     found = sorted({str(name) for name in names.values()})
     if any(PurePosixPath(name).name != name or not name.endswith(".safetensors") for name in found):
-        raise ValueError(f"{index} names files that are in another folder, or are not .safetensors")
+        raise CheckpointError(f"{index} names files that are in another folder, or are not .safetensors")
     return found
 
 
@@ -155,7 +156,7 @@ def _fetch(source: Source, known: list[str]) -> tuple[Path, dict[str, str]]:
     """
     library = _library(source.name)
     path = _cached(library, source)
-    if path is None or not known or not all((path.parent / name).is_file() for name in known):
+    if path is None or not known or not all(path.with_name(name).is_file() for name in known):
         try:
             path = _download(library, source)
         except ExpError:
@@ -165,8 +166,8 @@ def _fetch(source: Source, known: list[str]) -> tuple[Path, dict[str, str]]:
             if path is None or isinstance(refused, ConfigError):
                 raise refused from error
             console.warn(f"{str(refused).partition(';')[0]}; using the copy in the cache")
-    names = [*_parts(path), *_BESIDE]
-    return path, {name: _digest(path.parent / name) for name in names if (path.parent / name).is_file()}
+    files = [*_weights(path), *map(path.with_name, _BESIDE)]
+    return path, {file.name: _digest(file) for file in files if file.is_file()}
 
 
 def _license(card: Path) -> str | None:
@@ -180,19 +181,18 @@ def _license(card: Path) -> str | None:
     return stated.get("license_name") or stated.get("license")
 
 
-def _parts(path: Path) -> list[str]:
-    """Names of the weight files: the file itself and, if it is an index, the files that it lists."""
-    return [path.name, *(shards_of(path) if path.name == INDEX else ())]
+def _weights(path: Path) -> list[Path]:
+    """The weight files: the file itself and, if it is an index, the files that it lists."""
+    return [path, *map(path.with_name, shards_of(path) if path.name == INDEX else ())]
 
 
 def _cached(library: Any, source: Source) -> Path | None:
     """Path of the weights in the cache; None: a file is missing."""
     for name in (_WHOLE, INDEX):
         found = library.try_to_load_from_cache(source.repository, name, revision=source.revision)
-        if isinstance(found, str):  # otherwise None, or a marker object: the repository has no such file
-            path = Path(found)
-            if all((path.parent / part).is_file() for part in _parts(path)):
-                return path
+        # Otherwise None, or a marker object: the repository has no such file.
+        if isinstance(found, str) and all(file.is_file() for file in _weights(Path(found))):
+            return Path(found)
     return None
 
 
@@ -219,11 +219,8 @@ def _download(library: Any, source: Source) -> Path:
 
     # The first file by the user's revision, which the cache then resolves offline; the others by the commit found.
     path = fetch(first, source.revision)
-    try:
-        names = _parts(path)[1:]
-    except ValueError as error:
-        raise ConfigError(f"init_from={source.name}: {error}; use another revision") from error
-    for name in [*names, *(name for name in (*_BESIDE, _CARD) if name in there)]:
+    others = [file.name for file in _weights(path)[1:]]
+    for name in [*others, *(name for name in (*_BESIDE, _CARD) if name in there)]:
         fetch(name, path.parent.name)
     return path
 
@@ -236,18 +233,15 @@ def _digest(path: Path) -> str:
     Raises:
         UnavailableError: the content does not match the digest; the file is removed.
     """
-    sha256, git = hashlib.sha256(), hashlib.sha1(b"blob %d\0" % path.stat().st_size)  # noqa: S324
-    with path.open("rb") as file:
-        for block in iter(lambda: file.read(2**22), b""):
-            sha256.update(block)
-            git.update(block)
-    blob = path.resolve()
-    if blob != path and _DIGEST.fullmatch(blob.name) and blob.name not in (sha256.hexdigest(), git.hexdigest()):
+    sha256, blob = digest_of(path), path.resolve()
+    content = path.read_bytes() if len(blob.name) == 40 else b""
+    git = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()  # noqa: S324
+    if blob != path and _DIGEST.fullmatch(blob.name) and blob.name not in (sha256, git):
         blob.unlink()
         raise UnavailableError(
             f"{path} does not match its digest ({blob.name}) and was removed; start again to download it"
         )
-    return sha256.hexdigest()
+    return sha256
 
 
 def _endpoint() -> str:

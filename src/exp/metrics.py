@@ -206,12 +206,9 @@ def _check(metric: Any) -> None:
     names = metric.names
     taken = [name for name in names if name in LINE_KEYS]
     if isinstance(names, str) or not names or taken:
-        raise ConfigError(
-            f"metric: {shown(metric)}.names must be a list of names without {', '.join(LINE_KEYS)}, not {names!r}; "
-            f"see {EXPERIMENT_PAGE}"
-        )
-    if not isinstance(getattr(metric, "greater_is_better", None), bool):
-        raise ConfigError(
-            f"metric: {shown(metric)}.greater_is_better must be True or False: whether larger values of {names[0]} are "
-            f"better; see {EXPERIMENT_PAGE}"
-        )
+        wrong = f"names must be a list of names without {', '.join(LINE_KEYS)}, not {names!r}"
+    elif not isinstance(getattr(metric, "greater_is_better", None), bool):
+        wrong = f"greater_is_better must be True or False: whether larger values of {names[0]} are better"
+    else:
+        return
+    raise ConfigError(f"metric: {shown(metric)}.{wrong}; see {EXPERIMENT_PAGE}")

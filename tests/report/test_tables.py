@@ -9,9 +9,8 @@ import statistics
 
 from rich.console import Console
 
-from exp.report.groups import Mean, rankings
 from exp.report.runs import find_runs
-from exp.report.tables import as_latex, as_markdown, as_rich, results_tables, write_rows
+from exp.report.tables import Mean, as_latex, as_markdown, as_rich, rankings, results_tables, write_rows
 
 
 def names(runs, over_seeds=True):
@@ -119,32 +118,37 @@ def test_names_are_no_markup(make_run, tmp_path):
     for number, name in enumerate(["[a_b]", "50% & $x^2$ \\ ~{}#", "a|b *c* <d>"]):
         for seed in (1, 2):
             make_run(f"{number}{seed}", metric=1e-6 * (number + seed), metric_name="mse_x",
-                     config={"model.kind": name, "seed": seed, "data.name": None})  # fmt: skip
+                     config={"model.kind": name, "seed": seed})  # fmt: skip
     tables = results_tables(find_runs([tmp_path]), paper=True)
     latex = as_latex(tables)
     deviation = r"\pm 7.071 \times 10^{-7}$ (2) \\"
     assert latex[latex.index(r"\toprule") :].splitlines() == [
         r"\toprule",
-        r"kind & mse\_x \\",
+        r"data & kind & mse\_x \\",
         r"\midrule",
-        r"50\% \& \$x\textasciicircum{}2\$ \textbackslash{} \textasciitilde{}\{\}\# & $2.5 \times 10^{-6} " + deviation,
-        r"{[}a\_b] & $1.5 \times 10^{-6} " + deviation,  # behind the end of a row it would be its argument
-        r"a\textbar{}b {*}c{*} \textless{}d\textgreater{} & $3.5 \times 10^{-6} " + deviation,
+        r"etth1 & 50\% \& \$x\textasciicircum{}2\$ \textbackslash{} \textasciitilde{}\{\}\# & $2.5 \times 10^{-6} "
+        + deviation,
+        r"etth1 & {[}a\_b] & $1.5 \times 10^{-6} " + deviation,  # behind the end of a row it would be its argument
+        r"etth1 & a\textbar{}b {*}c{*} \textless{}d\textgreater{} & $3.5 \times 10^{-6} " + deviation,
         r"\bottomrule",
         r"\end{tabular}",
     ]
     rows = as_markdown(tables).splitlines()
-    assert [rows[0], rows[4]] == [r"| kind | mse\_x |", r"| a\|b \*c\* \<d\> | 3.5e-06 ± 7.071e-07 (2) |"]
+    assert [rows[0], rows[4]] == [
+        r"| data | kind | mse\_x |",
+        r"| etth1 | a\|b \*c\* \<d\> | 3.5e-06 ± 7.071e-07 (2) |",
+    ]
 
 
 def test_rows_of_a_paper_are_data_sets_and_what_differs_on_them(make_run, tmp_path):
     def table_with(place, experiment, data, horizon):
-        overrides = [f"experiment={experiment}", f"data.horizon={horizon}"]
-        config = {"name": experiment, "data.name": data, "data.horizon": horizon}
+        overrides = [f"experiment={experiment}", f"data={data}", f"data.horizon={horizon}"]
+        config = {"name": experiment, "data.horizon": horizon}
         make_run(place, metric=1.0, overrides=overrides, config=config)
         return results_tables(find_runs([tmp_path]), paper=True)[0]
 
-    for data, horizon in (("B", 1000), ("B", 96), ("A", 1000), ("A", 96)):
+    assert table_with("A96", "a", "A", 96).heads == ["data", "mse"], "a paper says it also where all have the same"
+    for data, horizon in (("B", 1000), ("B", 96), ("A", 1000)):
         table = table_with(f"{data}{horizon}", "a", data, horizon)
     assert table.heads == ["data", "horizon", "mse"]
     assert [row[:2] for row in table.rows] == [["A", "96"], ["A", "1000"], ["B", "96"], ["B", "1000"]]
@@ -160,8 +164,8 @@ def test_published_figures_are_beside_those_of_the_runs(make_run, tmp_path):
                  published={**published, "differs": unlike}, metric_units={"mse": "raw"})  # fmt: skip
     (table,) = results_tables(find_runs([tmp_path]), paper=True)
     assert table.rows == [
-        ["ETTh1", "0", "0.4000", "0.354", "+0.0460", "0.2000", "0.39", "-0.1900"],
-        ["ETTh1", "1", "0.4000", "", "", "0.2000", "", ""],
+        ["etth1", "0", "0.4000", "0.354", "+0.0460", "0.2000", "0.39", "-0.1900"],
+        ["etth1", "1", "0.4000", "", "", "0.2000", "", ""],
     ]
     for note in (
         "published: Liu et al., <2024>", "mse: of raw values", "mse: smaller is better",

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Iterable, Mapping, Sequence
 from exp import console
 from exp.console import size
 from exp.errors import EXIT_FAILED, EXIT_OK, RunError
-from exp.report.groups import as_counts
-from exp.report.tables import Table, as_rich
+from exp.report.tables import Table, as_counts, as_rich
 from exp.runs.files import read_json, to_json
 from exp.runs.folder import blank_result
 

@@ -23,8 +23,7 @@ from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, EXIT_UNAVAILABLE, C
 from exp.frozen import prepare
 from exp.hardware.registry import create_backend
 from exp.plugins import installed
-from exp.report.groups import as_counts
-from exp.report.tables import Table, as_markdown
+from exp.report.tables import Table, as_counts, as_markdown
 from exp.runs.files import read_json, without_credentials, write_atomically, write_json
 from exp.runs.folder import git_revision, package_versions, variables
 from exp.runs.lock import RunLock

@@ -230,9 +230,9 @@ class _Batched(Dataset[Any]):
         pairs = keys.tolist() if keys.dim() == 2 else [(number, 0) for number in keys.tolist()]
         samples: list[Any] = []
         try:
-            with preserved_generators(with_torch=True):
+            with preserved_generators():
                 for number, epoch in pairs:
-                    seed_sample(self.seed, epoch, number, with_torch=True)
+                    seed_sample(self.seed, epoch, number)
                     samples.append(self.dataset[number])
             batch = self.collate(samples)
         except Exception as error:  # a dataset may raise anything
@@ -254,11 +254,8 @@ class _Batched(Dataset[Any]):
 
 
 def _difference(samples: list[Any]) -> str:
-    """The first key whose values differ in shape or type, or are None; torch's own error may mislead."""
-    types = {type(each).__name__ for each in samples}
-    if types != {"dict"}:
-        return f"; samples are {' or '.join(sorted(types))}" if len(types) > 1 else ""
-    for key in samples[0]:
+    """The first key whose values differ in shape or type, or are None; torch's own error does not name it."""
+    for key in samples[0] if all(isinstance(each, dict) for each in samples) else ():
         values = [each.get(key) for each in samples]
         kinds = {str(tuple(each.shape)) if hasattr(each, "shape") else type(each).__name__ for each in values}
         if len(kinds) > 1 or "NoneType" in kinds:

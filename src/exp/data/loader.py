@@ -94,22 +94,6 @@ def _as_it_is(batch: Any) -> Any:
     return batch
 
 
-class _Numbers(Dataset[Any]):
-    """Returns sample numbers instead of samples, for batches that are built on the device."""
-
-    gives_tensors = True
-
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, keys: torch.Tensor) -> torch.Tensor:
-        numbers: torch.Tensor = self.dataset.numbers(keys)
-        return numbers
-
-
 def device_loader(dataset: Any, sampler: Iterable[torch.Tensor], num_workers: int, session: Session) -> Any:
     """Like :func:`train_loader`, with batches on the session's device.
 
@@ -128,13 +112,9 @@ def device_loader(dataset: Any, sampler: Iterable[torch.Tensor], num_workers: in
     if device.type == "cpu":
         return train_loader(dataset, sampler, num_workers, seed)
     pinned_for = device.type if backend.capabilities.pinned_memory else None
-    if hasattr(dataset, "on_device"):
-        cut = dataset.on_device(device, backend.usage().get("free"))
-        if cut is not None:
-            numbers = train_loader(_Numbers(dataset), sampler, 0, seed, pinned_for)
-            return DeviceLoader(numbers, dataset, device, pinned_for is not None, cut)
+    cut = dataset.on_device(device, backend.usage().get("free")) if hasattr(dataset, "on_device") else None
     loader = train_loader(dataset, sampler, num_workers, seed, pinned_for)
-    return DeviceLoader(loader, dataset, device, pinned_for is not None)
+    return DeviceLoader(loader, device, pinned_for is not None, cut)
 
 
 def share_loader(dataset: Dataset[Any], data: Data, session: Session) -> Any:
@@ -192,25 +172,23 @@ class DeviceLoader:
     computes. If batches are built on the device, only the sample numbers are copied.
 
     Args:
-        loader: yields batches on the CPU or, with ``cut``, sample numbers, int64 (B,). Other attributes of this object
-            are those of ``loader``.
-        dataset: the dataset of the batches.
+        loader: yields batches on the CPU. Other attributes of this object are those of ``loader``.
         device: a card.
         pinned: whether ``loader`` yields page-locked tensors.
-        cut: builds a batch from sample numbers on the device.
+        cut: builds a batch on the device from sample numbers there, int64 (B,); then only the sampler of ``loader`` is
+            used.
     """
 
     def __init__(
         self,
         loader: DataLoader[Any],
-        dataset: Any,
         device: torch.device,
         pinned: bool,
         cut: Callable[[torch.Tensor], dict[str, Any]] | None = None,
     ) -> None:
-        self.loader, self.dataset, self.device, self.cut = loader, dataset, device, cut
+        self.loader, self.device, self.pinned, self.cut = loader, device, pinned, cut
         streams = getattr(torch, device.type, None)
-        self._streams = streams if pinned and cut is None and _has_streams(streams, device) else None
+        self._streams = streams if pinned and cut is None and hasattr(streams, "Stream") else None
         self._side = None if self._streams is None else self._streams.Stream(device)
 
     def __getattr__(self, name: str) -> Any:
@@ -221,13 +199,15 @@ class DeviceLoader:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield batches on the device; their copies may still be in progress."""
-        for batch in self.loader:
-            if self.cut is not None:
-                yield self.cut(batch.to(self.device, non_blocking=True))
-            elif self._streams is None:
-                yield move(batch, self.device)
-            else:
-                yield self._aside(batch)
+        if self.cut is not None:
+            dataset: Any = self.loader.dataset
+            for keys in self.loader.sampler:
+                numbers = dataset.numbers(keys)
+                numbers = numbers.pin_memory() if self.pinned else numbers
+                yield self.cut(numbers.to(self.device, non_blocking=True))
+        else:
+            for batch in self.loader:
+                yield move(batch, self.device) if self._streams is None else self._aside(batch)
 
     def _aside(self, batch: dict[str, Any]) -> dict[str, Any]:
         assert self._streams is not None
@@ -239,14 +219,3 @@ class DeviceLoader:
             if value.device.type == self.device.type:  # the lengths of a packed sequence stay on the CPU
                 value.record_stream(computing)  # its memory must not be reused before the computation has finished
         return moved
-
-
-def _has_streams(module: Any, device: torch.device) -> bool:
-    """Whether a device's module has all stream functions that :class:`DeviceLoader` needs; some plug-ins lack some."""
-    if not all(hasattr(module, name) for name in ("current_stream", "stream", "Stream")):
-        return False
-    try:
-        torch.empty(1, device=device).record_stream(module.current_stream(device))
-    except (RuntimeError, NotImplementedError):
-        return False
-    return True

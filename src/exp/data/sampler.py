@@ -160,30 +160,26 @@ class EvalBatchSampler:
 
 
 @contextmanager
-def preserved_generators(with_torch: bool = False) -> Iterator[None]:
-    """Context that restores the global random generators of Python, NumPy and, with ``with_torch``, torch's CPU one."""
-    python, numpy = random.getstate(), np.random.get_state(legacy=False)
-    torchs = torch.get_rng_state() if with_torch else None
+def preserved_generators() -> Iterator[None]:
+    """Context that restores the global random generators of Python, NumPy and torch (that of the CPU)."""
+    python, numpy, torchs = random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()
     try:
         yield
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
-        if torchs is not None:
-            torch.set_rng_state(torchs)
+        torch.set_rng_state(torchs)
 
 
-def seed_sample(seed: int, epoch: int, number: int, with_torch: bool = False) -> None:
-    """Seed the global random generators, from which transforms draw.
+def seed_sample(seed: int, epoch: int, number: int) -> None:
+    """Seed the global random generators of Python, NumPy and torch (that of the CPU), from which transforms draw.
 
     Args:
         seed: of the data.
         epoch: from 0.
         number: index of the sample.
-        with_torch: seed torch's CPU generator, too.
     """
     mixed = np.random.SeedSequence((seed % 2**64, epoch, number)).generate_state(3)
     random.seed(int(mixed[0]))
     np.random.seed(mixed[1])
-    if with_torch:
-        torch.default_generator.manual_seed(int(mixed[2]))
+    torch.default_generator.manual_seed(int(mixed[2]))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from exp.config.schema import FiguresConfig
 
 __all__ = [
-    "Picture", "as_it_is", "encoded", "figure_file", "figure_pixels", "label", "new_figure", "pixels_png", "resize",
+    "Picture", "as_it_is", "encoded", "figure_file", "figure_pixels", "label", "new_figure", "resize",
     "title_and_legend", "training_curves",
 ]  # fmt: skip
 
@@ -154,24 +154,14 @@ def encoded(picture: Picture, figures: FiguresConfig) -> dict[str, bytes]:
     return {form: _pixels_file(picture, form, figures) for form in formats}
 
 
-def pixels_png(pixels: np.ndarray, dpi: float | None = None) -> bytes:
-    """The bytes of a PNG file.
-
-    Args:
-        pixels: RGB (H, W, 3), uint8.
-        dpi: pixels per inch, stored in the file; None: not stored.
-    """
-    buffer = io.BytesIO()
-    # Compression level 1: files are a tenth larger, and are written in a third of the time.
-    Image.fromarray(pixels).save(buffer, format="PNG", compress_level=1, **({"dpi": (dpi, dpi)} if dpi else {}))
-    return buffer.getvalue()
-
-
 def _pixels_file(pixels: np.ndarray, form: str, figures: FiguresConfig) -> bytes:
     height, width = pixels.shape[:2]
     dpi = width / figures.width if figures.width else height / figures.height if figures.height else figures.dpi
     if form == "png":
-        return pixels_png(pixels, dpi)
+        buffer = io.BytesIO()
+        # Compression level 1: files are a tenth larger, and are written in a third of the time.
+        Image.fromarray(pixels).save(buffer, format="PNG", compress_level=1, dpi=(dpi, dpi))
+        return buffer.getvalue()
     figure = new_figure(width / dpi, height / dpi, dpi)
     axes = figure.add_axes((0.0, 0.0, 1.0, 1.0), frameon=False, xticks=[], yticks=[])
     axes.imshow(pixels, interpolation="none", aspect="auto")  # no resampling: the file has the original pixels

@@ -1,16 +1,47 @@
 "use strict";
 // Draws the charts, whose options come with the page; sorts tables; enlarges pictures.
 (() => {
-  const read = (id) => JSON.parse(document.getElementById(id).textContent);
-  const looks = read("looks");
-  const options = read("options").map(({ kind, ...own }) => {
+  const looks = JSON.parse(document.getElementById("looks").textContent);
+  const places = [...document.querySelectorAll("[data-chart]")];
+
+  // The best configurations have a color each, the same in all charts and for all seeds; place is their rank, from 0.
+  const color = (place) => looks.colors[place] ?? looks.faint.color;
+  const bars = ({ data, ...series }) => ({
+    ...looks.series[series.type], ...series, data: data.map(({ place, ...datum }) => (
+      { ...datum, itemStyle: { color: color(place), borderColor: color(place), opacity: 0.8 } }
+    )),
+  });
+  const curve = ({ place, ...series }) => ({
+    ...looks.series.line, ...looks.colors[place] ? { color: color(place) } : looks.faint,
+    showSymbol: series.data.length <= 25, ...series,
+  });
+  function legend(names) {
+    const data = [...new Set(names)];
+    return { show: data.length > 1, data: data.slice(0, looks.colors.length) };
+  }
+  // Logarithmic, if all values are positive and span at least two decades.
+  function scale(values) {
+    const [least, most] = values.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)],
+      [Infinity, -Infinity]);
+    return least > 0 && most >= 100 * least ? "log" : "value";
+  }
+  const options = new Map(places.map((chart) => {
+    const { kind, ...own } = JSON.parse(chart.dataset.chart);
     const option = { ...looks.all, ...looks[kind === "bars" ? "bars" : "curves"] };
     for (const [key, part] of Object.entries(own)) option[key] = Array.isArray(part) ? part : { ...option[key], ...part };
-    option.series = own.series.map((series) => ({ ...looks.series[series.type], ...series }));
-    return option;
-  });
+    option.series = own.series.map((series) => kind === "bars" ? bars(series) : curve(series));
+    if (kind === "bars") chart.style.height = `${60 + 28 * Math.max(own.yAxis.data.length, 3)}px`;
+    else {
+      option.legend = { ...option.legend, ...legend(own.series.map(({ name }) => name)) };
+      option.yAxis = { ...option.yAxis, type: scale(own.series.flatMap(({ data }) => data.map(([, value]) => value))) };
+    }
+    return [chart, option];
+  }));
+  for (const charts of document.querySelectorAll("section > .charts")) {
+    if (charts.closest("section").querySelector(".curves, .more")) charts.insertAdjacentHTML("beforebegin", '<label class="note">smoothing of curves '
+      + '<input type="range" class="smooth" min="0" max="0.99" step="0.01" value="0"></label>');
+  }
   const dark = matchMedia("(prefers-color-scheme: dark)");
-  const places = [...document.querySelectorAll("[data-chart]")];
 
   // Exponential moving average, corrected for its bias towards the initial value 0.
   function smoothed(series, weight) {
@@ -23,7 +54,7 @@
   }
 
   function draw(place, isPrinted = false) {
-    const option = { backgroundColor: "transparent", ...options[place.dataset.chart] };
+    const option = { backgroundColor: "transparent", ...options.get(place) };
     if (place.closest(".curves, .more")) {
       const weight = Number(place.closest("section").querySelector(".smooth").value);
       option.series = option.series.map((series) => smoothed(series, weight));

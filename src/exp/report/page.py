@@ -15,41 +15,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
 
 from PIL import Image
 
-from exp.report.groups import (
-    Group,
-    as_counts,
-    column,
-    differing,
-    greater_is_better,
-    in_order,
-    is_seed,
-    mean_text,
-    rankings,
-    short_names,
-    value_text,
-)
+from exp.report import tables
 from exp.report.runs import is_number
-from exp.report.tables import as_html, as_latex, as_markdown, results_tables, run_table, write_rows
 from exp.runs.files import to_json, write_atomically
 from exp.runs.folder import number_text
 
 if TYPE_CHECKING:
     from exp.report.runs import Run
+    from exp.report.tables import Group
 
 __all__ = ["Chart", "charts_of", "curves_of", "settings_of", "thinned", "thumbnail", "write_report"]
 
 _WIDTH, _PER_RUN, _RUNS = 640, 6, 40  # pixels of a picture, pictures per run, runs: keeps the page below 15 MB
-_SMOOTHING = (
-    '<label class="note">smoothing of curves '
-    '<input type="range" class="smooth" min="0" max="0.99" step="0.01" value="0"></label>'
-)
 _POINTS = 400  # maximum per curve
-_FEW_POINTS = 100  # maximum per curve in a collapsed section
 _BARS = 30  # maximum number of configurations in the bar chart
-_SETTINGS = 5  # maximum number of keys in the label of a configuration
-_COLORS = ("#3b6fd8", "#e0742c", "#2a9d5c", "#c8408f", "#8a5cd6", "#b08d12", "#17a2b3", "#c94a3f")  # best first
-_FAINT = "#9a9fa6"
-_NOT_VALUES = ("split", "step", "epoch", "units")  # keys of a record that are not measured values
 
 
 def write_report(runs: Sequence[Run], folder: Path, title: str) -> Path:
@@ -69,25 +48,22 @@ def write_report(runs: Sequence[Run], folder: Path, title: str) -> Path:
     Raises:
         OSError: the folder cannot be written.
     """
-    write_rows(runs, folder)
-    tables = results_tables(runs, paper=True)
-    if tables:
-        write_atomically(folder / "results.tex", as_latex(tables).encode("utf-8", "replace"))
-        write_atomically(folder / "results.md", as_markdown(tables).encode("utf-8", "replace"))
-    over_seeds, singles = rankings(runs, over_seeds=True), rankings(runs, over_seeds=False)
-    charts: list[Chart] = []
-    body = [_results(metric, groups, singles[metric], charts) for metric, groups in over_seeds.items()]
-    options = to_json([{"kind": chart.kind, **chart.option} for chart in charts], separators=(",", ":"))
+    tables.write_rows(runs, folder)
+    paper = tables.results_tables(runs, paper=True)
+    if paper:
+        write_atomically(folder / "results.tex", tables.as_latex(paper).encode("utf-8", "replace"))
+        write_atomically(folder / "results.md", tables.as_markdown(paper).encode("utf-8", "replace"))
+    ranking = tables.rankings(runs, over_seeds=True)
+    sections = [_results(metric, groups) for metric, groups in ranking.items()]
     page = Template(_part("page.html")).substitute(
         title=escape(title),
-        summary=_summary(runs, over_seeds),
+        summary=_summary(runs, ranking),
         css=_part("page.css"),
         library=_part("echarts/echarts.min.js"),
         script=_part("page.js"),
         # Not escaped: the file contains no "<" that could end the script element.
         looks=_part("charts.json"),
-        options=options.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"),
-        body="\n".join([*body, _album([group.runs[0] for _, group in in_order(singles)])]),
+        body="\n".join([*sections, _album(runs)]),
     )
     # Folder names may have bytes that are not UTF-8.
     write_atomically(folder / "report.html", page.encode("utf-8", "replace"))
@@ -113,39 +89,33 @@ def _part(name: str) -> str:
 
 def _summary(runs: Sequence[Run], ranking: dict[str | None, list[Group]]) -> str:
     """HTML with the number of runs by status, and the best value of each metric."""
-    states = as_counts(sorted(run.status for run in runs))
+    states = tables.as_counts(sorted(run.status for run in runs))
     text = f"<b>{len(runs)} run{'s' if len(runs) != 1 else ''}</b>: {escape(states)}"
     for metric, groups in ranking.items():
         best = groups[0]
         if metric is None or best.reported is None or (len(groups) > 1 and best.score is None):
             continue  # without a validation metric, no group is the best
         which = f"best on validation is {escape(settings_of(groups)[0])} with " if len(groups) > 1 else ""
-        text += f"; {which}<b>{escape(metric)} {mean_text(best.reported)}</b>"
+        text += f"; {which}<b>{escape(metric)} {tables.mean_text(best.reported)}</b>"
     return text
 
 
-def _results(metric: str | None, groups: Sequence[Group], singles: Sequence[Group], charts: list[Chart]) -> str:
-    """HTML section with the tables and charts of the runs of one metric; its charts are appended to ``charts``."""
-    runs = [run for group in singles for run in group.runs]
-    drawn = charts_of(groups, metric)
-
-    def figures(kind: str) -> str:
-        every = enumerate(drawn, len(charts))
-        return "".join(_figure(chart, place) for place, chart in every if chart.kind == kind)
-
-    parts = [f"<section><h2>{_heading(runs, metric)}</h2>", figures("bars")]
-    for table in results_tables(runs, paper=True):
+def _results(metric: str | None, groups: Sequence[Group]) -> str:
+    """HTML section with the tables and charts of the runs of one metric."""
+    runs = [run for group in groups for run in group.runs]
+    charts = charts_of(groups, metric)
+    more = [chart for chart in charts if chart.kind == "more"]
+    parts = [f"<section><h2>{_heading(runs, metric)}</h2>"]
+    parts += [_figure(chart) for chart in charts if chart.kind == "bars"]
+    for table in tables.results_tables(runs, paper=True):
         if len(table.rows) < len(runs) or any("published" in head for head in table.heads):
-            parts += [as_html(table, "paper"), _note(table.notes)]
-    if figures("curves"):
-        parts += [_SMOOTHING, f'<div class="charts">{figures("curves")}</div>']
-    if figures("more"):
-        titles = ", ".join(chart.title for chart in drawn if chart.kind == "more")
-        inside = f'<summary>{escape(titles)}</summary><div class="charts">{figures("more")}</div>'
-        parts.append(f"<details>{inside}</details>")
-    charts += drawn
-    table = run_table(runs)
-    return "\n".join([*parts, f"<h3>Every run</h3>\n{as_html(table, 'results')}", _note(table.notes), "</section>"])
+            parts += [tables.as_html(table, "paper"), _note(table.notes)]
+    parts += ['<div class="charts">', *(_figure(chart) for chart in charts if chart.kind == "curves"), "</div>"]
+    if more:
+        parts += [f"<details><summary>{escape(', '.join(chart.title for chart in more))}</summary>"]
+        parts += ['<div class="charts">', *map(_figure, more), "</div></details>"]
+    table = tables.run_table(runs)
+    return "\n".join([*parts, "<h3>Every run</h3>", tables.as_html(table, "results"), _note(table.notes), "</section>"])
 
 
 def _heading(runs: Sequence[Run], metric: str | None) -> str:
@@ -153,16 +123,15 @@ def _heading(runs: Sequence[Run], metric: str | None) -> str:
     if metric is None:
         return "Runs without a metric"
     parts = dict.fromkeys(str(run.result.get("measured_on") or "test") for run in runs if run.metric is not None)
-    which = "larger is better" if greater_is_better(runs) else "smaller is better"
+    which = "larger is better" if tables.greater_is_better(runs) else "smaller is better"
     return f"{escape(' on '.join(filter(None, [metric, ' and '.join(parts)])))} <small>{which}</small>"
 
 
-def _figure(chart: Chart, place: int) -> str:
-    rows = len(chart.option["yAxis"].get("data", ()))
-    height = f' style="height:{60 + 28 * max(rows, 3)}px"' if rows else ""
+def _figure(chart: Chart) -> str:
+    option = escape(to_json({"kind": chart.kind, **chart.option}, separators=(",", ":")))
     return (
         f'<figure class="chart {chart.kind}"><figcaption>{escape(chart.title)}</figcaption>'
-        f'<div class="plot" data-chart="{place}"{height}></div></figure>'
+        f'<div class="plot" data-chart="{option}"></div></figure>'
     )
 
 
@@ -173,7 +142,8 @@ def _note(notes: Sequence[str]) -> str:
 def _album(runs: Sequence[Run]) -> str:
     """HTML section with the first six pictures of each of the best 40 runs."""
     parts = []
-    for run in runs[:_RUNS]:
+    ranked = tables.in_order(tables.rankings(runs, over_seeds=False))
+    for run in [group.runs[0] for _, group in ranked[:_RUNS]]:
         shown = []
         for path in run.pictures()[:_PER_RUN]:
             name, address = escape(path.relative_to(run.folder).as_posix()), thumbnail(path)
@@ -209,23 +179,15 @@ def charts_of(groups: Sequence[Group], metric: str | None) -> list[Chart]:
         metric: name of the metric; None: the runs have no metric.
     """
     labels = settings_of(groups)
-    charts = _curves(groups, labels, metric)
-    if metric is None or not any(group.reported for group in groups):
-        return charts
-    # Show the metric that ranks: on validation if available.
-    ranked = any(group.score for group in groups)
-    title = f"{metric} on validation" if ranked else metric
-    bars = [_bars(groups[:_BARS], labels, title, ranked)] if len(groups) > 1 else []
-    return bars + charts
+    return [*_bars(groups, labels, metric), *_curves(groups, labels, metric)]
 
 
 def settings_of(groups: Sequence[Group]) -> list[str]:
     """A unique label for each group: the keys that differ, as on the command line; if needed also its runs' names."""
-    several = any(len(group.runs) > 1 for group in groups)
-    keys = [key for key in differing([run for group in groups for run in group.runs]) if not (several and is_seed(key))]
-    titles = short_names(keys)
+    keys = tables.keys_of(groups)
+    titles = tables.short_names(keys)
     texts = [
-        " ".join(f"{titles[key]}={value_text(column(group.runs, key)[0])[:60]}" for key in keys[:_SETTINGS])
+        " ".join(f"{titles[key]}={tables.value_text(tables.column(group.runs, key)[0])[:60]}" for key in keys)
         for group in groups
     ]
     return [text if text and texts.count(text) == 1 else f"{text} {group.names}".strip()
@@ -242,8 +204,8 @@ def curves_of(run: Run) -> dict[tuple[str, str], list[tuple[float, float]]]:
     curves: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for record in run.records():
         for name, value in record.items() if record["split"] in ("train", "val") else ():
-            if name not in _NOT_VALUES and is_number(value):
-                curves.setdefault((record["split"], name), []).append((record["step"], value))
+            if name not in ("step", "epoch") and is_number(value):
+                curves.setdefault((record["split"], name), []).append((record["step"], _rounded(value)))
     return curves
 
 
@@ -265,53 +227,42 @@ def _curves(groups: Sequence[Group], labels: Sequence[str], metric: str | None) 
     kinds = dict.fromkeys(kind for group in histories for curves in group for kind in curves)
     charts = []
     for kind in sorted(kinds, key=lambda kind: main.index(kind) if kind in main else len(main)):
-        series: list[dict[str, Any]] = []
-        for place, (group, label) in enumerate(zip(histories, labels)):
-            look = {"color": _color(place), "lineStyle": {"width": 1.6 if place < len(_COLORS) else 1}}
-            for curves in (curves for curves in group if kind in curves):
-                points = thinned(curves[kind], _POINTS if kind in main else _FEW_POINTS)
-                data = [(step, _rounded(value)) for step, value in points]
-                series.append({"type": "line", "name": label, "data": data, "showSymbol": len(data) <= 25,
-                               "tooltip": {"show": place < len(_COLORS)}, **look})  # fmt: skip
-        scale = _scale([value for each in series for _, value in each["data"]])
+        series = [
+            {"type": "line", "name": label, "place": place, "data": thinned(curves[kind], _POINTS)}
+            for place, (group, label) in enumerate(zip(histories, labels))
+            for curves in group
+            if kind in curves
+        ]
         title = f"{'validation' if kind[0] == 'val' else 'training'} {kind[1]}"
-        legend = {"show": len(labels) > 1, "data": list(labels[: len(_COLORS)])}
-        option: dict[str, Any] = {"legend": legend, "yAxis": {"type": scale}, "series": series}
-        charts.append(Chart(title, "curves" if kind in main else "more", option))
+        charts.append(Chart(title, "curves" if kind in main else "more", {"series": series}))
     return charts
 
 
-def _bars(groups: Sequence[Group], labels: Sequence[str], title: str, ranked: bool) -> Chart:
-    """Each configuration: its mean, its standard deviation, and its runs as points."""
+def _bars(groups: Sequence[Group], labels: Sequence[str], metric: str | None) -> list[Chart]:
+    """Each configuration: its mean, its standard deviation, and its runs as points; no chart for a single one."""
+    if len(groups) < 2 or not any(group.reported for group in groups):
+        return []
+    ranked = any(group.score for group in groups)
+    measured = "selected_by" if ranked else "metric"
     bars, points = [], []
-    for place, (group, label) in enumerate(zip(groups, labels)):
-        mean = group.score if ranked else group.reported
+    for place, (group, label) in enumerate(zip(groups[:_BARS], labels)):
+        mean = group.mean(measured)
         box: list[Any] = ["-"] * 5
         if mean is not None:
             # A box plot with an empty box at the mean; its whiskers are mean - deviation and mean + deviation.
             low, high = mean.value - (mean.std or 0), mean.value + (mean.std or 0)
             box = [_rounded(each) for each in (low, mean.value, mean.value, mean.value, high)]
-        look = {"color": _color(place), "borderColor": _color(place), "opacity": 0.8}
-        bars.append({"value": box, "name": f"{label}: {mean_text(mean)}", "itemStyle": look})
+        bars.append({"value": box, "name": f"{label}: {tables.mean_text(mean)}", "place": place})
         for run in group.runs:
-            score = run.selected_by if ranked else run.metric
-            if score is not None:
-                name = f"{run.name}: {number_text(score)}"
-                points.append({"value": [_rounded(score), place], "name": name, "itemStyle": look})
+            if measured in run.numbers:
+                name = f"{run.name}: {number_text(run.numbers[measured])}"
+                points.append({"value": [_rounded(run.numbers[measured]), place], "name": name, "place": place})
     series = [{"type": "boxplot", "data": bars}, {"type": "scatter", "data": points}]
-    option = {"yAxis": {"data": list(labels[: len(groups)])}, "series": series}
-    spread = ", mean ± standard deviation over seeds" if any(group.n > 1 for group in groups) else ""
-    which = f", the best {len(groups)} of {len(labels)}" if len(groups) < len(labels) else ""
-    return Chart(f"{title}{spread}{which}", "bars", option)
-
-
-def _scale(values: Sequence[float]) -> str:
-    """Type of the axis: logarithmic if all values are positive and span at least two decades."""
-    return "log" if values and min(values) > 0 and max(values) >= 100 * min(values) else "value"
-
-
-def _color(place: int) -> str:
-    return _COLORS[place] if place < len(_COLORS) else _FAINT
+    option = {"yAxis": {"data": list(labels[:_BARS])}, "series": series}
+    title = f"{metric} on validation" if ranked else str(metric)
+    title += ", mean ± standard deviation over seeds" if any(group.n > 1 for group in groups[:_BARS]) else ""
+    title += f", the best {_BARS} of {len(labels)}" if len(labels) > _BARS else ""
+    return [Chart(title, "bars", option)]
 
 
 def _rounded(value: float) -> float:

@@ -7,6 +7,7 @@ import math
 import os
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Callable, Sequence
 
@@ -17,11 +18,14 @@ from exp.errors import ConfigError, RunError
 from exp.runs.files import read_json
 from exp.runs.folder import RunFolder, selecting_value
 
-__all__ = ["Run", "find_runs", "flattened", "is_number", "natural", "read_run"]
+__all__ = ["COLUMNS", "NUMBERS", "Run", "find_runs", "flattened", "is_number", "natural", "read_run", "titled"]
 
+NUMBERS = ("steps", "wall_s", "samples_per_second")
+"""Keys of ``result.json`` that are columns of a table of runs."""
+COLUMNS = {"rank", "run", "folder", "status", "selected_by", "metric_name", "metric", "error", *NUMBERS}
+"""Columns of such a table besides the metrics and the keys that differ."""
 # libyaml's loader is about ten times as fast, but some builds of PyYAML lack it.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_PARTS_OF_A_RUN = {"checkpoints", "logs", "plots", "tensorboard", "trackers"}
 _PICTURES, _SUFFIXES = ("plots", "predictions/overlays"), (".png", ".jpg", ".jpeg")
 # Keys that only affect training.
 _OF_TRAINING = re.compile(
@@ -63,25 +67,16 @@ class Run:
     @property
     def metric(self) -> float | None:
         """Value of the metric on test; None if it is missing or not finite."""
-        return self.number("metric")
+        return self.numbers.get("metric")
 
-    @property
-    def selected_by(self) -> float | None:
-        """Value of the metric on validation, which ranks runs; None if it is missing or not finite."""
-        value = selecting_value(self.result)
-        return value if is_number(value) else None
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """All metrics that are finite numbers, by name."""
-        found = self.result.get("metrics")
-        pairs = found.items() if isinstance(found, dict) else ()
-        return {str(name): value for name, value in pairs if is_number(value)}
-
-    def number(self, key: str) -> float | None:
-        """A number in ``result.json``, such as ``wall_s`` or ``steps``; None if it is missing or not finite."""
-        value: Any = self.result.get(key)
-        return value if is_number(value) else None
+    @cached_property
+    def numbers(self) -> dict[str, float]:
+        """All finite numbers by column title: metrics, ``metric``, ``selected_by`` (on validation), :data:`NUMBERS`."""
+        metrics = self.result.get("metrics")
+        found = {titled("metrics", name): metrics[name] for name in metrics} if isinstance(metrics, dict) else {}
+        found.update((key, self.result.get(key)) for key in ("metric", *NUMBERS))
+        found["selected_by"] = selecting_value(self.result)
+        return {title: value for title, value in found.items() if is_number(value)}
 
     def records(self) -> list[dict[str, Any]]:
         """The records of ``metrics.jsonl``; empty if there is no such file."""
@@ -153,6 +148,11 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
+def titled(kind: str, name: str) -> str:
+    """A unique column title for a metric (``kind`` is ``metrics``) or for a key (``kind`` is ``config``)."""
+    return f"{kind}.{name}" if name in COLUMNS else name
+
+
 def natural(text: str) -> list[Any]:
     """A sort key for natural order, in which 2 comes before 10."""
     parts = re.split(r"(\d+)", text)
@@ -177,13 +177,12 @@ def _below(folder: Path) -> list[Path]:
     places = [path.parent for path in folder.rglob("config.yaml")]
     found = {each for each in places if (each / "overrides.yaml").is_file() or (each / "result.json").is_file()}
 
-    def is_part(run: Path, above: Path) -> bool:
-        # Jobs of a Hydra sweep are numbered folders beside multirun.yaml.
-        name = run.relative_to(above).parts[0]
-        return name in _PARTS_OF_A_RUN or not (name.isdigit() or (above / "multirun.yaml").is_file())
+    def is_part(run: Path) -> bool:
+        # A sweep may have the folder of an earlier run; its jobs are numbered folders in it.
+        above = found & set(run.parents) - ({run.parent} if run.name.isdigit() else set())
+        return bool(above) or any(part[0] == "." for part in run.relative_to(folder).parts)
 
-    hidden = {run for run in found if any(part[0] == "." for part in run.relative_to(folder).parts)}
-    return [run for run in found - hidden if not any(is_part(run, above) for above in found & set(run.parents))]
+    return [run for run in found if not is_part(run)]
 
 
 def _as_used(config: dict[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 
 from exp.config.resolve import create, find_module
 from exp.errors import ConfigError, UnavailableError
+from exp.report.runs import flattened
 from exp.runs.files import read_json, write_json
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ __all__ = ["Reporter", "TrackedRun", "Tracker", "check", "final_metrics", "hand_
 logger = logging.getLogger(__name__)
 
 _FILES = ("config.yaml", "overrides.yaml", "env.json", "result.json")
-_NO_FIGURES = {"split", "step", "epoch", "units", "not_finite"}
 
 
 @dataclass(frozen=True)
@@ -252,14 +252,11 @@ def _trackers(chosen: LoggerConfig) -> Iterator[tuple[str, Tracker]]:
 
 
 def _tracked(folder: RunFolder) -> TrackedRun:
-    import pandas as pd
-
-    config: Any = OmegaConf.to_container(OmegaConf.load(folder.config), resolve=True)
-    config.pop("record", None)
-    (flat,) = pd.json_normalize(config).to_dict("records")
-    keys = {key: value if isinstance(value, (bool, int, float, str)) else str(value) for key, value in flat.items()}
+    config = flattened(OmegaConf.to_container(OmegaConf.load(folder.config), resolve=True))
+    keys = {key: value if isinstance(value, (bool, int, float, str)) else str(value)
+            for key, value in config.items() if not key.startswith("record.")}  # fmt: skip
     path, sweep = folder.path, folder.path.parent
-    facts = {"backend": config["backend"]["name"], "task": config["task"]["name"], "folder": str(path)}
+    facts = {"backend": config["backend.name"], "task": config["task.name"], "folder": str(path)}
     facts["git"] = (read_json(folder.env) or {}).get("git_revision") or ""
     facts["sweep"] = sweep.name if (sweep / "multirun.yaml").is_file() else ""
     name = f"{sweep.name}/{path.name}" if facts["sweep"] else path.name
@@ -272,5 +269,5 @@ def _figures(record: Mapping[str, Any]) -> dict[str, float]:
     return {
         f"{record['split']}/{key}": float(value)
         for key, value in values.items()
-        if key not in _NO_FIGURES and isinstance(value, (int, float)) and not isinstance(value, bool)
+        if key not in ("step", "epoch") and isinstance(value, (int, float)) and not isinstance(value, bool)
     }
