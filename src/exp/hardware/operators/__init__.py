@@ -19,18 +19,17 @@ from typing import Any, Callable, Iterable
 import torch
 
 from exp.hardware.compat import autocast_disabled
-from exp.hardware.operators import activations, convolution, indexing, losses, norms, products, separable
+from exp.hardware.operators import activations, convolution, indexing, losses, norms, separable
 
 __all__ = ["KERNELS", "install"]
 
 logger = logging.getLogger(__name__)
 
 KERNELS: dict[str, Callable[..., Any]] = {
-    kernel.__name__: kernel
-    for module in (activations, convolution, indexing, losses, norms, products, separable)
-    for kernel in module.KERNELS
-}
-KERNELS["nll_loss2d_backward"] = losses.nll_loss_backward
+    **{name: getattr(module, name)
+       for module in (activations, convolution, indexing, losses, norms) for name in module.__all__},
+    **separable.KERNELS,
+}  # fmt: skip
 """Portable kernels by ATen name, without the overload."""
 
 

@@ -1,4 +1,4 @@
-"""Gradients of convolutions, as convolutions and matrix products (Dumoulin and Visin, arXiv 1603.07285).
+"""Gradients of convolutions, as convolutions and products (Dumoulin and Visin, arXiv 1603.07285); the dot product.
 
 In y = conv(x, w), y is called "small" and x "large"; in a transposed convolution, x is "small" and y "large". In both
 cases the gradient of the weight is the same function of the two: for each position in the kernel, the product of the
@@ -14,9 +14,9 @@ from typing import Sequence
 import torch
 import torch.nn.functional as F
 
-from exp.hardware.operators.wide import wide
+from exp.hardware.operators.wide import per_axis, wide
 
-__all__ = ["KERNELS"]
+__all__ = ["convolution_backward", "dot"]
 
 Tensor = torch.Tensor
 
@@ -55,9 +55,7 @@ def convolution_backward(
     del bias_sizes, output_padding  # the shapes imply both
     kernel = weight.shape[2:]
     axes = len(kernel)
-    stride, padding, dilation = (
-        list(values) * axes if len(values) == 1 else list(values) for values in (stride, padding, dilation)
-    )
+    stride, padding, dilation = (per_axis(values, axes) for values in (stride, padding, dilation))
     of_input = of_weight = of_bias = None
     small, large = (x, grad_output) if transposed else (grad_output, x)
     if output_mask[0]:
@@ -139,4 +137,7 @@ def _product(small: Tensor, large: Tensor) -> Tensor:
     return products.sum(0, dtype=wide(products[:0]).dtype).to(products.dtype).view(groups * rows, columns)
 
 
-KERNELS = (convolution_backward,)
+def dot(self: Tensor, tensor: Tensor) -> Tensor:
+    """Dot product of two vectors (N,); 0-dim."""
+    product = wide(self) * wide(tensor)
+    return product.sum(dtype=product.dtype).to(self.dtype)

@@ -14,7 +14,10 @@ import torch
 
 from exp.hardware.operators.wide import wide
 
-__all__ = ["KERNELS"]
+__all__ = [
+    "_weight_norm_interface_backward", "native_batch_norm_backward", "native_group_norm_backward",
+    "native_layer_norm_backward",
+]  # fmt: skip
 
 Tensor = torch.Tensor
 
@@ -192,11 +195,3 @@ def _weight_norm_interface_backward(
     of_g = (grad * v).sum(axes, keepdim=True) / norms
     of_v = (grad - v * (of_g / norms)) * (wide(saved_g) / norms)
     return of_v.to(saved_v.dtype), of_g.to(saved_g.dtype)
-
-
-KERNELS = (
-    native_layer_norm_backward,
-    native_group_norm_backward,
-    native_batch_norm_backward,
-    _weight_norm_interface_backward,
-)
