@@ -36,16 +36,10 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _REPEATS = 5
 
 
-def train_with(session: Session, *hooks: Hook, to_place: bool = False) -> int:
-    """Train without checkpoints; returns the number of steps.
-
-    Args:
-        session: session of a task that trains.
-        *hooks: MMEngine hooks to register.
-        to_place: see :func:`exp.engine.building.build_model`.
-    """
+def train_with(session: Session, *hooks: Hook) -> int:
+    """Train without checkpoints, with some more MMEngine hooks; returns the number of steps."""
     data = build_data(session)
-    runner = build_trainer(session, data, build_model(session, data, to_place=to_place))
+    runner = build_trainer(session, data, build_model(session, data, to_place=True))
     runner.hooks.remove(runner.checkpoints)
     for hook in hooks:
         runner.register_hook(hook)
@@ -121,7 +115,7 @@ def measure_speed(session: Session) -> dict[str, Any]:
         The content of ``result.json``, with ``samples_per_second`` over all ranks (median over the logged lines),
         ``step_seconds``, and each rank's peak memory ``memory_peak`` in bytes; None for what was not measured.
     """
-    config, steps = session.config, train_with(session, to_place=True)
+    config, steps = session.config, train_with(session)
     memory = session.distributed.gather(session.backend.usage().get("max_allocated"))
     lines = [record for record in session.folder.records() if record["split"] == "train"]
     rates = [line["samples_per_second"] for before, line in zip(lines, lines[1:]) if before["step"] >= config.log_every]
