@@ -13,6 +13,7 @@ import logging
 import math
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Callable, ContextManager, Iterable, Iterator, Mapping
 
 import torch
@@ -251,20 +252,19 @@ def _bytes(tensors: Iterable[torch.Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-class _Step:
-    """Stands in for MMEngine's OptimWrapper in ``train_step``; does not call the optimizer."""
+def _step(autocast: Callable[[], ContextManager[Any]]) -> Any:
+    """Stands in for MMEngine's OptimWrapper in ``train_step``: runs the backward pass, and calls no optimizer.
 
-    def __init__(self, autocast: Callable[[], ContextManager[Any]]) -> None:
-        self._autocast = autocast
+    Args:
+        autocast: makes the context of the forward pass; used in the backward pass, too, for activations that it
+            recomputes.
+    """
 
-    def optim_context(self, model: nn.Module) -> ContextManager[Any]:
-        """Context of the forward pass: autocast."""
-        return self._autocast()
-
-    def update_params(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-        """Run the backward pass, with autocast for activations that it recomputes."""
-        with self._autocast():
+    def update_params(loss: torch.Tensor, *_args: Any, **_kwargs: Any) -> None:
+        with autocast():
             backward_below_modes(loss)
+
+    return SimpleNamespace(optim_context=lambda _model: autocast(), update_params=update_params)
 
 
 def trace_flops(model: nn.Module, batch: dict[str, Any]) -> int:
@@ -281,7 +281,7 @@ def trace_flops(model: nn.Module, batch: dict[str, Any]) -> int:
 
     counter = FlopCounterMode(display=False)
     with counter, META:
-        model.train().train_step(batch, _Step(contextlib.nullcontext))  # type: ignore[operator]
+        model.train().train_step(batch, _step(contextlib.nullcontext))  # type: ignore[operator]
     model.zero_grad(set_to_none=True)
     return int(counter.get_total_flops())
 
@@ -372,7 +372,7 @@ class Tracer:
                 batch = as_batch(self.example.train, batch_size)
                 card.count(batch, "batch")
                 with card.counting(), META, card:
-                    model.train_step(batch, _Step(card.autocast))  # type: ignore[operator]
+                    model.train_step(batch, _step(card.autocast))  # type: ignore[operator]
                 del batch
             with card.counting("optimizer", self._share):
                 if config.optim.clip_grad_norm is not None:

@@ -222,7 +222,7 @@ def end_journaled(config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int
     skips this step.
 
     Returns:
-        The exit code; None: there is nothing to evaluate, the run failed for another reason, or it was interrupted.
+        The exit code; None: there is nothing to evaluate, or the run failed for another reason.
     """
     kind = config.task.name
     path = folder.path / f"{kind}.jsonl"
@@ -230,7 +230,7 @@ def end_journaled(config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int
     if outcome.exit_code != EXIT_OK:
         first = outcome.failures[0].message if outcome.failures else None
         why = None if begun is None else why_ended(begun, first, LIMITS_S[kind], time.time())
-        if begun is None or why is None or outcome.interrupted_by is not None:
+        if begun is None or why is None:
             return None
         lines.append({**begun, "crash": why})
         Journal.note(path, **lines[-1])

@@ -11,8 +11,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Sequence
 
 from hydra.core.hydra_config import HydraConfig
 
@@ -29,8 +28,7 @@ _POLL_S = 0.1
 _PATIENCE_S = 15.0  # the child's launcher waits some seconds for its own workers
 
 
-@dataclass(frozen=True)
-class ChildEnd:
+class ChildEnd(NamedTuple):
     """How a child ended.
 
     Attributes:
