@@ -19,7 +19,7 @@ import statistics
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Sequence
 
@@ -58,7 +58,6 @@ logger = logging.getLogger(__name__)
 START, END = "start", "end"
 """Names of the first and the last line of a rank's journal."""
 _OTHER_NODES_S = 5.0
-_KEYS = [each.name for each in fields(Answer)]
 _LOG = "look at logs/rank<n>.log"
 _GRACE_S = 5  # a hanging rank is ended this much after the others stop waiting, so they can record who is missing
 _POLL_S = 0.1
@@ -130,7 +129,7 @@ class Bench:
         if answer.status in (OK, WARNING):
             self.usable.add(name)
         answer.seconds = round(time.monotonic() - started, 3)
-        self.journal.end(name, **answer.__dict__)
+        self.journal.end(name, answer=answer.__dict__)
 
     def _obstacle(self, name: str, check: Check) -> Answer | None:
         """The answer of a check that cannot run, here or on another rank; None: it can run."""
@@ -523,13 +522,14 @@ def _examined(config: ExpConfig, folder: RunFolder, outcome: Outcome, started: f
             if answer.status == FAILED:
                 culprits.setdefault(name, []).append(rank.rank)
         rank.checks = {name: rank.checks.get(name) or skip("the rank ended before") for name in CHECKS}
-    for name, rank in itertools.product((each for each in CHECKS if CHECKS[each].joint and each in culprits), ranks):
-        if rank.rank not in culprits[name] and rank.checks[name].status == FAILED:
-            rank.checks[name] = skip(f"failed because of rank {culprits[name][0]}: {rank.checks[name].finding}")
-    for late in (ranks[number] for number in sorted({number for rank in ranks for number in rank.absent or ()})):
-        if late.verdict[0] != FAILED:
+    for (name, blamed), rank in itertools.product(culprits.items(), ranks):
+        if CHECKS[name].joint and rank.rank not in blamed and rank.checks[name].status == FAILED:
+            rank.checks[name] = skip(f"failed because of rank {blamed[0]}: {rank.checks[name].finding}")
+    for number in {absent for rank in ranks for absent in rank.absent or ()}:
+        if ranks[number].verdict[0] != FAILED:
             finding = f"arrived too late: other ranks waited {limit_s} s for it"
-            late.checks["ranks"] = fail(finding, f"{_LOG}, and at its node; if it is only slow, raise task.timeout_s")
+            advice = f"{_LOG}, and at its node; if it is only slow, raise task.timeout_s"
+            ranks[number].checks["ranks"] = fail(finding, advice)
     _compare(ranks)
     return ranks
 
@@ -543,7 +543,7 @@ def _read(folder: RunFolder, world_size: int, wait: bool) -> list[_Rank]:
             ended, running = Journal.read(journal_of(folder, number))
             found = {line.pop("name"): line for line in ended}
             host, absent = found.pop(START, {}).get("host"), found.pop(END, {}).get("absent")
-            checks = {name: Answer(*(line[key] for key in _KEYS)) for name, line in found.items()}
+            checks = {name: Answer(**line["answer"]) for name, line in found.items()}
             ranks.append(_Rank(number, host, checks, running, absent))
         if all(rank.absent is not None for rank in ranks) or time.monotonic() > deadline:
             return ranks
