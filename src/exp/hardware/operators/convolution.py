@@ -65,7 +65,13 @@ def convolution_backward(
             for axis, extent in enumerate(x.shape[2:], start=2):  # too long if output_padding is a stride or more
                 of_input = of_input.narrow(axis, 0, extent)
         else:
-            of_input = _transposed(grad_output, weight, x.shape[2:], stride, padding, dilation, groups)
+            # The adjoint of a convolution is a transposed convolution.
+            geometry = zip(x.shape[2:], grad_output.shape[2:], stride, padding, dilation, kernel)
+            rest = [
+                want - ((have - 1) * step - 2 * pad + spread * (places - 1) + 1)
+                for want, have, step, pad, spread, places in geometry
+            ]
+            of_input = torch.convolution(grad_output, weight, None, stride, padding, dilation, True, rest, groups)
     if output_mask[1]:
         if any(padding):
             large = F.pad(large, [pad for amount in reversed(padding) for pad in (amount, amount)])
@@ -73,24 +79,6 @@ def convolution_backward(
     if output_mask[2]:
         of_bias = grad_output.sum([axis for axis in range(axes + 2) if axis != 1])
     return of_input, of_weight, of_bias
-
-
-def _transposed(
-    grad: Tensor,
-    weight: Tensor,
-    size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> Tensor:
-    """The adjoint of a convolution, a transposed convolution; the result has the spatial shape ``size``."""
-    geometry = zip(size, grad.shape[2:], stride, padding, dilation, weight.shape[2:])
-    rest = [
-        want - ((have - 1) * step - 2 * pad + spread * (places - 1) + 1)
-        for want, have, step, pad, spread, places in geometry
-    ]
-    return torch.convolution(grad, weight, None, stride, padding, dilation, True, rest, groups)
 
 
 def _by_weight(
