@@ -102,7 +102,7 @@ def compared(experiments: list[str], nproc: int, more: list[str]) -> Iterator[tu
                 "schedule=constant", *common,
             )  # fmt: skip
             assert isinstance(estimated, dict)
-            yield experiment, estimated["memory_peak"], max(counted["memory_by_rank"])  # type: ignore[call-overload]
+            yield experiment, estimated["memory_peak"], max(counted["memory_peak"])  # type: ignore[call-overload]
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ import logging
 import math
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Callable, ContextManager, Iterable, Iterator, Mapping
 
 import torch
@@ -36,7 +37,6 @@ from exp.hardware.matmul import matrix_rate
 from exp.hardware.registry import create_backend
 from exp.models.base import parameter_counts
 from exp.report.tables import Table, as_rich
-from exp.runs.files import write_json
 from exp.runs.folder import blank_result
 
 if TYPE_CHECKING:
@@ -58,8 +58,6 @@ _LARGEST = 2**16
 META = torch.device("meta")
 _PAGE = 512
 """Cards allocate memory in multiples of this number of bytes."""
-_SAME = ("experiment", "backend", "world_size", "precision", "batch_size", "accumulate", "global_batch_size")
-"""Keys that ``estimate.json`` has in common with ``result.json``."""
 _SAMPLES = 8
 """How many samples of a split, spread evenly over it, :func:`largest_sample` compares: images may differ in size."""
 
@@ -96,15 +94,12 @@ class PaperCard(_FunctionMode):
 
     Attributes:
         kernels: portable kernels (:mod:`exp.hardware.operators`) that replace operators of torch, by ATen name.
-        kind: kind of new storages, one of :data:`KINDS`.
-        share: share of the bytes of new storages that counts; below 1 if a rank keeps only a shard.
         now: bytes that are alive, by kind.
         at_peak: bytes that were alive at the peak, by kind.
     """
 
     def __init__(self, precision: str, fused_attention: bool) -> None:
         super().__init__()
-        self.kind, self.share = "activations", 1.0
         self.now = dict.fromkeys(KINDS, 0)
         self.at_peak = dict(self.now)
         self._alive: dict[int, tuple[str, int, Any]] = {}
@@ -113,9 +108,9 @@ class PaperCard(_FunctionMode):
         self.kernels: dict[str, Callable[..., Any]] = {}
         self._weights: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def counting(self) -> ContextManager[Any]:
-        """Context in which the results of every operator are counted."""
-        return every_operator(self._call)
+    def counting(self, kind: str = "activations", share: float = 1.0) -> ContextManager[Any]:
+        """Context in which the results of every operator are counted as ``kind``, with a ``share`` of their bytes."""
+        return every_operator(functools.partial(self._call, kind, share))
 
     @contextlib.contextmanager
     def autocast(self, enabled: bool = True) -> Iterator[None]:
@@ -158,17 +153,17 @@ class PaperCard(_FunctionMode):
             self.hold(kind, size)
 
     def _drop(self, key: int, ended: Any = None) -> None:
-        kind, size, _ = self._alive.pop(key, (self.kind, 0, None))
+        kind, size, _ = self._alive.pop(key, ("activations", 0, None))
         self.now[kind] -= size
 
-    def _call(self, operator: Any, arguments: Any, keywords: Any) -> Any:
+    def _call(self, kind: str, share: float, operator: Any, arguments: Any, keywords: Any) -> Any:
         kernel = self.kernels.get(operator.overloadpacket.__name__)
         if kernel is None:
             result = operator(*arguments, **keywords)
         else:  # the dispatcher calls a kernel after autocast, so operators inside it are not cast
-            with self.counting(), self.autocast(False):
+            with self.counting(kind, share), self.autocast(False):
                 result = kernel(*arguments, **keywords)
-        self.count(result, self.kind, self.share, known=False)
+        self.count(result, kind, share, known=False)
         return result
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -257,20 +252,19 @@ def _bytes(tensors: Iterable[torch.Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-class _Step:
-    """Stands in for MMEngine's OptimWrapper in ``train_step``; does not call the optimizer."""
+def _step(autocast: Callable[[], ContextManager[Any]]) -> Any:
+    """Stands in for MMEngine's OptimWrapper in ``train_step``: runs the backward pass, and calls no optimizer.
 
-    def __init__(self, autocast: Callable[[], ContextManager[Any]]) -> None:
-        self._autocast = autocast
+    Args:
+        autocast: makes the context of the forward pass; used in the backward pass, too, for activations that it
+            recomputes.
+    """
 
-    def optim_context(self, model: nn.Module) -> ContextManager[Any]:
-        """Context of the forward pass: autocast."""
-        return self._autocast()
-
-    def update_params(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-        """Run the backward pass, with autocast for activations that it recomputes."""
-        with self._autocast():
+    def update_params(loss: torch.Tensor, *_args: Any, **_kwargs: Any) -> None:
+        with autocast():
             backward_below_modes(loss)
+
+    return SimpleNamespace(optim_context=lambda _model: autocast(), update_params=update_params)
 
 
 def trace_flops(model: nn.Module, batch: dict[str, Any]) -> int:
@@ -287,7 +281,7 @@ def trace_flops(model: nn.Module, batch: dict[str, Any]) -> int:
 
     counter = FlopCounterMode(display=False)
     with counter, META:
-        model.train().train_step(batch, _Step(contextlib.nullcontext))  # type: ignore[operator]
+        model.train().train_step(batch, _step(contextlib.nullcontext))  # type: ignore[operator]
     model.zero_grad(set_to_none=True)
     return int(counter.get_total_flops())
 
@@ -378,15 +372,13 @@ class Tracer:
                 batch = as_batch(self.example.train, batch_size)
                 card.count(batch, "batch")
                 with card.counting(), META, card:
-                    model.train_step(batch, _Step(card.autocast))  # type: ignore[operator]
+                    model.train_step(batch, _step(card.autocast))  # type: ignore[operator]
                 del batch
-            card.kind, card.share = "optimizer", self._share
-            with card.counting():
+            with card.counting("optimizer", self._share):
                 if config.optim.clip_grad_norm is not None:
                     nn.utils.clip_grad_norm_(trained, config.optim.clip_grad_norm)
                 optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-            card.kind, card.share = "activations", 1.0
         for hook in hooks:
             hook.remove()
         self.optimizer_bytes = _bytes(tensors_of(optimizer.state))
@@ -412,16 +404,12 @@ class Tracer:
 
     def _card(self) -> PaperCard:
         """A card with what is on it before a pass."""
-        try:  # may fail if the vendor's plug-in is not installed, or there is no card
-            able = self.backend.capabilities
-            fused, lacking = self.config.precision in able.fused_attention, able.lacking_operators
-        except Exception:  # noqa: BLE001
-            fused, lacking = True, frozenset()
-        card = PaperCard(self.config.precision, self._is_card and fused)
-        if lacking:
+        able, precision = self.backend.capabilities, self.config.precision
+        card = PaperCard(precision, self._is_card and precision in able.fused_attention)
+        if able.lacking_operators:
             from exp.hardware.operators import KERNELS  # needs torch >= 2.2, and so do backends with lacking operators
 
-            card.kernels = {name: kernel for name, kernel in KERNELS.items() if name in lacking}
+            card.kernels = {name: kernel for name, kernel in KERNELS.items() if name in able.lacking_operators}
         card.count(list(self.model.parameters()), "parameters", self._share)
         card.count(list(self.model.buffers()), "buffers")
         for kind, held in {**self._held, "data": self._resident * self._is_card}.items():
@@ -583,7 +571,7 @@ def training_rate(session: Session, data: Data, samples_per_second: float, secon
 
 
 def write_estimate(config: ExpConfig, overrides: list[str], task: Estimate) -> int:
-    """Estimate, print the result, and write ``estimate.json`` and ``result.json`` to a run folder.
+    """Estimate, print the result, and write it to ``result.json`` in a run folder.
 
     Args:
         config: composed configuration.
@@ -605,22 +593,21 @@ def write_estimate(config: ExpConfig, overrides: list[str], task: Estimate) -> i
     # Default: the memory of the smallest card on this host, from the vendor's monitor.
     here = (int(row["memory_total"]) for row in backend.monitor() if row.get("memory_total"))
     memory = min(here, default=None) if task.memory_gib is None else int(task.memory_gib * 2**30)
-    content = _estimate(config, backend, memory, task.headroom)
+    found = _estimate(config, backend, memory, task.headroom)
+    result = {**blank_result(config), "status": "completed", "measured_on": "paper", "estimate": found}
+    result["memory_peak"] = [found["memory_peak"]] * result["world_size"]
     run.write()
     try:
         folder.begin(config.overwrite)
-        write_json(folder.path / "estimate.json", content)
-        peaks = [content["memory_peak"]] * content["world_size"]
-        result: dict[str, Any] = {**blank_result(config), "status": "completed", "measured_on": "paper"}
-        folder.write_result({**result, "memory_peak": peaks, "estimate": content})
+        folder.write_result(result)
     finally:
         run.release()
-    _show(content, folder.path)
+    _show(result, found, folder.path)
     return EXIT_OK
 
 
 def _estimate(config: Any, backend: Backend, memory: int | None, headroom: float) -> dict[str, Any]:
-    """The content of ``estimate.json`` (docs/hardware/estimate.md describes its keys).
+    """``estimate`` in ``result.json`` (docs/hardware/estimate.md describes its keys).
 
     Args:
         config: validated configuration, with batch sizes.
@@ -628,19 +615,13 @@ def _estimate(config: Any, backend: Backend, memory: int | None, headroom: float
         memory: memory of a card in bytes; None: unknown, then no batch size is suggested.
         headroom: share of ``memory`` that is kept free for what is not counted.
     """
-    tracer, blank = Tracer(config, backend), blank_result(config)
+    tracer = Tracer(config, backend)
     model, passes = tracer.model, {"training": tracer.peak, "validation": tracer.validate()}
     peak = max(each["total"] for each in passes.values() if each is not None)
     per_sample = trace_flops(model, as_batch(tracer.example.train, config.batch_size)) / config.batch_size
-    weights = sum(value.numel() * value.element_size() for value in model.state_dict().values())
-    fit: dict[str, Any] = dict.fromkeys(("fits", "largest_batch_size", "advice"))
-    if memory is not None:
-        budget = int(memory * (1 - headroom))
-        fit = {"fits": peak <= budget, "largest_batch_size": largest_batch(tracer, budget),
-               "advice": fitting_batch(tracer, budget)}  # fmt: skip
+    weights = _bytes(tensors_of(model.state_dict()))
+    budget = None if memory is None else int(memory * (1 - headroom))
     return {
-        **{key: blank[key] for key in _SAME},
-        "wrapper": config.wrapper.kind if blank["world_size"] > 1 else "none",
         "eval_batch_size": tracer.example.eval_batch_size,
         **parameter_counts(model),
         "flops_per_sample": per_sample,
@@ -651,44 +632,42 @@ def _estimate(config: Any, backend: Backend, memory: int | None, headroom: float
         "weights_bytes": weights,
         "card_memory": memory,
         "headroom": headroom,
-        **fit,
+        "fits": None if budget is None else peak <= budget,
+        "largest_batch_size": None if budget is None else largest_batch(tracer, budget),
+        "advice": None if budget is None else fitting_batch(tracer, budget),
         "torch": torch.__version__,
         "notes": tracer.notes,
     }
 
 
-def _show(found: Mapping[str, Any], folder: Path) -> None:
-    """Print an estimate."""
-    batches = {"training": found["batch_size"], "validation": found["eval_batch_size"]}
+def _show(result: Mapping[str, Any], found: Mapping[str, Any], folder: Path) -> None:
+    """Print an estimate; ``result`` is the whole content of ``result.json``."""
+    batches = {"training": result["batch_size"], "validation": found["eval_batch_size"]}
     passes = {f"{name}, batch {batches[name]}": each for name, each in found["memory"].items() if each is not None}
     rows = [{"memory of each rank": kind, **{title: size(each[kind]) for title, each in passes.items()}}
             for kind in (*KINDS, "total") if any(each[kind] for each in passes.values())]  # fmt: skip
-    terminal = console.make_console()
-    head = "{experiment} on {world_size} {backend}, wrapper={wrapper}, {precision}: "
-    head += "global batch {global_batch_size} = {batch_size} x {world_size} x {accumulate}"
-    terminal.print(head.format(**found), soft_wrap=True, markup=False)
-    terminal.print(as_rich(Table.of(rows)))
+    head = "{experiment} on {world_size} {backend}, " + "wrapper={wrapper}, " * (result["world_size"] > 1)
+    head += "{precision}: global batch {global_batch_size} = {batch_size} x {world_size} x {accumulate}"
     lines = [
         "parameters: {parameters:,}, {trained_parameters:,} of them trained".format(**found),
         f"operations: {flops(found['flops_per_sample'])}FLOP per sample, {flops(found['flops_per_step'])}FLOP per step",
         f"checkpoint: {size(found['checkpoint_bytes'])}; weights alone {size(found['weights_bytes'])}",
-        *(
-            []
-            if found["card_memory"] is None
-            else [f"card: {size(found['card_memory'])}, less headroom: {_fit(found)}"]
-        ),
-        *(f"note: {note}" for note in found["notes"]),
-        f"results in {console.shown(folder)}",
     ]
+    if found["card_memory"] is not None:
+        lines.append(f"card: {size(found['card_memory'])}, less headroom: {_fit(result, found)}")
+    lines += [*(f"note: {note}" for note in found["notes"]), f"results in {console.shown(folder)}"]
+    terminal = console.make_console()
+    terminal.print(head.format(**result), soft_wrap=True, markup=False)
+    terminal.print(as_rich(Table.of(rows)))
     terminal.print("\n".join(lines), soft_wrap=True, markup=False)
 
 
-def _fit(found: Mapping[str, Any]) -> str:
+def _fit(result: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     advice, largest = found["advice"], found["largest_batch_size"]
     if largest == 0 or advice is None:
         return "not even a batch of 1 fits; try wrapper=fsdp, precision=bf16 or a smaller model"
     text = f"it {'fits' if found['fits'] else 'does NOT fit'}; at most batch_size={largest} per device"
-    if (advice["batch_size"], advice["accumulate"]) != (found["batch_size"], found["accumulate"]):
+    if advice["accumulate"] != result["accumulate"]:
         kept = f"batch_size={advice['batch_size']} accumulate={advice['accumulate']} keeps the global batch"
         text += f"; {kept} ({size(advice['memory'])})"
     return text

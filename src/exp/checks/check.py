@@ -9,7 +9,6 @@ import faulthandler
 import json
 import math
 import time
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Iterable, Mapping, Sequence
 
@@ -222,7 +221,7 @@ def end_journaled(config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int
     skips this step.
 
     Returns:
-        The exit code; None: there is nothing to evaluate, the run failed for another reason, or it was interrupted.
+        The exit code; None: there is nothing to evaluate, or the run failed for another reason.
     """
     kind = config.task.name
     path = folder.path / f"{kind}.jsonl"
@@ -230,7 +229,7 @@ def end_journaled(config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int
     if outcome.exit_code != EXIT_OK:
         first = outcome.failures[0].message if outcome.failures else None
         why = None if begun is None else why_ended(begun, first, LIMITS_S[kind], time.time())
-        if begun is None or why is None or outcome.interrupted_by is not None:
+        if begun is None or why is None:
             return None
         lines.append({**begun, "crash": why})
         Journal.note(path, **lines[-1])
@@ -254,26 +253,26 @@ def judge_operators(lines: Sequence[Mapping[str, Any]], precision: str) -> Answe
         ``relative`` difference; ``left``, CPU fallbacks as number of calls and, if they are counted, bytes;
         ``kernel``, ``portable`` if the kernel is exp's own; ``call``, dtypes and shapes of the arguments; ``reason``.
     """
-    rows = sorted((_row(line, precision) for line in lines), key=lambda row: -float(row["relative"] or 0))
-    by_status = sorted(rows, key=lambda row: _ORDER.index(row["status"]))
-    worst_of = {row["operator"]: row for row in reversed(by_status)}
+    rows = sorted((_row(line, precision) for line in lines), key=lambda row: float(row["relative"] or 0))
+    rows.sort(key=lambda row: _ORDER.index(row["status"]), reverse=True)
+    worst_of = {row["operator"]: row for row in rows}  # the last one counts
     table = sorted(worst_of.values(), key=lambda row: (_ORDER.index(row["status"]), row["operator"]))
-    counts = Counter(row["status"] for row in table)
+    statuses = {row["status"] for row in table}
     portable = sum(row["kernel"] != "" for row in table)
     finding = as_counts(row["status"] for row in table)
     finding += f" ({portable} with portable kernels)" if portable else ""
     named = [row for row in table if row["status"] not in ("equal", "not compared")]
     finding += f": {'; '.join(map(_told, named[:_SHOWN]))}" if named else ""
     finding += "; ..." if len(named) > _SHOWN else ""
-    values = {"table": table, "counts": dict(counts)}
-    if counts["crashed"] or counts["failed"] or counts["wrong"]:
+    if statuses & {"crashed", "failed", "wrong"}:
         advice = "report these operators to the vendor, portable ones to exp; docs/hardware/hardware.md has "
-        return fail(finding, f"{advice}replacements", **values)
+        return fail(finding, f"{advice}replacements", table=table)
     if all(row["relative"] is None for row in table):
-        return fail(f"nothing was compared: {finding}", "look at output.log in the row's folder", **values)
-    advice = "more than rounding: check whether the card multiplies in a lower precision" if counts["off"] else ""
-    advice = "these operators run on the CPU, slowly: docs/hardware/hardware.md" if counts["left the card"] else advice
-    return ok(finding, advice, **values)
+        return fail(f"nothing was compared: {finding}", "look at output.log in the row's folder", table=table)
+    advice = "more than rounding: check whether the card multiplies in a lower precision" * ("off" in statuses)
+    if "left the card" in statuses:
+        advice = "these operators run on the CPU, slowly: docs/hardware/hardware.md"
+    return ok(finding, advice, table=table)
 
 
 def _row(line: Mapping[str, Any], precision: str) -> dict[str, Any]:
@@ -313,20 +312,17 @@ def judge_collectives(lines: Sequence[Mapping[str, Any]], group: str | None) -> 
         lines: lines of the journal; a line with ``crash`` is of a collective that ended the process.
         group: the process group, such as ``"cpu:gloo,<device>:<library>"``.
     """
+    told = [(line, f"{line['name']}, {line['kib']} KiB: {line.get('crash') or line.get('error')}") for line in lines]
+    refused = [text for line, text in told if line.get("refused") and line["name"] != "all_reduce fp32"]
+    bad = [text for line, text in told if line.keys() & {"crash", "error"} and text not in refused]
     measured = [line for line in lines if "seconds" in line]
-    refused = [f"{line['name']}: {line['error']}" for line in lines if "error" in line]
-    bad = [f"{line['name']}, {line['kib']} KiB: {line['crash']}" for line in lines if "crash" in line]
-    bad += [each for each in refused if " fp32: " in each]
-    bad += [f"{line['name']}, {line['kib']} KiB: wrong on rank {', '.join(map(str, line['wrong']))}"
-            for line in measured if line["wrong"]]  # fmt: skip
     table = [{"collective": line["name"], "KiB": line["kib"], "time": f"{line['seconds'] * 1e3:.3g} ms",
               "link, per second": size(line["bus_bytes_per_second"])} for line in measured]  # fmt: skip
-    values = {"table": table, "process_group": group}
     if bad:
         advice = "broken collectives: try another version of the vendor's library, or backend.process_group=gloo"
-        return fail("; ".join(bad[:4]), advice, **values)
+        return fail("; ".join(bad[:_SHOWN]), advice, table=table)
     best = max(measured, key=lambda line: float(line["bus_bytes_per_second"]))
     finding = f"{len(measured)} right over {group}; up to {size(best['bus_bytes_per_second'])}/s in {best['name']} of "
     finding += f"{best['kib']} KiB" + f"; refused: {'; '.join(refused)}" * bool(refused)
     advice = "exp exchanges gradients in fp32; code that exchanges the refused types fails here" if refused else ""
-    return ok(finding, advice, **values)
+    return ok(finding, advice, table=table)

@@ -11,8 +11,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Sequence
 
 from hydra.core.hydra_config import HydraConfig
 
@@ -29,21 +28,18 @@ _POLL_S = 0.1
 _PATIENCE_S = 15.0  # the child's launcher waits some seconds for its own workers
 
 
-@dataclass(frozen=True)
-class ChildEnd:
+class ChildEnd(NamedTuple):
     """How a child ended.
 
     Attributes:
         code: exit code of the child, negative if a signal killed it. If this process received a signal, the exit code
             with which this process should end.
         why: first line of the last error that the child printed; otherwise the exit code or the signal, as text.
-        late: whether the child was ended at its time limit.
         interrupted_by: name of the signal that this process received, and for which it ended the child; None: none.
     """
 
     code: int
     why: str
-    late: bool
     interrupted_by: str | None
 
 
@@ -69,7 +65,7 @@ def run_exp(arguments: Sequence[str], output: Path, limit_s: float) -> ChildEnd:
         output: file to which the child's stdout and stderr are appended.
         limit_s: time limit in seconds.
     """
-    mark, late = secrets.token_hex(8), False
+    mark = secrets.token_hex(8)
     signals: list[int] = []
     environment = {**os.environ, JOB_VARIABLE: mark}
     environment.pop("HYDRA_FULL_ERROR", None)  # exp's command line sets it for this process only
@@ -78,8 +74,7 @@ def run_exp(arguments: Sequence[str], output: Path, limit_s: float) -> ChildEnd:
         place = log.tell()
         process = start_module("exp.checks.child", *words, environment=environment, stdout=log, stderr=log)
         try:
-            while process.poll() is None and not (late or signals):
-                late = time.monotonic() > deadline
+            while process.poll() is None and not signals and time.monotonic() < deadline:
                 time.sleep(_POLL_S)
         finally:
             if process.poll() is None:  # SIGTERM first, so that the child can clean up
@@ -93,7 +88,7 @@ def run_exp(arguments: Sequence[str], output: Path, limit_s: float) -> ChildEnd:
     why = ([why] + [line[7:] for line in lines if line.startswith("error: ")])[-1]
     if signals:
         code = EXIT_PREEMPTED if signals[0] == PREEMPT_SIGNAL else 128 + signals[0]
-    return ChildEnd(code, why, late, signal_name(signals[0]) if signals else None)
+    return ChildEnd(code, why, signal_name(signals[0]) if signals else None)
 
 
 if __name__ == "__main__":  # ``-m exp.checks.child PID ARGUMENTS...``: ``-m exp ARGUMENTS...``, which ends with PID

@@ -1,5 +1,7 @@
 """task=doctor: each rank checks its Python environment, its card and its job; the parent evaluates the results.
 
+Also task=env, which describes this machine and this installation as plain text, to paste into a bug report.
+
 :data:`CHECKS` has all checks in their order. The first check that needs torch imports it. The parent reads only the
 journals of the ranks.
 """
@@ -7,6 +9,7 @@ journals of the ranks.
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import logging
 import platform
@@ -16,9 +19,11 @@ import statistics
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Sequence
+
+import yaml
 
 from exp import console
 from exp.checks.check import FAILED, OK, SKIPPED, WARNING, Answer, Journal, fail, finish, ok, skip, why_ended
@@ -28,8 +33,9 @@ from exp.errors import ExpError, RunError
 from exp.hardware import cards
 from exp.hardware.backend import PRECISIONS, ddp_arguments, device_part_of
 from exp.hardware.matmul import multiply
+from exp.hardware.registry import create_backend, installed
 from exp.runs.files import to_json, write_json
-from exp.runs.folder import SHM, package_versions, process_limits
+from exp.runs.folder import SHM, blank_result, describe_environment, package_versions, process_limits, variables
 from exp.session import make_store
 
 if TYPE_CHECKING:
@@ -45,16 +51,14 @@ if TYPE_CHECKING:
     from exp.runs.folder import RunFolder
     from exp.session import RankInfo
 
-__all__ = ["CHECKS", "END", "START", "begin", "diagnose", "end", "journal_of"]
+__all__ = ["CHECKS", "END", "START", "begin", "describe", "diagnose", "end", "journal_of"]
 
 logger = logging.getLogger(__name__)
 
 START, END = "start", "end"
 """Names of the first and the last line of a rank's journal."""
 _OTHER_NODES_S = 5.0
-_KEYS = [each.name for each in fields(Answer)]
 _LOG = "look at logs/rank<n>.log"
-_ALONE = "one process: nothing to exchange"
 _GRACE_S = 5  # a hanging rank is ended this much after the others stop waiting, so they can record who is missing
 _POLL_S = 0.1
 _TRACEBACK = "see the traceback in the rank's log; check the vendor's monitor and, between nodes, ports and interfaces"
@@ -125,7 +129,7 @@ class Bench:
         if answer.status in (OK, WARNING):
             self.usable.add(name)
         answer.seconds = round(time.monotonic() - started, 3)
-        self.journal.end(name, **answer.__dict__)
+        self.journal.end(name, answer=answer.__dict__)
 
     def _obstacle(self, name: str, check: Check) -> Answer | None:
         """The answer of a check that cannot run, here or on another rank; None: it can run."""
@@ -134,7 +138,7 @@ class Bench:
         if lacking is not None:
             return skip(f"needs the check '{lacking}'")
         if check.joint and self.info.world_size == 1:
-            return ok(_ALONE)
+            return ok("one process: nothing to exchange")
         reasons = [f"rank {rank} failed '{need}'" for rank, need in found.items() if need is not None]
         reasons = [self.missing] if check.joint and self.absent else reasons
         return skip("; ".join(reasons)) if reasons else None
@@ -222,17 +226,13 @@ def _device(bench: Bench) -> Answer:
 
 def _ranks(bench: Bench) -> Answer:
     """All ranks have started and reach this point within the timeout."""
-    world_size = bench.info.world_size
-    if world_size == 1:
-        bench.peers = {0: bench.described}
-        return ok(_ALONE)
     started = time.monotonic()
     bench.store = make_store(bench.info, timedelta(seconds=bench.timeout_s))
     bench.peers = {rank: device for rank, device in bench.meet("ranks", bench.described).items() if device}
     waited = time.monotonic() - started
     if bench.absent:  # skipped, not failed: the parent reports the failure for the missing rank
         return skip(f"waited {waited:.0f} s: {bench.missing}")
-    return ok(f"all {world_size} arrived within {waited:.1f} s", waited_s=round(waited, 3))
+    return ok(f"all {bench.info.world_size} arrived within {waited:.1f} s", waited_s=round(waited, 3))
 
 
 def _cards(bench: Bench) -> Answer:
@@ -420,7 +420,7 @@ def _limits(bench: Bench) -> Answer:
 CHECKS: dict[str, Check] = {
     "packages": Check(_packages),
     "device": Check(_device, needs=("packages",), column="card"),
-    "ranks": Check(_ranks, needs=("packages",)),
+    "ranks": Check(_ranks, needs=("packages",), joint=True),
     "cards": Check(_cards, needs=("device",)),
     "memory": Check(_memory, needs=("device",), column="free"),
     "group": Check(_group, needs=("device", "cards", "ranks"), joint=True, column="group"),
@@ -445,7 +445,6 @@ class _Rank:
         checks: answers by name of the check, in their order; :func:`judge` adds the checks that the rank did not reach.
         running: journal line of the check that started but did not finish; None: there is none.
         absent: ranks for which it waited until the timeout; None: it did not finish its checks.
-        stayed_in: the check in which it hung or died; None: there is none.
     """
 
     rank: int
@@ -453,7 +452,6 @@ class _Rank:
     checks: dict[str, Answer] = field(default_factory=dict)
     running: Mapping[str, Any] | None = None
     absent: list[int] | None = None
-    stayed_in: str | None = None
 
     @property
     def verdict(self) -> tuple[str, str]:
@@ -481,12 +479,10 @@ def end(config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int:
     started = folder.config.stat().st_mtime
     ranks = _examined(config, folder, outcome, started)
     found: dict[tuple[str, ...], list[int]] = {}
-    for status in (FAILED, WARNING):
-        for name in CHECKS:
-            for rank in ranks:
-                each = rank.checks[name]
-                if each.status == status:
-                    found.setdefault((name, status, each.finding, each.advice), []).append(rank.rank)
+    for status, name, rank in itertools.product((FAILED, WARNING), CHECKS, ranks):
+        each = rank.checks[name]
+        if each.status == status:
+            found.setdefault((name, status, each.finding, each.advice), []).append(rank.rank)
     findings = [dict(zip(("check", "status", "finding", "advice", "ranks"), (*key, who))) for key, who in found.items()]
     said = [Answer(status, f"{name}, rank{'s' * (len(who) > 1)} {', '.join(map(str, who))}: {text}", advice)
             for (name, status, text, advice), who in found.items()]  # fmt: skip
@@ -505,7 +501,10 @@ def end(config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int:
 
 
 def _examined(config: ExpConfig, folder: RunFolder, outcome: Outcome, started: float) -> list[_Rank]:
-    """All ranks, with an answer to each check.
+    """All ranks, with an answer to each check; each failure is reported for the rank that caused it.
+
+    If a rank hangs or dies in a joint check, the failures of the other ranks in that check become skips. A rank for
+    which others waited until the timeout fails, even if it arrived later.
 
     Args:
         config: the frozen configuration.
@@ -514,14 +513,23 @@ def _examined(config: ExpConfig, folder: RunFolder, outcome: Outcome, started: f
         started: when it began, in seconds since the epoch.
     """
     ended, limit_s = time.time(), config.task.timeout_s
+    culprits: dict[str, list[int]] = {}  # ranks that hung or died, by the check in which they did
     ranks = _read(folder, config.nproc * config.launcher.nnodes, wait=config.launcher.nnodes > 1)
     for rank in ranks:
         if rank.absent is None:
             name, answer = _how_it_ended(rank, outcome, limit_s, started, ended)
             rank.checks[name] = answer
-            rank.stayed_in = name if answer.status == FAILED else None
+            if answer.status == FAILED:
+                culprits.setdefault(name, []).append(rank.rank)
         rank.checks = {name: rank.checks.get(name) or skip("the rank ended before") for name in CHECKS}
-    _lay_blame(ranks, limit_s)
+    for (name, blamed), rank in itertools.product(culprits.items(), ranks):
+        if CHECKS[name].joint and rank.rank not in blamed and rank.checks[name].status == FAILED:
+            rank.checks[name] = skip(f"failed because of rank {blamed[0]}: {rank.checks[name].finding}")
+    for number in {absent for rank in ranks for absent in rank.absent or ()}:
+        if ranks[number].verdict[0] != FAILED:
+            finding = f"arrived too late: other ranks waited {limit_s} s for it"
+            advice = f"{_LOG}, and at its node; if it is only slow, raise task.timeout_s"
+            ranks[number].checks["ranks"] = fail(finding, advice)
     _compare(ranks)
     return ranks
 
@@ -535,7 +543,7 @@ def _read(folder: RunFolder, world_size: int, wait: bool) -> list[_Rank]:
             ended, running = Journal.read(journal_of(folder, number))
             found = {line.pop("name"): line for line in ended}
             host, absent = found.pop(START, {}).get("host"), found.pop(END, {}).get("absent")
-            checks = {name: Answer(*(line[key] for key in _KEYS)) for name, line in found.items()}
+            checks = {name: Answer(**line["answer"]) for name, line in found.items()}
             ranks.append(_Rank(number, host, checks, running, absent))
         if all(rank.absent is not None for rank in ranks) or time.monotonic() > deadline:
             return ranks
@@ -556,24 +564,6 @@ def _how_it_ended(rank: _Rank, outcome: Outcome, limit_s: float, started: float,
     elif rank.host is None and (not outcome.failures or ended - started >= limit_s):  # else it was ended at its start
         why = f"never arrived: {(outcome.detail or f'it left no record within {limit_s} s').splitlines()[0]}"
     return name, fail(why, advice) if why else skip("ended with the job, because another rank stopped")
-
-
-def _lay_blame(ranks: Sequence[_Rank], timeout_s: float) -> None:
-    """Report each failure for the rank that caused it.
-
-    If a rank hangs or dies in a joint check, the failures of the other ranks in that check become skips. A rank for
-    which others waited until the timeout fails, even if it arrived later.
-    """
-    for name in (name for name, check in CHECKS.items() if check.joint):
-        culprits = [rank.rank for rank in ranks if rank.stayed_in == name]
-        for rank in ranks:
-            if culprits and rank.stayed_in is None and rank.checks[name].status == FAILED:
-                rank.checks[name] = skip(f"failed because of rank {culprits[0]}: {rank.checks[name].finding}")
-    for number in {absent for rank in ranks for absent in rank.absent or ()}:
-        if ranks[number].verdict[0] != FAILED:
-            finding = f"arrived too late: other ranks waited {timeout_s} s for it"
-            advice = f"{_LOG}, and at its node; if it is only slow, raise task.timeout_s"
-            ranks[number].checks["ranks"] = fail(finding, advice)
 
 
 def _compare(ranks: Sequence[_Rank]) -> None:
@@ -600,3 +590,36 @@ def _line_of(rank: _Rank) -> dict[str, Any]:
     status, name = rank.verdict
     verdict = f"{status}: {name}" if status in (FAILED, WARNING) else "not all checked" if name else OK
     return {"rank": rank.rank, "host": (rank.host or "-").split(".")[0], **shown, "verdict": verdict}
+
+
+# -- task=env ----------------------------------------------------------------------------------------------------------
+
+
+def describe(config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
+    """Print the facts and write them to ``env.json``; a fact that cannot be determined is replaced by the reason."""
+    del info
+    environment = {
+        **describe_environment(backend, []),
+        "backends": _backends(config, backend),
+        "backend_packages": backend.packages(),
+        "monitor": backend.monitor(),
+        "variables": [f"{name}={value}" for name, value in variables(backend).items()],
+        "limits": process_limits(),
+    }
+    write_json(folder.env, environment)
+    text = yaml.safe_dump(json.loads(to_json(environment)), sort_keys=False, allow_unicode=True, width=1000)
+    console.make_console().print(text, highlight=False, markup=False, soft_wrap=True, end="")
+    folder.write_result({**blank_result(config), "status": "completed"})
+
+
+def _backends(config: ExpConfig, chosen: Backend) -> dict[str, str]:
+    """By name of each installed backend its number of devices, or the reason why it cannot be used, as text."""
+    found = {}
+    for name in sorted({*installed(), config.backend.name}):
+        try:
+            backend = chosen if name == config.backend.name else create_backend({"_target_": name, "name": name})
+            reason = backend.why_unavailable()
+            found[name] = f"not available: {reason}" if reason else f"available, {backend.device_count()} devices"
+        except (ExpError, TypeError) as error:  # backends of other packages may be broken
+            found[name] = f"does not load: {error}"
+    return found

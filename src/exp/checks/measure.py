@@ -6,6 +6,7 @@ execution. Of a tensor with more than ``_KEPT`` values, only evenly spaced value
 
 from __future__ import annotations
 
+import functools
 import os
 import statistics
 import time
@@ -35,16 +36,10 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _REPEATS = 5
 
 
-def train_with(session: Session, *hooks: Hook, to_place: bool = False) -> int:
-    """Train without checkpoints; returns the number of steps.
-
-    Args:
-        session: session of a task that trains.
-        *hooks: MMEngine hooks to register.
-        to_place: see :func:`exp.engine.building.build_model`.
-    """
+def train_with(session: Session, *hooks: Hook) -> int:
+    """Train without checkpoints, with some more MMEngine hooks; returns the number of steps."""
     data = build_data(session)
-    runner = build_trainer(session, data, build_model(session, data, to_place=to_place))
+    runner = build_trainer(session, data, build_model(session, data, to_place=True))
     runner.hooks.remove(runner.checkpoints)
     for hook in hooks:
         runner.register_hook(hook)
@@ -71,7 +66,6 @@ class TraceHook(Hook):
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: zipfile.ZipFile | None = None  # open during the first step
-        self._handles: list[Any] = []
 
     def before_train(self, runner: Any) -> None:
         """Register hooks that record the outputs of the modules, and the gradients before the optimizer's step."""
@@ -79,7 +73,7 @@ class TraceHook(Hook):
             self._file = zipfile.ZipFile(self._path, "w")
             if not runner.session.config.compile:  # compiled code does not call the modules one by one
                 for name, module in unwrapped(runner.model).named_modules():
-                    self._listen(module, name or "model")
+                    module.register_forward_hook(functools.partial(self._keep_output, name or "model"))
         runner.optim_wrapper.before_step = lambda: self._keep_all(runner, "gradient")
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
@@ -88,35 +82,26 @@ class TraceHook(Hook):
         # Stop here after the last step: the training loop would run a validation next.
         runner.train_loop.stop_training = runner.iter + 1 >= runner.session.config.max_steps
         runner.optim_wrapper.before_step = None
-        while self._handles:
-            self._handles.pop().remove()
         if self._file is not None:
             self._file.close()
             self._file = None
 
     def _keep_all(self, runner: Any, kind: str) -> None:
-        """Write all parameters, or all their gradients; does nothing after the first step."""
-        for name, parameter in unwrapped(runner.model).named_parameters() if self._file is not None else ():
-            values = parameter.grad if kind == "gradient" else parameter
-            if values is not None:
-                self._keep(kind, name, values)
+        """Write all parameters, or all their gradients."""
+        for name, parameter in unwrapped(runner.model).named_parameters():
+            self._keep(kind, name, parameter.grad if kind == "gradient" else parameter)
 
-    def _listen(self, module: nn.Module, name: str) -> None:
-        def after(_module: nn.Module, _inputs: Any, output: Any) -> None:
-            tensors = [each for each in tensors_of(output) if each.is_floating_point()]
-            for index, tensor in enumerate(tensors):
-                self._keep("output", f"{name}[{index}]" if index else name, tensor)
+    def _keep_output(self, name: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
+        for index, tensor in enumerate(each for each in tensors_of(output) if each.is_floating_point()):
+            self._keep("output", f"{name}[{index}]" if index else name, tensor)
 
-        self._handles.append(module.register_forward_hook(after))
-
-    def _keep(self, kind: str, name: str, tensor: torch.Tensor) -> None:
+    def _keep(self, kind: str, name: str, tensor: torch.Tensor | None) -> None:
         """Write a tensor to the file at once, because all tensors of a large model would not fit into memory.
 
-        If a module is called several times, only its first call is kept.
+        If a module is called several times, only its first call is kept. Does nothing after the first step.
         """
-        assert self._file is not None
         path = f"{kind}/{name}.npy"
-        if path not in self._file.namelist():
+        if self._file is not None and tensor is not None and path not in self._file.namelist():
             values = tensor.detach().reshape(-1)
             stride = max(1, -(-values.numel() // _KEPT))
             with self._file.open(path, "w", force_zip64=True) as file:
@@ -128,15 +113,15 @@ def measure_speed(session: Session) -> dict[str, Any]:
 
     Returns:
         The content of ``result.json``, with ``samples_per_second`` over all ranks (median over the logged lines),
-        ``step_seconds``, and each rank's peak memory ``memory_by_rank`` in bytes; None for what was not measured.
+        ``step_seconds``, and each rank's peak memory ``memory_peak`` in bytes; None for what was not measured.
     """
-    config, steps = session.config, train_with(session, to_place=True)
+    config, steps = session.config, train_with(session)
     memory = session.distributed.gather(session.backend.usage().get("max_allocated"))
     lines = [record for record in session.folder.records() if record["split"] == "train"]
     rates = [line["samples_per_second"] for before, line in zip(lines, lines[1:]) if before["step"] >= config.log_every]
     rate = statistics.median(rates) if rates else None
     step_s = config.global_batch_size / rate if rate else None
-    figures: dict[str, Any] = {"step_seconds": step_s, "samples_per_second": rate, "memory_by_rank": memory}
+    figures: dict[str, Any] = {"step_seconds": step_s, "samples_per_second": rate, "memory_peak": memory}
     finding = f"{step_s * 1e3:.4g} ms a step, {rate:.4g} samples/s" if step_s and rate else "no step was timed"
     finding += f", {size(max(each or 0 for each in memory))} of memory" if any(memory) else ""
     answer = ok(finding, batch_size=config.batch_size, **figures).__dict__
@@ -182,9 +167,9 @@ def _measure(session: Session, dtype: torch.dtype, kib: int) -> dict[str, Any]:
     """Test and time one all-reduce of ``kib`` KiB.
 
     Returns:
-        ``error`` if the library refuses the dtype. Otherwise ``wrong`` (ranks with a wrong result), ``seconds`` (median
-        of some repeats on the slowest rank) and ``bus_bytes_per_second``: 2 (n - 1) / n times the tensor's bytes per
-        second, the traffic on each card's link in a ring all-reduce over n ranks.
+        ``error`` if a result is wrong, or if the library refuses the dtype (then also ``refused``). Otherwise
+        ``seconds`` (median of some repeats on the slowest rank) and ``bus_bytes_per_second``: 2 (n - 1) / n times the
+        tensor's bytes per second, the traffic on each card's link in a ring all-reduce over n ranks.
     """
     world_size, backend, gather = session.info.world_size, session.backend, session.distributed.gather
     own, right = addends(session.info.rank, world_size, kib * 1024 // (2 if dtype is not torch.float32 else 4))
@@ -197,8 +182,11 @@ def _measure(session: Session, dtype: torch.dtype, kib: int) -> dict[str, Any]:
         refused = str(error).split("\n")[0]
     refusals = [each for each in gather(refused) if each]
     if refusals:
-        return {"error": refusals[0]}
-    wrong, taken = bool((tensor.cpu().float() != right).any()), []
+        return {"error": refusals[0], "refused": True}
+    bad = [rank for rank, wrong in enumerate(gather(bool((tensor.cpu().float() != right).any()))) if wrong]
+    if bad:
+        return {"error": f"wrong on rank {', '.join(map(str, bad))}"}
+    taken = []
     for _ in range(_REPEATS):
         tensor.zero_()
         backend.synchronize()
@@ -207,8 +195,5 @@ def _measure(session: Session, dtype: torch.dtype, kib: int) -> dict[str, Any]:
         backend.collectives.all_reduce(tensor)
         backend.synchronize()
         taken.append(time.perf_counter() - started)
-    found = gather((wrong, statistics.median(taken)))
-    seconds = max(each[1] for each in found)
-    rate = 2 * (world_size - 1) / world_size * kib * 1024 / seconds
-    bad = [number for number, each in enumerate(found) if each[0]]
-    return {"wrong": bad, "seconds": seconds, "bus_bytes_per_second": rate}
+    seconds = max(gather(statistics.median(taken)))
+    return {"seconds": seconds, "bus_bytes_per_second": 2 * (world_size - 1) / world_size * kib * 1024 / seconds}

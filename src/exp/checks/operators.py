@@ -49,9 +49,7 @@ def check_operators(session: Session) -> dict[str, Any]:
     """
     journal = Journal(session.folder.path / "operators.jsonl", LIMITS_S["operators"])
     check = OperatorCheck(session.backend, session.device, journal, session.portable_operators)
-    with contextlib.ExitStack() as window:
-        steps = train_with(session, _Window(check, window))
-    return make_result(session, {}, None, steps=steps, operators=len(check.seen))
+    return make_result(session, {}, None, steps=train_with(session, _Window(check)))
 
 
 class _Window(Hook):
@@ -62,8 +60,8 @@ class _Window(Hook):
 
     priority = "VERY_LOW"
 
-    def __init__(self, check: OperatorCheck, window: contextlib.ExitStack) -> None:
-        self.check, self.window = check, window
+    def __init__(self, check: OperatorCheck) -> None:
+        self.check, self.window = check, contextlib.ExitStack()
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         """Enable the check."""
@@ -119,7 +117,8 @@ class OperatorCheck:
         return self._compare(partial(self.journal.end, name, **about), func, args, kwargs)
 
     def _compare(self, note: Callable[..., None], func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        scale = max((_scale(each) for each in tensors_of((args, kwargs))), default=0.0)
+        given = [each for each in tensors_of((args, kwargs)) if each.is_floating_point()]
+        scale = max((largest(each.detach().cpu().float().numpy()) for each in given), default=0.0)
         reference, expected, reason = None, None, "random"
         if not _is_random(func, args, kwargs):
             reference = _moved((args, kwargs), _is_mutable(func))
@@ -169,10 +168,6 @@ def name_of(func: Any) -> str:
 
 def _base(func: Any) -> str:
     return name_of(func).split(".")[1]
-
-
-def _scale(tensor: torch.Tensor) -> float:
-    return largest(tensor.detach().cpu().float().numpy()) if tensor.is_floating_point() else 0.0
 
 
 def _is_random(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from exp import console
 from exp.checks.check import FAILED, OK, fail, figure, finish, ok
 from exp.checks.child import overrides_without, run_exp
-from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, REFUSED, ConfigError, UnavailableError
+from exp.errors import EXIT_CONFIG, EXIT_OK, REFUSED, ConfigError, UnavailableError
 from exp.frozen import freeze
 from exp.hardware.backend import FLOAT32
 from exp.hardware.registry import create_backend
@@ -169,7 +169,7 @@ def compare_backends(config: ExpConfig, overrides: list[str], task: Parity) -> i
         UnavailableError: a backend or a package is not available.
     """
     run = freeze(config, overrides, Path(config.output_dir))
-    config, folder, code = run.config, run.folder, EXIT_FAILED
+    config, folder = run.config, run.folder
     epochs = max(config.max_epochs or 0, task.steps)
     keys = flattened(OmegaConf.to_container(config.model, resolve=True), "model")
     dropout = {key: value for key, value in keys.items() if _DROPOUT.search(key) and isinstance(value, float) and value}
@@ -193,16 +193,14 @@ def compare_backends(config: ExpConfig, overrides: list[str], task: Parity) -> i
                 return ended.code
             name = task.reference if part == "reference" else config.backend.name
             if ended.code in REFUSED:
-                code = ended.code
-                raise (ConfigError if code == EXIT_CONFIG else UnavailableError)(f"{part}={name}: {ended.why}")
+                run.take_back()
+                raise (ConfigError if ended.code == EXIT_CONFIG else UnavailableError)(f"{part}={name}: {ended.why}")
             if ended.code != EXIT_OK:
                 answer = fail(f"{part}={name}: {ended.why}", f"look at logs/{part}.log")
                 return finish(config, folder, answer)
         run.check_folder()
         return _judge(config, folder)
     finally:
-        if code in REFUSED:
-            run.take_back()
         run.release()
 
 
@@ -223,14 +221,8 @@ def _judge(config: ExpConfig, folder: RunFolder) -> int:
               "verdict": FAILED if d.relative > allowed[d.kind] else OK} for d in worst]  # fmt: skip
     first = next((d for d in found if d.relative > allowed[d.kind]), None)
     losses = [d.relative for d in found if d.kind == "loss"]
-    report = {
-        "backend": config.backend.name,
-        "reference": config.task.reference,
-        "agrees": first is None,
-        "first_departure": None if first is None else first._asdict(),
-        "losses": {"tested": list(read_losses(tested).values()), "reference": list(read_losses(reference).values())},
-    }
-    write_json(folder.path / "parity.json", report)
+    every = {part.path.name: list(read_losses(part).values()) for part in (tested, reference)}
+    write_json(folder.path / "parity.json", {"agrees": first is None, "losses": every})
     if first is None:
         for part in (tested, reference):
             (part.path / "trace.npz").unlink()

@@ -12,6 +12,7 @@ import os
 import platform
 import shutil
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
@@ -19,13 +20,13 @@ from exp import __version__, console
 from exp.checks.check import FAILED, SKIPPED, WARNING, Answer, Journal, fail, say, skip, table_of, worst
 from exp.checks.child import ChildEnd, overrides_without, run_exp, searched
 from exp.config.check import check_hardware
-from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, EXIT_UNAVAILABLE, ConfigError, ExpError
+from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, EXIT_UNAVAILABLE, ConfigError
 from exp.frozen import prepare
 from exp.hardware.registry import create_backend
 from exp.plugins import installed
 from exp.report.tables import Table, as_counts, as_markdown
 from exp.runs.files import read_json, without_credentials, write_atomically, write_json
-from exp.runs.folder import git_revision, package_versions, variables
+from exp.runs.folder import RunFolder, git_revision, package_versions, variables
 from exp.runs.lock import RunLock
 from exp.task import create_task
 
@@ -124,16 +125,19 @@ def qualify(config: ExpConfig, overrides: list[str], *_: Any) -> int:
         if not fnmatch.filter(rows, pattern):
             raise ConfigError(f"task.rows: {pattern} matches no row; the rows are {', '.join(rows)}")
     given = any(override.startswith("output_dir=") for override in overrides)
-    place = Path(config.output_dir if given else f"outputs/qualify/{backend.name}_{config.nproc}").absolute()
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"cannot make {place}: {error.strerror}; set output_dir") from error
-    lock = RunLock(place)
+    place = RunFolder(config.output_dir if given else f"outputs/qualify/{backend.name}_{config.nproc}")
+    place.create()
+    lock, machine = RunLock(place.path), machine_of(backend, config.nproc, overrides)
     lock.acquire()
     try:
-        record = None if config.overwrite else read_json(place / "qualify.json")
-        return _Suite(task, rows, backend, place, machine_of(backend, config.nproc, overrides), record).run()
+        record = None if config.overwrite else read_json(place.path / "qualify.json")
+        before = machine if record is None else record["machine"]
+        differ = [name for name in {**before, **machine} if before.get(name) != machine.get(name)]
+        if differ:
+            found = ", ".join(f"{name}={before.get(name)}, and this one has {machine.get(name)}" for name in differ)
+            advice = "set another output_dir, or overwrite=true to start from the beginning"
+            raise ConfigError(f"{place.path} holds a suite of {found}; {advice}")
+        return _Suite(task, rows, backend, place.path, machine, {} if record is None else record["rows"]).run()
     finally:
         lock.release()
 
@@ -151,75 +155,63 @@ def machine_of(backend: Backend, nproc: int, overrides: Sequence[str]) -> dict[s
     return {name: without_credentials(str(value)) for name, value in known.items()}
 
 
+@dataclass
 class _Suite:
     """The checks of a machine and their answers.
 
-    Args:
+    Attributes:
         task: the task of the configuration.
         plan: overrides of all checks, by name.
         backend: the backend under test.
         place: folder of the suite.
         machine: facts from :func:`machine_of`.
-        earlier: content of ``qualify.json``; None: start from the beginning.
-
-    Attributes:
         rows: for each check, by its name, the fields of its :class:`~exp.checks.check.Answer` and its ``command``, as
             in ``qualify.json``.
-
-    Raises:
-        ConfigError: the folder has the suite of another machine, or of other software or overrides.
+        interrupted: how a check ended for which this process received a signal; None: no signal.
     """
 
-    def __init__(
-        self, task: Qualify, plan: Mapping[str, list[str]], backend: Backend, place: Path, machine: Mapping[str, str],
-        earlier: Mapping[str, Any] | None,
-    ) -> None:  # fmt: skip
-        self.task, self.plan, self.backend, self.place, self.machine = task, plan, backend, place, machine
-        self.rows: dict[str, dict[str, Any]] = {} if earlier is None else dict(earlier["rows"])
-        self._interrupted: ChildEnd | None = None
-        before = machine if earlier is None else earlier["machine"]
-        differ = [name for name in {**before, **machine} if before.get(name) != machine.get(name)]
-        if differ:
-            found = ", ".join(f"{name}={before.get(name)}, and this one has {machine.get(name)}" for name in differ)
-            advice = "set another output_dir, or overwrite=true to start from the beginning"
-            raise ConfigError(f"{place} holds a suite of {found}; {advice}")
+    task: Qualify
+    plan: Mapping[str, list[str]]
+    backend: Backend
+    place: Path
+    machine: Mapping[str, str]
+    rows: dict[str, dict[str, Any]]
+    interrupted: ChildEnd | None = None
 
     def run(self) -> int:
         """Run the remaining checks; returns the exit code."""
+        task, terminal = self.task, console.make_console()
         left = [name for name in self.plan if self.rows.get(name, {}).get("status", SKIPPED) == SKIPPED]
-        terminal = console.make_console()
         terminal.print(
             f"qualify: {len(self.plan)} rows on {self.machine['nproc']} x {self.backend.name}"
             f"{', SIMULATED' * self.backend.simulate}; {len(self.plan) - len(left)} are done already; time budget "
-            f"{self.task.budget_minutes:g} minutes\nfolder: {console.shown(self.place)}",
+            f"{task.budget_minutes:g} minutes\nfolder: {console.shown(self.place)}",
             soft_wrap=True,
         )
-        deadline = time.monotonic() + self.task.budget_minutes * 60
+        deadline = time.monotonic() + task.budget_minutes * 60
         for name in left:
-            begun, answer = time.monotonic(), self._obstacle(name, deadline)
-            if answer is None:
+            begun, took = time.monotonic(), ""
+            if task.rows is not None and not any(fnmatch.fnmatch(name, pattern) for pattern in task.rows):
+                answer = skip("left out by task.rows")
+            elif self.interrupted is not None:
+                answer = skip("the suite was interrupted", _LATER)
+            elif begun > deadline:
+                answer = skip("the time budget was used up", _LATER)
+            else:
                 self._keep(name, skip("started, but not finished", _LATER))
                 answer = self._make(name)
                 answer.seconds = round(time.monotonic() - begun)
+                took = f", {answer.seconds:g} s"
             self._keep(name, answer)
-            took = "" if answer.seconds is None else f", {answer.seconds:g} s"
             say(Answer(answer.status, f"{name}{took}: {answer.finding}"))
         statuses = [self.rows[name]["status"] for name in self.plan]
         unfinished = any(self.rows[name]["advice"] == _LATER for name in self.plan)
-        counts = as_counts(statuses)
         later = "\nthe same command continues with the skipped rows" if unfinished else ""
-        terminal.print(f"{counts}; the page: {console.shown(self.place / 'qualify.md')}{later}", soft_wrap=True)
-        if self._interrupted is not None:
-            return self._interrupted.code
+        page = console.shown(self.place / "qualify.md")
+        terminal.print(f"{as_counts(statuses)}; the page: {page}{later}", soft_wrap=True)
+        if self.interrupted is not None:
+            return self.interrupted.code
         return EXIT_FAILED if FAILED in statuses else EXIT_PREEMPTED if unfinished else EXIT_OK
-
-    def _obstacle(self, name: str, deadline: float) -> Answer | None:
-        """The answer of a check that is skipped; None: it can run."""
-        if self.task.rows is not None and not any(fnmatch.fnmatch(name, pattern) for pattern in self.task.rows):
-            return skip("left out by task.rows")
-        if self._interrupted is not None or time.monotonic() > deadline:
-            return skip("the suite was interrupted" if self._interrupted else "the time budget was used up", _LATER)
-        return None
 
     def _make(self, name: str) -> Answer:
         """Run a check; after a crash start it again, without the operators or collectives that crashed."""
@@ -227,26 +219,24 @@ class _Suite:
         shutil.rmtree(str(folder), ignore_errors=True)
         folder.mkdir(parents=True)
         deadline = time.monotonic() + self.task.row_minutes * 60
-        try:
-            for _ in range(_TRIES):
-                arguments = [*self.plan[name], f"output_dir={folder}", "overwrite=true"]
-                ended = run_exp(arguments, folder / "output.log", deadline - time.monotonic())
-                lines, _ = Journal.read(folder / f"{kind}.jsonl")
-                if not (lines and "crash" in lines[-1]) or ended.late or ended.interrupted_by:
-                    break
-            if ended.interrupted_by:
-                self._interrupted = ended
-                return skip(f"ended by {ended.interrupted_by}", _LATER)
-            result = read_json(folder / "result.json") or {}
-            answer = Answer(**result["answer"]) if result.get("answer") else _broken_off(kind, ended)
-            if kind == "speed":
-                self._compare(name, answer)
-            return answer
-        except (ExpError, OSError, KeyError, ValueError, TypeError) as error:  # damaged result files
-            return fail(f"its results cannot be read: {type(error).__name__}: {error}", "")
+        for _ in range(_TRIES):
+            arguments = [*self.plan[name], f"output_dir={folder}", "overwrite=true"]
+            ended = run_exp(arguments, folder / "output.log", deadline - time.monotonic())
+            late, (lines, _) = time.monotonic() > deadline, Journal.read(folder / f"{kind}.jsonl")
+            if not (lines and "crash" in lines[-1]) or late or ended.interrupted_by:
+                break
+        if ended.interrupted_by:
+            self.interrupted = ended
+            return skip(f"ended by {ended.interrupted_by}", _LATER)
+        found = (read_json(folder / "result.json") or {}).get("answer")
+        if found is not None:
+            return self._compared(name, Answer(**found))
+        if late:
+            return fail(f"{kind}: exceeded its time limit", f"{_LOG}; if it is only slow, raise task.row_minutes")
+        return fail(f"{kind}: {ended.why}", "install what is missing" if ended.code == EXIT_UNAVAILABLE else _LOG)
 
-    def _compare(self, name: str, answer: Answer) -> None:
-        """Add the scaling efficiency to the answer of a speed check on several cards."""
+    def _compared(self, name: str, answer: Answer) -> Answer:
+        """The answer of a check; that of a speed on several cards with the efficiency of scaling."""
         one, _, number = name.rpartition("-")
         alone = self.rows.get(f"{one}-1", {}).get("values", {}).get("samples_per_second")
         if alone and number != "1":
@@ -255,6 +245,7 @@ class _Suite:
             if efficiency < _EFFICIENT and self.backend.exclusive_devices and not self.backend.simulate:
                 answer.status = WARNING
                 answer.advice = "check the bandwidth of the collectives and the speed of loading (data.num_workers)"
+        return answer
 
     def _keep(self, name: str, answer: Answer) -> None:
         """Store an answer, and write ``qualify.json`` and ``qualify.md``, in the order of the plan.
@@ -268,13 +259,6 @@ class _Suite:
                  "verdict": worst(row["status"] for row in rows.values())}  # fmt: skip
         write_json(self.place / "qualify.json", {**about, "rows": {**rows, **self.rows}})
         write_atomically(self.place / "qualify.md", without_credentials(_page_of(about, rows)).encode())
-
-
-def _broken_off(what: str, ended: ChildEnd) -> Answer:
-    """The answer of a check that left no result."""
-    if ended.late:
-        return fail(f"{what}: exceeded its time limit", f"{_LOG}; if it is only slow, raise task.row_minutes")
-    return fail(f"{what}: {ended.why}", "install what is missing" if ended.code == EXIT_UNAVAILABLE else _LOG)
 
 
 def _page_of(about: Mapping[str, Any], rows: Mapping[str, Any]) -> str:

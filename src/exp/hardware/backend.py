@@ -273,9 +273,11 @@ class Backend(abc.ABC):
         module = self.module
         count = module.device_count()
         if local_rank >= count:
+            lists = [f"{name}={os.environ[name]}" for name in self.visible_variables if name in os.environ]
             raise UnavailableError(
-                f"local_rank {local_rank} has no card: torch sees {count} of backend={self.name}; lower nproc, or "
-                f"correct {self.visible_variables[0] if self.visible_variables else 'the visible devices'}"
+                f"local_rank {local_rank} has no card: torch sees {count} of backend={self.name}"
+                f"{' with ' * bool(lists)}{', '.join(lists)}; lower nproc, or correct "
+                f"{self.visible_variables[0] if self.visible_variables else 'the visible devices'}"
             )
         module.set_device(local_rank)
         return torch.device(self.device_type, local_rank)

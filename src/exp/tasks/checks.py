@@ -63,7 +63,7 @@ class Env(Task):
 
     diagnoses: ClassVar[bool] = True
     compared: ClassVar[bool] = False
-    work: ClassVar[str] = "exp.checks.env.describe"
+    work: ClassVar[str] = "exp.checks.doctor.describe"
 
     def check(self, config: ExpConfig) -> None:
         """Refuse more than one process."""

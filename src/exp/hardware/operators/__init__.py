@@ -19,18 +19,17 @@ from typing import Any, Callable, Iterable
 import torch
 
 from exp.hardware.compat import autocast_disabled
-from exp.hardware.operators import activations, convolution, indexing, losses, norms, products, separable
+from exp.hardware.operators import activations, convolution, indexing, losses, norms, separable
 
 __all__ = ["KERNELS", "install"]
 
 logger = logging.getLogger(__name__)
 
 KERNELS: dict[str, Callable[..., Any]] = {
-    kernel.__name__: kernel
-    for module in (activations, convolution, indexing, losses, norms, products, separable)
-    for kernel in module.KERNELS
-}
-KERNELS["nll_loss2d_backward"] = losses.nll_loss_backward
+    **{name: getattr(module, name)
+       for module in (activations, convolution, indexing, losses, norms) for name in module.__all__},
+    **separable.KERNELS,
+}  # fmt: skip
 """Portable kernels by ATen name, without the overload."""
 
 
@@ -46,11 +45,9 @@ class _Library(torch.library.Library):
 _library = _Library("aten", "IMPL")  # type: ignore[no-untyped-call]
 """Kept for the rest of the process, because a library that is garbage-collected removes its kernels."""
 
-_installed: dict[str, set[str]] = {}
-
 
 def install(device_type: str, lacking: Iterable[str]) -> frozenset[str]:
-    """Register portable kernels for a device type, for the rest of the process; further calls add only new operators.
+    """Register portable kernels for a device type, once and for the rest of the process.
 
     A kernel that another library has registered from Python for the same operator and device stays.
 
@@ -61,18 +58,17 @@ def install(device_type: str, lacking: Iterable[str]) -> frozenset[str]:
     Returns:
         Those of ``lacking`` that have a portable kernel now.
     """
-    done = _installed.setdefault(device_type, set())
-    wanted = {name for name in lacking if name in KERNELS and hasattr(torch.ops.aten, name)}
+    done = set()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"(?s).*[Oo]verriding a previously registered kernel")
-        for name in sorted(wanted - done):
+        for name in sorted(name for name in lacking if name in KERNELS and hasattr(torch.ops.aten, name)):
             try:
                 kernel = _without_autocast(KERNELS[name], device_type)
                 torch.library.impl(f"aten::{name}", device_type, kernel, lib=_library)
                 done.add(name)
             except RuntimeError as error:
                 logger.info("aten::%s on %s keeps the kernel of another library: %s", name, device_type, error)
-    return frozenset(wanted & done)
+    return frozenset(done)
 
 
 def _without_autocast(kernel: Callable[..., Any], device_type: str) -> Callable[..., Any]:

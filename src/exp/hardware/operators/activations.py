@@ -12,7 +12,12 @@ import torch
 
 from exp.hardware.operators.wide import wide
 
-__all__ = ["KERNELS"]
+__all__ = [
+    "_log_softmax_backward_data", "_prelu_kernel_backward", "_softmax_backward_data", "gelu_backward", "glu_backward",
+    "hardsigmoid_backward", "hardswish_backward", "hardtanh_backward", "leaky_relu_backward", "log_sigmoid_backward",
+    "log_sigmoid_forward", "sgn", "sigmoid_backward", "silu_backward", "softplus_backward", "tanh_backward",
+    "threshold_backward",
+]  # fmt: skip
 
 Tensor = torch.Tensor
 
@@ -85,14 +90,6 @@ def hardswish_backward(grad_output: Tensor, self: Tensor) -> Tensor:
     return torch.where(x <= -3.0, torch.zeros_like(grad), torch.where(x < 3.0, inner, grad)).to(self.dtype)
 
 
-def mish_backward(grad_output: Tensor, self: Tensor) -> Tensor:
-    """(x t)' = t + x (1 - t**2) sigmoid(x), with t = tanh(softplus(x)) (Misra, arXiv 1908.08681)."""
-    x, grad = wide(self), wide(grad_output)
-    tanh = torch.nn.functional.softplus(x).tanh_()
-    slope = (1.0 - tanh * tanh).mul_(x).mul_(torch.sigmoid(x))
-    return slope.add_(tanh).mul_(grad).to(self.dtype)
-
-
 def softplus_backward(grad_output: Tensor, self: Tensor, beta: float, threshold: float) -> Tensor:
     """(log(1 + exp(b x)) / b)' = sigmoid(b x); 1 if b x is above the threshold, where torch's softplus is linear."""
     x, grad = wide(self) * beta, wide(grad_output)
@@ -154,25 +151,3 @@ def _log_softmax_backward_data(grad_output: Tensor, output: Tensor, dim: int, in
     grad = wide(grad_output)
     probabilities = torch.exp(wide(output))
     return torch.addcmul(grad, probabilities, grad.sum(dim, keepdim=True), value=-1.0).to(input_dtype)
-
-
-KERNELS = (
-    gelu_backward,
-    silu_backward,
-    sigmoid_backward,
-    tanh_backward,
-    threshold_backward,
-    leaky_relu_backward,
-    hardtanh_backward,
-    hardsigmoid_backward,
-    hardswish_backward,
-    mish_backward,
-    softplus_backward,
-    log_sigmoid_forward,
-    log_sigmoid_backward,
-    glu_backward,
-    _prelu_kernel_backward,
-    sgn,
-    _softmax_backward_data,
-    _log_softmax_backward_data,
-)

@@ -1,4 +1,4 @@
-"""Gradients of convolutions, as convolutions and matrix products (Dumoulin and Visin, arXiv 1603.07285).
+"""Gradients of convolutions, as convolutions and products (Dumoulin and Visin, arXiv 1603.07285); the dot product.
 
 In y = conv(x, w), y is called "small" and x "large"; in a transposed convolution, x is "small" and y "large". In both
 cases the gradient of the weight is the same function of the two: for each position in the kernel, the product of the
@@ -14,9 +14,9 @@ from typing import Sequence
 import torch
 import torch.nn.functional as F
 
-from exp.hardware.operators.wide import wide
+from exp.hardware.operators.wide import per_axis, wide
 
-__all__ = ["KERNELS"]
+__all__ = ["convolution_backward", "dot"]
 
 Tensor = torch.Tensor
 
@@ -55,9 +55,7 @@ def convolution_backward(
     del bias_sizes, output_padding  # the shapes imply both
     kernel = weight.shape[2:]
     axes = len(kernel)
-    stride, padding, dilation = (
-        list(values) * axes if len(values) == 1 else list(values) for values in (stride, padding, dilation)
-    )
+    stride, padding, dilation = (per_axis(values, axes) for values in (stride, padding, dilation))
     of_input = of_weight = of_bias = None
     small, large = (x, grad_output) if transposed else (grad_output, x)
     if output_mask[0]:
@@ -67,7 +65,13 @@ def convolution_backward(
             for axis, extent in enumerate(x.shape[2:], start=2):  # too long if output_padding is a stride or more
                 of_input = of_input.narrow(axis, 0, extent)
         else:
-            of_input = _transposed(grad_output, weight, x.shape[2:], stride, padding, dilation, groups)
+            # The adjoint of a convolution is a transposed convolution.
+            geometry = zip(x.shape[2:], grad_output.shape[2:], stride, padding, dilation, kernel)
+            rest = [
+                want - ((have - 1) * step - 2 * pad + spread * (places - 1) + 1)
+                for want, have, step, pad, spread, places in geometry
+            ]
+            of_input = torch.convolution(grad_output, weight, None, stride, padding, dilation, True, rest, groups)
     if output_mask[1]:
         if any(padding):
             large = F.pad(large, [pad for amount in reversed(padding) for pad in (amount, amount)])
@@ -75,24 +79,6 @@ def convolution_backward(
     if output_mask[2]:
         of_bias = grad_output.sum([axis for axis in range(axes + 2) if axis != 1])
     return of_input, of_weight, of_bias
-
-
-def _transposed(
-    grad: Tensor,
-    weight: Tensor,
-    size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> Tensor:
-    """The adjoint of a convolution, a transposed convolution; the result has the spatial shape ``size``."""
-    geometry = zip(size, grad.shape[2:], stride, padding, dilation, weight.shape[2:])
-    rest = [
-        want - ((have - 1) * step - 2 * pad + spread * (places - 1) + 1)
-        for want, have, step, pad, spread, places in geometry
-    ]
-    return torch.convolution(grad, weight, None, stride, padding, dilation, True, rest, groups)
 
 
 def _by_weight(
@@ -139,4 +125,7 @@ def _product(small: Tensor, large: Tensor) -> Tensor:
     return products.sum(0, dtype=wide(products[:0]).dtype).to(products.dtype).view(groups * rows, columns)
 
 
-KERNELS = (convolution_backward,)
+def dot(self: Tensor, tensor: Tensor) -> Tensor:
+    """Dot product of two vectors (N,); 0-dim."""
+    product = wide(self) * wide(tensor)
+    return product.sum(dtype=product.dtype).to(self.dtype)

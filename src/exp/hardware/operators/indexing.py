@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from functools import partial
+from typing import Any
 
 import torch
 
 from exp.hardware.operators.wide import wide
 
-__all__ = ["KERNELS"]
+__all__ = [
+    "adaptive_max_pool2d_backward", "adaptive_max_pool3d_backward", "bincount", "embedding_dense_backward",
+    "max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward",
+]  # fmt: skip
 
 Tensor = torch.Tensor
 
@@ -63,27 +67,13 @@ def bincount(self: Tensor, weights: Tensor | None = None, minlength: int = 0) ->
     return weights.new_zeros(length).index_add_(0, self, weights)
 
 
-def _scatter(grad_output: Tensor, self: Tensor, indices: Tensor, axes: int) -> Tensor:
-    """Add gradients up at ``indices``, which are flat indices into the last ``axes`` axes of ``self``."""
+def _max_pool_backward(axes: int, grad_output: Tensor, self: Tensor, *geometry: Any) -> Tensor:
+    """Gradient of max pooling over the last ``axes`` axes; ``self`` and the result: ([N,] C, ...)."""
+    indices = geometry[-1].flatten(-axes)
     grad = wide(grad_output).flatten(-axes)
     zeros = grad.new_zeros(self.shape).flatten(-axes)
-    return zeros.scatter_add_(-1, indices.flatten(-axes), grad).view(self.shape).to(self.dtype)
+    return zeros.scatter_add_(-1, indices, grad).view(self.shape).to(self.dtype)
 
 
-def _max_pool_backward(name: str, axes: int) -> Callable[..., Tensor]:
-    def backward(grad_output: Tensor, self: Tensor, *geometry: Any) -> Tensor:
-        return _scatter(grad_output, self, geometry[-1], axes)  # the last argument has the indices
-
-    backward.__name__ = name
-    backward.__doc__ = "Gradient of max pooling; ``self`` and the result: ([N,] C, ...)."
-    return backward
-
-
-KERNELS = (
-    embedding_dense_backward,
-    bincount,
-    _max_pool_backward("max_pool2d_with_indices_backward", 2),
-    _max_pool_backward("max_pool3d_with_indices_backward", 3),
-    _max_pool_backward("adaptive_max_pool2d_backward", 2),
-    _max_pool_backward("adaptive_max_pool3d_backward", 3),
-)
+max_pool2d_with_indices_backward = adaptive_max_pool2d_backward = partial(_max_pool_backward, 2)
+max_pool3d_with_indices_backward = adaptive_max_pool3d_backward = partial(_max_pool_backward, 3)

@@ -14,7 +14,10 @@ import torch
 
 from exp.hardware.operators.wide import wide
 
-__all__ = ["KERNELS"]
+__all__ = [
+    "_weight_norm_interface_backward", "native_batch_norm_backward", "native_group_norm_backward",
+    "native_layer_norm_backward",
+]  # fmt: skip
 
 Tensor = torch.Tensor
 
@@ -148,15 +151,11 @@ def native_batch_norm_backward(
     grad, values = wide(grad_out), wide(x)
     axes = [axis for axis in range(x.dim()) if axis != 1]
     shape = [-1 if axis == 1 else 1 for axis in range(x.dim())]
-    if train:
-        assert save_mean is not None
-        assert save_invstd is not None
-        mean, rstd = wide(save_mean), wide(save_invstd)
-    else:
-        assert running_mean is not None
-        assert running_var is not None
-        mean, rstd = wide(running_mean), torch.rsqrt(wide(running_var) + eps)
-    normed = torch.addcmul((mean * -rstd).view(shape), values, rstd.view(shape))
+    mean, spread = (save_mean, save_invstd) if train else (running_mean, running_var)
+    assert mean is not None
+    assert spread is not None
+    rstd = wide(spread) if train else torch.rsqrt(wide(spread) + eps)
+    normed = torch.addcmul((wide(mean) * -rstd).view(shape), values, rstd.view(shape))
     product = (grad * normed).sum(axes)
     total = grad.sum(axes)
     of_input = None
@@ -192,11 +191,3 @@ def _weight_norm_interface_backward(
     of_g = (grad * v).sum(axes, keepdim=True) / norms
     of_v = (grad - v * (of_g / norms)) * (wide(saved_g) / norms)
     return of_v.to(saved_v.dtype), of_g.to(saved_g.dtype)
-
-
-KERNELS = (
-    native_layer_norm_backward,
-    native_group_norm_backward,
-    native_batch_norm_backward,
-    _weight_norm_interface_backward,
-)

@@ -9,11 +9,12 @@ spreads along its row and column.
 from __future__ import annotations
 
 import functools
+from functools import partial
 from typing import Any, Callable, Sequence
 
 import torch
 
-from exp.hardware.operators.wide import wide
+from exp.hardware.operators.wide import per_axis, wide
 
 __all__ = ["KERNELS", "TELLING"]
 
@@ -46,40 +47,29 @@ def _matrices(x: Tensor, sizes: Sequence[int], operator: str, arguments: Sequenc
     return [_matrix(operator, size, options, x.device, dtype) for size, options in zip(sizes, arguments)]
 
 
-def _per_axis(values: Sequence[int], axes: int) -> list[int]:
-    return list(values) * axes if len(values) == 1 else list(values)
-
-
 # -- interpolation ----------------------------------------------------------------------------------------------------
 
 
-def _interpolation(output_size: Sequence[int], options: Sequence[Any], with_corners: bool) -> list[tuple[Any, ...]]:
-    """Arguments of the two-dimensional operator for each axis; ``options``: align_corners (if it has one), scales."""
-    corners = tuple(options[:1]) if with_corners else ()
+def _interpolation(
+    x: Tensor, sizes: Sequence[int], operator: str, output_size: Sequence[int], options: Sequence[Any]
+) -> list[Tensor]:
+    """A matrix for each axis; ``options``: align_corners (only the nearest-neighbor operators lack it), scales."""
+    corners = () if "nearest" in operator else tuple(options[:1])
     scales = [*options[len(corners) :], *[None] * len(output_size)]
-    return [((1, after), *corners, None, scale) for after, scale in zip(output_size, scales)]
+    arguments = [((1, after), *corners, None, scale) for after, scale in zip(output_size, scales)]
+    return _matrices(x, sizes, operator, arguments)
 
 
-def _interpolation_backward(name: str, operator: str, with_corners: bool) -> Callable[..., Tensor]:
-    def backward(grad_output: Tensor, output_size: Sequence[int], input_size: Sequence[int], *options: Any) -> Tensor:
-        arguments = _interpolation(output_size, options, with_corners)
-        return _adjoint(grad_output, None, _matrices(grad_output, input_size[2:], operator, arguments))
-
-    backward.__name__ = f"{name}_backward"
-    backward.__doc__ = f"Gradient of {name}; ``grad_output``: (N, C, *output_size), result: ``input_size``."
-    return backward
-
-
-def _upsample_bicubic2d_aa(
-    self: Tensor,
-    output_size: Sequence[int],
-    align_corners: bool,
-    scales_h: float | None = None,
-    scales_w: float | None = None,
+def _interpolation_backward(
+    operator: str, grad_output: Tensor, output_size: Sequence[int], input_size: Sequence[int], *options: Any
 ) -> Tensor:
+    """Gradient of an interpolation; ``grad_output``: (N, C, *output_size), result: ``input_size``."""
+    return _adjoint(grad_output, None, _interpolation(grad_output, input_size[2:], operator, output_size, options))
+
+
+def _upsample_bicubic2d_aa(self: Tensor, output_size: Sequence[int], *options: Any) -> Tensor:
     """Bicubic interpolation with antialiasing: (N, C, H, W) -> (N, C, *output_size); integers stay within 0 ... 255."""
-    arguments = _interpolation(output_size, (align_corners, scales_h, scales_w), with_corners=True)
-    rows, columns = _matrices(self, self.shape[2:], "_upsample_bicubic2d_aa", arguments)
+    rows, columns = _interpolation(self, self.shape[2:], "_upsample_bicubic2d_aa", output_size, options)
     if self.is_floating_point():
         return _adjoint(self, None, [rows.t(), columns.t()])
     # Like torch's operator, round and clamp integers after each axis.
@@ -87,79 +77,60 @@ def _upsample_bicubic2d_aa(
     return torch.matmul(rows, across).round_().clamp_(0.0, 255.0).to(self.dtype)
 
 
-def _nearest(name: str, operator: str) -> Callable[..., Tensor]:
-    def forward(self: Tensor, output_size: Sequence[int], *scales: float | None) -> Tensor:
-        arguments = _interpolation(output_size, scales, with_corners=False)
-        for axis, matrix in enumerate(_matrices(self, self.shape[2:], operator, arguments), start=2):
-            self = self.index_select(axis, matrix.argmax(1))
-        return self
-
-    forward.__name__ = name
-    forward.__doc__ = "Nearest-neighbor interpolation: (N, C, ...) -> (N, C, *output_size)."
-    return forward
+def _nearest(operator: str, self: Tensor, output_size: Sequence[int], *scales: float | None) -> Tensor:
+    """Nearest-neighbor interpolation: (N, C, ...) -> (N, C, *output_size)."""
+    for axis, matrix in enumerate(_interpolation(self, self.shape[2:], operator, output_size, scales), start=2):
+        self = self.index_select(axis, matrix.argmax(1))
+    return self
 
 
 # -- average pooling --------------------------------------------------------------------------------------------------
 
 
-def _average_backward(name: str, axes: int) -> Callable[..., Tensor]:
-    def backward(
-        grad_output: Tensor,
-        self: Tensor,
-        kernel_size: Sequence[int],
-        stride: Sequence[int],
-        padding: Sequence[int],
-        ceil_mode: bool,
-        count_include_pad: bool,
-        divisor_override: int | None,
-    ) -> Tensor:
-        each = [_per_axis(values, axes) for values in (kernel_size, stride or kernel_size, padding)]
-        divisor = None if divisor_override is None else 1
-        arguments = [
-            ((1, kernel), (1, step), (0, pad), ceil_mode, count_include_pad, divisor)
-            for kernel, step, pad in zip(*each)
-        ]
-        result = _adjoint(grad_output, self, _matrices(self, self.shape[-axes:], "avg_pool2d", arguments))
-        return result if divisor_override is None else result / divisor_override
-
-    backward.__name__ = name
-    backward.__doc__ = "Gradient of average pooling; ``self`` and the result: ([N,] C, ...)."
-    return backward
+def _average_backward(
+    axes: int,
+    grad_output: Tensor,
+    self: Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+) -> Tensor:
+    """Gradient of average pooling; ``self`` and the result: ([N,] C, ...)."""
+    each = (per_axis(values, axes) for values in (kernel_size, stride or kernel_size, padding))
+    divisor = None if divisor_override is None else 1
+    arguments = [
+        ((1, kernel), (1, step), (0, pad), ceil_mode, count_include_pad, divisor) for kernel, step, pad in zip(*each)
+    ]
+    result = _adjoint(grad_output, self, _matrices(self, self.shape[-axes:], "avg_pool2d", arguments))
+    return result if divisor_override is None else result / divisor_override
 
 
-def _adaptive(name: str, axes: int) -> Callable[..., Tensor]:
-    def forward(self: Tensor, output_size: Sequence[int]) -> Tensor:
-        arguments = [((1, after),) for after in output_size]
-        matrices = _matrices(self, self.shape[-axes:], "_adaptive_avg_pool2d", arguments)
-        return _adjoint(self, None, [matrix.t() for matrix in matrices])
-
-    forward.__name__ = name
-    forward.__doc__ = "Adaptive average pooling: ([N,] C, ...) -> ([N,] C, *output_size)."
-    return forward
+def _adaptive(x: Tensor, sizes: Sequence[int], output_size: Sequence[int]) -> list[Tensor]:
+    return _matrices(x, sizes, "_adaptive_avg_pool2d", [((1, after),) for after in output_size])
 
 
-def _adaptive_backward(name: str, axes: int) -> Callable[..., Tensor]:
-    def backward(grad_output: Tensor, self: Tensor) -> Tensor:
-        arguments = [((1, after),) for after in grad_output.shape[-axes:]]
-        return _adjoint(grad_output, self, _matrices(self, self.shape[-axes:], "_adaptive_avg_pool2d", arguments))
+def _adaptive_forward(self: Tensor, output_size: Sequence[int]) -> Tensor:
+    """Adaptive average pooling: ([N,] C, ...) -> ([N,] C, *output_size)."""
+    matrices = _adaptive(self, self.shape[-len(output_size) :], output_size)
+    return _adjoint(self, None, [matrix.t() for matrix in matrices])
 
-    backward.__name__ = name
-    backward.__doc__ = "Gradient of adaptive average pooling; ``self`` and the result: ([N,] C, ...)."
-    return backward
+
+def _adaptive_backward(axes: int, grad_output: Tensor, self: Tensor) -> Tensor:
+    """Gradient of adaptive average pooling; ``self`` and the result: ([N,] C, ...)."""
+    return _adjoint(grad_output, self, _adaptive(self, self.shape[-axes:], grad_output.shape[-axes:]))
 
 
 # -- padding ----------------------------------------------------------------------------------------------------------
 
 
-def _padding_backward(kind: str, axes: int) -> Callable[..., Tensor]:
-    def backward(grad_output: Tensor, self: Tensor, padding: Sequence[int]) -> Tensor:
-        pairs = [tuple(padding[index : index + 2]) for index in range(0, 2 * axes, 2)][::-1]  # torch's: last axis first
-        arguments = [((*pair, 0, 0),) for pair in pairs]
-        return _adjoint(grad_output, self, _matrices(self, self.shape[-axes:], f"{kind}_pad2d", arguments))
-
-    backward.__name__ = f"{kind}_pad{axes}d_backward"
-    backward.__doc__ = f"Gradient of {kind} padding; ``self`` and the result: ([N,] C, ...)."
-    return backward
+def _padding_backward(kind: str, grad_output: Tensor, self: Tensor, padding: Sequence[int]) -> Tensor:
+    """Gradient of padding; ``self`` and the result: ([N,] C, ...)."""
+    pairs = [padding[index : index + 2] for index in range(0, len(padding), 2)][::-1]  # torch's: last axis first
+    arguments = [((*pair, 0, 0),) for pair in pairs]
+    return _adjoint(grad_output, self, _matrices(self, self.shape[-len(pairs) :], f"{kind}_pad2d", arguments))
 
 
 def replication_pad1d(self: Tensor, padding: Sequence[int]) -> Tensor:
@@ -169,28 +140,30 @@ def replication_pad1d(self: Tensor, padding: Sequence[int]) -> Tensor:
     return self.index_select(-1, index)
 
 
-KERNELS = (
-    _interpolation_backward("upsample_linear1d", "upsample_bilinear2d", True),
-    _interpolation_backward("upsample_bilinear2d", "upsample_bilinear2d", True),
-    _interpolation_backward("upsample_trilinear3d", "upsample_bilinear2d", True),
-    _interpolation_backward("upsample_bicubic2d", "upsample_bicubic2d", True),
-    _interpolation_backward("_upsample_bilinear2d_aa", "_upsample_bilinear2d_aa", True),
-    _interpolation_backward("_upsample_bicubic2d_aa", "_upsample_bicubic2d_aa", True),
-    *(_interpolation_backward(f"upsample_nearest{n}d", "upsample_nearest2d", False) for n in (1, 2, 3)),
-    *(_interpolation_backward(f"_upsample_nearest_exact{n}d", "_upsample_nearest_exact2d", False) for n in (1, 2, 3)),
-    _nearest("upsample_nearest1d", "upsample_nearest2d"),
-    _nearest("_upsample_nearest_exact1d", "_upsample_nearest_exact2d"),
-    _nearest("_upsample_nearest_exact3d", "_upsample_nearest_exact2d"),
-    _upsample_bicubic2d_aa,
-    _average_backward("avg_pool2d_backward", 2),
-    _average_backward("avg_pool3d_backward", 3),
-    _adaptive("_adaptive_avg_pool2d", 2),
-    _adaptive("_adaptive_avg_pool3d", 3),
-    _adaptive_backward("_adaptive_avg_pool2d_backward", 2),
-    _adaptive_backward("_adaptive_avg_pool3d_backward", 3),
-    *(_padding_backward(kind, axes) for kind in ("replication", "reflection") for axes in (1, 2, 3)),
-    replication_pad1d,
-)
+_INTERPOLATIONS = {  # the two-dimensional operator for each
+    "upsample_linear1d": "upsample_bilinear2d",
+    "upsample_bilinear2d": "upsample_bilinear2d",
+    "upsample_trilinear3d": "upsample_bilinear2d",
+    "upsample_bicubic2d": "upsample_bicubic2d",
+    "_upsample_bilinear2d_aa": "_upsample_bilinear2d_aa",
+    "_upsample_bicubic2d_aa": "_upsample_bicubic2d_aa",
+    **{f"upsample_nearest{n}d": "upsample_nearest2d" for n in (1, 2, 3)},
+    **{f"_upsample_nearest_exact{n}d": "_upsample_nearest_exact2d" for n in (1, 2, 3)},
+}
+_FORWARD = ("upsample_nearest1d", "_upsample_nearest_exact1d", "_upsample_nearest_exact3d")
+"""Interpolations whose forward operator is missing on some card, too."""
+
+KERNELS: dict[str, Callable[..., Tensor]] = {
+    **{f"{name}_backward": partial(_interpolation_backward, operator) for name, operator in _INTERPOLATIONS.items()},
+    **{name: partial(_nearest, _INTERPOLATIONS[name]) for name in _FORWARD},
+    "_upsample_bicubic2d_aa": _upsample_bicubic2d_aa,
+    **{f"avg_pool{axes}d_backward": partial(_average_backward, axes) for axes in (2, 3)},
+    **{f"_adaptive_avg_pool{axes}d": _adaptive_forward for axes in (2, 3)},
+    **{f"_adaptive_avg_pool{axes}d_backward": partial(_adaptive_backward, axes) for axes in (2, 3)},
+    **{f"{kind}_pad{axes}d_backward": partial(_padding_backward, kind)
+       for kind in ("replication", "reflection") for axes in (1, 2, 3)},
+    "replication_pad1d": replication_pad1d,
+}  # fmt: skip
 
 TELLING = frozenset({"_adaptive_avg_pool2d", "_upsample_bicubic2d_aa"})
 """Kernels that call the CPU's operator of the same name for their matrices; never register these for the CPU itself."""

@@ -1,20 +1,19 @@
-"""The dtype in which kernels compute."""
+"""The dtype in which kernels compute; arguments for each axis."""
 
 from __future__ import annotations
 
-from typing import overload
+from typing import Sequence
 
 import torch
 
-__all__ = ["wide"]
+__all__ = ["per_axis", "wide"]
 
 
-@overload
-def wide(tensor: torch.Tensor) -> torch.Tensor: ...
-@overload
-def wide(tensor: None) -> None: ...
-def wide(tensor: torch.Tensor | None) -> torch.Tensor | None:
+def wide(tensor: torch.Tensor) -> torch.Tensor:
     """``tensor`` as float32 if it is float16 or bfloat16, else ``tensor`` itself; do not modify the result in place."""
-    if tensor is not None and tensor.dtype in (torch.float16, torch.bfloat16):
-        return tensor.float()
-    return tensor
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def per_axis(values: Sequence[int], axes: int) -> list[int]:
+    """One value for each axis; a single value is for all."""
+    return list(values) * axes if len(values) == 1 else list(values)
