@@ -141,7 +141,7 @@ def _report(error: BaseException, full: bool, usage: bool = False) -> int:
     if full and not isinstance(error, ExpError):
         traceback.print_exception(type(error), error, error.__traceback__)
     if explain.is_of_composition(error):
-        console.error(explain.explain(error, explain.default_keys(sys.argv[1:])))
+        console.error(explain.explain(error))
         return EXIT_CONFIG
     ours, of_user = as_ours(error, usage=usage), told(error)
     if ours is None and of_user is None:

@@ -22,7 +22,7 @@ from exp import console
 from exp.config import check as checks
 from exp.config import compose, differences
 from exp.config.compose import is_of_hub
-from exp.config.resolve import allow, check_names, distrust
+from exp.config.resolve import allow, distrust
 from exp.config.schema import ExpConfig
 from exp.console import flops
 from exp.errors import EXIT_OK, EXIT_PREEMPTED, REFUSED, ConfigError, ExpError, RunError
@@ -80,7 +80,7 @@ def prepare(config: ExpConfig, overrides: list[str]) -> ExpConfig:
         ConfigError: a key or a type is wrong, or the configuration names code that the user has not chosen.
         UnavailableError: the backend is not available.
     """
-    check_names(config, overrides)
+    allow(config.plugins, overrides)
     base = compose.base_of(overrides, task_class(config).needs_weights)
     if "," in config.backend._target_:  # backend=auto: the candidates
         config = _with_backend(config, base)
@@ -88,13 +88,13 @@ def prepare(config: ExpConfig, overrides: list[str]) -> ExpConfig:
         config = compose.compose(base.primary, base.overrides)
     config = compose.typed(config)  # checks what +KEY=VALUE added, too
     compose.replace_given(config, overrides)
-    _note_choices(config, overrides)
+    _note_choices(config)
     return config
 
 
 def complete(config: ExpConfig, overrides: list[str], output_dir: Path) -> FrozenRun:
     """The second half of :func:`freeze`: everything that depends on values; changes ``config`` in place."""
-    check_names(config, overrides)
+    allow(config.plugins, overrides)
     config.output_dir = str(output_dir.absolute())
     compose.expand(config)
     checks.validate(config, overrides, create_backend(config.backend), create_task(config), launcher_class(config))
@@ -114,14 +114,14 @@ def _with_backend(config: ExpConfig, base: compose.Base) -> ExpConfig:
         return compose.compose(base.primary, [*kept, f"backend._target_={name}", f"backend.name={name}"])
 
 
-def _note_choices(config: ExpConfig, overrides: list[str]) -> None:
+def _note_choices(config: ExpConfig) -> None:
     """Record the choices of config groups, and which keys follow others."""
     record: Any = config.record
     groups = {"experiment", *(field.name for field in dataclasses.fields(ExpConfig))}
-    if record.trained_in is not None:  # the record has the choices of that run; only the user's own are added
-        groups -= {group for group in compose.TRAINED if not any(each.startswith(f"{group}=") for each in overrides)}
     chosen = {
-        group: choice for group, choice in HydraConfig.get().runtime.choices.items() if group in groups and choice
+        group: choice
+        for group, choice in HydraConfig.get().runtime.choices.items()
+        if group in groups and choice not in (None, compose.OF_RUN)  # the record has the choices of that run
     }
     record.chosen = {**record.chosen, **chosen, "backend": config.backend.name}
     record.follows = compose.follows(config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
@@ -10,8 +11,8 @@ from omegaconf import MISSING, OmegaConf
 
 from exp import console
 from exp.config.compose import check_weights_there, is_of_hub, load, run_folder_of, structure_of
-from exp.config.differences import as_plain, changes, refusal
-from exp.config.resolve import check_target, find_module, nodes
+from exp.config.differences import changes, refusal
+from exp.config.resolve import as_plain, check_names, check_target, nodes
 from exp.config.schema import PRECISIONS
 from exp.errors import ConfigError, UnavailableError, asked
 from exp.plugins import Family, installed
@@ -56,6 +57,7 @@ def validate(
     """
     _check_family(config)
     _check_nodes(config)
+    check_names(config)
     _check_values(config)
     elsewhere = launcher.is_elsewhere(config.launcher)
     with asked("task", task):
@@ -77,9 +79,8 @@ def validate(
             check_hardware(config, backend, counts=False)
         return
     for part in ("data", "model", "wrapper"):
-        target = str(getattr(config, part).get("_target_") or "")
-        # The nodes of a cluster may have another PYTHONPATH (launcher.setup), so only exp's own modules are looked up.
-        if target.startswith("exp.") or (not elsewhere and not (part == "wrapper" and not target)):
+        target = config[part].get("_target_")  # type: ignore[index]
+        if target is not None and not elsewhere:  # the nodes of a cluster may have another PYTHONPATH (launcher.setup)
             check_target(f"{part}._target_", target)
     if config.precision not in backend.capabilities.precisions:
         raise ConfigError(
@@ -89,7 +90,7 @@ def validate(
     if task.uses_hardware and not elsewhere:
         check_hardware(config, backend)
     for package in config.logger.requires:
-        if find_module(package) is None:  # does not import the parent packages
+        if importlib.util.find_spec(package) is None:
             raise UnavailableError(
                 f"the logger needs the package {package}, which is not installed: pip install {package}"
             )
@@ -108,16 +109,14 @@ def preflight_of(data: Any) -> Any:
     """The module with which a family of data sets checks its files before a run; it imports neither torch nor pandas.
 
     Args:
-        data: ``config.data``.
+        data: ``config.data``, with types.
 
     Returns:
-        The module ``preflight`` in the package of the class that ``data`` names. It has ``preflight(data)`` and,
-        optionally, ``check_task(task)`` and ``take_input(data, wanted)``. None: there is no such module.
+        The module that ``preflight`` of the typed keys names (:class:`exp.plugins.Plugin`). It has ``preflight(data)``
+        and, optionally, ``check_task(task)`` and ``take_input(data, wanted)``. None: there is no such module.
     """
-    family = data["_target_"].rpartition(".")[0].rpartition(".")[0]
-    if not family or find_module(f"{family}.preflight") is None:  # does not import the parent packages
-        return None
-    return importlib.import_module(f"{family}.preflight")
+    module = getattr(OmegaConf.get_type(data), "preflight", None)
+    return module and importlib.import_module(module)
 
 
 def check_data(data: Any) -> bool:

@@ -9,13 +9,12 @@ from __future__ import annotations
 import re
 from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
-from omegaconf import MISSING, OmegaConf
+from omegaconf import MISSING
 
+from exp.config.resolve import as_plain
 from exp.config.schema import ExpConfig
 
-__all__ = [
-    "Change", "Changes", "as_plain", "changes", "different", "of_training", "refusal", "trains_on",
-]  # fmt: skip
+__all__ = ["Change", "Changes", "changes", "different", "of_training", "refusal", "text_of", "trains_on"]
 
 _LENGTH = 60  # characters of a value in a message
 _DATA = re.compile(r"data(?:\..*)?")
@@ -60,13 +59,6 @@ class Changes(NamedTuple):
     """Changes of keys that must stay the same within one training."""
 
 
-def as_plain(config: ExpConfig) -> dict[str, Any]:
-    """A configuration as plain dicts and lists, without interpolations."""
-    node: Any = config
-    content: Any = OmegaConf.to_container(node, resolve=True)
-    return dict(content)
-
-
 def of_training(config: ExpConfig) -> dict[str, Any]:
     """The part of a frozen configuration that a checkpoint contains: without output paths, records and derived keys."""
     content = {key: value for key, value in as_plain(config).items() if key == "task" or not _SILENT.fullmatch(key)}
@@ -84,7 +76,7 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Changes:
     """Compare the configurations of a training before and after it is resumed.
 
     Args:
-        old: configuration in the checkpoint, as :func:`as_plain` returns it.
+        old: configuration in the checkpoint, as :func:`exp.config.resolve.as_plain` returns it.
         new: configuration of the run that resumes; if ``resume_changed_data`` is true, all keys of ``data`` may change.
     """
     found = [

@@ -7,6 +7,7 @@ Rank 0 sends metrics to each tracker in a separate thread (:class:`Reporter`), s
 from __future__ import annotations
 
 import abc
+import importlib.util
 import logging
 import threading
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Callable, ClassVar, Iterator, Mapping, Se
 
 from omegaconf import OmegaConf
 
-from exp.config.resolve import create, find_module
+from exp.config.resolve import create
 from exp.errors import ConfigError, UnavailableError
 from exp.runs.files import read_json, write_json
 
@@ -198,7 +199,7 @@ def check(chosen: LoggerConfig) -> None:
     """
     for name, tracker in _trackers(chosen):
         for package in tracker.requires:
-            if find_module(package) is None:
+            if importlib.util.find_spec(package) is None:
                 raise UnavailableError(f"logger={name} needs {package}, which is not installed: pip install {package}")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional
+from typing import Any, ClassVar, Dict, List, Optional
 
 from omegaconf import II, MISSING
 
@@ -15,6 +15,8 @@ __all__ = ["DistillationDataConfig", "ImageDataConfig", "SceneDataConfig", "Segm
 @dataclass
 class ImageDataConfig:
     """Keys of all image data (:class:`exp.vision.data.base.ImageData`)."""
+
+    preflight: ClassVar[str] = "exp.vision.data.preflight"
 
     name: str = MISSING
     root: Optional[str] = None
