@@ -19,7 +19,7 @@ from hydra.core.plugins import Plugins
 
 from exp import __version__, console
 from exp.config import compose, explain
-from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, ConfigError, Ended, ExpError, as_ours, frames_of, told
+from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, Ended, ExpError, as_ours, frames_of, told
 from exp.frozen import freeze
 from exp.launcher.base import launcher_class
 from exp.runs.files import UMASK, write_json
@@ -36,10 +36,6 @@ NOTE_VARIABLE = "EXP_NOTE"
 """Environment variable with the path of a JSON file, to which the command writes its run folders for
 :func:`exp.api.run`."""
 _OVERRIDE = re.compile(r"~|[^-].*=")
-
-
-_MODES = ("--multirun", "-m", "--run", "-r", "--cfg", "-c", "--info", "-i")
-"""Hydra's options that exclude each other."""
 
 
 def main() -> int:
@@ -84,19 +80,12 @@ def main() -> int:
 
 
 def _parse(arguments: list[str]) -> list[str] | None:
-    """The arguments for Hydra; None if this function has answered the command (``--version``, ``--help``).
-
-    Raises:
-        ConfigError: two options exclude each other.
-    """
+    """The arguments for Hydra; None if this function has answered the command (``--version``, ``--help``)."""
     if "--version" in arguments:  # Hydra would print its own version
         print(f"exp {__version__}")  # noqa: T201
         return None
     # Options first: argparse, which Hydra uses, refuses overrides on both sides of one (``seed=1,2 -m max_steps=5``).
     arguments = sorted(arguments, key=lambda each: _OVERRIDE.match(each) is not None)
-    modes = [each for each in arguments if each.partition("=")[0] in _MODES]
-    if len(modes) > 1:
-        raise ConfigError(f"{modes[0]} and {modes[1]} exclude each other; leave one out")
     given[:] = arguments
     compose.register()
     Plugins.instance().register(exp_sweeps.ExpLauncher)  # Hydra finds it if exp is installed, but not in a checkout

@@ -21,7 +21,6 @@ from omegaconf import OmegaConf
 from exp import console
 from exp.config import check as checks
 from exp.config import compose, differences
-from exp.config.compose import is_of_hub
 from exp.config.resolve import allow, distrust
 from exp.config.schema import ExpConfig
 from exp.console import flops
@@ -196,8 +195,7 @@ class FrozenRun:
                 console.make_console().out(script, highlight=False)
                 return Outcome()
             backend = create_backend(config.backend)
-            if is_of_hub(config.init_from):
-                bring(config)
+            bring(config)
             if chosen.leads:
                 self.write(chosen.job_token())
                 self.announce(backend)
@@ -394,25 +392,22 @@ def _say(text: str, style: str | None = None) -> None:
 
 
 def _print_table(config: ExpConfig, folder: RunFolder, result: dict[str, Any]) -> None:
-    from rich import box
-    from rich.table import Table
+    from exp.report.tables import Table, as_rich
 
-    terminal = console.make_console()
-
-    published = result.get("published")
-    table = Table(result["measured_on"], box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for column in ("this run", *["published"] * bool(published)):
-        table.add_column(column, justify="right")
+    published = result.get("published") or {}
+    rows = []
     for name, value in result["metrics"].items():
         first, *more = name.split("_")
         short = len(first) <= 3 or (len(first) == 4 and first.isalpha() and first.islower())
         title = " ".join([first.upper() if short else first, *more])  # MSE and MASE, but mIoU and accuracy
         unit = result.get("metric_units", {}).get(name)
         shown = "-" if value is None else f"{value:,}" if isinstance(value, int) else number_text(value)
-        known = [f"{published[name]:.3f}" if name in published else ""] if published else []
-        table.add_row(title + (f" ({unit})" if unit else ""), shown, *known)
+        known = f"{published[name]:.3f}" if name in published else ""
+        rows.append([title + (f" ({unit})" if unit else ""), shown, *[known] * bool(published)])
+    heads = [result["measured_on"], "this run", *["published"] * bool(published)]
+    terminal = console.make_console()
     terminal.print()
-    terminal.print(table)
+    terminal.print(as_rich(Table(heads, rows, [False, True, True])))
     if published:
         _say(f"published: {published['source']}, horizon {config.data.horizon}", "dim")
         if published["differs"]:

@@ -310,22 +310,16 @@ def _check_family(config: ExpConfig) -> None:
                 )
 
 
-REFUSED = {
-    "Hook": "it is the base class; name a class derived from it",
-    "CheckpointHook": "exp writes checkpoints itself; set checkpoint.every_epochs, every_steps, keep_last, keep_best",
-    "LoggerHook": "metrics.jsonl, the console and logs/ have its values; set log_every and logger",
-    "ParamSchedulerHook": "exp has it already; set schedule",
-    "DistSamplerSeedHook": "exp shuffles each epoch differently already; leave it out",
-    "NaiveVisualizationHook": "it does not work in MMEngine 0.10.7; use plots=true, or task=predict",
-    "PrepareTTAHook": "the data of exp yield each sample once; set model.tta_scales and model.tta_flip",
-    "NPUProfilerHook": "it needs the profiler of one vendor; use ProfilerHook, or run under the vendor's profiler",
-}
-"""Reason, and what to use instead, by the name of the class; docs/extend/hooks.md has the whole table."""
+REFUSED = (
+    "Hook", "CheckpointHook", "LoggerHook", "ParamSchedulerHook", "DistSamplerSeedHook", "NaiveVisualizationHook",
+    "PrepareTTAHook", "NPUProfilerHook",
+)  # fmt: skip
+"""Names of MMEngine's hooks that do not work in exp."""
 
 
 def refused_hook(name: str) -> str:
     """The message for a hook of :data:`REFUSED`."""
-    return f"hooks: {name} cannot be used here: {REFUSED[name]}"
+    return f"hooks: {name} cannot be used here; docs/extend/hooks.md has the reason, and what to use instead"
 
 
 def check_hooks(hooks: Sequence[Any]) -> None:

@@ -109,12 +109,8 @@ def structure_of(target: str | None) -> type | None:
 
 def keys_of_groups() -> list[str]:
     """The dotted keys of all typed choices, such as ``model.d_model``, without those below them."""
-    fields = (
-        (place.partition("/")[0], field.name)
-        for place, keys in _structures().items()
-        for field in dataclasses.fields(keys)
-    )
-    return [f"{group}.{name}" for group, name in fields]
+    groups = ((place.partition("/")[0], keys) for place, keys in _structures().items())
+    return [f"{group}.{field.name}" for group, keys in groups for field in dataclasses.fields(keys)]
 
 
 def task_named(name: str) -> type | None:
@@ -213,11 +209,11 @@ def typed(config: Any, of_others: bool = False) -> ExpConfig:
     for group in ("launcher", "task", "data", "model"):
         target = str((content.get(group) or {}).get("_target_", MISSING))
         keys: Any = structure_of(target)
-        if keys is None and target not in ("auto", MISSING) and (target.startswith("exp.") or not of_others):
-            if group == "launcher":
-                keys = resolve("launcher._target_", target, _LAUNCHER).keys
-            elif group == "task":
-                keys = task_type(target)
+        unknown = keys is None and target not in ("auto", MISSING) and (target.startswith("exp.") or not of_others)
+        if unknown and group == "launcher":
+            keys = resolve("launcher._target_", target, _LAUNCHER).keys
+        elif unknown and group == "task":
+            keys = task_type(target)
         if keys is not None:
             root[group] = keys
     return cast(ExpConfig, OmegaConf.merge(root, content))  # the result has the types of root

@@ -21,11 +21,9 @@ from exp.errors import nearest
 
 __all__ = ["explain", "help_text", "is_of_composition"]
 
-_GROUPS = (
-    "experiment", "task", "backend", "launcher", "wrapper", "data", "model", "optim", "schedule", "logger", "debug",
-)  # fmt: skip
-_TASKS = ("train", "eval", "predict", "report", "doctor")  # the common ones, which --help shows
+_GROUPS = ("experiment", "backend", "launcher", "wrapper", "data", "model", "optim", "schedule", "logger", "debug")
 _NO_CHOICE = "Config group override must be a string or a list"
+_TWO_MODES = "Only one of --run, --multirun, --cfg"
 _WORDS = {
     **dict.fromkeys(("accelerator", "device"), "backend=... (--help lists all)"),
     **dict.fromkeys(("devices", "gpus"), "nproc=..."),
@@ -45,7 +43,7 @@ _WORDS = {
 def is_of_composition(error: Exception) -> bool:
     """Whether an error is one that Hydra, OmegaConf or YAML raises while a configuration is composed."""
     kinds = (HydraException, OmegaConfBaseException, MarkedYAMLError)
-    return isinstance(error, kinds) or str(error).startswith(_NO_CHOICE)
+    return isinstance(error, kinds) or str(error).startswith((_NO_CHOICE, _TWO_MODES))
 
 
 def explain(error: Exception) -> str:
@@ -126,9 +124,6 @@ def _choices(folders: list[str]) -> str:
     lines: list[str] = []
     for group in _GROUPS:
         choices = loader.get_group_options(group, ObjectType.CONFIG, "config", folders)
-        if group == "task":
-            shipped = loader.get_group_options(group, ObjectType.CONFIG, "config", [])
-            choices = [*_TASKS, *(each for each in choices if each not in shipped), "(task=list shows all)"]
         text = f"  {group:<11}{' '.join(choices)}"
         lines += textwrap.wrap(text, 80, subsequent_indent=" " * 13, break_on_hyphens=False)
     return "\n".join(lines)
