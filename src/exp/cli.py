@@ -60,9 +60,8 @@ def main() -> int:
     try:
         arguments = _parse(sys.argv[1:])
         if arguments is not None:
-            base = compose.begin(arguments)
-            sys.argv[1:] = base.overrides
-            hydra.main(version_base="1.3", config_path="pkg://exp.conf", config_name=base.primary)(job)()
+            primary, sys.argv[1:], _ = compose.begin(arguments)
+            hydra.main(version_base="1.3", config_path="pkg://exp.conf", config_name=primary)(job)()
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of --help or --cfg has closed the pipe, as head does
         console.write_nowhere(sys.stdout)

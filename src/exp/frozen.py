@@ -80,11 +80,11 @@ def prepare(config: ExpConfig, overrides: list[str]) -> ExpConfig:
         UnavailableError: the backend is not available.
     """
     allow(config.plugins, overrides)
-    base = compose.base_of(overrides, task_class(config).needs_weights)
+    primary, wanted, folder = compose.base_of(overrides, task_class(config).needs_weights)
     if "," in config.backend._target_:  # backend=auto: the candidates
-        config = _with_backend(config, base)
-    elif base.folder != (config.record and config.record.trained_in):
-        config = compose.compose(base.primary, base.overrides)
+        config = _with_backend(config, primary, wanted)
+    elif folder != (config.record and config.record.trained_in):
+        config = compose.compose(primary, wanted)
     config = compose.typed(config)  # checks what +KEY=VALUE added, too
     compose.replace_given(config, overrides)
     _note_choices(config)
@@ -103,14 +103,14 @@ def complete(config: ExpConfig, overrides: list[str], output_dir: Path) -> Froze
     return FrozenRun(config, overrides, RunFolder(output_dir))
 
 
-def _with_backend(config: ExpConfig, base: compose.Base) -> ExpConfig:
+def _with_backend(config: ExpConfig, primary: str, overrides: list[str]) -> ExpConfig:
     """The configuration with the first available backend in place of ``backend=auto``."""
     name = choose(config.backend._target_.split(","))
-    kept = [each for each in base.overrides if not each.startswith(("backend=", "backend._target_="))]
+    kept = [each for each in overrides if not each.startswith(("backend=", "backend._target_="))]
     try:
-        return compose.compose(base.primary, [*kept, f"backend={name}"])
+        return compose.compose(primary, [*kept, f"backend={name}"])
     except MissingConfigException:  # a backend of another package, without a YAML file
-        return compose.compose(base.primary, [*kept, f"backend._target_={name}", f"backend.name={name}"])
+        return compose.compose(primary, [*kept, f"backend._target_={name}", f"backend.name={name}"])
 
 
 def _note_choices(config: ExpConfig) -> None:

@@ -19,7 +19,7 @@ import os
 import re
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence, cast
+from typing import TYPE_CHECKING, Any, Mapping, Sequence, cast
 
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from hydra.core.config_search_path import ConfigSearchPath
 
 __all__ = [
-    "OF_RUN", "Base", "base_of", "begin", "check_weights_there", "compose", "expand", "expand_arguments", "follows",
+    "OF_RUN", "base_of", "begin", "check_weights_there", "compose", "expand", "expand_arguments", "follows",
     "is_of_hub", "keys_of_groups", "load", "refuse_empty", "register", "replace_given", "run_folder_of", "searchpath",
     "structure_of", "task_named", "task_type", "typed",
 ]  # fmt: skip
@@ -368,55 +368,44 @@ def check_weights_there(value: str, key: str = "init_from") -> None:
             raise ConfigError(f"{key}={shown(path)} is not a run folder: it has neither config.yaml nor weights")
 
 
-class Base(NamedTuple):
-    """What Hydra composes a configuration from.
-
-    Attributes:
-        primary: name of the primary configuration.
-        overrides: the user's overrides, without choices that the run made, too: they would replace the values of the
-            run with those of the file.
-        folder: folder of the run whose configuration is the start, for the record; None: there is no such run.
-    """
-
-    primary: str
-    overrides: list[str]
-    folder: str | None = None
-
-
-def begin(arguments: Sequence[str]) -> Base:
+def begin(arguments: Sequence[str]) -> tuple[str, list[str], str | None]:
     """Store the user's folders of configurations, and return the result of :func:`base_of`; raises its errors."""
     places = [each[len("file://") :] if each.startswith("file://") else each for each in searchpath(arguments)]
     _own_files[:] = [Path(place).absolute() for place in places if "://" not in place]
     return base_of(arguments)
 
 
-def base_of(arguments: Sequence[str], needs_weights: bool | None = None) -> Base:
+def base_of(arguments: Sequence[str], needs_weights: bool | None = None) -> tuple[str, list[str], str | None]:
     """What Hydra composes a configuration from; the run in ``init_from`` is registered with Hydra if the task uses it.
 
     Args:
         arguments: overrides, also with several values of a sweep.
         needs_weights: whether the task needs weights; None: look it up, which works for tasks of exp and of plugins.
 
+    Returns:
+        Name of the primary configuration; the overrides, without choices that the run made, too, since they would
+        replace the values of the run with those of the file; and the folder of the run, or None.
+
     Raises:
         ConfigError: ``init_from`` does not exist, or the configuration of its run cannot be read.
     """
-    plain, given = Base("config", list(arguments)), _given(arguments)
+    given = _given(arguments)
     if needs_weights is None:
         needs_weights = any(getattr(task_named(task), "needs_weights", False) for task in given.get("task", []))
     if not needs_weights:
-        return plain
+        return "config", list(arguments), None
     weights = [str(path) for path in given.get("init_from", []) if path is not None]
     folder = next((folder for folder in map(run_folder_of, weights) if folder is not None), None)
     if folder is None:
         for path in weights:
             if not is_of_hub(path) and "${" not in path:
                 check_weights_there(path)  # first, because without the run, Hydra would complain about missing keys
-        return plain
+        return "config", list(arguments), None
     chosen = _offer(folder)
     if given.get("experiment", [chosen.get("experiment")]) != [chosen.get("experiment")]:
-        return plain
+        return "config", list(arguments), None
     repeated = [f"{group}={chosen.get(group)}" for group in ("experiment", "data", "model")]
-    return Base(OF_RUN, [argument for argument in arguments if argument not in repeated], str(folder))
+    return OF_RUN, [argument for argument in arguments if argument not in repeated], str(folder)
 
 
 def _given(arguments: Sequence[str]) -> dict[str, list[Any]]:
