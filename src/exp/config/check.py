@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Mapping, Sequence
 from omegaconf import MISSING, OmegaConf
 
 from exp import console
-from exp.config.compose import check_weights_there, is_of_hub, load, run_folder_of, structure_of
+from exp.config.compose import check_weights_there, is_of_hub, load, run_folder_of
 from exp.config.differences import changes, refusal
 from exp.config.resolve import as_plain, check_names, check_target, nodes
 from exp.config.schema import PRECISIONS
@@ -286,7 +286,7 @@ def _families() -> dict[str, Family]:
 
 
 def _family_of(config: ExpConfig, part: str) -> str | None:
-    keys = structure_of(config[part].get("_target_")) or object  # type: ignore[index]
+    keys = OmegaConf.get_type(config[part]) or object  # type: ignore[index]
     return next((name for name, family in _families().items() if issubclass(keys, getattr(family, part))), None)
 
 

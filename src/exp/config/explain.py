@@ -53,8 +53,8 @@ def explain(error: Exception) -> str:
         group, _, choice = error.missing_cfg_file.rpartition("/")
         if group == "hydra/launcher":
             return f"{group}={choice}: exp runs the jobs of a sweep itself; leave it out, and set launcher=... instead"
-        options = [option for option in error.options if not option.startswith("__")]
-        return f"{group}={choice} is not a choice{nearest(choice, options)}\n  choices of {group}: {', '.join(options)}"
+        options = ", ".join(error.options)
+        return f"{group}={choice} is not a choice{nearest(choice, error.options)}\n  choices of {group}: {options}"
     if isinstance(error, OverrideParseException):
         return (
             f"cannot read the argument '{error.override}': expected KEY=VALUE, and quotes around special characters; "
