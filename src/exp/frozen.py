@@ -6,7 +6,6 @@ files do not change a frozen run.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import re
 import sys
@@ -97,8 +96,7 @@ def complete(config: ExpConfig, overrides: list[str], output_dir: Path) -> Froze
     config.output_dir = str(output_dir.absolute())
     compose.expand(config)
     checks.validate(config, overrides, create_backend(config.backend), create_task(config), launcher_class(config))
-    if config.logger.trackers:
-        check_trackers(config.logger)
+    check_trackers(config.logger)
     _note_differences(config, overrides)
     return FrozenRun(config, overrides, RunFolder(output_dir))
 
@@ -116,12 +114,9 @@ def _with_backend(config: ExpConfig, primary: str, overrides: list[str]) -> ExpC
 def _note_choices(config: ExpConfig) -> None:
     """Record the choices of config groups, and which keys follow others."""
     record: Any = config.record
-    groups = {"experiment", *(field.name for field in dataclasses.fields(ExpConfig))}
-    chosen = {
-        group: choice
-        for group, choice in HydraConfig.get().runtime.choices.items()
-        if group in groups and choice not in (None, compose.OF_RUN)  # the record has the choices of that run
-    }
+    choices = HydraConfig.get().runtime.choices.items()
+    # The record has the choices of the run in init_from already.
+    chosen = {group: name for group, name in choices if "/" not in group and name not in (None, compose.OF_RUN)}
     record.chosen = {**record.chosen, **chosen, "backend": config.backend.name}
     record.follows = compose.follows(config)
 

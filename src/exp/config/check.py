@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
@@ -89,11 +88,6 @@ def validate(
         )
     if task.uses_hardware and not elsewhere:
         check_hardware(config, backend)
-    for package in config.logger.requires:
-        if importlib.util.find_spec(package) is None:
-            raise UnavailableError(
-                f"the logger needs the package {package}, which is not installed: pip install {package}"
-            )
     if task.trains and not has_weights(config):
         target = config.model["_target_"]
         raise ConfigError(f"task={config.task.name}: {target} has nothing to train; use task=eval to evaluate it")
@@ -337,12 +331,10 @@ def check_hooks(hooks: Sequence[Any]) -> None:
         module, _, last = str(hook["type"]).rpartition(".")
         if last in REFUSED and module.split(".")[0] in ("", "mmengine"):
             raise ConfigError(refused_hook(last))
-        ready = hook.get("on_trace_ready")
-        written = {"json_trace_path": hook.get("json_trace_path")}
-        written["on_trace_ready.dir_name"] = ready.get("dir_name") if hasattr(ready, "get") else None
-        for key, path in written.items():
-            if isinstance(path, str) and (Path(path).is_absolute() or ".." in Path(path).parts):
-                raise ConfigError(f"hooks[{index}].{key}={path} must be a relative path below the run folder")
+        for key, _, name, path in nodes(hook, f"hooks[{index}]"):
+            written = isinstance(path, str) and name in ("json_trace_path", "dir_name")
+            if written and (Path(path).is_absolute() or ".." in Path(path).parts):
+                raise ConfigError(f"{key}={path} must be a relative path below the run folder")
 
 
 _LEAST: Mapping[str, int] = {
