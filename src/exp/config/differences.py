@@ -25,7 +25,7 @@ _NEUTRAL = re.compile(
 )
 # Keys without a meaning for training: its folder, records, keys of other tasks, and derived keys.
 _SILENT = re.compile(
-    r"output_dir|overwrite|resume|resume_changed_data|init_partial|batch_size|reference|run|steps"
+    r"output_dir|overwrite|resume|resume_changed_data|init_partial|batch_size"
     r"|(?:record|sweep|published|published_\w+|task(?!\.name$))(?:\..*)?"
 )
 # May change on resume: the location of the data, since the files themselves are compared, and which data are refused.
@@ -85,14 +85,13 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Changes:
         # Without init_from a resumed run still has the right weights: those of the checkpoint.
         if not _SILENT.fullmatch(change.key) and not (change.key == "init_from" and not change.new)
     ]
-    fixed: list[Change] = []
-    free: list[Change] = []
-    for change in found:
-        key = change.key
-        may_differ = _NEUTRAL.fullmatch(key) or _FREE.fullmatch(key) or not _FIXED.fullmatch(key)
-        other_data = new.get("resume_changed_data") and _DATA.fullmatch(key)
-        (free if may_differ or other_data else fixed).append(change)
-    return Changes(tuple(free), tuple(fixed))
+
+    def is_fixed(change: Change) -> bool:
+        free = _NEUTRAL.fullmatch(change.key) or _FREE.fullmatch(change.key)
+        other_data = new.get("resume_changed_data") and _DATA.fullmatch(change.key)
+        return bool(_FIXED.fullmatch(change.key)) and not free and not other_data
+
+    return Changes(tuple(each for each in found if not is_fixed(each)), tuple(filter(is_fixed, found)))
 
 
 def refusal(refused: tuple[Change, ...], source: object) -> str:
