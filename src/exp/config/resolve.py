@@ -25,13 +25,12 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
 
 __all__ = [
-    "PATH", "allow", "as_plain", "check_names", "check_path_part", "check_target", "check_type", "create", "distrust",
+    "allow", "as_plain", "check_names", "check_path_part", "check_target", "check_type", "create", "distrust",
     "find_own_module", "is_own", "make", "names_in", "nodes", "resolve", "without_scope",
 ]  # fmt: skip
 
 _OPEN = ("exp", "torch.nn", "torch.optim", "mmengine", "mmcv")
-PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
-"""A Python identifier or a dotted path."""
+_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")  # an identifier or a dotted path
 _plugins: list[str] = []
 """The modules and packages of ``plugins``, in this process (:func:`allow`)."""
 _of_others: set[str] = set()
@@ -126,7 +125,7 @@ def _check_name(key: str, name: str) -> None:
         ConfigError: the name is not allowed.
     """
     is_target = key.endswith("_target_")
-    if not (is_target or "." in name or key.endswith("_scope_")) or not PATH.fullmatch(name):
+    if not (is_target or "." in name or key.endswith("_scope_")) or not _PATH.fullmatch(name):
         return
     top = name.partition(".")[0]
     chosen = any(f"{name}.".startswith(f"{place}.") for place in (*_OPEN, *_plugins))
@@ -245,7 +244,7 @@ def check_target(key: str, path: str) -> None:
     Raises:
         ConfigError: there is no such top-level module, or the user has not chosen its code.
     """
-    if not PATH.fullmatch(path) or "." not in path:
+    if not _PATH.fullmatch(path) or "." not in path:
         raise ConfigError(f"{key}={path} is not the path of a class, such as package.module.Class")
     _check_name(key, path)
     if find_own_module(path) is None:
