@@ -19,7 +19,7 @@ from hydra.core.plugins import Plugins
 
 from exp import __version__, console
 from exp.config import compose, explain
-from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, Ended, ExpError, as_ours, frames_of, told
+from exp.errors import EXIT_FAILED, EXIT_OK, ConfigError, Ended, ExpError, as_ours, frames_of, told
 from exp.frozen import freeze
 from exp.launcher.base import launcher_class
 from exp.runs.files import UMASK, write_json
@@ -128,14 +128,11 @@ def _report(error: BaseException, full: bool, usage: bool = False) -> int:
         return (error if isinstance(error, Ended) else Ended()).tell()
     if full and not isinstance(error, ExpError):
         traceback.print_exception(type(error), error, error.__traceback__)
-    if explain.is_of_composition(error):
-        console.error(explain.explain(error))
-        return EXIT_CONFIG
-    ours, of_user = as_ours(error, usage=usage), told(error)
-    if ours is None and of_user is None:
+    ours = as_ours(ConfigError(explain.explain(error)) if explain.is_of_composition(error) else error, usage=usage)
+    message = ours or told(error)
+    if message is None:
         raise error
-    console.error(str(ours or of_user))
-    if ours is not None:
-        return ours.exit_code
-    print(frames_of(error), end="", file=sys.stderr)  # noqa: T201
-    return EXIT_FAILED
+    console.error(str(message))
+    if ours is None:
+        print(frames_of(error), end="", file=sys.stderr)  # noqa: T201
+    return EXIT_FAILED if ours is None else ours.exit_code
