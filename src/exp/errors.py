@@ -113,7 +113,6 @@ class Ended(KeyboardInterrupt):
         return self.exit_code
 
 
-_PLUGINS = "TORCH_DEVICE_BACKEND_AUTOLOAD"  # torch's own message names it, but not the cause
 _FORBIDDEN = (
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP,
 )  # fmt: skip
@@ -142,11 +141,6 @@ def as_ours(error: BaseException, folder: Path | None = None, usage: bool = Fals
         said = str(error).splitlines()[0]
         return UnavailableError(
             f"a library does not load: {said}; is it installed, and is there enough memory for it (ulimit -v)?"
-        )
-    if isinstance(error, RuntimeError) and _PLUGINS in str(error):
-        return UnavailableError(
-            f"torch loads a device's plug-in, which fails: {error.__cause__ or error}; export {_PLUGINS}=0, or put the "
-            "plug-in's runtime on LD_LIBRARY_PATH"
         )
     if not isinstance(error, OSError) or number is None:
         return None
