@@ -339,10 +339,8 @@ def run_folder_of(weights: str | None) -> Path | None:
     if not weights:
         return None
     path = Path(os.path.abspath(Path(weights).expanduser()))  # noqa: PTH100 - pathlib leaves `..` in it
-    for folder in (path, path.parent, path.parent.parent):
-        if RunFolder(folder).config.is_file() and (folder == path or "checkpoints" in path.parts):
-            return folder
-    return None
+    above = (path.parent, path.parent.parent) if "checkpoints" in path.parts else ()
+    return next((folder for folder in (path, *above) if RunFolder(folder).config.is_file()), None)
 
 
 def check_weights_there(value: str, key: str = "init_from") -> None:
