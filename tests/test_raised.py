@@ -75,10 +75,10 @@ def caught(call, *arguments) -> Exception:
     ("call", "arguments", "said"),
     [
         (nn.Sequential(Block()), [torch.ones(2, 3)],
-         rf"model: {__name__}\.Block\.forward raises RuntimeError: .+ {HERE}"),
+         rf"module: {__name__}\.Block\.forward raises RuntimeError: .+ {HERE}"),
         (Far().update, [None, {}], rf"metric: {__name__}\.Far\.per_sample raises KeyError: 'z' {HERE}"),
         (Loud().after_train_iter, [None],
-         rf"hooks: {__name__}\.Loud\.after_train_iter raises RuntimeError: boom {HERE}\nwith more to it"),
+         rf"hook: {__name__}\.Loud\.after_train_iter raises RuntimeError: boom {HERE}\nwith more to it"),
         (raising, [KeyError("quux")], rf"{__name__}\.raising raises KeyError: 'quux' {HERE}"),
     ],
 )  # fmt: skip
@@ -105,8 +105,3 @@ def test_a_late_sample_is_named_with_split_number_and_place(workers):
         with pytest.raises(SampleError) as info:
             list(eval_loader(dataset, EvalBatchSampler(12, 4), workers))
         assert re.fullmatch(said, message_of(info.value)), message_of(info.value)
-    batches = Samples("raises")
-    batches.takes_batches = True
-    with pytest.raises(ValueError, match="bad sample") as info:
-        list(eval_loader(batches, EvalBatchSampler(12, 4), workers))
-    assert re.fullmatch(rf"data: \S+__getitem__ raises ValueError: bad sample {HERE}", told(info.value))

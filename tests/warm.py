@@ -28,6 +28,6 @@ for module in _MODULES:
 register()
 with initialize_config_module("exp.conf", version_base="1.3"):
     compose("config", ["backend=cpu", "experiment=timebridge_etth1", "model.d_model=16"])
-for cache in (_structures, _choices, plugins.installed, plugins.entry_points, plugins._all_entry_points):
+for cache in (_structures, _choices, plugins.installed, plugins.entry_points):
     cache.cache_clear()
 gc.freeze()

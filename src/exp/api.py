@@ -202,8 +202,7 @@ def _shown(command: list[str], environment: dict[str, str]) -> tuple[int, str]:
         The exit code, and ``: <first line of the error>``; empty if the command reported no error.
     """
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
-    process = subprocess.Popen(command, env=environment, **pipes)
-    assert process.stdout is not None
+    process: Any = subprocess.Popen(command, env=environment, **pipes)
     reason = ""
     try:
         for line in process.stdout:

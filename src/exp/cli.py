@@ -19,7 +19,7 @@ from hydra.core.plugins import Plugins
 
 from exp import __version__, console
 from exp.config import compose, explain
-from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, ConfigError, Ended, ExpError, as_ours, frames_of, told
+from exp.errors import EXIT_FAILED, EXIT_OK, ConfigError, Ended, ExpError, as_ours, frames_of, told
 from exp.frozen import freeze
 from exp.launcher.base import launcher_class
 from exp.runs.files import UMASK, write_json
@@ -36,10 +36,6 @@ NOTE_VARIABLE = "EXP_NOTE"
 """Environment variable with the path of a JSON file, to which the command writes its run folders for
 :func:`exp.api.run`."""
 _OVERRIDE = re.compile(r"~|[^-].*=")
-
-
-_MODES = ("--multirun", "-m", "--run", "-r", "--cfg", "-c", "--info", "-i")
-"""Hydra's options that exclude each other."""
 
 
 def main() -> int:
@@ -64,9 +60,8 @@ def main() -> int:
     try:
         arguments = _parse(sys.argv[1:])
         if arguments is not None:
-            base = compose.begin(arguments)
-            sys.argv[1:] = base.overrides
-            hydra.main(version_base="1.3", config_path="pkg://exp.conf", config_name=base.primary)(job)()
+            primary, sys.argv[1:], _ = compose.begin(arguments)
+            hydra.main(version_base="1.3", config_path="pkg://exp.conf", config_name=primary)(job)()
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of --help or --cfg has closed the pipe, as head does
         console.write_nowhere(sys.stdout)
@@ -84,19 +79,12 @@ def main() -> int:
 
 
 def _parse(arguments: list[str]) -> list[str] | None:
-    """The arguments for Hydra; None if this function has answered the command (``--version``, ``--help``).
-
-    Raises:
-        ConfigError: two options exclude each other.
-    """
+    """The arguments for Hydra; None if this function has answered the command (``--version``, ``--help``)."""
     if "--version" in arguments:  # Hydra would print its own version
         print(f"exp {__version__}")  # noqa: T201
         return None
     # Options first: argparse, which Hydra uses, refuses overrides on both sides of one (``seed=1,2 -m max_steps=5``).
     arguments = sorted(arguments, key=lambda each: _OVERRIDE.match(each) is not None)
-    modes = [each for each in arguments if each.partition("=")[0] in _MODES]
-    if len(modes) > 1:
-        raise ConfigError(f"{modes[0]} and {modes[1]} exclude each other; leave one out")
     given[:] = arguments
     compose.register()
     Plugins.instance().register(exp_sweeps.ExpLauncher)  # Hydra finds it if exp is installed, but not in a checkout
@@ -140,14 +128,11 @@ def _report(error: BaseException, full: bool, usage: bool = False) -> int:
         return (error if isinstance(error, Ended) else Ended()).tell()
     if full and not isinstance(error, ExpError):
         traceback.print_exception(type(error), error, error.__traceback__)
-    if explain.is_of_composition(error):
-        console.error(explain.explain(error, explain.default_keys(sys.argv[1:])))
-        return EXIT_CONFIG
-    ours, of_user = as_ours(error, usage=usage), told(error)
-    if ours is None and of_user is None:
+    ours = as_ours(ConfigError(explain.explain(error)) if explain.is_of_composition(error) else error, usage=usage)
+    message = ours or told(error)
+    if message is None:
         raise error
-    console.error(str(ours or of_user))
-    if ours is not None:
-        return ours.exit_code
-    print(frames_of(error), end="", file=sys.stderr)  # noqa: T201
-    return EXIT_FAILED
+    console.error(str(message))
+    if ours is None:
+        print(frames_of(error), end="", file=sys.stderr)  # noqa: T201
+    return EXIT_FAILED if ours is None else ours.exit_code

@@ -37,10 +37,8 @@ def make_console() -> Console:
 
 def shown(path: Path) -> str:
     """A path for messages: relative to the current folder, if the path is inside it."""
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
+    here = Path.cwd()
+    return str(path.relative_to(here) if here in (path, *path.parents) else path)
 
 
 def size(value: Any) -> str:

@@ -24,9 +24,9 @@ from exp.console import error as say
 
 __all__ = [
     "EXIT_CONFIG", "EXIT_FAILED", "EXIT_OK", "EXIT_PREEMPTED", "EXIT_UNAVAILABLE", "EXPERIMENT_PAGE", "REFUSED",
-    "TASK_PAGE", "CheckpointError", "ConfigError", "DataError", "Ended", "ExpError", "PlacementError", "Preempted",
+    "CheckpointError", "ConfigError", "DataError", "Ended", "ExpError", "PlacementError", "Preempted",
     "RunError", "SampleError", "UnavailableError", "as_ours", "asked", "first_line", "frames_of", "is_of_user",
-    "is_users", "message_of", "nearest", "page_of", "place_of", "shown", "told",
+    "is_users", "message_of", "nearest", "place_of", "shown", "told",
 ]  # fmt: skip
 
 EXIT_OK = 0
@@ -113,7 +113,6 @@ class Ended(KeyboardInterrupt):
         return self.exit_code
 
 
-_PLUGINS = "TORCH_DEVICE_BACKEND_AUTOLOAD"  # torch's own message names it, but not the cause
 _FORBIDDEN = (
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP,
 )  # fmt: skip
@@ -143,11 +142,6 @@ def as_ours(error: BaseException, folder: Path | None = None, usage: bool = Fals
         return UnavailableError(
             f"a library does not load: {said}; is it installed, and is there enough memory for it (ulimit -v)?"
         )
-    if isinstance(error, RuntimeError) and _PLUGINS in str(error):
-        return UnavailableError(
-            f"torch loads a device's plug-in, which fails: {error.__cause__ or error}; export {_PLUGINS}=0, or put the "
-            "plug-in's runtime on LD_LIBRARY_PATH"
-        )
     if not isinstance(error, OSError) or number is None:
         return None
     if number in (errno.EMFILE, errno.ENFILE):
@@ -167,24 +161,14 @@ def nearest(wrong: str, known: Iterable[str]) -> str:
     return f"; did you mean '{matches[0]}'?" if matches else ""
 
 
-_KINDS = {
-    "exp.hardware.backend.Backend": "backend",
-    "exp.data.base.Data": "data",
-    "exp.engine.wrapper.Wrapper": "wrapper",
-    "exp.launcher.base.Launcher": "launcher",
-    "exp.metrics.Metric": "metric",
-    "exp.task.Task": "task",
-    "mmengine.hooks.hook.Hook": "hooks",
-    "torch.nn.modules.module.Module": "model",
-    "torch.optim.optimizer.Optimizer": "optim",
-    "torch.utils.data.dataset.Dataset": "data",
-}
-"""The configuration key of an object, by a class that it inherits."""
+_INTERFACES = {
+    "Backend", "Data", "Dataset", "Hook", "Launcher", "Metric", "Model", "Module", "Optimizer", "Task", "Wrapper",
+}  # fmt: skip
+"""Base classes of what a configuration can name."""
 
 _BELOW = ("exp", "exp.backends", "torch", "mmengine")
 _OF_LOADER = re.compile(r"Caught \w+ in DataLoader worker process")
 _NATIVE = re.compile(r"\n?(?:Exception raised from |C\+\+ CapturedTraceback:)")  # torch appends its C++ frames
-_FRAME = re.compile(r'File "([^"\n]+)", line (\d+), in (\S+)')
 
 
 def shown(thing: Any) -> str:
@@ -246,10 +230,6 @@ def told(error: BaseException) -> str | None:
 
 def _innermost(error: BaseException) -> tuple[str, int, str] | None:
     """The innermost frame of user code: file name, line, and owner, such as ``model: mine.Net.forward``."""
-    if _OF_LOADER.match(str(error)):
-        for file, line, function in reversed(_FRAME.findall(str(error))):
-            if is_users(file):
-                return Path(file).name, int(line), f"data: {Path(file).stem}.{function}"
     frames = [each for each in traceback.walk_tb(error.__traceback__) if is_users(each[0].f_code.co_filename)]
     if not frames:
         return None
@@ -260,11 +240,11 @@ def _innermost(error: BaseException) -> tuple[str, int, str] | None:
 
 
 def _member(frame: Any) -> str | None:
-    """``model: mine.Net.forward`` for a frame in a method of a class that a configuration can name; otherwise None."""
+    """``model: mine.Net.forward`` for a frame in a method of a class with one of the interfaces; otherwise None."""
     code = frame.f_code
     thing = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
     cls = thing if inspect.isclass(thing) else type(thing)
-    kind = next(filter(None, (_KINDS.get(f"{base.__module__}.{base.__qualname__}") for base in cls.__mro__)), None)
+    kind = next((base.__name__.lower() for base in cls.__mro__ if base.__name__ in _INTERFACES), None)
     return kind and f"{kind}: {shown(cls)}" + ("(...)" if code.co_name == "__init__" else f".{code.co_name}")
 
 
@@ -276,16 +256,7 @@ def is_users(file: str) -> bool:
 
 
 EXPERIMENT_PAGE = "docs/tutorial/add-an-experiment.md"
-TASK_PAGE = "docs/extend/add-a-task.md"
-_PAGES = {
-    "backend": "docs/extend/add-a-backend.md",
-    **dict.fromkeys(("launcher", "logger", "task", "wrapper"), TASK_PAGE),
-}
-
-
-def page_of(key: str) -> str:
-    """The documentation page that describes the interface behind a key, such as ``metrics[0]``."""
-    return _PAGES.get(re.split(r"[.\[]", key)[0], EXPERIMENT_PAGE)
+"""The page that describes models, data and metrics."""
 
 
 @contextlib.contextmanager
@@ -303,9 +274,9 @@ def asked(key: str, owner: Any) -> Iterator[None]:
     try:
         yield
     except SampleError as error:  # its text already names key and place
-        raise ConfigError(f"{message_of(error)}; see {page_of(key)}") from error
+        raise ConfigError(message_of(error)) from error
     except Exception as error:  # user code may raise anything
         if not is_of_user(error):
             raise
         said = told(error) or f"{key}: {shown(owner)} raises {type(error).__name__}: {message_of(error).strip()}"
-        raise ConfigError(f"{said.splitlines()[0]}; see {page_of(key)}") from error
+        raise ConfigError(said.splitlines()[0]) from error

@@ -6,7 +6,6 @@ files do not change a frozen run.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import re
 import sys
@@ -21,8 +20,7 @@ from omegaconf import OmegaConf
 from exp import console
 from exp.config import check as checks
 from exp.config import compose, differences
-from exp.config.compose import is_of_hub
-from exp.config.resolve import allow, check_names, distrust
+from exp.config.resolve import allow, distrust
 from exp.config.schema import ExpConfig
 from exp.console import flops
 from exp.errors import EXIT_OK, EXIT_PREEMPTED, REFUSED, ConfigError, ExpError, RunError
@@ -80,49 +78,45 @@ def prepare(config: ExpConfig, overrides: list[str]) -> ExpConfig:
         ConfigError: a key or a type is wrong, or the configuration names code that the user has not chosen.
         UnavailableError: the backend is not available.
     """
-    check_names(config, overrides)
-    base = compose.base_of(overrides, task_class(config).needs_weights)
+    allow(config.plugins, overrides)
+    primary, wanted, folder = compose.base_of(overrides, task_class(config).needs_weights)
     if "," in config.backend._target_:  # backend=auto: the candidates
-        config = _with_backend(config, base)
-    elif base.folder != (config.record and config.record.trained_in):
-        config = compose.compose(base.primary, base.overrides)
+        config = _with_backend(config, primary, wanted)
+    elif folder != (config.record and config.record.trained_in):
+        config = compose.compose(primary, wanted)
     config = compose.typed(config)  # checks what +KEY=VALUE added, too
     compose.replace_given(config, overrides)
-    _note_choices(config, overrides)
+    _note_choices(config)
     return config
 
 
 def complete(config: ExpConfig, overrides: list[str], output_dir: Path) -> FrozenRun:
     """The second half of :func:`freeze`: everything that depends on values; changes ``config`` in place."""
-    check_names(config, overrides)
+    allow(config.plugins, overrides)
     config.output_dir = str(output_dir.absolute())
     compose.expand(config)
     checks.validate(config, overrides, create_backend(config.backend), create_task(config), launcher_class(config))
-    if config.logger.trackers:
-        check_trackers(config.logger)
+    check_trackers(config.logger)
     _note_differences(config, overrides)
     return FrozenRun(config, overrides, RunFolder(output_dir))
 
 
-def _with_backend(config: ExpConfig, base: compose.Base) -> ExpConfig:
+def _with_backend(config: ExpConfig, primary: str, overrides: list[str]) -> ExpConfig:
     """The configuration with the first available backend in place of ``backend=auto``."""
     name = choose(config.backend._target_.split(","))
-    kept = [each for each in base.overrides if not each.startswith(("backend=", "backend._target_="))]
+    kept = [each for each in overrides if not each.startswith(("backend=", "backend._target_="))]
     try:
-        return compose.compose(base.primary, [*kept, f"backend={name}"])
+        return compose.compose(primary, [*kept, f"backend={name}"])
     except MissingConfigException:  # a backend of another package, without a YAML file
-        return compose.compose(base.primary, [*kept, f"backend._target_={name}", f"backend.name={name}"])
+        return compose.compose(primary, [*kept, f"backend._target_={name}", f"backend.name={name}"])
 
 
-def _note_choices(config: ExpConfig, overrides: list[str]) -> None:
+def _note_choices(config: ExpConfig) -> None:
     """Record the choices of config groups, and which keys follow others."""
     record: Any = config.record
-    groups = {"experiment", *(field.name for field in dataclasses.fields(ExpConfig))}
-    if record.trained_in is not None:  # the record has the choices of that run; only the user's own are added
-        groups -= {group for group in compose.TRAINED if not any(each.startswith(f"{group}=") for each in overrides)}
-    chosen = {
-        group: choice for group, choice in HydraConfig.get().runtime.choices.items() if group in groups and choice
-    }
+    choices = HydraConfig.get().runtime.choices.items()
+    # The record has the choices of the run in init_from already.
+    chosen = {group: name for group, name in choices if "/" not in group and name not in (None, compose.OF_RUN)}
     record.chosen = {**record.chosen, **chosen, "backend": config.backend.name}
     record.follows = compose.follows(config)
 
@@ -196,8 +190,7 @@ class FrozenRun:
                 console.make_console().out(script, highlight=False)
                 return Outcome()
             backend = create_backend(config.backend)
-            if is_of_hub(config.init_from):
-                bring(config)
+            bring(config)
             if chosen.leads:
                 self.write(chosen.job_token())
                 self.announce(backend)
@@ -394,25 +387,22 @@ def _say(text: str, style: str | None = None) -> None:
 
 
 def _print_table(config: ExpConfig, folder: RunFolder, result: dict[str, Any]) -> None:
-    from rich import box
-    from rich.table import Table
+    from exp.report.tables import Table, as_rich
 
-    terminal = console.make_console()
-
-    published = result.get("published")
-    table = Table(result["measured_on"], box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for column in ("this run", *["published"] * bool(published)):
-        table.add_column(column, justify="right")
+    published = result.get("published") or {}
+    rows = []
     for name, value in result["metrics"].items():
         first, *more = name.split("_")
         short = len(first) <= 3 or (len(first) == 4 and first.isalpha() and first.islower())
         title = " ".join([first.upper() if short else first, *more])  # MSE and MASE, but mIoU and accuracy
         unit = result.get("metric_units", {}).get(name)
         shown = "-" if value is None else f"{value:,}" if isinstance(value, int) else number_text(value)
-        known = [f"{published[name]:.3f}" if name in published else ""] if published else []
-        table.add_row(title + (f" ({unit})" if unit else ""), shown, *known)
+        known = f"{published[name]:.3f}" if name in published else ""
+        rows.append([title + (f" ({unit})" if unit else ""), shown, *[known] * bool(published)])
+    heads = [result["measured_on"], "this run", *["published"] * bool(published)]
+    terminal = console.make_console()
     terminal.print()
-    terminal.print(table)
+    terminal.print(as_rich(Table(heads, rows, [False, True, True])))
     if published:
         _say(f"published: {published['source']}, horizon {config.data.horizon}", "dim")
         if published["differs"]:

@@ -46,7 +46,8 @@ class Plugin:
             ``defaults: [/schema/<group>/<name>@_here_, _self_]``. If ``_target_`` has a default, the dataclass also
             types the keys of all configurations with this ``_target_``. The dataclass of a model without weights, such
             as a naive forecast, sets ``has_weights: ClassVar[bool] = False``; then tasks such as ``task=eval`` do not
-            need ``init_from``.
+            need ``init_from``. That of data names with ``preflight: ClassVar[str]`` a module that checks their files
+            before a run (:func:`exp.config.check.preflight_of`).
         choices: choices of config groups that need no YAML file, by ``<group>/<name>``: a dataclass of typed keys, or
             an object of one with the values of this choice.
         families: models and data that can be combined, by their purpose, such as ``"forecasting"``.
@@ -64,16 +65,11 @@ class Plugin:
 
 @functools.lru_cache(maxsize=None)
 def entry_points(group: str) -> Mapping[str, Any]:
-    """The entry points of a group, by name; the metadata of all installed packages are read only once."""
-    points = _all_entry_points()
+    """The entry points of a group, by name."""
+    points: Any = metadata.entry_points()
     # On Python 3.8 and 3.9 this is a dict by group.
     found = points.select(group=group) if hasattr(points, "select") else points.get(group, ())
     return {point.name: point for point in found}
-
-
-@functools.lru_cache(maxsize=None)
-def _all_entry_points() -> Any:
-    return metadata.entry_points()
 
 
 @functools.lru_cache(maxsize=None)
@@ -81,18 +77,15 @@ def installed() -> Mapping[str, Plugin]:
     """All installed plugins, by the names of their entry points.
 
     Raises:
-        UnavailableError: an entry point cannot be imported, or is not a :class:`Plugin`.
+        UnavailableError: an entry point cannot be imported.
     """
     found = {}
     for name, point in sorted(entry_points(GROUP).items()):
         try:
-            plugin = point.load()
+            found[name] = point.load()
         except Exception as error:  # another package may raise anything at its import
             raise UnavailableError(
                 f"the plugin '{name}' ({point.value}) does not load ({type(error).__name__}: {error}); repair or "
                 "remove its package"
             ) from error
-        if not isinstance(plugin, Plugin):
-            raise UnavailableError(f"the plugin '{name}' ({point.value}) is no exp.plugins.Plugin; repair its package")
-        found[name] = plugin
     return found

@@ -84,7 +84,7 @@ def test_registries_import_nothing(executed):
 
 def test_files_may_not_choose_for_the_user():
     for more in (
-        {"plugins": ["evil"]}, {"model": {"_target_": "${there}"}, "there": "os.system"},
+        {"model": {"_target_": "${there}"}, "there": "os.system"},
         {"hooks": [{"type": "evil.Hook"}]}, {"hooks": [{"type": "EMAHook", "ema_type": "evil.Average"}]},
         {"hooks": [{"type": "EMAHook", "_scope_": "evil"}]},
         {"data": {"pipeline": [{"type": "RandomChoice", "transforms": [[{"type": "os.system"}]]}]}},
@@ -92,7 +92,9 @@ def test_files_may_not_choose_for_the_user():
     ):  # fmt: skip
         config = OmegaConf.create({"task": {"name": "train"}, "name": "x", "data": {"name": "y"}, **more})
         with pytest.raises(ConfigError):
-            check_names(config, [])
+            check_names(config)
+    with pytest.raises(ConfigError, match="plugins"):
+        allow(["evil"], ["seed=1"])
 
 
 def test_what_is_written_stays_below_the_run():
@@ -113,6 +115,6 @@ def test_a_module_is_looked_for_without_being_imported(tmp_path, monkeypatch):
         check_target("model._target_", target)
     for wrong in ("exp.forecasting.timebrige.TimeBridge", "TimeBridge", "nonesuch.Model", "space.other.Made"):
         with pytest.raises(ConfigError, match=f"model._target_={wrong}"):
-            check_target("model._target_", wrong)
+            resolve("model._target_", wrong, object)
     with pytest.raises(UnavailableError, match=r"broken does not import \(SyntaxError"):
         resolve("model._target_", "broken.Model", object)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Mapping, Sequence
 from omegaconf import MISSING, OmegaConf
 
 from exp import console
-from exp.config.compose import check_weights_there, is_of_hub, load, run_folder_of, structure_of
-from exp.config.differences import as_plain, changes, refusal
-from exp.config.resolve import check_target, find_module, nodes
+from exp.config.compose import check_weights_there, is_of_hub, load, run_folder_of
+from exp.config.differences import changes, refusal
+from exp.config.resolve import as_plain, check_names, check_target, nodes
 from exp.config.schema import PRECISIONS
 from exp.errors import ConfigError, UnavailableError, asked
 from exp.plugins import Family, installed
@@ -56,6 +56,7 @@ def validate(
     """
     _check_family(config)
     _check_nodes(config)
+    check_names(config)
     _check_values(config)
     elsewhere = launcher.is_elsewhere(config.launcher)
     with asked("task", task):
@@ -77,9 +78,8 @@ def validate(
             check_hardware(config, backend, counts=False)
         return
     for part in ("data", "model", "wrapper"):
-        target = str(getattr(config, part).get("_target_") or "")
-        # The nodes of a cluster may have another PYTHONPATH (launcher.setup), so only exp's own modules are looked up.
-        if target.startswith("exp.") or (not elsewhere and not (part == "wrapper" and not target)):
+        target = config[part].get("_target_")  # type: ignore[index]
+        if target is not None and not elsewhere:  # the nodes of a cluster may have another PYTHONPATH (launcher.setup)
             check_target(f"{part}._target_", target)
     if config.precision not in backend.capabilities.precisions:
         raise ConfigError(
@@ -88,11 +88,6 @@ def validate(
         )
     if task.uses_hardware and not elsewhere:
         check_hardware(config, backend)
-    for package in config.logger.requires:
-        if find_module(package) is None:  # does not import the parent packages
-            raise UnavailableError(
-                f"the logger needs the package {package}, which is not installed: pip install {package}"
-            )
     if task.trains and not has_weights(config):
         target = config.model["_target_"]
         raise ConfigError(f"task={config.task.name}: {target} has nothing to train; use task=eval to evaluate it")
@@ -108,16 +103,14 @@ def preflight_of(data: Any) -> Any:
     """The module with which a family of data sets checks its files before a run; it imports neither torch nor pandas.
 
     Args:
-        data: ``config.data``.
+        data: ``config.data``, with types.
 
     Returns:
-        The module ``preflight`` in the package of the class that ``data`` names. It has ``preflight(data)`` and,
-        optionally, ``check_task(task)`` and ``take_input(data, wanted)``. None: there is no such module.
+        The module that ``preflight`` of the typed keys names (:class:`exp.plugins.Plugin`). It has ``preflight(data)``
+        and, optionally, ``check_task(task)`` and ``take_input(data, wanted)``. None: there is no such module.
     """
-    family = data["_target_"].rpartition(".")[0].rpartition(".")[0]
-    if not family or find_module(f"{family}.preflight") is None:  # does not import the parent packages
-        return None
-    return importlib.import_module(f"{family}.preflight")
+    module = getattr(OmegaConf.get_type(data), "preflight", None)
+    return module and importlib.import_module(module)
 
 
 def check_data(data: Any) -> bool:
@@ -287,7 +280,7 @@ def _families() -> dict[str, Family]:
 
 
 def _family_of(config: ExpConfig, part: str) -> str | None:
-    keys = structure_of(config[part].get("_target_")) or object  # type: ignore[index]
+    keys = OmegaConf.get_type(config[part]) or object  # type: ignore[index]
     return next((name for name, family in _families().items() if issubclass(keys, getattr(family, part))), None)
 
 
@@ -311,22 +304,16 @@ def _check_family(config: ExpConfig) -> None:
                 )
 
 
-REFUSED = {
-    "Hook": "it is the base class; name a class derived from it",
-    "CheckpointHook": "exp writes checkpoints itself; set checkpoint.every_epochs, every_steps, keep_last, keep_best",
-    "LoggerHook": "metrics.jsonl, the console and logs/ have its values; set log_every and logger",
-    "ParamSchedulerHook": "exp has it already; set schedule",
-    "DistSamplerSeedHook": "exp shuffles each epoch differently already; leave it out",
-    "NaiveVisualizationHook": "it does not work in MMEngine 0.10.7; use plots=true, or task=predict",
-    "PrepareTTAHook": "the data of exp yield each sample once; set model.tta_scales and model.tta_flip",
-    "NPUProfilerHook": "it needs the profiler of one vendor; use ProfilerHook, or run under the vendor's profiler",
-}
-"""Reason, and what to use instead, by the name of the class; docs/extend/hooks.md has the whole table."""
+REFUSED = (
+    "Hook", "CheckpointHook", "LoggerHook", "ParamSchedulerHook", "DistSamplerSeedHook", "NaiveVisualizationHook",
+    "PrepareTTAHook", "NPUProfilerHook",
+)  # fmt: skip
+"""Names of MMEngine's hooks that do not work in exp."""
 
 
 def refused_hook(name: str) -> str:
     """The message for a hook of :data:`REFUSED`."""
-    return f"hooks: {name} cannot be used here: {REFUSED[name]}"
+    return f"hooks: {name} cannot be used here; docs/extend/hooks.md has the reason, and what to use instead"
 
 
 def check_hooks(hooks: Sequence[Any]) -> None:
@@ -344,12 +331,10 @@ def check_hooks(hooks: Sequence[Any]) -> None:
         module, _, last = str(hook["type"]).rpartition(".")
         if last in REFUSED and module.split(".")[0] in ("", "mmengine"):
             raise ConfigError(refused_hook(last))
-        ready = hook.get("on_trace_ready")
-        written = {"json_trace_path": hook.get("json_trace_path")}
-        written["on_trace_ready.dir_name"] = ready.get("dir_name") if hasattr(ready, "get") else None
-        for key, path in written.items():
-            if isinstance(path, str) and (Path(path).is_absolute() or ".." in Path(path).parts):
-                raise ConfigError(f"hooks[{index}].{key}={path} must be a relative path below the run folder")
+        for key, _, name, path in nodes(hook, f"hooks[{index}]"):
+            written = isinstance(path, str) and name in ("json_trace_path", "dir_name")
+            if written and (Path(path).is_absolute() or ".." in Path(path).parts):
+                raise ConfigError(f"{key}={path} must be a relative path below the run folder")
 
 
 _LEAST: Mapping[str, int] = {

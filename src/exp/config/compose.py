@@ -12,15 +12,15 @@ them. Overrides therefore apply on top, with types, and sweeps work.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
 import re
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence, cast
+from typing import TYPE_CHECKING, Any, Mapping, Sequence, cast
 
-from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
@@ -46,15 +46,13 @@ if TYPE_CHECKING:
     from hydra.core.config_search_path import ConfigSearchPath
 
 __all__ = [
-    "TRAINED", "Base", "base_of", "begin", "check_weights_there", "compose", "expand",
-    "expand_arguments", "follows", "is_of_hub", "load", "refuse_empty", "register", "replace_given",
-    "run_folder_of", "searchpath", "structure_of", "task_named", "task_type", "typed",
+    "OF_RUN", "base_of", "begin", "check_weights_there", "compose", "expand", "expand_arguments", "follows",
+    "is_of_hub", "keys_of_groups", "load", "refuse_empty", "register", "replace_given", "run_folder_of", "searchpath",
+    "structure_of", "task_named", "task_type", "typed",
 ]  # fmt: skip
 
-TRAINED = ("experiment", "data", "model")
-"""Config groups whose choices are those of the run in ``init_from``."""
-_OF_RUN = "of_run"
-"""Name of the primary configuration that starts from a run, and of the choices that it selects."""
+OF_RUN = "of_run"
+"""Name of the primary configuration that starts from a run, and of the choices of data and model that it selects."""
 
 _LAUNCHER = "exp.launcher.base.Launcher"
 _TASK = "exp.task.Task"  # interfaces by name, since this package must not import the packages that implement them
@@ -78,10 +76,11 @@ def register() -> None:
 
 
 @functools.lru_cache(maxsize=None)
-def _choices() -> Mapping[str, Any]:
+def _choices() -> dict[str, Any]:
     """What a defaults list may name without a file, by ``<group>/<name>``: a dataclass, an instance of one, or a dict.
 
-    These are the schema, typed keys (under ``schema/``), and choices that set no key (``task=eval``, ``data=weather``).
+    These are the schema, typed keys (under ``schema/``), choices that set no key (``task=eval``, ``data=weather``), and
+    the model and data of a run (:func:`_offer`).
     """
     structures = _structures()
     found: dict[str, Any] = {"exp_schema": ExpConfig, **{f"schema/{place}": each for place, each in structures.items()}}
@@ -106,6 +105,12 @@ def structure_of(target: str | None) -> type | None:
     """The dataclass of typed keys for a ``_target_``; None if there is none."""
     named = (each for each in _structures().values() if getattr(each, "_target_", MISSING) == target)
     return None if target in (None, MISSING) else next(named, None)
+
+
+def keys_of_groups() -> list[str]:
+    """The dotted keys of all typed choices, such as ``model.d_model``, without those below them."""
+    groups = ((place.partition("/")[0], keys) for place, keys in _structures().items())
+    return [f"{group}.{field.name}" for group, keys in groups for field in dataclasses.fields(keys)]
 
 
 def task_named(name: str) -> type | None:
@@ -204,11 +209,11 @@ def typed(config: Any, of_others: bool = False) -> ExpConfig:
     for group in ("launcher", "task", "data", "model"):
         target = str((content.get(group) or {}).get("_target_", MISSING))
         keys: Any = structure_of(target)
-        if keys is None and target not in ("auto", MISSING) and (target.startswith("exp.") or not of_others):
-            if group == "launcher":
-                keys = resolve("launcher._target_", target, _LAUNCHER).keys
-            elif group == "task":
-                keys = task_type(target)
+        unknown = keys is None and target not in ("auto", MISSING) and (target.startswith("exp.") or not of_others)
+        if unknown and group == "launcher":
+            keys = resolve("launcher._target_", target, _LAUNCHER).keys
+        elif unknown and group == "task":
+            keys = task_type(target)
         if keys is not None:
             root[group] = keys
     return cast(ExpConfig, OmegaConf.merge(root, content))  # the result has the types of root
@@ -255,10 +260,7 @@ def replace_given(config: Any, overrides: Sequence[str]) -> None:
         overrides: the user's overrides.
     """
     for override in OverridesParser.create().parse_overrides(list(overrides)):
-        key = override.key_or_group
-        if override.is_add() or override.is_force_add() or override.is_delete() or "." not in key:
-            continue
-        value = override.value()
+        key, value = override.key_or_group, override.value()
         whole = key.startswith(("data.", "model.")) and isinstance(value, dict)
         if whole and isinstance(OmegaConf.select(config, key), DictConfig):
             OmegaConf.update(config, key, value, merge=False)
@@ -337,10 +339,8 @@ def run_folder_of(weights: str | None) -> Path | None:
     if not weights:
         return None
     path = Path(os.path.abspath(Path(weights).expanduser()))  # noqa: PTH100 - pathlib leaves `..` in it
-    for folder in (path, path.parent, path.parent.parent):
-        if RunFolder(folder).config.is_file() and (folder == path or "checkpoints" in path.parts):
-            return folder
-    return None
+    above = (path.parent, path.parent.parent) if "checkpoints" in path.parts else ()
+    return next((folder for folder in (path, *above) if RunFolder(folder).config.is_file()), None)
 
 
 def check_weights_there(value: str, key: str = "init_from") -> None:
@@ -366,76 +366,63 @@ def check_weights_there(value: str, key: str = "init_from") -> None:
             raise ConfigError(f"{key}={shown(path)} is not a run folder: it has neither config.yaml nor weights")
 
 
-class Base(NamedTuple):
-    """What Hydra composes a configuration from.
-
-    Attributes:
-        primary: name of the primary configuration.
-        overrides: the user's overrides, without choices that the run made, too: they would replace the values of the
-            run with those of the file.
-        folder: folder of the run whose configuration is the start, for the record; None: there is no such run.
-    """
-
-    primary: str
-    overrides: list[str]
-    folder: str | None = None
-
-
-def begin(arguments: Sequence[str]) -> Base:
+def begin(arguments: Sequence[str]) -> tuple[str, list[str], str | None]:
     """Store the user's folders of configurations, and return the result of :func:`base_of`; raises its errors."""
-    found = [each for text in searchpath(arguments) for each in text.partition("=")[2].strip("[]").split(",")]
-    places = [each[len("file://") :] if each.startswith("file://") else each for each in found]
-    _own_files[:] = [Path(place).absolute() for place in places if place and "://" not in place]
+    places = [each[len("file://") :] if each.startswith("file://") else each for each in searchpath(arguments)]
+    _own_files[:] = [Path(place).absolute() for place in places if "://" not in place]
     return base_of(arguments)
 
 
-def base_of(arguments: Sequence[str], needs_weights: bool | None = None) -> Base:
+def base_of(arguments: Sequence[str], needs_weights: bool | None = None) -> tuple[str, list[str], str | None]:
     """What Hydra composes a configuration from; the run in ``init_from`` is registered with Hydra if the task uses it.
 
     Args:
         arguments: overrides, also with several values of a sweep.
         needs_weights: whether the task needs weights; None: look it up, which works for tasks of exp and of plugins.
 
+    Returns:
+        Name of the primary configuration; the overrides, without choices that the run made, too, since they would
+        replace the values of the run with those of the file; and the folder of the run, or None.
+
     Raises:
         ConfigError: ``init_from`` does not exist, or the configuration of its run cannot be read.
     """
-    plain = Base("config", list(arguments))
-    given = {key: values for key, values in map(_parsed, arguments) if key is not None}
+    given = _given(arguments)
     if needs_weights is None:
         needs_weights = any(getattr(task_named(task), "needs_weights", False) for task in given.get("task", []))
     if not needs_weights:
-        return plain
+        return "config", list(arguments), None
     weights = [str(path) for path in given.get("init_from", []) if path is not None]
     folder = next((folder for folder in map(run_folder_of, weights) if folder is not None), None)
     if folder is None:
         for path in weights:
             if not is_of_hub(path) and "${" not in path:
                 check_weights_there(path)  # first, because without the run, Hydra would complain about missing keys
-        return plain
+        return "config", list(arguments), None
     chosen = _offer(folder)
     if given.get("experiment", [chosen.get("experiment")]) != [chosen.get("experiment")]:
-        return plain
-    repeated = [f"{group}={chosen.get(group)}" for group in TRAINED]
-    return Base(_OF_RUN, [argument for argument in arguments if argument not in repeated], str(folder))
+        return "config", list(arguments), None
+    repeated = [f"{group}={chosen.get(group)}" for group in ("experiment", "data", "model")]
+    return OF_RUN, [argument for argument in arguments if argument not in repeated], str(folder)
 
 
-def _parsed(argument: str) -> tuple[str | None, list[Any]]:
-    """The key of an override, and its values: one, or those of a sweep; (None, []) for keys that do not matter here."""
-    if not re.match(r"^\+{0,2}(task|init_from|experiment)=", argument):
-        return None, []
-    try:
-        override = OverridesParser.create().parse_override(argument)
-        sweep = override.is_sweep_override()
-        values = list(override.sweep_iterator(Transformer.identity)) if sweep else [override.value()]
-    except HydraException:  # Hydra reports it later
-        return None, []
-    return override.key_or_group, values
+def _given(arguments: Sequence[str]) -> dict[str, list[Any]]:
+    """The values that overrides give to ``task``, ``init_from`` and ``experiment``: one, or those of a sweep."""
+    found: dict[str, list[Any]] = {}
+    for argument in arguments:
+        if re.match(r"\+{0,2}(task|init_from|experiment)=", argument):
+            with contextlib.suppress(HydraException):  # Hydra reports it later
+                override = OverridesParser.create().parse_override(argument)
+                sweep = override.is_sweep_override()
+                values = override.sweep_iterator(Transformer.identity) if sweep else [override.value()]
+                found[override.key_or_group] = list(values)
+    return found
 
 
 def _offer(folder: Path) -> dict[str, Any]:
-    """Register a run's model and data as choices of their groups, and a primary configuration that selects them.
+    """Make a run's model and data choices of their groups, and a primary configuration that selects them.
 
-    All are named :data:`_OF_RUN`.
+    All are named :data:`OF_RUN`.
 
     Returns:
         The choice of the run in each config group.
@@ -448,37 +435,31 @@ def _offer(folder: Path) -> dict[str, Any]:
     distrust(config, "\n".join(file.read_text() for own in _own_files for file in own.rglob("*.yaml")))
     for key, target in (OmegaConf.select(config, "record.follows") or {}).items():
         OmegaConf.update(config, key, f"${{{target}}}")
-    store = ConfigStore.instance()
+    # Record the choices of the run, since those of this composition are OF_RUN.
+    chosen = {"experiment": config.get("name"), **(OmegaConf.select(config, "record.chosen") or {})}
+    overrides: list[Any] = ["config", {"override experiment": None}]
     for part in parts:
         node: Any = OmegaConf.to_container(config[part], resolve=False)
         structure = structure_of(node.get("_target_"))
         try:
-            of_run = node if structure is None else OmegaConf.merge(_opened(structure), node)
+            _choices()[f"{part}/{OF_RUN}"] = node if structure is None else OmegaConf.merge(_opened(structure), node)
         except OmegaConfBaseException as error:
             said = str(error.msg).splitlines()[0]
             raise ConfigError(f"{path}: {part}.{error.key}: {said}; another version of exp wrote this run") from error
-        store.store(group=part, name=_OF_RUN, node=of_run)
-    # Record the choices of the run, since those of this composition are all _OF_RUN.
-    chosen = {"experiment": config.get("name"), **(OmegaConf.select(config, "record.chosen") or {})}
+        overrides.append({f"override {part}": OF_RUN})
     rest = {key: config[key] for key in _WITH_THEM if key in config}
-    rest["record"] = {"trained_in": str(folder), "chosen": chosen}
-    store.store(group="experiment", name=_OF_RUN, node=rest, package="_global_")
-    overrides = [{f"override {group}": _OF_RUN} for group in (*parts, "experiment")]
-    store.store(name=_OF_RUN, node={"defaults": ["config", *overrides, "_self_"]})
+    record = {"trained_in": str(folder), "chosen": chosen}
+    _choices()[OF_RUN] = {"defaults": [*overrides, "_self_"], **rest, "record": record}
     return chosen
 
 
 def searchpath(arguments: Sequence[str]) -> list[str]:
-    """The user's folders of configurations, with that of ``--config-dir``, as one override for Hydra.
-
-    Returns:
-        A list of one override, ``hydra.searchpath=[...]``, or an empty list.
-    """
+    """The user's folders of configurations: those of ``hydra.searchpath``, and that of ``--config-dir``."""
     given = [each.partition("=")[2].strip("[]") for each in arguments if each.startswith("hydra.searchpath=")]
-    found = [part.strip(" '\"") for each in given for part in each.split(",")]
+    found = [part.strip(" '\"") for each in given for part in each.split(",") if part]
     for number, word in enumerate(arguments):
         option, _, folder = word.partition("=")
         if option in ("--config-dir", "-cd"):
             folder = folder or "".join(arguments[number + 1 : number + 2])
             found.append(f"file://{os.path.abspath(folder)}")  # noqa: PTH100 - as the user wrote it
-    return [f"hydra.searchpath=[{','.join(found)}]"] if found else []
+    return found

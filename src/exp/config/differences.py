@@ -9,13 +9,12 @@ from __future__ import annotations
 import re
 from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
-from omegaconf import MISSING, OmegaConf
+from omegaconf import MISSING
 
+from exp.config.resolve import as_plain
 from exp.config.schema import ExpConfig
 
-__all__ = [
-    "Change", "Changes", "as_plain", "changes", "different", "of_training", "refusal", "trains_on",
-]  # fmt: skip
+__all__ = ["Change", "Changes", "changes", "different", "of_training", "refusal", "text_of", "trains_on"]
 
 _LENGTH = 60  # characters of a value in a message
 _DATA = re.compile(r"data(?:\..*)?")
@@ -26,7 +25,7 @@ _NEUTRAL = re.compile(
 )
 # Keys without a meaning for training: its folder, records, keys of other tasks, and derived keys.
 _SILENT = re.compile(
-    r"output_dir|overwrite|resume|resume_changed_data|init_partial|batch_size|reference|run|steps"
+    r"output_dir|overwrite|resume|resume_changed_data|init_partial|batch_size"
     r"|(?:record|sweep|published|published_\w+|task(?!\.name$))(?:\..*)?"
 )
 # May change on resume: the location of the data, since the files themselves are compared, and which data are refused.
@@ -60,13 +59,6 @@ class Changes(NamedTuple):
     """Changes of keys that must stay the same within one training."""
 
 
-def as_plain(config: ExpConfig) -> dict[str, Any]:
-    """A configuration as plain dicts and lists, without interpolations."""
-    node: Any = config
-    content: Any = OmegaConf.to_container(node, resolve=True)
-    return dict(content)
-
-
 def of_training(config: ExpConfig) -> dict[str, Any]:
     """The part of a frozen configuration that a checkpoint contains: without output paths, records and derived keys."""
     content = {key: value for key, value in as_plain(config).items() if key == "task" or not _SILENT.fullmatch(key)}
@@ -84,7 +76,7 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Changes:
     """Compare the configurations of a training before and after it is resumed.
 
     Args:
-        old: configuration in the checkpoint, as :func:`as_plain` returns it.
+        old: configuration in the checkpoint, as :func:`exp.config.resolve.as_plain` returns it.
         new: configuration of the run that resumes; if ``resume_changed_data`` is true, all keys of ``data`` may change.
     """
     found = [
@@ -93,14 +85,13 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Changes:
         # Without init_from a resumed run still has the right weights: those of the checkpoint.
         if not _SILENT.fullmatch(change.key) and not (change.key == "init_from" and not change.new)
     ]
-    fixed: list[Change] = []
-    free: list[Change] = []
-    for change in found:
-        key = change.key
-        may_differ = _NEUTRAL.fullmatch(key) or _FREE.fullmatch(key) or not _FIXED.fullmatch(key)
-        other_data = new.get("resume_changed_data") and _DATA.fullmatch(key)
-        (free if may_differ or other_data else fixed).append(change)
-    return Changes(tuple(free), tuple(fixed))
+
+    def is_fixed(change: Change) -> bool:
+        free = _NEUTRAL.fullmatch(change.key) or _FREE.fullmatch(change.key)
+        other_data = new.get("resume_changed_data") and _DATA.fullmatch(change.key)
+        return bool(_FIXED.fullmatch(change.key)) and not free and not other_data
+
+    return Changes(tuple(each for each in found if not is_fixed(each)), tuple(filter(is_fixed, found)))
 
 
 def refusal(refused: tuple[Change, ...], source: object) -> str:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import textwrap
-import warnings
-from typing import Iterable, Sequence
+from typing import Sequence
 
 from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
@@ -16,17 +14,16 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError
 
-from exp.config.compose import searchpath
+from exp.config.compose import keys_of_groups, searchpath
 from exp.config.resolve import nodes
-from exp.errors import ConfigError, nearest
+from exp.config.schema import ExpConfig
+from exp.errors import nearest
 
-__all__ = ["default_keys", "explain", "help_text", "is_of_composition"]
+__all__ = ["explain", "help_text", "is_of_composition"]
 
-_GROUPS = (
-    "experiment", "task", "backend", "launcher", "wrapper", "data", "model", "optim", "schedule", "logger", "debug",
-)  # fmt: skip
-_TASKS = ("train", "eval", "predict", "report", "doctor")  # the common ones, which --help shows
+_GROUPS = ("experiment", "backend", "launcher", "wrapper", "data", "model", "optim", "schedule", "logger", "debug")
 _NO_CHOICE = "Config group override must be a string or a list"
+_TWO_MODES = "Only one of --run, --multirun, --cfg"
 _WORDS = {
     **dict.fromkeys(("accelerator", "device"), "backend=... (--help lists all)"),
     **dict.fromkeys(("devices", "gpus"), "nproc=..."),
@@ -46,23 +43,18 @@ _WORDS = {
 def is_of_composition(error: Exception) -> bool:
     """Whether an error is one that Hydra, OmegaConf or YAML raises while a configuration is composed."""
     kinds = (HydraException, OmegaConfBaseException, MarkedYAMLError)
-    return isinstance(error, kinds) or str(error).startswith(_NO_CHOICE)
+    return isinstance(error, kinds) or str(error).startswith((_NO_CHOICE, _TWO_MODES))
 
 
-def explain(error: Exception, known_keys: Iterable[str]) -> str:
-    """The message for the user: one line, with details on further lines if they help.
-
-    Args:
-        error: the error that composing the configuration raised.
-        known_keys: keys and groups (:func:`default_keys`), from which the nearest is suggested.
-    """
+def explain(error: Exception) -> str:
+    """The message for an error of composition: one line, with details on further lines if they help."""
     text, cause = str(error), error.__cause__ or error
     if isinstance(error, MissingConfigException) and isinstance(error.missing_cfg_file, str) and error.options:
         group, _, choice = error.missing_cfg_file.rpartition("/")
         if group == "hydra/launcher":
             return f"{group}={choice}: exp runs the jobs of a sweep itself; leave it out, and set launcher=... instead"
-        options = [option for option in error.options if not option.startswith("__")]
-        return f"{group}={choice} is not a choice{nearest(choice, options)}\n  choices of {group}: {', '.join(options)}"
+        options = ", ".join(error.options)
+        return f"{group}={choice} is not a choice{nearest(choice, error.options)}\n  choices of {group}: {options}"
     if isinstance(error, OverrideParseException):
         return (
             f"cannot read the argument '{error.override}': expected KEY=VALUE, and quotes around special characters; "
@@ -90,7 +82,7 @@ def explain(error: Exception, known_keys: Iterable[str]) -> str:
     key, value = match.groups() if match else (below, None)
     if "Value '{}'" in complaint or re.search(r"Key '\S+' (is )?not in", complaint):
         unknown = below if below.startswith(f"{key}.") else key  # a member of a dictionary, such as launcher={foo: 3}
-        return f"there is no key '{unknown}'{_hint(unknown, list(known_keys))}\n  --cfg job shows all keys"
+        return f"there is no key '{unknown}'{_hint(unknown, cause)}\n  --cfg job shows all keys"
     if not isinstance(cause, OmegaConfBaseException):
         return text
     if "is not a ListConfig, list or tuple" in complaint:
@@ -98,12 +90,15 @@ def explain(error: Exception, known_keys: Iterable[str]) -> str:
     return f"{key or 'configuration'}{'' if value is None else f'={value}'}: {(complaint or text).splitlines()[0]}"
 
 
-def _hint(unknown: str, known: Sequence[str]) -> str:
+def _hint(unknown: str, error: BaseException) -> str:
     """What to write instead of an unknown key: the nearest key, or a key of another node with the same name."""
     group, _, last = unknown.partition(".")
+    above = str(getattr(error, "full_key", None) or "").rpartition(".")[0]
+    beside = [key for key, *_ in nodes(getattr(error, "parent_node", None), above) if not key.startswith("hydra.")]
+    known = [*beside, *(key for key, *_ in nodes(OmegaConf.structured(ExpConfig))), *_GROUPS]
     if group in _WORDS and group not in known:
         return f"; use {_WORDS[group]}"
-    if unknown in known:
+    if unknown in keys_of_groups():
         return f": the chosen {group} does not have it; leave it out, or choose another {group}"
     elsewhere = [each for each in known if each.rpartition(".")[2] == (last or group)]
     return f"; did you mean '{elsewhere[0]}'?" if elsewhere else nearest(unknown, known)
@@ -116,18 +111,11 @@ def help_text(arguments: Sequence[str]) -> str:
 
     Args:
         arguments: of the command line; only those that add folders of configurations matter.
-
-    Raises:
-        ConfigError: such a folder does not exist.
     """
-    GlobalHydra.instance().clear()
-    with initialize_config_module("exp.conf", version_base="1.3"), warnings.catch_warnings():
-        warnings.filterwarnings("error", "provider=")
-        OmegaConf.register_new_resolver("choices", lambda: _choices(searchpath(arguments)), replace=True)
-        try:
-            config = compose("config", searchpath(arguments), return_hydra_config=True)
-        except UserWarning as warning:
-            raise ConfigError(f"a folder of configurations does not exist: {warning}") from warning
+    folders = [f"hydra.searchpath=[{','.join(searchpath(arguments))}]"]
+    with initialize_config_module("exp.conf", version_base="1.3"):
+        OmegaConf.register_new_resolver("choices", lambda: _choices(folders), replace=True)
+        config = compose("config", folders, return_hydra_config=True)
         return str(config.hydra.help.template).replace("$$", "$")  # the template escapes $ for string.Template
 
 
@@ -136,27 +124,6 @@ def _choices(folders: list[str]) -> str:
     lines: list[str] = []
     for group in _GROUPS:
         choices = loader.get_group_options(group, ObjectType.CONFIG, "config", folders)
-        if group == "task":
-            shipped = loader.get_group_options(group, ObjectType.CONFIG, "config", [])
-            choices = [*_TASKS, *(each for each in choices if each not in shipped), "(task=list shows all)"]
         text = f"  {group:<11}{' '.join(choices)}"
         lines += textwrap.wrap(text, 80, subsequent_indent=" " * 13, break_on_hyphens=False)
     return "\n".join(lines)
-
-
-def default_keys(arguments: Sequence[str] = ()) -> list[str]:
-    """The dotted keys of the default configuration, and its groups.
-
-    Args:
-        arguments: of the command line; its choices, such as ``launcher=submitit``, decide which keys there are. If they
-            cannot be composed, choices are ignored.
-    """
-    GlobalHydra.instance().clear()
-    with initialize_config_module("exp.conf", version_base="1.3"):
-        chosen = [each for each in arguments if re.fullmatch(rf"({'|'.join(_GROUPS)})=[\w./-]+", each)]
-        for kept in (chosen, [each for each in chosen if not each.startswith("experiment=")], []):
-            # The error to be explained may be caused by one of these choices.
-            with contextlib.suppress(Exception):
-                composed = compose("config", [*kept, *searchpath(arguments)])
-                return [*(key for key, *_ in nodes(composed)), *_GROUPS]
-    return list(_GROUPS)

@@ -9,60 +9,75 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.machinery
+import importlib.util
 import inspect
 import re
 import sys
 from pathlib import Path
-from typing import Any, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Iterator, Mapping, Sequence
 
-from omegaconf import ListConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import OmegaConf
 
-from exp.errors import ConfigError, UnavailableError, asked, is_users, nearest, page_of, shown
+from exp.errors import ConfigError, UnavailableError, asked, is_users, nearest, shown
 from exp.plugins import entry_points
 
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+
 __all__ = [
-    "PATH", "allow", "check_names", "check_path_part", "check_target", "check_type", "create", "distrust",
-    "find_module", "find_own_module", "is_own", "make", "names_in", "nodes", "resolve", "without_scope",
+    "allow", "as_plain", "check_names", "check_path_part", "check_target", "check_type", "create", "distrust",
+    "find_own_module", "is_own", "make", "names_in", "nodes", "resolve", "without_scope",
 ]  # fmt: skip
 
-_REGISTERING = ("mmengine.hooks", "mmengine.optim", "mmengine.model", "mmengine.visualization")
 _OPEN = ("exp", "torch.nn", "torch.optim", "mmengine", "mmcv")
-PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
-"""A Python identifier or a dotted path."""
+_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")  # an identifier or a dotted path
 _plugins: list[str] = []
 """The modules and packages of ``plugins``, in this process (:func:`allow`)."""
 _of_others: set[str] = set()
 """Names in the configuration of a run folder, which may be a stranger's (:func:`distrust`)."""
 
 
+def as_plain(config: Any) -> Any:
+    """A node of a configuration as plain dicts and lists, without interpolations; plain dicts and lists are copied."""
+    node = config if OmegaConf.is_config(config) else OmegaConf.create(config)
+    return OmegaConf.to_container(node, resolve=True)
+
+
 def nodes(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any, Any]]:
     """Iterate over all members below ``config``, each before its own members. Interpolations are not followed.
 
     Args:
-        config: a node of OmegaConf; anything else has no members.
+        config: a node of OmegaConf, a dict or a list; anything else has no members.
         prefix: the key of ``config``; empty for the root.
 
     Yields:
         The dotted key, the container, the key or index in it, and the value as it is written: the text of an
         interpolation, and ``???`` for a missing value.
     """
-    if not OmegaConf.is_config(config):
-        return
-    in_list = isinstance(config, ListConfig)
-    for key in range(len(config)) if in_list else list(config):
+    content: Any = OmegaConf.to_container(config, resolve=False) if OmegaConf.is_config(config) else config
+    in_list = isinstance(content, list)
+    for key, value in enumerate(content) if in_list else content.items() if isinstance(content, dict) else ():
         place = f"{prefix}[{key}]" if in_list else f"{prefix}.{key}" if prefix else str(key)
-        if OmegaConf.is_missing(config, key) or OmegaConf.is_interpolation(config, key):
-            content: Any = OmegaConf.to_container(config, resolve=False)
-            yield place, config, key, content[key]
-        else:
-            yield place, config, key, config[key]
-            yield from nodes(config[key], place)
+        node = config[key] if isinstance(value, (dict, list)) else value
+        yield place, config, key, node
+        yield from nodes(node, place)
 
 
-def allow(plugins: Sequence[str]) -> None:
-    """Allow names in these modules and packages, instead of those of an earlier call, in this process."""
+def allow(plugins: Sequence[str], overrides: Sequence[str] | None = None) -> None:
+    """Allow names in these modules and packages, instead of those of an earlier call, in this process.
+
+    Args:
+        plugins: names of modules and packages.
+        overrides: the user's overrides; ``plugins`` is allowed only there, not in a file. None: checked before.
+
+    Raises:
+        ConfigError: a file sets ``plugins``.
+    """
+    if overrides is not None and plugins and not any(each.lstrip("+").startswith("plugins=") for each in overrides):
+        raise ConfigError(
+            f"plugins=[{','.join(plugins)}] is set in a file, which somebody else may have written; set it on the "
+            "command line"
+        )
     _plugins[:] = plugins
 
 
@@ -76,33 +91,23 @@ def distrust(config: Any, chosen: str = "", groups: Sequence[str] = ("model", "d
         chosen: text of the user's own configuration files; names in it stay allowed.
         groups: the parts of ``config`` that will be used.
     """
-    for group in groups:
-        names = {name for _, name in names_in(config.get(group))}
-        _of_others.update(name for name in names if not re.search(rf"(?<![\w.]){re.escape(name)}\b", chosen))
+    names = {name for key, name in names_in(config) if re.split(r"[.\[]", key)[0] in groups}
+    _of_others.update(name for name in names if not re.search(rf"(?<![\w.]){re.escape(name)}\b", chosen))
 
 
-def check_names(config: Any, overrides: Sequence[str] | None = None) -> None:
+def check_names(config: Any) -> None:
     """Refuse a configuration that names code which the user has not chosen, or names that are not valid in a path.
 
     Args:
-        config: composed; interpolations are followed.
-        overrides: the user's overrides; ``plugins`` is allowed only there, not in a file. None: the configuration comes
-            from a run folder, and its ``plugins`` were checked before.
+        config: the whole configuration; interpolations are followed.
 
     Raises:
         ConfigError: there is such a name; the message has its key.
     """
-    plugins = [str(name) for name in config.get("plugins") or ()]
-    if overrides is not None and plugins and not any(each.lstrip("+").startswith("plugins=") for each in overrides):
-        raise ConfigError(
-            f"plugins=[{','.join(plugins)}] is set in a file, which somebody else may have written; set it on the "
-            "command line"
-        )
-    allow(plugins)
     for key, name in names_in(config):
         _check_name(key, name)
     for key in ("name", "data.name", "task.name"):
-        check_path_part(key, OmegaConf.select(config, key, throw_on_missing=False))
+        check_path_part(key, OmegaConf.select(config, key))
 
 
 def _check_name(key: str, name: str) -> None:
@@ -120,7 +125,7 @@ def _check_name(key: str, name: str) -> None:
         ConfigError: the name is not allowed.
     """
     is_target = key.endswith("_target_")
-    if not (is_target or "." in name or key.endswith("_scope_")) or not PATH.fullmatch(name):
+    if not (is_target or "." in name or key.endswith("_scope_")) or not _PATH.fullmatch(name):
         return
     top = name.partition(".")[0]
     chosen = any(f"{name}.".startswith(f"{place}.") for place in (*_OPEN, *_plugins))
@@ -150,28 +155,10 @@ def check_path_part(key: str, value: Any) -> None:
         )
 
 
-def names_in(config: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Iterate over the names of code in a configuration; interpolations are followed.
-
-    Args:
-        config: a node of OmegaConf; anything else has no names.
-        prefix: the key of ``config``; empty for the root.
-
-    Yields:
-        The dotted key and the name.
-    """
-    for place, parent, key, _ in nodes(config, prefix):
-        name, leads_on = str(key), OmegaConf.is_interpolation(parent, key)
-        wanted = name in ("_target_", "_scope_", "type") or name.endswith("_type")
-        if not (wanted or leads_on):
-            continue
-        try:
-            value = parent[key]
-        except OmegaConfBaseException:
-            continue  # reported where the value is used
-        if leads_on:
-            yield from names_in(value, place)
-        if wanted and isinstance(value, str):
+def names_in(config: Any) -> Iterator[tuple[str, str]]:
+    """Iterate over the names of code in a configuration; yields the dotted key and the name. Follows interpolations."""
+    for place, _, key, value in nodes(as_plain(config)):
+        if isinstance(value, str) and (key in ("_target_", "_scope_", "type") or str(key).endswith("_type")):
             yield place, value
 
 
@@ -194,17 +181,18 @@ def _refusal(key: str, name: str) -> ConfigError:
     )
 
 
-def find_own_module(name: str) -> importlib.machinery.ModuleSpec | None:
-    """Like :func:`find_module`, for a name that the user has chosen: also looks in the current folder, last of all.
+def find_own_module(name: str) -> ModuleSpec | None:
+    """The spec of the top-level module or package of a name that the user has chosen. Imports nothing.
 
-    If the module is there, the current folder stays in ``sys.path``, since the module may import others beside it.
+    Looks in the current folder, too, last of all. If the module is there, the current folder stays in ``sys.path``,
+    since the module may import others beside it.
     """
-    spec = find_module(name)
-    here = str(Path.cwd())
+    top = name.partition(".")[0]
+    spec, here = importlib.util.find_spec(top), str(Path.cwd())
     if spec is not None or here in sys.path or getattr(sys.flags, "safe_path", False):
         return spec
     sys.path.append(here)
-    spec = find_module(name)
+    spec = importlib.util.find_spec(top)
     if spec is None:
         sys.path.remove(here)
     return spec
@@ -223,7 +211,7 @@ def resolve(key: str, path: str, base: type | str | tuple[type, ...]) -> Any:
             inherit ``base``.
         UnavailableError: the module exists, but importing it fails.
     """
-    _check_path(key, path)
+    check_target(key, path)
     module, _, name = path.rpartition(".")
     try:
         found: Any = importlib.import_module(module)
@@ -238,52 +226,29 @@ def resolve(key: str, path: str, base: type | str | tuple[type, ...]) -> Any:
     found = getattr(found, name)
     wanted = [each if isinstance(each, str) else shown(each) for each in (base if isinstance(base, tuple) else [base])]
     if not (inspect.isclass(found) and {shown(each) for each in found.__mro__} & {*wanted}):
-        raise ConfigError(f"{key}={path} is not a subclass of {' or '.join(wanted)}; see {page_of(key)}")
+        raise ConfigError(f"{key}={path} is not a subclass of {' or '.join(wanted)}")
     return found
 
 
-def _check_path(key: str, path: str) -> None:
-    if not PATH.fullmatch(path) or "." not in path:
-        raise ConfigError(f"{key}={path} is not the path of a class, such as package.module.Class")
-    _check_name(key, path)
-    find_own_module(path.partition(".")[0])
+def _no_module(key: str, path: str, name: str) -> ConfigError:
+    return ConfigError(f"{key}={path}: there is no module {name}; is its folder on PYTHONPATH?")
 
 
-def _no_module(key: str, target: str, name: str) -> ConfigError:
-    return ConfigError(f"{key}={target}: there is no module {name}; is its folder on PYTHONPATH?")
-
-
-def check_target(key: str, target: str) -> None:
-    """Check that the module in ``target`` exists, without importing it, since it may import torch.
-
-    The worker, which imports it, checks that it has the class.
+def check_target(key: str, path: str) -> None:
+    """Check the path of a class as far as this is possible without importing its module, which may import torch.
 
     Args:
         key: the key of the name, for messages.
-        target: ``package.module.Class``.
+        path: ``package.module.Class``.
 
     Raises:
-        ConfigError: the module does not exist, or the user has not chosen its code.
+        ConfigError: there is no such top-level module, or the user has not chosen its code.
     """
-    _check_path(key, target)
-    module = target.rpartition(".")[0]
-    if find_module(module) is None:
-        raise _no_module(key, target, module)
-
-
-def find_module(name: str) -> importlib.machinery.ModuleSpec | None:
-    """The spec of a module, or None. Unlike ``importlib.util.find_spec``, does not import the parent packages."""
-    spec: importlib.machinery.ModuleSpec | None = getattr(sys.modules.get(name), "__spec__", None)
-    if spec is not None:
-        return spec
-    above, places = name.rpartition(".")[0], None
-    if above:
-        package = find_module(above)
-        if package is None or package.submodule_search_locations is None:
-            return None
-        places = list(package.submodule_search_locations)
-    found = (each.find_spec(name, places) for each in sys.meta_path if hasattr(each, "find_spec"))
-    return next(filter(None, found), None)
+    if not _PATH.fullmatch(path) or "." not in path:
+        raise ConfigError(f"{key}={path} is not the path of a class, such as package.module.Class")
+    _check_name(key, path)
+    if find_own_module(path) is None:
+        raise _no_module(key, path, path.partition(".")[0])
 
 
 def create(config: Any, base: type | tuple[type, ...], key: str, **arguments: Any) -> Any:
@@ -302,9 +267,7 @@ def create(config: Any, base: type | tuple[type, ...], key: str, **arguments: An
             abstract methods, or does not take these arguments; or a user's constructor raises.
         UnavailableError: the module exists, but importing it fails.
     """
-    content: Any = OmegaConf.to_container(
-        config if OmegaConf.is_config(config) else OmegaConf.create(config), resolve=True
-    )
+    content = as_plain(config)
     target = str(content.pop("_target_"))
     return make(resolve(f"{key}._target_", target, base), key, content, arguments)
 
@@ -354,7 +317,9 @@ def _arguments(value: Any, key: str, asks_registries: bool) -> Any:
 
 
 def check_type(key: str, name: str) -> None:
-    """Refuse a name that a class may look up in a registry, if that would import code that the user has not chosen.
+    """Refuse a name that a class may look up in a registry of MMEngine, if that would run code of nobody's choice.
+
+    A registry imports a name that it does not have.
 
     Args:
         key: the key of the name.
@@ -363,25 +328,20 @@ def check_type(key: str, name: str) -> None:
     Raises:
         ConfigError: the lookup would import such code, or read a file that may run code.
     """
-    import mmengine.registry
     from mmcv.transforms import BaseTransform
     from mmengine.hooks import Hook
     from torch import nn
     from torch.optim import Optimizer
 
-    for module in _REGISTERING:
-        importlib.import_module(module)
-    registries = [each for each in vars(mmengine.registry).values() if isinstance(each, mmengine.registry.Registry)]
-    if without_scope(name) in ("Pretrained", "PretrainedInit"):
+    plain = without_scope(name)
+    if plain in ("Pretrained", "PretrainedInit"):
         raise ConfigError(f"{key}={name} would open a file that may run code; use init_from, which reads plain data")
     if key.endswith("_scope_"):
         _check_name(key, name)
-    elif any(without_scope(name) in each.module_dict for each in registries):
-        return
-    elif "." in name:
+    elif "." in plain:
         resolve(key, name, (nn.Module, BaseTransform, Hook, Optimizer))
-    elif name not in sys.modules and find_module(name) is not None:  # a second import runs nothing
-        raise _refusal(key, name)
+    elif plain and plain not in sys.modules and importlib.util.find_spec(plain) is not None:
+        raise _refusal(key, name)  # of a module that is imported already, a second import would run nothing
 
 
 def without_scope(name: str) -> str:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Callable, Container, Iterator, Mapping
 import torch
 from omegaconf import OmegaConf
 
-from exp.config.differences import Change, as_plain, changes, refusal, trains_on
-from exp.config.resolve import is_own
+from exp.config.differences import Change, changes, refusal, trains_on
+from exp.config.resolve import as_plain, is_own
 from exp.config.schema import OptimConfig
 from exp.console import size
 from exp.data.loader import device_loader, eval_loader, share_loader

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, ClassVar, Dict, List, Mapping, Optional
 
 from omegaconf import MISSING
 
@@ -118,6 +118,8 @@ class TimeBridgePriorConfig(TimeBridgeConfig):
 @dataclass
 class ForecastingDataConfig:
     """A multivariate series on disk, cut into windows (:class:`exp.forecasting.data.dataset.ForecastingData`)."""
+
+    preflight: ClassVar[str] = "exp.forecasting.data.preflight"
 
     _target_: str = "exp.forecasting.data.dataset.ForecastingData"
     name: str = MISSING

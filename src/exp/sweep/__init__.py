@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from exp import console
 from exp.config import explain
 from exp.config.compose import load, refuse_empty, task_type
-from exp.config.differences import as_plain
+from exp.config.resolve import as_plain
 from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, REFUSED, ConfigError, Ended, ExpError, RunError
 from exp.frozen import FrozenRun, complete
 from exp.hub import bring
@@ -99,7 +99,7 @@ class Job:
     def refuse(self, error: Exception) -> None:
         """Record that the configuration or the folder of the job was refused."""
         if not isinstance(error, ExpError):
-            error = ConfigError(explain.explain(error, explain.default_keys()))
+            error = ConfigError(explain.explain(error))
         self.outcome = Outcome(error.exit_code, detail=str(error))
 
     def title(self, common: Collection[str] = ()) -> str:

@@ -7,6 +7,7 @@ Rank 0 sends metrics to each tracker in a separate thread (:class:`Reporter`), s
 from __future__ import annotations
 
 import abc
+import importlib.util
 import logging
 import threading
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Callable, ClassVar, Iterator, Mapping, Se
 
 from omegaconf import OmegaConf
 
-from exp.config.resolve import create, find_module
+from exp.config.resolve import create
 from exp.errors import ConfigError, UnavailableError
 from exp.report.runs import flattened
 from exp.runs.files import read_json, write_json
@@ -190,16 +191,16 @@ class Reporter:
 
 
 def check(chosen: LoggerConfig) -> None:
-    """Check that the configured trackers can be created; called before the run starts.
+    """Check that the packages of the logger are installed, and that its trackers can be created, before a run starts.
 
     Raises:
         ConfigError: a class is not a :class:`Tracker`, or does not accept its arguments.
         UnavailableError: a required package is not installed.
     """
-    for name, tracker in _trackers(chosen):
-        for package in tracker.requires:
-            if find_module(package) is None:
-                raise UnavailableError(f"logger={name} needs {package}, which is not installed: pip install {package}")
+    needed = [*chosen.requires, *(package for _, tracker in _trackers(chosen) for package in tracker.requires)]
+    for package in needed:
+        if importlib.util.find_spec(package) is None:
+            raise UnavailableError(f"the logger needs {package}, which is not installed: pip install {package}")
 
 
 def start(chosen: LoggerConfig, folder: RunFolder, warn: Callable[[str], object]) -> list[Reporter]:

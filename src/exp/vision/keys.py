@@ -6,7 +6,7 @@ Imports neither torch nor numpy.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional
+from typing import Any, ClassVar, Dict, List, Optional
 
 from omegaconf import II, MISSING
 
@@ -21,6 +21,8 @@ __all__ = ["BackboneConfig", "DistillationDataConfig", "DistillerConfig", "Image
 @dataclass
 class ImageDataConfig:
     """Keys of all image data (:class:`exp.vision.data.base.ImageData`)."""
+
+    preflight: ClassVar[str] = "exp.vision.data.preflight"
 
     name: str = MISSING
     root: Optional[str] = None
