@@ -37,7 +37,6 @@ from exp.runs.folder import (
     last_known,
     missing_folders,
     number_text,
-    read_result,
     remove_empty,
 )
 from exp.runs.lock import RunLock
@@ -135,7 +134,7 @@ def _note_differences(config: ExpConfig, overrides: list[str]) -> None:
         record.trained_in = str(folder)
         earlier = compose.load(RunFolder(folder).config)
         checks.check_weights(config, earlier, folder)
-        altered = RunFolder(folder).altered(read_result(RunFolder(folder)) or {})
+        altered = RunFolder(folder).altered(read_json(RunFolder(folder).result) or {})
         record.differs = [f"{name} was changed after that run" for name in altered if name == "config.yaml"]
         record.differs += differences.different(config, earlier, "trained with")
     changed = folder is not None or any(re.match(r"[+~]*(data|model)\b", each) for each in overrides)

@@ -21,7 +21,7 @@ from exp.frozen import FrozenRun
 from exp.launcher.base import Outcome, outcome_file, tail_of
 from exp.runs import slurm
 from exp.runs.files import read_json
-from exp.runs.folder import RunFolder, last_records
+from exp.runs.folder import TAIL_BYTES, RunFolder
 from exp.runs.lock import holder_of
 from exp.runs.slurm import JobState
 from exp.runs.status import handle_signals, signal_name
@@ -40,7 +40,7 @@ _SURE_AFTER = 2  # polls that must show a job as ended: a job that is being requ
 
 def progress_of(folder: RunFolder) -> str:
     """``step 120  loss 0.4312`` from the last record in ``metrics.jsonl``; empty before the first."""
-    for record in last_records(folder):
+    for record in reversed(folder.records(TAIL_BYTES)):
         values = [f"{name} {value:.4f}" for name, value in record.items() if name in ("loss", "metric")]
         if record.get("split") == "train" and values:
             return f"step {record['step']}  {'  '.join(values)}"

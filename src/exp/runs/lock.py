@@ -22,6 +22,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from exp import console
 from exp.errors import ConfigError
@@ -34,7 +35,6 @@ STALE_AFTER_S = 120.0
 """Seconds after its last heartbeat until a holder on another machine counts as dead."""
 _BEAT_S = 10.0
 _LOOK_S = 0.5
-_MOMENT_S = 0.05
 _KEEPER = "run-locks"
 
 
@@ -87,7 +87,7 @@ class Holder:
 def holder_of(folder: Path) -> Holder | None:
     """The live holder of the lock of a run folder; None: the lock is free, or its holder is dead."""
     holder = read_holder(folder / LOCK)
-    return None if holder is None or _is_dead(holder, time.time()) else holder
+    return None if holder is None or _alive(holder, time.time()) is False else holder
 
 
 def read_holder(path: Path) -> Holder | None:
@@ -154,23 +154,26 @@ class RunLock:
             ConfigError: another run holds the lock.
             OSError: the folder cannot be written.
         """
-        me = Holder.me(self.token, job, self._several)
-        joined = self._take(me)
+        joined = self._take(Holder.me(self.token, job, self._several))
         # The first process of a job has chosen the secret name of the rendezvous; the others keep its file content.
-        self._content = self.path.read_bytes() if joined else me.encoded()
+        self._content = self.path.read_bytes()
         self._inode = self.folder.stat().st_ino
         _held.append(self)
         if all(thread.name != _KEEPER for thread in threading.enumerate()):
             threading.Thread(target=_keep, name=_KEEPER, daemon=True).start()
         return joined
 
-    def pass_to(self, job: str) -> None:
-        """Make a submitted Slurm job the holder; this process no longer is."""
-        with self._guard:
-            self.release(keep_file=True)
-            holder = read_holder(self.path)
-            if holder is not None and holder.token == self.token:
-                write_atomically(self.path, replace(holder, job=job).encoded())
+    def pass_to(self, **holder: Any) -> None:
+        """Stop holding the lock, and make another process or a Slurm job of the same token its holder.
+
+        Args:
+            **holder: attributes of :class:`Holder` that differ: ``job``, or ``pid``.
+        """
+        self.release(keep_file=True)
+        mine = self._mine()
+        if mine is not None:
+            started = _started(holder.get("pid", mine.pid)) or 0
+            write_atomically(self.path, replace(mine, started=started, **holder).encoded())
 
     def release(self, keep_file: bool = False) -> None:
         """Stop holding the lock, if this process holds it, and remove its file.
@@ -181,10 +184,13 @@ class RunLock:
         with self._guard:
             if self in _held:
                 _held.remove(self)
-                holder = read_holder(self.path)
-                if not keep_file and holder is not None and holder.token == self.token:
-                    with contextlib.suppress(OSError):
-                        self.path.unlink()
+                if not keep_file and self._mine() is not None:
+                    self.path.unlink(missing_ok=True)
+
+    def _mine(self) -> Holder | None:
+        """The holder in the lock file, if it has this token."""
+        holder = read_holder(self.path)
+        return holder if holder is not None and holder.token == self.token else None
 
     def check(self) -> str | None:
         """Touch the lock file as a heartbeat.
@@ -206,33 +212,31 @@ class RunLock:
         return self.lost
 
     def _take(self, me: Holder) -> bool:
-        first: Holder | None = None
+        waited_for: Holder | None = None
         while not _created(self.path, me.encoded()):
             holder, now = read_holder(self.path), self._now()
             if holder is None:
-                time.sleep(_MOMENT_S)  # the file is being removed
-                continue
+                continue  # its holder has just removed the file
             age = f"{max(now - holder.seen, 0):.0f} s ago"
             if holder.token == self.token:
                 return True
-            if _is_dead(holder, now):
-                if self._replaced(holder, me):
-                    break
-            elif _known_alive(holder) or (first is not None and first != holder):
-                beat = "" if holder.machine == _machine() else f", last heartbeat {age}"
+            alive = _alive(holder, now)
+            if alive is False:
+                self._remove(holder)
+            elif alive or waited_for not in (None, holder):
                 follow = f"; to follow it: task=attach run={self._shown}" if holder.job else ""
                 raise ConfigError(
-                    f"{self._shown} is in use by another run: {holder}{beat}; wait for its end, or use another "
-                    f"{self.key}{follow}"
+                    f"{self._shown} is in use by another run: {holder}, last heartbeat {age}; wait for its end, or use "
+                    f"another {self.key}{follow}"
                 )
             else:
                 # A restarted container finds its predecessor's lock; only missing heartbeats show that it is dead.
-                if first is None:
-                    first = holder
+                if waited_for is None:
                     console.warn(
                         f"{self._shown} was in use by another run {age}: {holder}; waiting for its next heartbeat, or "
                         f"until there was none for {STALE_AFTER_S:.0f} s"
                     )
+                waited_for = holder
                 time.sleep(_LOOK_S)
         return False
 
@@ -241,18 +245,14 @@ class RunLock:
         with tempfile.TemporaryFile(dir=str(self.folder)) as file:
             return os.fstat(file.fileno()).st_mtime
 
-    def _replaced(self, dead: Holder, me: Holder) -> bool:
-        """Take the lock of a dead holder, one process at a time, so that nobody replaces a holder that is alive."""
+    def _remove(self, dead: Holder) -> None:
+        """Remove the file of a dead holder, one process at a time, so that nobody removes that of its successor."""
         folder = os.open(str(self.folder), os.O_RDONLY)
         try:
             with contextlib.suppress(OSError):  # some network file systems lock no folders
                 fcntl.flock(folder, fcntl.LOCK_EX)
-            if read_holder(self.path) != dead:
-                return False
-            write_atomically(self.path, me.encoded())
-            time.sleep(_MOMENT_S)
-            # Without the folder's lock another process may have replaced it, too.
-            return self.path.read_bytes() == me.encoded()
+            if read_holder(self.path) == dead:
+                self.path.unlink(missing_ok=True)
         finally:
             os.close(folder)
 
@@ -281,14 +281,13 @@ def _created(path: Path, content: bytes) -> bool:
     return True
 
 
-def _is_dead(holder: Holder, now: float) -> bool:
-    """Whether a holder is dead: known to be, or silent for too long; ``now`` is of the clock of its heartbeats."""
-    alive = _known_alive(holder)
-    return now - holder.seen >= STALE_AFTER_S if alive is None else not alive
+def _alive(holder: Holder, now: float) -> bool | None:
+    """Whether a holder is alive; None: only its next heartbeat will tell.
 
-
-def _known_alive(holder: Holder) -> bool | None:
-    """Whether a holder is alive; None: it is on another machine or in another container, so only heartbeats tell."""
+    Args:
+        holder: may be on another machine or in another container, of which only heartbeats tell.
+        now: time of the clock of its heartbeats.
+    """
     if holder.job:
         from exp.runs.slurm import find_states  # only runs on Slurm need it
 
@@ -299,7 +298,7 @@ def _known_alive(holder: Holder) -> bool | None:
             return True
     elif holder.machine == _machine() and not holder.several:
         return _started(holder.pid) == holder.started
-    return None
+    return False if now - holder.seen >= STALE_AFTER_S else None
 
 
 def _machine() -> str:

@@ -78,11 +78,11 @@ class _Packing:
                 continue
             self.waiting.remove(number)
             assert run.lock is not None, "it has been written"
-            run.lock.release(keep_file=True)  # to the job
-            arguments = [str(run.folder.path), str(os.getpid())]
+            arguments = [str(run.folder.path), str(os.getpid()), run.lock.token]
             environment = {**os.environ, **self._own(number, taken), JOB_VARIABLE: self.mark}
             with (run.folder.logs / _LOG).open("wb") as log:
                 process = start_module("exp.sweep.job", *arguments, environment=environment, stdout=log, stderr=log)
+            run.lock.pass_to(pid=process.pid)
             self.running[number] = process, taken
 
     def _own(self, number: int, taken: dict[str, list[int]]) -> dict[str, str]:
