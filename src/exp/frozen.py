@@ -35,9 +35,7 @@ from exp.runs.folder import (
     Snapshot,
     blank_result,
     last_known,
-    missing_folders,
     number_text,
-    remove_empty,
 )
 from exp.runs.lock import RunLock
 from exp.runs.status import Failures
@@ -236,19 +234,16 @@ class FrozenRun:
         if self.lock is not None:
             return  # the process that started this one has written the folder
         folder = self.folder
-        missing = missing_folders(folder.logs)
-        lock = RunLock(folder.path, token)
-        folder.create()
+        self.lock = RunLock(folder.path, token)
         try:
-            joined = lock.acquire()
-            self.lock = lock
+            joined = self.lock.acquire()
             if not joined:
                 checks.check_folder(self.config, task_class(self.config).saves_state)
         except ConfigError:
-            self.release()  # removes the lock file, so that the folder is empty
-            remove_empty(missing)
+            self.release()
             raise
-        self.snapshot = Snapshot(folder, missing)
+        self.snapshot = Snapshot(folder)
+        folder.create()
         contents = {
             folder.config.name: OmegaConf.to_yaml(self.config, resolve=True).encode(),
             folder.overrides.name: OmegaConf.to_yaml(OmegaConf.create(list(self.overrides))).encode(),
@@ -353,8 +348,6 @@ class FrozenRun:
         alone = settings.nnodes == 1 or launcher_class(self.config).is_elsewhere(settings)
         done = alone and not task_class(self.config).diagnoses and self.snapshot.take_back()
         self.release()
-        if done:
-            remove_empty(self.snapshot.missing)
         return done
 
     def check_folder(self) -> None:

@@ -6,8 +6,6 @@ torch: for a run that failed, the parent process writes both.
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import json
 import os
 import platform
@@ -17,14 +15,13 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterable, Iterator, Mapping
 
 from omegaconf import OmegaConf
 
 import exp
-from exp.errors import ConfigError, RunError
+from exp.errors import RunError
 from exp.runs.files import digest_of, digest_without_own, to_json, write_atomically, write_json
 
 if TYPE_CHECKING:
@@ -33,13 +30,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CHECKPOINT_NAME", "SHM", "TAIL_BYTES", "RunFolder", "Snapshot", "blank_result", "describe_environment",
-    "git_revision", "in_role", "last_known", "missing_folders", "number_text", "package_versions", "process_limits",
-    "read_records", "remove_empty", "selecting_value", "variables", "version_of",
+    "git_revision", "in_role", "last_known", "number_text", "package_versions", "process_limits",
+    "read_records", "selecting_value", "variables", "version_of",
 ]  # fmt: skip
 
 CHECKPOINT_NAME = re.compile(r"^step_(\d+)\.pth$")
 """File name of a checkpoint from which training can resume; the number counts optimizer steps."""
-_LEAST_BYTES = 2**16  # about the size of the records of the shortest run
 TAIL_BYTES = 2**16
 """Of ``metrics.jsonl``, for its last records; many lines."""
 _RECORDS = ("result.json", "config.yaml", "overrides.yaml", "env.json", "metrics.jsonl")
@@ -93,20 +89,8 @@ class RunFolder:
         self.start = self.path / ".start"
 
     def create(self) -> None:
-        """Make the folder and its subfolder ``logs``.
-
-        Raises:
-            ConfigError: the folder cannot be made or written.
-            RunError: the disk is full.
-        """
-        try:
-            self.logs.mkdir(mode=0o750, parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=self.path) as file:
-                file.write(b"\1" * _LEAST_BYTES)  # a full disk accepts empty files
-        except OSError as error:
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO)
-            kind = RunError if full else ConfigError
-            raise kind(f"cannot write to the run folder {self.path}: {error.strerror}; set output_dir") from error
+        """Make the folder and its subfolder ``logs``."""
+        self.logs.mkdir(mode=0o750, parents=True, exist_ok=True)
 
     def check_there(self) -> None:
         """Check that the folder still exists; otherwise a result would be written into a new, empty folder.
@@ -206,11 +190,9 @@ class Snapshot:
 
     Args:
         folder: the run folder; it may have an earlier run.
-        missing: folders that did not exist before (:func:`missing_folders`).
     """
 
-    def __init__(self, folder: RunFolder, missing: list[Path]) -> None:
-        self.missing = missing
+    def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
         self._before = {path: path.lstat() for path in folder.path.rglob("*")}
 
@@ -247,18 +229,6 @@ def _remove(path: Path) -> None:
         shutil.rmtree(str(path))
     else:
         path.unlink(missing_ok=True)
-
-
-def missing_folders(path: Path) -> list[Path]:
-    """``path`` and its parents that do not exist, the innermost first."""
-    return [folder for folder in (path, *path.parents) if not folder.exists()]
-
-
-def remove_empty(folders: Iterable[Path]) -> None:
-    """Remove the folders that are empty, in this order; those that are not empty stay."""
-    for folder in folders:
-        with contextlib.suppress(OSError):
-            folder.rmdir()
 
 
 def read_records(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:

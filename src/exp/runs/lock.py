@@ -1,6 +1,6 @@
-"""The lock of a run folder: one run at a time, on all machines that share the folder.
+"""The lock of a folder (of a run, a sweep, or kept features): one holder at a time, on all machines that share it.
 
-The lock is the file ``.lock`` in the run folder, created exclusively (``O_EXCL``), which works on network file systems,
+The lock is the file ``.lock`` in the folder, created exclusively (``O_EXCL``), which works on network file systems,
 too. The file names its holder; the lock of a dead holder does not count. On its own machine a holder is alive if its
 process runs. On other machines it is alive if it has touched the file lately, by the file server's clock. A Slurm job
 is alive from submission to its end, also while it is requeued.
@@ -9,6 +9,7 @@ is alive from submission to its end, also while it is requeued.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from exp import console
-from exp.errors import ConfigError
+from exp.errors import ConfigError, RunError
 from exp.runs.files import write_atomically
 
 __all__ = ["LOCK", "STALE_AFTER_S", "Holder", "RunLock", "holder_of", "is_alive", "read_holder", "stat_of"]
@@ -36,6 +37,7 @@ STALE_AFTER_S = 120.0
 _BEAT_S = 10.0
 _LOOK_S = 0.5
 _KEEPER = "run-locks"
+_LEAST_BYTES = 2**16  # about the size of the records of the shortest run
 
 
 @dataclass(frozen=True)
@@ -120,10 +122,10 @@ def is_alive(pid: int) -> bool:
 
 
 class RunLock:
-    """The lock of a run folder, as one process holds it.
+    """The lock of a folder, as one process holds it.
 
     Args:
-        folder: the run folder; must exist when :meth:`acquire` is called.
+        folder: :meth:`acquire` makes it, with its parents; those that are still empty at the end are removed.
         token: equal in all processes of one job, which share the lock; None: this process does not share it.
         key: configuration key of the folder, for messages.
     """
@@ -138,11 +140,13 @@ class RunLock:
         self._inode = 0
         self._guard = threading.RLock()
         self._shown = console.shown(folder)
+        self.made: list[Path] = []
+        """The folders that did not exist before, the innermost first."""
         self.lost: str | None = None
         """How the lock was lost while it was held; None: it was not lost."""
 
     def acquire(self, job: str = "") -> bool:
-        """Take the lock; a dead holder is replaced.
+        """Make the folder and take its lock; a dead holder is replaced.
 
         Args:
             job: id of the Slurm job that this process belongs to; empty: no job.
@@ -151,10 +155,18 @@ class RunLock:
             Whether another process of the same job holds it already.
 
         Raises:
-            ConfigError: another run holds the lock.
-            OSError: the folder cannot be written.
+            ConfigError: another run holds the lock, or the folder cannot be made or written.
+            RunError: the disk is full.
         """
-        joined = self._take(Holder.me(self.token, job, self._several))
+        self.made = [each for each in (self.folder, *self.folder.parents) if not each.exists()]
+        try:
+            self.folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=str(self.folder)) as file:
+                file.write(b"\1" * _LEAST_BYTES)  # a full disk accepts empty files
+            joined = self._take(Holder.me(self.token, job, self._several))
+        except OSError as error:
+            kind = RunError if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO) else ConfigError
+            raise kind(f"cannot write to the folder {self.folder}: {error.strerror}; set {self.key}") from error
         # The first process of a job has chosen the secret name of the rendezvous; the others keep its file content.
         self._content = self.path.read_bytes()
         self._inode = self.folder.stat().st_ino
@@ -176,7 +188,7 @@ class RunLock:
             write_atomically(self.path, replace(mine, started=started, **holder).encoded())
 
     def release(self, keep_file: bool = False) -> None:
-        """Stop holding the lock, if this process holds it, and remove its file.
+        """Stop holding the lock, if this process holds it; remove its file, and the folder that it has made if empty.
 
         Args:
             keep_file: leave the file to the same job, which may be started again.
@@ -186,6 +198,9 @@ class RunLock:
                 _held.remove(self)
                 if not keep_file and self._mine() is not None:
                     self.path.unlink(missing_ok=True)
+        for folder in [] if keep_file else self.made:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
     def _mine(self) -> Holder | None:
         """The holder in the lock file, if it has this token."""

@@ -10,6 +10,7 @@ import itertools
 import shutil
 import signal
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Collection, Sequence
@@ -28,7 +29,7 @@ from exp.hub import bring
 from exp.launcher.base import Launcher, Outcome, describe_failure, drop_stale_variables, launcher_class, resolve
 from exp.launcher.follow import Watcher
 from exp.runs.files import read_json, to_json
-from exp.runs.folder import RunFolder, missing_folders, number_text, remove_empty, selecting_value
+from exp.runs.folder import RunFolder, number_text, selecting_value
 from exp.runs.lock import RunLock
 from exp.runs.status import PREEMPT_SIGNAL
 from exp.sweep.composing import Composer
@@ -44,7 +45,6 @@ _OF_HYDRA = "multirun.yaml"
 _ELSEWHERE = ("figures", "launcher", "output_dir", "overwrite", "plots", "record", "report_placement", "resume",
               "resume_changed_data", "sweep")  # fmt: skip
 """Configuration keys that do not change what a run computes."""
-_STATES = ("completed", "done before", "submitted", "failed", "interrupted", "preempted", "not begun")
 
 
 class NoMetric(float):
@@ -75,7 +75,7 @@ class Job:
 
     @property
     def state(self) -> str:
-        """The state of the job, one of ``_STATES``."""
+        """The state of the job, in words."""
         outcome = self.outcome
         if self.skipped:
             return "done before"
@@ -132,9 +132,7 @@ class Sweep:
         self.busy = self.dry = self.launched = False
         self.runs: list[Run] = []
         """The runs that can be compared, read after the last batch."""
-        self._missing = missing_folders(folder)
         self.lock = RunLock(folder)
-        folder.mkdir(mode=0o750, parents=True, exist_ok=True)
         try:
             self.lock.acquire()
             existing = _run_folders(folder)
@@ -145,7 +143,6 @@ class Sweep:
             self._earlier = _find_earlier(existing)
         except ExpError:
             self.lock.release()
-            remove_empty(self._missing)
             raise
         self._taken = {*existing}
 
@@ -323,7 +320,6 @@ class Sweep:
         lost = self.lock.check()
         if lost is not None:
             console.error(lost)
-        self.lock.release()
         outcomes = [job.outcome or Outcome() for job in self.jobs]
         codes = {outcome.exit_code for outcome in outcomes}
         failed = codes - {EXIT_OK}
@@ -331,15 +327,15 @@ class Sweep:
         if code == EXIT_FAILED and (len(codes) == 1 or failed <= {EXIT_PREEMPTED}):
             code = max(failed, default=EXIT_OK)
         taken_back = [job.run.take_back() for job in self.jobs if code in REFUSED]
-        if self.launched and not (code in REFUSED and all(taken_back)):
-            self._report(rest)
-            return code, _run_folders(self.folder)
-        if self.folder in self._missing:
+        refused = not self.launched or (code in REFUSED and all(taken_back))
+        if refused and self.lock.made:
             shutil.rmtree(str(self.folder), ignore_errors=True)
-        elif (self.folder / _OF_HYDRA).is_file() and not _run_folders(self.folder):
-            (self.folder / _OF_HYDRA).unlink()
-        remove_empty(self._missing)
-        return code, []
+        elif refused and not _run_folders(self.folder):
+            (self.folder / _OF_HYDRA).unlink(missing_ok=True)
+        self.lock.release()
+        if not refused:
+            self._report(rest)
+        return code, _run_folders(self.folder)
 
     def _report(self, rest: Callable[..., str]) -> None:
         """Print the table of results and the number of jobs by state; write the report with its plots."""
@@ -349,15 +345,15 @@ class Sweep:
         terminal.print()
         for table in results_tables(self.runs):
             terminal.print(as_rich(table))
-        states = [job.state for job in self.jobs]
-        text = ", ".join(f"{states.count(state)} {state}" for state in _STATES if state in states)
+        states = Counter(job.state for job in self.jobs)
+        text = ", ".join(f"{number} {state}" for state, number in sorted(states.items()))
         seconds, place = time.monotonic() - self.began, console.shown(self.folder)
         terminal.print(f"{text}; {seconds:.0f} s; results in {place}", soft_wrap=True)
-        if {"interrupted", "preempted", "not begun"} & {*states}:
+        if {"interrupted", "preempted", "not begun"} & states.keys():
             command = rest("sweep.resume=true", f"output_dir={place}")
             terminal.print(f"to do the rest: {command}", soft_wrap=True, markup=False)
         completed = any(run.status == "completed" for run in self.runs)
-        if completed and self.settings.plots and not {"submitted", "interrupted"} & {*states}:
+        if completed and self.settings.plots and not {"submitted", "interrupted"} & states.keys():
             from exp.report.page import write_report
 
             page = write_report(self.runs, self.folder, self.config.name)

@@ -81,12 +81,10 @@ class Composer:
                 for key, value in self._values(overrides).items():
                     OmegaConf.update(config, key, value)
                 return config
-        composed = self._loader.load_sweep_config(master_config, list(overrides))
-        with open_dict(composed):
-            composed.hydra.job.id, composed.hydra.job.num = str(number), number
-        HydraConfig.instance().set_config(composed)
-        config = copy.deepcopy(composed)
+        config = self._loader.load_sweep_config(master_config, list(overrides))
         with read_write(config), open_dict(config):
+            config.hydra.job.id, config.hydra.job.num = str(number), number
+            HydraConfig.instance().set_config(config)
             del config["hydra"]
         config = prepare(config, self.task_overrides(overrides))
         if kind is not None and "${hydra:" not in str(OmegaConf.to_container(config)):
