@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
-from dataclasses import asdict
 
 from exp import console
 from exp.errors import ExpError
 from exp.frozen import FrozenRun
-from exp.launcher.base import Outcome, outcome_file
 from exp.launcher.processes import die_with_parent
-from exp.runs.files import write_json
 from exp.runs.folder import RunFolder
 from exp.runs.lock import RunLock
 
@@ -20,29 +16,22 @@ __all__ = ["main"]
 
 
 def main(run_dir: str, parent: str, token: str) -> int:
-    """Run a frozen job and write its outcome file: code of the user may change the exit code of the process.
+    """Run a frozen job; return the exit code.
 
     Args:
         run_dir: the run folder.
         parent: process id of the sweep, which this process must not outlive.
         token: of the lock of the run folder, which the sweep passes to this process.
-
-    Returns:
-        The exit code.
     """
     die_with_parent(signal.SIGTERM, int(parent))
-    folder = RunFolder(run_dir)
     try:
-        run = FrozenRun.load(folder)
-        run.lock = RunLock(folder.path, token)
+        run = FrozenRun.load(RunFolder(run_dir))
+        run.lock = RunLock(run.folder.path, token)
         run.lock.acquire()
-        outcome = run.execute()
+        return run.execute().exit_code
     except ExpError as error:
         console.error(str(error))
-        outcome = Outcome(error.exit_code, detail=str(error))
-    outcome.reported = True
-    write_json(outcome_file(folder, str(os.getpid())), asdict(outcome))
-    return outcome.exit_code
+        return error.exit_code
 
 
 if __name__ == "__main__":
