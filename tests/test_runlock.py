@@ -33,17 +33,6 @@ def ended_process() -> int:
     return process.pid
 
 
-def test_a_silent_holder_that_lives_is_named(tmp_path):
-    lock = RunLock(tmp_path)
-    assert lock.acquire() is False
-    os.utime(tmp_path / LOCK, (time.time() - STALE_AFTER_S - 60,) * 2)
-    with pytest.raises(ConfigError, match=rf"host {holder_of(tmp_path).host}, pid {os.getpid()}, since 20"):
-        RunLock(tmp_path).acquire()
-    assert names(tmp_path) == {LOCK}
-    lock.release()
-    assert names(tmp_path) == set()
-
-
 @pytest.mark.parametrize(
     ("what", "age"),
     [({"started": 1}, 0),  # the id is another process's now

@@ -95,11 +95,11 @@ class Outcome:
 
 
 def outcome_file(folder: RunFolder, job: str) -> Path:
-    """File for the :class:`Outcome` of a job; the first node of a Slurm job or the process of a sweep's job writes it.
+    """File for the :class:`Outcome` of a Slurm job, which its first node writes.
 
     Args:
         folder: the run folder.
-        job: Slurm's job id, or the process id.
+        job: Slurm's job id.
     """
     return folder.logs / f"outcome-{job}.json"
 

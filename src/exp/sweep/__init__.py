@@ -5,7 +5,6 @@ On the terminal: a line for each job that has ended, and below them the running 
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import shutil
 import signal
@@ -383,9 +382,9 @@ def _run_folders(folder: Path) -> list[Path]:
 
 
 def _identity(config: ExpConfig) -> str:
-    """A digest of a configuration without the keys that do not change what a run computes."""
+    """A configuration as text, without the keys that do not change what a run computes."""
     kept = {key: value for key, value in as_plain(config).items() if key not in _ELSEWHERE}
-    return hashlib.sha256(to_json(kept, sort_keys=True, default=str).encode()).hexdigest()
+    return to_json(kept, sort_keys=True, default=str)
 
 
 def _find_earlier(folders: Sequence[Path]) -> dict[str, list[tuple[Path, bool]]]:
