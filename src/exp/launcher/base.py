@@ -71,8 +71,6 @@ class Outcome:
     """Whether ``result.json`` is final: the process that ran the run has written it, or left it on purpose."""
     left: bool = False
     """Whether the run still goes on, without anybody waiting for it here."""
-    begun: bool = True
-    """False if a sweep was interrupted before this job began."""
     detail: str | None = None
     """What went wrong, if it was not the failure of a rank."""
     unkillable: list[int] = field(default_factory=list)

@@ -1,6 +1,6 @@
 """The jobs of a sweep: frozen first, then run side by side or as a Slurm job array, and reported as they end.
 
-On the terminal: a line for each job that has ended, and below them the running jobs, redrawn.
+On the terminal: a line for each job that has ended, and below them the running jobs, drawn by rich.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Job:
         outcome = self.outcome
         if self.skipped:
             return "done before"
-        if outcome is None or not outcome.begun:
+        if outcome is None:
             return "not begun"
         if outcome.left or outcome.interrupted_by is not None:
             return "submitted" if outcome.left else "interrupted"
@@ -129,6 +129,8 @@ class Sweep:
         self.jobs: list[Job] = []
         self.began = time.monotonic()
         self.busy = self.dry = self.launched = False
+        self.received: int | None = None
+        """The signal that has ended the jobs of a batch on this machine."""
         self.runs: list[Run] = []
         """The runs that can be compared, read after the last batch."""
         self.lock = RunLock(folder)
@@ -162,9 +164,6 @@ class Sweep:
         if not overrides:
             return []  # a sweep that never has a job is refused at its end
         self.busy = True  # until this method returns; errors raised before that are not the sweeper's
-        if any(job.outcome is not None and job.outcome.preempted is not None for job in self.jobs):
-            # A sweeper that uses results would search on without theirs.
-            raise Ended(PREEMPT_SIGNAL, EXIT_PREEMPTED)
         batch = [self._freeze(number, list(given)) for number, given in enumerate(overrides, first)]
         refused = [job.outcome for job in batch if job.outcome is not None]
         if len(refused) == len(batch) and not self.jobs:
@@ -243,18 +242,18 @@ class Sweep:
                 if job.outcome is not None:
                     display.failed(job, job.outcome.detail or "refused")
             if chosen is not None and runs:
-                outcomes = chosen.launch_all(runs, display, self.folder / "slurm")
+                outcomes = dict(enumerate(chosen.launch_all(runs, display, self.folder / "slurm")))
             else:
-                outcomes = pack(runs, self.settings.parallel_jobs, display)
-        for job, outcome in zip(jobs, outcomes):
+                outcomes, self.received = pack(runs, self.settings.parallel_jobs, display)
+        for number, job in enumerate(jobs):
             job.run.release()
-            job.outcome = outcome
+            job.outcome = outcomes.get(number)
 
     def _read_results(self) -> None:
         """Read the runs that can be compared, and write their table.
 
         Raises:
-            Ended: a signal has ended jobs of the sweep.
+            Ended: a signal has ended jobs of the sweep. A sweeper that uses results would search on without theirs.
             ConfigError: the sweeper minimizes a metric of which larger is better, or the reverse.
         """
         from exp.report.runs import find_runs
@@ -265,10 +264,10 @@ class Sweep:
             write_rows(self.runs, self.folder)
         except ConfigError:  # there are none, for example because task=doctor has no metric
             self.runs = []
-        by = [job.outcome.interrupted_by for job in self.jobs if job.outcome is not None and job.outcome.interrupted_by]
-        if by:
-            number = signal.Signals[by[0]]
-            raise Ended(number, 128 + number)
+        names = [job.outcome.interrupted_by for job in self.jobs if job.outcome is not None]
+        number = self.received or next((signal.Signals[name] for name in names if name is not None), None)
+        if number is not None:
+            raise Ended(number, EXIT_PREEMPTED if number == PREEMPT_SIGNAL else 128 + number)
         direction = str(self.config.hydra.sweeper.get("direction"))  # may be an enum member, or a list of one
         for run in self.runs:
             greater = bool(run.result.get("greater_is_better"))
@@ -313,18 +312,17 @@ class Sweep:
             rest: returns the command line of this process with changed overrides (:func:`exp.task.to_go_on`).
 
         Returns:
-            The exit code, and the run folders. Exit code 0: no job failed; 75: jobs were preempted, and none failed;
-            128 + n: interrupted by signal n; the common code if all jobs failed with the same one; otherwise 1.
+            The exit code (that of the error, if one has ended the sweep), and the run folders. Exit code 0: no job
+            failed; 75: jobs were preempted, and none failed; the common code if all jobs failed with the same one;
+            otherwise 1.
         """
         lost = self.lock.check()
         if lost is not None:
             console.error(lost)
-        outcomes = [job.outcome or Outcome() for job in self.jobs]
-        codes = {outcome.exit_code for outcome in outcomes}
+        codes = {EXIT_OK if job.outcome is None else job.outcome.exit_code for job in self.jobs}
         failed = codes - {EXIT_OK}
-        code = next((outcome.exit_code for outcome in outcomes if outcome.interrupted_by is not None), EXIT_FAILED)
-        if code == EXIT_FAILED and (len(codes) == 1 or failed <= {EXIT_PREEMPTED}):
-            code = max(failed, default=EXIT_OK)
+        alike = len(codes) == 1 or failed <= {EXIT_PREEMPTED}
+        code = max(failed, default=EXIT_OK) if alike else EXIT_FAILED
         taken_back = [job.run.take_back() for job in self.jobs if code in REFUSED]
         refused = not self.launched or (code in REFUSED and all(taken_back))
         if refused and self.lock.made:

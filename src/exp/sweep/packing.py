@@ -98,9 +98,8 @@ class _Packing:
         """The outcome of a job whose process has ended; its devices are free again."""
         process, _ = self.running.pop(number)
         folder, code = self.runs[number].folder, process.returncode
-        interrupted = self.interrupted(begun=True)
-        if interrupted is not None:
-            return interrupted
+        if self.received not in (None, PREEMPT_SIGNAL):
+            return Outcome(128 + self.received, interrupted_by=signal_name(self.received))
         # Code of the user may change the exit code of the process.
         if code == EXIT_PREEMPTED or (read_json(folder.result) or {}).get("status") == "completed":
             return Outcome(EXIT_PREEMPTED if code == EXIT_PREEMPTED else EXIT_OK)
@@ -120,20 +119,10 @@ class _Packing:
             if process.poll() is None:
                 process.send_signal(number if number == PREEMPT_SIGNAL else signal.SIGTERM)
 
-    def interrupted(self, begun: bool) -> Outcome | None:
-        """The outcome of a job that a signal ended or kept from starting; None: the job's own outcome counts.
 
-        Args:
-            begun: whether the job was started.
-        """
-        if self.received is None or (begun and self.received == PREEMPT_SIGNAL):
-            return None
-        if self.received == PREEMPT_SIGNAL:
-            return Outcome(EXIT_PREEMPTED, preempted={"step": None}, begun=False)
-        return Outcome(128 + self.received, interrupted_by=signal_name(self.received), begun=begun)
-
-
-def pack(runs: Sequence[FrozenRun], parallel_jobs: int | None, watcher: Watcher) -> list[Outcome]:
+def pack(
+    runs: Sequence[FrozenRun], parallel_jobs: int | None, watcher: Watcher
+) -> tuple[dict[int, Outcome], int | None]:
     """Run jobs, each in a process of its own with devices of its own; start them in order, as devices become free.
 
     Args:
@@ -142,7 +131,8 @@ def pack(runs: Sequence[FrozenRun], parallel_jobs: int | None, watcher: Watcher)
         watcher: receives progress and outcomes.
 
     Returns:
-        An outcome for each run. After a signal, running jobs were ended, and waiting jobs were not started.
+        The outcomes by index in ``runs``, and the signal that has ended the jobs (None: none). After a signal, running
+        jobs were ended, and waiting jobs, which have no outcome, were not started.
     """
     packing = _Packing(runs, parallel_jobs)
     outcomes: dict[int, Outcome] = {}
@@ -162,4 +152,4 @@ def pack(runs: Sequence[FrozenRun], parallel_jobs: int | None, watcher: Watcher)
                 time.sleep(_POLL_S)
     finally:
         kill_job(packing.mark)
-    return [outcomes.get(number) or packing.interrupted(begun=False) or Outcome() for number in range(len(runs))]
+    return outcomes, packing.received
