@@ -10,7 +10,7 @@ import subprocess
 import time
 from typing import TYPE_CHECKING, Any, Sequence
 
-from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED
+from exp.errors import EXIT_FAILED, EXIT_PREEMPTED
 from exp.hardware.backend import usable_cores
 from exp.hardware.cards import only
 from exp.hardware.registry import create_backend
@@ -100,15 +100,19 @@ class _Packing:
         folder, code = self.runs[number].folder, process.returncode
         if self.received not in (None, PREEMPT_SIGNAL):
             return Outcome(128 + self.received, interrupted_by=signal_name(self.received))
-        # Code of the user may change the exit code of the process.
-        if code == EXIT_PREEMPTED or (read_json(folder.result) or {}).get("status") == "completed":
-            return Outcome(EXIT_PREEMPTED if code == EXIT_PREEMPTED else EXIT_OK)
+        # The exit code alone does not tell: code of the user may change it.
+        status = (read_json(folder.result) or {}).get("status")
+        if status == "completed":
+            return Outcome()
+        if code == EXIT_PREEMPTED and (self.received is not None or status == "preempted"):
+            return Outcome(EXIT_PREEMPTED)
         log = folder.logs / _LOG
-        how = f"killed by {signal_name(-code)}" if code < 0 else f"exited with code {code} before its time"
         errors = _ERROR.findall(log.read_text(encoding="utf-8", errors="replace"))
-        detail = errors[-1] if errors else "\n".join([how, *tail_of(log)])
-        by = signal_name(code - 128) if code > 128 else None
-        return Outcome(max(code, EXIT_FAILED), interrupted_by=by, reported=True, detail=detail)
+        if errors:
+            by = signal_name(code - 128) if code > 128 else None
+            return Outcome(max(code, EXIT_FAILED), interrupted_by=by, reported=True, detail=errors[-1])
+        how = f"killed by {signal_name(-code)}" if code < 0 else f"exited with code {code} before its time"
+        return Outcome(EXIT_FAILED, reported=True, detail="\n".join([how, *tail_of(log)]))
 
     def on_signal(self, number: int, _frame: Any) -> None:
         """Forward a signal to the jobs: SIGTERM, or the preemption signal. Jobs run in sessions of their own."""
