@@ -19,7 +19,6 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from exp import console
-from exp.config import explain
 from exp.config.compose import load, refuse_empty, task_type
 from exp.config.differences import as_plain
 from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, REFUSED, ConfigError, Ended, ExpError, RunError
@@ -91,12 +90,6 @@ class Job:
         value = selecting_value(read_json(self.run.folder.result)) if done else None
         return NoMetric() if value is None or value != value else value
 
-    def refuse(self, error: Exception) -> None:
-        """Record that the configuration or the folder of the job was refused."""
-        if not isinstance(error, ExpError):
-            error = ConfigError(explain.explain(error, explain.default_keys()))
-        self.outcome = Outcome(error.exit_code, detail=str(error))
-
     def title(self, common: Collection[str] = ()) -> str:
         """Number of the job's folder and its overrides that are not ``common``, such as ``3 seed=2 optim.lr=0.001``."""
         return " ".join([self.run.folder.path.name, *(each for each in self.run.overrides if each not in common)])
@@ -159,6 +152,7 @@ class Sweep:
 
         Raises:
             Ended: a signal has ended the sweep.
+            HydraException: Hydra cannot compose a job.
             ExpError: all jobs of the first batch were refused, or the sweeper searches in the wrong direction.
         """
         if not overrides:
@@ -185,7 +179,7 @@ class Sweep:
         return [job.metric for job in batch]
 
     def _freeze(self, number: int, given: list[str]) -> Job:
-        """Freeze a job; one whose configuration is refused counts as failed."""
+        """Freeze a job; one whose configuration exp refuses counts as failed, and what Hydra refuses ends the sweep."""
         overrides, folder = self.composer.task_overrides(given), RunFolder(self.folder / str(number))
         job = Job(FrozenRun(self.config, overrides, folder))
         try:
@@ -202,8 +196,8 @@ class Sweep:
                 )
             job.run = complete(config, overrides, folder.path)
             self._place(job, number)
-        except (ExpError, HydraException, OmegaConfBaseException) as error:
-            job.refuse(error)
+        except ExpError as error:
+            job.outcome = Outcome(error.exit_code, detail=str(error))
         return job
 
     def _place(self, job: Job, number: int) -> None:
@@ -227,7 +221,7 @@ class Sweep:
                     bring(job.run.config)
                     job.run.write()
                 except ExpError as error:  # for example, another process uses the folder
-                    job.refuse(error)
+                    job.outcome = Outcome(error.exit_code, detail=str(error))
         jobs = [job for job in batch if job.state == "not begun"]
         runs = [job.run for job in jobs]
         with SweepDisplay(jobs, self.common_overrides()) as display:

@@ -41,25 +41,14 @@ class Composer:
         parser = OverridesParser.create(config_loader=loader)
         self._parse = functools.lru_cache(maxsize=None)(lambda text: parser.parse_overrides([text])[0])
         self._is_group = functools.lru_cache(maxsize=None)(lambda key: bool(loader.repository.group_exists(key)))
-        self._composed: dict[Any, Any] = {}
         self._prepared: dict[Any, Any] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: Sequence[str]) -> Any:
-        """The configuration of a job, or of the first one of its kind; a sweeper calls this to check all jobs.
-
-        Raises:
-            HydraException: Hydra cannot compose the job.
-        """
-        kind, _ = self._kind(sweep_overrides)
-        if kind in self._composed:
-            return self._composed[kind]
-        composed = self._loader.load_sweep_config(master_config, list(sweep_overrides))
-        if kind is not None:
-            self._composed[kind] = composed
-        return composed
+        """Called by a sweeper to check all jobs before it launches them; :meth:`prepared` then composes each anyway."""
+        return master_config
 
     def prepared(self, master_config: DictConfig, overrides: Sequence[str], number: int) -> Any:
         """Compose a job's configuration and prepare it (:func:`exp.frozen.prepare`).
