@@ -43,6 +43,7 @@ _OF_HYDRA = "multirun.yaml"
 _ELSEWHERE = ("figures", "launcher", "output_dir", "overwrite", "plots", "record", "report_placement", "resume",
               "resume_changed_data", "sweep")  # fmt: skip
 """Configuration keys that do not change what a run computes."""
+_COUNTS = -1  # number of the first row of the display
 
 
 class NoMetric(float):
@@ -224,7 +225,8 @@ class Sweep:
                     job.outcome = Outcome(error.exit_code, detail=str(error))
         jobs = [job for job in batch if job.state == "not begun"]
         runs = [job.run for job in jobs]
-        with SweepDisplay(jobs, self.common_overrides()) as display:
+        display = SweepDisplay(jobs, self.common_overrides())
+        with display:
             if not self.launched:
                 done = sum(job.skipped for job in batch)
                 if done:
@@ -403,38 +405,22 @@ class SweepDisplay(Watcher):
     def __init__(self, jobs: Sequence[Job], common: Collection[str]) -> None:
         super().__init__()
         self.jobs, self._common = jobs, common
-        self._rows: dict[int, Any] = {}  # of rich's display, by number of the running job
         self._ended = self._failed = 0
 
-    def __enter__(self) -> SweepDisplay:
-        if self.console.is_terminal:
-            from rich.progress import Progress, TextColumn, TimeElapsedColumn
-
-            columns = TextColumn("{task.description}", markup=False), TimeElapsedColumn()
-            self.live = Progress(*columns, console=self.console, transient=True)
-            self.live.start()
-            self._head = self.live.add_task("")
-        return self
-
     def state(self, number: int, text: str) -> None:
-        """Show the state of a running job; only on a terminal."""
-        if self.live is None:
-            return
-        if number not in self._rows and text.startswith("running"):
-            self._rows[number] = self.live.add_task("")
-        if number in self._rows:
-            shown = f"  {self.jobs[number].title(self._common)}  {text}"
-            self.live.update(self._rows[number], description=shown)
-        ended, under_way = self._ended, len(self._rows)
-        waiting = len(self.jobs) - ended - under_way
+        """Show the state of a running job, below counts of all; only on a terminal."""
+        under_way = len(self.rows.keys() - {_COUNTS})
+        waiting = len(self.jobs) - self._ended - under_way
         counts = f"{under_way} under way, {waiting} waiting, {self._failed} failed"
-        self.live.update(self._head, description=f"{ended} of {len(self.jobs)} ended, {counts}")
+        self.draw(_COUNTS, f"{self._ended} of {len(self.jobs)} ended, {counts}")
+        if number in self.rows or text.startswith("running"):
+            self.draw(number, f"  {self.jobs[number].title(self._common)}  {text}")
 
     def ended(self, number: int, outcome: Outcome) -> None:
         """Print the result or the failure of a job."""
         self._ended += 1
-        if number in self._rows:
-            self.live.remove_task(self._rows.pop(number))
+        if number in self.rows:
+            self.live.remove_task(self.rows.pop(number))
         job, folder = self.jobs[number], self.jobs[number].run.folder
         if outcome.exit_code not in (EXIT_OK, EXIT_PREEMPTED):
             self.failed(job, describe_failure(outcome, folder))
