@@ -47,12 +47,12 @@ class Holder:
     Attributes:
         token: equal in all processes of one job; empty: the lock file cannot be read.
         host: name of the machine.
-        machine: boot id and process id namespace; if these are equal, ``pid`` means the same process.
+        machine: boot id and process id namespace; if these are equal, ``pid`` means the same process. Empty: several
+            processes on any machines share the lock, of which ``pid`` is one.
         pid: process id.
         started: start time of the process in clock ticks since boot; needed because process ids are reused.
         since: when the lock was taken, in seconds since the epoch.
         job: id of the Slurm job; empty: no job.
-        several: whether several processes share the lock; ``pid`` is one of them.
         secret: random name of the rendezvous, which nobody without access to the folder can guess.
         seen: last heartbeat, that is the time of the lock file, in seconds since the epoch.
     """
@@ -64,15 +64,14 @@ class Holder:
     started: int = 0
     since: float = 0.0
     job: str = ""
-    several: bool = False
     secret: str = ""
     seen: float = 0.0
 
     @classmethod
     def me(cls, token: str, job: str = "", several: bool = False) -> Holder:
-        """This process as a holder."""
+        """This process as a holder, or as one of several of the same token."""
         start, secret, host = _started(os.getpid()) or 0, secrets.token_hex(16), socket.gethostname()
-        return cls(token, host, _machine(), os.getpid(), start, time.time(), job, several, secret)
+        return cls(token, host, "" if several else _machine(), os.getpid(), start, time.time(), job, secret)
 
     def encoded(self) -> bytes:
         """The content of the lock file."""
@@ -311,7 +310,7 @@ def _alive(holder: Holder, now: float) -> bool | None:
             return not states[holder.job].ended
         if shutil.which("squeue"):  # Slurm does not answer, and a job that waits in its queue has no heartbeat
             return True
-    elif holder.machine == _machine() and not holder.several:
+    elif holder.machine == _machine():
         return _started(holder.pid) == holder.started
     return False if now - holder.seen >= STALE_AFTER_S else None
 
