@@ -160,7 +160,7 @@ class RunFolder:
         return [path.name for path in kept if not path.is_file() or digest_of(path) != digests[path.name]]
 
     def records(self, tail: int | None = None) -> list[dict[str, Any]]:
-        """The records of ``metrics.jsonl`` (:func:`read_records`); empty if there is no such file.
+        """The records of ``metrics.jsonl`` (:func:`read_records`); empty if there is no such file to read.
 
         Args:
             tail: read only so many bytes at the end of the file; None: all.
@@ -169,7 +169,7 @@ class RunFolder:
             with self.metrics.open("rb") as file:
                 file.seek(0 if tail is None else max(file.seek(0, os.SEEK_END) - tail, 0))
                 return [*read_records(file.read().splitlines())]
-        except FileNotFoundError:
+        except OSError:
             return []
 
     def has_checkpoint(self) -> bool:
@@ -205,7 +205,8 @@ class Snapshot:
         """
         config, new = self._folder.config, [path for path in self._folder.path.rglob("*") if path not in self._before]
         # The file of an earlier run is replaced when this one begins.
-        begun = config in self._before and self._before[config].st_ino != config.lstat().st_ino
+        inode = config.lstat().st_ino if config.is_file() else None
+        begun = config in self._before and self._before[config].st_ino != inode
         if begun or any(map(self._is_result, new)):
             return False
         for path in new:

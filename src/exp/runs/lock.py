@@ -192,11 +192,11 @@ class RunLock:
         Args:
             keep_file: leave the file to the same job, which may be started again.
         """
-        with self._guard:
+        with self._guard, contextlib.suppress(OSError):
             if self in _held:
                 _held.remove(self)
                 if not keep_file and self._mine() is not None:
-                    self.path.unlink(missing_ok=True)
+                    self.path.unlink()
         for folder in [] if keep_file else self.made:
             with contextlib.suppress(OSError):
                 folder.rmdir()
