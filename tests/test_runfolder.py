@@ -88,7 +88,7 @@ def earlier_run(path) -> RunFolder:
 @pytest.mark.parametrize("begun", [True, False])
 def test_a_start_that_is_refused_before_it_begins_leaves_the_folder_as_it_was(tmp_path, overwrite, begun):
     folder = earlier_run(tmp_path)
-    before, snapshot = contents(tmp_path), Snapshot(folder, [])
+    before, snapshot = contents(tmp_path), Snapshot(folder)
     folder.stage({"config.yaml": b"seed: 1", "overrides.yaml": b"[seed=1]"})
     folder.log_file(0).open("a").write("of the later one\n")
     if begun:
@@ -107,7 +107,7 @@ def test_a_start_that_is_refused_before_it_begins_leaves_the_folder_as_it_was(tm
 def test_a_first_run_that_is_refused_leaves_nothing_unless_it_has_results(tmp_path):
     folder = RunFolder(tmp_path / "run")
     folder.create()
-    snapshot = Snapshot(folder, [])
+    snapshot = Snapshot(folder)
     folder.stage({"config.yaml": b"seed: 1"})
     folder.metrics.write_text("{}\n")
     assert not snapshot.take_back()

@@ -33,10 +33,7 @@ from exp.runs.folder import (
     Snapshot,
     blank_result,
     last_known,
-    missing_folders,
     number_text,
-    read_result,
-    remove_empty,
 )
 from exp.runs.lock import RunLock
 from exp.runs.status import Failures
@@ -129,7 +126,7 @@ def _note_differences(config: ExpConfig, overrides: list[str]) -> None:
         record.trained_in = str(folder)
         earlier = compose.load(RunFolder(folder).config)
         checks.check_weights(config, earlier, folder)
-        altered = RunFolder(folder).altered(read_result(RunFolder(folder)) or {})
+        altered = RunFolder(folder).altered(read_json(RunFolder(folder).result) or {})
         record.differs = [f"{name} was changed after that run" for name in altered if name == "config.yaml"]
         record.differs += differences.different(config, earlier, "trained with")
     changed = folder is not None or any(re.match(r"[+~]*(data|model)\b", each) for each in overrides)
@@ -230,19 +227,16 @@ class FrozenRun:
         if self.lock is not None:
             return  # the process that started this one has written the folder
         folder = self.folder
-        missing = missing_folders(folder.logs)
-        lock = RunLock(folder.path, token)
-        folder.create()
+        self.lock = RunLock(folder.path, token)
         try:
-            joined = lock.acquire()
-            self.lock = lock
+            joined = self.lock.acquire()
             if not joined:
                 checks.check_folder(self.config, task_class(self.config).saves_state)
         except ConfigError:
-            self.release()  # removes the lock file, so that the folder is empty
-            remove_empty(missing)
+            self.release()
             raise
-        self.snapshot = Snapshot(folder, missing)
+        self.snapshot = Snapshot(folder)
+        folder.create()
         contents = {
             folder.config.name: OmegaConf.to_yaml(self.config, resolve=True).encode(),
             folder.overrides.name: OmegaConf.to_yaml(OmegaConf.create(list(self.overrides))).encode(),
@@ -347,8 +341,6 @@ class FrozenRun:
         alone = settings.nnodes == 1 or launcher_class(self.config).is_elsewhere(settings)
         done = alone and not task_class(self.config).diagnoses and self.snapshot.take_back()
         self.release()
-        if done:
-            remove_empty(self.snapshot.missing)
         return done
 
     def check_folder(self) -> None:

@@ -15,8 +15,8 @@ from exp.config.resolve import as_plain, check_names, check_target, nodes
 from exp.config.schema import PRECISIONS
 from exp.errors import ConfigError, UnavailableError, asked
 from exp.plugins import Family, installed
-from exp.runs.files import without_credentials
-from exp.runs.folder import RunFolder, read_result
+from exp.runs.files import read_json, without_credentials
+from exp.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
@@ -222,7 +222,7 @@ def check_folder(config: ExpConfig, trains: bool) -> None:
             differ in a way that resuming does not allow (:func:`exp.config.differences.changes`).
     """
     folder = RunFolder(config.output_dir)
-    completed, saved = (read_result(folder) or {}).get("status") == "completed", folder.has_checkpoint()
+    completed, saved = (read_json(folder.result) or {}).get("status") == "completed", folder.has_checkpoint()
     if config.resume is not None:
         source = folder if config.resume == "auto" else RunFolder(run_folder_of(config.resume) or folder.path)
         if source.has_checkpoint() and source.config.is_file():

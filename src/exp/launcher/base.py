@@ -71,8 +71,6 @@ class Outcome:
     """Whether ``result.json`` is final: the process that ran the run has written it, or left it on purpose."""
     left: bool = False
     """Whether the run still goes on, without anybody waiting for it here."""
-    begun: bool = True
-    """False if a sweep was interrupted before this job began."""
     detail: str | None = None
     """What went wrong, if it was not the failure of a rank."""
     unkillable: list[int] = field(default_factory=list)
@@ -95,11 +93,11 @@ class Outcome:
 
 
 def outcome_file(folder: RunFolder, job: str) -> Path:
-    """File for the :class:`Outcome` of a job; the first node of a Slurm job or the process of a sweep's job writes it.
+    """File for the :class:`Outcome` of a Slurm job, which its first node writes.
 
     Args:
         folder: the run folder.
-        job: Slurm's job id, or the process id.
+        job: Slurm's job id.
     """
     return folder.logs / f"outcome-{job}.json"
 

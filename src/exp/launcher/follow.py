@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Sequence
 
@@ -21,7 +20,7 @@ from exp.frozen import FrozenRun
 from exp.launcher.base import Outcome, outcome_file, tail_of
 from exp.runs import slurm
 from exp.runs.files import read_json
-from exp.runs.folder import RunFolder, last_records
+from exp.runs.folder import TAIL_BYTES, RunFolder
 from exp.runs.lock import holder_of
 from exp.runs.slurm import JobState
 from exp.runs.status import handle_signals, signal_name
@@ -30,7 +29,7 @@ from exp.task import to_continue
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
 
-__all__ = ["JOB_FILE", "Followed", "Watcher", "attach", "clock", "follow", "progress_of"]
+__all__ = ["JOB_FILE", "Followed", "Watcher", "attach", "follow", "progress_of"]
 
 JOB_FILE = "job.json"
 """File in ``logs`` of a run folder: the ``job`` id of its Slurm job, and ``logs``, the folder of the job's output."""
@@ -40,7 +39,7 @@ _SURE_AFTER = 2  # polls that must show a job as ended: a job that is being requ
 
 def progress_of(folder: RunFolder) -> str:
     """``step 120  loss 0.4312`` from the last record in ``metrics.jsonl``; empty before the first."""
-    for record in last_records(folder):
+    for record in reversed(folder.records(TAIL_BYTES)):
         values = [f"{name} {value:.4f}" for name, value in record.items() if name in ("loss", "metric")]
         if record.get("split") == "train" and values:
             return f"step {record['step']}  {'  '.join(values)}"
@@ -56,20 +55,29 @@ class Watcher:
         self.console = console.make_console()
         self.live: Any = None
         """Rich's live display; None without a terminal."""
-        self.began = time.monotonic()
+        self.rows: dict[int, Any] = {}
+        """The rows of the display, by number of the run."""
         self._shown = ""
 
     def __enter__(self) -> Watcher:
         if self.console.is_terminal:
-            from rich.live import Live
+            from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-            self.live = Live(console=self.console, auto_refresh=False, transient=True)
+            columns = TextColumn("{task.description}", markup=False), TimeElapsedColumn()
+            self.live = Progress(*columns, console=self.console, transient=True)
             self.live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         if self.live is not None:
             self.live.stop()
+
+    def draw(self, number: int, text: str) -> None:
+        """Draw a row and the time since it was first drawn; only on a terminal."""
+        if self.live is not None:
+            if number not in self.rows:
+                self.rows[number] = self.live.add_task("")
+            self.live.update(self.rows[number], description=text)
 
     def say(self, text: str) -> None:
         """Print a permanent line."""
@@ -82,19 +90,13 @@ class Watcher:
             number: of the run, in the order in which the runs were given.
             text: the state, and after two spaces the figures.
         """
-        if self.live is not None:
-            self.live.update(f"{text}  {clock(time.monotonic() - self.began)}", refresh=True)
-        elif text.partition("  ")[0] != self._shown:
+        self.draw(number, text)
+        if self.live is None and text.partition("  ")[0] != self._shown:
             self._shown = text.partition("  ")[0]
             self.say(self._shown)
 
     def ended(self, number: int, outcome: Outcome) -> None:
         """Called when a run has ended; shows nothing here, because a single run has its own final report."""
-
-
-def clock(seconds: float) -> str:
-    """Hours, minutes and seconds, as ``1:02:03``."""
-    return str(timedelta(seconds=int(seconds)))
 
 
 @dataclass

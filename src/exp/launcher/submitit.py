@@ -121,7 +121,7 @@ class SubmititLauncher(Launcher):
         for run, job in zip(runs, jobs):
             write_json(run.folder.logs / JOB_FILE, {"job": job.id, "logs": str(logs)})
             if run.lock is not None:
-                run.lock.pass_to(job.id)
+                run.lock.pass_to(job=job.id)
         base = jobs[0].id.partition("_")[0]
         what = f"job {base}" if len(runs) == 1 else f"job array {base} of {len(runs)} jobs"
         watcher.say(f"submitted {what}; squeue -j {base} shows it, scancel {base} ends it")

@@ -14,7 +14,7 @@ from typing import Any, Callable, Sequence
 import yaml
 
 from exp.config.compose import task_named
-from exp.errors import ConfigError, RunError
+from exp.errors import ConfigError
 from exp.runs.files import read_json
 from exp.runs.folder import RunFolder, selecting_value
 
@@ -220,7 +220,7 @@ def _parsed(path: Path, kind: Callable[[], Any], problems: list[str]) -> Any:
         value = read_json(path) if path.suffix == ".json" else yaml.load(path.read_text("utf-8"), _LOADER)  # noqa: S506
     except FileNotFoundError:
         pass
-    except (RunError, OSError, ValueError, yaml.YAMLError) as error:  # name instead of path: tables have little room
+    except (ConfigError, OSError, ValueError, yaml.YAMLError) as error:  # name instead of path: tables have little room
         problems.append(f"{path.name} cannot be read: {_first_line(error)}".replace(str(path), path.name))
     if value is not None and not isinstance(value, type(kind())):
         problems.append(f"{path.name} does not have the content that a run writes")

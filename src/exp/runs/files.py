@@ -16,7 +16,7 @@ import secrets
 from pathlib import Path
 from typing import Any, BinaryIO, Callable, Iterable, Mapping
 
-from exp.errors import RunError
+from exp.errors import ConfigError
 
 __all__ = [
     "UMASK", "as_text", "csv_content", "digest_of", "read_json", "to_json", "without_credentials", "write_atomically",
@@ -126,21 +126,17 @@ def read_json(path: Path) -> Any:
     """The JSON value in ``path``, or None if there is no such file.
 
     Raises:
-        RunError: the file is not JSON, or its content does not match the digest that it contains.
+        ConfigError: the file is not JSON, or its content does not match the digest that it contains.
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except ValueError as error:
-        raise RunError(f"{path} is not valid JSON ({error}); remove it, or use another output_dir") from error
-    digests = value.get("digests") if isinstance(value, dict) else None
-    if (
-        isinstance(digests, dict)
-        and path.name in digests
-        and digests[path.name] != digest_without_own(value, path.name)
-    ):
-        raise RunError(
+        raise ConfigError(f"{path} is not valid JSON ({error}); remove it, or use another output_dir") from error
+    own = (value.get("digests") or {}).get(path.name) if isinstance(value, dict) else None
+    if own is not None and own != digest_without_own(value, path.name):
+        raise ConfigError(
             f"{path} is damaged: its content does not match its digest; remove it, or use another output_dir"
         )
     return value

@@ -6,8 +6,6 @@ torch: for a run that failed, the parent process writes both.
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import json
 import os
 import platform
@@ -17,30 +15,29 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterable, Iterator, Mapping
 
 from omegaconf import OmegaConf
 
 import exp
-from exp.errors import ConfigError, RunError
-from exp.runs.files import digest_of, digest_without_own, read_json, to_json, write_atomically, write_json
+from exp.errors import RunError
+from exp.runs.files import digest_of, digest_without_own, to_json, write_atomically, write_json
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
     from exp.hardware.backend import Backend
 
 __all__ = [
-    "CHECKPOINT_NAME", "SHM", "RunFolder", "Snapshot", "blank_result", "describe_environment", "git_revision",
-    "in_role", "last_known", "last_records", "missing_folders", "number_text", "package_versions", "process_limits",
-    "read_records", "read_result", "remove_empty", "selecting_value", "variables", "version_of",
+    "CHECKPOINT_NAME", "SHM", "TAIL_BYTES", "RunFolder", "Snapshot", "blank_result", "describe_environment",
+    "git_revision", "in_role", "last_known", "number_text", "package_versions", "process_limits",
+    "read_records", "selecting_value", "variables", "version_of",
 ]  # fmt: skip
 
 CHECKPOINT_NAME = re.compile(r"^step_(\d+)\.pth$")
 """File name of a checkpoint from which training can resume; the number counts optimizer steps."""
-_LEAST_BYTES = 2**16  # about the size of the records of the shortest run
-_TAIL_BYTES = 2**16  # read from the end of metrics.jsonl; many lines
+TAIL_BYTES = 2**16
+"""Of ``metrics.jsonl``, for its last records; many lines."""
 _RECORDS = ("result.json", "config.yaml", "overrides.yaml", "env.json", "metrics.jsonl")
 _LOGS = {"logs", "slurm", "tensorboard", "trackers", "vis_data"}
 _OUTPUTS = (  # of all tasks; logs are not in the list, since a new start appends to them
@@ -92,20 +89,8 @@ class RunFolder:
         self.start = self.path / ".start"
 
     def create(self) -> None:
-        """Make the folder and its subfolder ``logs``.
-
-        Raises:
-            ConfigError: the folder cannot be made or written.
-            RunError: the disk is full.
-        """
-        try:
-            self.logs.mkdir(mode=0o750, parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=self.path) as file:
-                file.write(b"\1" * _LEAST_BYTES)  # a full disk accepts empty files
-        except OSError as error:
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO)
-            kind = RunError if full else ConfigError
-            raise kind(f"cannot write to the run folder {self.path}: {error.strerror}; set output_dir") from error
+        """Make the folder and its subfolder ``logs``."""
+        self.logs.mkdir(mode=0o750, parents=True, exist_ok=True)
 
     def check_there(self) -> None:
         """Check that the folder still exists; otherwise a result would be written into a new, empty folder.
@@ -148,10 +133,7 @@ class RunFolder:
             return
         for pattern in (*_OUTPUTS, self.result.name) if overwrite else (self.result.name, self.env.name):
             for old in self.path.glob(pattern):
-                if old.is_dir() and not old.is_symlink():
-                    shutil.rmtree(str(old))
-                else:
-                    old.unlink()
+                _remove(old)
         for file in sorted(self.start.iterdir()):
             file.replace(self.path / file.name)
         self.start.rmdir()
@@ -162,14 +144,10 @@ class RunFolder:
 
     def write_result(self, result: Mapping[str, Any]) -> None:
         """Write ``result.json``, with its own digest and those of the files that :meth:`altered` checks."""
-        beside = {path.name: digest_of(path) for path in self._recorded if path.is_file()}
+        beside = {path.name: digest_of(path) for path in (self.config, self.metrics) if path.is_file()}
         content = json.loads(to_json({**result, "digests": beside}))
         content["digests"][self.result.name] = digest_without_own(content, self.result.name)
         write_json(self.result, content)
-
-    @property
-    def _recorded(self) -> tuple[Path, ...]:
-        return self.config, self.metrics
 
     def altered(self, result: Mapping[str, Any]) -> list[str]:
         """Names of the files that were changed after ``result.json`` was written.
@@ -178,12 +156,21 @@ class RunFolder:
             result: content of ``result.json``; files without a digest there (older versions) are not checked.
         """
         digests = result.get("digests") or {}
-        kept = [path for path in self._recorded if path.name in digests]
+        kept = [path for path in (self.config, self.metrics) if path.name in digests]
         return [path.name for path in kept if not path.is_file() or digest_of(path) != digests[path.name]]
 
-    def records(self) -> list[dict[str, Any]]:
-        """The records of ``metrics.jsonl`` (:func:`read_records`); empty if there is no such file."""
-        return list(read_records(self.metrics.read_bytes().splitlines())) if self.metrics.is_file() else []
+    def records(self, tail: int | None = None) -> list[dict[str, Any]]:
+        """The records of ``metrics.jsonl`` (:func:`read_records`); empty if there is no such file to read.
+
+        Args:
+            tail: read only so many bytes at the end of the file; None: all.
+        """
+        try:
+            with self.metrics.open("rb") as file:
+                file.seek(0 if tail is None else max(file.seek(0, os.SEEK_END) - tail, 0))
+                return [*read_records(file.read().splitlines())]
+        except OSError:
+            return []
 
     def has_checkpoint(self) -> bool:
         """Whether the folder has a checkpoint of a training."""
@@ -203,14 +190,11 @@ class Snapshot:
 
     Args:
         folder: the run folder; it may have an earlier run.
-        missing: folders that did not exist before (:func:`missing_folders`).
     """
 
-    def __init__(self, folder: RunFolder, missing: list[Path]) -> None:
-        self.missing = missing
+    def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
-        self._before = {path: path.lstat().st_size for path in folder.path.rglob("*")}
-        self._config = _inode(folder.config)  # of an earlier run, whose file is replaced when this one begins
+        self._before = {path: path.lstat() for path in folder.path.rglob("*")}
 
     def take_back(self) -> bool:
         """Remove the files that the start added, and truncate logs to their old length.
@@ -219,17 +203,17 @@ class Snapshot:
             True if this was done. False, and nothing is removed, if the start has computed results, or has begun in the
             folder of an earlier run.
         """
-        folder = self._folder
-        new = [path for path in folder.path.rglob("*") if path not in self._before]
-        begun = self._config is not None and _inode(folder.config) != self._config
+        config, new = self._folder.config, [path for path in self._folder.path.rglob("*") if path not in self._before]
+        # The file of an earlier run is replaced when this one begins.
+        inode = config.lstat().st_ino if config.is_file() else None
+        begun = config in self._before and self._before[config].st_ino != inode
         if begun or any(map(self._is_result, new)):
             return False
-        for path in sorted(new, reverse=True):  # the content of a folder before the folder
-            with contextlib.suppress(FileNotFoundError):
-                path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
-        for path, size in self._before.items():
-            if self._is_log(path) and path.is_file() and path.stat().st_size > size:
-                os.truncate(str(path), size)
+        for path in new:
+            _remove(path)
+        for path, before in self._before.items():
+            if self._is_log(path) and path.is_file() and path.stat().st_size > before.st_size:
+                os.truncate(str(path), before.st_size)
         return True
 
     def _is_log(self, path: Path) -> bool:
@@ -241,35 +225,11 @@ class Snapshot:
         return path.stat().st_size > 0 if path == self._folder.metrics else path.name not in _RECORDS
 
 
-def _inode(path: Path) -> int | None:
-    return path.stat().st_ino if path.is_file() else None
-
-
-def missing_folders(path: Path) -> list[Path]:
-    """``path`` and its parents that do not exist, the innermost first."""
-    return [folder for folder in (path, *path.parents) if not folder.exists()]
-
-
-def remove_empty(folders: Iterable[Path]) -> None:
-    """Remove the folders that are empty, in this order; those that are not empty stay."""
-    for folder in folders:
-        with contextlib.suppress(OSError):
-            folder.rmdir()
-
-
-def read_result(folder: RunFolder) -> dict[str, Any] | None:
-    """The content of ``result.json`` of a run folder, or None if there is no such file.
-
-    Raises:
-        ConfigError: the file is damaged, or is not the result of a run.
-    """
-    try:
-        result = read_json(folder.result)
-    except RunError as error:
-        raise ConfigError(str(error)) from error
-    if result is not None and not isinstance(result, dict):
-        raise ConfigError(f"{folder.result} is not the result of a run; remove it, or use another output_dir")
-    return result
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(str(path))
+    else:
+        path.unlink(missing_ok=True)
 
 
 def read_records(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:
@@ -283,26 +243,14 @@ def read_records(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:
             yield record
 
 
-def last_records(folder: RunFolder) -> Iterator[dict[str, Any]]:
-    """The last records of ``metrics.jsonl``, the newest first."""
-    try:
-        with folder.metrics.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(size - _TAIL_BYTES, 0))
-            lines = file.read().decode(errors="replace").splitlines()
-    except OSError:
-        return
-    yield from read_records(reversed(lines))
-
-
 def last_known(folder: RunFolder) -> dict[str, int]:
     """Progress of a training that ended without a result, from ``metrics.jsonl`` and the names of checkpoints.
 
     Returns:
         Optimizer ``steps`` and completed ``epochs``; zeros if the folder has neither.
     """
-    trained = (record for record in last_records(folder) if record["split"] in ("train", "val") and "epoch" in record)
-    last = next(trained, {"step": 0, "epoch": 0})
+    trained = (each for each in folder.records(TAIL_BYTES) if each["split"] in ("train", "val") and "epoch" in each)
+    *_, last = {"step": 0, "epoch": 0}, *trained
     names = [CHECKPOINT_NAME.match(path.name) for path in folder.checkpoints.glob("step_*")]
     return {"steps": max([last["step"], *(int(name.group(1)) for name in names if name)]), "epochs": last["epoch"]}
 
@@ -341,17 +289,11 @@ def version_of(package: str) -> str | None:
 
 def git_revision(folder: Path) -> str | None:
     """The commit of ``folder``, with ``-dirty`` if files differ from it; None outside a git checkout."""
+    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40"]
     try:
-        described = subprocess.run(
-            ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40"],  # noqa: S607
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip() or None
+    except (OSError, subprocess.SubprocessError):
         return None
-    return described.stdout.strip() or None if described.returncode == 0 else None
 
 
 def variables(backend: Backend) -> dict[str, str]:
@@ -362,14 +304,10 @@ def variables(backend: Backend) -> dict[str, str]:
 
 def process_limits() -> dict[str, int | None]:
     """Size of the shared memory in bytes, and limits of open files; None: no shared memory, or no limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    shm = shutil.disk_usage(SHM) if os.path.isdir(SHM) else None  # noqa: PTH112
-    return {
-        "shm_total": shm.total if shm else None,
-        "shm_free": shm.free if shm else None,
-        "open_files": None if soft == resource.RLIM_INFINITY else soft,
-        "open_files_hard": None if hard == resource.RLIM_INFINITY else hard,
-    }
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (None if limit == resource.RLIM_INFINITY else limit for limit in limits)
+    total, _, free = shutil.disk_usage(SHM) if os.path.isdir(SHM) else (None, None, None)  # noqa: PTH112
+    return {"shm_total": total, "shm_free": free, "open_files": soft, "open_files_hard": hard}
 
 
 def in_role(metric: str | None, measured_on: str, value: float | None) -> dict[str, Any] | None:
@@ -381,12 +319,10 @@ def selecting_value(result: Mapping[str, Any] | None) -> float | None:
     """The metric by which runs are compared and the best is chosen; never one of the test split. None: no such metric.
 
     Args:
-        result: content of ``result.json``, also of older versions.
+        result: content of ``result.json``.
     """
-    result = result or {}
-    key: Any = "value" if "selected_by" in result else result.get("metric_name")
-    chosen = result.get("selected_by", result.get("validation"))
-    return chosen.get(key) if isinstance(chosen, dict) else None
+    chosen = (result or {}).get("selected_by")
+    return chosen["value"] if isinstance(chosen, dict) else None
 
 
 def number_text(value: float, like: float | None = None) -> str:

@@ -1,6 +1,6 @@
-"""The lock of a run folder: one run at a time, on all machines that share the folder.
+"""The lock of a folder (of a run, a sweep, or kept features): one holder at a time, on all machines that share it.
 
-The lock is the file ``.lock`` in the run folder, created exclusively (``O_EXCL``), which works on network file systems,
+The lock is the file ``.lock`` in the folder, created exclusively (``O_EXCL``), which works on network file systems,
 too. The file names its holder; the lock of a dead holder does not count. On its own machine a holder is alive if its
 process runs. On other machines it is alive if it has touched the file lately, by the file server's clock. A Slurm job
 is alive from submission to its end, also while it is requeued.
@@ -9,6 +9,7 @@ is alive from submission to its end, also while it is requeued.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -22,9 +23,10 @@ import time
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from exp import console
-from exp.errors import ConfigError
+from exp.errors import ConfigError, RunError
 from exp.runs.files import write_atomically
 
 __all__ = ["LOCK", "STALE_AFTER_S", "Holder", "RunLock", "holder_of", "is_alive", "read_holder", "stat_of"]
@@ -34,8 +36,8 @@ STALE_AFTER_S = 120.0
 """Seconds after its last heartbeat until a holder on another machine counts as dead."""
 _BEAT_S = 10.0
 _LOOK_S = 0.5
-_MOMENT_S = 0.05
 _KEEPER = "run-locks"
+_LEAST_BYTES = 2**16  # about the size of the records of the shortest run
 
 
 @dataclass(frozen=True)
@@ -45,12 +47,12 @@ class Holder:
     Attributes:
         token: equal in all processes of one job; empty: the lock file cannot be read.
         host: name of the machine.
-        machine: boot id and process id namespace; if these are equal, ``pid`` means the same process.
+        machine: boot id and process id namespace; if these are equal, ``pid`` means the same process. Empty: several
+            processes on any machines share the lock, of which ``pid`` is one.
         pid: process id.
         started: start time of the process in clock ticks since boot; needed because process ids are reused.
         since: when the lock was taken, in seconds since the epoch.
         job: id of the Slurm job; empty: no job.
-        several: whether several processes share the lock; ``pid`` is one of them.
         secret: random name of the rendezvous, which nobody without access to the folder can guess.
         seen: last heartbeat, that is the time of the lock file, in seconds since the epoch.
     """
@@ -62,15 +64,14 @@ class Holder:
     started: int = 0
     since: float = 0.0
     job: str = ""
-    several: bool = False
     secret: str = ""
     seen: float = 0.0
 
     @classmethod
     def me(cls, token: str, job: str = "", several: bool = False) -> Holder:
-        """This process as a holder."""
+        """This process as a holder, or as one of several of the same token."""
         start, secret, host = _started(os.getpid()) or 0, secrets.token_hex(16), socket.gethostname()
-        return cls(token, host, _machine(), os.getpid(), start, time.time(), job, several, secret)
+        return cls(token, host, "" if several else _machine(), os.getpid(), start, time.time(), job, secret)
 
     def encoded(self) -> bytes:
         """The content of the lock file."""
@@ -87,7 +88,7 @@ class Holder:
 def holder_of(folder: Path) -> Holder | None:
     """The live holder of the lock of a run folder; None: the lock is free, or its holder is dead."""
     holder = read_holder(folder / LOCK)
-    return None if holder is None or _is_dead(holder, time.time()) else holder
+    return None if holder is None or _alive(holder, time.time()) is False else holder
 
 
 def read_holder(path: Path) -> Holder | None:
@@ -120,10 +121,10 @@ def is_alive(pid: int) -> bool:
 
 
 class RunLock:
-    """The lock of a run folder, as one process holds it.
+    """The lock of a folder, as one process holds it.
 
     Args:
-        folder: the run folder; must exist when :meth:`acquire` is called.
+        folder: :meth:`acquire` makes it, with its parents; those that are still empty at the end are removed.
         token: equal in all processes of one job, which share the lock; None: this process does not share it.
         key: configuration key of the folder, for messages.
     """
@@ -138,11 +139,13 @@ class RunLock:
         self._inode = 0
         self._guard = threading.RLock()
         self._shown = console.shown(folder)
+        self.made: list[Path] = []
+        """The folders that did not exist before, the innermost first."""
         self.lost: str | None = None
         """How the lock was lost while it was held; None: it was not lost."""
 
     def acquire(self, job: str = "") -> bool:
-        """Take the lock; a dead holder is replaced.
+        """Make the folder and take its lock; a dead holder is replaced.
 
         Args:
             job: id of the Slurm job that this process belongs to; empty: no job.
@@ -151,40 +154,57 @@ class RunLock:
             Whether another process of the same job holds it already.
 
         Raises:
-            ConfigError: another run holds the lock.
-            OSError: the folder cannot be written.
+            ConfigError: another run holds the lock, or the folder cannot be made or written.
+            RunError: the disk is full.
         """
-        me = Holder.me(self.token, job, self._several)
-        joined = self._take(me)
+        self.made = [each for each in (self.folder, *self.folder.parents) if not each.exists()]
+        try:
+            self.folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=str(self.folder)) as file:
+                file.write(b"\1" * _LEAST_BYTES)  # a full disk accepts empty files
+            joined = self._take(Holder.me(self.token, job, self._several))
+        except OSError as error:
+            kind = RunError if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO) else ConfigError
+            raise kind(f"cannot write to the folder {self.folder}: {error.strerror}; set {self.key}") from error
         # The first process of a job has chosen the secret name of the rendezvous; the others keep its file content.
-        self._content = self.path.read_bytes() if joined else me.encoded()
+        self._content = self.path.read_bytes()
         self._inode = self.folder.stat().st_ino
         _held.append(self)
         if all(thread.name != _KEEPER for thread in threading.enumerate()):
             threading.Thread(target=_keep, name=_KEEPER, daemon=True).start()
         return joined
 
-    def pass_to(self, job: str) -> None:
-        """Make a submitted Slurm job the holder; this process no longer is."""
-        with self._guard:
-            self.release(keep_file=True)
-            holder = read_holder(self.path)
-            if holder is not None and holder.token == self.token:
-                write_atomically(self.path, replace(holder, job=job).encoded())
+    def pass_to(self, **holder: Any) -> None:
+        """Stop holding the lock, and make another process or a Slurm job of the same token its holder.
+
+        Args:
+            **holder: attributes of :class:`Holder` that differ: ``job``, or ``pid``.
+        """
+        self.release(keep_file=True)
+        mine = self._mine()
+        if mine is not None:
+            started = _started(holder.get("pid", mine.pid)) or 0
+            write_atomically(self.path, replace(mine, started=started, **holder).encoded())
 
     def release(self, keep_file: bool = False) -> None:
-        """Stop holding the lock, if this process holds it, and remove its file.
+        """Stop holding the lock, if this process holds it; remove its file, and the folder that it has made if empty.
 
         Args:
             keep_file: leave the file to the same job, which may be started again.
         """
-        with self._guard:
+        with self._guard, contextlib.suppress(OSError):
             if self in _held:
                 _held.remove(self)
-                holder = read_holder(self.path)
-                if not keep_file and holder is not None and holder.token == self.token:
-                    with contextlib.suppress(OSError):
-                        self.path.unlink()
+                if not keep_file and self._mine() is not None:
+                    self.path.unlink()
+        for folder in [] if keep_file else self.made:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+    def _mine(self) -> Holder | None:
+        """The holder in the lock file, if it has this token."""
+        holder = read_holder(self.path)
+        return holder if holder is not None and holder.token == self.token else None
 
     def check(self) -> str | None:
         """Touch the lock file as a heartbeat.
@@ -206,33 +226,31 @@ class RunLock:
         return self.lost
 
     def _take(self, me: Holder) -> bool:
-        first: Holder | None = None
+        waited_for: Holder | None = None
         while not _created(self.path, me.encoded()):
             holder, now = read_holder(self.path), self._now()
             if holder is None:
-                time.sleep(_MOMENT_S)  # the file is being removed
-                continue
+                continue  # its holder has just removed the file
             age = f"{max(now - holder.seen, 0):.0f} s ago"
             if holder.token == self.token:
                 return True
-            if _is_dead(holder, now):
-                if self._replaced(holder, me):
-                    break
-            elif _known_alive(holder) or (first is not None and first != holder):
-                beat = "" if holder.machine == _machine() else f", last heartbeat {age}"
+            alive = _alive(holder, now)
+            if alive is False:
+                self._remove(holder)
+            elif alive or waited_for not in (None, holder):
                 follow = f"; to follow it: task=attach run={self._shown}" if holder.job else ""
                 raise ConfigError(
-                    f"{self._shown} is in use by another run: {holder}{beat}; wait for its end, or use another "
-                    f"{self.key}{follow}"
+                    f"{self._shown} is in use by another run: {holder}, last heartbeat {age}; wait for its end, or use "
+                    f"another {self.key}{follow}"
                 )
             else:
                 # A restarted container finds its predecessor's lock; only missing heartbeats show that it is dead.
-                if first is None:
-                    first = holder
+                if waited_for is None:
                     console.warn(
                         f"{self._shown} was in use by another run {age}: {holder}; waiting for its next heartbeat, or "
                         f"until there was none for {STALE_AFTER_S:.0f} s"
                     )
+                waited_for = holder
                 time.sleep(_LOOK_S)
         return False
 
@@ -241,18 +259,14 @@ class RunLock:
         with tempfile.TemporaryFile(dir=str(self.folder)) as file:
             return os.fstat(file.fileno()).st_mtime
 
-    def _replaced(self, dead: Holder, me: Holder) -> bool:
-        """Take the lock of a dead holder, one process at a time, so that nobody replaces a holder that is alive."""
+    def _remove(self, dead: Holder) -> None:
+        """Remove the file of a dead holder, one process at a time, so that nobody removes that of its successor."""
         folder = os.open(str(self.folder), os.O_RDONLY)
         try:
             with contextlib.suppress(OSError):  # some network file systems lock no folders
                 fcntl.flock(folder, fcntl.LOCK_EX)
-            if read_holder(self.path) != dead:
-                return False
-            write_atomically(self.path, me.encoded())
-            time.sleep(_MOMENT_S)
-            # Without the folder's lock another process may have replaced it, too.
-            return self.path.read_bytes() == me.encoded()
+            if read_holder(self.path) == dead:
+                self.path.unlink(missing_ok=True)
         finally:
             os.close(folder)
 
@@ -281,14 +295,13 @@ def _created(path: Path, content: bytes) -> bool:
     return True
 
 
-def _is_dead(holder: Holder, now: float) -> bool:
-    """Whether a holder is dead: known to be, or silent for too long; ``now`` is of the clock of its heartbeats."""
-    alive = _known_alive(holder)
-    return now - holder.seen >= STALE_AFTER_S if alive is None else not alive
+def _alive(holder: Holder, now: float) -> bool | None:
+    """Whether a holder is alive; None: only its next heartbeat will tell.
 
-
-def _known_alive(holder: Holder) -> bool | None:
-    """Whether a holder is alive; None: it is on another machine or in another container, so only heartbeats tell."""
+    Args:
+        holder: may be on another machine or in another container, of which only heartbeats tell.
+        now: time of the clock of its heartbeats.
+    """
     if holder.job:
         from exp.runs.slurm import find_states  # only runs on Slurm need it
 
@@ -297,9 +310,9 @@ def _known_alive(holder: Holder) -> bool | None:
             return not states[holder.job].ended
         if shutil.which("squeue"):  # Slurm does not answer, and a job that waits in its queue has no heartbeat
             return True
-    elif holder.machine == _machine() and not holder.several:
+    elif holder.machine == _machine():
         return _started(holder.pid) == holder.started
-    return None
+    return False if now - holder.seen >= STALE_AFTER_S else None
 
 
 def _machine() -> str:

@@ -1,34 +1,33 @@
 """The jobs of a sweep: frozen first, then run side by side or as a Slurm job array, and reported as they end.
 
-On the terminal: a line for each job that has ended, and below them the running jobs, redrawn.
+On the terminal: a line for each job that has ended, and below them the running jobs, drawn by rich.
 """
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import shutil
 import signal
 import time
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Collection, Sequence
 
 from hydra.errors import HydraException
-from omegaconf import ListConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from exp import console
-from exp.config import explain
 from exp.config.compose import load, refuse_empty, task_type
 from exp.config.resolve import as_plain
 from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, REFUSED, ConfigError, Ended, ExpError, RunError
 from exp.frozen import FrozenRun, complete
 from exp.hub import bring
 from exp.launcher.base import Launcher, Outcome, describe_failure, drop_stale_variables, launcher_class, resolve
-from exp.launcher.follow import Watcher, clock
+from exp.launcher.follow import Watcher
 from exp.runs.files import read_json, to_json
-from exp.runs.folder import RunFolder, missing_folders, number_text, read_result, remove_empty, selecting_value
+from exp.runs.folder import RunFolder, number_text, selecting_value
 from exp.runs.lock import RunLock
 from exp.runs.status import PREEMPT_SIGNAL
 from exp.sweep.composing import Composer
@@ -44,9 +43,7 @@ _OF_HYDRA = "multirun.yaml"
 _ELSEWHERE = ("figures", "launcher", "output_dir", "overwrite", "plots", "record", "report_placement", "resume",
               "resume_changed_data", "sweep")  # fmt: skip
 """Configuration keys that do not change what a run computes."""
-_STATES = ("completed", "done before", "submitted", "failed", "interrupted", "preempted", "not begun")
-_REDRAW_S = 0.25
-_MOST_RUNNING = 12
+_COUNTS = -1  # number of the first row of the display
 
 
 class NoMetric(float):
@@ -69,21 +66,19 @@ class NoMetric(float):
 class Job:
     """One job of a sweep, and its state so far."""
 
-    number: int
-    overrides: list[str] = field(default_factory=list)
-    run: FrozenRun | None = None
-    """None if the configuration of the job was refused."""
+    run: FrozenRun
+    """Not frozen if its configuration was refused."""
     outcome: Outcome | None = None
     skipped: bool = False
     """Whether an earlier sweep has completed the job."""
 
     @property
     def state(self) -> str:
-        """The state of the job, one of ``_STATES``."""
+        """The state of the job, in words."""
         outcome = self.outcome
         if self.skipped:
             return "done before"
-        if outcome is None or not outcome.begun:
+        if outcome is None:
             return "not begun"
         if outcome.left or outcome.interrupted_by is not None:
             return "submitted" if outcome.left else "interrupted"
@@ -92,20 +87,13 @@ class Job:
     @property
     def metric(self) -> float:
         """The value for the sweeper; :class:`NoMetric` if the job has not completed or has no finite metric."""
-        done = self.run is not None and self.state in ("completed", "done before")
-        value = selecting_value(read_json(self.run.folder.result)) if self.run is not None and done else None
+        done = self.state in ("completed", "done before")
+        value = selecting_value(read_json(self.run.folder.result)) if done else None
         return NoMetric() if value is None or value != value else value
-
-    def refuse(self, error: Exception) -> None:
-        """Record that the configuration or the folder of the job was refused."""
-        if not isinstance(error, ExpError):
-            error = ConfigError(explain.explain(error))
-        self.outcome = Outcome(error.exit_code, detail=str(error))
 
     def title(self, common: Collection[str] = ()) -> str:
         """Number of the job's folder and its overrides that are not ``common``, such as ``3 seed=2 optim.lr=0.001``."""
-        number = str(self.number) if self.run is None else self.run.folder.path.name
-        return " ".join([number, *(override for override in self.overrides if override not in common)])
+        return " ".join([self.run.folder.path.name, *(each for each in self.run.overrides if each not in common)])
 
 
 class Sweep:
@@ -122,7 +110,6 @@ class Sweep:
 
     def __init__(self, config: Any, composer: Composer) -> None:
         refuse_empty("output_dir", config.get("output_dir"))
-        refuse_empty("hydra.sweep.dir", config.hydra.sweep.dir)
         written: Any = OmegaConf.to_container(config.hydra.sweep)
         if written["subdir"] != "${hydra.job.num}":
             raise ConfigError(
@@ -135,12 +122,12 @@ class Sweep:
         self.folder = folder = Path(str(config.hydra.sweep.dir)).absolute()
         self.jobs: list[Job] = []
         self.began = time.monotonic()
-        self.busy = self.dry = self.launched = self.preempted = False
+        self.busy = self.dry = self.launched = False
+        self.received: int | None = None
+        """The signal that has ended the jobs of a batch on this machine."""
         self.runs: list[Run] = []
         """The runs that can be compared, read after the last batch."""
-        self._missing = missing_folders(folder)
         self.lock = RunLock(folder)
-        folder.mkdir(mode=0o750, parents=True, exist_ok=True)
         try:
             self.lock.acquire()
             existing = _run_folders(folder)
@@ -151,9 +138,8 @@ class Sweep:
             self._earlier = _find_earlier(existing)
         except ExpError:
             self.lock.release()
-            remove_empty(self._missing)
             raise
-        self._taken = {path.name for path in existing}
+        self._taken = {*existing}
 
     def run(self, overrides: Sequence[Sequence[str]], first: int) -> list[float]:
         """Freeze the jobs of a batch, run them, and wait until all have ended.
@@ -167,14 +153,13 @@ class Sweep:
 
         Raises:
             Ended: a signal has ended the sweep.
+            HydraException: Hydra cannot compose a job.
             ExpError: all jobs of the first batch were refused, or the sweeper searches in the wrong direction.
         """
         if not overrides:
             return []  # a sweep that never has a job is refused at its end
         self.busy = True  # until this method returns; errors raised before that are not the sweeper's
-        if self.preempted:  # a sweeper that uses results would search on without these
-            raise Ended(PREEMPT_SIGNAL, EXIT_PREEMPTED)
-        batch = [self._freeze(Job(number), list(given)) for number, given in enumerate(overrides, first)]
+        batch = [self._freeze(number, list(given)) for number, given in enumerate(overrides, first)]
         refused = [job.outcome for job in batch if job.outcome is not None]
         if len(refused) == len(batch) and not self.jobs:
             error = ExpError("\n".join(dict.fromkeys(outcome.detail or "" for outcome in refused)))
@@ -182,7 +167,7 @@ class Sweep:
             raise error
         self.jobs += batch
         drop_stale_variables()
-        runs = [job.run for job in batch if job.run is not None and not job.skipped]
+        runs = [job.run for job in batch if job.state == "not begun"]
         chosen = _common_launcher(runs)
         script = None if chosen is None else chosen.preflight(runs, self.folder / "slurm")
         if script is not None:
@@ -194,53 +179,53 @@ class Sweep:
         self.busy = False
         return [job.metric for job in batch]
 
-    def _freeze(self, job: Job, given: list[str]) -> Job:
-        """Freeze a job; one whose configuration is refused counts as failed."""
+    def _freeze(self, number: int, given: list[str]) -> Job:
+        """Freeze a job; one whose configuration exp refuses counts as failed, and what Hydra refuses ends the sweep."""
+        overrides, folder = self.composer.task_overrides(given), RunFolder(self.folder / str(number))
+        job = Job(FrozenRun(self.config, overrides, folder))
         try:
-            job.overrides = self.composer.task_overrides(given)
-            config = self.composer.prepared(self.config, given, job.number)
+            config = self.composer.prepared(self.config, given, number)
             in_parent = hasattr(task_type(config.task.get("_target_")), "run_in_parent")
             if in_parent or launcher_class(config).joins:
                 what = f"task={config.task.name}" if in_parent else "launcher=external"
                 raise ConfigError(f"{what} cannot be swept; start it without -m (several runs as 'run=[a,b]')")
-            sets_folder = any(each.lstrip("+").startswith("output_dir=") for each in job.overrides)
+            sets_folder = any(each.lstrip("+").startswith("output_dir=") for each in overrides)
             if sets_folder and str(config.output_dir) != str(self.config.output_dir):
                 raise ConfigError(
                     "output_dir is the folder of the whole sweep, with a subfolder for each job; it cannot differ "
                     "between jobs. Sweep other keys, or start a sweep for each folder"
                 )
-            job.run = complete(config, job.overrides, self.folder / "new")
-            self._place(job, job.run)
-        except (ExpError, HydraException, OmegaConfBaseException) as error:
-            job.refuse(error)
+            job.run = complete(config, overrides, folder.path)
+            self._place(job, number)
+        except ExpError as error:
+            job.outcome = Outcome(error.exit_code, detail=str(error))
         return job
 
-    def _place(self, job: Job, run: FrozenRun) -> None:
+    def _place(self, job: Job, number: int) -> None:
         """Set the folder of a job: a new one, or that of the same job in an earlier sweep."""
-        same = self._earlier and self._earlier.get(_identity(run.config))
+        config = job.run.config
+        same = self._earlier and self._earlier.get(_identity(config))
         if same:
             path, job.skipped = same.pop(0)  # of two equal jobs, each continues a folder of its own
-            run.config.resume = run.config.resume or "auto"
+            config.resume = config.resume or "auto"
         else:
-            name = next(str(number) for number in itertools.count(job.number) if str(number) not in self._taken)
-            self._taken.add(name)
-            path = self.folder / name
-        run.config.output_dir = str(path)
-        run.folder = RunFolder(path)
+            paths = (self.folder / str(each) for each in itertools.count(number))
+            path = next(path for path in paths if path not in self._taken)
+            self._taken.add(path)
+        config.output_dir = str(path)
+        job.run.folder = RunFolder(path)
 
     def _launch(self, batch: list[Job], chosen: Launcher | None) -> None:
-        jobs: list[Job] = []
-        runs: list[FrozenRun] = []
         for job in batch:
-            if job.run is not None and not job.skipped:
+            if job.state == "not begun":
                 try:
                     bring(job.run.config)
                     job.run.write()
-                    jobs.append(job)
-                    runs.append(job.run)
                 except ExpError as error:  # for example, another process uses the folder
-                    job.refuse(error)
-        display = SweepDisplay(self, jobs)
+                    job.outcome = Outcome(error.exit_code, detail=str(error))
+        jobs = [job for job in batch if job.state == "not begun"]
+        runs = [job.run for job in jobs]
+        display = SweepDisplay(jobs, self.common_overrides())
         with display:
             if not self.launched:
                 done = sum(job.skipped for job in batch)
@@ -253,19 +238,18 @@ class Sweep:
                 if job.outcome is not None:
                     display.failed(job, job.outcome.detail or "refused")
             if chosen is not None and runs:
-                outcomes = chosen.launch_all(runs, display, self.folder / "slurm")
+                outcomes = dict(enumerate(chosen.launch_all(runs, display, self.folder / "slurm")))
             else:
-                outcomes = pack(runs, self.settings.parallel_jobs, display)
-                self.preempted = any(outcome.preempted is not None for outcome in outcomes)
-        for job, run, outcome in zip(jobs, runs, outcomes):
-            run.release()
-            job.outcome = outcome
+                outcomes, self.received = pack(runs, self.settings.parallel_jobs, display)
+        for number, job in enumerate(jobs):
+            job.run.release()
+            job.outcome = outcomes.get(number)
 
     def _read_results(self) -> None:
         """Read the runs that can be compared, and write their table.
 
         Raises:
-            Ended: a signal has ended jobs of the sweep.
+            Ended: a signal has ended jobs of the sweep. A sweeper that uses results would search on without theirs.
             ConfigError: the sweeper minimizes a metric of which larger is better, or the reverse.
         """
         from exp.report.runs import find_runs
@@ -276,25 +260,23 @@ class Sweep:
             write_rows(self.runs, self.folder)
         except ConfigError:  # there are none, for example because task=doctor has no metric
             self.runs = []
-        by = [job.outcome.interrupted_by for job in self.jobs if job.outcome is not None and job.outcome.interrupted_by]
-        if by:
-            number = signal.Signals[by[0]]
-            raise Ended(number, 128 + number)
-        direction = self.config.hydra.sweeper.get("direction")
-        direction = direction[0] if isinstance(direction, ListConfig) and direction else direction
-        direction = getattr(direction, "name", direction)  # it may be an enum member
+        names = [job.outcome.interrupted_by for job in self.jobs if job.outcome is not None]
+        number = self.received or next((signal.Signals[name] for name in names if name is not None), None)
+        if number is not None:
+            raise Ended(number, EXIT_PREEMPTED if number == PREEMPT_SIGNAL else 128 + number)
+        direction = str(self.config.hydra.sweeper.get("direction"))  # may be an enum member, or a list of one
         for run in self.runs:
             greater = bool(run.result.get("greater_is_better"))
-            right = "maximize" if greater else "minimize"
-            if run.metric is not None and direction in ("minimize", "maximize") and direction != right:
+            right, wrong = ("maximize", "minimize") if greater else ("minimize", "maximize")
+            if run.metric is not None and wrong in direction:
                 raise ConfigError(
-                    f"hydra.sweeper.direction={direction} looks for the worst {run.metric_name}, of which "
+                    f"hydra.sweeper.direction={wrong} looks for the worst {run.metric_name}, of which "
                     f"{'larger' if greater else 'smaller'} is better; set hydra.sweeper.direction={right}"
                 )
 
     def common_overrides(self) -> set[str]:
         """The overrides that all jobs have."""
-        return set.intersection(*(set(job.overrides) for job in self.jobs)) if len(self.jobs) > 1 else set()
+        return set.intersection(*(set(job.run.overrides) for job in self.jobs)) if len(self.jobs) > 1 else set()
 
     def explained(self, error: Exception | None) -> Exception | None:
         """The error to report at the end of the sweep.
@@ -326,32 +308,27 @@ class Sweep:
             rest: returns the command line of this process with changed overrides (:func:`exp.task.to_go_on`).
 
         Returns:
-            The exit code, and the run folders. Exit code 0: no job failed; 75: jobs were preempted, and none failed;
-            128 + n: interrupted by signal n; the common code if all jobs failed with the same one; otherwise 1.
+            The exit code (that of the error, if one has ended the sweep), and the run folders. Exit code 0: no job
+            failed; 75: jobs were preempted, and none failed; the common code if all jobs failed with the same one;
+            otherwise 1.
         """
         lost = self.lock.check()
         if lost is not None:
             console.error(lost)
-        self.lock.release()
-        outcomes = [job.outcome for job in self.jobs if job.outcome is not None]
-        interrupted = [outcome.exit_code for outcome in outcomes if outcome.interrupted_by is not None]
         codes = {EXIT_OK if job.outcome is None else job.outcome.exit_code for job in self.jobs}
-        if interrupted or self.dry or codes <= {EXIT_OK}:
-            code = interrupted[0] if interrupted else EXIT_OK
-        elif codes <= {EXIT_OK, EXIT_PREEMPTED}:
-            code = EXIT_PREEMPTED
-        else:
-            code = max(codes) if len(codes) == 1 else EXIT_FAILED
-        taken_back = [job.run is None or job.run.take_back() for job in self.jobs if code in REFUSED]
-        if self.launched and not (code in REFUSED and all(taken_back)):
-            self._report(rest)
-            return code, _run_folders(self.folder)
-        if self.folder in self._missing:
+        failed = codes - {EXIT_OK}
+        alike = len(codes) == 1 or failed <= {EXIT_PREEMPTED}
+        code = max(failed, default=EXIT_OK) if alike else EXIT_FAILED
+        taken_back = [job.run.take_back() for job in self.jobs if code in REFUSED]
+        refused = not self.launched or (code in REFUSED and all(taken_back))
+        if refused and self.lock.made:
             shutil.rmtree(str(self.folder), ignore_errors=True)
-        elif (self.folder / _OF_HYDRA).is_file() and not _run_folders(self.folder):
-            (self.folder / _OF_HYDRA).unlink()
-        remove_empty(self._missing)
-        return code, []
+        elif refused and not _run_folders(self.folder):
+            (self.folder / _OF_HYDRA).unlink(missing_ok=True)
+        self.lock.release()
+        if not refused:
+            self._report(rest)
+        return code, _run_folders(self.folder)
 
     def _report(self, rest: Callable[..., str]) -> None:
         """Print the table of results and the number of jobs by state; write the report with its plots."""
@@ -361,15 +338,15 @@ class Sweep:
         terminal.print()
         for table in results_tables(self.runs):
             terminal.print(as_rich(table))
-        states = [job.state for job in self.jobs]
-        text = ", ".join(f"{states.count(state)} {state}" for state in _STATES if state in states)
+        states = Counter(job.state for job in self.jobs)
+        text = ", ".join(f"{number} {state}" for state, number in sorted(states.items()))
         seconds, place = time.monotonic() - self.began, console.shown(self.folder)
         terminal.print(f"{text}; {seconds:.0f} s; results in {place}", soft_wrap=True)
-        if {"interrupted", "preempted", "not begun"} & {*states}:
+        if {"interrupted", "preempted", "not begun"} & states.keys():
             command = rest("sweep.resume=true", f"output_dir={place}")
             terminal.print(f"to do the rest: {command}", soft_wrap=True, markup=False)
         completed = any(run.status == "completed" for run in self.runs)
-        if completed and self.settings.plots and not {"submitted", "interrupted"} & {*states}:
+        if completed and self.settings.plots and not {"submitted", "interrupted"} & states.keys():
             from exp.report.page import write_report
 
             page = write_report(self.runs, self.folder, self.config.name)
@@ -399,9 +376,9 @@ def _run_folders(folder: Path) -> list[Path]:
 
 
 def _identity(config: ExpConfig) -> str:
-    """A digest of a configuration without the keys that do not change what a run computes."""
+    """A configuration as text, without the keys that do not change what a run computes."""
     kept = {key: value for key, value in as_plain(config).items() if key not in _ELSEWHERE}
-    return hashlib.sha256(to_json(kept, sort_keys=True, default=str).encode()).hexdigest()
+    return to_json(kept, sort_keys=True, default=str)
 
 
 def _find_earlier(folders: Sequence[Path]) -> dict[str, list[tuple[Path, bool]]]:
@@ -412,7 +389,7 @@ def _find_earlier(folders: Sequence[Path]) -> dict[str, list[tuple[Path, bool]]]
             key = _identity(load(RunFolder(path).config))  # typed, so that newer keys have their defaults
         except OmegaConfBaseException:
             continue  # written by another version of exp, with keys that no longer exist
-        result = read_result(RunFolder(path)) or {}
+        result = read_json(RunFolder(path).result) or {}
         found.setdefault(key, []).append((path, result.get("status") == "completed"))
     return {key: sorted(jobs, key=lambda job: not job[1]) for key, jobs in found.items()}
 
@@ -421,70 +398,43 @@ class SweepDisplay(Watcher):
     """Shows one batch of a sweep.
 
     Args:
-        sweep: with all jobs so far.
         jobs: jobs of the batch to run; ``number`` in the methods is the index in this list.
+        common: overrides that all jobs have, which titles leave out.
     """
 
-    def __init__(self, sweep: Sweep, jobs: Sequence[Job]) -> None:
+    def __init__(self, jobs: Sequence[Job], common: Collection[str]) -> None:
         super().__init__()
-        self.sweep = sweep
-        self.jobs = jobs
-        self._common = sweep.common_overrides()
-        self._running: dict[int, tuple[float, str]] = {}  # start time and state of each running job
+        self.jobs, self._common = jobs, common
         self._ended = self._failed = 0
-        self._drawn = 0.0
 
     def state(self, number: int, text: str) -> None:
-        """Show the state of a running job; only on a terminal."""
-        since, _ = self._running.get(number, (time.monotonic(), ""))
-        self._running[number] = since, text
-        self._draw()
+        """Show the state of a running job, below counts of all; only on a terminal."""
+        under_way = len(self.rows.keys() - {_COUNTS})
+        waiting = len(self.jobs) - self._ended - under_way
+        counts = f"{under_way} under way, {waiting} waiting, {self._failed} failed"
+        self.draw(_COUNTS, f"{self._ended} of {len(self.jobs)} ended, {counts}")
+        if number in self.rows or text.startswith("running"):
+            self.draw(number, f"  {self.jobs[number].title(self._common)}  {text}")
 
     def ended(self, number: int, outcome: Outcome) -> None:
         """Print the result or the failure of a job."""
-        self._running.pop(number, None)
         self._ended += 1
-        job = self.jobs[number]
-        assert job.run is not None, "it has run"
-        folder = job.run.folder
-        if outcome.interrupted_by is not None:
-            self.say(f"{job.title(self._common)}: {describe_failure(outcome, folder)}")
-        elif outcome.exit_code not in (EXIT_OK, EXIT_PREEMPTED):
+        if number in self.rows:
+            self.live.remove_task(self.rows.pop(number))
+        job, folder = self.jobs[number], self.jobs[number].run.folder
+        if outcome.exit_code not in (EXIT_OK, EXIT_PREEMPTED):
             self.failed(job, describe_failure(outcome, folder))
-        else:
-            result = read_json(folder.result) or {}
-            text = "preempted" if outcome.exit_code == EXIT_PREEMPTED else "done"
-            if result.get("metric") is not None:
-                chosen_by = selecting_value(result)
-                text = f"{result['metric_name']} {number_text(result['metric'])}"
-                text += "" if chosen_by is None else f" (validation {number_text(chosen_by)})"
-            seconds = f"  {result['wall_s']:.0f} s" if result.get("wall_s") else ""
-            self.say(f"{job.title(self._common)}: {text}{seconds}  ({self._ended} of {len(self.jobs)})")
-        self._drawn = 0.0
-        self._draw()
+            return
+        result = read_json(folder.result) or {}
+        text = "preempted" if outcome.exit_code == EXIT_PREEMPTED else "done"
+        if result.get("metric") is not None:
+            chosen_by = selecting_value(result)
+            text = f"{result['metric_name']} {number_text(result['metric'])}"
+            text += "" if chosen_by is None else f" (validation {number_text(chosen_by)})"
+        seconds = f"  {result['wall_s']:.0f} s" if result.get("wall_s") else ""
+        self.say(f"{job.title(self._common)}: {text}{seconds}  ({self._ended} of {len(self.jobs)})")
 
     def failed(self, job: Job, text: str) -> None:
         """Print the error of a job."""
         self._failed += 1
-        if self.live is None:
-            console.error(f"{job.title(self._common)}: {text}")
-        else:
-            text = f"{job.title(self._common)}: FAILED: {text}"
-            self.console.print(text, style="red", highlight=False, markup=False, soft_wrap=True)
-
-    def _draw(self) -> None:
-        if self.live is None or time.monotonic() - self._drawn < _REDRAW_S:
-            return
-        self._drawn = time.monotonic()
-        from rich.text import Text
-
-        waiting = len(self.jobs) - self._ended - len(self._running)
-        head = (
-            f"{self._ended} of {len(self.jobs)} ended, {len(self._running)} under way, {waiting} waiting, "
-            f"{self._failed} failed  {clock(self._drawn - self.sweep.began)}"
-        )
-        rows = [
-            f"  {self.jobs[number].title(self._common)}  {text}  {clock(self._drawn - since)}"
-            for number, (since, text) in list(self._running.items())[:_MOST_RUNNING]
-        ]
-        self.live.update(Text("\n".join([head, *rows]), no_wrap=True, overflow="ellipsis"), refresh=True)
+        console.error(f"{job.title(self._common)}: {text}")

@@ -41,25 +41,14 @@ class Composer:
         parser = OverridesParser.create(config_loader=loader)
         self._parse = functools.lru_cache(maxsize=None)(lambda text: parser.parse_overrides([text])[0])
         self._is_group = functools.lru_cache(maxsize=None)(lambda key: bool(loader.repository.group_exists(key)))
-        self._composed: dict[Any, Any] = {}
         self._prepared: dict[Any, Any] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: Sequence[str]) -> Any:
-        """The configuration of a job, or of the first one of its kind; a sweeper calls this to check all jobs.
-
-        Raises:
-            HydraException: Hydra cannot compose the job.
-        """
-        kind = self._kind(sweep_overrides)
-        if kind in self._composed:
-            return self._composed[kind]
-        composed = self._loader.load_sweep_config(master_config, list(sweep_overrides))
-        if kind is not None:
-            self._composed[kind] = composed
-        return composed
+        """Called by a sweeper to check all jobs before it launches them; :meth:`prepared` then composes each anyway."""
+        return master_config
 
     def prepared(self, master_config: DictConfig, overrides: Sequence[str], number: int) -> Any:
         """Compose a job's configuration and prepare it (:func:`exp.frozen.prepare`).
@@ -73,20 +62,18 @@ class Composer:
             HydraException: Hydra cannot compose the job.
             ExpError: raised by :func:`exp.frozen.prepare`.
         """
-        kind = self._kind(overrides)
+        kind, values = self._kind(overrides)
         # If a value does not fit, fall through to Hydra, whose error message says what is wrong.
         with contextlib.suppress(OmegaConfBaseException):
             if kind in self._prepared:
                 config = copy.deepcopy(self._prepared[kind])
-                for key, value in self._values(overrides).items():
+                for key, value in values.items():
                     OmegaConf.update(config, key, value)
                 return config
-        composed = self._loader.load_sweep_config(master_config, list(overrides))
-        with open_dict(composed):
-            composed.hydra.job.id, composed.hydra.job.num = str(number), number
-        HydraConfig.instance().set_config(composed)
-        config = copy.deepcopy(composed)
+        config = self._loader.load_sweep_config(master_config, list(overrides))
         with read_write(config), open_dict(config):
+            config.hydra.job.id, config.hydra.job.num = str(number), number
+            HydraConfig.instance().set_config(config)
             del config["hydra"]
         config = prepare(config, self.task_overrides(overrides))
         if kind is not None and "${hydra:" not in str(OmegaConf.to_container(config)):
@@ -97,21 +84,23 @@ class Composer:
         """The overrides that are not of keys of Hydra itself."""
         return [override for override in overrides if not self._parse(override).is_hydra_override()]
 
-    def _values(self, overrides: Sequence[str]) -> dict[str, Any]:
-        """The plain values that a job sets, without those that decide on other values."""
-        found = {each.key_or_group: each.value() for each in map(self._parse, overrides)}
-        return {
-            key: value
-            for key, value in found.items()
-            if value is not None and key.partition(".")[0] not in _DECIDE and not self._is_group(key)
-        }
+    def _kind(self, overrides: Sequence[str]) -> tuple[Any, dict[str, Any]]:
+        """The kind of a job, and the plain values that it sets.
 
-    def _kind(self, overrides: Sequence[str]) -> Any:
-        """The kind of a job: its overrides, without plain values; None: Hydra must compose the job."""
-        for each in map(self._parse, overrides):
-            value = each.value()
+        Returns:
+            Its overrides without plain values (None: Hydra must compose the job), and these values by key.
+        """
+        kind: list[str] = []
+        values: dict[str, Any] = {}
+        for text in overrides:
+            each = self._parse(text)
+            key, value = each.key_or_group, each.value()
             is_scalar = value is None or (isinstance(value, (bool, int, float, str)) and "${" not in str(value))
             if each.type != OverrideType.CHANGE or each.package is not None or not is_scalar:
-                return None
-        plain = self._values(overrides)
-        return tuple(key if key in plain else text for text in overrides for key in [self._parse(text).key_or_group])
+                return None, {}
+            if value is None or key.partition(".")[0] in _DECIDE or self._is_group(key):
+                kind.append(text)
+            else:
+                kind.append(key)
+                values[key] = value
+        return tuple(kind), values

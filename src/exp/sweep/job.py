@@ -1,50 +1,37 @@
-"""Runs one job of a sweep: ``python -m exp.sweep.job FOLDER PARENT``, started by :mod:`exp.sweep.packing`."""
+"""Runs one job of a sweep: ``python -m exp.sweep.job FOLDER PARENT TOKEN``, started by :mod:`exp.sweep.packing`."""
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
-from dataclasses import asdict
 
 from exp import console
 from exp.errors import ExpError
 from exp.frozen import FrozenRun
-from exp.launcher.base import Outcome, outcome_file
 from exp.launcher.processes import die_with_parent
-from exp.runs.files import write_atomically, write_json
 from exp.runs.folder import RunFolder
-from exp.runs.lock import LOCK, Holder, RunLock, read_holder
+from exp.runs.lock import RunLock
 
 __all__ = ["main"]
 
 
-def main(run_dir: str, parent: str) -> int:
-    """Run a frozen job and write its outcome file: code of the user may change the exit code of the process.
+def main(run_dir: str, parent: str, token: str) -> int:
+    """Run a frozen job; return the exit code.
 
     Args:
         run_dir: the run folder.
         parent: process id of the sweep, which this process must not outlive.
-
-    Returns:
-        The exit code.
+        token: of the lock of the run folder, which the sweep passes to this process.
     """
     die_with_parent(signal.SIGTERM, int(parent))
-    folder = RunFolder(run_dir)
     try:
-        run = FrozenRun.load(folder)
-        holder = read_holder(folder.path / LOCK)
-        if holder is not None:  # the sweep, which has frozen this job
-            write_atomically(folder.path / LOCK, Holder.me(holder.token).encoded())
-        run.lock = RunLock(folder.path, None if holder is None else holder.token)
+        run = FrozenRun.load(RunFolder(run_dir))
+        run.lock = RunLock(run.folder.path, token)
         run.lock.acquire()
-        outcome = run.execute()
+        return run.execute().exit_code
     except ExpError as error:
         console.error(str(error))
-        outcome = Outcome(error.exit_code, detail=str(error))
-    outcome.reported = True
-    write_json(outcome_file(folder, str(os.getpid())), asdict(outcome))
-    return outcome.exit_code
+        return error.exit_code
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -13,9 +14,10 @@ from exp.errors import EXIT_FAILED, EXIT_PREEMPTED
 from exp.hardware.backend import usable_cores
 from exp.hardware.cards import only
 from exp.hardware.registry import create_backend
-from exp.launcher.base import Outcome, outcome_file, tail_of
+from exp.launcher.base import Outcome, tail_of
 from exp.launcher.follow import progress_of
 from exp.launcher.processes import JOB_VARIABLE, kill_job, start_module
+from exp.runs.files import read_json
 from exp.runs.status import PREEMPT_SIGNAL, handle_signals, signal_name
 
 if TYPE_CHECKING:
@@ -28,13 +30,14 @@ _POLL_S = 0.1
 _PATIENCE_S = 8.0  # longer than a job's own launcher waits for its workers to end
 _CORES = "cores"
 _LOG = "output.log"  # stdout and stderr of a job
+_ERROR = re.compile(r"^error: (.*(?:\n +.*)*)", re.MULTILINE)  # with its details
 
 
 class _Packing:
-    """State of :func:`pack`: the jobs that wait and run, and the free devices by backend.
+    """State of :func:`pack`: the jobs that wait, and those that run with their devices.
 
-    Simulated cards and the CPU backend use CPU cores. With ``parallel_jobs``, at most that many jobs run at a time, and
-    they may share cores.
+    Jobs of the CPU backend take CPU cores; as many jobs on simulated cards run as there are cores for. With
+    ``parallel_jobs``, at most that many jobs run at a time, and they may share cores.
     """
 
     def __init__(self, runs: Sequence[FrozenRun], parallel_jobs: int | None) -> None:
@@ -42,33 +45,27 @@ class _Packing:
         self.parallel_jobs = parallel_jobs
         self.backends = [create_backend(run.config.backend) for run in runs]
         self.waiting = list(range(len(runs)))
-        self.running: dict[int, tuple[subprocess.Popen[bytes], dict[str, list[int]]]] = {}
+        self.running: dict[int, tuple[subprocess.Popen[bytes], list[int]]] = {}
         """Process and devices of each running job."""
-        self.free: dict[str, list[int]] = {_CORES: list(range(usable_cores()))}
         self.received: int | None = None
         self.deadline = float("inf")
         self.mark = secrets.token_hex(8)
 
-    def take(self, number: int) -> dict[str, list[int]] | None:
-        """Reserve the devices of a job.
-
-        Returns:
-            Device numbers by pool; None if not all that the job needs are free.
-        """
-        backend, nproc = self.backends[number], self.runs[number].config.nproc
-        if self.parallel_jobs is not None and len(self.running) >= self.parallel_jobs:
+    def take(self, number: int) -> list[int] | None:
+        """Choose the devices of a job, cards or cores; empty: any. None: not all that the job needs are free."""
+        backend, nproc, cores = self.backends[number], self.runs[number].config.nproc, usable_cores()
+        limit = max(1, cores // nproc) if self.parallel_jobs is None and backend.simulate else self.parallel_jobs
+        if limit is not None and len(self.running) >= limit:
             return None
-        needed: dict[str, int] = {}
         if backend.exclusive_devices:
-            count = backend.device_count()
-            self.free.setdefault(backend.name, list(range(count)))
             # Without a variable that hides cards, a job sees all cards, so it gets all.
-            needed[backend.name] = nproc if backend.visible_variables else count
-        if (not backend.exclusive_devices or backend.simulate) and self.parallel_jobs is None:
-            needed[_CORES] = min(nproc, usable_cores())
-        if any(len(self.free[pool]) < count for pool, count in needed.items()):
-            return None
-        return {pool: [self.free[pool].pop(0) for _ in range(count)] for pool, count in needed.items()}
+            count = backend.device_count()
+            needed = nproc if backend.visible_variables else count
+        else:
+            count, needed = cores, min(nproc, cores) if limit is None else 0
+        same = (devices for each, (_, devices) in self.running.items() if self.backends[each].name == backend.name)
+        free = sorted({*range(count)}.difference(*same))
+        return free[:needed] if len(free) >= needed else None
 
     def start_what_fits(self) -> None:
         """Start the waiting jobs whose devices are free, in order."""
@@ -78,18 +75,17 @@ class _Packing:
                 continue
             self.waiting.remove(number)
             assert run.lock is not None, "it has been written"
-            run.lock.release(keep_file=True)  # to the job
-            arguments = [str(run.folder.path), str(os.getpid())]
+            arguments = [str(run.folder.path), str(os.getpid()), run.lock.token]
             environment = {**os.environ, **self._own(number, taken), JOB_VARIABLE: self.mark}
             with (run.folder.logs / _LOG).open("wb") as log:
                 process = start_module("exp.sweep.job", *arguments, environment=environment, stdout=log, stderr=log)
+            run.lock.pass_to(pid=process.pid)
             self.running[number] = process, taken
 
-    def _own(self, number: int, taken: dict[str, list[int]]) -> dict[str, str]:
+    def _own(self, number: int, devices: list[int]) -> dict[str, str]:
         """Environment variables that limit a job to its devices and its share of the cores."""
         backend = self.backends[number]
-        devices = taken.get(backend.name) or taken.get(_CORES)
-        if devices is None:
+        if not devices:
             return {}
         own = only(backend, devices)
         if "OMP_NUM_THREADS" not in {**os.environ, **backend.env} and not backend.simulate:
@@ -100,17 +96,23 @@ class _Packing:
 
     def ended(self, number: int) -> Outcome:
         """The outcome of a job whose process has ended; its devices are free again."""
-        process, taken = self.running.pop(number)
-        for pool, devices in taken.items():
-            self.free[pool] = sorted(self.free[pool] + devices)
-        folder, end = self.runs[number].folder, process.returncode
-        outcome = self.interrupted(begun=True) or Outcome.read(outcome_file(folder, str(process.pid)))
-        if outcome is None:
-            how = f"killed by {signal_name(-end)}" if end < 0 else f"exited with code {end} before its time"
-            return Outcome(EXIT_FAILED, reported=True, detail="\n".join([how, *tail_of(folder.logs / _LOG)]))
-        if outcome.exit_code and not outcome.failures and outcome.detail is None:
-            outcome.detail = f"it failed; log: {folder.logs / _LOG}"
-        return outcome
+        process, _ = self.running.pop(number)
+        folder, code = self.runs[number].folder, process.returncode
+        if self.received not in (None, PREEMPT_SIGNAL):
+            return Outcome(128 + self.received, interrupted_by=signal_name(self.received))
+        # The exit code alone does not tell: code of the user may change it.
+        status = (read_json(folder.result) or {}).get("status")
+        if status == "completed":
+            return Outcome()
+        if code == EXIT_PREEMPTED and (self.received is not None or status == "preempted"):
+            return Outcome(EXIT_PREEMPTED)
+        log = folder.logs / _LOG
+        errors = _ERROR.findall(log.read_text(encoding="utf-8", errors="replace"))
+        if errors:
+            by = signal_name(code - 128) if code > 128 else None
+            return Outcome(max(code, EXIT_FAILED), interrupted_by=by, reported=True, detail=errors[-1])
+        how = f"killed by {signal_name(-code)}" if code < 0 else f"exited with code {code} before its time"
+        return Outcome(EXIT_FAILED, reported=True, detail="\n".join([how, *tail_of(log)]))
 
     def on_signal(self, number: int, _frame: Any) -> None:
         """Forward a signal to the jobs: SIGTERM, or the preemption signal. Jobs run in sessions of their own."""
@@ -121,20 +123,10 @@ class _Packing:
             if process.poll() is None:
                 process.send_signal(number if number == PREEMPT_SIGNAL else signal.SIGTERM)
 
-    def interrupted(self, begun: bool) -> Outcome | None:
-        """The outcome of a job that a signal ended or kept from starting; None: the job's own outcome counts.
 
-        Args:
-            begun: whether the job was started.
-        """
-        if self.received is None or (begun and self.received == PREEMPT_SIGNAL):
-            return None
-        if self.received == PREEMPT_SIGNAL:
-            return Outcome(EXIT_PREEMPTED, preempted={"step": None}, begun=False)
-        return Outcome(128 + self.received, interrupted_by=signal_name(self.received), begun=begun)
-
-
-def pack(runs: Sequence[FrozenRun], parallel_jobs: int | None, watcher: Watcher) -> list[Outcome]:
+def pack(
+    runs: Sequence[FrozenRun], parallel_jobs: int | None, watcher: Watcher
+) -> tuple[dict[int, Outcome], int | None]:
     """Run jobs, each in a process of its own with devices of its own; start them in order, as devices become free.
 
     Args:
@@ -143,7 +135,8 @@ def pack(runs: Sequence[FrozenRun], parallel_jobs: int | None, watcher: Watcher)
         watcher: receives progress and outcomes.
 
     Returns:
-        An outcome for each run. After a signal, running jobs were ended, and waiting jobs were not started.
+        The outcomes by index in ``runs``, and the signal that has ended the jobs (None: none). After a signal, running
+        jobs were ended, and waiting jobs, which have no outcome, were not started.
     """
     packing = _Packing(runs, parallel_jobs)
     outcomes: dict[int, Outcome] = {}
@@ -163,4 +156,4 @@ def pack(runs: Sequence[FrozenRun], parallel_jobs: int | None, watcher: Watcher)
                 time.sleep(_POLL_S)
     finally:
         kill_job(packing.mark)
-    return [outcomes.get(number) or packing.interrupted(begun=False) or Outcome() for number in range(len(runs))]
+    return outcomes, packing.received

@@ -275,7 +275,6 @@ def keep_features(session: Session) -> dict[str, Any]:
     skipped, lock = {}, RunLock(folder, key="task.store")
 
     def open_store() -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()  # another run would overwrite it, or compute the same batches
         _open_or_make(session, data, model, splits)
 
