@@ -204,9 +204,6 @@ def _why_hopeless(imports: tuple[str, ...]) -> str | None:
     Args:
         imports: packages that would be imported first.
     """
-    missing = _probe.torch_missing()
-    if missing:
-        return missing
     version = _probe.torch_build()["version"] or "0.0"
     if tuple(int(part) for part in version.split(".")[:2]) < _FIRST:
         return f"looked for torch.accelerator, which torch has from 2.6 on, and found torch {version}; update it"
