@@ -89,8 +89,7 @@ def work(run_dir: str) -> None:
     """
     from exp.launcher.worker import main
 
-    sys.argv = ["exp.launcher.worker", run_dir]
-    main(parent=os.getppid())  # the fork server, which ends with the agent
+    main(run_dir, forked=True)  # the fork server ends with the agent
 
 
 def _start_fork_server(folder: RunFolder, nproc: int, single_node: bool) -> bool:

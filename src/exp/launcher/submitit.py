@@ -16,13 +16,13 @@ import signal
 import socket
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterator, Sequence
 
 from exp import hub
 from exp.config.check import check_hardware
-from exp.config.schema import SubmititConfig
+from exp.config.schema import LauncherConfig, SubmititConfig
 from exp.errors import EXIT_FAILED, EXIT_OK, ConfigError, ExpError, UnavailableError, nearest
 from exp.frozen import FrozenRun
 from exp.hardware.cards import only
@@ -43,9 +43,10 @@ if TYPE_CHECKING:
 __all__ = ["SubmititLauncher", "locked_cards", "run_job"]
 
 _HERE = ("local", "debug")
-_AS_IN_SBATCH = (
-    "partition", "account", "qos", "gres", "gpus_per_node", "constraint", "nodelist", "exclude", "exclusive",
-)  # fmt: skip
+_OWN_KEYS = {
+    *(key.name for key in fields(LauncherConfig)),
+    "cluster", "time_minutes", "mem_gib", "cpus_per_node", "extra", "max_requeues", "dry_run", "poll_s",
+}  # fmt: skip
 _REQUEUE_PATIENCE_S = 300.0
 _PORTS = range(20000, 32768)  # below the kernel's range of ephemeral ports
 
@@ -143,22 +144,20 @@ class SubmititLauncher(Launcher):
         extra = {"requeue": True, **given["extra"]}
         if given["mem_gib"] is not None:
             extra["mem"] = f"{round(given['mem_gib'] * 1024)}M"
-        executor = Executor(logs)
-        executor.update_parameters(
-            job_name=given["job_name"] or run.config.name,
-            time=given["time_minutes"],
-            nodes=given["nodes"],
-            ntasks_per_node=1,
-            cpus_per_task=cpus,
-            signal_delay_s=given["signal_delay_s"],
-            array_parallelism=given["array_parallelism"],
-            setup=list(given["setup"]) or None,
+        as_in_sbatch = {key: given[key] for key in given.keys() - _OWN_KEYS if given[key] not in (None, False, [])}
+        settings = {
+            "job_name": run.config.name,
+            **as_in_sbatch,
+            "time": given["time_minutes"],
+            "ntasks_per_node": 1,
+            "cpus_per_task": cpus,
             # Since Slurm 22.05 srun does not inherit this from sbatch, and would give its task a single core.
-            srun_args=[f"--cpus-per-task={cpus}", *given["srun_args"]],
-            stderr_to_stdout=True,
-            additional_parameters=extra,
-            **{key: given[key] for key in _AS_IN_SBATCH if given[key] not in (None, False)},
-        )
+            "srun_args": [f"--cpus-per-task={cpus}", *given["srun_args"]],
+            "stderr_to_stdout": True,
+            "additional_parameters": extra,
+        }
+        executor = Executor(logs)
+        executor.update_parameters(**settings)
         return executor
 
 
