@@ -45,7 +45,6 @@ _SRUN = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TA
 _FAMILIES = (_TORCH, _OPEN_MPI, _MPICH, _SRUN)
 _MASTER = ("MASTER_ADDR", "MASTER_PORT")
 _SCHEDULED = ("TORCHELASTIC_RUN_ID", "KUBERNETES_SERVICE_HOST")
-_STEP = ("SLURM_JOB_ID", "SLURM_STEP_ID", "PMI_JOBID")  # equal in all processes of one group
 _STAYS_S = 5.0
 _LOCAL = "exp.launcher.local.LocalLauncher"
 _TORCHRUN = "exp.launcher.torchrun.TorchrunLauncher"
@@ -112,10 +111,12 @@ class Launcher(abc.ABC):
             :class:`exp.config.schema.LauncherConfig`; they are the constructor's arguments.
         joins: whether another launcher has started this process as one rank of the job; the environment variables of
             that launcher then decide rank and world size.
+        leads: whether this process writes the run folder and reports the outcome.
     """
 
     keys: ClassVar[type] = LauncherConfig
     joins: ClassVar[bool] = False
+    leads: bool = True
 
     def __init__(self, **settings: Any) -> None:
         """Store the keys of ``config.launcher`` in ``self.config``, an object of the class ``keys``."""
@@ -142,11 +143,6 @@ class Launcher(abc.ABC):
         """
         del overrides
         drop_stale_variables(config.launcher.nnodes)
-
-    @property
-    def leads(self) -> bool:
-        """Whether this process writes the run folder and reports the outcome."""
-        return True
 
     def check(self, nproc: int) -> None:
         """Check that this launcher can do what is configured, before anything is written.
@@ -352,19 +348,18 @@ def take_stale_variables() -> list[str]:
 
 
 def _another_runs(names: Sequence[str]) -> bool:
-    """Whether a process on this machine has the same command line and group, but another rank.
+    """Whether a process on this machine has the same command line, but another rank.
 
     Args:
         names: the variables of rank, world size and local rank.
     """
-    group = {f"{name}={os.environ[name]}".encode() for name in (names[1], *_MASTER, *_STEP) if name in os.environ}
     rank, mine = f"{names[0]}=".encode(), f"{names[0]}={os.environ[names[0]]}".encode()
     command = Path("/proc/self/cmdline").read_bytes()
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
             own = set((entry / "environ").read_bytes().split(b"\0"))
             others = any(each.startswith(rank) and each != mine for each in own)
-            if others and group <= own and (entry / "cmdline").read_bytes() == command:
+            if others and (entry / "cmdline").read_bytes() == command:
                 time.sleep(_STAYS_S)  # stay alive until the other processes have seen this one
                 return True
     return False

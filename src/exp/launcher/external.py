@@ -62,15 +62,11 @@ class ExternalLauncher(Launcher):
     def check(self, nproc: int) -> None:
         """Refuse restarts, and an unknown host in MASTER_ADDR."""
         self.place = RankInfo.of(os.environ)
+        self.leads = self.place.rank == 0
         if self.config.max_restarts:
             raise ConfigError("launcher.max_restarts needs launcher=torchrun; use --max-restarts of the outer torchrun")
         if self.place.world_size > 1:
             check_host("MASTER_ADDR", os.environ["MASTER_ADDR"])
-
-    @property
-    def leads(self) -> bool:
-        """Whether this is the process of rank 0, which writes the run folder and reports the outcome."""
-        return self.place.rank == 0
 
     def launch(self, run: FrozenRun) -> Outcome:
         """Run this rank's worker; rank 0's process reports the outcome of all ranks.

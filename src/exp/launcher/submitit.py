@@ -16,13 +16,13 @@ import signal
 import socket
 import sys
 import time
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterator, Sequence
 
 from exp import hub
 from exp.config.check import check_hardware
-from exp.config.schema import LauncherConfig, SubmititConfig
+from exp.config.schema import SubmititConfig
 from exp.errors import EXIT_FAILED, EXIT_OK, ConfigError, ExpError, UnavailableError, nearest
 from exp.frozen import FrozenRun
 from exp.hardware.cards import only
@@ -43,10 +43,10 @@ if TYPE_CHECKING:
 __all__ = ["SubmititLauncher", "locked_cards", "run_job"]
 
 _HERE = ("local", "debug")
-_OWN_KEYS = {
-    *(key.name for key in fields(LauncherConfig)),
-    "cluster", "time_minutes", "mem_gib", "cpus_per_node", "extra", "max_requeues", "dry_run", "poll_s",
-}  # fmt: skip
+_SUBMITIT_KEYS = (
+    "job_name", "nodes", "partition", "account", "qos", "gres", "gpus_per_node", "constraint", "nodelist", "exclude",
+    "exclusive", "array_parallelism", "setup",
+)  # fmt: skip
 _REQUEUE_PATIENCE_S = 300.0
 _PORTS = range(20000, 32768)  # below the kernel's range of ephemeral ports
 
@@ -144,20 +144,18 @@ class SubmititLauncher(Launcher):
         extra = {"requeue": True, **given["extra"]}
         if given["mem_gib"] is not None:
             extra["mem"] = f"{round(given['mem_gib'] * 1024)}M"
-        as_in_sbatch = {key: given[key] for key in given.keys() - _OWN_KEYS if given[key] not in (None, False, [])}
-        settings = {
-            "job_name": run.config.name,
-            **as_in_sbatch,
-            "time": given["time_minutes"],
-            "ntasks_per_node": 1,
-            "cpus_per_task": cpus,
-            # Since Slurm 22.05 srun does not inherit this from sbatch, and would give its task a single core.
-            "srun_args": [f"--cpus-per-task={cpus}", *given["srun_args"]],
-            "stderr_to_stdout": True,
-            "additional_parameters": extra,
-        }
         executor = Executor(logs)
-        executor.update_parameters(**settings)
+        executor.update_parameters(
+            time=given["time_minutes"],
+            ntasks_per_node=1,
+            cpus_per_task=cpus,
+            signal_delay_s=given["signal_delay_s"],
+            # Since Slurm 22.05 srun does not inherit this from sbatch, and would give its task a single core.
+            srun_args=[f"--cpus-per-task={cpus}", *given["srun_args"]],
+            stderr_to_stdout=True,
+            additional_parameters=extra,
+            **{"job_name": run.config.name, **{key: given[key] for key in _SUBMITIT_KEYS if given[key]}},
+        )
         return executor
 
 
@@ -180,20 +178,18 @@ def run_job(run_dir: str, token: str | None = None) -> int:
     """
     os.umask(UMASK)
     take_stale_variables()
-    on_slurm = token is not None
-    environ = os.environ if on_slurm else {}
-    node, restarts = (int(environ.get(name, 0)) for name in ("SLURM_NODEID", "SLURM_RESTART_COUNT"))
+    folder, job, node, restarts = RunFolder(run_dir), str(os.getpid()), 0, 0
+    if token is not None:
+        import submitit
+
+        place = submitit.JobEnvironment()
+        job, node, restarts = place.job_id, place.node, int(os.environ.get("SLURM_RESTART_COUNT", 0))
     if restarts:
         os.environ[REQUEUES_VARIABLE] = str(restarts)
-    job, folder = environ.get("SLURM_JOB_ID", str(os.getpid())), RunFolder(run_dir)
-    if node > 0:
-        code = _run_workers(FrozenRun.load(folder), node).exit_code
-    else:
-        if "SLURM_ARRAY_JOB_ID" in environ:
-            job = f"{environ['SLURM_ARRAY_JOB_ID']}_{environ['SLURM_ARRAY_TASK_ID']}"
-        code = _lead(folder, token, job, restarts)
+    leads = node == 0
+    code = _lead(folder, token, job, restarts) if leads else _run_workers(FrozenRun.load(folder), node).exit_code
     sys.stdout.flush()
-    if on_slurm and code != EXIT_OK:
+    if token is not None and code != EXIT_OK:
         sys.exit(code)  # otherwise submitit, which called this function, would report the job as COMPLETED
     return code
 
