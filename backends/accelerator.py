@@ -152,10 +152,8 @@ class AcceleratorBackend(Backend):
         return torch.device(device.type, local_rank)
 
     def usage(self) -> dict[str, Any]:
-        """Memory as the device's module reports it, or else torch.accelerator (torch >= 2.9)."""
+        """Memory as the device's module reports it; of the whole card also as torch.accelerator does (torch >= 2.9)."""
         found = super().usage()
-        if "allocated" not in found:
-            found["allocated"] = ask(self.module, "current_allocated_memory")
         if "total" not in found:
             import torch
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import secrets
 import signal
 import socket
 import subprocess
@@ -19,7 +18,7 @@ from typing import Any, Mapping, Sequence
 
 from exp.errors import EXIT_PREEMPTED
 from exp.launcher.base import Launcher, Outcome
-from exp.launcher.processes import JOB_VARIABLE, kill_job, start_module
+from exp.launcher.processes import kill_job, start_module
 from exp.runs import status
 from exp.runs.files import read_json, write_json
 from exp.runs.folder import RunFolder
@@ -66,7 +65,6 @@ class Supervisor:
     """Whether this process ended the job, because a rank had failed or did not end."""
     unkillable: list[int] = field(default_factory=list)
     """Ids of processes that survived SIGKILL."""
-    _job: str = field(default_factory=lambda: secrets.token_hex(8))
     _detector: HangDetector | None = None
     _deadline: float | None = None
     _gone_since: float | None = None
@@ -86,7 +84,7 @@ class Supervisor:
         Returns:
             The process, which has ended.
         """
-        environment = {**environment, JOB_VARIABLE: self._job, SCRATCH_VARIABLE: self.scratch}
+        environment = {**environment, SCRATCH_VARIABLE: self.scratch}
         status.make_file(self.scratch, nproc)
         try:
             with status.handle_signals(self._on_signal):
@@ -101,7 +99,7 @@ class Supervisor:
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
             if self._detector is not None:
                 self._detector.close()
-            self.unkillable = kill_job(self._job)
+            self.unkillable = kill_job(self.scratch)
         return process
 
     def outcome(self) -> Outcome | None:
@@ -155,7 +153,7 @@ class Supervisor:
                 ended = "ended, because another rank had failed"
                 failures.write(RankFailure(beat.rank, beat.local_rank, "Ended", ended, pid=beat.pid, of_peer=True))
         self.killed = True
-        kill_job(self._job)
+        kill_job(self.scratch)
 
     def _on_signal(self, number: int, frame: object) -> None:
         """Preemption: set the flag. Another signal, or a second preemption: end the job."""

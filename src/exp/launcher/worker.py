@@ -116,9 +116,9 @@ def _difference(rank: int, given: dict[str, Any], first: dict[str, Any]) -> str 
     """How the command or folder of a rank differs from rank 0's; None: it does not."""
     here = f"rank {rank} ({socket.gethostname()})"
     if given["overrides"] != first["overrides"]:
-        mine, theirs = ([each for each in one["overrides"] if each not in other["overrides"]]
-                        for one, other in ((given, first), (first, given)))  # fmt: skip
-        what = f"{' '.join(mine) or 'nothing'} instead of {' '.join(theirs) or 'nothing'}; start all with the same"
+        mine, theirs = {*given["overrides"]}, {*first["overrides"]}
+        own, other = (" ".join(sorted(words)) or "nothing" for words in (mine - theirs, theirs - mine))
+        what = f"{own} instead of {other}; start all with the same"
         return f"{here} has another command than rank 0: {what}"
     deadline = time.monotonic() + _SEEN_WITHIN_S
     while time.monotonic() < deadline:
