@@ -159,12 +159,6 @@ class SubmititLauncher(Launcher):
         return executor
 
 
-class _NodeLauncher(TorchrunLauncher):
-    """Treats SIGTERM as preemption, too: Slurm sends SIGKILL only after its grace time or KillWait."""
-
-    preemption_signals = (PREEMPT_SIGNAL, signal.SIGTERM)
-
-
 def run_job(run_dir: str, token: str | None = None) -> int:
     """Run this node's workers to the end, through torchrun.
 
@@ -232,7 +226,9 @@ def _run_workers(run: FrozenRun, node: int) -> Outcome:
         port = _PORTS[int(os.environ["SLURM_JOB_ID"]) % len(_PORTS)]
         endpoint = f"{submitit.JobEnvironment().hostnames[0]}:{port}"
     common = {key: config.launcher[key] for key in ("max_restarts", "timeout_s", "step_timeout_s")}
-    launcher = _NodeLauncher(nnodes=nodes, rdzv_endpoint=endpoint, **common)
+    launcher = TorchrunLauncher(nnodes=nodes, rdzv_endpoint=endpoint, **common)
+    # SIGTERM is preemption, too: Slurm sends SIGKILL only after its grace time or KillWait.
+    launcher.preemption_signals = (PREEMPT_SIGNAL, signal.SIGTERM)
     with contextlib.ExitStack() as cards:
         try:
             launcher.check(config.nproc)
