@@ -96,7 +96,7 @@ def parse_nvidia_smi(text: str) -> list[dict[str, Any]]:
         for key in ("utilization_percent", "temperature_c", "power_w"):
             known[key] = _number(cells[key])
         for key in ("memory_used", "memory_total"):
-            known[key] = _bytes(_number(cells[key]), _MIB)
+            known[key] = _bytes(cells[key], _MIB)
         found.append(reading(int(cells["index"]), **known))
     return found
 
@@ -120,8 +120,8 @@ def parse_rocm_smi(text: str) -> list[dict[str, Any]]:
                 uuid=_text(_first(values, "unique id")),
                 bus_id=_text(_first(values, "pci bus")),
                 utilization_percent=_number(_first(values, "gpu use (%)")),
-                memory_used=_bytes(_number(_first(values, "vram total used memory (b)")), 1),
-                memory_total=_bytes(_number(_first(values, "vram total memory (b)")), 1),
+                memory_used=_bytes(_first(values, "vram total used memory (b)")),
+                memory_total=_bytes(_first(values, "vram total memory (b)")),
                 temperature_c=_number(_first(values, "temperature (sensor edge", "temperature (sensor junction")),
                 power_w=_number(
                     _first(values, "average graphics package power", "current socket graphics package power")
@@ -152,7 +152,7 @@ def parse_efsmi(text: str) -> list[dict[str, Any]]:
             name=" ".join(head[0][1:]) or None,
             bus_id=head[2][0],
             utilization_percent=_number(next((word for word in cells[2] if word.endswith("%")), None)),
-            memory_total=_size(cells[1][0]),
+            memory_total=_bytes(cells[1][0]),
             temperature_c=_number(cells[0][0]),
             power_w=_number(next((word for word in cells[0] if re.fullmatch(r"\d+(\.\d+)?W", word)), None)),
             state=next((word for word in cells[0] if re.fullmatch(r"Sleep|Active|L(P)?\d+", word)), None),
@@ -176,14 +176,11 @@ def _number(value: Any) -> float | None:
     return float(match.group()) if match else None
 
 
-def _size(text: str) -> int | None:
-    """Bytes of ``49120MiB`` or ``32G``."""
-    match = re.fullmatch(r"(\d+)(MiB|G|GiB)", text)
-    return None if match is None else int(match.group(1)) * (_MIB if match.group(2) == "MiB" else 2**30)
-
-
-def _bytes(value: float | None, unit: int) -> int | None:
-    return None if value is None else int(value * unit)
+def _bytes(value: Any, unit: int = 1) -> int | None:
+    """Bytes of a size in units of ``unit`` bytes, or with a unit of its own, as ``49120MiB`` and ``32G``."""
+    match = re.fullmatch(r"(\d+)(MiB|G|GiB)?", str(value))
+    units = {"MiB": _MIB, "G": 2**30, "GiB": 2**30, None: unit}
+    return None if match is None else int(match[1]) * units[match[2]]
 
 
 def _text(value: Any) -> str | None:

@@ -14,17 +14,9 @@ from pathlib import Path
 from typing import Any, Sequence
 
 __all__ = [
-    "AUTOLOAD",
-    "NO_CUDA",
-    "ask_torch",
-    "built_for_another",
-    "count_visible",
-    "nvml_device_count",
-    "torch_build",
-    "torch_missing",
-    "visible_card",
-    "visible_name",
-]
+    "AUTOLOAD", "NO_CUDA", "ask_torch", "built_for_another", "cards_by_library", "count_visible", "torch_build",
+    "visible_card", "visible_name",
+]  # fmt: skip
 
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 """Whether torch loads plug-ins with an entry point in ``torch.backends``: ``1`` (the default) or ``0``."""
@@ -35,13 +27,6 @@ autograd fails in every process that is forked (``cudaErrorInitializationError``
 
 _TIMEOUT_S = 60
 _NO_SYMBOL = "undefined symbol"
-
-
-def torch_missing() -> str | None:
-    """Why torch cannot be used, or None."""
-    if importlib.util.find_spec("torch") is None:
-        return f"torch is not installed for {sys.executable}; install the build for this device"
-    return None
 
 
 def torch_build() -> dict[str, str | None]:
@@ -105,18 +90,28 @@ def built_for_another(problem: str, version: str | None = None) -> str | None:
     return f"the plug-in{which} was built for another torch than {torch}: install the two that go together"
 
 
-def nvml_device_count() -> int:
-    """Number of cards by NVIDIA's management library; 0 if it is missing or its driver does not answer."""
+@functools.lru_cache(maxsize=None)
+def cards_by_library(library: str, initializers: tuple[str, ...], counter: str) -> int | None:
+    """Number of cards of this host, visible or not, by a vendor's management library, within milliseconds. Cached.
+
+    The library is never shut down: the vendor's plug-in may use it in the same process.
+
+    Args:
+        library: file name, such as ``libnvidia-ml.so.1``.
+        initializers: names of its functions that prepare it, the newest first; they vary between releases.
+        counter: name of its function that writes the number of cards to its argument.
+
+    Returns:
+        The number; None if the library is missing, or its driver does not answer.
+    """
     try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        loaded = ctypes.CDLL(library)
     except OSError:
-        return 0
-    if nvml.nvmlInit_v2() != 0:
-        return 0
+        return None
     count = ctypes.c_uint(0)
-    nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
-    nvml.nvmlShutdown()
-    return count.value
+    ready = any(getattr(loaded, name)() == 0 for name in initializers if hasattr(loaded, name))
+    known = ready and hasattr(loaded, counter) and getattr(loaded, counter)(ctypes.byref(count)) == 0
+    return count.value if known else None
 
 
 def _visible(variables: Sequence[str]) -> list[str] | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import platform
 import sys
 import warnings
 from importlib import util
@@ -152,10 +151,8 @@ class AcceleratorBackend(Backend):
         return torch.device(device.type, local_rank)
 
     def usage(self) -> dict[str, Any]:
-        """Memory as the device's module reports it, or else torch.accelerator (torch >= 2.9)."""
+        """Memory as the device's module reports it; of the whole card also as torch.accelerator does (torch >= 2.9)."""
         found = super().usage()
-        if "allocated" not in found:
-            found["allocated"] = ask(self.module, "current_allocated_memory")
         if "total" not in found:
             import torch
 
@@ -163,11 +160,8 @@ class AcceleratorBackend(Backend):
         return {name: value for name, value in found.items() if value is not None}
 
     def describe(self, device: torch.device) -> dict[str, Any]:
-        """Also ``visible``, the card's entry in the visible-devices variable."""
-        found = super().describe(device)
-        if any(variable in os.environ for variable in self.visible_variables):
-            found["visible"] = _probe.visible_name(device.index, *self.visible_variables)
-        return found
+        """Also ``visible``, the card's entry in the visible-devices variable, or None."""
+        return {**super().describe(device), "visible": _probe.visible_name(device.index, *self.visible_variables)}
 
     def supports(self, precision: str) -> bool:
         """Whether the card reports native support, and a product under autocast has the right dtype and values."""
@@ -192,10 +186,10 @@ class AcceleratorBackend(Backend):
 
 
 def _built_in() -> bool:
-    """Whether torch was built for a device without a file here (MPS, XPU); plug-ins have entry points instead."""
+    """Whether torch was built for a device without a file here (XPU); plug-ins have entry points instead."""
     spec = util.find_spec("torch")
     places = [] if spec is None else spec.submodule_search_locations or []
-    return platform.system() == "Darwin" or any(list(Path(place, "lib").glob("libtorch_xpu*")) for place in places)
+    return any(list(Path(place, "lib").glob("libtorch_xpu*")) for place in places)
 
 
 def _why_hopeless(imports: tuple[str, ...]) -> str | None:
@@ -204,9 +198,6 @@ def _why_hopeless(imports: tuple[str, ...]) -> str | None:
     Args:
         imports: packages that would be imported first.
     """
-    missing = _probe.torch_missing()
-    if missing:
-        return missing
     version = _probe.torch_build()["version"] or "0.0"
     if tuple(int(part) for part in version.split(".")[:2]) < _FIRST:
         return f"looked for torch.accelerator, which torch has from 2.6 on, and found torch {version}; update it"

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CudaBackend"]
 
+_NVML = ("libnvidia-ml.so.1", ("nvmlInit_v2",), "nvmlDeviceGetCount_v2")
 _PROC = Path("/proc/driver/nvidia/gpus")
 _UPSTREAM = re.compile(r"[^+]*(\+(cpu|cu\d+|rocm[\d.]+))?")  # versions of PyTorch's own builds
 _AMPERE = 8  # compute capability: the first with bf16 and TF32
@@ -39,24 +40,10 @@ class CudaBackend(Backend):
     hiding_variables: tuple[str, ...] = visible_variables
     """All variables that hide cards from torch."""
     _driver = Path("/sys/module/nvidia/version")
-    variables = (
-        "CUDA_VISIBLE_DEVICES",
-        "CUDA_DEVICE_ORDER",
-        "CUDA_LAUNCH_BLOCKING",
-        "CUDA_HOME",
-        "NCCL_DEBUG",
-        "NCCL_SOCKET_IFNAME",
-        "NCCL_IB_DISABLE",
-        "NCCL_P2P_DISABLE",
-        "NVIDIA_TF32_OVERRIDE",
-        "PYTORCH_CUDA_ALLOC_CONF",
-    )
+    variables = ("CUDA_", "NCCL_", "NVIDIA_TF32_OVERRIDE", "PYTORCH_CUDA_ALLOC_CONF")
 
     def why_unavailable(self) -> str | None:
-        """What is missing: torch, a CUDA build of it, the driver, or a visible card; None: nothing."""
-        missing = _probe.torch_missing()
-        if missing:
-            return missing
+        """What is missing: a CUDA build of it, the driver, or a visible card; None: nothing."""
         build = _probe.torch_build()
         if build["hip"]:
             return f"torch {build['version']} is built for ROCm; use backend=rocm"
@@ -83,7 +70,7 @@ class CudaBackend(Backend):
 
     def _total(self) -> int:
         """Number of cards of the host, visible or not, by NVML or /proc, without torch."""
-        return _probe.nvml_device_count() or (len(list(_PROC.iterdir())) if _PROC.is_dir() else 0)
+        return _probe.cards_by_library(*_NVML) or (len(list(_PROC.iterdir())) if _PROC.is_dir() else 0)
 
     def _visible(self, total: int) -> int:
         """Number of visible cards out of ``total``, by the visible-devices variables."""

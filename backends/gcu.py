@@ -13,10 +13,9 @@ import importlib.util
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping
 
-from exp.backends import _efml, _gcu_operators, _monitor, _probe
+from exp.backends import _gcu_operators, _monitor, _probe
 from exp.backends._gcu_environment import INDUCTOR, REPORTED, cautions, counting, is_counting, unset_wide_integers
 from exp.backends._probe import AUTOLOAD
 
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["GcuBackend"]
 
 _VISIBLE = "TOPS_VISIBLE_DEVICES"
-_TOPS = Path("/opt/tops")
+_LIBRARY = ("libefml.so.1", ("efmlInit_v2", "efmlInitV2", "efmlInit"), "efmlDeviceGetCount_v2")
 _NO_SIMULATOR = (
     "backend.simulate=true needs the package simulated_gcu; install it from the repository: pip install simulators/gcu"
 )
@@ -104,16 +103,14 @@ class GcuBackend(Backend):
         return None
 
     def why_unavailable(self) -> str | None:
-        """What is missing: torch, the plug-in, or a visible card; None: nothing."""
-        missing = _probe.torch_missing()
-        if missing:
-            return missing
+        """What is missing: the plug-in, or a visible card; None: nothing."""
         if self.simulate:
             return _why_not_simulated()
         if importlib.util.find_spec("torch_gcu") is None:
             return (
-                f"looked for the package torch_gcu in {sys.executable} and found none; {_how_to_install()}, or make a "
-                "dry run on simulated cards with backend.simulate=true"
+                f"looked for the package torch_gcu in {sys.executable} and found none; install the one that goes with "
+                "torch from the vendor's TopsRider package, use the Python of the vendor's image (python -m venv "
+                "--system-site-packages), or make a dry run on simulated cards with backend.simulate=true"
             )
         count, problem = self._counted()
         if problem:
@@ -129,15 +126,13 @@ class GcuBackend(Backend):
         """Number of visible cards by the management library, or else by torch_gcu; respects TOPS_VISIBLE_DEVICES."""
         if self.simulate:
             return int(_simulator().device_count())
-        if _probe.torch_missing() or importlib.util.find_spec("torch_gcu") is None:
-            return 0
-        return self._counted()[0]
+        return 0 if importlib.util.find_spec("torch_gcu") is None else self._counted()[0]
 
     def _counted(self) -> tuple[int, str | None]:
-        """The number of visible cards, and why there is no answer, or None."""
-        cards = visible_cards()
-        if cards is not None:
-            return len(cards), None
+        """The number of visible cards, and why there is no answer, or None; only the plug-in knows cards by name."""
+        total, names = _probe.cards_by_library(*_LIBRARY), os.environ.get(_VISIBLE, "").split(",")
+        if total is not None and all(name.strip().lstrip("-").isdigit() or not name.strip() for name in names):
+            return _probe.count_visible(total, _VISIBLE), None
         count, problem = _probe.ask_torch(self.count_script, "0", (os.environ.get(_VISIBLE),))
         return count or 0, problem
 
@@ -186,15 +181,6 @@ class GcuBackend(Backend):
         """Whether the card supports ``precision``; for bf16 the plug-in is asked."""
         return super().supports(precision) and (precision != "bf16" or bool(self.module.is_bf16_supported()))
 
-    def usage(self) -> dict[str, Any]:
-        """Also the utilization of the current card by the management library; not for simulated cards."""
-        found = super().usage()
-        cards = None if self.simulate else visible_cards()
-        index = self.module.current_device() if cards else 0
-        for card in _efml.readings(cards[index]) if cards and index < len(cards) else ():
-            found["utilization_percent"] = card["utilization_percent"]
-        return {key: value for key, value in found.items() if value is not None}
-
     def run_env(self, precision: str, counts_fallbacks: bool) -> dict[str, str]:
         """Turn on the vendor's operator statistics if the run counts fallbacks; they slow training down."""
         if self.simulate:
@@ -219,52 +205,20 @@ class GcuBackend(Backend):
         return {"torch_gcu": version_of("torch_gcu") or version_of("torch-gcu")}
 
     def monitor(self) -> list[dict[str, Any]]:
-        """Readings of the management library, or of efsmi if it is missing; empty for simulated cards."""
-        return [] if self.simulate else _efml.readings() or _monitor.efsmi()
+        """Readings of efsmi; empty for simulated cards."""
+        return [] if self.simulate else _monitor.efsmi()
 
     def cautions(self) -> list[str]:
         """Warnings about variables that nothing reads, and about the one that crashes the S60."""
         return cautions()
 
     def describe(self, device: torch.device) -> dict[str, Any]:
-        """Name, index, total memory in bytes and identity of the card."""
-        return {**super().describe(device), **self._place(device.index)}
-
-    def _place(self, index: int) -> dict[str, Any]:
-        """Number on the host and UUID of the card, as far as known, or its entry in TOPS_VISIBLE_DEVICES."""
-        cards = None if self.simulate else visible_cards()
-        if cards is not None and index < len(cards):
-            known = next(iter(_efml.readings(cards[index])), {"uuid": None})
-            return {"card": cards[index], **({"uuid": known["uuid"]} if known["uuid"] else {})}
-        card = _probe.visible_card(index, _VISIBLE)
-        return {"visible": _probe.visible_name(index, _VISIBLE)} if card is None else {"card": card}
+        """Name, index, total memory, and number on the host of the card, or its entry in TOPS_VISIBLE_DEVICES."""
+        card = _probe.visible_card(device.index, _VISIBLE)
+        place = {"visible": _probe.visible_name(device.index, _VISIBLE)} if card is None else {"card": card}
+        return {**super().describe(device), **place}
 
 
 def _is_legacy() -> bool:
     """Whether the installed torch needs the legacy plug-in (torch < 2.0)."""
     return int((_probe.torch_build()["version"] or "2").split(".")[0]) < 2
-
-
-def visible_cards() -> list[int] | None:
-    """Numbers on the host of the visible cards, by the management library; None if only the plug-in can tell."""
-    total, visible = _efml.count(), os.environ.get(_VISIBLE)
-    if total is None:
-        return None
-    names = [] if visible is None else visible.split(",")
-    if all(name.strip().lstrip("-").isdigit() or not name.strip() for name in names):
-        return [_probe.visible_card(index, _VISIBLE) or 0 for index in range(_probe.count_visible(total, _VISIBLE))]
-    if not all(name.strip().startswith("GCU-") for name in names):
-        return None  # names of partitions of cards
-    found = [_efml.card_of(name) for name in names]  # not stripped: the plug-in, too, rejects a name after a space
-    known = [card for card in found[: (*found, None).index(None)] if card is not None]
-    return known if len(set(known)) == len(known) else []
-
-
-def _how_to_install() -> str:
-    """How to make the plug-in importable: where it is on this machine, or where to get it."""
-    packages = sorted(_TOPS.glob("lib/python3*/site-packages/torch_gcu"))
-    if packages:
-        return f"it is in {packages[0].parent}: put that on PYTHONPATH, in an environment of the same Python version"
-    if _TOPS.is_dir():
-        return f"{_TOPS} is there, so the system's Python may have it: use python -m venv --system-site-packages"
-    return "install the one that goes with torch from the vendor's TopsRider package"

@@ -10,8 +10,6 @@ from typing import Any
 from exp.backends import _monitor, _probe
 from exp.backends.cuda import CudaBackend
 
-from exp.sockets import SCRATCH_VARIABLE
-
 __all__ = ["RocmBackend"]
 
 _TOPOLOGY = Path("/sys/class/kfd/kfd/topology/nodes")
@@ -25,25 +23,11 @@ class RocmBackend(CudaBackend):
     _driver = Path("/sys/module/amdgpu/version")  # exists for AMD's packaged driver only
     hiding_variables = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
     variables = (
-        "ROCR_VISIBLE_DEVICES",
-        "HIP_VISIBLE_DEVICES",
-        "CUDA_VISIBLE_DEVICES",
-        "HIPBLASLT_ALLOW_TF32",
-        "HSA_OVERRIDE_GFX_VERSION",
-        "MIOPEN_CUSTOM_CACHE_DIR",
-        "MIOPEN_DISABLE_CACHE",
-        "MIOPEN_SYSTEM_DB_PATH",
-        "MIOPEN_USER_DB_PATH",
-        "NCCL_DEBUG",
-        "NCCL_SOCKET_IFNAME",
-        "PYTORCH_HIP_ALLOC_CONF",
-    )
+        "ROCR_", "HIP_", "HIPBLASLT_", "HSA_", "MIOPEN_", "NCCL_", "CUDA_VISIBLE_DEVICES", "PYTORCH_HIP_ALLOC_CONF",
+    )  # fmt: skip
 
     def why_unavailable(self) -> str | None:
-        """What is missing: torch, a ROCm build of it, the driver, or a visible card; None: nothing."""
-        missing = _probe.torch_missing()
-        if missing:
-            return missing
+        """What is missing: a ROCm build of it, the driver, or a visible card; None: nothing."""
         build = _probe.torch_build()
         if not build["hip"]:
             other = "; use backend=cuda, or install" if build["cuda"] else "; install"
@@ -63,12 +47,14 @@ class RocmBackend(CudaBackend):
         return _probe.count_visible(left, "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 
     def worker_env(self, local_rank: int, local_world_size: int, single_node: bool) -> dict[str, str]:
-        """Also a cache folder for MIOpen, one per card and host: processes that share a cache corrupt it."""
-        card = self._host_card(local_rank)
-        folder = _cache_folder(lasting=card is not None)
+        """Also a cache folder for MIOpen, one per card and host: processes that share a cache corrupt it.
+
+        There is no cache if the card has no name of its own, or the user's cache folder cannot be written.
+        """
+        card, folder = self._host_card(local_rank), _cache_folder()
         defaults = {"MIOPEN_DISABLE_CACHE": "1"}
-        if folder is not None:
-            cache = folder / "exp" / "miopen" / platform.node() / (card or f"rank{local_rank}")
+        if card is not None and folder is not None:
+            cache = folder / "exp" / "miopen" / platform.node() / card
             defaults = {"MIOPEN_USER_DB_PATH": str(cache), "MIOPEN_CUSTOM_CACHE_DIR": str(cache)}
         return {**defaults, **super().worker_env(local_rank, local_world_size, single_node)}
 
@@ -116,16 +102,11 @@ class RocmBackend(CudaBackend):
         return f"node{nodes[number]}" if number < len(nodes) else None
 
 
-def _cache_folder(lasting: bool) -> Path | None:
-    """The first writable folder of: the user's cache (only if ``lasting``), the job's private folder. None: none is."""
-    home, environ = os.environ.get("HOME"), os.environ
-    places = [environ.get("XDG_CACHE_HOME"), home and f"{home}/.cache"] if lasting else []
-    places.append(environ.get(SCRATCH_VARIABLE))
-    for folder in (Path(place) for place in places if place):
-        existing = next((path for path in (folder, *folder.parents) if path.exists()), None)
-        if existing is not None and os.access(str(existing), os.W_OK):
-            return folder
-    return None
+def _cache_folder() -> Path | None:
+    """The user's cache folder, which may not exist yet; None: it cannot be written."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path(os.environ.get("HOME", "/"), ".cache"))
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    return folder if os.access(str(existing), os.W_OK) else None
 
 
 def _has_simd_units(properties: Path) -> bool:

@@ -33,7 +33,7 @@ from exp.hardware.registry import create_backend
 from exp.runs.files import write_json
 from exp.runs.folder import describe_environment
 from exp.runs.status import Failures, RankFailure
-from exp.sockets import SCRATCH_VARIABLE, listen_at
+from exp.sockets import SCRATCH_VARIABLE
 from exp.task import call, create_task
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ _OF_PEER = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass
 class RankInfo:
     """Rank, world size and the like of one worker; the defaults are those of a single worker."""
 
@@ -126,9 +126,8 @@ def make_store(info: RankInfo, timeout: timedelta) -> Store:
     tcp_store: Store | None = None
     # Some launchers serve the store themselves, and set this variable.
     if info.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        listener = listen_at(host, port)
-        tcp_store = None if listener is None else serving_store(host, port, listener, timeout, info.world_size)
+        master = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        tcp_store = serving_store(*master, timeout, info.world_size)
     return tcp_store or next(dist.rendezvous("env://", info.rank, info.world_size, timeout=timeout))[0]
 
 

@@ -35,8 +35,8 @@ def test_an_installed_backend_is_found_by_auto_without_a_yaml_file_and_a_broken_
     assert "'aa_broken'" in done.stderr.splitlines()[0]
 
 
-@pytest.mark.parametrize("vendor", ["Npu", "Mlu", "Musa", "Xpu", "Mps", "Hpu"])
-def test_six_vendors_by_way_of_torchs_accelerator(lib, monkeypatch, vendor):
+@pytest.mark.parametrize("vendor", ["Npu", "Mlu", "Musa", "Xpu", "Hpu"])
+def test_five_vendors_by_way_of_torchs_accelerator(lib, monkeypatch, vendor):
     backend = made(f"my_vendors.{vendor}Backend")
     assert backend.why_unavailable() is not None
     assert backend.device_count() == 0

@@ -54,7 +54,3 @@ def test_a_card_finds_its_reading_of_the_monitor():
     device = {"uuid": ZERO, "bus_id": "0000:43:00.0", "index": 1}
     assert reading_of(device, unknown) is unknown[1]
     assert (identity(device), identity({"uuid": ZERO, "index": 2})) == ("0000:43:00.0", "card 2")
-    # Torch shows the 16 letters of a unique number as if they were a UUID's bytes; the monitor shows the number.
-    spelt = "63316265-3366-3263-6134-306435376238"
-    rows = [{"index": 0, "uuid": "0xAAAA", "bus_id": None}, {"index": 1, "uuid": "0xc1be3f2ca40d57b8", "bus_id": None}]
-    assert reading_of({"uuid": spelt, "index": 0}, rows) is rows[1]

@@ -43,7 +43,6 @@ def test_each_launchers_variables_give_the_place(family):
         ({"RANK": "4"}, "RANK=4 WORLD_SIZE=4"),
         ({"LOCAL_WORLD_SIZE": None}, "(LOCAL_WORLD_SIZE, or nproc: 1)"),
         ({"LOCAL_WORLD_SIZE": "4"}, "LOCAL_WORLD_SIZE=4"),
-        ({"MASTER_PORT": "0"}, "MASTER_PORT=0"),
         ({"RANK": "first"}, "RANK=first"),
         (dict.fromkeys(TORCH), "finds none"),
     ],

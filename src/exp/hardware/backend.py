@@ -174,7 +174,8 @@ class Backend(abc.ABC):
     """Environment variables with a list of the cards that a process may see; the first that is set counts."""
 
     variables: tuple[str, ...] = ()
-    """Environment variables that change how this family behaves, for reports. Never one that may contain a secret."""
+    """Beginnings of the names of environment variables that change how this family behaves, for reports. Never of one
+    that may contain a secret."""
 
     def __init__(
         self,

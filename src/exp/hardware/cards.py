@@ -108,14 +108,8 @@ def _known(device: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _uuid(value: str) -> str:
-    """A UUID in lower case, without the prefix that only some programs write.
-
-    Some cards have a number of 64 bits instead of a UUID. The monitor shows it as 16 hexadecimal digits. Torch takes
-    the ASCII codes of these digits for the 16 bytes of a UUID; that form is decoded here.
-    """
-    plain = re.sub("^(gpu-|0x)", "", value.lower())
-    letters = "".join(chr(int(pair, 16)) for pair in re.findall("[0-9a-f]{2}", plain.replace("-", "")))
-    return letters.lower() if re.fullmatch("[0-9a-f]{16}", letters, re.IGNORECASE) else plain
+    """A UUID in lower case, without the prefix that only some programs write."""
+    return re.sub("^(gpu-|0x)", "", value.lower())
 
 
 def _bus(value: str) -> str:

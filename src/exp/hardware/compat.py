@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from datetime import timedelta
-from socket import socket
 from typing import Any, Callable, ContextManager, Sequence
 
 import torch
+
+from exp.sockets import listen_at
 
 __all__ = [
     "TORCH_VERSION", "autocast_disabled", "backward_below_modes", "every_operator", "forbid_fused_attention",
@@ -21,22 +22,22 @@ TORCH_VERSION: tuple[int, int] = tuple(  # type: ignore[assignment]
 )
 
 
-def serving_store(host: str, port: int, listener: socket, timeout: timedelta, world_size: int | None = None) -> Any:
-    """A TCP store that listens on the address of ``listener`` alone (torch >= 2.0).
+def serving_store(host: str, port: int, timeout: timedelta, world_size: int | None = None) -> Any:
+    """A TCP store that this process serves, at the address of ``host`` alone, not on all interfaces (torch >= 2.0).
 
     Args:
         host: name or address that clients use.
-        port: of ``listener``.
-        listener: a listening socket; the store closes it.
+        port: that clients use.
         timeout: of the store.
         world_size: number of clients to wait for; None: do not wait.
 
     Returns:
-        The store; None if this torch can only open a port by itself (``listener`` is closed).
+        The store; None if this process cannot serve it (:func:`exp.sockets.listen_at`), or if this torch can only open
+        a port by itself.
     """
     store = torch.distributed.TCPStore
-    if "master_listen_fd" not in str(store.__init__.__doc__):
-        listener.close()
+    listener = listen_at(host, port) if "master_listen_fd" in str(store.__init__.__doc__) else None
+    if listener is None:
         return None
     options: Any = {"is_master": True, "timeout": timeout, "master_listen_fd": listener.detach()}
     return store(host, port, world_size, wait_for_workers=world_size is not None, **options)

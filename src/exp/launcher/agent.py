@@ -28,7 +28,7 @@ from omegaconf import OmegaConf
 from exp.config.resolve import allow
 from exp.hardware.registry import create_backend
 from exp.launcher import processes
-from exp.launcher.processes import AGENT_VARIABLE, JOB_VARIABLE, PRELOAD_VARIABLE
+from exp.launcher.processes import AGENT_VARIABLE, PRELOAD_VARIABLE
 from exp.runs.folder import RunFolder
 from exp.runs.status import TERM_PATIENCE_S, Failures
 from exp.sockets import SCRATCH_VARIABLE, address_towards, keep_sockets_in
@@ -89,8 +89,7 @@ def work(run_dir: str) -> None:
     """
     from exp.launcher.worker import main
 
-    sys.argv = ["exp.launcher.worker", run_dir]
-    main(parent=os.getppid())  # the fork server, which ends with the agent
+    main(run_dir, forked=True)  # the fork server ends with the agent
 
 
 def _start_fork_server(folder: RunFolder, nproc: int, single_node: bool) -> bool:
@@ -145,7 +144,7 @@ def _watch_parent(parent: int, scratch: str) -> threading.Thread:
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(0.5)
-        processes.kill_job(os.environ[JOB_VARIABLE])
+        processes.kill_job(scratch)
         deadline = time.monotonic() + 2
         while os.path.exists(scratch) and time.monotonic() < deadline:  # noqa: PTH110
             shutil.rmtree(scratch, ignore_errors=True)  # torch's agent, in the main thread, may still write there

@@ -45,7 +45,6 @@ _SRUN = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TA
 _FAMILIES = (_TORCH, _OPEN_MPI, _MPICH, _SRUN)
 _MASTER = ("MASTER_ADDR", "MASTER_PORT")
 _SCHEDULED = ("TORCHELASTIC_RUN_ID", "KUBERNETES_SERVICE_HOST")
-_STEP = ("SLURM_JOB_ID", "SLURM_STEP_ID", "PMI_JOBID")  # equal in all processes of one group
 _STAYS_S = 5.0
 _LOCAL = "exp.launcher.local.LocalLauncher"
 _TORCHRUN = "exp.launcher.torchrun.TorchrunLauncher"
@@ -110,10 +109,12 @@ class Launcher(abc.ABC):
             :class:`exp.config.schema.LauncherConfig`; they are the constructor's arguments.
         joins: whether another launcher has started this process as one rank of the job; the environment variables of
             that launcher then decide rank and world size.
+        leads: whether this process writes the run folder and reports the outcome.
     """
 
     keys: ClassVar[type] = LauncherConfig
     joins: ClassVar[bool] = False
+    leads: bool = True
 
     def __init__(self, **settings: Any) -> None:
         """Store the keys of ``config.launcher`` in ``self.config``, an object of the class ``keys``."""
@@ -140,11 +141,6 @@ class Launcher(abc.ABC):
         """
         del overrides
         drop_stale_variables(config.launcher.nnodes)
-
-    @property
-    def leads(self) -> bool:
-        """Whether this process writes the run folder and reports the outcome."""
-        return True
 
     def check(self, nproc: int) -> None:
         """Check that this launcher can do what is configured, before anything is written.
@@ -291,15 +287,14 @@ def place_of(environ: Mapping[str, str], nproc: int = 1) -> dict[str, str]:
     texts = [*(environ[name] for name in names[:3]), on_nodes[0], environ.get("MASTER_PORT", "0")]
     sound = len(set(on_nodes)) == 1 and all(text.isdecimal() for text in texts)
     if sound:
-        rank, size, local_rank, local_size, port = map(int, texts)
-        even = local_size > 0 and size % local_size == 0
+        rank, size, local_rank, local_size, _ = map(int, texts)
         below = rank < size and local_rank < local_size and (local_size < size or local_rank == rank)
-        sound = even and below and (size == 1 or 0 < port < 65536)
+        sound = below and size % local_size == 0
     if not sound:
         raise ConfigError(
             f"{shown} contradict each other: every node must have the same number of processes ({names[3]}, or nproc: "
-            f"{on_nodes[0]}), ranks must be numbers below the world size, on one node rank and local rank must be "
-            "equal, and the port must be in 1 to 65535; correct what sets them"
+            f"{on_nodes[0]}), ranks must be numbers below the world size, and on one node rank and local rank must be "
+            "equal; correct what sets them"
         )
     return dict(zip((*_TORCH, *_MASTER), [*texts[:4], environ.get("MASTER_ADDR", "127.0.0.1"), texts[4]]))
 
@@ -350,19 +345,18 @@ def take_stale_variables() -> list[str]:
 
 
 def _another_runs(names: Sequence[str]) -> bool:
-    """Whether a process on this machine has the same command line and group, but another rank.
+    """Whether a process on this machine has the same command line, but another rank.
 
     Args:
         names: the variables of rank, world size and local rank.
     """
-    group = {f"{name}={os.environ[name]}".encode() for name in (names[1], *_MASTER, *_STEP) if name in os.environ}
     rank, mine = f"{names[0]}=".encode(), f"{names[0]}={os.environ[names[0]]}".encode()
     command = Path("/proc/self/cmdline").read_bytes()
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
             own = set((entry / "environ").read_bytes().split(b"\0"))
             others = any(each.startswith(rank) and each != mine for each in own)
-            if others and group <= own and (entry / "cmdline").read_bytes() == command:
+            if others and (entry / "cmdline").read_bytes() == command:
                 time.sleep(_STAYS_S)  # stay alive until the other processes have seen this one
                 return True
     return False

@@ -22,8 +22,7 @@ from exp.launcher.base import Launcher, Outcome, place_of, tail_of
 from exp.launcher.processes import AGENT_VARIABLE
 from exp.launcher.supervisor import Supervisor
 from exp.runs.files import read_json, to_json
-from exp.runs.folder import RunFolder
-from exp.runs.status import JOINED, PREEMPT_SIGNAL, End, Failures
+from exp.runs.status import JOINED, PREEMPT_SIGNAL, End
 from exp.session import RankInfo
 from exp.sockets import check_host, taken_by
 from exp.task import task_class
@@ -44,12 +43,14 @@ class ExternalLauncher(Launcher):
     def take_place(cls, config: ExpConfig, overrides: Sequence[str]) -> None:
         """Set ``nproc`` and ``launcher.nnodes`` to the processes that the outer launcher has started.
 
-        From here on only local rank 0 prints: the others would print the same.
+        The variables of that launcher become torch's (:func:`exp.launcher.base.place_of`). From here on only local
+        rank 0 prints: the others would print the same.
 
         Raises:
             ConfigError: this process has no rank, or ``overrides`` ask for another number of processes.
         """
-        place = RankInfo.of(place_of(os.environ, config.nproc))
+        os.environ.update(place_of(os.environ, config.nproc))
+        place = RankInfo.of(os.environ)
         found = {"nproc": place.local_world_size, "launcher.nnodes": place.nodes}
         for key, value in found.items():
             if any(each.startswith(f"{key}=") and each != f"{key}={value}" for each in overrides):
@@ -59,22 +60,13 @@ class ExternalLauncher(Launcher):
             console.write_nowhere(stream)
 
     def check(self, nproc: int) -> None:
-        """Check the configuration and the variables of the outer launcher.
-
-        Raises:
-            ConfigError: restarts are asked for, or the host in MASTER_ADDR is unknown.
-        """
-        self.variables = place_of(os.environ, nproc)
-        self.place = RankInfo.of(self.variables)
+        """Refuse restarts, and an unknown host in MASTER_ADDR."""
+        self.place = RankInfo.of(os.environ)
+        self.leads = self.place.rank == 0
         if self.config.max_restarts:
             raise ConfigError("launcher.max_restarts needs launcher=torchrun; use --max-restarts of the outer torchrun")
         if self.place.world_size > 1:
-            check_host("MASTER_ADDR", self.variables["MASTER_ADDR"])
-
-    @property
-    def leads(self) -> bool:
-        """Whether this is the process of rank 0, which writes the run folder and reports the outcome."""
-        return self.place.rank == 0
+            check_host("MASTER_ADDR", os.environ["MASTER_ADDR"])
 
     def launch(self, run: FrozenRun) -> Outcome:
         """Run this rank's worker; rank 0's process reports the outcome of all ranks.
@@ -88,7 +80,6 @@ class ExternalLauncher(Launcher):
                 place.local_rank, place.local_world_size, single_node=place.single_node
             ),
             **os.environ,
-            **self.variables,
             AGENT_VARIABLE: str(os.getpid()),
         }
         given = {
@@ -101,30 +92,29 @@ class ExternalLauncher(Launcher):
             supervisor = Supervisor(self, scratch, None, saves, signals)
             log = Path(scratch, "early.log")
             command = ["exp.launcher.worker", to_json(given)]
-            pid, code = supervisor.run(command, environment, log, 1, place.world_size)
-            met = read_json(Path(scratch, JOINED)) or {}  # empty: the worker did not meet the other ranks
-            if "refused" in met and self.leads:
-                raise ConfigError(met["refused"])
-            if "refused" in met:
+            worker = supervisor.run(command, environment, log, 1, place.world_size)
+            refused = (read_json(Path(scratch, JOINED)) or {}).get("refused")
+            if refused is not None:
+                if self.leads:
+                    raise ConfigError(refused)
                 return Outcome(EXIT_CONFIG, reported=True)
-            outcome = supervisor.outcome()
-            if outcome is None and not met:
-                outcome = self._not_met(log)
-            elif outcome is None:
-                known, end = Failures(RunFolder(met["folder"]), scratch), End(place.local_rank, pid, code, time.time())
-                if known.judge({place.rank: end}, of_peer=supervisor.killed or bool(supervisor.notices)):
-                    outcome = Outcome()
-                else:
+            outcome, known = supervisor.outcome(), supervisor.failures()
+            if outcome is None and known is not None:
+                end = End(place.local_rank, worker.pid, worker.returncode, time.time())
+                outcome = Outcome()
+                if not known.judge({place.rank: end}, of_peer=supervisor.killed or bool(supervisor.notices)):
                     everywhere = place.world_size if self.leads else 0
                     outcome = Outcome.of(known.collect(everywhere, place.local_world_size))
-            outcome.restarts, outcome.unkillable = met.get("restarts", 0), supervisor.unkillable
+            outcome = outcome or self._not_met(log)
+            outcome.restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+            outcome.unkillable = supervisor.unkillable
             return outcome
 
     def _not_met(self, log: Path) -> Outcome:
         """The outcome of a worker that did not meet the other ranks."""
         place = self.place
-        where = " ".join(f"{name}={self.variables[name]}" for name in ("MASTER_ADDR", "MASTER_PORT"))
-        taken = taken_by(int(self.variables["MASTER_PORT"])) if self.leads else None
+        where = " ".join(f"{name}={os.environ[name]}" for name in ("MASTER_ADDR", "MASTER_PORT"))
+        taken = taken_by(int(os.environ["MASTER_PORT"])) if self.leads else None
         if taken is not None:
             detail = f"{where}: the port is taken by {taken}; choose another one, the same for every process"
         else:

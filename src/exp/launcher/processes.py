@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Mapping
 
 from exp.runs.lock import is_alive, stat_of
+from exp.sockets import SCRATCH_VARIABLE
 
 __all__ = [
     "AGENT_VARIABLE", "JOB_VARIABLE", "PRELOAD_VARIABLE", "REQUEUES_VARIABLE", "die_with_parent", "kill_job",
@@ -21,7 +22,7 @@ __all__ = [
 ]  # fmt: skip
 
 JOB_VARIABLE = "EXP_JOB"
-"""Environment variable that marks all processes of one job; they inherit it."""
+"""Environment variable that marks all processes of one job that has no private folder; they inherit it."""
 
 AGENT_VARIABLE = "EXP_AGENT_PID"
 """Environment variable with the process id that must be the workers' parent."""
@@ -91,8 +92,9 @@ def start_resource_tracker() -> None:
 def kill_job(job: str, patience_s: float = 3.0) -> list[int]:
     """Kill all remaining processes of the job except this one.
 
-    Python's resource trackers get ``patience_s`` to end by themselves: a tracker ends when all its users have ended,
-    and removes the semaphores that they left. A tracker that this process started is not touched.
+    They have inherited ``job`` as the value of :data:`JOB_VARIABLE` or :data:`exp.sockets.SCRATCH_VARIABLE`. Python's
+    resource trackers get ``patience_s`` to end by themselves: a tracker ends when all its users have ended, and removes
+    the semaphores that they left. A tracker that this process started is not touched.
 
     Returns:
         Ids of processes that are still there after ``patience_s`` seconds (stuck in the kernel).
@@ -113,11 +115,11 @@ def kill_job(job: str, patience_s: float = 3.0) -> list[int]:
 
 def _processes_of(job: str) -> dict[int, bool]:
     """Whether each running process of a job is a resource tracker, by process id."""
-    mark, found = f"{JOB_VARIABLE}={job}".encode(), {}
+    marks, found = {f"{name}={job}".encode() for name in (JOB_VARIABLE, SCRATCH_VARIABLE)}, {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
             pid = int(entry.name)
-            if mark in (entry / "environ").read_bytes().split(b"\0") and pid != os.getpid() and is_alive(pid):
+            if marks & {*(entry / "environ").read_bytes().split(b"\0")} and pid != os.getpid() and is_alive(pid):
                 is_tracker = b"multiprocessing.resource_tracker" in (entry / "cmdline").read_bytes()
                 if not (is_tracker and stat_of(pid)[1:2] == [str(os.getpid())]):
                     found[pid] = is_tracker

@@ -19,7 +19,6 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handl
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from exp.hardware.compat import serving_store
-from exp.sockets import listen_at
 
 __all__ = ["RENDEZVOUS"]
 
@@ -69,8 +68,7 @@ def _create(params: RendezvousParameters) -> RendezvousHandler:
     """
     host, port = parse_rendezvous_endpoint(params.endpoint, default_port=-1)
     timeout = timedelta(seconds=params.get_as_int("read_timeout", 60) or 60)
-    listener = listen_at(host, port)
-    served = None if listener is None else serving_store(host, port, listener, timeout)
+    served = serving_store(host, port, timeout)
     if served is None:  # another node's agent serves the store, or this torch accepts no ready socket
         _, served = create_backend(params)
     backend = _Backend(served, params.run_id)

@@ -43,8 +43,9 @@ if TYPE_CHECKING:
 __all__ = ["SubmititLauncher", "locked_cards", "run_job"]
 
 _HERE = ("local", "debug")
-_AS_IN_SBATCH = (
-    "partition", "account", "qos", "gres", "gpus_per_node", "constraint", "nodelist", "exclude", "exclusive",
+_SUBMITIT_KEYS = (
+    "job_name", "nodes", "partition", "account", "qos", "gres", "gpus_per_node", "constraint", "nodelist", "exclude",
+    "exclusive", "array_parallelism", "setup",
 )  # fmt: skip
 _REQUEUE_PATIENCE_S = 300.0
 _PORTS = range(20000, 32768)  # below the kernel's range of ephemeral ports
@@ -145,27 +146,17 @@ class SubmititLauncher(Launcher):
             extra["mem"] = f"{round(given['mem_gib'] * 1024)}M"
         executor = Executor(logs)
         executor.update_parameters(
-            job_name=given["job_name"] or run.config.name,
             time=given["time_minutes"],
-            nodes=given["nodes"],
             ntasks_per_node=1,
             cpus_per_task=cpus,
             signal_delay_s=given["signal_delay_s"],
-            array_parallelism=given["array_parallelism"],
-            setup=list(given["setup"]) or None,
             # Since Slurm 22.05 srun does not inherit this from sbatch, and would give its task a single core.
             srun_args=[f"--cpus-per-task={cpus}", *given["srun_args"]],
             stderr_to_stdout=True,
             additional_parameters=extra,
-            **{key: given[key] for key in _AS_IN_SBATCH if given[key] not in (None, False)},
+            **{"job_name": run.config.name, **{key: given[key] for key in _SUBMITIT_KEYS if given[key]}},
         )
         return executor
-
-
-class _NodeLauncher(TorchrunLauncher):
-    """Treats SIGTERM as preemption, too: Slurm sends SIGKILL only after its grace time or KillWait."""
-
-    preemption_signals = (PREEMPT_SIGNAL, signal.SIGTERM)
 
 
 def run_job(run_dir: str, token: str | None = None) -> int:
@@ -181,20 +172,18 @@ def run_job(run_dir: str, token: str | None = None) -> int:
     """
     os.umask(UMASK)
     take_stale_variables()
-    on_slurm = token is not None
-    environ = os.environ if on_slurm else {}
-    node, restarts = (int(environ.get(name, 0)) for name in ("SLURM_NODEID", "SLURM_RESTART_COUNT"))
+    folder, job, node, restarts = RunFolder(run_dir), str(os.getpid()), 0, 0
+    if token is not None:
+        import submitit
+
+        place = submitit.JobEnvironment()
+        job, node, restarts = place.job_id, place.node, int(os.environ.get("SLURM_RESTART_COUNT", 0))
     if restarts:
         os.environ[REQUEUES_VARIABLE] = str(restarts)
-    job, folder = environ.get("SLURM_JOB_ID", str(os.getpid())), RunFolder(run_dir)
-    if node > 0:
-        code = _run_workers(FrozenRun.load(folder), node).exit_code
-    else:
-        if "SLURM_ARRAY_JOB_ID" in environ:
-            job = f"{environ['SLURM_ARRAY_JOB_ID']}_{environ['SLURM_ARRAY_TASK_ID']}"
-        code = _lead(folder, token, job, restarts)
+    leads = node == 0
+    code = _lead(folder, token, job, restarts) if leads else _run_workers(FrozenRun.load(folder), node).exit_code
     sys.stdout.flush()
-    if on_slurm and code != EXIT_OK:
+    if token is not None and code != EXIT_OK:
         sys.exit(code)  # otherwise submitit, which called this function, would report the job as COMPLETED
     return code
 
@@ -237,7 +226,9 @@ def _run_workers(run: FrozenRun, node: int) -> Outcome:
         port = _PORTS[int(os.environ["SLURM_JOB_ID"]) % len(_PORTS)]
         endpoint = f"{submitit.JobEnvironment().hostnames[0]}:{port}"
     common = {key: config.launcher[key] for key in ("max_restarts", "timeout_s", "step_timeout_s")}
-    launcher = _NodeLauncher(nnodes=nodes, rdzv_endpoint=endpoint, **common)
+    launcher = TorchrunLauncher(nnodes=nodes, rdzv_endpoint=endpoint, **common)
+    # SIGTERM is preemption, too: Slurm sends SIGKILL only after its grace time or KillWait.
+    launcher.preemption_signals = (PREEMPT_SIGNAL, signal.SIGTERM)
     with contextlib.ExitStack() as cards:
         try:
             launcher.check(config.nproc)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import secrets
 import signal
 import socket
 import subprocess
@@ -19,7 +18,7 @@ from typing import Any, Mapping, Sequence
 
 from exp.errors import EXIT_PREEMPTED
 from exp.launcher.base import Launcher, Outcome
-from exp.launcher.processes import JOB_VARIABLE, kill_job, start_module
+from exp.launcher.processes import kill_job, start_module
 from exp.runs import status
 from exp.runs.files import read_json, write_json
 from exp.runs.folder import RunFolder
@@ -29,7 +28,6 @@ from exp.sockets import SCRATCH_VARIABLE
 
 __all__ = ["HangDetector", "Supervisor"]
 
-_TERM_PATIENCE_S = 4.0
 _GONE_PATIENCE_S = 1.5  # less than a rank waits after it has lost another one
 _ERROR_PATIENCE_S = 6.0  # torch's agent itself would wait half a minute for ranks that ignore SIGTERM
 _RESTART_PATIENCE_S = 60.0  # with restarts: the agent needs time to start the workers again
@@ -52,8 +50,8 @@ class Supervisor:
     """Its configuration has the time limits."""
     scratch: str
     """The private folder of the job on this node."""
-    failures: Failures | None
-    """Error files of the run; None: the worker reports the run folder once all ranks have met."""
+    folder: RunFolder | None
+    """The run folder; None: the worker reports it once all ranks have met."""
     saves: bool
     """Whether the workers can save their state when they have to end."""
     signals: Sequence[signal.Signals]
@@ -67,15 +65,13 @@ class Supervisor:
     """Whether this process ended the job, because a rank had failed or did not end."""
     unkillable: list[int] = field(default_factory=list)
     """Ids of processes that survived SIGKILL."""
-    _job: str = field(default_factory=lambda: secrets.token_hex(8))
-    _process: subprocess.Popen[bytes] | None = None
     _detector: HangDetector | None = None
     _deadline: float | None = None
     _gone_since: float | None = None
 
     def run(
         self, command: Sequence[str], environment: Mapping[str, str], log: Path, nproc: int, groups: int
-    ) -> tuple[int, int]:
+    ) -> subprocess.Popen[bytes]:
         """Run a module as a process; return when it and all processes that it started have ended.
 
         Args:
@@ -86,26 +82,25 @@ class Supervisor:
             groups: number of supervisors in the job; together they find the rank that hangs.
 
         Returns:
-            Process id and exit code; a negative exit code is a signal.
+            The process, which has ended.
         """
-        environment = {**environment, JOB_VARIABLE: self._job, SCRATCH_VARIABLE: self.scratch}
+        environment = {**environment, SCRATCH_VARIABLE: self.scratch}
         status.make_file(self.scratch, nproc)
         try:
             with status.handle_signals(self._on_signal):
                 with status.held_back(self.signals), log.open("ab") as stderr:
-                    self._process = start_module(*command, environment=environment, stderr=stderr)
-                while True:
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        self._process.wait(timeout=0.2)
-                        break
+                    process = start_module(*command, environment=environment, stderr=stderr)
+                while process.poll() is None:
                     self._look(groups)
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(timeout=0.2)
         finally:
             if self.launcher.joins:  # this job is over, and the outer launcher sends SIGTERM when the first rank ends
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
             if self._detector is not None:
                 self._detector.close()
-            self.unkillable = kill_job(self._job)
-        return self._process.pid, self._process.returncode
+            self.unkillable = kill_job(self.scratch)
+        return process
 
     def outcome(self) -> Outcome | None:
         """The outcome of a job that was preempted or interrupted; None: the job ended by itself."""
@@ -119,15 +114,22 @@ class Supervisor:
             return None
         return Outcome(128 + self.received, interrupted_by=signal_name(self.received))
 
-    def _look(self, groups: int) -> None:
-        now = time.monotonic()
-        if self.failures is None:
+    def failures(self) -> Failures | None:
+        """The failures of the run; None: the ranks have not met, so the run folder is not known."""
+        if self.folder is None:
             joined = read_json(Path(self.scratch, status.JOINED)) or {}
-            self.failures = Failures(RunFolder(joined["folder"]), self.scratch) if "folder" in joined else None
-        if self.failures is not None and self.received is None and not self.killed:
+            self.folder = RunFolder(joined["folder"]) if "folder" in joined else None
+        return None if self.folder is None else Failures(self.folder, self.scratch)
+
+    def _look(self, groups: int) -> None:
+        """End a rank that hangs, and the whole job after a signal or if ranks do not end after a failure."""
+        now, failures = time.monotonic(), self.failures()
+        if self.received is not None or (self._deadline is not None and now > self._deadline):
+            self._kill(failures)
+        elif failures is not None:
             if self._detector is None:
                 limits = self.launcher.config.timeout_s, self.launcher.config.step_timeout_s
-                self._detector = HangDetector(self.failures, self.scratch, groups, *limits)
+                self._detector = HangDetector(failures, self.scratch, groups, *limits)
             hung = self._detector.look()
             if hung is not None:  # then it is handled like a rank that died by itself
                 with contextlib.suppress(ProcessLookupError):
@@ -136,40 +138,32 @@ class Supervisor:
             gone = unfinished(self.scratch, alive=False)
             self._gone_since = (self._gone_since or now) if gone else None
             if self._gone_since is not None and now - self._gone_since > _GONE_PATIENCE_S:
-                self.failures.write_lost()
+                failures.write_lost()
             # Torch's agent ends the other ranks, and may restart all; a restarted rank removes its error file.
             restarts = self.launcher.config.max_restarts > 0
-            failed = any(self.failures.folder.logs.glob("rank*.error.json"))
+            failed = any(failures.folder.logs.glob("rank*.error.json"))
             patience_s = _RESTART_PATIENCE_S if restarts else _ERROR_PATIENCE_S
             ends = failed and (not restarts or any(unfinished(self.scratch)))
             self._deadline = (self._deadline or now + patience_s) if ends else None
-        if self._deadline is not None and now > self._deadline:
-            self._kill()
 
-    def _kill(self) -> None:
+    def _kill(self, failures: Failures | None) -> None:
         """Kill the job. The ranks that did not end after another one had failed are not the cause."""
-        if self.failures is not None and self.received is None:
+        if failures is not None and self.received is None:
             for beat in unfinished(self.scratch):
                 ended = "ended, because another rank had failed"
-                self.failures.write(RankFailure(beat.rank, beat.local_rank, "Ended", ended, pid=beat.pid, of_peer=True))
+                failures.write(RankFailure(beat.rank, beat.local_rank, "Ended", ended, pid=beat.pid, of_peer=True))
         self.killed = True
-        kill_job(self._job)
+        kill_job(self.scratch)
 
     def _on_signal(self, number: int, frame: object) -> None:
-        """Preemption: set the flag. Other signal: terminate the job. Second signal, or second preemption: kill it."""
+        """Preemption: set the flag. Another signal, or a second preemption: end the job."""
         del frame
-        again = number in self.notices
-        if self.saves and number in self.signals and (self.launcher.joins or not again):
-            self.notices.append(number)  # an outer launcher repeats the signal when the first rank has ended
+        # An outer launcher repeats the signal when the first rank has ended.
+        if self.saves and number in self.signals and (self.launcher.joins or number not in self.notices):
+            self.notices.append(number)
             Path(self.scratch, status.NOTICE).touch()
-        elif self.received is None:
-            self.received = number
-            deaf = again or signal.SIGTERM in self.signals
-            self._deadline = 0.0 if deaf else time.monotonic() + _TERM_PATIENCE_S
-            if not deaf and self._process is not None and self._process.poll() is None:
-                self._process.send_signal(signal.SIGTERM)
         else:
-            self._deadline = 0.0
+            self.received = self.received or number
 
 
 @dataclass

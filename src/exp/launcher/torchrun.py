@@ -73,12 +73,14 @@ class TorchrunLauncher(Launcher):
                 "rdzv_id": "exp" if holder is None else holder.secret,
                 "parent": os.getpid(),
             }
-            failures, saves = Failures(folder, scratch), task_class(run.config).saves_state
-            supervisor = Supervisor(self, scratch, failures, saves, self.preemption_signals)
-            _, code = supervisor.run(["exp.launcher.agent", to_json(spec)], environment, log, nproc, nnodes)
+            saves = task_class(run.config).saves_state
+            supervisor = Supervisor(self, scratch, folder, saves, self.preemption_signals)
+            agent = supervisor.run(["exp.launcher.agent", to_json(spec)], environment, log, nproc, nnodes)
             outcome = supervisor.outcome()
-            if outcome is None:
-                outcome = Outcome() if code == 0 else self._failed(failures, nproc, supervisor.killed, code, log)
+            if outcome is None and agent.returncode != 0:
+                known = Failures(folder, scratch)
+                outcome = self._failed(known, nproc, supervisor.killed, agent.returncode, log)
+            outcome = outcome or Outcome()
             attempts = Counter(path.name.split("-")[1] for path in Path(scratch).glob("attempt-*"))
         outcome.restarts, outcome.unkillable = max(attempts.values(), default=1) - 1, supervisor.unkillable
         return outcome

@@ -7,7 +7,6 @@ such a worker first checks that all ranks have the same command and run folder.
 
 from __future__ import annotations
 
-import dataclasses
 import faulthandler
 import functools
 import json
@@ -46,16 +45,17 @@ _DONE_PATIENCE_S = 60.0
 _STDERR = 2  # file descriptor; in the session it is the log of the rank
 
 
-def main(parent: int | None = None) -> None:
+def main(argument: str, forked: bool = False) -> None:
     """Run the worker, and end the process.
 
     Args:
-        parent: process id of the fork server that forked this process, which must not outlive it; None: the agent or
-            the external launcher started this process. After a fork, this function returns on success, because
-            torch's agent waits for that.
+        argument: the run folder; with ``launcher=external`` what this rank knows of the run, as JSON.
+        forked: whether the fork server forked this process, which must not outlive it; otherwise the agent or the
+            external launcher started this process. After a fork, this function returns on success, because torch's
+            agent waits for that.
     """
-    argument, agent = sys.argv[1], int(os.environ[AGENT_VARIABLE])
-    processes.die_with_parent(signal.SIGKILL, agent if parent is None else parent)
+    agent = int(os.environ[AGENT_VARIABLE])
+    processes.die_with_parent(signal.SIGKILL, os.getppid() if forked else agent)
     if not is_alive(agent):
         os._exit(EXIT_FAILED)
     if signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, []):
@@ -68,11 +68,11 @@ def main(parent: int | None = None) -> None:
     # ranks of other nodes would not know that they have to resume.
     earlier = len(list(scratch.glob(f"attempt-{info.local_rank}-*")))
     (scratch / f"attempt-{info.local_rank}-{os.getpid()}").touch()
-    # A new store for each attempt: the old one holds the keys of dead ranks.
-    store = None if external or not info.single_node else f"{scratch}/store-{restarts}"
-    info = dataclasses.replace(info, restart_count=max(restarts, earlier) + requeues, store=store)
+    info.restart_count = max(restarts, earlier) + requeues
+    if info.single_node and not external:  # a new store for each attempt: the old one holds the keys of dead ranks
+        info.store = f"{scratch}/store-{restarts}"
     folder = _join(info, json.loads(argument), scratch / JOINED) if external else argument
-    work_to_end(RunFolder(folder), info, returns=parent is not None)
+    work_to_end(RunFolder(folder), info, returns=forked)
 
 
 def _join(info: RankInfo, given: dict[str, Any], joined: Path) -> str:
@@ -108,7 +108,7 @@ def _join(info: RankInfo, given: dict[str, Any], joined: Path) -> str:
             os._exit(EXIT_CONFIG)
         info.met.append(store)
         given = first
-    write_json(joined, {"folder": given["folder"], "restarts": info.restart_count})
+    write_json(joined, {"folder": given["folder"]})
     return str(given["folder"])
 
 
@@ -116,9 +116,9 @@ def _difference(rank: int, given: dict[str, Any], first: dict[str, Any]) -> str 
     """How the command or folder of a rank differs from rank 0's; None: it does not."""
     here = f"rank {rank} ({socket.gethostname()})"
     if given["overrides"] != first["overrides"]:
-        mine, theirs = ([each for each in one["overrides"] if each not in other["overrides"]]
-                        for one, other in ((given, first), (first, given)))  # fmt: skip
-        what = f"{' '.join(mine) or 'nothing'} instead of {' '.join(theirs) or 'nothing'}; start all with the same"
+        mine, theirs = {*given["overrides"]}, {*first["overrides"]}
+        own, other = (" ".join(sorted(words)) or "nothing" for words in (mine - theirs, theirs - mine))
+        what = f"{own} instead of {other}; start all with the same"
         return f"{here} has another command than rank 0: {what}"
     deadline = time.monotonic() + _SEEN_WITHIN_S
     while time.monotonic() < deadline:
@@ -187,4 +187,4 @@ def _exit(code: int, info: RankInfo) -> NoReturn:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

@@ -298,8 +298,8 @@ def git_revision(folder: Path) -> str | None:
 
 def variables(backend: Backend) -> dict[str, str]:
     """The relevant environment variables that are set: a fixed list, and those that ``backend`` names."""
-    names = dict.fromkeys((*_VARIABLES, *backend.variables, *backend.env))
-    return {name: os.environ[name] for name in names if name in os.environ}
+    names = {*_VARIABLES, *backend.env}
+    return {name: value for name, value in os.environ.items() if name in names or name.startswith(backend.variables)}
 
 
 def process_limits() -> dict[str, int | None]:
