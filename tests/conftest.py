@@ -128,6 +128,27 @@ def run_exp(
     return subprocess.CompletedProcess(process.args, process.returncode, *said)
 
 
+def start_script(folder: Path, script: str, *arguments: str, fresh: bool = False, **extra: str) -> Any:
+    """``python -c script`` in ``folder``, forked, or ``fresh`` in an interpreter of its own."""
+    if not fresh:
+        return Forked(folder, *arguments, script=script, **extra)
+    command = [sys.executable, "-c", script, *arguments]
+    return subprocess.Popen(command, cwd=folder, env=clean_environment(**extra), text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+
+
+def ended_well(workers: list[Any]) -> list[tuple[str, str]]:
+    """Output and errors of processes that all end with 0."""
+    try:
+        said = [worker.communicate(timeout=280) for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+    for worker, each in zip(workers, said):
+        assert worker.returncode == 0, each
+    return said
+
+
 @functools.lru_cache(maxsize=None)
 def _template():
     context = multiprocessing.get_context("forkserver")
@@ -208,25 +229,11 @@ def ranks(tmp_path):
     """Runs a script in real processes, one per rank; gives what each printed last, as JSON, by rank."""
 
     def run(script: str, world_size: int = 1, backend: str = "cpu", before: str = "", **environment: str) -> list:
-        program = before + BEGIN + textwrap.dedent(script)
         folder = tempfile.mkdtemp(dir=tmp_path)
         own = [(str(rank), str(world_size), backend, folder) for rank in range(world_size)]
-        workers: list[Any] = []
-        for arguments in own:
-            if backend == "cpu" and not environment:
-                workers.append(Forked(Path.cwd(), *arguments, script=program))
-                continue
-            # What decides how torch is loaded, or whether it is.
-            command = [sys.executable, "-c", program, *arguments]
-            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-            workers.append(subprocess.Popen(command, env=clean_environment(**environment), **pipes))
-        try:
-            done = [worker.communicate(timeout=280) for worker in workers]
-        finally:
-            for worker in workers:
-                worker.kill()
-        for worker, (_, said) in zip(workers, done):
-            assert worker.returncode == 0, said
-        return [json.loads(printed.splitlines()[-1]) for printed, _ in done]
+        fresh = bool(environment)  # what decides how torch is loaded, or whether it is
+        program = before + BEGIN + textwrap.dedent(script)
+        workers = [start_script(Path.cwd(), program, *arguments, fresh=fresh, **environment) for arguments in own]
+        return [json.loads(output.splitlines()[-1]) for output, _ in ended_well(workers)]
 
     return run
