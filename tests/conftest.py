@@ -4,14 +4,16 @@ import functools
 import json
 import multiprocessing.forkserver
 import os
+import re
 import runpy
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import textwrap
 from pathlib import Path
-from typing import Any
+from typing import Any, Sequence
 
 import pytest
 
@@ -32,11 +34,12 @@ TINY = [
 ]  # fmt: skip
 
 # The lane of a test follows from where it stands and what it uses. `make test` leaves out what is `extended`; the old
-# Python and torch run what `make test` runs, and the `legacy` ones of the others. Files that mostly wait come first.
+# Python and torch run what `make test` runs, and the `legacy` ones of the others. Files that mostly wait or take long
+# come first.
 EXTENDED = ("tests/simulators/", "tests/slurm/", "tests/docs/", "examples/")
 LEGACY = ("tests/simulators/legacy/",)
 PROCESSES = {"exp", "ranks", "cluster", "run_exp", "Forked", "subprocess"}
-FIRST = ("tests/slurm/", "tests/docs/", "tests/behaviour/")
+FIRST = ("tests/slurm/", "tests/docs/", "examples/", "tests/behaviour/")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -65,6 +68,30 @@ def clean_environment(**extra: str) -> dict[str, str]:
     drop = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCH_DISTRIBUTED_BACKEND")
     environment = {key: value for key, value in os.environ.items() if key not in drop}
     return {**environment, "OMP_NUM_THREADS": "1", **extra}
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def write_files(page: Path, folder: Path, **names: Sequence[str]) -> None:
+    """The files whose contents stand in a page: its blocks of a language, in order, under these names.
+
+    Args:
+        page: has as many blocks of each language as there are names.
+        folder: where they go.
+        **names: paths by language: ``python=["my_task.py"]``.
+    """
+    text = page.read_text()
+    for language, paths in names.items():
+        blocks = re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+        assert len(blocks) == len(paths), f"{page.name} has {len(blocks)} blocks of {language}"
+        for path, block in zip(paths, blocks):
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(block)
 
 
 class Forked:

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 import os
-import socket
 import textwrap
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import ended_well, start_script
+from tests.conftest import ended_well, free_port, start_script
 from tests.simulators import plugin_on_path
 
 ROOT = str(Path(__file__).parents[2])
@@ -23,10 +22,8 @@ def card(tmp_path):
     path = os.pathsep.join([plugin_on_path()["PYTHONPATH"], ROOT, os.environ.get("PYTHONPATH", "")])
 
     def run(script: str, world_size: int = 1, fresh: bool = False, **environment: str) -> list[str]:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
-        place.update(WORLD_SIZE=str(world_size), STORE=str(tmp_path / "store"), PYTHONPATH=path, **environment)
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world_size)}
+        place.update(STORE=str(tmp_path / "store"), PYTHONPATH=path, **environment)
         script, ranks = textwrap.dedent(script), map(str, range(world_size))
         workers = [start_script(tmp_path, script, fresh=fresh, RANK=rank, LOCAL_RANK=rank, **place) for rank in ranks]
         return [errors + output for output, errors in ended_well(workers)]

@@ -36,11 +36,11 @@ class Net(nn.Module):
         return F.interpolate(scores, image.shape[-2:], mode="bilinear")
 
 
-def train(device: Any, **options: Any) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """The losses of four steps, and the model at the end; ``options`` are the optimizer's."""
+def train(device: Any) -> list[float]:
+    """The losses of four steps."""
     torch.manual_seed(0)
     model = Net().to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, **options)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []
     for step in range(4):
         torch.manual_seed(step)
@@ -52,4 +52,4 @@ def train(device: Any, **options: Any) -> tuple[list[float], dict[str, torch.Ten
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    return losses, {name: value.cpu() for name, value in model.state_dict().items()}
+    return losses
