@@ -1,10 +1,12 @@
-"""Portable operators on simulated cards that refuse what the vendor's plug-in would send to the CPU."""
+"""Portable operators on simulated cards that refuse what the vendor's plug-in would send to the CPU.
+
+Those of experiments: tests/engine/test_step_counts.py, tests/behaviour/test_simulated.py.
+"""
 
 from __future__ import annotations
 
 import pytest
 
-from exp.plugins import installed
 from tests.conftest import write_files
 from tests.docs.reader import ROOT
 from tests.simulators import needs_current_card
@@ -51,18 +53,6 @@ assert list(backend.fallbacks()) == ["tanh_backward"]
 """
     (printed,) = card(BEGIN + script, SIM_GCU_PROFILE="s60")
     assert "aten::silu_backward on gcu keeps the kernel of another library" in printed
-
-
-@needs_current_card
-def test_the_prior_does_not_leave_the_card(exp):
-    """The other experiments: tests/behaviour/test_simulated.py."""
-    (family,) = (plugin.families["forecasting"] for plugin in installed().values() if "forecasting" in plugin.families)
-    few = ["max_epochs=1", "max_steps=2", "debug.val_batches=1", "debug.test_batches=1", "plots=false"]
-    cards = ["backend=gcu", "backend.simulate=true", "output_dir=run", "model.attention_dropout=0.15"]
-    done = exp("experiment=timebridge_prior_etth1", *family.small, *few, *cards, SIM_GCU_STRICT="1")
-    assert done.returncode == 0, done.stderr
-    nothing = {"rank": 0, "calls_per_step": 0, "bytes_per_step": 0, "operators": {}}
-    assert exp.result("run")["left_device"] == nothing
 
 
 @needs_current_card
