@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+from mmengine.hooks import Hook
 from torch import nn
 
 from exp.data.base import Data, split_of
@@ -23,6 +24,11 @@ class Far(SampleMetric):
 
     def per_sample(self, outputs, batch):
         return batch["z"]
+
+
+class Loud(Hook):
+    def after_train_iter(self, runner, **_):
+        raise RuntimeError("boom\nwith more to it")
 
 
 class Samples(torch.utils.data.Dataset):
@@ -64,8 +70,9 @@ def caught(call, *arguments) -> Exception:
     ("call", "arguments", "said"),
     [
         (Far().update, [None, {}], rf"metric: {__name__}\.Far\.per_sample raises KeyError: 'z' {HERE}"),
-        (raising, [RuntimeError("boom\nwith more to it")],
-         rf"{__name__}\.raising raises RuntimeError: boom {HERE}\nwith more to it"),
+        (Loud().after_train_iter, [None],
+         rf"hooks: {__name__}\.Loud\.after_train_iter raises RuntimeError: boom {HERE}\nwith more to it"),
+        (raising, [KeyError("quux")], rf"{__name__}\.raising raises KeyError: 'quux' {HERE}"),
     ],
 )  # fmt: skip
 def test_the_line_has_the_member_and_the_innermost_place(call, arguments, said):

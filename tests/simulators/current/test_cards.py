@@ -1,4 +1,4 @@
-"""The API of torch.gcu: saving and loading; and what the current generation refuses."""
+"""The API of torch.gcu: saving, forking, streams; and what the current generation refuses."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tests.simulators import needs_current_card
 pytestmark = needs_current_card
 
 
-def test_saving_and_forking(card):
+def test_saving_forking_streams_and_events(card):
     """How cards are chosen and seeded: tests/backends/test_accelerator.py."""
     card(
         """
@@ -19,6 +19,13 @@ def test_saving_and_forking(card):
             file.seek(0)
             loaded = torch.load(file, map_location=location, weights_only=True)["tensor"]
             assert loaded.device == torch.device(device) and torch.equal(loaded.cpu(), saved.cpu())
+        start, end = torch.Event("gcu", enable_timing=True), torch.Event("gcu", enable_timing=True)
+        start.record()
+        with torch.gcu.stream(torch.gcu.Stream(device="gcu")):
+            x = torch.ones(3, device="gcu") * 2
+        torch.gcu.synchronize()
+        end.record()
+        assert x.sum().item() == 6 and start.elapsed_time(end) >= 0
         child = os.fork()  # of a process with a card
         if child == 0:
             refused(lambda: torch.ones(1, device="gcu"), RuntimeError, "Cannot re-initialize GCU in forked subprocess")
