@@ -4,14 +4,16 @@ import functools
 import json
 import multiprocessing.forkserver
 import os
+import re
 import runpy
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import textwrap
 from pathlib import Path
-from typing import Any
+from typing import Any, Sequence
 
 import pytest
 
@@ -32,11 +34,12 @@ TINY = [
 ]  # fmt: skip
 
 # The lane of a test follows from where it stands and what it uses. `make test` leaves out what is `extended`; the old
-# Python and torch run what `make test` runs, and the `legacy` ones of the others. Files that mostly wait come first.
+# Python and torch run what `make test` runs, and the `legacy` ones of the others. Files that mostly wait or take long
+# come first.
 EXTENDED = ("tests/simulators/", "tests/slurm/", "tests/docs/", "examples/")
 LEGACY = ("tests/simulators/legacy/",)
 PROCESSES = {"exp", "ranks", "cluster", "run_exp", "Forked", "subprocess"}
-FIRST = ("tests/slurm/", "tests/docs/", "tests/behaviour/")
+FIRST = ("tests/slurm/", "tests/docs/", "examples/", "tests/behaviour/")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -65,6 +68,30 @@ def clean_environment(**extra: str) -> dict[str, str]:
     drop = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCH_DISTRIBUTED_BACKEND")
     environment = {key: value for key, value in os.environ.items() if key not in drop}
     return {**environment, "OMP_NUM_THREADS": "1", **extra}
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def write_files(page: Path, folder: Path, **names: Sequence[str]) -> None:
+    """The files whose contents stand in a page: its blocks of a language, in order, under these names.
+
+    Args:
+        page: has as many blocks of each language as there are names.
+        folder: where they go.
+        **names: paths by language: ``python=["my_task.py"]``.
+    """
+    text = page.read_text()
+    for language, paths in names.items():
+        blocks = re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+        assert len(blocks) == len(paths), f"{page.name} has {len(blocks)} blocks of {language}"
+        for path, block in zip(paths, blocks):
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(block)
 
 
 class Forked:
@@ -126,6 +153,27 @@ def run_exp(
         raise
     assert process.returncode is not None
     return subprocess.CompletedProcess(process.args, process.returncode, *said)
+
+
+def start_script(folder: Path, script: str, *arguments: str, fresh: bool = False, **extra: str) -> Any:
+    """``python -c script`` in ``folder``, forked, or ``fresh`` in an interpreter of its own."""
+    if not fresh:
+        return Forked(folder, *arguments, script=script, **extra)
+    command = [sys.executable, "-c", script, *arguments]
+    return subprocess.Popen(command, cwd=folder, env=clean_environment(**extra), text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+
+
+def ended_well(workers: list[Any]) -> list[tuple[str, str]]:
+    """Output and errors of processes that all end with 0."""
+    try:
+        said = [worker.communicate(timeout=280) for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+    for worker, each in zip(workers, said):
+        assert worker.returncode == 0, each
+    return said
 
 
 @functools.lru_cache(maxsize=None)
@@ -208,25 +256,11 @@ def ranks(tmp_path):
     """Runs a script in real processes, one per rank; gives what each printed last, as JSON, by rank."""
 
     def run(script: str, world_size: int = 1, backend: str = "cpu", before: str = "", **environment: str) -> list:
-        program = before + BEGIN + textwrap.dedent(script)
         folder = tempfile.mkdtemp(dir=tmp_path)
         own = [(str(rank), str(world_size), backend, folder) for rank in range(world_size)]
-        workers: list[Any] = []
-        for arguments in own:
-            if backend == "cpu" and not environment:
-                workers.append(Forked(Path.cwd(), *arguments, script=program))
-                continue
-            # What decides how torch is loaded, or whether it is.
-            command = [sys.executable, "-c", program, *arguments]
-            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-            workers.append(subprocess.Popen(command, env=clean_environment(**environment), **pipes))
-        try:
-            done = [worker.communicate(timeout=280) for worker in workers]
-        finally:
-            for worker in workers:
-                worker.kill()
-        for worker, (_, said) in zip(workers, done):
-            assert worker.returncode == 0, said
-        return [json.loads(printed.splitlines()[-1]) for printed, _ in done]
+        fresh = bool(environment)  # what decides how torch is loaded, or whether it is
+        program = before + BEGIN + textwrap.dedent(script)
+        workers = [start_script(Path.cwd(), program, *arguments, fresh=fresh, **environment) for arguments in own]
+        return [json.loads(output.splitlines()[-1]) for output, _ in ended_well(workers)]
 
     return run

@@ -1,4 +1,4 @@
-"""``task=estimate``: figures that were worked out by hand, those that simulated cards count, and the command."""
+"""``task=estimate``: figures that simulated cards count, and the command; for operations, tests/engine/test_rate.py."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import torch
 from exp.backends.cpu import CpuBackend
 from omegaconf import OmegaConf
 from torch import nn
-from torch.nn import functional as F
 
 from exp.config.schema import ExpConfig, LauncherConfig
 from exp.data.base import Data
 from exp.errors import ConfigError
-from exp.estimate import META, PaperCard, Tracer, trace_flops, what_fits
+from exp.estimate import Tracer, what_fits
 from exp.hardware.compat import recompute_in_backward, supports_estimates
 from exp.models.base import Model
 from exp.tasks.train import Train
@@ -24,40 +23,6 @@ if not supports_estimates():
 
 IMAGES = ["experiment=dinov3_eurosat", "data.eval_batch_size=8", "global_batch_size=8"]
 SERIES = ["data.lookback=192", "model.d_model=32", "model.d_ff=32", "model.num_heads=2"]
-
-
-class Two(Model):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(64, 256, bias=False), nn.ReLU(), nn.Linear(256, 32, bias=False))
-
-    def forward(self, x, mode="loss"):
-        return {"loss": self.layers(x).mean()}
-
-
-def test_operations_of_two_layers_are_those_of_theory():
-    batch = {"x": torch.empty(8, 64, device="meta")}
-    first, second = 2 * 8 * 64 * 256, 2 * 8 * 256 * 32
-    # Forward; backward once for the weights, and for the inputs of the second layer alone.
-    assert trace_flops(Two().to("meta"), batch) == 2 * first + 3 * second
-
-
-def test_a_card_keeps_bytes_of_dropout_halves_of_weights_and_no_scores():
-    def kept(precision, fused, call, *shapes):
-        card = PaperCard(precision, fused)
-        inputs = [torch.empty(shape, device="meta", requires_grad=True) for shape in shapes]
-        with card.counting(), META, card, card.autocast():
-            output = call(*inputs)
-        return card.now["activations"] - output.numel() * output.element_size()
-
-    count = 64 * 1024
-    assert kept("fp32", False, lambda x: F.dropout(x, 0.5), (64, 1024)) == count
-    # Input and weight in half precision, beside the output; a second product casts neither of them again.
-    assert kept("bf16", False, lambda x, w: x @ w, (64, 1024), (1024, 128)) == 2 * (count + 1024 * 128)
-    assert kept("bf16", False, lambda w: (w @ w) @ w, (64, 64)) == 2 * (64 * 64 + 64 * 64)
-    heads, scores, rows = [(2, 4, 256, 32)] * 3, 4 * 2 * 4 * 256 * 256, 4 * 2 * 4 * 256
-    assert kept("fp32", True, F.scaled_dot_product_attention, *heads) == rows
-    assert kept("fp32", False, F.scaled_dot_product_attention, *heads) >= scores
 
 
 SIMULATED = [

@@ -18,11 +18,6 @@ from exp.metrics import SampleMetric
 HERE = r"\(test_raised.py, line \d+\)"
 
 
-class Block(nn.Module):
-    def forward(self, x):
-        return x @ x
-
-
 class Far(SampleMetric):
     names = ("far",)
     greater_is_better = False
@@ -74,8 +69,6 @@ def caught(call, *arguments) -> Exception:
 @pytest.mark.parametrize(
     ("call", "arguments", "said"),
     [
-        (nn.Sequential(Block()), [torch.ones(2, 3)],
-         rf"module: {__name__}\.Block\.forward raises RuntimeError: .+ {HERE}"),
         (Far().update, [None, {}], rf"metric: {__name__}\.Far\.per_sample raises KeyError: 'z' {HERE}"),
         (Loud().after_train_iter, [None],
          rf"hook: {__name__}\.Loud\.after_train_iter raises RuntimeError: boom {HERE}\nwith more to it"),

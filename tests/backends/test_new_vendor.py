@@ -8,8 +8,7 @@ import pytest
 
 from exp.hardware.cards import only
 from tests.backends import made
-from tests.conftest import TINY
-from tests.docs.reader import write_files
+from tests.conftest import TINY, write_files
 
 DOC = Path(__file__).parents[2] / "docs" / "extend" / "add-a-backend.md"
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import os
-import re
 import shutil
 import signal
 import sys
@@ -17,7 +16,7 @@ from typing import Any, Callable, Iterable
 
 import pytest
 
-from tests.conftest import TINY, Forked, read_strictly, run_exp
+from tests.conftest import TINY, Forked, read_strictly, run_exp, write_files
 
 ROOT = Path(__file__).parents[2]
 
@@ -150,13 +149,7 @@ def page(tmp_path) -> Callable[..., None]:
 
     def write(name: str, **files: list[str]) -> None:
         (found,) = (ROOT / "docs").rglob(f"{name}.md")
-        text = found.read_text()
-        for language, paths in files.items():
-            blocks = re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
-            assert len(blocks) == len(paths), f"{name}.md has {len(blocks)} blocks of {language}"
-            for path, block in zip(paths, blocks):
-                (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-                (tmp_path / path).write_text(block)
+        write_files(found, tmp_path, **files)
 
     return write
 
@@ -221,6 +214,13 @@ def table(path: Path) -> list[dict[str, str]]:
     """The rows of a CSV file."""
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
+
+
+def ran(exp: Any, *words: str, code: int = 0, **environment: str) -> Any:
+    """A command that has to end with this code."""
+    done = exp(*words, **environment)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
 
 
 def first_line(done: Any) -> str:

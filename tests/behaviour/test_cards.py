@@ -8,39 +8,12 @@ import torch
 from tests.behaviour.conftest import FORECAST, losses, result
 from tests.simulators import needs_current_card
 
-ACME = '''
-import os
-import sys
-import time
-
-from exp.hardware.backend import Backend, Collectives
+# Its compiler gives exact results, and gradients that are not.
+WRONG = """
+from acme_backend import AcmeBackend
 
 
-class Acme(Backend):
-    device_type, collectives = "cpu", Collectives("gloo")
-
-    def why_unavailable(self):
-        return None
-
-    def device_count(self):
-        return 2
-
-    def set_device(self, local_rank):
-        import torch
-
-        self.rank = local_rank
-        return torch.device("cpu")
-
-    def describe(self, device):
-        return {"name": "acme", "index": self.rank, "card": self.rank}
-
-    def usage(self):
-        return {"free": 2**33, "total": 2**33}
-
-
-class Wrong(Acme):
-    """Its compiler gives exact results, and gradients that are not."""
-
+class Wrong(AcmeBackend):
     def set_device(self, local_rank):
         import torch
 
@@ -55,27 +28,15 @@ class Wrong(Acme):
 
         torch.compile = lambda code, *_, **__: lambda *given, **named: code(*map(Doubled.apply, given), **named)
         return super().set_device(local_rank)
-'''
-
-
-@pytest.fixture
-def acme(exp):
-    """The user's own backends, by name: ``acme(...)`` is a run with ``backend=`` one of them."""
-    (exp.folder / "acme.py").write_text(ACME)
-    choices = exp.folder / "my_conf" / "backend"
-    choices.mkdir(parents=True)
-    for name in ("Wrong",):
-        (choices / f"{name.lower()}.yaml").write_text(f"_target_: acme.{name}\nname: {name.lower()}\n")
-
-    def run(*arguments, **extra):
-        return exp("--config-dir", "my_conf", *arguments, PYTHONPATH=str(exp.folder), **extra)
-
-    return run
+"""
 
 
 @pytest.mark.skipif(not hasattr(torch, "compile"), reason="this torch compiles nothing")
-def test_compiled_code_with_other_gradients_is_refused(acme):
-    done = acme(*FORECAST, "backend=wrong", "compile=true")
+def test_compiled_code_with_other_gradients_is_refused(exp, page):
+    page("add-a-backend", python=["acme_backend.py", "my_vendors.py"], yaml=["my_conf/backend/acme.yaml"])
+    (exp.folder / "wrong.py").write_text(WRONG)
+    backend = ["backend=acme", "backend._target_=wrong.Wrong"]
+    done = exp("--config-dir", "my_conf", *FORECAST, *backend, "compile=true")
     assert done.returncode == 2, done.stdout + done.stderr
     assert "compile=true" in done.stderr.splitlines()[0]
     assert "gradient" in done.stderr.splitlines()[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 from pathlib import Path
 
@@ -10,21 +9,10 @@ import numpy as np
 import pandas as pd
 import torch
 
-from tests.behaviour.conftest import result
+from tests.behaviour.conftest import ran, result, table
 from tests.conftest import TINY
 
 ETT = Path(__file__).parents[2] / "data" / "ett" / "ETTh1.csv"
-
-
-def ran(exp, *words, code=0):
-    done = exp("backend=cpu", *words)
-    assert done.returncode == code, done.stdout + done.stderr
-    return done
-
-
-def table(path):
-    with path.open(encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 def content(folder):

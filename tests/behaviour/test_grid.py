@@ -82,18 +82,6 @@ def test_notice_saves_all_jobs_and_a_kill_leaves_none(exp, start):
 
 
 @pytest.mark.extended
-def test_optuna_searches_with_trials_side_by_side(exp):
-    pytest.importorskip("optuna", reason="the extra 'optuna' is not installed")
-    done = exp(*SWEEP, "hydra/sweeper=optuna", "hydra.sweeper.n_trials=3", "hydra.sweeper.n_jobs=2",
-               "optim.lr=tag(log, interval(1e-5, 1e-2))")  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    rows = table(exp.path("sweep/sweep.csv"))
-    assert len(rows) == 3
-    assert float(rows[0]["selected_by"]) == min(float(row["selected_by"]) for row in rows)
-    assert "optim.lr" in exp.path("sweep/optimization_results.yaml").read_text()
-
-
-@pytest.mark.extended
 def test_seeds_are_averaged(exp):
     done = exp(*SWEEP, "optim.lr=1e-3,1e-4", "seed=1,2")
     assert done.returncode == 0, done.stderr

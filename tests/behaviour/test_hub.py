@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import socket
 
 import pytest
 import torch
 from safetensors.torch import save
 
-from tests.behaviour.conftest import SCENES, result
+from tests.behaviour.conftest import SCENES, first_line, result
 from tests.behaviour.hub import COMMIT, Hub
+from tests.behaviour.test_launch import places
 from tests.conftest import Forked, clean_environment
 
 pytest.importorskip("huggingface_hub")
@@ -47,10 +47,6 @@ def hub(trained, tmp_path):
 
 def cached(folder):
     return {path for path in folder.rglob("*") if path.is_file()}
-
-
-def first_line(done):
-    return next(line for line in done.stderr.splitlines() if line.strip())
 
 
 def test_weights_are_fetched_recorded_and_used_without_a_network(exp, hub):
@@ -136,13 +132,9 @@ def test_what_goes_wrong_is_one_line_and_leaves_nothing(exp, hub, tmp_path):
 
 @pytest.mark.extended
 def test_ranks_started_outside_fetch_once(exp, hub, tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    group = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    environment = {**hub.environment(tmp_path / "cache"), **group}
+    environment = hub.environment(tmp_path / "cache")
     command = [*SCENE, "init_from=hf:owner/parts", "output_dir=run", "launcher=external"]
-    ranks = [Forked(tmp_path, *command, **environment, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(2)]
+    ranks = [Forked(tmp_path, *command, **environment, **place) for place in places(2)]
     said = [rank.communicate(200) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], said
     fetched = [file for file, _ in hub.gets]

@@ -11,13 +11,7 @@ import sys
 import pytest
 
 from tests.behaviour.conftest import LONG, STEADY, TINY, first_line, has_steps, losses, result, wait_for
-from tests.conftest import clean_environment
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+from tests.conftest import clean_environment, free_port
 
 
 def places(count: int) -> list[dict[str, str]]:

@@ -52,18 +52,6 @@ def test_a_lock_that_was_copied_or_is_left_of_a_dead_process_holds_nobody_up(exp
         assert result(exp.path(name))["steps"] == 3
 
 
-@pytest.mark.extended
-def test_a_folder_that_is_deleted_or_taken_away_ends_the_run(exp, start):
-    process = start(*LONG, "output_dir=run")
-    wait_for(has_steps(exp.path("run")), process)
-    while exp.path("run").exists():  # the run may write into a folder that is being emptied
-        shutil.rmtree(exp.path("run"), ignore_errors=True)
-    output, errors = process.communicate(timeout=240)
-    assert process.returncode == 1, output
-    assert "run" in errors.splitlines()[0]
-    assert "Traceback" not in errors
-
-
 def test_a_sweep_has_its_folder_alone(exp, start):
     """Two would lose each other's jobs, and a run in it would be one of them."""
     sweep = ["-m", *LONG, "seed=1,2", "sweep.parallel_jobs=1", "output_dir=sweep"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import pickle
 import signal
-import socket
 from datetime import timedelta
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from tests.behaviour.conftest import FORECAST, wait_for
+from tests.conftest import free_port
 
 
 class _Attack:
@@ -34,9 +34,7 @@ def listening(port: int) -> set[str]:
 
 def test_a_stranger_at_the_meeting_point_runs_no_code(exp, start):
     host = "127.0.0.1"
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     process = start(*FORECAST, "launcher.nnodes=2", f"launcher.rdzv_endpoint={host}:{port}", "output_dir=run")
     wait_for(lambda: listening(port), process)
     if int(torch.__version__.split(".")[0]) >= 2:  # older torch listens on every interface

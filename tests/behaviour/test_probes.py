@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import shutil
@@ -15,7 +14,7 @@ import pytest
 import torch
 
 import exp as public
-from tests.behaviour.conftest import result
+from tests.behaviour.conftest import result, table
 from tests.conftest import Forked
 from tests.simulators import needs_current_card
 
@@ -64,10 +63,9 @@ def test_features_are_kept_once_and_probed(exp, trained):
     assert done.returncode == 0, done.stderr
     found = result(exp.path("probed"))
     assert found["metric"] == found["metrics"][f"{found['probe']}_4_shots_accuracy"]
-    with (exp.path("probed") / "probes.csv").open() as file:
-        table = list(csv.DictReader(file))
-    assert len(table) == 2 * 2 + 2 * 2 + 2 * 13
-    drawn = [row for row in table if (row["probe"], row["seed"]) == ("knn", "2")]
+    rows = table(exp.path("probed") / "probes.csv")
+    assert len(rows) == 2 * 2 + 2 * 2 + 2 * 13
+    drawn = [row for row in rows if (row["probe"], row["seed"]) == ("knn", "2")]
     best = max(drawn, key=lambda row: float(row["val_accuracy"]))
     chosen = next(each for each in found["chosen"] if (each["probe"], each["seed"]) == ("knn", 2))
     assert chosen["setting"] == best["setting"], "the first of the best on validation"

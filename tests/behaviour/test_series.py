@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import csv
 from datetime import datetime, timedelta
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from tests.behaviour.conftest import losses, result
+from tests.behaviour.conftest import losses, ran, result, table
 from tests.conftest import TINY
 from tests.simulators import needs_current_card
 
 ASKED = "task.intervals=[0.8,0.95]"
 HEADS = "model.quantiles=[0.025,0.1,0.5,0.9,0.975]"
-
-
-def ran(exp, *words, code=0, **environment):
-    done = exp(*words, **environment)
-    assert done.returncode == code, done.stdout + done.stderr
-    return done
-
-
-def table(path):
-    with path.open(encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 def write_plant(path, count, first=0, skip=()):

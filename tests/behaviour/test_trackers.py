@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.behaviour.conftest import TINY, first_line, losses, wait_for
-from tests.conftest import clean_environment
+from tests.conftest import clean_environment, free_port
 
 CLIENTS = Path(sys.prefix) / "trackers"
 needs_clients = pytest.mark.skipif(
@@ -130,9 +130,7 @@ class Server:
     """``mlflow server`` on loopback, over a database in a folder."""
 
     def __init__(self, folder: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self.folder = folder
         self.uri = f"http://127.0.0.1:{self.port}"
 

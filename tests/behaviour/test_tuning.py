@@ -51,15 +51,6 @@ def test_low_rank_updates_are_all_that_is_trained_and_merged_by_who_has_none(exp
     assert result(plain)["metrics"] == pytest.approx(found["metrics"], abs=1e-6)
 
 
-@pytest.mark.extended
-def test_a_training_with_a_head_over_four_blocks_and_updates_resumes_bit_for_bit(exp):
-    settings = [*DPT, "model.lora.rank=2", "model.lora.dropout=0.1"]
-    run(exp, "run", *settings)
-    resumed(exp, "run", *settings)
-    again = state(exp.path("rest"))
-    assert [key for key, value in state(exp.path("run")).items() if not torch.equal(value, again[key])] == []
-
-
 def test_a_student_is_used_without_its_teacher(exp, trained):
     folder = run(exp, "student", *DISTIL, f"model.teacher.init_from={trained('scenes')}")
     assert set(result(folder)["metrics"]) == {"cosine_cls", "cosine_patches"}
@@ -103,12 +94,13 @@ def test_exported_programs_compute_what_the_model_does(exp, trained):
         assert key in done.stderr.splitlines()[0]
 
 
-KINDS = {"lora": [*SCENES, *LORA], "dpt": DPT, "upernet": UPERNET, "distillation": DISTIL}
+KINDS = {"lora": [*SCENES, *LORA], "dpt": DPT, "upernet": UPERNET, "distillation": DISTIL,
+         "dpt and updates": [*DPT, "model.lora.rank=2", "model.lora.dropout=0.1"]}  # fmt: skip
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("kind", ["upernet", "distillation"])
-def test_others_resume_bit_for_bit(exp, trained, kind):
+@pytest.mark.parametrize("kind", ["dpt and updates", "upernet", "distillation"])
+def test_trainings_of_all_kinds_resume_bit_for_bit(exp, trained, kind):
     settings = [*KINDS[kind], *([f"model.teacher.init_from={trained('scenes')}"] if kind == "distillation" else [])]
     run(exp, "run", *settings)
     resumed(exp, "run", *settings)

@@ -7,15 +7,11 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.behaviour.conftest import BACKBONE
+from tests.behaviour.conftest import BACKBONE, first_line
 
 IMAGES = Path(__file__).parents[2] / "data" / "eurosat_rgb"
 FEATURES = ["task=features", f"task.input={IMAGES}/River/*1.jpg", "task.max_images=0", "task.feature_dtype=float32"]
 ANEW = ["experiment=dinov3_eurosat", "backend=cpu", "data.size=32", *BACKBONE]
-
-
-def first_line(done):
-    return next(line for line in done.stderr.splitlines() if line.strip())
 
 
 def features(run):

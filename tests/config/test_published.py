@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import pytest
 
-from exp.forecasting.data.dataset import borders
 from tests.config.conftest import composed
 
 KEYS = ("period", "num_p", "n_heads", "stable_len", "d_model", "d_ff", "layers", "attn_dropout", "alpha", "batch_size",
@@ -24,15 +23,6 @@ LOGS = {
     "traffic": (24, 8, 64, 2, 512, 512, (1, 1, 3), 0.15, 0.35, 4, 100, 5, 5e-4, "type1"),
 }
 HORIZONS = (96, 192, 336, 720)
-# Rows of the file; windows of training and test at the horizons 96 and 720, as the logs print them.
-WINDOWS = {
-    "etth1": (17420, (7825, 2785), (7201, 2161)),
-    "ettm1": (69680, (33745, 11425), (33121, 10801)),
-    "weather": (52696, (36072, 10444), (35448, 9820)),
-    "solar": (52560, (35977, 10417), (35353, 9793)),
-    "electricity": (26304, (17597, 5165), (16973, 4541)),
-    "traffic": (17544, (11465, 3413), (10841, 2789)),
-}
 SCHEDULES = {"type1": "ExponentialLR", "TST": "TorchOneCycle"}
 
 
@@ -58,12 +48,3 @@ def test_every_row_is_one_command(name):
         assert set(config.published[horizon]) == {"mse", "mae"}
     if config.schedule.param_scheduler[0].type == "TorchOneCycle":
         assert config.schedule.param_scheduler[0].pct_start == 0.2
-
-
-@pytest.mark.parametrize("name", WINDOWS)
-def test_windows_are_those_of_the_logs(name):
-    split = composed(f"experiment=timebridge_{name}").data.split
-    num_rows, *by_horizon = WINDOWS[name]
-    for horizon, (train, test) in zip((96, 720), by_horizon):
-        parts = borders(split, num_rows, 720, horizon)
-        assert [len(parts[part]) - 720 - horizon + 1 for part in ("train", "test")] == [train, test]

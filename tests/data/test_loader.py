@@ -30,19 +30,6 @@ def test_workers_change_nothing(dataset):
     assert_equal_batches(*loaders)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_continues_at_the_position(dataset, workers):
-    sampler = TrainBatchSampler(51, 4, seed=3)
-    batches_of = train_loader(dataset, sampler, workers, 3)
-    whole = list(batches_of)
-    batches = iter(batches_of)
-    for _ in range(5):  # the trainer stops in the middle; workers have read ahead
-        next(batches)
-        sampler.advance()
-    del batches
-    assert_equal_batches(batches_of, whole[5:])
-
-
 Pair = namedtuple("Pair", ["left", "right"])
 META = torch.device("meta")  # stands for a card
 

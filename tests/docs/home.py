@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import shutil
-import warnings
 from pathlib import Path
 from typing import Any, Iterable
 
@@ -74,20 +73,14 @@ def _masks(home: Path, tile: Path) -> None:
 def _fields(folder: Path) -> None:
     """Scenes of Sentinel-2: 16 bits, whose first column holds no data."""
     import numpy as np
-    import rasterio
+
+    from tests.vision.data.conftest import write_tiff
 
     names = [*(f"B{number:02}" for number in range(1, 9)), "B8A", *(f"B{number:02}" for number in range(9, 13))]
-    profile = {"driver": "GTiff", "height": 32, "width": 32, "count": 13, "dtype": "uint16", "nodata": 0}
     for number in range(12):
-        path = folder / ("wheat", "maize")[number % 2] / f"{number}.tif"
-        path.parent.mkdir(parents=True, exist_ok=True)
         values = np.random.default_rng(number).integers(1, 3000, (13, 32, 32)).astype(np.uint16)
         values[:, :, 0] = 0
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with rasterio.open(path, "w", **profile) as file:
-                file.write(values)
-                file.descriptions = names
+        write_tiff(folder / ("wheat", "maize")[number % 2] / f"{number}.tif", values, names, nodata=0)
 
 
 def _weights(path: Path) -> None:

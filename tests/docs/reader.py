@@ -13,12 +13,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Sequence
 
-from tests.conftest import clean_environment, run_exp
+from tests.conftest import clean_environment, run_exp, write_files
 from tests.docs.home import make_home
 
-__all__ = ["ELSEWHERE", "GROUPS", "IMAGE_GROUPS", "PAGES", "ROOT", "lines_of", "try_pages", "write_files"]
+__all__ = ["ELSEWHERE", "GROUPS", "IMAGE_GROUPS", "PAGES", "ROOT", "lines_of", "try_pages"]
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
@@ -60,18 +59,21 @@ IMAGES = [
     "model.size=tiny", "data.size=64", "global_batch_size=4", "max_epochs=null", "max_steps=2", "val_every=2",
     "schedule.warmup_steps=1", "log_every=1", "data.num_workers=0",
 ]  # fmt: skip
+PART = ["debug.val_batches=1", "debug.test_batches=1"]
 SHRINK = {
     r"-m exp -m": ["sweep.plots=false"],
     r"optuna": ["hydra.sweeper.n_trials=1", "hydra.sweeper.n_jobs=1"],
     r"experiment=dinov3_(mmrs1m_segmentation|loveda_finetune)": ["model.auxiliary_block=3"],
-    r"traffic": ["global_batch_size=2", "data.eval_batch_size=8", "model.cointegrated_layers=0"],
+    r"traffic": ["global_batch_size=2", "data.eval_batch_size=8", "model.cointegrated_layers=0", *PART],
     r"experiment=dinov3_(dubai|loveda)": ["model.window=256"],
     r"experiment=dinov3_dubai(?!.*data=)": ["data.parts={train: ['tile1/*'], val: ['tile5/*_008.*']}"],
     r"^(?!.*dry_run).*nproc=8": ["nproc=2"],
     r"model\.teacher\.size=vitl16": ["model.teacher.size=tiny"],
     r"task=doctor": ["task.burst_s=0.1"],
+    r"task=probe": ["task.seeds=[1]", "task.shots=[4]", "task.epochs=2"],
     r"steps=20": ["steps=2"],
     r"num_windows=0": ["task.num_windows=30"],  # of all 2,700
+    r"task.backtest": ["task.backtest_windows=30"],
 }
 HOOK = """
 from mmengine.hooks import Hook
@@ -209,20 +211,3 @@ def try_pages(folder: Path, group: str) -> None:
             if error is not None:
                 wrong.append(f"{page.name}: {line}\n{error}")
     assert not wrong, "\n\n".join(wrong)
-
-
-def write_files(page: Path, folder: Path, **names: Sequence[str]) -> None:
-    """The files whose contents stand in a page: its blocks of a language, in order, under these names.
-
-    Args:
-        page: has as many blocks of each language as there are names.
-        folder: where they go.
-        **names: paths by language: ``python=["my_task.py"]``.
-    """
-    text = page.read_text()
-    for language, paths in names.items():
-        blocks = re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
-        assert len(blocks) == len(paths), f"{page.name} has {len(blocks)} blocks of {language}"
-        for path, block in zip(paths, blocks):
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path).write_text(block)

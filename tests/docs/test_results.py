@@ -8,14 +8,11 @@ import re
 import runpy
 import statistics
 
-import numpy as np
 import pytest
 import yaml
 
-from exp.vision.dinov3.backbone import SIZES
 from tests.conftest import TINY, run_exp
 from tests.docs.reader import ROOT
-from tests.vision.dinov3.test_backbone import PUBLISHED, num_parameters
 
 FOLDERS = ("conf/experiment", "examples/forecasting/linear_forecasting/conf/experiment")
 BASE = ROOT / FOLDERS[0] / "base" / "timebridge.yaml"
@@ -23,7 +20,6 @@ FORECAST = re.compile(r"^\| `(\w+)` \| (\d+) \| (\S+ / \S+|none) \| (.+) \|$", r
 FIGURES = re.compile(r"(0\.\d{3})(?: ± (0\.\d{3}))? / (0\.\d{3})(?: ± (0\.\d{3}))?")
 """MSE / MAE, either of one run or as mean ± standard deviation of several."""
 TUNED = re.compile(r"(0\.\d{3}) ± (0\.\d{3}) \(seeds ([^|]*)\)")
-BACKBONE = re.compile(r"^\| `(\w+)` \| (\d[\d.]*) \| (\d[\d.]*) \|$", re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
@@ -122,25 +118,3 @@ def test_a_record_of_a_run_and_what_is_refused(tmp_path, keep_result):
     assert keep(["--check", str(kept)]) == 0
     file.write_text(file.read_text().replace('"mse": 0.', '"mse": 0.0', 1))
     assert keep(["--check", str(kept)]) == 1
-
-
-def test_sizes_of_backbones(page):
-    rows = BACKBONE.findall(page)
-    assert {name: float(published) for name, published, _ in rows} == PUBLISHED
-    for name, _, ours in rows:
-        assert float(ours) == round(num_parameters(SIZES[name]) / 1e6, 1), name
-
-
-def test_baselines_of_the_page_on_experiments():
-    """The median of the training rows, and a line through them."""
-    said = re.findall(
-        r"an error of\s+(\d\.\d\d)|has (\d\.\d\d)\.", (ROOT / "docs/tutorial/add-an-experiment.md").read_text()
-    )
-    table = np.loadtxt(ROOT / "data" / "ett" / "ETTh1.csv", delimiter=",", skiprows=1, usecols=range(1, 8))
-    first, second = len(table) * 7 // 10, len(table) * 8 // 10
-    table = (table - table[:first].mean(axis=0)) / table[:first].std(axis=0, ddof=1)
-    train, test = table[:first], table[second:]
-    with_one = [np.column_stack([part[:, 1:], np.ones(len(part))]) for part in (train, test)]
-    line = np.linalg.lstsq(with_one[0], train[:, 0], rcond=None)[0]
-    errors = [np.abs(test[:, 0] - each).mean() for each in (np.median(train[:, 0]), with_one[1] @ line)]
-    assert [f"{error:.2f}" for error in errors] == [said[0][0], said[1][1]]

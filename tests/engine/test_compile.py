@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from exp.hardware import compat
-from tests.engine.conftest import needs_sharding
+from exp.hardware.compat import supports_compilation, supports_full_sharding
 
 MODEL = """
 import torch
@@ -22,12 +21,11 @@ class Mlp(Model):
         return {"loss": (outputs - y).square().mean()} if mode == "loss" else outputs
 """
 
-needs_compilation = pytest.mark.skipif(not compat.supports_compilation(), reason="torch 2.3 compiles in place")
+needs_compilation = pytest.mark.skipif(not supports_compilation(), reason="torch 2.3 compiles in place")
 
 
 @needs_compilation
-@pytest.mark.parametrize("wrapper", ["ddp", pytest.param("fsdp", marks=needs_sharding)])
-def test_a_compiled_run_is_as_another_and_goes_on_uncompiled(exp, wrapper):
+def test_a_compiled_run_is_as_another_and_goes_on_uncompiled(exp):
     def train(name, *arguments):
         """Gives the number of matrix products in what torch has compiled so far."""
         own = {"TORCHINDUCTOR_CACHE_DIR": str(exp.folder / "compiled"), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
@@ -35,11 +33,14 @@ def test_a_compiled_run_is_as_another_and_goes_on_uncompiled(exp, wrapper):
         return sum("addmm" in file.read_text() for file in exp.folder.glob("compiled/**/*.py"))
 
     (exp.folder / "mine.py").write_text(MODEL)
-    assert train("eager") == 0
-    assert train("run", "max_steps=2", "nproc=2", f"wrapper={wrapper}", "compile=true") > 0
-    if wrapper == "ddp":
-        saved = torch.load(str(exp.path("run") / "checkpoints" / "best.pth"), map_location="cpu")["state_dict"]
-        assert list(saved) == [f"layers.{number}.{kind}" for number in (0, 2) for kind in ("weight", "bias")]
-    train("run", "resume=auto")
-    assert exp.losses("run") == pytest.approx(exp.losses("eager"), rel=1e-5)
-    assert exp.result("run")["changed_on_resume"]["compile"] == {"old": True, "new": False}
+    before = train("eager")
+    assert before == 0
+    for wrapper in ["ddp", *["fsdp"] * supports_full_sharding()]:
+        compiled = train(wrapper, "max_steps=2", "nproc=2", f"wrapper={wrapper}", "compile=true")
+        assert compiled > before
+        train(wrapper, "resume=auto")
+        assert exp.losses(wrapper) == pytest.approx(exp.losses("eager"), rel=1e-5)
+        assert exp.result(wrapper)["changed_on_resume"]["compile"] == {"old": True, "new": False}
+        before = compiled
+    saved = torch.load(str(exp.path("ddp") / "checkpoints" / "best.pth"), map_location="cpu")["state_dict"]
+    assert list(saved) == [f"layers.{number}.{kind}" for number in (0, 2) for kind in ("weight", "bias")]

@@ -19,8 +19,6 @@ from tests.conftest import Forked
 from tests.engine.conftest import ON_DEVICES, needs_sharding
 from tests.simulators import needs_current_card
 
-on_cpu_and_card = pytest.mark.parametrize("backend", ["cpu", pytest.param("gcu", marks=needs_current_card)])
-
 BUILD = """
 from exp.engine.wrapper import FullyShard, local_part, sharded_parameters, whole
 
@@ -49,10 +47,10 @@ end(found)
 
 
 @needs_sharding
-@on_cpu_and_card
-def test_ranks_have_a_half_of_the_weights_of_rank_0_each_but_for_evaluation(ranks, backend):
+@needs_current_card
+def test_ranks_have_a_half_of_the_weights_of_rank_0_each_but_for_evaluation(ranks):
     """24 blocks of 4 MiB."""
-    for found in ranks(ON_DEVICES + BUILD, world_size=2, backend=backend):
+    for found in ranks(ON_DEVICES + BUILD, world_size=2, backend="gcu"):
         assert found.pop("card") < 0.55 * 96
         assert found == {"scale": [1.0] * 3, "frozen": ["head.weight"], "differs": [], "sharded": True}
 
@@ -150,7 +148,7 @@ end(found)
 
 
 @needs_sharding
-@on_cpu_and_card
+@pytest.mark.parametrize("backend", ["cpu", pytest.param("gcu", marks=needs_current_card)])
 def test_the_state_at_the_call_is_written_while_training_goes_on_or_who_cannot_write_is_named(ranks, backend):
     """The checkpoint before stays then."""
     (files, *told), (_, *own) = ranks(ON_DEVICES + SAVE, world_size=2, backend=backend)

@@ -25,21 +25,6 @@ class Given(Mse):
         return {"mse": self.given.pop(0)}
 
 
-def test_an_iteration_is_a_step_with_the_gradients_of_the_whole_batch_at_any_accumulation(make_runner):
-    spy = Spy(lambda runner: runner.iter)
-    runner = make_runner(accumulate=4, hooks=[spy])
-    runner.train()
-    assert spy.seen == [0, 1, 2, 3]
-    assert (runner.epoch, runner.sampler.samples) == (1, 0)
-    # By hand: the same permutation in batches of 16.
-    w, x = torch.zeros(1, requires_grad=True), torch.linspace(0, 1, 64)
-    runner.sampler.set_position(0, 0)
-    for index in torch.cat(list(runner.sampler)).split(16):
-        (gradient,) = torch.autograd.grad((w * x[index] - 3 * x[index]).square().mean(), w)
-        w = (w - 0.1 * gradient).detach().requires_grad_()
-    assert torch.allclose(runner.model.w, w, atol=1e-6)
-
-
 def test_gradients_are_cleared_without_torchs_own_method_whose_profiler_range_takes_longer_than_that(make_runner):
     with torch.autograd.profiler.profile() as profile:
         make_runner().train()

@@ -1,4 +1,4 @@
-"""The rate of a training: operations (tests/test_estimate.py) by seconds, as a share of what the devices do at best."""
+"""The rate of a training: operations by seconds, as a share of what the devices do at best."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def test_a_step_costs_a_card_no_more_than_by_hand(exp, monkeypatch, family, npro
     monkeypatch.syspath_prepend(BENCHMARKS)
     counts = importlib.import_module("step_counts")
     arguments, environment = counts.order(family, nproc, str(exp.folder))
-    done = exp(*arguments, **environment)
+    done = exp(*arguments, SIM_GCU_STRICT="1", **environment)  # no operator leaves the card
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     found = counts.per_step(json.loads((exp.folder / "counts.json").read_text()))
     assert {name for name in found if found[name] > counts.LIMITS[name]} == set(), found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -36,23 +36,20 @@ class Net(nn.Module):
         return F.interpolate(scores, image.shape[-2:], mode="bilinear")
 
 
-def train(
-    device: Any, steps: int = 4, wrap: Callable[[Net], nn.Module] = lambda model: model, rank: int = 0, **options: Any
-) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """The losses, and the model at the end; every rank has its own samples, and ``options`` are the optimizer's."""
+def train(device: Any) -> list[float]:
+    """The losses of four steps."""
     torch.manual_seed(0)
     model = Net().to(device)
-    wrapped = wrap(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, **options)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []
-    for step in range(steps):
-        torch.manual_seed(100 * rank + step)
+    for step in range(4):
+        torch.manual_seed(step)
         image, word, truth = torch.randn(4, 3, 16, 16), torch.randint(10, (4,)), torch.randint(5, (4, 16, 16))
-        scores, truth = wrapped(image.to(device), word.to(device)), truth.to(device)
+        scores, truth = model(image.to(device), word.to(device)), truth.to(device)
         loss = F.cross_entropy(scores, truth, ignore_index=0) + F.softplus(scores).mean()
         loss = loss + F.cross_entropy(scores.mean((2, 3)), truth[:, 0, 0], label_smoothing=0.1)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    return losses, {name: value.cpu() for name, value in model.state_dict().items()}
+    return losses

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,30 +15,6 @@ from tests.conftest import TINY, run_exp
 
 LONG = ["max_steps=4000", "max_epochs=1000", "val_every=1000", "log_every=10", "checkpoint.every_epochs=0"]
 EXACT = ["max_steps=200", "max_epochs=10", "log_every=10", "checkpoint.every_epochs=0"]
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory) -> Path:
-    """What a run of EXACT leaves that nobody has interrupted, wherever its two processes are."""
-    folder = tmp_path_factory.mktemp("whole")
-    done = run_exp(folder, *TINY, *EXACT, "nproc=2", "output_dir=run")
-    assert done.returncode == 0, done.stderr
-    return folder / "run"
-
-
-def assert_nothing_is_lost(running, result: dict, whole: Path) -> None:
-    """It was saved when it had to end, and went on from there to the weights of the whole run."""
-    assert result["restarts"] >= 1
-    assert f"preempted after step {int(result['resumed_from'][-12:-4])}" in running.logs()
-    one, other = (torch.load(run / "checkpoints/step_00000200.pth")["state_dict"] for run in (running.run, whole))
-    assert [name for name, weight in one.items() if not torch.equal(weight, other[name])] == []
-
-
-def test_a_job_is_followed_to_its_result(submit, result):
-    said = submit("launcher.time_minutes=5", "launcher.mem_gib=1.5", "launcher.setup=[echo set up here]").end()
-    assert "running on n" in said
-    assert "MSE" in said
-    assert result()["status"] == "completed"
 
 
 def test_a_wrong_request_is_refused_before_it_is_submitted(submit, cluster, tmp_path):
@@ -55,12 +30,21 @@ def test_a_wrong_request_is_refused_before_it_is_submitted(submit, cluster, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_job_of_higher_priority_takes_both_nodes_and_gives_them_back(submit, whole, result, cluster):
-    running = submit(*EXACT, "launcher.nodes=2")
+def test_a_job_of_higher_priority_takes_both_nodes_and_gives_them_back(submit, result, cluster, tmp_path):
+    """It is saved when it has to end, and goes on from there to the weights of a run that nobody interrupts."""
+    asked = ["launcher.time_minutes=5", "launcher.mem_gib=1.5", "launcher.setup=[echo set up here]"]
+    running = submit(*EXACT, "launcher.nodes=2", *asked)
     running.wait_for_steps()
     cluster.run("sbatch", "--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 2")
-    assert "queued again" in running.end()
-    assert_nothing_is_lost(running, result(), whole)
+    said = running.end()
+    assert [words in said for words in ("running on n", "queued again", "MSE")] == [True] * 3, said
+    assert result()["restarts"] >= 1
+    assert f"preempted after step {int(result()['resumed_from'][-12:-4])}" in running.logs()
+    done = run_exp(tmp_path, *TINY, *EXACT, "nproc=2", "output_dir=whole")
+    assert done.returncode == 0, done.stderr
+    runs = running.run, tmp_path / "whole"
+    one, other = (torch.load(run / "checkpoints/step_00000200.pth")["state_dict"] for run in runs)
+    assert [name for name, weight in one.items() if not torch.equal(weight, other[name])] == []
 
 
 def test_sigterm_alone_loses_no_step(submit, cluster):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 
 import numpy as np
 import pytest
@@ -11,8 +10,9 @@ import torch
 from PIL import Image
 
 from tests.conftest import run_exp
+from tests.vision.data.conftest import write_tiff
 
-rasterio = pytest.importorskip("rasterio")
+pytest.importorskip("rasterio")
 
 NAMES = ["B01", "B02", "B03", "B04", "B08"]
 
@@ -25,14 +25,7 @@ def write(path, seed, side=64, order=NAMES):
     bands["B08"] += 1500.0 * truth
     values = np.stack([bands[name] for name in order]).clip(1).astype(np.uint16)
     values[:, :, : side // 8] = 0
-    path.parent.mkdir(parents=True, exist_ok=True)
-    profile = {"driver": "GTiff", "height": side, "width": side, "count": len(order), "dtype": "uint16", "nodata": 0}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        place = rasterio.transform.from_origin(3e5, 5.8e6, 10, 10)
-        with rasterio.open(path, "w", crs="EPSG:32633", transform=place, **profile) as file:
-            file.write(values)
-            file.descriptions = tuple(order)
+    write_tiff(path, values, order, nodata=0)
     return truth.astype(np.uint8)
 
 

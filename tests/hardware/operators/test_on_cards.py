@@ -1,13 +1,14 @@
-"""Portable operators on simulated cards that refuse what the vendor's plug-in would send to the CPU."""
+"""Portable operators on simulated cards that refuse what the vendor's plug-in would send to the CPU.
+
+Those of experiments: tests/engine/test_step_counts.py, tests/behaviour/test_simulated.py.
+"""
 
 from __future__ import annotations
 
 import pytest
-import torch
-from torch import nn
 
-from exp.plugins import installed
-from tests.docs.reader import ROOT, write_files
+from tests.conftest import write_files
+from tests.docs.reader import ROOT
 from tests.simulators import needs_current_card
 
 BEGIN = """
@@ -28,7 +29,7 @@ device = backend.set_device(0)
 def test_no_training_step_leaves_the_card(card, profile):
     script = """
 settle_kernels(backend, device, "fp32")
-torch.testing.assert_close(train(device)[0], train("cpu")[0], rtol=1e-5, atol=0)
+torch.testing.assert_close(train(device), train("cpu"), rtol=1e-5, atol=0)
 assert not backend.fallbacks(), backend.fallbacks()
 """
     card(BEGIN + script, SIM_GCU_PROFILE=profile, SIM_GCU_STRICT="1")
@@ -55,42 +56,21 @@ assert list(backend.fallbacks()) == ["tanh_backward"]
 
 
 @needs_current_card
-def test_the_prior_does_not_leave_the_card(exp):
-    """The other experiments: tests/behaviour/test_simulated.py."""
-    (family,) = (plugin.families["forecasting"] for plugin in installed().values() if "forecasting" in plugin.families)
-    few = ["max_epochs=1", "max_steps=2", "debug.val_batches=1", "debug.test_batches=1", "plots=false"]
-    cards = ["backend=gcu", "backend.simulate=true", "output_dir=run", "model.attention_dropout=0.15"]
-    done = exp("experiment=timebridge_prior_etth1", *family.small, *few, *cards, SIM_GCU_STRICT="1")
-    assert done.returncode == 0, done.stderr
-    nothing = {"rank": 0, "calls_per_step": 0, "bytes_per_step": 0, "operators": {}}
-    assert exp.result("run")["left_device"] == nothing
-
-
-@pytest.fixture
-def layer(tmp_path):
-    """The recurrent layer of docs/hardware/hardware.md, for cards that have no fused cells."""
+def test_the_recurrent_layer_of_the_docs_has_torchs_numbers_and_stays_on_a_strict_card_where_torchs_own_raises(
+    card, tmp_path
+):
     write_files(ROOT / "docs" / "hardware" / "hardware.md", tmp_path, python=["layer.py"])
-    return tmp_path / "layer.py"
-
-
-def test_the_recurrent_layer_of_the_docs_has_the_numbers_of_torchs(layer):
-    names = {"torch": torch, "nn": nn}
-    exec(layer.read_text(), names)
-    theirs, ours = nn.GRU(3, 5, batch_first=True), names["Gru"](3, 5)
-    ours.of_input.load_state_dict({"weight": theirs.weight_ih_l0, "bias": theirs.bias_ih_l0})
-    ours.of_state.load_state_dict({"weight": theirs.weight_hh_l0, "bias": theirs.bias_hh_l0})
-    x = torch.randn(2, 7, 3)
-    torch.testing.assert_close(ours(x), theirs(x)[0], atol=1e-6, rtol=0)
-
-
-@needs_current_card
-def test_it_stays_on_a_strict_card_where_torchs_own_raises(card, layer):
     script = """
 exec(open("layer.py").read())
 settle_kernels(backend, device, "fp32")
-x = torch.ones(2, 4, 3, device=device)
-(Gru(3, 5).to(device)(x) - 1).square().mean().backward()
+theirs, ours = nn.GRU(3, 5, batch_first=True), Gru(3, 5)
+ours.of_input.load_state_dict({"weight": theirs.weight_ih_l0, "bias": theirs.bias_ih_l0})
+ours.of_state.load_state_dict({"weight": theirs.weight_hh_l0, "bias": theirs.bias_hh_l0})
+x = torch.randn(2, 7, 3)
+found = ours.to(device)(x.to(device))
+torch.testing.assert_close(found.cpu(), theirs(x)[0], atol=1e-6, rtol=0)
+(found - 1).square().mean().backward()
 assert not backend.fallbacks(), backend.fallbacks()
-refused(lambda: nn.GRU(3, 5).to(device)(x), NotImplementedError, "_thnn_fused_gru_cell")
+refused(lambda: theirs.to(device)(x.to(device)), NotImplementedError, "_thnn_fused_gru_cell")
 """
     card(BEGIN + script, SIM_GCU_PROFILE="s60", SIM_GCU_STRICT="1")

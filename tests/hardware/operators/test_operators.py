@@ -53,14 +53,6 @@ def test_filtered_bicubic_resizing_is_torchs(dtype, corners):
     torch.testing.assert_close(ours.double(), native.double(), rtol=1e-6, atol=off)
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 7, 9), (3, 7, 9), (0, 3, 7, 9)])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_adaptive_average_pooling_is_torchs(shape, dtype):
-    x = drawn(*shape).to(dtype)
-    native = torch.ops.aten._adaptive_avg_pool2d(x, [4, 3])
-    torch.testing.assert_close(kernel("_adaptive_avg_pool2d")(x, [4, 3]), native)
-
-
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int64])
 @pytest.mark.parametrize("weights", [None, torch.linspace(-1, 1, 5), torch.arange(5.0).double(), torch.arange(5)])
 def test_counting_is_torchs(dtype, weights):

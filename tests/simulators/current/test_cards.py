@@ -1,4 +1,4 @@
-"""The API of torch.gcu: cards, random states, streams, saving; and what the current generation refuses."""
+"""The API of torch.gcu: saving, forking, streams; and what the current generation refuses."""
 
 from __future__ import annotations
 
@@ -7,27 +7,25 @@ from tests.simulators import needs_current_card
 pytestmark = needs_current_card
 
 
-def test_cards_their_selection_and_saving(card):
+def test_saving_forking_streams_and_events(card):
+    """How cards are chosen and seeded: tests/backends/test_accelerator.py."""
     card(
         """
         import io, os, torch, torch_gcu
         from tests.simulators.scripts import refused
-        assert torch.gcu.is_available() and torch.gcu.device_count() == 8 and not torch.gcu.is_initialized()
-        torch.gcu.set_device("gcu:3")
-        assert torch.ones(1, device="gcu").device == torch.device("gcu", 3) == torch.ones(1).gcu().device
-        with torch.gcu.device(5):
-            assert torch.nn.Linear(2, 2).gcu().weight.device.index == 5
-        assert torch.gcu.current_device() == 3
-        properties = torch.gcu.get_device_properties(2)
-        assert "simulated" in properties.name and (properties.major, properties.sip_count) == (0, 24)
-        assert not hasattr(properties, "uuid")
-        refused(lambda: torch.gcu.set_device(8), RuntimeError, "invalid device ordinal 8")
         saved, file = torch.randn(3, device="gcu:2"), io.BytesIO()
         torch.save({"tensor": saved}, file)
         for location, device in ((None, "gcu:2"), ("cpu", "cpu"), ({"gcu:2": "gcu:5"}, "gcu:5")):
             file.seek(0)
             loaded = torch.load(file, map_location=location, weights_only=True)["tensor"]
             assert loaded.device == torch.device(device) and torch.equal(loaded.cpu(), saved.cpu())
+        start, end = torch.Event("gcu", enable_timing=True), torch.Event("gcu", enable_timing=True)
+        start.record()
+        with torch.gcu.stream(torch.gcu.Stream(device="gcu")):
+            x = torch.ones(3, device="gcu") * 2
+        torch.gcu.synchronize()
+        end.record()
+        assert x.sum().item() == 6 and start.elapsed_time(end) >= 0
         child = os.fork()  # of a process with a card
         if child == 0:
             refused(lambda: torch.ones(1, device="gcu"), RuntimeError, "Cannot re-initialize GCU in forked subprocess")
@@ -46,30 +44,8 @@ def test_torch_finds_the_plugin_by_itself(card):
     import gcu
     assert gcu.__file__ == sys.modules["torch_gcu"].gcu.__file__
     """
-    card(script.format(module="torch", left=None))
-    card(script.format(module="torch_gcu", left="'0'"))
-
-
-def test_every_card_has_a_generator_that_seeds_reach_and_streams_have_events(card):
-    card(
-        """
-        import torch, torch_gcu
-        torch.manual_seed(1)  # seeds every card, too
-        first, cpu = torch.rand(3, device="gcu"), torch.get_rng_state()
-        assert not torch.equal(torch.rand(3, device="gcu"), first)
-        torch.gcu.manual_seed_all(1)
-        assert torch.equal(torch.rand(3, device="gcu:4").cpu(), first.cpu())
-        dropped = torch.nn.functional.dropout(torch.ones(1000, device="gcu"))
-        assert torch.equal(torch.get_rng_state(), cpu) and 300 < (dropped == 0).sum().item() < 700
-        start, end = torch.Event("gcu", enable_timing=True), torch.Event("gcu", enable_timing=True)
-        start.record()
-        with torch.gcu.stream(torch.gcu.Stream(device="gcu")):
-            x = torch.ones(3, device="gcu") * 2
-        torch.gcu.synchronize()
-        end.record()
-        assert x.sum().item() == 6 and start.elapsed_time(end) >= 0
-        """
-    )
+    card(script.format(module="torch", left=None), fresh=True)
+    card(script.format(module="torch_gcu", left="'0'"), fresh=True)
 
 
 def test_fused_cells_synchronised_batch_norm_and_torch_cuda_are_refused_but_probes_are_not(card):
@@ -88,5 +64,6 @@ def test_fused_cells_synchronised_batch_norm_and_torch_cuda_are_refused_but_prob
         assert not torch.cuda.is_available() and torch.cuda.device_count() == 0 and not torch.cuda.is_initialized()
         torch.manual_seed(1)
         import mmengine.runner
-        """
+        """,
+        fresh=True,
     )

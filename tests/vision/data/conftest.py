@@ -42,25 +42,27 @@ def noise():
     return write
 
 
+def write_tiff(path, bands, names=None, mask=None, **more):
+    """Write (bands, H, W) as a GeoTIFF; returns ``path``."""
+    import rasterio
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    profile = {"driver": "GTiff", "height": bands.shape[1], "width": bands.shape[2], "count": len(bands),
+               "dtype": bands.dtype, "crs": "EPSG:32633",
+               "transform": rasterio.transform.from_origin(3e5, 5.8e6, 10, 10), **more}  # fmt: skip
+    with rasterio.Env(GDAL_TIFF_INTERNAL_MASK=True), rasterio.open(path, "w", **profile) as file:
+        file.write(bands)
+        for number, name in enumerate(names or [], 1):
+            file.set_band_description(number, name)
+        if mask is not None:
+            file.write_mask(mask)
+    return path
+
+
 @pytest.fixture
 def tiff():
-    """Writes (bands, H, W) as a GeoTIFF."""
-    rasterio = pytest.importorskip("rasterio")
-
-    def write(path, bands, names=None, mask=None, **more):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        profile = {"driver": "GTiff", "height": bands.shape[1], "width": bands.shape[2], "count": len(bands),
-                   "dtype": bands.dtype, "crs": "EPSG:32633",
-                   "transform": rasterio.transform.from_origin(3e5, 5.8e6, 10, 10), **more}  # fmt: skip
-        with rasterio.Env(GDAL_TIFF_INTERNAL_MASK=True), rasterio.open(path, "w", **profile) as file:
-            file.write(bands)
-            for number, name in enumerate(names or [], 1):
-                file.set_band_description(number, name)
-            if mask is not None:
-                file.write_mask(mask)
-        return path
-
-    return write
+    pytest.importorskip("rasterio")
+    return write_tiff
 
 
 @pytest.fixture
