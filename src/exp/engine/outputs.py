@@ -221,47 +221,35 @@ def measure(
     return metrics
 
 
-class PictureWriter:
-    """Writes pictures into the run folder.
+def write_picture(session: Session, name: str, picture: Picture) -> list[str]:
+    """Write a picture into the run folder.
 
     Args:
         session: the session.
+        name: path of the PNG file, relative to the run folder; other formats get their own suffix.
+        picture: a picture (:class:`exp.data.base.Extras`).
+
+    Returns:
+        Paths of the files, relative to the run folder; empty with ``plots=false``.
     """
+    # Imported here, because it imports matplotlib.
+    from exp.draw.figure import encoded
 
-    def __init__(self, session: Session) -> None:
-        self.session = session
-
-    def write(self, name: str, picture: Picture) -> list[str]:
-        """Write one picture.
-
-        Args:
-            name: path of the PNG file, relative to the run folder; other formats get their own suffix.
-            picture: a picture (:class:`exp.data.base.Extras`).
-
-        Returns:
-            Paths of the files, relative to the run folder; empty with ``plots=false``.
-        """
-        # Imported here, because it imports matplotlib.
-        from exp.draw.figure import encoded
-
-        files: list[str] = []
-        if not self.session.config.plots:
-            return files
-        for form, content in encoded(picture, self.session.config.figures).items():
-            files.append(str(PurePosixPath(name).with_suffix(f".{form}")))
-            write_atomically(self.session.folder.path / files[-1], content)
+    files: list[str] = []
+    if not session.config.plots:
         return files
-
-    def write_all(self, pictures: Mapping[str, Picture]) -> list[str]:
-        """Write pictures into ``plots/`` by their names; returns the paths, relative to the run folder."""
-        return [file for name, picture in pictures.items() for file in self.write(f"plots/{name}", picture)]
+    for form, content in encoded(picture, session.config.figures).items():
+        files.append(str(PurePosixPath(name).with_suffix(f".{form}")))
+        write_atomically(session.folder.path / files[-1], content)
+    return files
 
 
 def draw_extras(session: Session, make: Callable[[], Mapping[str, Picture]]) -> None:
     """Draw and write pictures on rank 0; an error is reported, but does not end the run."""
     if session.config.plots and session.distributed.is_main:
         try:
-            PictureWriter(session).write_all(make())
+            for name, picture in make().items():
+                write_picture(session, f"plots/{name}", picture)
         except Exception as error:
             logger.exception("plots")
             session.say(f"plots: not drawn: {type(error).__name__}: {error}; the log of rank 0 has the traceback")

@@ -14,7 +14,7 @@ from exp.data.base import Prediction
 from exp.data.places import shortened
 from exp.draw.figure import as_it_is, label, new_figure, title_and_legend
 from exp.engine.distributed import Distributed
-from exp.engine.outputs import PictureWriter, batch_outputs
+from exp.engine.outputs import batch_outputs, write_picture
 from exp.errors import ConfigError
 from exp.forecasting.intervals import Band, percent
 from exp.metrics import Evaluator
@@ -75,14 +75,15 @@ def predict(session: Session, data: Any, model: Any) -> Prediction:
     dates = None if ahead is None else data.dates[first : data.num_past].append(ahead)
     values = _values(session, data, model, batch)
     windows["future"] = _forecast(data, "what follows the last row", first, dates, values)
-    writer, files = PictureWriter(session), []
+    files = []
     for name, window in windows.items():
         path = session.folder.forecasts / f"{name}.csv"
         write_atomically(path, wide_table(window, data.target_names).to_csv(index=False).encode())
         files.append(str(path.relative_to(session.folder.path)))
         if session.config.plots:  # drawing takes longer than writing
             for page, channels in drawn.items():
-                files += writer.write(f"plots/{name}_{page}.png", draw_forecast(window, data.target_names, channels))
+                picture = draw_forecast(window, data.target_names, channels)
+                files += write_picture(session, f"plots/{name}_{page}.png", picture)
     if task.backtest and len(data.test):
         count = min(task.backtest_windows or len(data.test), len(data.test))
         evaluator.reset()

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save
 
 from exp.data.loader import device_loader
 from exp.engine.building import build_data, build_model, make_result
-from exp.engine.outputs import PictureWriter
+from exp.engine.outputs import write_picture
 from exp.errors import ConfigError, RunError
 from exp.runs.files import csv_content, to_json, write_atomically, write_json
 from exp.runs.lock import RunLock
@@ -183,18 +183,18 @@ def image_features(session: Session, model: Any, pixels: np.ndarray, window: int
 
 def _draw(session: Session, model: Any, files: list[Any], read: Any, components: Components) -> list[str]:
     """Draw the maps of some images, and a contact sheet; returns the files."""
-    pictures, patch, tiles, drawn = PictureWriter(session), int(model.backbone.patch_size), [], []
+    patch, tiles, drawn = int(model.backbone.patch_size), [], []
     for number in spread(len(files), session.config.task.max_images):
         file, features, _, width, *_ = files[number]
         picture = enlarged(to_rgb(shrunk(read(Path(file)), _LONGEST)), 256)
         patches = load_file(str(session.folder.path / features))["patches"]
         shown = components.picture(patches, picture.shape[0], picture.shape[1], patch * picture.shape[1] / width)
         pair, name = panels([picture, shown]), Path(features).stem
-        drawn += pictures.write(f"plots/features/{name}.png", pair)
+        drawn += write_picture(session, f"plots/features/{name}.png", pair)
         tiles.append(Tile(pair, [name]))
     shares = ", ".join(f"{100 * share:.0f} %" for share in components.explained)
     title = f"Principal components of the patch features in red, green, blue: {shares} of the variance"
-    return drawn + pictures.write("plots/features.png", sheet(tiles, side=440, title=title))
+    return drawn + write_picture(session, "plots/features.png", sheet(tiles, side=440, title=title))
 
 
 class Components:

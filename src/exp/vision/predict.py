@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 
 from exp.data.base import Prediction
-from exp.engine.outputs import PictureWriter
+from exp.engine.outputs import write_picture
 from exp.engine.wrapper import forward, preprocessed
 from exp.errors import ConfigError, DataError, RunError
 from exp.runs.files import csv_content, write_atomically
@@ -266,7 +266,7 @@ def predict_scenes(
         if shown:
             tiles = [scene_tile(to_rgb(shrunk(data.read(scene.file), 512)), scene) for scene in shown]
             page = sheet(tiles, title=f"{len(shown)} of {len(everything)} predictions")
-            files += PictureWriter(session).write("plots/predictions.png", page)
+            files += write_picture(session, "plots/predictions.png", page)
     return metrics, files, failed
 
 
@@ -354,7 +354,7 @@ def _predict(session: Session, data: Any, model: Any, entry: Input) -> tuple[lis
         small = resized_labels(labels, *picture.shape[:2])
     names = [f"{name}  {100 * float(share):.1f} %" for name, _, share, _ in rows]
     page = overlay_with_legend(picture, small, names, data.palette)
-    files = PictureWriter(session).write(f"predictions/overlays/{entry.name}.png", page)
+    files = write_picture(session, f"predictions/overlays/{entry.name}.png", page)
     files += [each.relative_to(session.folder.path).as_posix() for each in written]
     logger.info("%s: %d x %d pixels in %.1f s", entry.path, size[1], size[0], time.perf_counter() - began)
     return [[str(entry.path), *row] for row in rows], files
