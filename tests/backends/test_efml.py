@@ -18,7 +18,9 @@ int efmlDeviceGetCount_v2(unsigned *count) { *count = 3; return ready ? 0 : 1; }
 """
 PLUGIN = """
 import types, torch
-torch.gcu = types.SimpleNamespace(device_count=lambda: 7)
+def device_count():
+    return 7
+torch.gcu = types.SimpleNamespace(device_count=device_count)
 """
 
 
