@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryFile
+from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any, BinaryIO, Callable, Iterator, NamedTuple, Sequence
 
 import numpy as np
@@ -362,14 +362,14 @@ def _predict(session: Session, data: Any, model: Any, entry: Input) -> tuple[lis
 
 @contextmanager
 def label_map(path: Path, image: Any) -> Iterator[np.ndarray]:
-    """A memory-mapped file without a name for the labels of an image of any size, uint8 (H, W).
+    """A memory-mapped temporary file for the labels of an image of any size, uint8 (H, W).
 
     Args:
-        path: of the final file; the temporary file is on the disk of its folder, which is made.
+        path: of the final file; the temporary file is in its folder, which is made.
         image: has ``height`` and ``width``.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryFile(dir=path.parent) as file:
+    with NamedTemporaryFile(dir=path.parent, prefix=".", suffix=".tmp") as file:
         yield np.memmap(file, np.uint8, "w+", shape=(image.height, image.width))
 
 
