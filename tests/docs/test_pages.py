@@ -11,7 +11,7 @@ import pytest
 from exp.config import schema
 from exp.forecasting import config as forecasting
 from exp.vision import config as vision
-from exp.vision.data import config as images
+from exp.vision import keys as images
 from tests.docs.reader import ELSEWHERE, GROUPS, PAGES, ROOT, lines_of
 
 
