@@ -287,14 +287,14 @@ def place_of(environ: Mapping[str, str], nproc: int = 1) -> dict[str, str]:
     texts = [*(environ[name] for name in names[:3]), on_nodes[0], environ.get("MASTER_PORT", "0")]
     sound = len(set(on_nodes)) == 1 and all(text.isdecimal() for text in texts)
     if sound:
-        rank, size, local_rank, local_size, _ = map(int, texts)
+        rank, size, local_rank, local_size, port = map(int, texts)
         below = rank < size and local_rank < local_size and (local_size < size or local_rank == rank)
-        sound = below and size % local_size == 0
+        sound = below and size % local_size == 0 and (size == 1 or 0 < port < 65536)
     if not sound:
         raise ConfigError(
             f"{shown} contradict each other: every node must have the same number of processes ({names[3]}, or nproc: "
-            f"{on_nodes[0]}), ranks must be numbers below the world size, and on one node rank and local rank must be "
-            "equal; correct what sets them"
+            f"{on_nodes[0]}), ranks must be numbers below the world size, on one node rank and local rank must be "
+            "equal, and the port must be in 1 to 65535; correct what sets them"
         )
     return dict(zip((*_TORCH, *_MASTER), [*texts[:4], environ.get("MASTER_ADDR", "127.0.0.1"), texts[4]]))
 

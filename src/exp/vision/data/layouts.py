@@ -114,6 +114,9 @@ class ClassFolders(Layout):
         filled = sorted({name for members in found.values() for _, name in members})
         listing = Listing(list((self.labeled and self.config.classes) or filled), {})
         listing.splits = complete(numbered(found, listing.classes), self.config.split, root, by_class=True)
+        alike = [name for name in filled if [each.casefold() for each in filled].count(name.casefold()) > 1]
+        if self.labeled and alike:
+            listing.warnings.append(f"warning: classes {' and '.join(alike)} differ in case alone; join their folders")
         if self.labeled and len(listing.classes) == 1:
             listing.warnings.append(f"warning: {filled[0]} is the only class of {root}: every figure is perfect")
         return listing
