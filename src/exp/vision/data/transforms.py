@@ -18,6 +18,8 @@ from exp.engine.building import registered
 from exp.errors import ConfigError
 from exp.vision.data.labels import IGNORED, NO_DATA
 
+_TURNS = {1: cv2.ROTATE_90_COUNTERCLOCKWISE, 2: cv2.ROTATE_180, 3: cv2.ROTATE_90_CLOCKWISE}
+
 __all__ = ["PadTo", "PhotoMetricDistortion", "Pipeline", "RandomCrop", "RandomRotate90", "is_resized"]
 
 
@@ -168,9 +170,16 @@ class RandomRotate90(BaseTransform):
         turns = np.random.randint(1, 4)
         for key in ("img", "gt_seg_map"):
             if results.get(key) is not None:
-                results[key] = np.rot90(results[key], turns)
+                results[key] = _turned(results[key], turns)
         results["img_shape"] = results["img"].shape[:2]
         return results
+
+
+def _turned(pixels: np.ndarray, turns: int) -> np.ndarray:
+    """``pixels`` (H, W) or (H, W, C), turned counterclockwise by 90 degrees 1 to 3 times, and contiguous."""
+    if pixels.ndim == 3 and pixels.shape[2] > 4:  # OpenCV takes four channels at most
+        return np.ascontiguousarray(np.rot90(pixels, turns))
+    return cv2.rotate(pixels, _TURNS[turns])  # ten times as fast
 
 
 @TRANSFORMS.register_module(force=True)
