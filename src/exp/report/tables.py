@@ -467,18 +467,18 @@ def _results(groups: list[Group], metric: str | None, paper: bool) -> Table:
 
 
 def as_rich(table: Table) -> RichTable:
-    """The table for the terminal, with the notes below; long cells are cut at the terminal's width."""
+    """The table for the terminal, with the notes below; cells that are too wide for it go on in further lines."""
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
 
     looks = {"best": "bold green", "failed": "red", "other": "dim"}
     drawn = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, caption_justify="left")
-    for place, (head, number) in enumerate(zip(table.heads, table.numbers), 1):
-        # As Text, because rich would read brackets in a name as markup. The last column is shortened first.
-        drawn.add_column(Text(head), justify="right" if number else "left", no_wrap=place < len(table.heads))
+    for head, number in zip(table.heads, table.numbers):
+        # As Text, because rich would read brackets in a name as markup.
+        drawn.add_column(Text(head), justify="right" if number else "left", overflow="fold")
     for style, row in zip(table.styles or [""] * len(table.rows), table.rows):
-        drawn.add_row(*(Text(cell, no_wrap=True, overflow="ellipsis") for cell in row), style=looks.get(style, style))
+        drawn.add_row(*map(Text, row), style=looks.get(style, style))
     drawn.caption = Text("\n".join(table.notes)) if table.notes else None
     return drawn
 
