@@ -6,6 +6,7 @@ If the reader of the output closes its pipe (``| head``, a pager), the output en
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -13,7 +14,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["error", "flops", "make_console", "shown", "size", "warn", "write_nowhere"]
+__all__ = ["error", "errors_in", "flops", "make_console", "shown", "size", "warn", "write_nowhere"]
+
+_ERROR = re.compile(r"^error: (.*(?:\n +.*)*)", re.MULTILINE)
 
 
 def make_console() -> Console:
@@ -69,6 +72,11 @@ def warn(message: str) -> None:
 def error(message: str) -> None:
     """Write an error to stderr: the first line says what is wrong, further lines give details."""
     _write(sys.stderr, f"error: {message}\n")
+
+
+def errors_in(output: str) -> list[str]:
+    """The errors, each with its details in further lines, that :func:`error` has printed in the output of a process."""
+    return _ERROR.findall(output)
 
 
 def _write(stream: TextIO, text: str) -> None:

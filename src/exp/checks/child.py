@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, Sequence
 
 from hydra.core.hydra_config import HydraConfig
 
+from exp.console import errors_in
 from exp.errors import EXIT_PREEMPTED
 from exp.launcher.processes import JOB_VARIABLE, die_with_parent, kill_job, start_module
 from exp.runs.status import PREEMPT_SIGNAL, handle_signals, signal_name
@@ -83,9 +84,9 @@ def run_exp(arguments: Sequence[str], output: Path, limit_s: float) -> ChildEnd:
                     process.wait(_PATIENCE_S)
             kill_job(mark)
             code = process.wait()
-    lines = output.read_bytes()[place:].decode(errors="replace").splitlines()
+    printed = output.read_bytes()[place:].decode(errors="replace").replace("\r", "\n")
     why = f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
-    why = ([why] + [line[7:] for line in lines if line.startswith("error: ")])[-1]
+    why = [why, *errors_in(printed)][-1].partition("\n")[0]
     if signals:
         code = EXIT_PREEMPTED if signals[0] == PREEMPT_SIGNAL else 128 + signals[0]
     return ChildEnd(code, why, signal_name(signals[0]) if signals else None)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 import secrets
 import signal
 import subprocess
 import time
 from typing import TYPE_CHECKING, Any, Sequence
 
+from exp.console import errors_in
 from exp.errors import EXIT_FAILED, EXIT_PREEMPTED
 from exp.hardware.backend import usable_cores
 from exp.hardware.cards import only
@@ -30,7 +30,6 @@ _POLL_S = 0.1
 _PATIENCE_S = 8.0  # longer than a job's own launcher waits for its workers to end
 _CORES = "cores"
 _LOG = "output.log"  # stdout and stderr of a job
-_ERROR = re.compile(r"^error: (.*(?:\n +.*)*)", re.MULTILINE)  # with its details
 
 
 class _Packing:
@@ -107,7 +106,7 @@ class _Packing:
         if code == EXIT_PREEMPTED and (self.received is not None or status == "preempted"):
             return Outcome(EXIT_PREEMPTED)
         log = folder.logs / _LOG
-        errors = _ERROR.findall(log.read_text(encoding="utf-8", errors="replace"))
+        errors = errors_in(log.read_text(encoding="utf-8", errors="replace"))
         if errors:
             by = signal_name(code - 128) if code > 128 else None
             return Outcome(max(code, EXIT_FAILED), interrupted_by=by, reported=True, detail=errors[-1])
