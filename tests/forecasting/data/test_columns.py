@@ -138,5 +138,7 @@ def test_a_column_type_of_ones_own_is_one_module_and_one_yaml(exp):
     train, weekend = rows[:630], pd.to_datetime(rows["date"][:630]).dt.day_of_week >= 5
     assert state["mean"][0] == pytest.approx(np.arcsinh(train["OT"]).mean())
     assert state["mean"][-1] == pytest.approx(weekend.mean())
-    done = exp(*words, "data.columns={weekend: {_target_: collections.OrderedDict}}", "output_dir=no")
-    assert (done.returncode, "data.columns.weekend" in done.stderr) == (2, True)
+    exp.path("short.py").write_text("from my_columns import Column\nclass Short(Column): values = lambda *_: [1.0]\n")
+    for target in ("collections.OrderedDict", "short.Short"):
+        done = exp(*words, f"data.columns={{weekend: {{_target_: {target}}}}}", "plugins=[short]", "output_dir=no")
+        assert (done.returncode, "data.columns.weekend" in done.stderr) == (2, True), done.stderr

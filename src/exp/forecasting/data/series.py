@@ -130,7 +130,12 @@ def read_series(path: Path, config: ForecastingDataConfig, usual_format: str | N
             dates = read_dates(table, header, config, usual_format)
             table = table.drop(columns=header.date).set_index(dates.index)
     for name, keys in config.columns.items():
-        table[name] = np.asarray(create(keys, Column, f"data.columns.{name}").values(table), dtype=np.float64)
+        computed = np.asarray(create(keys, Column, f"data.columns.{name}").values(table), dtype=np.float64)
+        if computed.shape != (len(table),):
+            raise DataError(
+                f"data.columns.{name} has {computed.shape} values for {len(table)} rows; return one for each"
+            )
+        table[name] = computed
     columns = choose(path, list(table), config)
     values, empty = _to_numbers(table[columns.names])
     series = Series(path, header, columns, values, dates)
