@@ -8,7 +8,7 @@ of the groups.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, Callable, Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Collection, ContextManager, Iterator, Mapping, Sequence
 
 import torch
 from mmengine.optim import OptimWrapper, PolyLR
@@ -106,10 +106,14 @@ class BackendOptimWrapper(OptimWrapper):
         self._losses: list[torch.Tensor] = []
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
 
-    @contextlib.contextmanager
-    def optim_context(self, model: nn.Module) -> Iterator[None]:
+    def optim_context(self, model: nn.Module) -> ContextManager[None]:
         """Context of a forward pass: autocast, and no gradient exchange before the last micro-batch of a step."""
-        with super().optim_context(model), self.backend.autocast(self.precision):
+        autocast = self.backend.autocast(self.precision)
+        return autocast if self.should_sync() else self._without_exchange(model, autocast)
+
+    @contextlib.contextmanager
+    def _without_exchange(self, model: nn.Module, autocast: ContextManager[None]) -> Iterator[None]:
+        with super().optim_context(model), autocast:
             yield
 
     def update_params(

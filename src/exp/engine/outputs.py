@@ -12,14 +12,7 @@ import torch
 
 from exp.data.base import Prediction
 from exp.data.loader import move, share_loader
-from exp.engine.building import (
-    about_data,
-    build_data,
-    build_evaluator,
-    build_model,
-    make_result,
-    split_in_use,
-)
+from exp.engine.building import about_data, build_data, build_evaluator, build_model, make_result, split_in_use
 from exp.engine.trainer import EvalLoop
 from exp.engine.wrapper import is_sharded, place_and_wrap, unwrapped
 from exp.errors import EXPERIMENT_PAGE, ConfigError, shown
