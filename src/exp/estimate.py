@@ -53,8 +53,6 @@ KINDS = ("parameters", "gradients", "optimizer", "wrapper", "buffers", "data", "
 """Kinds of memory. ``activations`` are all tensors of a pass: those saved for the backward pass, and temporary ones."""
 LEAST_SECONDS = 5.0
 """Trainings shorter than this get no FLOP rate: start-up dominates them, and counting takes some tenths of a second."""
-_LARGEST = 2**16
-"""Upper limit of the batch size that :func:`largest_batch` returns."""
 META = torch.device("meta")
 _PAGE = 512
 """Cards allocate memory in multiples of this number of bytes."""
@@ -384,12 +382,11 @@ class Tracer:
 
     def _card(self) -> PaperCard:
         """A card with what is on it before a pass."""
+        from exp.hardware.operators import KERNELS  # needs torch >= 2.2
+
         able, precision = self.backend.capabilities, self.config.precision
         card = PaperCard(precision, self._is_card and precision in able.fused_attention)
-        if able.lacking_operators:
-            from exp.hardware.operators import KERNELS  # needs torch >= 2.2, and so do backends with lacking operators
-
-            card.kernels = {name: kernel for name, kernel in KERNELS.items() if name in able.lacking_operators}
+        card.kernels = {name: kernel for name, kernel in KERNELS.items() if name in able.lacking_operators}
         card.count(list(self.model.parameters()), "parameters", self._share)
         card.count(list(self.model.buffers()), "buffers")
         for kind, held in {**self._held, "data": self._resident * self._is_card}.items():
@@ -472,7 +469,7 @@ def largest_batch(tracer: Tracer, budget: int) -> int:
     """
     size, at_size = tracer.config.batch_size, tracer.peak["total"]
     per_sample = max(tracer.train(2 * size)["total"] - at_size, size) / size
-    largest = min(max(int(size + (budget - at_size) / per_sample), 0), _LARGEST)
+    largest = max(int(size + (budget - at_size) / per_sample), 0)
     missing = tracer.train(largest)["total"] - budget if largest else 0
     return max(largest - math.ceil(missing / per_sample), 0) if missing > 0 else largest
 
@@ -631,10 +628,7 @@ def _fit(config: Any, found: Mapping[str, Any]) -> str:
     advice = found["advice"]
     if advice is None:
         return "not even a batch of 1 fits; try wrapper=fsdp, precision=bf16 or a smaller model"
-    text = (
-        f"it {'fits' if found['fits'] else 'does NOT fit'}; at most batch_size={found['largest_batch_size']} per device"
-    )
-    if advice["accumulate"] != config.accumulate:
-        text += "; batch_size={batch_size} accumulate={accumulate} keeps the global batch".format(**advice)
-        text += f" ({size(advice['memory'])})"
-    return text
+    fits, largest = "fits" if found["fits"] else "does NOT fit", found["largest_batch_size"]
+    kept = f"batch_size={advice['batch_size']} accumulate={advice['accumulate']} keeps the global batch"
+    more = f"; {kept} ({size(advice['memory'])})" * (advice["accumulate"] != config.accumulate)
+    return f"it {fits}; at most batch_size={largest} per device{more}"
