@@ -155,17 +155,14 @@ class PaperCard(_FunctionMode):
         else:  # the dispatcher calls a kernel after autocast, so operators inside it are not cast
             with self.counting(kind, share), torch._C.DisableTorchFunction():
                 result = kernel(*arguments, **keywords)
-        self.count(result, kind, share, known=False)
+        mask = operator.overloadpacket.__name__ == "bernoulli_"  # of dropout, which has a byte per element on a card
+        self.count(result, kind, share / result.element_size() if mask else share, known=mask)
         return result
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = kwargs or {}, getattr(function, "__name__", "")
-        if self._half and name in _HALF:
-            args, kwargs = self._cast((args, kwargs), self._half)
-        elif self._half and name in _FULL and "dtype" not in kwargs:
-            args, kwargs = self._cast((args, kwargs), torch.float32)
-        if function is F.dropout:
-            return _dropout(*args, **kwargs)
+        if self._half and (name in _HALF or (name in _FULL and "dtype" not in kwargs)):
+            args, kwargs = self._cast((args, kwargs), self._half if name in _HALF else torch.float32)
         if name == "scaled_dot_product_attention" and self._fused:
             return _attention(*args, **kwargs)
         return function(*args, **kwargs)
@@ -188,11 +185,6 @@ def _attention(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_
     if dropout_p > 0.0 or query.dim() != 4:
         return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, **more)
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value)[0]
-
-
-def _dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:  # noqa: A002, ARG001
-    """Dropout that saves a mask of one byte per element, as cards do; torch's own on meta saves the input's dtype."""
-    return torch.native_dropout(input, p, True)[0] if training and p else input
 
 
 def _sharing(config: Any, model: nn.Module, backend: Backend) -> tuple[float, float, dict[str, int]]:

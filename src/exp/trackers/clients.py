@@ -150,8 +150,9 @@ class _AccountTracker(Tracker):
         project, tags = (self.project or run.experiment).replace("/", "-"), [run.facts["backend"], run.facts["task"]]
         about = {"name": run.name, "group": run.facts.get("sweep"), "config": dict(run.keys), "tags": tags, **more}
         self._run = client.init(project=project, id=name, resume="allow", mode=mode, **about)
-        # Only an online run has a URL; SwanLab's ``url`` raises otherwise.
-        self.address = str(self._run.url) if mode == "online" else f"{client.__name__} sync {place}-*-{name}"
+        # Only an online run has a URL; SwanLab's ``url`` raises otherwise. In other modes SwanLab prints its own hint.
+        by_hand = f"{client.__name__} sync {place}-*-{name}" * (mode == "offline")
+        self.address = str(self._run.url) if mode == "online" else by_hand
         return name
 
 
