@@ -539,11 +539,11 @@ def training_rate(session: Session, data: Data, samples_per_second: float, secon
     return {"flops_per_second": flops * samples_per_second, "flops_share": flops * samples_per_second / rate}
 
 
-def write_estimate(config: ExpConfig, overrides: list[str], task: Estimate) -> int:
+def write_estimate(composed: ExpConfig, overrides: list[str], task: Estimate) -> int:
     """Estimate, print the result, and write it to ``result.json`` in a run folder.
 
     Args:
-        config: composed configuration.
+        composed: composed configuration.
         overrides: overrides of the user.
         task: the task of the configuration.
 
@@ -555,8 +555,8 @@ def write_estimate(config: ExpConfig, overrides: list[str], task: Estimate) -> i
         DataError: the data cannot be read, or are missing and their class has no ``example_batch``.
         UnavailableError: this torch version is too old.
     """
-    run = freeze(config, overrides, Path(config.output_dir))
-    config, folder = run.config, run.folder
+    run = freeze(composed, overrides, Path(composed.output_dir))
+    config: Any = run.config
     import_plugins(config.plugins)
     backend = create_backend(config.backend)
     tracer = Tracer(config, backend)
@@ -589,8 +589,8 @@ def write_estimate(config: ExpConfig, overrides: list[str], task: Estimate) -> i
     result["memory_peak"] = [peak] * result["world_size"]
     run.write()
     try:
-        folder.begin(config.overwrite)
-        folder.write_result(result)
+        run.folder.begin(config.overwrite)
+        run.folder.write_result(result)
     finally:
         run.release()
     run.announce(backend)

@@ -10,47 +10,26 @@ import abc
 import importlib.util
 import logging
 import threading
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Callable, ClassVar, Iterator, Mapping, Sequence
 
-from omegaconf import OmegaConf
-
 from exp.config.resolve import create
 from exp.errors import ConfigError, UnavailableError
-from exp.report.runs import flattened
+from exp.report.runs import Run, read_run
 from exp.runs.files import read_json, write_json
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from exp.config.schema import LoggerConfig
     from exp.runs.folder import RunFolder
 
-__all__ = ["Reporter", "TrackedRun", "Tracker", "check", "final_metrics", "hand_over", "start"]
+__all__ = ["Reporter", "Tracker", "check", "final_metrics", "hand_over", "start"]
 
 logger = logging.getLogger(__name__)
 
 _FILES = ("config.yaml", "overrides.yaml", "env.json", "result.json")
-
-
-@dataclass(frozen=True)
-class TrackedRun:
-    """Description of a run for a tracker.
-
-    Attributes:
-        name: name of the run folder; for a job of a sweep ``<sweep folder>/<run folder>``.
-        experiment: key ``name`` of the configuration, by which trackers group runs.
-        folder: the run folder.
-        keys: the frozen configuration by dotted key; values are numbers, booleans or text.
-        facts: texts by name: ``backend``, ``task``, ``folder``, ``git`` (revision, if known), and ``sweep``, the name
-            of the sweep's folder, if the run belongs to one.
-    """
-
-    name: str
-    experiment: str
-    folder: Path
-    keys: Mapping[str, Any]
-    facts: Mapping[str, str]
 
 
 class Tracker(abc.ABC):
@@ -69,11 +48,12 @@ class Tracker(abc.ABC):
     requires: ClassVar[Sequence[str]] = ()
 
     @abc.abstractmethod
-    def open(self, run: TrackedRun, known: str | None) -> str:
+    def open(self, run: Run, known: str | None) -> str:
         """Create the run at the tracker, or continue it.
 
         Args:
-            run: the run.
+            run: name (the run folder's; for a job of a sweep ``<sweep folder>/<run folder>``), folder, and frozen
+                configuration by dotted key, whose values are numbers, booleans or text.
             known: what this method returned earlier for the same run folder, if the run was resumed or restarted;
                 None: the run is new.
 
@@ -252,16 +232,12 @@ def _trackers(chosen: LoggerConfig) -> Iterator[tuple[str, Tracker]]:
             yield name, create(tracker, Tracker, key)
 
 
-def _tracked(folder: RunFolder) -> TrackedRun:
-    config = flattened(OmegaConf.to_container(OmegaConf.load(folder.config), resolve=True))
-    keys = {key: value if isinstance(value, (bool, int, float, str)) else str(value)
-            for key, value in config.items() if not key.startswith("record.")}  # fmt: skip
+def _tracked(folder: RunFolder) -> Run:
     path, sweep = folder.path, folder.path.parent
-    facts = {"backend": config["backend.name"], "task": config["task.name"], "folder": str(path)}
-    facts["git"] = (read_json(folder.env) or {}).get("git_revision") or ""
-    facts["sweep"] = sweep.name if (sweep / "multirun.yaml").is_file() else ""
-    name = f"{sweep.name}/{path.name}" if facts["sweep"] else path.name
-    return TrackedRun(name, config["name"], path, keys, {key: text for key, text in facts.items() if text})
+    run = read_run(path, f"{sweep.name}/{path.name}" if (sweep / "multirun.yaml").is_file() else path.name)
+    keys = {key: value if isinstance(value, (bool, int, float, str)) else str(value)
+            for key, value in run.config.items() if not key.startswith("record.")}  # fmt: skip
+    return replace(run, config=keys)
 
 
 def _figures(record: Mapping[str, Any]) -> dict[str, float]:

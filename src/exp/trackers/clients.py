@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Mapping, Sequence
 
-from exp.trackers import TrackedRun, Tracker, final_metrics
+from exp.report.runs import Run
+from exp.trackers import Tracker, final_metrics
 
 __all__ = ["MlflowTracker", "SwanlabTracker", "TensorboardTracker", "WandbTracker"]
 
@@ -28,7 +29,7 @@ class TensorboardTracker(Tracker):
 
     requires: ClassVar[Sequence[str]] = ["tensorboard"]
 
-    def open(self, run: TrackedRun, known: str | None) -> str:
+    def open(self, run: Run, known: str | None) -> str:
         """Open a new event file; TensorBoard shows all files of a run as one.
 
         Returns:
@@ -37,7 +38,7 @@ class TensorboardTracker(Tracker):
         from torch.utils.tensorboard import SummaryWriter
 
         folder = run.folder / "tensorboard"
-        self._writer, self._keys = SummaryWriter(str(folder)), run.keys
+        self._writer, self._keys = SummaryWriter(str(folder)), run.config
         self.address = f"tensorboard --logdir {folder}"  # the command that shows it
         return str(folder)
 
@@ -58,7 +59,7 @@ class TensorboardTracker(Tracker):
         for picture in pictures:
             pixels = np.asarray(Image.open(picture).convert("RGB"))
             self._writer.add_image(f"plots/{picture.stem}", pixels, int(result.get("steps") or 0), dataformats="HWC")
-        self._writer.add_hparams(dict(self._keys), final_metrics(result, "final/"), run_name=".")
+        self._writer.add_hparams(self._keys, final_metrics(result, "final/"), run_name=".")
         self._writer.add_text("status", status)
         self._writer.close()
 
@@ -78,14 +79,14 @@ class MlflowTracker(Tracker):
 
     requires: ClassVar[Sequence[str]] = ["mlflow"]
 
-    def open(self, run: TrackedRun, known: str | None) -> str:
+    def open(self, run: Run, known: str | None) -> str:
         """Create a run with the configuration as its parameters, or continue the known one."""
         from mlflow import MlflowClient
         from mlflow.entities import Param
         from mlflow.exceptions import MlflowException
 
         self._waiting: list[Any] = []
-        name, place, lock = self.experiment or run.experiment, None, None
+        name, place, lock = self.experiment or run.config["name"], None, None
         uri = self.uri or os.environ.get("MLFLOW_TRACKING_URI") or ""
         if not uri:
             store = Path("outputs/mlflow").absolute()
@@ -98,8 +99,9 @@ class MlflowTracker(Tracker):
             self._client.create_experiment(name, artifact_location=place)
         experiment = self._client.get_experiment_by_name(name).experiment_id
         if known is None:
-            known = str(self._client.create_run(experiment, tags=dict(run.facts), run_name=run.name).info.run_id)
-            parameters = [Param(_FOREIGN.sub("_", key), str(value)[:_LONGEST]) for key, value in run.keys.items()]
+            tags = {"sweep": run.name.rpartition("/")[0]}
+            known = str(self._client.create_run(experiment, tags=tags, run_name=run.name).info.run_id)
+            parameters = [Param(_FOREIGN.sub("_", key), str(value)[:_LONGEST]) for key, value in run.config.items()]
             self._client.log_batch(known, params=parameters)
         else:
             self._client.update_run(known, status="RUNNING")
@@ -142,14 +144,14 @@ class _AccountTracker(Tracker):
 
     project: str | None = None
 
-    def _begin(self, client: Any, run: TrackedRun, known: str | None, logged_in: bool, place: str, **more: Any) -> str:
+    def _begin(self, client: Any, run: Run, known: str | None, logged_in: bool, place: str, **more: Any) -> str:
         """Create the run or continue it; ``place`` is the path prefix of offline runs, for :attr:`address`."""
         name, prefix = known or uuid.uuid4().hex[:12], client.__name__.upper()
         has_key = logged_in or os.environ.get(f"{prefix}_API_KEY")
         mode = os.environ.get(f"{prefix}_MODE") or ("online" if has_key else "offline")
-        project, tags = (self.project or run.experiment).replace("/", "-"), [run.facts["backend"], run.facts["task"]]
-        about = {"name": run.name, "group": run.facts.get("sweep"), "config": dict(run.keys), "tags": tags, **more}
-        self._run = client.init(project=project, id=name, resume="allow", mode=mode, **about)
+        project, group = (self.project or run.config["name"]).replace("/", "-"), run.name.rpartition("/")[0] or None
+        about = {"name": run.name, "group": group, "config": run.config, "mode": mode, **more}
+        self._run = client.init(project=project, id=name, resume="allow", **about)
         # Only an online run has a URL; SwanLab's ``url`` raises otherwise. In other modes SwanLab prints its own hint.
         by_hand = f"{client.__name__} sync {place}-*-{name}" * (mode == "offline")
         self.address = str(self._run.url) if mode == "online" else by_hand
@@ -163,7 +165,7 @@ class WandbTracker(_AccountTracker):
 
     requires: ClassVar[Sequence[str]] = ["wandb"]
 
-    def open(self, run: TrackedRun, known: str | None) -> str:
+    def open(self, run: Run, known: str | None) -> str:
         """Create the run, or continue the known one."""
         os.environ.setdefault("WANDB_SILENT", "true")  # the run's own output must stay readable
         import wandb
@@ -201,7 +203,7 @@ class SwanlabTracker(_AccountTracker):
 
     requires: ClassVar[Sequence[str]] = ["swanlab"]
 
-    def open(self, run: TrackedRun, known: str | None) -> str:
+    def open(self, run: Run, known: str | None) -> str:
         """Create the run, or continue the known one."""
         import swanlab
 
