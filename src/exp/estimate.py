@@ -93,13 +93,13 @@ class PaperCard(_FunctionMode):
 
     Attributes:
         kernels: portable kernels (:mod:`exp.hardware.operators`) that replace operators of torch, by ATen name.
-        now: bytes that are alive, by kind.
-        at_peak: bytes that were alive at the peak, by kind.
+        now: bytes that are alive, by kind, and their ``total``.
+        at_peak: bytes that were alive at the peak, likewise.
     """
 
     def __init__(self, precision: str, fused_attention: bool) -> None:
         super().__init__()
-        self.now = dict.fromkeys(KINDS, 0)
+        self.now = dict.fromkeys((*KINDS, "total"), 0)
         self.at_peak = dict(self.now)
         self._alive: dict[int, tuple[str, int, Any]] = {}
         self._half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
@@ -118,12 +118,9 @@ class PaperCard(_FunctionMode):
     def hold(self, kind: str, size: int) -> None:
         """Count ``size`` bytes that no operator allocates, such as DDP's gradient buckets."""
         self.now[kind] += size
-        if sum(self.now.values()) > sum(self.at_peak.values()):
+        self.now["total"] += size
+        if self.now["total"] > self.at_peak["total"]:
             self.at_peak = dict(self.now)
-
-    def peak(self) -> dict[str, int]:
-        """Bytes at the peak: ``total``, and by kind."""
-        return {"total": sum(self.at_peak.values()), **self.at_peak}
 
     def count(self, values: Any, kind: str, share: float = 1.0, known: bool = True) -> None:
         """Count storages as ``kind``.
@@ -146,7 +143,7 @@ class PaperCard(_FunctionMode):
 
     def _drop(self, key: int, ended: Any = None) -> None:
         kind, size, _ = self._alive.pop(key, ("activations", 0, None))
-        self.now[kind] -= size
+        self.hold(kind, -size)
 
     def _call(self, kind: str, share: float, operator: Any, arguments: Any, keywords: Any) -> Any:
         kernel = self.kernels.get(operator.overloadpacket.__name__)
@@ -352,7 +349,7 @@ class Tracer:
         for hook in hooks:
             hook.remove()
         self.optimizer_bytes = _bytes(tensors_of(optimizer.state))
-        return card.peak()
+        return card.at_peak
 
     def validate(self) -> dict[str, int] | None:
         """Peak memory of a validation batch during a training, including the optimizer's state.
@@ -370,7 +367,7 @@ class Tracer:
         except Exception as error:  # noqa: BLE001 - a model may read values, or raise any exception
             self.notes.append(f"validation is not estimated: {type(error).__name__}: {first_line(error)[:120]}")
             return None
-        return card.peak()
+        return card.at_peak
 
     def _card(self) -> PaperCard:
         """A card with what is on it before a pass."""

@@ -253,8 +253,8 @@ def judge_operators(lines: Sequence[Mapping[str, Any]], precision: str) -> Answe
         ``relative`` difference; ``left``, CPU fallbacks as number of calls and, if they are counted, bytes;
         ``kernel``, ``portable`` if the kernel is exp's own; ``call``, dtypes and shapes of the arguments; ``reason``.
     """
-    rows = sorted((_row(line, precision) for line in lines), key=lambda row: float(row["relative"] or 0))
-    rows.sort(key=lambda row: _ORDER.index(row["status"]), reverse=True)
+    rows = [_row(line, precision) for line in lines]
+    rows.sort(key=lambda row: (-_ORDER.index(row["status"]), float(row["relative"] or 0)))
     worst_of = {row["operator"]: row for row in rows}  # the last one counts
     table = sorted(worst_of.values(), key=lambda row: (_ORDER.index(row["status"]), row["operator"]))
     statuses = {row["status"] for row in table}
