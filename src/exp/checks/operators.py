@@ -46,34 +46,14 @@ def check_operators(session: Session) -> dict[str, Any]:
     """
     journal = Journal(session.folder.path / "operators.jsonl", LIMITS_S["operators"])
     check = OperatorCheck(session.backend, session.device, journal, session.portable_operators)
-    return make_result(session, {}, None, steps=train_with(session, _Window(check)))
+    return make_result(session, {}, None, steps=train_with(session, check))
 
 
-class _Window(Hook):
-    """Enables the check during each training step and validation batch only.
-
-    Between them, data loaders draw random numbers in a way that old torch versions cannot intercept.
-    """
-
-    priority = "VERY_LOW"
-
-    def __init__(self, check: OperatorCheck) -> None:
-        self.check, self.window = check, contextlib.ExitStack()
-
-    def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
-        """Enable the check."""
-        self.window.close()
-        self.window.enter_context(every_operator(self.check))
-
-    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        """Disable the check."""
-        self.window.close()
-
-    before_val_iter, after_val_iter = before_train_iter, after_train_iter
-
-
-class OperatorCheck:
+class OperatorCheck(Hook):
     """Runs operators on the device and on the CPU, and records the differences of their results.
+
+    As a hook it does so during each training step and validation batch only: between them, data loaders draw random
+    numbers in a way that old torch versions cannot intercept.
 
     Args:
         backend: backend of the device.
@@ -86,10 +66,23 @@ class OperatorCheck:
         seen: by name of the operator, the signatures that were compared.
     """
 
+    priority = "VERY_LOW"
+
     def __init__(self, backend: Backend, device: torch.device, journal: Journal, portable: Container[str] = ()) -> None:
         self.backend, self.device, self.journal, self._portable = backend, device, journal, portable
         self.seen: dict[str, set[Any]] = {}
-        self._broken = set(journal.crashed)
+        self._broken, self._window = set(journal.crashed), contextlib.ExitStack()
+
+    def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+        """Intercept operators."""
+        self._window.close()
+        self._window.enter_context(every_operator(self))
+
+    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        """Intercept no more."""
+        self._window.close()
+
+    before_val_iter, after_val_iter = before_train_iter, after_train_iter
 
     def __call__(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run one call of an operator, and compare it if its signature is new; returns its result."""
