@@ -17,7 +17,6 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Callable, ContextManager, Iterable, Mapping
 
 import torch
-import torch.nn.functional as F
 from mmengine.model import BaseModel
 from torch import nn
 
@@ -180,7 +179,7 @@ class PaperCard(_FunctionMode):
 def _attention(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, **more: Any) -> Any:
     """Attention with the fused kernel, where there is one: it saves its inputs, its output and a number per row."""
     if dropout_p > 0.0 or query.dim() != 4:
-        return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, **more)
+        return nn.functional.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, **more)
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value)[0]
 
 
@@ -296,7 +295,7 @@ class Tracer:
     def __init__(self, config: Any, backend: Backend) -> None:
         if not supports_estimates():
             raise UnavailableError(
-                f"task=estimate needs torch 2.2 or newer, and this is {'.'.join(map(str, TORCH_VERSION))}; run it on "
+                f"task=estimate needs torch 2.3 or newer, and this is {'.'.join(map(str, TORCH_VERSION))}; run it on "
                 "any other machine: it needs no card, and the results are the same"
             )
         self.config, self.backend, self._is_card = config, backend, backend.device_type != "cpu"
@@ -575,11 +574,9 @@ def write_estimate(composed: ExpConfig, overrides: list[str], task: Estimate) ->
         "checkpoint_bytes": weights + tracer.optimizer_bytes,
         "weights_bytes": weights,
         "card_memory": memory,
-        "headroom": task.headroom,
         "fits": None if budget is None else peak <= budget,
         "largest_batch_size": None if budget is None else largest_batch(tracer, budget),
         "advice": None if budget is None else fitting_batch(tracer, budget),
-        "torch": torch.__version__,
         "notes": tracer.notes,
     }
     result = {**blank_result(config), "status": "completed", "measured_on": "paper", "estimate": found}

@@ -232,13 +232,12 @@ def hand_over(chosen: LoggerConfig, folder: RunFolder, warn: Callable[[str], obj
 
 
 def _trackers(chosen: LoggerConfig) -> Iterator[tuple[str, Tracker]]:
-    """Create the configured trackers; yields name and tracker. A value of null removes a tracker."""
+    """Create the configured trackers; yields name and tracker."""
     for name, tracker in chosen.trackers.items():
         key = f"logger.trackers.{name}"
-        if tracker is not None:
-            if not isinstance(tracker, Mapping) or "_target_" not in tracker:
-                raise ConfigError(f"{key} must be {{_target_: <path of a class>, <arguments>}}; logger={name} has both")
-            yield name, create(tracker, Tracker, key)
+        if not isinstance(tracker, Mapping) or "_target_" not in tracker:
+            raise ConfigError(f"{key} must be {{_target_: <path of a class>, <arguments>}}; logger={name} has both")
+        yield name, create(tracker, Tracker, key)
 
 
 def _tracked(folder: RunFolder) -> Run:
