@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Callable, ClassVar, Iterator, Mapping, Se
 
 from exp.config.resolve import create
 from exp.errors import ConfigError, UnavailableError
-from exp.report.runs import Run, read_run
+from exp.report.runs import Run, is_number, read_run
 from exp.runs.files import read_json, write_json
 
 if TYPE_CHECKING:
@@ -249,13 +249,9 @@ def _tracked(folder: RunFolder) -> Run:
 
 
 def _figures(record: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a record of ``metrics.jsonl`` by ``<split>/<name>``, including NaN and infinite ones."""
-    values = {**record, **{key: float(text) for key, text in record.get("not_finite", {}).items() if "." not in key}}
-    return {
-        f"{record['split']}/{key}": float(value)
-        for key, value in values.items()
-        if key not in ("step", "epoch") and isinstance(value, (int, float)) and not isinstance(value, bool)
-    }
+    """The finite numbers of a record of ``metrics.jsonl`` by ``<split>/<name>``."""
+    figures = {name: float(value) for name, value in record.items() if is_number(value)}
+    return {f"{record['split']}/{name}": value for name, value in figures.items() if name not in ("step", "epoch")}
 
 
 # -- clients -----------------------------------------------------------------------------------------------------------
