@@ -402,9 +402,8 @@ def _example_of(config: Any, notes: list[str]) -> tuple[ExampleBatch, int]:
         train, val = (largest_sample(data, split, config.seed) for split in ("train", "val"))
         card = PaperCard(config.precision, fused_attention=False)
         with card.counting():
-            splits = [split for split in (data.train, data.val) if hasattr(split, "on_device")]
-            kept = [split.on_device(META, None) for split in splits]  # noqa: F841 - must be alive when counted
-            resident = card.now["activations"]
+            kept = [split.on_device(META, None) for split in (data.train, data.val) if hasattr(split, "on_device")]
+            resident = card.now["total"] if kept else 0
         return ExampleBatch(train, val, data.model_arguments(), data.eval_batch_size), resident
     except DataError as error:
         keys = {str(key): value for key, value in config.data.items() if key != "_target_"}
