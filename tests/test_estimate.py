@@ -19,7 +19,7 @@ from tests.docs.reader import PAGES, lines_of
 from tests.simulators import needs_current_card
 
 if not supports_estimates():
-    pytest.skip("torch < 2.1 cannot estimate", allow_module_level=True)
+    pytest.skip("torch < 2.3 cannot estimate", allow_module_level=True)
 
 IMAGES = ["experiment=dinov3_eurosat", "data.eval_batch_size=8", "global_batch_size=8"]
 SERIES = ["data.lookback=192", "model.d_model=32", "model.d_ff=32", "model.num_heads=2"]

@@ -14,10 +14,9 @@ import math
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Callable, ContextManager, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Callable, ContextManager, Iterable, Mapping
 
 import torch
-import torch.nn.functional as F
 from mmengine.model import BaseModel
 from torch import nn
 
@@ -53,8 +52,6 @@ KINDS = ("parameters", "gradients", "optimizer", "wrapper", "buffers", "data", "
 """Kinds of memory. ``activations`` are all tensors of a pass: those saved for the backward pass, and temporary ones."""
 LEAST_SECONDS = 5.0
 """Trainings shorter than this get no FLOP rate: start-up dominates them, and counting takes some tenths of a second."""
-_LARGEST = 2**16
-"""Upper limit of the batch size that :func:`largest_batch` returns."""
 META = torch.device("meta")
 _PAGE = 512
 """Cards allocate memory in multiples of this number of bytes."""
@@ -82,29 +79,30 @@ _FunctionMode: Any = getattr(torch.overrides, "TorchFunctionMode", object)  # to
 
 
 class PaperCard(_FunctionMode):
-    """Counts the memory of storages on the meta device, in the form that torch functions have on a card.
+    """Counts the memory of storages on the meta device; as a context, gives torch functions their form on a card.
 
-    The meta device has neither autocast nor fused attention, and both change how much a step saves for backward.
-    Storages count from their creation until their last tensor is freed. Memory that an operator uses internally, such
-    as the workspace of a convolution, is not counted; the temporary tensors of portable kernels are.
+    The meta device has neither autocast nor fused attention, and both change how much a step saves for backward. Like
+    ``torch.autocast``, the context casts each weight once, and keeps the copy until it ends. Storages count from their
+    creation until their last tensor is freed. Memory that an operator uses internally, such as the workspace of a
+    convolution, is not counted; the temporary tensors of portable kernels are.
 
     Args:
-        precision: one of :data:`exp.hardware.backend.PRECISIONS`; used inside :meth:`autocast`.
+        precision: one of :data:`exp.hardware.backend.PRECISIONS`.
         fused_attention: whether attention is fused; with dropout it never is.
 
     Attributes:
         kernels: portable kernels (:mod:`exp.hardware.operators`) that replace operators of torch, by ATen name.
-        now: bytes that are alive, by kind.
-        at_peak: bytes that were alive at the peak, by kind.
+        now: bytes that are alive, by kind, and their ``total``.
+        at_peak: bytes that were alive at the peak, likewise.
     """
 
     def __init__(self, precision: str, fused_attention: bool) -> None:
         super().__init__()
-        self.now = dict.fromkeys(KINDS, 0)
+        self.now = dict.fromkeys((*KINDS, "total"), 0)
         self.at_peak = dict(self.now)
         self._alive: dict[int, tuple[str, int, Any]] = {}
         self._half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
-        self._casts, self._fused = False, fused_attention
+        self._fused = fused_attention
         self.kernels: dict[str, Callable[..., Any]] = {}
         self._weights: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
@@ -112,26 +110,16 @@ class PaperCard(_FunctionMode):
         """Context in which the results of every operator are counted as ``kind``, with a ``share`` of their bytes."""
         return every_operator(functools.partial(self._call, kind, share))
 
-    @contextlib.contextmanager
-    def autocast(self, enabled: bool = True) -> Iterator[None]:
-        """Like ``torch.autocast``: each weight is cast once; the copy is kept until the outermost context ends."""
-        before, self._casts = self._casts, enabled and self._half is not None
-        try:
-            yield
-        finally:
-            self._casts = before
-            if not before:
-                self._weights.clear()
+    def __exit__(self, *error: Any) -> None:
+        self._weights.clear()
+        super().__exit__(*error)
 
     def hold(self, kind: str, size: int) -> None:
         """Count ``size`` bytes that no operator allocates, such as DDP's gradient buckets."""
         self.now[kind] += size
-        if sum(self.now.values()) > sum(self.at_peak.values()):
+        self.now["total"] += size
+        if self.now["total"] > self.at_peak["total"]:
             self.at_peak = dict(self.now)
-
-    def peak(self) -> dict[str, int]:
-        """Bytes at the peak: ``total``, and by kind."""
-        return {"total": sum(self.at_peak.values()), **self.at_peak}
 
     def count(self, values: Any, kind: str, share: float = 1.0, known: bool = True) -> None:
         """Count storages as ``kind``.
@@ -154,26 +142,23 @@ class PaperCard(_FunctionMode):
 
     def _drop(self, key: int, ended: Any = None) -> None:
         kind, size, _ = self._alive.pop(key, ("activations", 0, None))
-        self.now[kind] -= size
+        self.hold(kind, -size)
 
     def _call(self, kind: str, share: float, operator: Any, arguments: Any, keywords: Any) -> Any:
         kernel = self.kernels.get(operator.overloadpacket.__name__)
         if kernel is None:
             result = operator(*arguments, **keywords)
         else:  # the dispatcher calls a kernel after autocast, so operators inside it are not cast
-            with self.counting(kind, share), self.autocast(False):
+            with self.counting(kind, share), torch._C.DisableTorchFunction():
                 result = kernel(*arguments, **keywords)
-        self.count(result, kind, share, known=False)
+        mask = operator.overloadpacket.__name__ == "bernoulli_"  # of dropout, which has a byte per element on a card
+        self.count(result, kind, share / result.element_size() if mask else share, known=mask)
         return result
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = kwargs or {}, getattr(function, "__name__", "")
-        if self._casts and name in _HALF:
-            args, kwargs = self._cast((args, kwargs), self._half)
-        elif self._casts and name in _FULL and "dtype" not in kwargs:
-            args, kwargs = self._cast((args, kwargs), torch.float32)
-        if function is F.dropout:
-            return _dropout(*args, **kwargs)
+        if self._half and (name in _HALF or (name in _FULL and "dtype" not in kwargs)):
+            args, kwargs = self._cast((args, kwargs), self._half if name in _HALF else torch.float32)
         if name == "scaled_dot_product_attention" and self._fused:
             return _attention(*args, **kwargs)
         return function(*args, **kwargs)
@@ -191,29 +176,11 @@ class PaperCard(_FunctionMode):
         return map_tensors(cast, values)
 
 
-class _FusedAttention(torch.autograd.Function):
-    """Saves the same tensors as fused attention: its inputs, its output, and one float32 per row of the scores."""
-
-    @staticmethod
-    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        output = query.new_empty((*query.shape[:-1], value.shape[-1]))
-        ctx.save_for_backward(query, key, value, output, query.new_empty(query.shape[:-1], dtype=torch.float32))
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # noqa: ARG004 - autograd's signature
-        return tuple(torch.empty_like(each) for each in ctx.saved_tensors[:3])
-
-
 def _attention(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, **more: Any) -> Any:
+    """Attention with the fused kernel, where there is one: it saves its inputs, its output and a number per row."""
     if dropout_p > 0.0 or query.dim() != 4:
-        return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, **more)
-    return _FusedAttention.apply(query, key, value)  # type: ignore[no-untyped-call]
-
-
-def _dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:  # noqa: A002, ARG001
-    """Dropout that saves a mask of one byte per element, as cards do; torch's own on meta saves the input's dtype."""
-    return torch.native_dropout(input, p, True)[0] if training and p else input
+        return nn.functional.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, **more)
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value)[0]
 
 
 def _sharing(config: Any, model: nn.Module, backend: Backend) -> tuple[float, float, dict[str, int]]:
@@ -252,19 +219,18 @@ def _bytes(tensors: Iterable[torch.Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def _step(autocast: Callable[[], ContextManager[Any]]) -> Any:
+def _step(autocast: ContextManager[Any]) -> Any:
     """Stands in for MMEngine's OptimWrapper in ``train_step``: runs the backward pass, and calls no optimizer.
 
     Args:
-        autocast: makes the context of the forward pass; used in the backward pass, too, for activations that it
-            recomputes.
+        autocast: context of the forward pass; used in the backward pass, too, for activations that it recomputes.
     """
 
     def update_params(loss: torch.Tensor, *_args: Any, **_kwargs: Any) -> None:
-        with autocast():
+        with autocast:
             backward_below_modes(loss)
 
-    return SimpleNamespace(optim_context=lambda _model: autocast(), update_params=update_params)
+    return SimpleNamespace(optim_context=lambda _model: autocast, update_params=update_params)
 
 
 def trace_flops(model: nn.Module, batch: dict[str, Any]) -> int:
@@ -281,7 +247,7 @@ def trace_flops(model: nn.Module, batch: dict[str, Any]) -> int:
 
     counter = FlopCounterMode(display=False)
     with counter, META:
-        model.train().train_step(batch, _step(contextlib.nullcontext))  # type: ignore[operator]
+        model.train().train_step(batch, _step(contextlib.nullcontext()))  # type: ignore[operator]
     model.zero_grad(set_to_none=True)
     return int(counter.get_total_flops())
 
@@ -329,7 +295,7 @@ class Tracer:
     def __init__(self, config: Any, backend: Backend) -> None:
         if not supports_estimates():
             raise UnavailableError(
-                f"task=estimate needs torch 2.1 or newer, and this is {'.'.join(map(str, TORCH_VERSION))}; run it on "
+                f"task=estimate needs torch 2.3 or newer, and this is {'.'.join(map(str, TORCH_VERSION))}; run it on "
                 "any other machine: it needs no card, and the results are the same"
             )
         self.config, self.backend, self._is_card = config, backend, backend.device_type != "cpu"
@@ -371,8 +337,8 @@ class Tracer:
             for _ in range(min(accumulate, 2)):  # further micro-batches use as much memory as the second
                 batch = as_batch(self.example.train, batch_size)
                 card.count(batch, "batch")
-                with card.counting(), META, card:
-                    model.train_step(batch, _step(card.autocast))  # type: ignore[operator]
+                with card.counting(), META:
+                    model.train_step(batch, _step(card))  # type: ignore[operator]
                 del batch
             with card.counting("optimizer", self._share):
                 if config.optim.clip_grad_norm is not None:
@@ -382,7 +348,7 @@ class Tracer:
         for hook in hooks:
             hook.remove()
         self.optimizer_bytes = _bytes(tensors_of(optimizer.state))
-        return card.peak()
+        return card.at_peak
 
     def validate(self) -> dict[str, int] | None:
         """Peak memory of a validation batch during a training, including the optimizer's state.
@@ -395,21 +361,20 @@ class Tracer:
         batch = as_batch(self.example.val, self.example.eval_batch_size)
         card.count(batch, "batch")
         try:
-            with card.counting(), META, card, torch.no_grad(), card.autocast():
+            with card.counting(), META, card, torch.no_grad():
                 self.model.eval().val_step(batch)  # type: ignore[operator]
         except Exception as error:  # noqa: BLE001 - a model may read values, or raise any exception
             self.notes.append(f"validation is not estimated: {type(error).__name__}: {first_line(error)[:120]}")
             return None
-        return card.peak()
+        return card.at_peak
 
     def _card(self) -> PaperCard:
         """A card with what is on it before a pass."""
+        from exp.hardware.operators import KERNELS  # needs torch >= 2.2
+
         able, precision = self.backend.capabilities, self.config.precision
         card = PaperCard(precision, self._is_card and precision in able.fused_attention)
-        if able.lacking_operators:
-            from exp.hardware.operators import KERNELS  # needs torch >= 2.2, and so do backends with lacking operators
-
-            card.kernels = {name: kernel for name, kernel in KERNELS.items() if name in able.lacking_operators}
+        card.kernels = {name: kernel for name, kernel in KERNELS.items() if name in able.lacking_operators}
         card.count(list(self.model.parameters()), "parameters", self._share)
         card.count(list(self.model.buffers()), "buffers")
         for kind, held in {**self._held, "data": self._resident * self._is_card}.items():
@@ -437,9 +402,8 @@ def _example_of(config: Any, notes: list[str]) -> tuple[ExampleBatch, int]:
         train, val = (largest_sample(data, split, config.seed) for split in ("train", "val"))
         card = PaperCard(config.precision, fused_attention=False)
         with card.counting():
-            splits = [split for split in (data.train, data.val) if hasattr(split, "on_device")]
-            kept = [split.on_device(META, None) for split in splits]  # noqa: F841 - must be alive when counted
-            resident = card.now["activations"]
+            kept = [split.on_device(META, None) for split in (data.train, data.val) if hasattr(split, "on_device")]
+            resident = card.now["total"] if kept else 0
         return ExampleBatch(train, val, data.model_arguments(), data.eval_batch_size), resident
     except DataError as error:
         keys = {str(key): value for key, value in config.data.items() if key != "_target_"}
@@ -492,7 +456,7 @@ def largest_batch(tracer: Tracer, budget: int) -> int:
     """
     size, at_size = tracer.config.batch_size, tracer.peak["total"]
     per_sample = max(tracer.train(2 * size)["total"] - at_size, size) / size
-    largest = min(max(int(size + (budget - at_size) / per_sample), 0), _LARGEST)
+    largest = max(int(size + (budget - at_size) / per_sample), 0)
     missing = tracer.train(largest)["total"] - budget if largest else 0
     return max(largest - math.ceil(missing / per_sample), 0) if missing > 0 else largest
 
@@ -570,11 +534,11 @@ def training_rate(session: Session, data: Data, samples_per_second: float, secon
     return {"flops_per_second": flops * samples_per_second, "flops_share": flops * samples_per_second / rate}
 
 
-def write_estimate(config: ExpConfig, overrides: list[str], task: Estimate) -> int:
+def write_estimate(composed: ExpConfig, overrides: list[str], task: Estimate) -> int:
     """Estimate, print the result, and write it to ``result.json`` in a run folder.
 
     Args:
-        config: composed configuration.
+        composed: composed configuration.
         overrides: overrides of the user.
         task: the task of the configuration.
 
@@ -586,42 +550,20 @@ def write_estimate(config: ExpConfig, overrides: list[str], task: Estimate) -> i
         DataError: the data cannot be read, or are missing and their class has no ``example_batch``.
         UnavailableError: this torch version is too old.
     """
-    run = freeze(config, overrides, Path(config.output_dir))
-    config, folder = run.config, run.folder
+    run = freeze(composed, overrides, Path(composed.output_dir))
+    config: Any = run.config
     import_plugins(config.plugins)
     backend = create_backend(config.backend)
-    # Default: the memory of the smallest card on this host, from the vendor's monitor.
-    here = (int(row["memory_total"]) for row in backend.monitor() if row.get("memory_total"))
-    memory = min(here, default=None) if task.memory_gib is None else int(task.memory_gib * 2**30)
-    found = _estimate(config, backend, memory, task.headroom)
-    result = {**blank_result(config), "status": "completed", "measured_on": "paper", "estimate": found}
-    result["memory_peak"] = [found["memory_peak"]] * result["world_size"]
-    run.write()
-    try:
-        folder.begin(config.overwrite)
-        folder.write_result(result)
-    finally:
-        run.release()
-    _show(result, found, folder.path)
-    return EXIT_OK
-
-
-def _estimate(config: Any, backend: Backend, memory: int | None, headroom: float) -> dict[str, Any]:
-    """``estimate`` in ``result.json`` (docs/hardware/estimate.md describes its keys).
-
-    Args:
-        config: validated configuration, with batch sizes.
-        backend: backend of the configuration; its hardware is not used.
-        memory: memory of a card in bytes; None: unknown, then no batch size is suggested.
-        headroom: share of ``memory`` that is kept free for what is not counted.
-    """
     tracer = Tracer(config, backend)
     model, passes = tracer.model, {"training": tracer.peak, "validation": tracer.validate()}
     peak = max(each["total"] for each in passes.values() if each is not None)
     per_sample = trace_flops(model, as_batch(tracer.example.train, config.batch_size)) / config.batch_size
     weights = _bytes(tensors_of(model.state_dict()))
-    budget = None if memory is None else int(memory * (1 - headroom))
-    return {
+    # Default: the memory of the smallest card on this host, from the vendor's monitor.
+    here = (int(row["memory_total"]) for row in backend.monitor() if row.get("memory_total"))
+    memory = min(here, default=None) if task.memory_gib is None else int(task.memory_gib * 2**30)
+    budget = None if memory is None else int(memory * (1 - task.headroom))
+    found = {  # docs/hardware/estimate.md describes the keys
         "eval_batch_size": tracer.example.eval_batch_size,
         **parameter_counts(model),
         "flops_per_sample": per_sample,
@@ -631,43 +573,47 @@ def _estimate(config: Any, backend: Backend, memory: int | None, headroom: float
         "checkpoint_bytes": weights + tracer.optimizer_bytes,
         "weights_bytes": weights,
         "card_memory": memory,
-        "headroom": headroom,
         "fits": None if budget is None else peak <= budget,
         "largest_batch_size": None if budget is None else largest_batch(tracer, budget),
         "advice": None if budget is None else fitting_batch(tracer, budget),
-        "torch": torch.__version__,
         "notes": tracer.notes,
     }
+    result = {**blank_result(config), "status": "completed", "measured_on": "paper", "estimate": found}
+    result["memory_peak"] = [peak] * result["world_size"]
+    run.write()
+    try:
+        run.folder.begin(config.overwrite)
+        run.folder.write_result(result)
+    finally:
+        run.release()
+    run.announce(backend)
+    _show(config, found)
+    return EXIT_OK
 
 
-def _show(result: Mapping[str, Any], found: Mapping[str, Any], folder: Path) -> None:
-    """Print an estimate; ``result`` is the whole content of ``result.json``."""
-    batches = {"training": result["batch_size"], "validation": found["eval_batch_size"]}
+def _show(config: Any, found: Mapping[str, Any]) -> None:
+    """Print an estimate; ``found`` is ``estimate`` in ``result.json``."""
+    batches = {"training": config.batch_size, "validation": found["eval_batch_size"]}
     passes = {f"{name}, batch {batches[name]}": each for name, each in found["memory"].items() if each is not None}
     rows = [{"memory of each rank": kind, **{title: size(each[kind]) for title, each in passes.items()}}
             for kind in (*KINDS, "total") if any(each[kind] for each in passes.values())]  # fmt: skip
-    head = "{experiment} on {world_size} {backend}, " + "wrapper={wrapper}, " * (result["world_size"] > 1)
-    head += "{precision}: global batch {global_batch_size} = {batch_size} x {world_size} x {accumulate}"
     lines = [
         "parameters: {parameters:,}, {trained_parameters:,} of them trained".format(**found),
         f"operations: {flops(found['flops_per_sample'])}FLOP per sample, {flops(found['flops_per_step'])}FLOP per step",
         f"checkpoint: {size(found['checkpoint_bytes'])}; weights alone {size(found['weights_bytes'])}",
     ]
     if found["card_memory"] is not None:
-        lines.append(f"card: {size(found['card_memory'])}, less headroom: {_fit(result, found)}")
-    lines += [*(f"note: {note}" for note in found["notes"]), f"results in {console.shown(folder)}"]
+        lines.append(f"card: {size(found['card_memory'])}, less headroom: {_fit(config, found)}")
     terminal = console.make_console()
-    terminal.print(head.format(**result), soft_wrap=True, markup=False)
     terminal.print(as_rich(Table.of(rows)))
-    terminal.print("\n".join(lines), soft_wrap=True, markup=False)
+    terminal.print("\n".join([*lines, *(f"note: {note}" for note in found["notes"])]), soft_wrap=True, markup=False)
 
 
-def _fit(result: Mapping[str, Any], found: Mapping[str, Any]) -> str:
-    advice, largest = found["advice"], found["largest_batch_size"]
-    if largest == 0 or advice is None:
+def _fit(config: Any, found: Mapping[str, Any]) -> str:
+    advice = found["advice"]
+    if advice is None:
         return "not even a batch of 1 fits; try wrapper=fsdp, precision=bf16 or a smaller model"
-    text = f"it {'fits' if found['fits'] else 'does NOT fit'}; at most batch_size={largest} per device"
-    if advice["accumulate"] != result["accumulate"]:
-        kept = f"batch_size={advice['batch_size']} accumulate={advice['accumulate']} keeps the global batch"
-        text += f"; {kept} ({size(advice['memory'])})"
-    return text
+    fits, largest = "fits" if found["fits"] else "does NOT fit", found["largest_batch_size"]
+    kept = f"batch_size={advice['batch_size']} accumulate={advice['accumulate']} keeps the global batch"
+    more = f"; {kept} ({size(advice['memory'])})" * (advice["accumulate"] != config.accumulate)
+    return f"it {fits}; at most batch_size={largest} per device{more}"

@@ -10,7 +10,6 @@ starts the ranks downloads the files first (:func:`bring`). Imports no torch, an
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import os
 import re
@@ -134,13 +133,13 @@ def shards_of(index: Path) -> list[str]:
 
 def _library(name: str) -> Any:
     try:
-        huggingface_hub: Any = importlib.import_module("huggingface_hub")
+        import huggingface_hub
     except ImportError as error:
         raise UnavailableError(
             f"init_from={name} needs huggingface_hub, which is not installed; pip install 'exp-accelerators[hub]', or "
             "give a file"
         ) from error
-    huggingface_hub.logging.set_verbosity_error()
+    huggingface_hub.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     return huggingface_hub
 
 

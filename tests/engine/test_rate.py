@@ -32,7 +32,7 @@ class Rows(Data):
         """Nothing is measured."""
 
 
-@pytest.mark.skipif(not supports_estimates(), reason="torch < 2.1 does not count")
+@pytest.mark.skipif(not supports_estimates(), reason="torch < 2.3 does not count")
 def test_the_rate_is_that_of_all_ranks_if_the_training_was_long_and_its_operations_can_be_counted(
     make_session, monkeypatch
 ):

@@ -10,7 +10,7 @@ import json
 import math
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 from exp import console
 from exp.console import size
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FAILED", "LIMITS_S", "OK", "SKIPPED", "WARNING", "Answer", "Journal", "end_journaled", "fail", "figure", "finish",
-    "judge_collectives", "judge_operators", "ok", "say", "skip", "table_of", "why_ended", "worst",
+    "judge_collectives", "judge_operators", "ok", "say", "skip", "table_of", "why_ended",
 ]  # fmt: skip
 
 OK, WARNING, FAILED, SKIPPED = "ok", "warning", "failed", "skipped"
@@ -78,12 +78,6 @@ def fail(finding: str, advice: str, **values: Any) -> Answer:
 def skip(reason: str, advice: str = "") -> Answer:
     """The answer of a check that was not run."""
     return Answer(SKIPPED, reason, advice)
-
-
-def worst(statuses: Iterable[str]) -> str:
-    """The worst status, in the order failed, warning, ok; skipped if none of these occurs."""
-    found = set(statuses)
-    return next((each for each in (FAILED, WARNING, OK) if each in found), SKIPPED)
 
 
 def figure(value: float) -> float | str:
@@ -253,8 +247,8 @@ def judge_operators(lines: Sequence[Mapping[str, Any]], precision: str) -> Answe
         ``relative`` difference; ``left``, CPU fallbacks as number of calls and, if they are counted, bytes;
         ``kernel``, ``portable`` if the kernel is exp's own; ``call``, dtypes and shapes of the arguments; ``reason``.
     """
-    rows = sorted((_row(line, precision) for line in lines), key=lambda row: float(row["relative"] or 0))
-    rows.sort(key=lambda row: _ORDER.index(row["status"]), reverse=True)
+    rows = [_row(line, precision) for line in lines]
+    rows.sort(key=lambda row: (-_ORDER.index(row["status"]), float(row["relative"] or 0)))
     worst_of = {row["operator"]: row for row in rows}  # the last one counts
     table = sorted(worst_of.values(), key=lambda row: (_ORDER.index(row["status"]), row["operator"]))
     statuses = {row["status"] for row in table}

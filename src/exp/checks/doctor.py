@@ -197,10 +197,8 @@ def diagnose(config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Back
 
 def _packages(bench: Bench) -> Answer:
     """Import torch; report the versions of Python, torch and the vendor's packages."""
-    try:
-        import torch
-    except (ImportError, OSError) as error:
-        return fail(f"torch does not import: {error}", "install a torch version for this device")
+    import torch
+
     shown = {"Python": platform.python_version(), "torch": torch.__version__, **bench.backend.packages()}
     finding = ", ".join(f"{name} {version}" for name, version in shown.items() if version)
     values: dict[str, Any] = {**package_versions(), **shown}

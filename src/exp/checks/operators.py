@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Any, Callable, Container, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Container, Sequence
 
 import torch
 from mmengine.hooks import Hook
@@ -35,9 +35,6 @@ _SHAPES = 8
 _FLOOR = 1e-3
 """Lower bound of the scale of a relative difference, as a share of the largest input: a sum that cancels to zero has no
 scale of its own."""
-_RANDOM = frozenset({"bernoulli", "bernoulli_", "exponential_", "multinomial", "native_dropout", "normal_", "rand",
-                     "randint", "randn", "randperm", "random_", "uniform_", "_fused_dropout", "rand_like",
-                     "randn_like", "normal"})  # fmt: skip
 _UNINITIALISED = ("empty", "new_empty", "resize_", "set_", "_pin_memory", "is_pinned")
 
 
@@ -49,34 +46,14 @@ def check_operators(session: Session) -> dict[str, Any]:
     """
     journal = Journal(session.folder.path / "operators.jsonl", LIMITS_S["operators"])
     check = OperatorCheck(session.backend, session.device, journal, session.portable_operators)
-    return make_result(session, {}, None, steps=train_with(session, _Window(check)))
+    return make_result(session, {}, None, steps=train_with(session, check))
 
 
-class _Window(Hook):
-    """Enables the check during each training step and validation batch only.
-
-    Between them, data loaders draw random numbers in a way that old torch versions cannot intercept.
-    """
-
-    priority = "VERY_LOW"
-
-    def __init__(self, check: OperatorCheck) -> None:
-        self.check, self.window = check, contextlib.ExitStack()
-
-    def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
-        """Enable the check."""
-        self.window.close()
-        self.window.enter_context(every_operator(self.check))
-
-    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        """Disable the check."""
-        self.window.close()
-
-    before_val_iter, after_val_iter = before_train_iter, after_train_iter
-
-
-class OperatorCheck:
+class OperatorCheck(Hook):
     """Runs operators on the device and on the CPU, and records the differences of their results.
+
+    As a hook it does so during each training step and validation batch only: between them, data loaders draw random
+    numbers in a way that old torch versions cannot intercept.
 
     Args:
         backend: backend of the device.
@@ -89,10 +66,23 @@ class OperatorCheck:
         seen: by name of the operator, the signatures that were compared.
     """
 
+    priority = "VERY_LOW"
+
     def __init__(self, backend: Backend, device: torch.device, journal: Journal, portable: Container[str] = ()) -> None:
         self.backend, self.device, self.journal, self._portable = backend, device, journal, portable
         self.seen: dict[str, set[Any]] = {}
-        self._broken = set(journal.crashed)
+        self._broken, self._window = set(journal.crashed), contextlib.ExitStack()
+
+    def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+        """Intercept operators."""
+        self._window.close()
+        self._window.enter_context(every_operator(self))
+
+    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        """Intercept no more."""
+        self._window.close()
+
+    before_val_iter, after_val_iter = before_train_iter, after_train_iter
 
     def __call__(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run one call of an operator, and compare it if its signature is new; returns its result."""
@@ -119,13 +109,16 @@ class OperatorCheck:
     def _compare(self, note: Callable[..., None], func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         given = [each for each in tensors_of((args, kwargs)) if each.is_floating_point()]
         scale = max((largest(each.detach().cpu().float().numpy()) for each in given), default=0.0)
-        reference, expected, reason = None, None, "random"
-        if not _is_random(func, args, kwargs):
-            reference = _moved((args, kwargs), _is_mutable(func))
-            try:
-                expected = func(*reference[0], **reference[1])
-            except Exception as error:  # noqa: BLE001 - the CPU may lack this kernel, and raise any exception
-                reference, reason = None, f"{type(error).__name__}: {first_line(error)}"
+        generator = kwargs.get("generator") or torch.default_generator
+        seeds, expected, reason = generator.get_state(), None, ""
+        reference: Any = _moved((args, kwargs), _is_mutable(func))
+        try:
+            expected = func(*reference[0], **reference[1])
+        except Exception as error:  # noqa: BLE001 - the CPU may lack this kernel, and raise any exception
+            reference, reason = None, f"{type(error).__name__}: {first_line(error)}"
+        if not torch.equal(seeds, generator.get_state()):  # it has drawn random numbers, so results may differ
+            generator.set_state(seeds)
+            reference, reason = None, "random"
         before = self.backend.fallbacks()
         try:
             result = func(*args, **kwargs)
@@ -168,16 +161,6 @@ def name_of(func: Any) -> str:
 
 def _base(func: Any) -> str:
     return name_of(func).split(".")[1]
-
-
-def _is_random(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    schema = getattr(func, "_schema", None)
-    for place, argument in enumerate(() if schema is None else schema.arguments):
-        if argument.name == "dropout_p":  # fused attention draws random numbers only if it is not 0
-            given = args[place] if place < len(args) else kwargs.get("dropout_p", argument.default_value)
-            return bool(given)
-    tag = getattr(getattr(torch, "Tag", None), "nondeterministic_seeded", None)
-    return _base(func) in _RANDOM or (tag is not None and tag in getattr(func, "tags", ()))
 
 
 def _is_bare(func: Any) -> bool:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
     from exp.tasks.checks import Parity
 
-__all__ = ["Difference", "apart", "compare", "compare_backends", "largest", "read_losses", "tolerances"]
+__all__ = ["Difference", "apart", "compare", "compare_backends", "largest", "read_losses"]
 
 _LOSS_TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 2e-3, "tf32": 2e-3, "efp": 2e-2}
 _LARGEST = 0.5  # upper bound of a tolerance: with a larger one, no difference would be found
@@ -47,17 +47,6 @@ _KINDS = {
     "gradient": ("gradients (step 1)", "the backward pass", 100.0),
     "parameter": ("parameters (step 1)", "the optimizer's step", 100.0),
 }
-
-
-def tolerances(precision: str, loss: float | None) -> dict[str, float]:
-    """The largest allowed relative difference, by kind (see :class:`Difference`).
-
-    Args:
-        precision: one of :data:`exp.hardware.backend.PRECISIONS`.
-        loss: tolerance of the loss; None: the default of ``precision``. The others are multiples of it.
-    """
-    base = _LOSS_TOLERANCE[precision] if loss is None else loss
-    return {name: min(base * factor, _LARGEST) for name, (_, _, factor) in _KINDS.items()}
 
 
 class Difference(NamedTuple):
@@ -210,7 +199,8 @@ def _judge(config: ExpConfig, folder: RunFolder) -> int:
     If they agree, the traces are deleted; otherwise they are kept for inspection.
     """
     tested, reference = (RunFolder(folder.path / part) for part in ("tested", "reference"))
-    allowed = tolerances(config.precision, config.task.tolerance)
+    base = _LOSS_TOLERANCE[config.precision] if config.task.tolerance is None else config.task.tolerance
+    allowed = {name: min(base * factor, _LARGEST) for name, (_, _, factor) in _KINDS.items()}
     found = list(compare(tested, reference, clear=allowed["gradient"]))
     titles = (*Difference._fields, "allowed")
     write_atomically(folder.path / "differences.csv", csv_content([titles, *((*d, allowed[d.kind]) for d in found)]))

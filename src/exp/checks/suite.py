@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 from exp import __version__, console
-from exp.checks.check import FAILED, SKIPPED, WARNING, Answer, Journal, fail, say, skip, table_of, worst
+from exp.checks.check import FAILED, OK, SKIPPED, WARNING, Answer, Journal, fail, say, skip, table_of
 from exp.checks.child import ChildEnd, overrides_without, run_exp, searched
 from exp.config.check import check_hardware
 from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, EXIT_UNAVAILABLE, ConfigError
@@ -45,6 +45,7 @@ _IDENTITY = ("name", "uuid", "serial", "bus_id", "memory_total")
 _OF_THE_JOB = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_")
 """Prefixes of environment variables that differ from job to job."""
 _LATER = "the same command continues with it"
+_STATUSES = (SKIPPED, OK, WARNING, FAILED)  # the last one of them that a check has is the verdict
 _TRIES = 4
 """How often one check is started; after a crash it skips the operators or collectives that crashed."""
 _LOG = "look at output.log and logs/ in the row's folder"
@@ -256,7 +257,7 @@ class _Suite:
         self.rows[name] = {**answer.__dict__, "command": command}
         rows = {name: self.rows[name] for name in self.plan if name in self.rows}
         about = {"exp": f"{__version__}, {git_revision(Path(__file__).parent)}", "machine": self.machine,
-                 "verdict": worst(row["status"] for row in rows.values())}  # fmt: skip
+                 "verdict": max((row["status"] for row in rows.values()), key=_STATUSES.index)}  # fmt: skip
         write_json(self.place / "qualify.json", {**about, "rows": {**rows, **self.rows}})
         write_atomically(self.place / "qualify.md", without_credentials(_page_of(about, rows)).encode())
 

@@ -80,8 +80,8 @@ _never_left = contextlib.ExitStack()
 
 
 def supports_estimates() -> bool:
-    """Whether a training step can run on fake tensors, without memory, to count what it needs (torch >= 2.1)."""
-    return TORCH_VERSION >= (2, 1)
+    """Whether a training step can run on tensors without memory, to count what it needs (torch >= 2.3)."""
+    return TORCH_VERSION >= (2, 3)
 
 
 def supports_export() -> bool:
