@@ -60,6 +60,9 @@ _PATHS = ("data.root", "init_from", "resume", "task.input")
 _SHORT = ("reference", "run", "steps")  # keys of tasks that users may write without ``task.``
 _WITH_THEM = ("name", "seed", "precision", "metric", "metrics", "published", "published_source", "published_for")
 _REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)*)\}")  # an interpolation of one other key, without other text
+_PLAIN = ("backend", "launcher", "wrapper", "logger", "sweep", "debug", "figures")
+"""Sections that Hydra composes without their types and defaults, so that ``--cfg job`` shows what is set, and other
+launchers can add keys; :func:`typed` adds both, and refuses a wrong key or type."""
 _own_files: list[Path] = []
 """The user's folders of configurations. Classes named there are trusted, also if the config of a run names them."""
 
@@ -83,17 +86,18 @@ def _choices() -> dict[str, Any]:
     the model and data of a run (:func:`_offer`).
     """
     structures = _structures()
-    found: dict[str, Any] = {"exp_schema": ExpConfig, **{f"schema/{place}": each for place, each in structures.items()}}
+    plain = [(name, Any, dataclasses.field(default_factory=dict)) for name in _PLAIN]
+    schema = dataclasses.make_dataclass("Schema", plain, bases=(ExpConfig,))
+    found: dict[str, Any] = {"exp_schema": schema, **{f"schema/{place}": each for place, each in structures.items()}}
     for plugin in installed().values():
         found.update({place: structures.get(place, choice) for place, choice in plugin.choices.items()})
-    # The common keys of launchers as an untyped node, so that other launchers can add keys; typed() adds the types.
-    return {**found, "schema/launcher/base": dataclasses.asdict(LauncherConfig())}
+    return found
 
 
 @functools.lru_cache(maxsize=None)
 def _structures() -> Mapping[str, type]:
     """The typed keys of launchers and plugins by ``<group>/<name>``; exp's own tasks are a plugin, too."""
-    found: dict[str, type] = {"launcher/common": LauncherConfig, "launcher/submitit": SubmititConfig}
+    found: dict[str, type] = {"launcher/base": LauncherConfig, "launcher/submitit": SubmititConfig}
     for plugin in installed().values():
         found.update(plugin.structures)
     for place, keys in (pair for plugin in installed().values() for pair in plugin.keys.items()):
@@ -208,8 +212,8 @@ def typed(config: Any, of_others: bool = False) -> ExpConfig:
     root.record, content["record"] = RecordConfig(), content.get("record") or {}
     for group in ("launcher", "task", "data", "model"):
         target = str((content.get(group) or {}).get("_target_", MISSING))
-        keys: Any = structure_of(target)
-        unknown = keys is None and target not in ("auto", MISSING) and (target.startswith("exp.") or not of_others)
+        keys: Any = LauncherConfig if target == "auto" else structure_of(target)
+        unknown = keys is None and target != MISSING and (target.startswith("exp.") or not of_others)
         if unknown and group == "launcher":
             keys = resolve("launcher._target_", target, _LAUNCHER).keys
         elif unknown and group == "task":

@@ -82,7 +82,7 @@ def explain(error: Exception) -> str:
     key, value = match.groups() if match else (below, None)
     if "Value '{}'" in complaint or re.search(r"Key '\S+' (is )?not in", complaint):
         unknown = below if below.startswith(f"{key}.") else key  # a member of a dictionary, such as launcher={foo: 3}
-        return f"there is no key '{unknown}'{_hint(unknown, cause)}\n  --cfg job shows all keys"
+        return f"there is no key '{unknown}'{_hint(unknown, cause)}\n  --cfg job shows the main keys, config.yaml of a run folder all"
     if not isinstance(cause, OmegaConfBaseException):
         return text
     if "is not a ListConfig, list or tuple" in complaint:
