@@ -59,7 +59,7 @@ IMAGES = [
     "model.size=tiny", "data.size=64", "global_batch_size=4", "max_epochs=null", "max_steps=2", "val_every=2",
     "schedule.warmup_steps=1", "log_every=1", "data.num_workers=0",
 ]  # fmt: skip
-PART = ["debug.val_batches=1", "debug.test_batches=1"]
+PART = ["debug.eval_batches=1"]
 SHRINK = {
     r"-m exp -m": ["sweep.plots=false"],
     r"optuna": ["hydra.sweeper.n_trials=1", "hydra.sweeper.n_jobs=1"],

@@ -149,8 +149,6 @@ def _check_nodes(config: ExpConfig) -> None:
                 f"{key}={without_credentials(value)} contains a password, which would be saved in config.yaml; leave "
                 "it out, and set the environment variable from which the library reads the password"
             )
-    # Keys of data first: keys of the model may refer to them.
-    missing = sorted(key for key in missing if key.startswith("data.")) or sorted(missing)
     if missing:
         raise ConfigError(f"{', '.join(missing)} must be set; give {' '.join(f'{key}=...' for key in missing)}")
 
@@ -340,7 +338,7 @@ def check_hooks(hooks: Sequence[Any]) -> None:
 _LEAST: Mapping[str, int] = {
     **dict.fromkeys(("nproc", "accumulate", "log_every", "checkpoint.keep_last", "launcher.nnodes"), 1),
     **dict.fromkeys(("batch_size", "global_batch_size", "max_epochs", "max_steps", "val_every", "patience"), 1),
-    **dict.fromkeys(("debug.train_batches", "debug.val_batches", "debug.test_batches", "sweep.parallel_jobs"), 1),
+    **dict.fromkeys(("debug.train_batches", "debug.eval_batches", "sweep.parallel_jobs"), 1),
     **dict.fromkeys(("checkpoint.every_epochs", "checkpoint.every_steps", "launcher.max_restarts"), 0),
 }
 """Lower bounds of numeric keys. Null is allowed; a key that the user's own launcher does not have is skipped."""

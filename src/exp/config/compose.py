@@ -36,7 +36,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from exp.config.resolve import distrust, nodes, resolve
-from exp.config.schema import ExpConfig, LauncherConfig, RecordConfig, SubmititConfig
+from exp.config.schema import ExpConfig, LauncherConfig, SubmititConfig
 from exp.console import shown
 from exp.errors import ConfigError, nearest
 from exp.plugins import installed
@@ -54,13 +54,13 @@ __all__ = [
 OF_RUN = "of_run"
 """Name of the primary configuration that starts from a run, and of the choices of data and model that it selects."""
 
-_LAUNCHER = "exp.launcher.base.Launcher"
-_TASK = "exp.task.Task"  # interfaces by name, since this package must not import the packages that implement them
+_INTERFACES = {"launcher": "exp.launcher.base.Launcher", "task": "exp.task.Task"}
+"""By name, since this package must not import the packages that implement them."""
 _PATHS = ("data.root", "init_from", "resume", "task.input")
 _SHORT = ("reference", "run", "steps")  # keys of tasks that users may write without ``task.``
 _WITH_THEM = ("name", "seed", "precision", "metric", "metrics", "published", "published_source", "published_for")
 _REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)*)\}")  # an interpolation of one other key, without other text
-_PLAIN = ("backend", "launcher", "wrapper", "logger", "sweep", "debug", "figures")
+_PLAIN = ("backend", "launcher", "wrapper", "logger", "sweep", "debug", "figures", "record")
 """Sections that Hydra composes without their types and defaults, so that ``--cfg job`` shows what is set, and other
 launchers can add keys; :func:`typed` adds both, and refuses a wrong key or type."""
 _own_files: list[Path] = []
@@ -73,7 +73,6 @@ def register() -> None:
     ``${run_id:}`` is a short random id, the same everywhere in one configuration.
     """
     OmegaConf.register_new_resolver("run_id", lambda: secrets.token_hex(3), use_cache=True, replace=True)
-    OmegaConf.register_new_resolver("choices", str, replace=True)  # only --help fills it in
     for plugin in (_PluginConfigs, _Dataclasses):
         Plugins.instance().register(plugin)
 
@@ -86,7 +85,7 @@ def _choices() -> dict[str, Any]:
     the model and data of a run (:func:`_offer`).
     """
     structures = _structures()
-    plain = [(name, Any, dataclasses.field(default_factory=dict)) for name in _PLAIN]
+    plain: list[Any] = [(name, Any, dataclasses.field(default_factory=dict)) for name in _PLAIN]
     schema = dataclasses.make_dataclass("Schema", plain, bases=(ExpConfig,))
     found: dict[str, Any] = {"exp_schema": schema, **{f"schema/{place}": each for place, each in structures.items()}}
     for plugin in installed().values():
@@ -129,7 +128,7 @@ def task_type(target: str | None) -> Any:
         ConfigError: the class does not exist, or is not a task.
         UnavailableError: its module cannot be imported.
     """
-    return resolve("task._target_", str(target), _TASK)
+    return resolve("task._target_", str(target), _INTERFACES["task"])
 
 
 def _opened(structure: Any) -> DictConfig:
@@ -209,15 +208,13 @@ def typed(config: Any, of_others: bool = False) -> ExpConfig:
     """
     content: Any = OmegaConf.to_container(config, resolve=False)
     root = OmegaConf.structured(ExpConfig)
-    root.record, content["record"] = RecordConfig(), content.get("record") or {}
     for group in ("launcher", "task", "data", "model"):
         target = str((content.get(group) or {}).get("_target_", MISSING))
         keys: Any = LauncherConfig if target == "auto" else structure_of(target)
         unknown = keys is None and target != MISSING and (target.startswith("exp.") or not of_others)
-        if unknown and group == "launcher":
-            keys = resolve("launcher._target_", target, _LAUNCHER).keys
-        elif unknown and group == "task":
-            keys = task_type(target)
+        if unknown and group in _INTERFACES:
+            found = resolve(f"{group}._target_", target, _INTERFACES[group])
+            keys = found.keys if group == "launcher" else found
         if keys is not None:
             root[group] = keys
     return cast(ExpConfig, OmegaConf.merge(root, content))  # the result has the types of root
