@@ -64,11 +64,8 @@ def validate(
     check_task = getattr(preflight_of(config.data), "check_task", None)
     if check_task is not None:  # checks the keys that the family adds to tasks
         check_task(config.task)
-    if (
-        config.launcher.nnodes > 1
-        and not elsewhere
-        and not any(override.startswith("output_dir=") for override in overrides)
-    ):
+    sets_folder = any(override.startswith("output_dir=") for override in overrides)
+    if config.launcher.nnodes > 1 and not elsewhere and not sets_folder:
         raise ConfigError("launcher.nnodes>1 needs output_dir=<a folder that all nodes share>, the same on every node")
     if task.isolated and config.launcher["_target_"] == "auto":
         config.launcher._target_ = "exp.launcher.torchrun.TorchrunLauncher"
@@ -150,6 +147,7 @@ def _check_nodes(config: ExpConfig) -> None:
                 "it out, and set the environment variable from which the library reads the password"
             )
     if missing:
+        missing.sort()
         raise ConfigError(f"{', '.join(missing)} must be set; give {' '.join(f'{key}=...' for key in missing)}")
 
 

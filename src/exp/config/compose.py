@@ -21,7 +21,7 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping, Sequence, cast
 
-from hydra.core.global_hydra import GlobalHydra
+import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -30,8 +30,7 @@ from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from hydra.types import RunMode
-from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf, open_dict
+from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
 __all__ = [
     "OF_RUN", "base_of", "begin", "check_weights_there", "compose", "expand", "expand_arguments", "follows",
     "is_of_hub", "keys_of_groups", "load", "refuse_empty", "register", "replace_given", "run_folder_of", "searchpath",
-    "structure_of", "task_named", "task_type", "typed",
+    "structure_of", "task_named", "typed",
 ]  # fmt: skip
 
 OF_RUN = "of_run"
@@ -119,16 +118,6 @@ def keys_of_groups() -> list[str]:
 def task_named(name: str) -> type | None:
     """The class of ``task=<name>`` if exp or a plugin defines the task; None if only a YAML file does."""
     return _structures().get(f"task/{name}")
-
-
-def task_type(target: str | None) -> Any:
-    """The class that ``task._target_`` names, a subclass of :class:`exp.task.Task`.
-
-    Raises:
-        ConfigError: the class does not exist, or is not a task.
-        UnavailableError: its module cannot be imported.
-    """
-    return resolve("task._target_", str(target), _INTERFACES["task"])
 
 
 def _opened(structure: Any) -> DictConfig:
@@ -244,13 +233,9 @@ def _read(path: Path, groups: Sequence[str]) -> DictConfig:
 
 def compose(primary: str, overrides: Sequence[str]) -> ExpConfig:
     """Compose a primary configuration and overrides with Hydra, without the node ``hydra``; not typed yet."""
-    loader = GlobalHydra.instance().config_loader()
     # The file of a backend may be in a folder that only hydra.searchpath adds.
     found = [override for override in HydraConfig.get().overrides.hydra if override.startswith("hydra.searchpath=")]
-    composed = loader.load_configuration(primary, [*overrides, *found], run_mode=RunMode.RUN)
-    with open_dict(composed):
-        del composed["hydra"]
-    return cast(ExpConfig, composed)
+    return cast(ExpConfig, hydra.compose(primary, [*overrides, *found]))
 
 
 def replace_given(config: Any, overrides: Sequence[str]) -> None:

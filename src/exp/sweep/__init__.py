@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from exp import console
-from exp.config.compose import load, refuse_empty, task_type, typed
+from exp.config.compose import load, refuse_empty, typed
 from exp.config.resolve import as_plain
 from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, REFUSED, ConfigError, Ended, ExpError, RunError
 from exp.frozen import FrozenRun, complete
@@ -186,7 +186,7 @@ class Sweep:
         job = Job(FrozenRun(self.config, overrides, folder))
         try:
             config = self.composer.prepared(self.config, given, number)
-            in_parent = hasattr(task_type(config.task.get("_target_")), "run_in_parent")
+            in_parent = hasattr(OmegaConf.get_type(config.task), "run_in_parent")
             if in_parent or launcher_class(config).joins:
                 what = f"task={config.task.name}" if in_parent else "launcher=external"
                 raise ConfigError(f"{what} cannot be swept; start it without -m (several runs as 'run=[a,b]')")
