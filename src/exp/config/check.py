@@ -137,18 +137,15 @@ def has_weights(config: ExpConfig) -> bool:
 
 
 def _check_nodes(config: ExpConfig) -> None:
-    missing = []
+    missing = sorted(key for key, _, _, value in nodes(config) if value == MISSING)
+    if missing:
+        raise ConfigError(f"{', '.join(missing)} must be set; give {' '.join(f'{key}=...' for key in missing)}")
     for key, _, _, value in nodes(config):
-        if value == MISSING:
-            missing.append(key)
-        elif isinstance(value, str) and value != without_credentials(value):
+        if isinstance(value, str) and value != without_credentials(value):
             raise ConfigError(
                 f"{key}={without_credentials(value)} contains a password, which would be saved in config.yaml; leave "
                 "it out, and set the environment variable from which the library reads the password"
             )
-    if missing:
-        missing.sort()
-        raise ConfigError(f"{', '.join(missing)} must be set; give {' '.join(f'{key}=...' for key in missing)}")
 
 
 def _check_values(config: ExpConfig) -> None:

@@ -75,7 +75,6 @@ class SubmititConfig(LauncherConfig):
     """Time limit of a job, in minutes. A job that reaches it saves its state and is queued again."""
     gres: Optional[str] = None
     """Generic resources of each node, such as ``gpu:8``."""
-    gpus_per_node: Optional[int] = None
     cpus_per_node: Optional[int] = None
     mem_gib: Optional[float] = None
     """Memory of each node, in GiB."""
