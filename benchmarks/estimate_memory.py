@@ -90,7 +90,7 @@ def compared(experiments: list[str], nproc: int, more: list[str]) -> Iterator[tu
         with tempfile.TemporaryDirectory() as place:
             given = smaller(experiment)
             write_series(Path(place), experiment, given)
-            limit = ["debug.val_batches=1"] * experiment.startswith("timebridge")  # images have different sizes
+            limit = ["debug.eval_batches=1"] * experiment.startswith("timebridge")  # images have different sizes
             root = [f"data.root={place}"] if experiment.startswith("timebridge") else []
             if experiment == "dinov3_distillation":
                 measured(Path(place, "teacher"), "experiment=dinov3_eurosat", "max_steps=1", "data.num_workers=0")

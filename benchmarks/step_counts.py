@@ -154,8 +154,8 @@ def order(family: str, nproc: int, folder: str) -> tuple[list[str], dict[str, st
     """
     arguments = [
         *FAMILIES[family], "backend=gcu_simulated", f"nproc={nproc}", f"global_batch_size={_BATCH * nproc}",
-        "max_epochs=null", f"max_steps={_FIRST + _STEPS + 1}", "log_every=1000", "plots=false", "debug.val_batches=1",
-        "debug.test_batches=1", f"output_dir={folder}/run", "plugins=[step_counts]",
+        "max_epochs=null", f"max_steps={_FIRST + _STEPS + 1}", "log_every=1000", "plots=false", "debug.eval_batches=1",
+        f"output_dir={folder}/run", "plugins=[step_counts]",
         f"hooks=[{{type: step_counts.StepCounts, path: {folder}/counts.json}}]",
     ]  # fmt: skip
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])

@@ -37,7 +37,7 @@ SIMULATED = [
 def test_within_a_tenth_of_what_simulated_cards_count(exp, overrides, nproc):
     common = ["backend=gcu_simulated", f"nproc={nproc}", "schedule=constant", *overrides]
     for task, name in (("estimate", "estimated"), ("speed", "counted")):
-        limits = ["task.warm_up=1", "max_steps=3", "debug.val_batches=1"] if task == "speed" else []
+        limits = ["task.warm_up=1", "max_steps=3", "debug.eval_batches=1"] if task == "speed" else []
         done = exp(f"task={task}", f"output_dir={name}", *common, *limits)
         assert done.returncode == 0, done.stderr
     estimated, counted = exp.result("estimated")["memory_peak"], exp.result("counted")["memory_peak"]

@@ -18,6 +18,7 @@ from exp.cli import NOTE_VARIABLE
 from exp.config.check import has_weights
 from exp.config.compose import load
 from exp.config.resolve import allow, create, distrust, names_in
+from exp.console import errors_in
 from exp.errors import ConfigError, RunError
 from exp.runs.files import read_json
 from exp.runs.folder import RunFolder
@@ -199,7 +200,7 @@ def _shown(command: list[str], environment: dict[str, str]) -> tuple[int, str]:
     """Run a command, and print its output by Python, so that a notebook shows it, too.
 
     Returns:
-        The exit code, and ``: <first line of the error>``; empty if the command reported no error.
+        The exit code, and ``: <first line of the last error>``; empty if the command reported no error.
     """
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
     process: Any = subprocess.Popen(command, env=environment, **pipes)
@@ -207,8 +208,8 @@ def _shown(command: list[str], environment: dict[str, str]) -> tuple[int, str]:
     try:
         for line in process.stdout:
             sys.stdout.write(line)
-            if not reason and line.startswith("error: "):
-                reason = f": {line[len('error: ') :].strip()}"
+            for error in errors_in(line):
+                reason = f": {error}"
         return process.wait(), reason
     finally:
         if process.poll() is None:

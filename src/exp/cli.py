@@ -101,6 +101,7 @@ def _run(config: ExpConfig, overrides: list[str], tracebacks: bool) -> tuple[int
         The exit code, and the run folders: the run's own, if it was written, or those that the task has compared.
     """
     compose.refuse_empty("output_dir", config.output_dir)
+    config = compose.typed(config)
     task = create_task(config)
     if isinstance(task, ParentTask):
         code, folder = task.run_in_parent(config, overrides), RunFolder(config.output_dir)

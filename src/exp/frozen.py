@@ -79,7 +79,7 @@ def prepare(config: ExpConfig, overrides: list[str]) -> ExpConfig:
     primary, wanted, folder = compose.base_of(overrides, task_class(config).needs_weights)
     if "," in config.backend._target_:  # backend=auto: the candidates
         config = _with_backend(config, primary, wanted)
-    elif folder != (config.record and config.record.trained_in):
+    elif folder != OmegaConf.select(config, "record.trained_in"):  # type: ignore[arg-type]
         config = compose.compose(primary, wanted)
     config = compose.typed(config)  # checks what +KEY=VALUE added, too
     compose.replace_given(config, overrides)
@@ -89,7 +89,6 @@ def prepare(config: ExpConfig, overrides: list[str]) -> ExpConfig:
 
 def complete(config: ExpConfig, overrides: list[str], output_dir: Path) -> FrozenRun:
     """The second half of :func:`freeze`: everything that depends on values; changes ``config`` in place."""
-    allow(config.plugins, overrides)
     config.output_dir = str(output_dir.absolute())
     compose.expand(config)
     checks.validate(config, overrides, create_backend(config.backend), create_task(config), launcher_class(config))
@@ -110,7 +109,7 @@ def _with_backend(config: ExpConfig, primary: str, overrides: list[str]) -> ExpC
 
 def _note_choices(config: ExpConfig) -> None:
     """Record the choices of config groups, and which keys follow others."""
-    record: Any = config.record
+    record = config.record
     choices = HydraConfig.get().runtime.choices.items()
     # The record has the choices of the run in init_from already.
     chosen = {group: name for group, name in choices if "/" not in group and name not in (None, compose.OF_RUN)}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Sequence, TypeVar
 from omegaconf import MISSING, OmegaConf
 
 from exp import console
-from exp.config.compose import task_type
+from exp.config.resolve import resolve
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
@@ -136,8 +136,13 @@ def call(path: str, *arguments: Any, **keywords: Any) -> Any:
 
 
 def task_class(config: ExpConfig) -> type[Task]:
-    """The class that ``config.task`` names; raises the errors of :func:`exp.config.compose.task_type`."""
-    cls: type[Task] = task_type(config.task.get("_target_"))
+    """The class that ``config.task`` names, a subclass of :class:`Task`.
+
+    Raises:
+        ConfigError: the class does not exist, or is not a task.
+        UnavailableError: its module cannot be imported.
+    """
+    cls: type[Task] = resolve("task._target_", str(config.task.get("_target_")), Task)
     return cls
 
 

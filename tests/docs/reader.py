@@ -14,6 +14,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from omegaconf import OmegaConf
+
+from exp.config.compose import typed
 from tests.conftest import clean_environment, run_exp, write_files
 from tests.docs.home import make_home
 
@@ -59,7 +62,7 @@ IMAGES = [
     "model.size=tiny", "data.size=64", "global_batch_size=4", "max_epochs=null", "max_steps=2", "val_every=2",
     "schedule.warmup_steps=1", "log_every=1", "data.num_workers=0",
 ]  # fmt: skip
-PART = ["debug.val_batches=1", "debug.test_batches=1"]
+PART = ["debug.eval_batches=1"]
 SHRINK = {
     r"-m exp -m": ["sweep.plots=false"],
     r"optuna": ["hydra.sweeper.n_trials=1", "hydra.sweeper.n_jobs=1"],
@@ -152,7 +155,8 @@ class Shell:
             return None
         if any(re.search(pattern, line) for pattern in NOT_HERE):
             single = [re.sub(r"^([\w.+]+=[^,\[{]+),.*", r"\1", word) for word in arguments if word != "-m"]
-            return said(run_exp(self.folder, *single, "--cfg", "job", **self.environment))
+            done = run_exp(self.folder, *single, "--cfg", "job", **self.environment)
+            return said(done) or (typed(OmegaConf.create(done.stdout), of_others=True) and None)  # refuses wrong keys
         words = [*fewer_jobs(arguments), *self.shrinking(line)]
         # What comes last counts; and this machine is the CPU, said or not.
         same = frozenset({word.partition("=")[0]: word for word in words}.values()) - {"backend=cpu"}

@@ -36,7 +36,7 @@ def test_a_figure_has_the_size_asked_for_in_every_format():
     assert b"/Type3" not in files["pdf"]  # which publishers refuse
     assert encoded(plot(), wanted)["pdf"] == files["pdf"], "no date in it"
     figure = plot()
-    assert re.search(rb'width="288(\.0*)?pt"', encoded(figure, FiguresConfig(format="svg", width=4, height=3))["svg"])
+    assert re.search(rb'width="288(\.0*)?pt"', encoded(figure, FiguresConfig(format="svg", width=4))["svg"])
     assert min(text.get_fontsize() for text in figure.axes[0].get_xticklabels()) >= 6
 
 

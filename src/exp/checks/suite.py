@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["machine_of", "qualify"]
 
-_SHORT = ("plots=false", "logger=none", "debug.val_batches=1", "debug.test_batches=1", "max_epochs=null")
+_SHORT = ("plots=false", "logger=none", "debug.eval_batches=1", "max_epochs=null")
 _FOLDER = ("task", "output_dir", "overwrite", "resume")
 """Keys that may change when the same suite continues."""
 _OWN = (*_FOLDER, "experiment", "nproc", "precision", "max_steps", "max_epochs", "logger", "global_batch_size")

@@ -64,11 +64,8 @@ def validate(
     check_task = getattr(preflight_of(config.data), "check_task", None)
     if check_task is not None:  # checks the keys that the family adds to tasks
         check_task(config.task)
-    if (
-        config.launcher.nnodes > 1
-        and not elsewhere
-        and not any(override.startswith("output_dir=") for override in overrides)
-    ):
+    sets_folder = any(override.startswith("output_dir=") for override in overrides)
+    if config.launcher.nnodes > 1 and not elsewhere and not sets_folder:
         raise ConfigError("launcher.nnodes>1 needs output_dir=<a folder that all nodes share>, the same on every node")
     if task.isolated and config.launcher["_target_"] == "auto":
         config.launcher._target_ = "exp.launcher.torchrun.TorchrunLauncher"
@@ -140,19 +137,15 @@ def has_weights(config: ExpConfig) -> bool:
 
 
 def _check_nodes(config: ExpConfig) -> None:
-    missing = []
+    missing = sorted(key for key, _, _, value in nodes(config) if value == MISSING)
+    if missing:
+        raise ConfigError(f"{', '.join(missing)} must be set; give {' '.join(f'{key}=...' for key in missing)}")
     for key, _, _, value in nodes(config):
-        if value == MISSING:
-            missing.append(key)
-        elif isinstance(value, str) and value != without_credentials(value):
+        if isinstance(value, str) and value != without_credentials(value):
             raise ConfigError(
                 f"{key}={without_credentials(value)} contains a password, which would be saved in config.yaml; leave "
                 "it out, and set the environment variable from which the library reads the password"
             )
-    # Keys of data first: keys of the model may refer to them.
-    missing = sorted(key for key in missing if key.startswith("data.")) or sorted(missing)
-    if missing:
-        raise ConfigError(f"{', '.join(missing)} must be set; give {' '.join(f'{key}=...' for key in missing)}")
 
 
 def _check_values(config: ExpConfig) -> None:
@@ -340,7 +333,7 @@ def check_hooks(hooks: Sequence[Any]) -> None:
 _LEAST: Mapping[str, int] = {
     **dict.fromkeys(("nproc", "accumulate", "log_every", "checkpoint.keep_last", "launcher.nnodes"), 1),
     **dict.fromkeys(("batch_size", "global_batch_size", "max_epochs", "max_steps", "val_every", "patience"), 1),
-    **dict.fromkeys(("debug.train_batches", "debug.val_batches", "debug.test_batches", "sweep.parallel_jobs"), 1),
+    **dict.fromkeys(("debug.train_batches", "debug.eval_batches", "sweep.parallel_jobs"), 1),
     **dict.fromkeys(("checkpoint.every_epochs", "checkpoint.every_steps", "launcher.max_restarts"), 0),
 }
 """Lower bounds of numeric keys. Null is allowed; a key that the user's own launcher does not have is skipped."""

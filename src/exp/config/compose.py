@@ -21,7 +21,7 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping, Sequence, cast
 
-from hydra.core.global_hydra import GlobalHydra
+import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -30,13 +30,12 @@ from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from hydra.types import RunMode
-from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf, open_dict
+from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from exp.config.resolve import distrust, nodes, resolve
-from exp.config.schema import ExpConfig, LauncherConfig, RecordConfig, SubmititConfig
+from exp.config.schema import ExpConfig, LauncherConfig, SubmititConfig
 from exp.console import shown
 from exp.errors import ConfigError, nearest
 from exp.plugins import installed
@@ -48,18 +47,21 @@ if TYPE_CHECKING:
 __all__ = [
     "OF_RUN", "base_of", "begin", "check_weights_there", "compose", "expand", "expand_arguments", "follows",
     "is_of_hub", "keys_of_groups", "load", "refuse_empty", "register", "replace_given", "run_folder_of", "searchpath",
-    "structure_of", "task_named", "task_type", "typed",
+    "structure_of", "task_named", "typed",
 ]  # fmt: skip
 
 OF_RUN = "of_run"
 """Name of the primary configuration that starts from a run, and of the choices of data and model that it selects."""
 
-_LAUNCHER = "exp.launcher.base.Launcher"
-_TASK = "exp.task.Task"  # interfaces by name, since this package must not import the packages that implement them
+_INTERFACES = {"launcher": "exp.launcher.base.Launcher", "task": "exp.task.Task"}
+"""By name, since this package must not import the packages that implement them."""
 _PATHS = ("data.root", "init_from", "resume", "task.input")
 _SHORT = ("reference", "run", "steps")  # keys of tasks that users may write without ``task.``
 _WITH_THEM = ("name", "seed", "precision", "metric", "metrics", "published", "published_source", "published_for")
 _REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)*)\}")  # an interpolation of one other key, without other text
+_PLAIN = ("backend", "launcher", "wrapper", "logger", "sweep", "debug", "figures", "record")
+"""Sections that Hydra composes without their types and defaults, so that ``--cfg job`` shows what is set, and other
+launchers can add keys; :func:`typed` adds both, and refuses a wrong key or type."""
 _own_files: list[Path] = []
 """The user's folders of configurations. Classes named there are trusted, also if the config of a run names them."""
 
@@ -70,7 +72,6 @@ def register() -> None:
     ``${run_id:}`` is a short random id, the same everywhere in one configuration.
     """
     OmegaConf.register_new_resolver("run_id", lambda: secrets.token_hex(3), use_cache=True, replace=True)
-    OmegaConf.register_new_resolver("choices", str, replace=True)  # only --help fills it in
     for plugin in (_PluginConfigs, _Dataclasses):
         Plugins.instance().register(plugin)
 
@@ -83,17 +84,18 @@ def _choices() -> dict[str, Any]:
     the model and data of a run (:func:`_offer`).
     """
     structures = _structures()
-    found: dict[str, Any] = {"exp_schema": ExpConfig, **{f"schema/{place}": each for place, each in structures.items()}}
+    plain: list[Any] = [(name, Any, dataclasses.field(default_factory=dict)) for name in _PLAIN]
+    schema = dataclasses.make_dataclass("Schema", plain, bases=(ExpConfig,))
+    found: dict[str, Any] = {"exp_schema": schema, **{f"schema/{place}": each for place, each in structures.items()}}
     for plugin in installed().values():
         found.update({place: structures.get(place, choice) for place, choice in plugin.choices.items()})
-    # The common keys of launchers as an untyped node, so that other launchers can add keys; typed() adds the types.
-    return {**found, "schema/launcher/base": dataclasses.asdict(LauncherConfig())}
+    return found
 
 
 @functools.lru_cache(maxsize=None)
 def _structures() -> Mapping[str, type]:
     """The typed keys of launchers and plugins by ``<group>/<name>``; exp's own tasks are a plugin, too."""
-    found: dict[str, type] = {"launcher/common": LauncherConfig, "launcher/submitit": SubmititConfig}
+    found: dict[str, type] = {"launcher/base": LauncherConfig, "launcher/submitit": SubmititConfig}
     for plugin in installed().values():
         found.update(plugin.structures)
     for place, keys in (pair for plugin in installed().values() for pair in plugin.keys.items()):
@@ -116,16 +118,6 @@ def keys_of_groups() -> list[str]:
 def task_named(name: str) -> type | None:
     """The class of ``task=<name>`` if exp or a plugin defines the task; None if only a YAML file does."""
     return _structures().get(f"task/{name}")
-
-
-def task_type(target: str | None) -> Any:
-    """The class that ``task._target_`` names, a subclass of :class:`exp.task.Task`.
-
-    Raises:
-        ConfigError: the class does not exist, or is not a task.
-        UnavailableError: its module cannot be imported.
-    """
-    return resolve("task._target_", str(target), _TASK)
 
 
 def _opened(structure: Any) -> DictConfig:
@@ -205,15 +197,13 @@ def typed(config: Any, of_others: bool = False) -> ExpConfig:
     """
     content: Any = OmegaConf.to_container(config, resolve=False)
     root = OmegaConf.structured(ExpConfig)
-    root.record, content["record"] = RecordConfig(), content.get("record") or {}
     for group in ("launcher", "task", "data", "model"):
         target = str((content.get(group) or {}).get("_target_", MISSING))
-        keys: Any = structure_of(target)
-        unknown = keys is None and target not in ("auto", MISSING) and (target.startswith("exp.") or not of_others)
-        if unknown and group == "launcher":
-            keys = resolve("launcher._target_", target, _LAUNCHER).keys
-        elif unknown and group == "task":
-            keys = task_type(target)
+        keys: Any = LauncherConfig if target == "auto" else structure_of(target)
+        unknown = keys is None and target != MISSING and (target.startswith("exp.") or not of_others)
+        if unknown and group in _INTERFACES:
+            found = resolve(f"{group}._target_", target, _INTERFACES[group])
+            keys = found.keys if group == "launcher" else found
         if keys is not None:
             root[group] = keys
     return cast(ExpConfig, OmegaConf.merge(root, content))  # the result has the types of root
@@ -243,13 +233,9 @@ def _read(path: Path, groups: Sequence[str]) -> DictConfig:
 
 def compose(primary: str, overrides: Sequence[str]) -> ExpConfig:
     """Compose a primary configuration and overrides with Hydra, without the node ``hydra``; not typed yet."""
-    loader = GlobalHydra.instance().config_loader()
     # The file of a backend may be in a folder that only hydra.searchpath adds.
     found = [override for override in HydraConfig.get().overrides.hydra if override.startswith("hydra.searchpath=")]
-    composed = loader.load_configuration(primary, [*overrides, *found], run_mode=RunMode.RUN)
-    with open_dict(composed):
-        del composed["hydra"]
-    return cast(ExpConfig, composed)
+    return cast(ExpConfig, hydra.compose(primary, [*overrides, *found]))
 
 
 def replace_given(config: Any, overrides: Sequence[str]) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import textwrap
+from importlib import import_module
+from pathlib import Path
 from typing import Sequence
 
-from hydra import compose, initialize_config_module
+from hydra import initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
@@ -82,7 +84,7 @@ def explain(error: Exception) -> str:
     key, value = match.groups() if match else (below, None)
     if "Value '{}'" in complaint or re.search(r"Key '\S+' (is )?not in", complaint):
         unknown = below if below.startswith(f"{key}.") else key  # a member of a dictionary, such as launcher={foo: 3}
-        return f"there is no key '{unknown}'{_hint(unknown, cause)}\n  --cfg job shows all keys"
+        return f"there is no key '{unknown}'{_hint(unknown, cause)}\n  --cfg job shows the main keys"
     if not isinstance(cause, OmegaConfBaseException):
         return text
     if "is not a ListConfig, list or tuple" in complaint:
@@ -105,25 +107,19 @@ def _hint(unknown: str, error: BaseException) -> str:
 
 
 def help_text(arguments: Sequence[str]) -> str:
-    """The text of ``--help``: ``hydra.help.template``, with the choices of every folder in the search path.
+    """The text of ``--help``: ``conf/help.txt``, with the choices of every folder in the search path.
 
-    Not printed by Hydra, which would search all its groups even if the template does not use them. That takes seconds.
+    Not printed by Hydra, which would compose a configuration and search all its groups. That takes seconds.
 
     Args:
         arguments: of the command line; only those that add folders of configurations matter.
     """
-    folders = [f"hydra.searchpath=[{','.join(searchpath(arguments))}]"]
+    folders, lines = [f"hydra.searchpath=[{','.join(searchpath(arguments))}]"], []
     with initialize_config_module("exp.conf", version_base="1.3"):
-        OmegaConf.register_new_resolver("choices", lambda: _choices(folders), replace=True)
-        config = compose("config", folders, return_hydra_config=True)
-        return str(config.hydra.help.template).replace("$$", "$")  # the template escapes $ for string.Template
-
-
-def _choices(folders: list[str]) -> str:
-    loader = GlobalHydra.instance().config_loader()
-    lines: list[str] = []
-    for group in _GROUPS:
-        choices = loader.get_group_options(group, ObjectType.CONFIG, "config", folders)
-        text = f"  {group:<11}{' '.join(choices)}"
-        lines += textwrap.wrap(text, 80, subsequent_indent=" " * 13, break_on_hyphens=False)
-    return "\n".join(lines)
+        loader = GlobalHydra.instance().config_loader()
+        for group in _GROUPS:
+            choices = loader.get_group_options(group, ObjectType.CONFIG, "config", folders)
+            text = f"  {group:<11}{' '.join(choices)}"
+            lines += textwrap.wrap(text, 80, subsequent_indent=" " * 13, break_on_hyphens=False)
+    text = (Path(str(import_module("exp.conf").__file__)).parent / "help.txt").read_text(encoding="utf-8")
+    return text.replace("CHOICES", "\n".join(lines)).rstrip()

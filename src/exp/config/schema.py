@@ -75,7 +75,6 @@ class SubmititConfig(LauncherConfig):
     """Time limit of a job, in minutes. A job that reaches it saves its state and is queued again."""
     gres: Optional[str] = None
     """Generic resources of each node, such as ``gpu:8``."""
-    gpus_per_node: Optional[int] = None
     cpus_per_node: Optional[int] = None
     mem_gib: Optional[float] = None
     """Memory of each node, in GiB."""
@@ -202,10 +201,8 @@ class DebugConfig:
 
     train_batches: Optional[int] = None
     """Global batches of the training split to use, with samples spread evenly over the split; null: all."""
-    val_batches: Optional[int] = None
-    """Batches per rank of the validation split, likewise."""
-    test_batches: Optional[int] = None
-    """Batches per rank of the test split, likewise."""
+    eval_batches: Optional[int] = None
+    """Batches per rank of the validation split and of the test split, likewise."""
     overfit: bool = False
     """Validate and test on the training batches, which are the same in every epoch, and stop when the loss is below 1 %
     of its first value."""
@@ -218,9 +215,8 @@ class FiguresConfig:
     format: str = "png"
     """``png``, ``pdf`` or ``svg``. PDF and SVG are written in addition to PNG, which reports and trackers show."""
     width: Optional[float] = None
-    """Width in inches; null: that of each picture. In a narrower picture the text shrinks, down to 6 points."""
-    height: Optional[float] = None
-    """Height in inches; null: in proportion to the width."""
+    """Width in inches, with the height in proportion; null: that of each picture. In a narrower picture the text
+    shrinks, down to 6 points."""
     dpi: int = 110
     """Pixels per inch of curves and charts. Pictures of images keep their pixels."""
 
@@ -335,5 +331,4 @@ class ExpConfig:
     plugins: List[str] = field(default_factory=list)
     """Modules and packages whose classes the configuration may name (:mod:`exp.config.resolve`); each worker imports
     them at its start. Allowed on the command line only, not in files."""
-    record: Any = None
-    """:class:`RecordConfig`, in a typed configuration."""
+    record: RecordConfig = field(default_factory=RecordConfig)

@@ -80,18 +80,15 @@ def title_and_legend(axes: Any, title: str, columns: int = 4, size: float = 9) -
             as_it_is(text)
 
 
-def resize(figure: Figure, width: float | None, height: float | None) -> None:
+def resize(figure: Figure, width: float) -> None:
     """Change the size of a complete figure. If it becomes narrower, fonts (to 6 points at least) and lines shrink.
 
     Args:
         figure: complete figure.
-        width: in inches; None: scaled as ``height`` is; if both are None, the size stays.
-        height: in inches; None: in proportion to ``width``.
+        width: in inches; the height is in proportion.
     """
     old_width, old_height = figure.get_size_inches()
-    if width is None:
-        width = old_width if height is None else old_width * height / old_height
-    figure.set_size_inches(width, height or old_height * width / old_width)
+    figure.set_size_inches(width, old_height * width / old_width)
     factor = min(width / old_width, 1.0)
     ticks = [axis for each in figure.axes for axis in (each.xaxis, each.yaxis) if axis.get_ticklabels()]
     for text in figure.findobj(Text):
@@ -149,14 +146,14 @@ def encoded(picture: Picture, figures: FiguresConfig) -> dict[str, bytes]:
     """
     formats = dict.fromkeys(("png", figures.format))
     if isinstance(picture, Figure):
-        resize(picture, figures.width, figures.height)
+        resize(picture, figures.width or picture.get_figwidth())
         return {form: figure_file(picture, form, figures.dpi) for form in formats}
     return {form: _pixels_file(picture, form, figures) for form in formats}
 
 
 def _pixels_file(pixels: np.ndarray, form: str, figures: FiguresConfig) -> bytes:
     height, width = pixels.shape[:2]
-    dpi = width / figures.width if figures.width else height / figures.height if figures.height else figures.dpi
+    dpi = width / figures.width if figures.width else figures.dpi
     if form == "png":
         buffer = io.BytesIO()
         # Compression level 1: files are a tenth larger, and are written in a third of the time.

@@ -37,7 +37,7 @@ from exp import hub
 from exp.config.check import REFUSED, refused_hook
 from exp.config.compose import is_of_hub
 from exp.config.differences import text_of
-from exp.config.resolve import allow, create, find_own_module, make, resolve, without_scope
+from exp.config.resolve import create, find_own_module, make, resolve, without_scope
 from exp.data.base import Data, Extras, split_of
 from exp.data.places import shortened
 from exp.engine import checkpoint
@@ -348,8 +348,7 @@ def split_in_use(session: Session, data: Data, split: str) -> Any:
     if overfit or split == "train":
         batches, size = debug.train_batches, config.global_batch_size or 1
     else:
-        batches = debug.val_batches if split == "val" else debug.test_batches
-        size = data.eval_batch_size * session.info.world_size
+        batches, size = debug.eval_batches, data.eval_batch_size * session.info.world_size
     if batches is None or (batches * size >= len(dataset) and not overfit):
         return dataset
     return _Part(dataset, min(batches * size, len(dataset)), same=overfit)
@@ -359,7 +358,7 @@ def _measured_part(config: Any) -> str | None:
     """The part of the split on which a run is tested; None: the whole split."""
     if config.debug.overfit and config.global_batch_size is not None:
         return "training batches"
-    return None if config.debug.test_batches is None else f"{config.debug.test_batches} of its batches"
+    return None if config.debug.eval_batches is None else f"{config.debug.eval_batches} of its batches"
 
 
 class _Part(Dataset[Any]):
@@ -393,13 +392,12 @@ class _Part(Dataset[Any]):
 
 
 def import_plugins(plugins: Sequence[str]) -> None:
-    """Import the modules and packages in ``plugins``, and allow the configuration to name their classes.
+    """Import the modules and packages in ``plugins``, so that their classes are in MMEngine's registries.
 
     Raises:
         ConfigError: a module does not exist.
         UnavailableError: importing a module fails.
     """
-    allow(plugins)
     for name in plugins:
         if find_own_module(name) is None:
             raise ConfigError(f"plugins: there is no module {name}; is its folder on PYTHONPATH?")

@@ -44,8 +44,8 @@ __all__ = ["SubmititLauncher", "locked_cards", "run_job"]
 
 _HERE = ("local", "debug")
 _SUBMITIT_KEYS = (
-    "job_name", "nodes", "partition", "account", "qos", "gres", "gpus_per_node", "constraint", "nodelist", "exclude",
-    "exclusive", "array_parallelism", "setup",
+    "job_name", "nodes", "partition", "account", "qos", "gres", "constraint", "nodelist", "exclude", "exclusive",
+    "array_parallelism", "setup",
 )  # fmt: skip
 _REQUEUE_PATIENCE_S = 300.0
 _PORTS = range(20000, 32768)  # below the kernel's range of ephemeral ports

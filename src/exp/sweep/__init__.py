@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from exp import console
-from exp.config.compose import load, refuse_empty, task_type
+from exp.config.compose import load, refuse_empty, typed
 from exp.config.resolve import as_plain
 from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, REFUSED, ConfigError, Ended, ExpError, RunError
 from exp.frozen import FrozenRun, complete
@@ -116,9 +116,10 @@ class Sweep:
                 "hydra.sweep.subdir cannot be set: jobs of a sweep are in <output_dir>/0, 1, 2, ...; leave it out "
                 "(sweep.csv has the overrides of each job)"
             )
-        if config.sweep.resume and "output_dir" not in str(list(config.hydra.overrides.task)):
+        settings = typed(OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])).sweep
+        if settings.resume and "output_dir" not in str(list(config.hydra.overrides.task)):
             raise ConfigError("sweep.resume=true needs output_dir=<the folder of the sweep to go on with>")
-        self.config, self.composer, self.settings = config, composer, config.sweep
+        self.config, self.composer, self.settings = config, composer, settings
         self.folder = folder = Path(str(config.hydra.sweep.dir)).absolute()
         self.jobs: list[Job] = []
         self.began = time.monotonic()
@@ -185,7 +186,7 @@ class Sweep:
         job = Job(FrozenRun(self.config, overrides, folder))
         try:
             config = self.composer.prepared(self.config, given, number)
-            in_parent = hasattr(task_type(config.task.get("_target_")), "run_in_parent")
+            in_parent = hasattr(OmegaConf.get_type(config.task), "run_in_parent")
             if in_parent or launcher_class(config).joins:
                 what = f"task={config.task.name}" if in_parent else "launcher=external"
                 raise ConfigError(f"{what} cannot be swept; start it without -m (several runs as 'run=[a,b]')")
