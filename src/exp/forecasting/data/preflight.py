@@ -117,19 +117,15 @@ def locate(config: ForecastingDataConfig) -> Path:
     """
     folder = sample_folder("ett") if config.root is None else Path(config.root).expanduser().absolute()
     path = folder / Path(config.file).expanduser()
-    in_archive = folder / (config.archive_folder or "") / config.file
-    for each in (path, in_archive):
+    places = [path, *([folder / config.archive_folder / config.file] if config.archive_folder else ())]
+    for each in places:
         if os.path.isfile(each):  # noqa: PTH113 - Path.is_file raises where a folder above may not be entered
             return each
-    what = f"data.file={config.file} (data set {config.name}): there is no file {path}"
-    if in_archive != path:
-        what += f", nor {in_archive}; set data.root to the folder that holds it"
-    if config.root is None and not Path(config.file).expanduser().is_absolute():
-        what = (
-            f"data.root is not set, and {config.file} is not among the sample data of exp; set data.root to the folder "
-            "that holds it"
-        )
-    raise DataError(f"{what}\n  expected: {layout(config)}\n  {content_of(path.parent)}")
+    own = "" if config.root is not None else " (null: the sample data of exp)"
+    raise DataError(
+        f"data.file={config.file} (data set {config.name}): there is no file {', nor '.join(map(str, places))}; set "
+        f"data.root{own} to the folder that holds it\n  expected: {layout(config)}\n  {content_of(path.parent)}"
+    )
 
 
 SAVE = "save it as comma-separated UTF-8, plain or with a name that ends in .gz"
@@ -191,7 +187,12 @@ def read_header(path: Path, config: ForecastingDataConfig) -> Header:
     if not rows:
         raise DataError(f"{path} is empty; expected: {layout(config)}")
     (line, first), (below, second) = rows[0], rows[-1]
-    _check_separator(path, first)
+    for separator, name in ((";", "semicolons"), ("\t", "tabs")):
+        if ",".join(first).count(separator) >= len(first):
+            raise DataError(
+                f"{path} row 1: its cells are separated by {name}; write the file with commas between cells and points "
+                "in numbers, such as 2016-07-01 00:00:00,5.82"
+            )
     names, date = [cell.strip() for cell in first], None
     if config.header:
         _check_names(path, names)
@@ -218,16 +219,6 @@ def layout(config: ForecastingDataConfig) -> str:
     if config.header:
         return "comma-separated; header `date,<series>,<series>,...`; then one row per time step, oldest first"
     return "comma-separated numbers, one row per time step, oldest first; no header, no dates; plain or .gz"
-
-
-def _check_separator(path: Path, first: Sequence[str]) -> None:
-    line = ",".join(first)
-    for separator, name in ((";", "semicolons"), ("\t", "tabs")):
-        if line.count(separator) >= len(first):
-            raise DataError(
-                f"{path} row 1: its cells are separated by {name}; write the file with commas between cells and points "
-                "in numbers, such as 2016-07-01 00:00:00,5.82"
-            )
 
 
 def _check_names(path: Path, names: Sequence[str]) -> None:

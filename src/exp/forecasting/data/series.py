@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from exp.data.places import Fingerprint
     from exp.forecasting.config import ForecastingDataConfig
 
-__all__ = ["Column", "Contract", "Dates", "NeedsContractError", "Series", "contract_of", "parse_dates", "read_series",
+__all__ = ["Column", "Contract", "Dates", "Series", "contract_of", "parse_dates", "read_series",
            "warn_of_outliers"]  # fmt: skip
 
 _LARGEST = np.finfo(np.float32).max
@@ -117,8 +117,8 @@ def read_series(path: Path, config: ForecastingDataConfig, usual_format: str | N
     Raises:
         DataError: the file is unreadable, empty or ragged; its first row does not fit (see
             :func:`exp.forecasting.data.preflight.read_header`); a cell is not a date, or not a finite number that
-            float32 can represent; dates are not strictly increasing. Messages number rows as lines of the file, from 1.
-        NeedsContractError: dates can be read in several formats.
+            float32 can represent; dates are not strictly increasing, or can be read in several formats. Messages number
+            rows as lines of the file, from 1.
     """
     header, dates = None, Dates()
     if path.suffix == ".npz":
@@ -223,8 +223,8 @@ def read_dates(table: pd.DataFrame, header: Header, config: ForecastingDataConfi
         usual: see :func:`parse_dates`.
 
     Raises:
-        DataError: a cell is no date, dates do not increase, or some are irregular and ``allow_gaps`` is false.
-        NeedsContractError: see :func:`parse_dates`.
+        DataError: a cell is no date, dates do not increase, or some are irregular and ``allow_gaps`` is false; or see
+            :func:`parse_dates`.
     """
     place = functools.partial(header.place, column=str(header.date))
     dates, form = parse_dates(table[header.date].fillna("").str.strip(), config.date_format, usual, place)
@@ -280,8 +280,8 @@ def parse_dates(
         The dates in the order of the column, with the cells' offset from UTC; and their format.
 
     Raises:
-        DataError: a cell is no date, or not in the format of the others; or the offset from UTC changes.
-        NeedsContractError: several formats fit the whole column and give different dates.
+        DataError: a cell is no date, or not in the format of the others; the offset from UTC changes; or several
+            formats fit the whole column and give different dates.
     """
     formats = list(_candidates(column.iloc[0])) if date_format is None else [date_format]
     if not formats:
@@ -302,7 +302,7 @@ def parse_dates(
     for other, dates in whole.items():
         unlike = np.asarray(dates != whole[chosen])
         if unlike.any() and chosen != usual:
-            raise NeedsContractError(
+            raise DataError(
                 f"{place(int(unlike.argmax()))} can be read as {chosen} and as {other}, and so can every date of the "
                 f"column; say which with data.date_format={chosen!r} or {other!r}"
             )
@@ -354,10 +354,6 @@ _EMPTIER = 0.2  # more empty cells, as a share of all, that are worth a warning
 # the standard deviation this many times (1.25: the MSE gets 1.6 times smaller).
 _MANY, _FEW, _WIDER = 20.0, 0.01, 1.25
 _SHOWN = 5  # values, and series, that a warning names
-
-
-class NeedsContractError(DataError):
-    """A file cannot be used by itself: its dates are ambiguous, or it is too short for its split."""
 
 
 @dataclass(frozen=True)
@@ -418,7 +414,7 @@ class Contract:
         return [f"{series.path}: {said}"] * bool(far) + [f"{series.path}: {more}"] * bool(emptier)
 
 
-def contract_of(name: str, series: Series, train: int, season: int) -> tuple[Contract, list[str]]:
+def contract_of(name: str, series: Series, train: int) -> tuple[Contract, list[str]]:
     """The contract of a series by its training rows, and a warning if some series are constant there.
 
     Mean and population standard deviation are those of sklearn's StandardScaler; empty cells are ignored.
@@ -427,7 +423,6 @@ def contract_of(name: str, series: Series, train: int, season: int) -> tuple[Con
         name: of the data set.
         series: as it was read.
         train: number of training rows, which come first.
-        season: rows per season; 1: not known.
 
     Raises:
         DataError: all training cells of a series are empty.
@@ -445,6 +440,8 @@ def contract_of(name: str, series: Series, train: int, season: int) -> tuple[Con
     constant = np.fmax.reduce(rows, axis=0) == np.fmin.reduce(rows, axis=0)
     std[constant] = 1.0
     standardized = (rows - mean) / std
+    frequency = series.dates.frequency
+    season = frequency.season if frequency and frequency.season < train else 1
     apart = np.abs(standardized[season:] - standardized[:-season])
     scale = np.nansum(apart, axis=0) / np.maximum((~np.isnan(apart)).sum(axis=0), 1)
     ends, share = np.nanquantile(rows, (0.01, 0.99), axis=0), empty.mean(axis=0)

@@ -118,8 +118,8 @@ class ColorMasks:
             )
         if pixels.shape[2] == 3:
             pixels = cv2.cvtColor(pixels, cv2.COLOR_BGR2BGRA)
-        # Blue, green, red, alpha as one little-endian number: 0xAARRGGBB. Most neighbors have the same color: one lookup
-        # for each run of equal pixels takes half as long as one for each pixel.
+        # Blue, green, red, alpha as one little-endian number: 0xAARRGGBB. Most neighbors have the same color: one
+        # lookup for each run of equal pixels takes half as long as one for each pixel.
         packed = pixels.view("<u4").reshape(-1)
         starts = np.append(0, np.flatnonzero(packed[1:] != packed[:-1]) + 1)
         colors, lengths = packed[starts] & 0xFFFFFF, np.diff(starts, append=packed.size)
