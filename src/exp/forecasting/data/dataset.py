@@ -51,6 +51,7 @@ class ForecastingData(Data):
         mean: of the training rows in the units of the file, float64 (C,).
         std: population standard deviation of the training rows, float64 (C,); 1 where a series is constant.
         num_rows: number of rows of the file (T).
+        num_past: number of rows up to the last one with a target's value; all rows unless covariates may run ahead.
         dates: of the rows; None: the file has no dates.
         frequency: time between rows (:class:`exp.forecasting.data.calendar.Frequency`); None: not known.
         notes: warnings about the data.
@@ -105,12 +106,12 @@ class ForecastingData(Data):
         self.names, self.scored = series.columns.names, series.columns.scored
         self.target_names = [self.names[position] for position in self.scored]
         self.num_rows, self.dates, self.frequency = len(series.values), series.dates.index, series.dates.frequency
-        self._num_past = self.num_rows
+        self.num_past = self.num_rows
         if self.config.covariates is not None and self.config.missing == "mask":  # covariates may run ahead
             known = ~np.isnan(series.values[:, self.scored]).all(axis=1)
-            self._num_past -= int(known[::-1].argmax()) if known.any() else self.num_rows
+            self.num_past -= int(known[::-1].argmax()) if known.any() else self.num_rows
         # Rows after the last truth have covariates only: no error can be measured there.
-        past = self.num_rows if self.config.split == "new" else self._num_past
+        past = self.num_rows if self.config.split == "new" else self.num_past
         try:
             rows = borders(self.config.split, past, self.lookback, self.horizon)
             if theirs is None and "train" not in rows:
@@ -150,11 +151,10 @@ class ForecastingData(Data):
         self.notes, self.rows = notes, rows
 
     def _standardize(self, series: Series) -> None:
-        season, scale = self._contract.season, self._contract.scale
-        scales = None if scale is None else torch.tensor(scale, dtype=torch.float64)
-        self._baselines = Baselines(season, 1 < season <= self.lookback, scales)
-        statistics = (self._contract.mean, self._contract.std)
-        self.mean, self.std = (torch.tensor(each, dtype=torch.float64) for each in statistics)
+        contract = self._contract
+        scale = None if contract.scale is None else torch.tensor(contract.scale, dtype=torch.float64)
+        self._baselines = Baselines(contract.season, 1 < contract.season <= self.lookback, scale)
+        self.mean, self.std = (torch.tensor(each, dtype=torch.float64) for each in (contract.mean, contract.std))
         standardized = (series.values - self.mean.numpy()) / self.std.numpy()
         # An empty cell gets the last value before it, or 0, the mean of the training rows.
         seen = pd.DataFrame(standardized).ffill().fillna(0.0).to_numpy()
@@ -210,7 +210,7 @@ class ForecastingData(Data):
         """Check data, model keys and task against each other before the model is built.
 
         Raises:
-            DataError: there is no window with truth, and the task is not predict.
+            DataError: see :meth:`check_truth`; ``task=predict`` needs no truth.
         """
         session.extras = Extras(self.fingerprint, self.record)
         task, model = session.config.task, session.config.model
@@ -224,23 +224,24 @@ class ForecastingData(Data):
         if task.get("intervals"):
             session.when_built(functools.partial(self.calibrate, session))
         self.check_truth({"train": list(self.rows), "eval": ["test"]}.get(task.name, []))
-        if task.name != "predict" and list(self.rows) == ["test"] and not len(self.test):
-            raise DataError(
-                f"{self.path} has {self.num_rows} rows, and task={task.name} needs {self.lookback + self.horizon} "
-                f"(data.lookback + data.horizon); give it more, or take task=predict, which forecasts what follows"
-            )
 
     def check_truth(self, splits: Sequence[str]) -> None:
-        """Refuse a split in which no target has a value.
+        """Refuse a split without a window, or in which no target has a value.
 
         Args:
             splits: the splits in which errors will be measured.
 
         Raises:
-            DataError: no target has a value; the message names split and series.
+            DataError: there is nothing to measure; the message names file, split and series.
         """
         for split in splits:
             first, stop = self.rows[split].start + self.lookback, self.rows[split].stop
+            if stop - first < self.horizon:
+                raise DataError(
+                    f"{self.path} has {self.num_rows} rows, and a window with truth needs "
+                    f"{self.lookback + self.horizon} (data.lookback + data.horizon); give it more, or take "
+                    "task=predict, which forecasts what follows"
+                )
             if self._truth is not None and self._truth[first:stop, self.scored].isnan().all():
                 raise DataError(
                     f"{self.path}: no value of {shortened(self.target_names)} where the {split} split is forecast "
@@ -308,20 +309,6 @@ class ForecastingData(Data):
         """The L standardized rows of the file from ``begin`` on, (L, C); NaN where a cell has no truth."""
         return self._series.get("y", self._series["x"])[begin : begin + self.lookback]
 
-    @property
-    def num_past(self) -> int:
-        """Number of rows up to the last one with a target's value; all rows unless covariates may run ahead.
-
-        Raises:
-            DataError: there are too few of them for a forecast.
-        """
-        if self._num_past < self.lookback:
-            raise DataError(
-                f"{self.path}: only {self._num_past} rows up to the last value of {shortened(self.target_names)}; a "
-                f"forecast sees data.lookback={self.lookback}"
-            )
-        return self._num_past
-
     def future_window(self) -> tuple[dict[str, torch.Tensor], pd.DatetimeIndex | None]:
         """The batch for a forecast of the H rows after :attr:`num_past`, and their dates.
 
@@ -329,8 +316,16 @@ class ForecastingData(Data):
             ``{"x": (1, L, C), "marks": (1, L, M)}``, with ``data.covariates`` also ``"future"`` (1, H, K), in which the
             last row of the file is repeated beyond its end; and the dates, which continue the file's
             (:func:`exp.forecasting.data.calendar.continued`), or None if it has no dates or only one.
+
+        Raises:
+            DataError: too few rows have values of targets.
         """
         end = self.num_past
+        if end < self.lookback:
+            raise DataError(
+                f"{self.path}: only {end} rows up to the last value of {shortened(self.target_names)}; a forecast sees "
+                f"data.lookback={self.lookback}"
+            )
         seen = slice(end - self.lookback, end)
         series = self._series
         batch = {name: series[name][seen].unsqueeze(0) for name in ("x", "marks")}

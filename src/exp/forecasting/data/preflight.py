@@ -129,6 +129,7 @@ def locate(config: ForecastingDataConfig) -> Path:
 
 
 SAVE = "save it as comma-separated UTF-8, plain or with a name that ends in .gz"
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|nan", re.IGNORECASE)
 _TIME = re.compile(r"date|time|datum|zeit|heure|fecha|^(ds|dt|ts)$", re.IGNORECASE)
 
 
@@ -197,7 +198,7 @@ def read_header(path: Path, config: ForecastingDataConfig) -> Header:
     if config.header:
         _check_names(path, names)
         date = None if config.date_column is None else _date_column(path, names, config.date_column)
-    elif names[0] and not _is_number(names[0]):
+    elif names[0] and not _NUMBER.fullmatch(names[0]):
         raise DataError(
             f"{path} row 1, column 1: {names[0]!r} is not a number; for a file with a header and dates, set "
             "data.header=true"
@@ -238,19 +239,11 @@ def _date_column(path: Path, names: Sequence[str], wanted: str) -> str:
     if wanted in names or len(alike) == 1:
         return wanted if wanted in names else alike[0]
     problem = f"{path} row 1: no column `{wanted}`: the header is {shortened(names)}"
-    if all(_is_number(name) for name in names):
+    if all(map(_NUMBER.fullmatch, names)):
         raise DataError(f"{problem}; for a file of numbers only, set data.header=false")
     times = [name if re.fullmatch(r"[\w./-]+", name) else f"'\"{name}\"'" for name in names if _TIME.search(name)]
     hint = " or ".join(f"data.date_column={name}" for name in times[:3])
     raise DataError(f"{problem}; set {hint or 'data.date_column to its name, or to null where there is none'}")
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 class Columns(NamedTuple):

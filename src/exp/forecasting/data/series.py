@@ -402,11 +402,11 @@ class Contract:
         """
         far, emptier = [], []
         values = pd.DataFrame(series.values[rows.start : rows.stop])
-        for name, empty, share in zip(self.names, values.isna().mean(), self.missing or [1.0] * len(self.names)):
+        found = values.quantile([0.01, 0.5, 0.99]).to_numpy().T  # NaN where all cells are empty: no comparison holds
+        known = zip(self.names, self.low or (), self.high or (), self.missing or ())
+        for (name, low, high, share), (first, middle, last), empty in zip(known, found, values.isna().mean()):
             if empty > share + _EMPTIER:
                 emptier.append(f"{name} ({empty:.0%}; {share:.0%} in the training)")
-        found = values.quantile([0.01, 0.5, 0.99]).to_numpy().T  # NaN where all cells are empty: no comparison holds
-        for name, (first, middle, last), low, high in zip(self.names, found, self.low or (), self.high or ()):
             if max(last - high, low - first) > ((high - low) or 1.0) or middle < low or middle > high:
                 far.append(f"{name} ({first:.6g} to {last:.6g}; trained on {low:.6g} to {high:.6g})")
         said = f"far outside of what the weights were trained on: {shortened(far)}; same unit, same sensor?"
