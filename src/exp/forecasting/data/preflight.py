@@ -42,11 +42,6 @@ def preflight(data: Mapping[str, Any]) -> None:
     for key, least in (("lookback", 1), ("horizon", 1), ("eval_batch_size", 1), ("num_workers", 0)):
         if getattr(config, key) < least:
             raise DataError(f"data.{key}={getattr(config, key)} must be at least {least}")
-    if config.date_format is not None and "%" not in config.date_format:
-        raise DataError(
-            f"data.date_format={config.date_format} has no directive of strftime; write it like %d/%m/%Y %H:%M "
-            "(%s: seconds since 1970)"
-        )
     path = locate(config)
     if path.suffix != ".npz":
         header = read_header(path, config)

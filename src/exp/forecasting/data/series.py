@@ -297,7 +297,10 @@ def parse_dates(
         # Report the first bad cell of the format that fits the most rows.
         row = max(int(dates.isna().argmax()) for dates in found.values())
         like = f"the format of the first one, {column.iloc[0]!r}" if date_format is None else date_format
-        raise DataError(f"{place(row)} is not a date in {like}; write all in one format, or set data.date_format")
+        raise DataError(
+            f"{place(row)} is not a date in {like}; write all in one format, or set data.date_format as for strftime: "
+            "%d/%m/%Y %H:%M"
+        )
     chosen = usual if usual in whole else next(iter(whole))
     for other, dates in whole.items():
         unlike = np.asarray(dates != whole[chosen])
@@ -463,13 +466,11 @@ def warn_of_outliers(series: Series) -> list[str]:
     for channel, column in enumerate(series.values.T):
         rows = np.flatnonzero(_outliers(column)).tolist()
         if rows:
-            first, *others = (series.place(row, channel) for row in rows[:_SHOWN])
-            places = "; ".join([first, *(other.replace(f"{series.path} ", "", 1) for other in others)])
-            more = f" and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else ""
+            places = shortened([*(series.place(row, channel) for row in rows[:_SHOWN]), *rows[_SHOWN:]], _SHOWN)
             found.append(
-                f"{places}{more}: far from the other values of the series; perhaps a fill value for missing data. In "
-                "the training rows such a value makes standardized errors small, elsewhere large; correct it, "
-                "or leave the cell empty and set data.missing=mask"
+                f"{series.path} {places.replace(f'{series.path} ', '')}: far from the other values of the series; "
+                "perhaps a fill value for missing data. In the training rows such a value makes standardized errors "
+                "small, elsewhere large; correct it, or leave the cell empty and set data.missing=mask"
             )
     rest = len(found) - _SHOWN
     return found[:_SHOWN] + [f"{series.path}: {rest} more such series"] * (rest > 0)
