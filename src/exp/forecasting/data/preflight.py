@@ -145,13 +145,11 @@ class Header(NamedTuple):
 
     def place(self, row: int, column: str) -> str:
         """``<path> row 7, column load: '3.5'``: a cell by its row, from 0, and the name of its column."""
-        import pandas as pd  # slow to load
-
-        line = self.begin + row
-        cells = pd.read_csv(self.path, header=None, skiprows=line, nrows=1, dtype=str, keep_default_na=False,
-                            names=self.names, skip_blank_lines=False).fillna("")  # fmt: skip
+        with opened(self.path) as file:
+            cells = next(csv.reader(islice(file, self.begin + row, None)), [])
+        cell = dict(zip(self.names, cells)).get(column, "")
         name = column if self.begin else str(int(column) + 1)
-        return f"{self.path} row {line + 1}, column {name}: {cells[column][0]!r}"
+        return f"{self.path} row {self.begin + row + 1}, column {name}: {cell!r}"
 
 
 def opened(path: Path) -> TextIO:
