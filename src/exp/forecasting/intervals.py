@@ -281,7 +281,8 @@ def _trained_on(session: Session, data: Any) -> Any:
     keys = session.config.data.copy()
     keys.update({key: theirs[key] for key in _OF_FILE}, inputs=list(data.names))  # in the order of the weights
     try:
-        own = create(keys, Data, "data")
+        own: Any = create(keys, Data, "data")
+        len(own.val)  # reads the file
     except DataError as error:
         raise ConfigError(f"{problem}, and the data of {run} cannot be read: {error}") from error
     if list(own.fingerprint().values()) != list(files.values()):

@@ -3,6 +3,11 @@
 An image is predicted whole, or in overlapping windows whose scores are averaged. The scores of a whole satellite scene,
 K numbers per pixel, would take gigabytes. So scores are kept only for the rows of one row of windows, and for no more
 columns at a time than ``band_bytes`` allows; pixels that no later window covers become labels.
+
+Features of images (:mod:`exp.vision.features`) have the cut of windows alone from here (:func:`cells`): each patch is
+taken from one window, as it is. An average over windows would be a vector that the backbone gives for no image; a
+mirrored or scaled copy has other patches; the CLS token belongs to a window, not to a pixel; and features are kept, not
+labels of them, so that bands of rows would save no memory.
 """
 
 from __future__ import annotations

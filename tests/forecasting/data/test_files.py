@@ -114,6 +114,7 @@ def test_dates_of_another_form_or_of_two_are_refused(write):
         (summer, None, "row 12, column date"),
         (UNCLEAR, None, "row 2, column date", "%d/%m/%Y", "%m/%d/%Y"),
         (mixed, "%d/%m/%Y", "row 4, column date: '2021-01-01'"),
+        (mixed, "dd/mm/yyyy", "row 2, column date", "is not a date in dd/mm/yyyy"),
         (mixed, "%Q", "%Q"),
     ):
         line = refusal(write(file_of(dates)), date_format=form)
@@ -216,7 +217,6 @@ def test_what_the_parent_sees_before_anything_starts(tmp_path):
         ("", {"root": root, "file": "dir.csv"}, "dir.csv/"),
         ("", {"file": f"{root}/no.csv", "split": "new"}, f"{root}/no.csv"),
         ("", {"split": "thirds"}, "data.split=thirds"),
-        ("", {"date_format": "dd/mm/yyyy"}, "data.date_format=dd/mm/yyyy"),
         ("", {"horizon": 0}, "data.horizon=0"),
         ("date,a\n", {**new, "split": "ratio"}, "data.channels=3"),
         ("date,a\n", {**new, "header": False}, "row 1, column 1: 'date'"),

@@ -52,11 +52,10 @@ def frequency_of(dates: pd.DatetimeIndex) -> Frequency | None:
     """
     if len(dates) < 2:
         return None
-    numbers, unit, _ = _calendar(dates) or (dates.asi8, "", None)
+    numbers, unit, offset = _numbered(dates)
+    usual = _usual_step(numbers)
+    step = f"{usual} {unit}{'s' * (usual > 1)}" if unit else str(offset(usual).to_pytimedelta())
     steps = np.diff(numbers)
-    usual = _most_frequent(steps)
-    row = int((steps == usual).argmax())
-    step = f"{usual} {unit}{'s' * (usual > 1)}" if unit else str((dates[row + 1] - dates[row]).to_pytimedelta())
     other = steps != usual
     irregular, first = int(other.sum()), int(other.argmax()) + 1 if other.any() else None
     seconds = None if 2 * irregular > len(steps) else float(np.median((dates[1:] - dates[:-1]).total_seconds()))
@@ -84,41 +83,38 @@ def continued(dates: pd.DatetimeIndex, count: int, recent: int) -> pd.DatetimeIn
     """
     if len(dates) < 2:
         return None
-    last = dates[-max(recent, 3) :]
-    found = _calendar(dates) or _calendar(last)
-    if found is None:
-        step: Any = pd.Series(last[1:] - last[:-1]).mode()[0]
-        return pd.DatetimeIndex([dates[-1] + step * number for number in range(1, count + 1)])
-    numbers, _, offset = found
-    usual = _most_frequent(np.diff(numbers))
+    numbers, unit, offset = _numbered(dates)
+    if not unit:
+        numbers, _, offset = _numbered(dates[-max(recent, 3) :])
+    usual = _usual_step(numbers)
     return pd.DatetimeIndex([dates[-1] + offset(usual * number) for number in range(1, count + 1)])
 
 
-def _most_frequent(steps: np.ndarray) -> int:
-    values, counts = np.unique(steps, return_counts=True)
-    return int(values[counts.argmax()])
+def _usual_step(numbers: Any) -> int:
+    """The most frequent difference of neighbors; of several the smallest."""
+    return int(pd.Series(np.diff(numbers)).mode()[0])
 
 
-def _calendar(dates: pd.DatetimeIndex) -> tuple[np.ndarray, str, Callable[[int], Any]] | None:
-    """Number the rows in months or working days.
+def _numbered(dates: pd.DatetimeIndex) -> tuple[Any, str, Callable[[int], Any]]:
+    """Number the rows in months or working days, or, if the dates follow neither, in nanoseconds.
 
     Returns:
-        The numbers (T,), the unit, and a function from a count to an offset of pandas; None if the dates follow
-        neither.
+        The numbers (T,); the unit, ``""`` for nanoseconds; and a function from a count to an offset of pandas.
     """
+    in_time = (dates - dates[0]) // pd.Timedelta(1), "", pd.Timedelta
     days = dates.tz_localize(None).normalize()
     if (dates.tz_localize(None) - days).nunique() > 1:
-        return None
+        return in_time
     months = np.asarray(dates.year) * 12 + np.asarray(dates.month)
     ends = bool(dates.is_month_end.all())
     if (np.diff(months) > 0).all() and (ends or dates.day.nunique() == 1):
         return months, "month", pd.offsets.MonthEnd if ends else lambda number: pd.DateOffset(months=number)
     week = "".join(str(int((dates.day_of_week == day).any())) for day in range(7))
     if week.count("1") in (0, 1, 7) or (days[-1] - days[0]).days < 14:
-        return None
+        return in_time
     numbers = np.busday_count(days[0].date(), days.to_numpy().astype("datetime64[D]"), weekmask=week)
-    if _most_frequent(np.diff(numbers)) != 1:
-        return None
+    if _usual_step(numbers) != 1:
+        return in_time
     return numbers, "business day", lambda number: pd.offsets.CustomBusinessDay(number, weekmask=week)
 
 

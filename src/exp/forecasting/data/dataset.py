@@ -18,7 +18,7 @@ from exp.errors import DataError
 from exp.forecasting.config import ForecastingDataConfig
 from exp.forecasting.data import calendar
 from exp.forecasting.data.preflight import locate
-from exp.forecasting.data.series import Contract, NeedsContractError, contract_of, read_series, warn_of_outliers
+from exp.forecasting.data.series import Contract, contract_of, read_series, warn_of_outliers
 from exp.forecasting.intervals import IntervalMetrics, Intervals, prepare
 from exp.forecasting.metrics import Baselines, ForecastMetrics
 
@@ -28,18 +28,19 @@ if TYPE_CHECKING:
     from exp.metrics import Metric
     from exp.session import Session
 
-__all__ = ["ForecastingData", "TooFewRowsError", "WindowDataset", "borders"]
+__all__ = ["ForecastingData", "WindowDataset", "borders"]
 
 
 class ForecastingData(Data):
     """A multivariate series for forecasting, standardized in float64 with the training rows' mean and deviation.
 
-    A file that is too short for its split, that has no training rows (``split=new``) or whose dates are ambiguous is
-    accepted: it can be used after :meth:`load_state_dict` has brought the :class:`Contract` of the weights. If the file
-    is too short, all of its rows are then for testing.
+    The file is read when something of it is first asked for, or by :meth:`load_state_dict`: with the :class:`Contract`
+    of weights, a file can be used that is too short for its split, that has no training rows (``split=new``), or whose
+    dates are ambiguous. If it is too short, all of its rows are then for testing.
 
     Attributes:
         train, val, test: windows of each split, views of one series.
+        rows: the rows of each split, by name.
         num_marks: number of time features (M).
         intervals: intervals around forecasts (:meth:`calibrate`); None: there are none.
         config: the keys of ``data``.
@@ -50,6 +51,7 @@ class ForecastingData(Data):
         mean: of the training rows in the units of the file, float64 (C,).
         std: population standard deviation of the training rows, float64 (C,); 1 where a series is constant.
         num_rows: number of rows of the file (T).
+        num_past: number of rows up to the last one with a target's value; all rows unless covariates may run ahead.
         dates: of the rows; None: the file has no dates.
         frequency: time between rows (:class:`exp.forecasting.data.calendar.Frequency`); None: not known.
         notes: warnings about the data.
@@ -58,82 +60,102 @@ class ForecastingData(Data):
         **keys: of :class:`exp.forecasting.config.ForecastingDataConfig`.
 
     Raises:
-        DataError: the file is missing or malformed, has gaps although ``allow_gaps`` is false, or has values that
-            float32 cannot represent.
+        DataError: there is no such file.
     """
 
     makes = ("columns",)
     num_marks = calendar.NUM_TIME_FEATURES
     intervals: Intervals | None = None
-    notes: list[str]
-    _contract: Contract
-    _problem: DataError | None = None
-    _rows: dict[str, range]
+    rows: dict[str, range]
     _series: dict[str, torch.Tensor]  # that WindowDataset takes
-    _windows: dict[str, WindowDataset]
 
     def __init__(self, **keys: Any) -> None:
         self.config = config = ForecastingDataConfig(**keys)
         self.name, self.lookback, self.horizon = config.name, config.lookback, config.horizon
         self.eval_batch_size, self.num_workers = config.eval_batch_size, config.num_workers
         self.path = locate(config)
-        try:
-            self._load()
-        except NeedsContractError as error:
-            self._problem = error
 
-    def _load(self, contract: Contract | None = None) -> None:
-        """Read the file; standardize it by its own training rows, or by the contract's statistics.
+    def __getattr__(self, name: str) -> Any:
+        """An attribute that is not set yet: read the file.
 
         Raises:
-            NeedsContractError: the file cannot be used without a contract.
+            DataError: see :meth:`_load`; or all rows are for testing, and ``name`` is another split.
         """
-        series = read_series(self.path, self.config, contract.date_format if contract else None)
+        if name.startswith("__"):  # of pickle and copy
+            raise AttributeError(name)
+        if "rows" not in vars(self):
+            self._load()
+            return getattr(self, name)
+        if name in ("train", "val", "test"):
+            raise DataError(f"{self.path}: all its rows are new; it has no split {name}")
+        raise AttributeError(name)
+
+    def _load(self, theirs: Contract | None = None) -> None:
+        """Read the file; standardize it by its own training rows, or by the statistics of weights.
+
+        Args:
+            theirs: of the weights; None: there are none.
+
+        Raises:
+            DataError: the file is malformed, has gaps although ``allow_gaps`` is false, has values that float32 cannot
+                represent, or cannot be used without the contract of weights.
+        """
+        if theirs is not None:
+            self.config = replace(self.config, inputs=theirs.names)
+        series = read_series(self.path, self.config, theirs.date_format if theirs else None)
         self.names, self.scored = series.columns.names, series.columns.scored
         self.target_names = [self.names[position] for position in self.scored]
         self.num_rows, self.dates, self.frequency = len(series.values), series.dates.index, series.dates.frequency
-        self.notes = list(series.dates.warnings)
-        self._num_past = self.num_rows
+        self.num_past = self.num_rows
         if self.config.covariates is not None and self.config.missing == "mask":  # covariates may run ahead
             known = ~np.isnan(series.values[:, self.scored]).all(axis=1)
-            self._num_past -= int(known[::-1].argmax()) if known.any() else self.num_rows
+            self.num_past -= int(known[::-1].argmax()) if known.any() else self.num_rows
         # Rows after the last truth have covariates only: no error can be measured there.
-        past = self.num_rows if self.config.split == "new" else self._num_past
+        past = self.num_rows if self.config.split == "new" else self.num_past
         try:
-            self._rows = borders(self.config.split, past, self.lookback, self.horizon)
-            if contract is None and "train" not in self._rows:
-                raise TooFewRowsError("data.split=new has no rows for training, and so no standardization")
-        except TooFewRowsError as error:
-            if contract is None or self.num_rows < self.lookback:
-                raise NeedsContractError(
+            rows = borders(self.config.split, past, self.lookback, self.horizon)
+            if theirs is None and "train" not in rows:
+                raise DataError("data.split=new has no rows for training, and so no standardization")
+        except DataError as error:
+            if theirs is None or self.num_rows < self.lookback:
+                raise DataError(
                     f"{self.path}: {error}. With the weights of a run, data.lookback={self.lookback} rows suffice: "
                     f"task=predict init_from=<run folder> task.input={self.path}"
                 ) from error
-            self._rows = {"test": range(self.num_rows)}
+            rows = {"test": range(self.num_rows)}
         seconds = self.frequency.seconds if self.frequency else None
-        if contract is None:
-            train = len(self._rows["train"])
-            season = self.frequency.season if self.frequency and self.frequency.season < train else 1
-            contract, warnings = contract_of(self.name, series, train, season)
-            self.notes += warnings
-        elif seconds and contract.seconds and not calendar.same_spacing(seconds, contract.seconds):
-            raise DataError(
-                f"{self.path}: its rows are {timedelta(seconds=seconds)} apart, and those that the weights were "
-                f"trained on {timedelta(seconds=contract.seconds)}; give rows of that distance"
+        contract, notes = theirs, [*series.dates.warnings]
+        if "train" in rows:
+            own, constant = contract_of(self.name, series, len(rows["train"]))
+            contract = own if theirs is None or theirs.name != self.name else theirs
+            notes += constant
+        assert contract is not None
+        notes += warn_of_outliers(series)
+        if contract is theirs:
+            if seconds and theirs.seconds and not calendar.same_spacing(seconds, theirs.seconds):
+                raise DataError(
+                    f"{self.path}: its rows are {timedelta(seconds=seconds)} apart, and those that the weights were "
+                    f"trained on {timedelta(seconds=theirs.seconds)}; give rows of that distance"
+                )
+            notes += theirs.unlike(series, rows["test"])
+        elif theirs is not None:
+            notes.append(
+                f"{self.name} is standardized by its own training rows, not by those of {theirs.name}, which the "
+                f"weights were trained on; data.name={theirs.name} says that these are rows of the same series"
             )
         self._contract = replace(contract, name=self.name, date_format=series.dates.date_format, seconds=seconds)
-        self._unlike = contract.unlike(series, self._rows["test"])
         self._standardize(series)
-        self._problem = None
+        resident = None if self.config.on_device == "auto" else bool(self.config.on_device)
+        for split, part in rows.items():
+            setattr(self, split, WindowDataset(self._series, part, self.lookback, self.horizon, resident))
+        self.notes, self.rows = notes, rows
 
     def _standardize(self, series: Series) -> None:
-        season, scale = self._contract.season, self._contract.scale
-        scales = None if scale is None else torch.tensor(scale, dtype=torch.float64)
-        self._baselines = Baselines(season, 1 < season <= self.lookback, scales)
-        statistics = (self._contract.mean, self._contract.std)
-        self.mean, self.std = (torch.tensor(each, dtype=torch.float64) for each in statistics)
+        contract = self._contract
+        scale = None if contract.scale is None else torch.tensor(contract.scale, dtype=torch.float64)
+        self._baselines = Baselines(contract.season, 1 < contract.season <= self.lookback, scale)
+        self.mean, self.std = (torch.tensor(each, dtype=torch.float64) for each in (contract.mean, contract.std))
         standardized = (series.values - self.mean.numpy()) / self.std.numpy()
-        self.notes += warn_of_outliers(series)
         # An empty cell gets the last value before it, or 0, the mean of the training rows.
         seen = pd.DataFrame(standardized).ffill().fillna(0.0).to_numpy()
         found = {"x": seen, "marks": calendar.time_features(self.dates, self.num_rows)}
@@ -144,32 +166,6 @@ class ForecastingData(Data):
             found["future"] = np.concatenate([seen[:, series.columns.ahead], found["marks"]], axis=1)
         self._series = {name: _series_contiguous(rows) for name, rows in found.items()}
         self._truth = self._series.get("y")
-        resident = None if self.config.on_device == "auto" else bool(self.config.on_device)
-        self._windows = {split: WindowDataset(self._series, rows, self.lookback, self.horizon, resident)
-                         for split, rows in self._rows.items()}  # fmt: skip
-
-    @property
-    def rows(self) -> dict[str, range]:
-        """The rows of each split, by name.
-
-        Raises:
-            DataError: the data cannot be used without the contract of weights.
-        """
-        if self._problem is not None:
-            raise self._problem
-        return self._rows
-
-    def __getattr__(self, name: str) -> Any:
-        """The windows of a split.
-
-        Raises:
-            DataError: the data cannot be used without the contract of weights, or all rows are for testing.
-        """
-        if name not in ("train", "val", "test"):
-            raise AttributeError(name)
-        if self._problem is not None or name not in self._windows:
-            raise self._problem or DataError(f"{self.path}: all its rows are new; it has no split {name}")
-        return self._windows[name]
 
     @classmethod
     def example_batch(cls, **keys: Any) -> ExampleBatch:
@@ -208,27 +204,13 @@ class ForecastingData(Data):
                 ``lookback`` rows; a value is so far from the mean that float32 cannot represent the difference; or
                 dates are still ambiguous.
         """
-        contract = Contract(**state)
-        own = self._problem is None
-        if not own or contract.names != self.names:
-            self.config = replace(self.config, inputs=contract.names)
-            self._load(None if own else contract)
-        if own and contract.name != self.name:
-            self.notes = [
-                *self.notes,
-                f"{self.name} is standardized by its own training rows, not by those of {contract.name}, which the "
-                f"weights were trained on; data.name={contract.name} says that these are rows of the same series",
-            ]
-            return
-        if (self._contract.mean, self._contract.std) != (contract.mean, contract.std):
-            self._load(contract)
-        self.notes = [*self.notes, *self._unlike]
+        self._load(Contract(**state))
 
     def setup(self, session: Session) -> None:
         """Check data, model keys and task against each other before the model is built.
 
         Raises:
-            DataError: there is no window with truth, and the task is not predict.
+            DataError: see :meth:`check_truth`; ``task=predict`` needs no truth.
         """
         session.extras = Extras(self.fingerprint, self.record)
         task, model = session.config.task, session.config.model
@@ -242,23 +224,24 @@ class ForecastingData(Data):
         if task.get("intervals"):
             session.when_built(functools.partial(self.calibrate, session))
         self.check_truth({"train": list(self.rows), "eval": ["test"]}.get(task.name, []))
-        if task.name != "predict" and list(self.rows) == ["test"] and not len(self.test):
-            raise DataError(
-                f"{self.path} has {self.num_rows} rows, and task={task.name} needs {self.lookback + self.horizon} "
-                f"(data.lookback + data.horizon); give it more, or take task=predict, which forecasts what follows"
-            )
 
     def check_truth(self, splits: Sequence[str]) -> None:
-        """Refuse a split in which no target has a value.
+        """Refuse a split without a window, or in which no target has a value.
 
         Args:
             splits: the splits in which errors will be measured.
 
         Raises:
-            DataError: no target has a value; the message names split and series.
+            DataError: there is nothing to measure; the message names file, split and series.
         """
         for split in splits:
             first, stop = self.rows[split].start + self.lookback, self.rows[split].stop
+            if stop - first < self.horizon:
+                raise DataError(
+                    f"{self.path} has {self.num_rows} rows, and a window with truth needs "
+                    f"{self.lookback + self.horizon} (data.lookback + data.horizon); give it more, or take "
+                    "task=predict, which forecasts what follows"
+                )
             if self._truth is not None and self._truth[first:stop, self.scored].isnan().all():
                 raise DataError(
                     f"{self.path}: no value of {shortened(self.target_names)} where the {split} split is forecast "
@@ -326,20 +309,6 @@ class ForecastingData(Data):
         """The L standardized rows of the file from ``begin`` on, (L, C); NaN where a cell has no truth."""
         return self._series.get("y", self._series["x"])[begin : begin + self.lookback]
 
-    @property
-    def num_past(self) -> int:
-        """Number of rows up to the last one with a target's value; all rows unless covariates may run ahead.
-
-        Raises:
-            DataError: there are too few of them for a forecast.
-        """
-        if self._num_past < self.lookback:
-            raise DataError(
-                f"{self.path}: only {self._num_past} rows up to the last value of {shortened(self.target_names)}; a "
-                f"forecast sees data.lookback={self.lookback}"
-            )
-        return self._num_past
-
     def future_window(self) -> tuple[dict[str, torch.Tensor], pd.DatetimeIndex | None]:
         """The batch for a forecast of the H rows after :attr:`num_past`, and their dates.
 
@@ -347,8 +316,16 @@ class ForecastingData(Data):
             ``{"x": (1, L, C), "marks": (1, L, M)}``, with ``data.covariates`` also ``"future"`` (1, H, K), in which the
             last row of the file is repeated beyond its end; and the dates, which continue the file's
             (:func:`exp.forecasting.data.calendar.continued`), or None if it has no dates or only one.
+
+        Raises:
+            DataError: too few rows have values of targets.
         """
         end = self.num_past
+        if end < self.lookback:
+            raise DataError(
+                f"{self.path}: only {end} rows up to the last value of {shortened(self.target_names)}; a forecast sees "
+                f"data.lookback={self.lookback}"
+            )
         seen = slice(end - self.lookback, end)
         series = self._series
         batch = {name: series[name][seen].unsqueeze(0) for name in ("x", "marks")}
@@ -379,10 +356,6 @@ _PER_MONTH = {"ett_hour": 30 * 24, "ett_minute": 30 * 24 * 4}
 _SHARE, _WITHOUT_ASKING = 1 / 16, 2**28
 
 
-class TooFewRowsError(DataError):
-    """A series is too short for its split."""
-
-
 def borders(split: str, num_rows: int, lookback: int, horizon: int) -> dict[str, range]:
     """The rows of each split, as in the published benchmarks (Informer, arXiv 2012.07436, and later papers).
 
@@ -408,11 +381,11 @@ def borders(split: str, num_rows: int, lookback: int, horizon: int) -> dict[str,
         with ``new``.
 
     Raises:
-        TooFewRowsError: a split has too few rows; the message has the rows of each split and the rows needed.
+        DataError: a split has too few rows; the message has the rows of each split and the rows needed.
     """
     if split == "new":
         if num_rows < lookback:
-            raise TooFewRowsError(f"{num_rows} rows are too few: a forecast sees data.lookback={lookback} of them")
+            raise DataError(f"{num_rows} rows are too few: a forecast sees data.lookback={lookback} of them")
         return {"test": range(num_rows)}
     early = lookback  # rows that validation and test share with the split before
     if split == "pems":
@@ -424,7 +397,7 @@ def borders(split: str, num_rows: int, lookback: int, horizon: int) -> dict[str,
     parts = {"train": range(train), "val": range(train - early, known), "test": range(known - early, end)}
     if end > num_rows or train < early or min(map(len, parts.values())) < lookback + horizon:
         sizes = f"{train} for training, {known - train} for validation and {end - known} for testing"
-        raise TooFewRowsError(
+        raise DataError(
             f"{num_rows} rows are too few for data.split={split}, which takes {sizes}, with data.lookback={lookback} "
             f"and data.horizon={horizon}: training needs lookback + horizon rows, the others "
             f"{'horizon' if early else 'as many'}; take data.split=ratio, a smaller window, or the whole file"

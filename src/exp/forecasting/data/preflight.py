@@ -42,11 +42,6 @@ def preflight(data: Mapping[str, Any]) -> None:
     for key, least in (("lookback", 1), ("horizon", 1), ("eval_batch_size", 1), ("num_workers", 0)):
         if getattr(config, key) < least:
             raise DataError(f"data.{key}={getattr(config, key)} must be at least {least}")
-    if config.date_format is not None and "%" not in config.date_format:
-        raise DataError(
-            f"data.date_format={config.date_format} has no directive of strftime; write it like %d/%m/%Y %H:%M "
-            "(%s: seconds since 1970)"
-        )
     path = locate(config)
     if path.suffix != ".npz":
         header = read_header(path, config)
@@ -117,22 +112,19 @@ def locate(config: ForecastingDataConfig) -> Path:
     """
     folder = sample_folder("ett") if config.root is None else Path(config.root).expanduser().absolute()
     path = folder / Path(config.file).expanduser()
-    in_archive = folder / (config.archive_folder or "") / config.file
-    for each in (path, in_archive):
+    places = [path, *([folder / config.archive_folder / config.file] if config.archive_folder else ())]
+    for each in places:
         if os.path.isfile(each):  # noqa: PTH113 - Path.is_file raises where a folder above may not be entered
             return each
-    what = f"data.file={config.file} (data set {config.name}): there is no file {path}"
-    if in_archive != path:
-        what += f", nor {in_archive}; set data.root to the folder that holds it"
-    if config.root is None and not Path(config.file).expanduser().is_absolute():
-        what = (
-            f"data.root is not set, and {config.file} is not among the sample data of exp; set data.root to the folder "
-            "that holds it"
-        )
-    raise DataError(f"{what}\n  expected: {layout(config)}\n  {content_of(path.parent)}")
+    own = "" if config.root is not None else " (null: the sample data of exp)"
+    raise DataError(
+        f"data.file={config.file} (data set {config.name}): there is no file {', nor '.join(map(str, places))}; set "
+        f"data.root{own} to the folder that holds it\n  expected: {layout(config)}\n  {content_of(path.parent)}"
+    )
 
 
 SAVE = "save it as comma-separated UTF-8, plain or with a name that ends in .gz"
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|nan", re.IGNORECASE)
 _TIME = re.compile(r"date|time|datum|zeit|heure|fecha|^(ds|dt|ts)$", re.IGNORECASE)
 
 
@@ -153,13 +145,11 @@ class Header(NamedTuple):
 
     def place(self, row: int, column: str) -> str:
         """``<path> row 7, column load: '3.5'``: a cell by its row, from 0, and the name of its column."""
-        import pandas as pd  # slow to load
-
-        line = self.begin + row
-        cells = pd.read_csv(self.path, header=None, skiprows=line, nrows=1, dtype=str, keep_default_na=False,
-                            names=self.names, skip_blank_lines=False).fillna("")  # fmt: skip
+        with opened(self.path) as file:
+            cells = next(csv.reader(islice(file, self.begin + row, None)), [])
+        cell = dict(zip(self.names, cells)).get(column, "")
         name = column if self.begin else str(int(column) + 1)
-        return f"{self.path} row {line + 1}, column {name}: {cells[column][0]!r}"
+        return f"{self.path} row {self.begin + row + 1}, column {name}: {cell!r}"
 
 
 def opened(path: Path) -> TextIO:
@@ -191,12 +181,17 @@ def read_header(path: Path, config: ForecastingDataConfig) -> Header:
     if not rows:
         raise DataError(f"{path} is empty; expected: {layout(config)}")
     (line, first), (below, second) = rows[0], rows[-1]
-    _check_separator(path, first)
+    for separator, name in ((";", "semicolons"), ("\t", "tabs")):
+        if ",".join(first).count(separator) >= len(first):
+            raise DataError(
+                f"{path} row 1: its cells are separated by {name}; write the file with commas between cells and points "
+                "in numbers, such as 2016-07-01 00:00:00,5.82"
+            )
     names, date = [cell.strip() for cell in first], None
     if config.header:
         _check_names(path, names)
         date = None if config.date_column is None else _date_column(path, names, config.date_column)
-    elif names[0] and not _is_number(names[0]):
+    elif names[0] and not _NUMBER.fullmatch(names[0]):
         raise DataError(
             f"{path} row 1, column 1: {names[0]!r} is not a number; for a file with a header and dates, set "
             "data.header=true"
@@ -220,16 +215,6 @@ def layout(config: ForecastingDataConfig) -> str:
     return "comma-separated numbers, one row per time step, oldest first; no header, no dates; plain or .gz"
 
 
-def _check_separator(path: Path, first: Sequence[str]) -> None:
-    line = ",".join(first)
-    for separator, name in ((";", "semicolons"), ("\t", "tabs")):
-        if line.count(separator) >= len(first):
-            raise DataError(
-                f"{path} row 1: its cells are separated by {name}; write the file with commas between cells and points "
-                "in numbers, such as 2016-07-01 00:00:00,5.82"
-            )
-
-
 def _check_names(path: Path, names: Sequence[str]) -> None:
     for number, name in enumerate(names):
         place = f"{path} row 1, column {number + 1}:"
@@ -247,19 +232,11 @@ def _date_column(path: Path, names: Sequence[str], wanted: str) -> str:
     if wanted in names or len(alike) == 1:
         return wanted if wanted in names else alike[0]
     problem = f"{path} row 1: no column `{wanted}`: the header is {shortened(names)}"
-    if all(_is_number(name) for name in names):
+    if all(map(_NUMBER.fullmatch, names)):
         raise DataError(f"{problem}; for a file of numbers only, set data.header=false")
     times = [name if re.fullmatch(r"[\w./-]+", name) else f"'\"{name}\"'" for name in names if _TIME.search(name)]
     hint = " or ".join(f"data.date_column={name}" for name in times[:3])
     raise DataError(f"{problem}; set {hint or 'data.date_column to its name, or to null where there is none'}")
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 class Columns(NamedTuple):

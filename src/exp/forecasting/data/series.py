@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from exp.data.places import Fingerprint
     from exp.forecasting.config import ForecastingDataConfig
 
-__all__ = ["Column", "Contract", "Dates", "NeedsContractError", "Series", "contract_of", "parse_dates", "read_series",
+__all__ = ["Column", "Contract", "Dates", "Series", "contract_of", "parse_dates", "read_series",
            "warn_of_outliers"]  # fmt: skip
 
 _LARGEST = np.finfo(np.float32).max
@@ -117,8 +117,8 @@ def read_series(path: Path, config: ForecastingDataConfig, usual_format: str | N
     Raises:
         DataError: the file is unreadable, empty or ragged; its first row does not fit (see
             :func:`exp.forecasting.data.preflight.read_header`); a cell is not a date, or not a finite number that
-            float32 can represent; dates are not strictly increasing. Messages number rows as lines of the file, from 1.
-        NeedsContractError: dates can be read in several formats.
+            float32 can represent; dates are not strictly increasing, or can be read in several formats. Messages number
+            rows as lines of the file, from 1.
     """
     header, dates = None, Dates()
     if path.suffix == ".npz":
@@ -223,8 +223,8 @@ def read_dates(table: pd.DataFrame, header: Header, config: ForecastingDataConfi
         usual: see :func:`parse_dates`.
 
     Raises:
-        DataError: a cell is no date, dates do not increase, or some are irregular and ``allow_gaps`` is false.
-        NeedsContractError: see :func:`parse_dates`.
+        DataError: a cell is no date, dates do not increase, or some are irregular and ``allow_gaps`` is false; or see
+            :func:`parse_dates`.
     """
     place = functools.partial(header.place, column=str(header.date))
     dates, form = parse_dates(table[header.date].fillna("").str.strip(), config.date_format, usual, place)
@@ -280,8 +280,8 @@ def parse_dates(
         The dates in the order of the column, with the cells' offset from UTC; and their format.
 
     Raises:
-        DataError: a cell is no date, or not in the format of the others; or the offset from UTC changes.
-        NeedsContractError: several formats fit the whole column and give different dates.
+        DataError: a cell is no date, or not in the format of the others; the offset from UTC changes; or several
+            formats fit the whole column and give different dates.
     """
     formats = list(_candidates(column.iloc[0])) if date_format is None else [date_format]
     if not formats:
@@ -297,12 +297,15 @@ def parse_dates(
         # Report the first bad cell of the format that fits the most rows.
         row = max(int(dates.isna().argmax()) for dates in found.values())
         like = f"the format of the first one, {column.iloc[0]!r}" if date_format is None else date_format
-        raise DataError(f"{place(row)} is not a date in {like}; write all in one format, or set data.date_format")
+        raise DataError(
+            f"{place(row)} is not a date in {like}; write all in one format, or set data.date_format as for strftime: "
+            "%d/%m/%Y %H:%M"
+        )
     chosen = usual if usual in whole else next(iter(whole))
     for other, dates in whole.items():
         unlike = np.asarray(dates != whole[chosen])
         if unlike.any() and chosen != usual:
-            raise NeedsContractError(
+            raise DataError(
                 f"{place(int(unlike.argmax()))} can be read as {chosen} and as {other}, and so can every date of the "
                 f"column; say which with data.date_format={chosen!r} or {other!r}"
             )
@@ -356,10 +359,6 @@ _MANY, _FEW, _WIDER = 20.0, 0.01, 1.25
 _SHOWN = 5  # values, and series, that a warning names
 
 
-class NeedsContractError(DataError):
-    """A file cannot be used by itself: its dates are ambiguous, or it is too short for its split."""
-
-
 @dataclass(frozen=True)
 class Contract:
     """How the training series were read and standardized; saved in every checkpoint.
@@ -406,11 +405,11 @@ class Contract:
         """
         far, emptier = [], []
         values = pd.DataFrame(series.values[rows.start : rows.stop])
-        for name, empty, share in zip(self.names, values.isna().mean(), self.missing or [1.0] * len(self.names)):
+        found = values.quantile([0.01, 0.5, 0.99]).to_numpy().T  # NaN where all cells are empty: no comparison holds
+        known = zip(self.names, self.low or (), self.high or (), self.missing or ())
+        for (name, low, high, share), (first, middle, last), empty in zip(known, found, values.isna().mean()):
             if empty > share + _EMPTIER:
                 emptier.append(f"{name} ({empty:.0%}; {share:.0%} in the training)")
-        found = values.quantile([0.01, 0.5, 0.99]).to_numpy().T  # NaN where all cells are empty: no comparison holds
-        for name, (first, middle, last), low, high in zip(self.names, found, self.low or (), self.high or ()):
             if max(last - high, low - first) > ((high - low) or 1.0) or middle < low or middle > high:
                 far.append(f"{name} ({first:.6g} to {last:.6g}; trained on {low:.6g} to {high:.6g})")
         said = f"far outside of what the weights were trained on: {shortened(far)}; same unit, same sensor?"
@@ -418,7 +417,7 @@ class Contract:
         return [f"{series.path}: {said}"] * bool(far) + [f"{series.path}: {more}"] * bool(emptier)
 
 
-def contract_of(name: str, series: Series, train: int, season: int) -> tuple[Contract, list[str]]:
+def contract_of(name: str, series: Series, train: int) -> tuple[Contract, list[str]]:
     """The contract of a series by its training rows, and a warning if some series are constant there.
 
     Mean and population standard deviation are those of sklearn's StandardScaler; empty cells are ignored.
@@ -427,7 +426,6 @@ def contract_of(name: str, series: Series, train: int, season: int) -> tuple[Con
         name: of the data set.
         series: as it was read.
         train: number of training rows, which come first.
-        season: rows per season; 1: not known.
 
     Raises:
         DataError: all training cells of a series are empty.
@@ -445,6 +443,8 @@ def contract_of(name: str, series: Series, train: int, season: int) -> tuple[Con
     constant = np.fmax.reduce(rows, axis=0) == np.fmin.reduce(rows, axis=0)
     std[constant] = 1.0
     standardized = (rows - mean) / std
+    frequency = series.dates.frequency
+    season = frequency.season if frequency and frequency.season < train else 1
     apart = np.abs(standardized[season:] - standardized[:-season])
     scale = np.nansum(apart, axis=0) / np.maximum((~np.isnan(apart)).sum(axis=0), 1)
     ends, share = np.nanquantile(rows, (0.01, 0.99), axis=0), empty.mean(axis=0)
@@ -466,13 +466,11 @@ def warn_of_outliers(series: Series) -> list[str]:
     for channel, column in enumerate(series.values.T):
         rows = np.flatnonzero(_outliers(column)).tolist()
         if rows:
-            first, *others = (series.place(row, channel) for row in rows[:_SHOWN])
-            places = "; ".join([first, *(other.replace(f"{series.path} ", "", 1) for other in others)])
-            more = f" and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else ""
+            places = shortened([*(series.place(row, channel) for row in rows[:_SHOWN]), *rows[_SHOWN:]], _SHOWN)
             found.append(
-                f"{places}{more}: far from the other values of the series; perhaps a fill value for missing data. In "
-                "the training rows such a value makes standardized errors small, elsewhere large; correct it, "
-                "or leave the cell empty and set data.missing=mask"
+                f"{series.path} {places.replace(f'{series.path} ', '')}: far from the other values of the series; "
+                "perhaps a fill value for missing data. In the training rows such a value makes standardized errors "
+                "small, elsewhere large; correct it, or leave the cell empty and set data.missing=mask"
             )
     rest = len(found) - _SHOWN
     return found[:_SHOWN] + [f"{series.path}: {rest} more such series"] * (rest > 0)

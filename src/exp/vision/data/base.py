@@ -73,7 +73,7 @@ class ImageData(Data):
     hint = ""
     keys: type[ImageDataConfig]
     classes: list[str]
-    palette: list[tuple[int, int, int]]
+    palette: Sequence[tuple[int, ...]]
     makes = ("layout",)
     ignore_index: int
 
@@ -176,9 +176,7 @@ class ImageData(Data):
             arguments.update(num_classes=known or _ASSUMED_CLASSES, ignore_index=cls.ignore_index)
             notes += [f"the number of classes is not known; assumed: {_ASSUMED_CLASSES}"] * (not known)
         image = torch.zeros(1, channels, size, size, dtype=torch.uint8)
-        label = torch.zeros(
-            (1, size, size) if cls.per_pixel else 1, dtype=torch.uint8 if cls.per_pixel else torch.int64
-        )
+        label = torch.zeros(1, size, size, dtype=torch.uint8) if cls.per_pixel else torch.zeros(1, dtype=torch.int64)
         train = {"image": image, "label": label, "index": torch.zeros(1, dtype=torch.int64)}
         val = {**train, "sizes": [(size, size)]} if cls.per_pixel else train
         return ExampleBatch(train, val, arguments, int(keys["eval_batch_size"]), notes)
@@ -188,17 +186,12 @@ class ImageData(Data):
         ``pixel_mean`` and ``pixel_std``.
         """
         self.normalization.look()
-        arguments: dict[str, Any] = {
+        return {
             "num_classes": len(self.classes),
             "in_channels": self.read.channels,
             "ignore_index": self.ignore_index,
+            **self.normalization.model_arguments(),
         }
-        if self.normalization.names:
-            arguments["band_names"] = list(self.normalization.names)
-        values = self.normalization.in_bytes()
-        if values is not None:
-            arguments["pixel_mean"], arguments["pixel_std"] = values
-        return arguments
 
     def on_model(self, model: Any) -> None:
         """From now on, fill values without data with the model's mean, which its normalization makes 0."""
@@ -264,8 +257,7 @@ class ImageData(Data):
         earlier = session.folder.path if session.config.resume == "auto" else None
         table = self.normalization.settle(session.distributed, earlier)
         if table is not None:
-            path = session.folder.path / STATISTICS
-            session.when_started(functools.partial(write_json, path, table))
+            session.when_started(functools.partial(write_json, session.folder.path / STATISTICS, table))
 
     def look_at_files(self, say: Callable[[str], None]) -> None:
         """Warn of held-out images that are also in the training split, and of classes without labels.
@@ -397,8 +389,7 @@ class SegmentationData(ImageData):
         self.classes = listing.classes or list(config.palette or config.classes or ())
         self.palette = distinct_colors(len(self.classes))
         if config.palette:
-            values = [int(color, 16) for color in config.palette.values()]
-            self.palette = [(value >> 16, value >> 8 & 255, value & 255) for value in values]
+            self.palette = [tuple(bytes.fromhex(color)) for color in config.palette.values()]
         if listing.ignored is not None:
             masks: ColorMasks | IndexMasks = IndexMasks(len(self.classes), listing.mask_values, listing.ignored)
         elif config.palette:

@@ -69,8 +69,7 @@ class ImageDataset(Dataset):
         self.read = read
         self.pipeline = pipeline
         self.masks = masks
-        self.seed = config.seed
-        self.skip_errors = config.on_error == "skip"
+        self.config = config
         self.blank = (read.channels, config.size, config.size)
         self.needs_epoch = augmented
         self.draw: Callable[[int, int], int] | None = None
@@ -100,7 +99,7 @@ class ImageDataset(Dataset):
             items = []
             for number, epoch in pairs:
                 if self.needs_epoch:
-                    seed_sample(self.seed, epoch, number)
+                    seed_sample(self.config.seed, epoch, number)
                 items.append(self._item(number if self.draw is None else self.draw(number, epoch)))
         batch = self.collate(items)
         batch["index"] = torch.tensor([number for number, _ in pairs], dtype=torch.int64)
@@ -117,7 +116,7 @@ class ImageDataset(Dataset):
             try:
                 loaded = self.load(number)
             except DataError as error:
-                if not self.skip_errors:
+                if self.config.on_error != "skip":
                     raise
                 if not self.skipped[number]:
                     self.skipped[number] = True

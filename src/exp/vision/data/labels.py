@@ -94,7 +94,7 @@ class ColorMasks:
     def __init__(self, colors: Sequence[str], ignored: Sequence[str] = ()) -> None:
         self.colors = list(colors)
         self.unknown = 0
-        # A table of all colors: one lookup per pixel for any number of classes.
+        # A table of all colors: one lookup for any number of classes.
         self.table = np.full(2**24, _UNKNOWN, np.uint8)
         for number, color in enumerate(colors):
             self.table[int(color, 16)] = number
@@ -118,22 +118,25 @@ class ColorMasks:
             )
         if pixels.shape[2] == 3:
             pixels = cv2.cvtColor(pixels, cv2.COLOR_BGR2BGRA)
-        # Blue, green, red, alpha as one little-endian number: 0xAARRGGBB.
-        packed = pixels.view("<u4")[..., 0] & 0xFFFFFF
-        labels = np.take(self.table, packed)
+        # Blue, green, red, alpha as one little-endian number: 0xAARRGGBB. Most neighbors have the same color: one
+        # lookup for each run of equal pixels takes half as long as one for each pixel.
+        packed = pixels.view("<u4").reshape(-1)
+        starts = np.append(0, np.flatnonzero(packed[1:] != packed[:-1]) + 1)
+        colors, lengths = packed[starts] & 0xFFFFFF, np.diff(starts, append=packed.size)
+        labels = self.table[colors]
         strange = labels == _UNKNOWN
-        unknown = int(np.count_nonzero(strange))
-        if unknown > _MOST_UNKNOWN * labels.size:
-            found, counts = np.unique(packed[strange], return_counts=True)
+        unknown = int(lengths[strange].sum())
+        if unknown > _MOST_UNKNOWN * packed.size:
+            found, counts = np.unique(np.repeat(colors[strange], lengths[strange]), return_counts=True)
             common = [f"{found[number]:06X}" for number in np.argsort(-counts)]
             raise DataError(
-                f"{path}: {100 * unknown / labels.size:.1f} % of the pixels have no color of data.palette (at most "
+                f"{path}: {100 * unknown / packed.size:.1f} % of the pixels have no color of data.palette (at most "
                 f"{100 * _MOST_UNKNOWN:g} % may): {shortened(common, 5)}; the classes are {shortened(self.colors, 8)}; "
                 "name them in data.palette or data.ignore_colors"
             )
         self.unknown += unknown
         labels[strange] = IGNORED
-        return labels
+        return np.repeat(labels, lengths).reshape(pixels.shape[:2])
 
 
 def _refuse_jpeg(path: str | os.PathLike[str]) -> None:

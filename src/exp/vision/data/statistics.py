@@ -228,15 +228,18 @@ class Normalization:
         if known.get("mean") is not None:
             self.mean, self.std = (per_band(known[key], self.reader.channels) for key in ("mean", "std"))
 
-    def in_bytes(self) -> tuple[list[float], list[float]] | None:
-        """Mean and standard deviation of each band of the model's input, 0..255; None: the model's own."""
+    def model_arguments(self) -> dict[str, Any]:
+        """``band_names`` if they are known; ``pixel_mean`` and ``pixel_std`` of the model's input, 0..255, unless the
+        model has its own.
+        """
+        arguments = {"band_names": list(self.names)} if self.names else {}
         if self.mean is None or self.std is None:
-            return None
+            return arguments
         mean, std = np.asarray(self.mean, np.float64), np.asarray(self.std, np.float64)
         if self.scaled and self.reader.value_range is not None:
             low, high = (np.asarray(limit, np.float64) for limit in self.reader.value_range)
             mean, std = (mean - low) * 255.0 / (high - low), std * 255.0 / (high - low)
-        return mean.tolist(), std.tolist()
+        return {**arguments, "pixel_mean": mean.tolist(), "pixel_std": std.tolist()}
 
     # -- with the weights ----------------------------------------------------------------------------------------------
 

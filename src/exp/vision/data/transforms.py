@@ -199,8 +199,8 @@ class PhotoMetricDistortion(BaseTransform):
     def __init__(
         self,
         brightness_delta: float = 32.0,
-        contrast_range: Sequence[float] = (0.5, 1.5),
-        saturation_range: Sequence[float] = (0.5, 1.5),
+        contrast_range: tuple[float, float] = (0.5, 1.5),
+        saturation_range: tuple[float, float] = (0.5, 1.5),
         hue_delta: int = 18,
     ) -> None:
         self.brightness_delta = brightness_delta
@@ -212,8 +212,8 @@ class PhotoMetricDistortion(BaseTransform):
         """Distort."""
         shift = np.random.uniform(-self.brightness_delta, self.brightness_delta) if _half() else 0.0
         contrast_first = _half()
-        factor = _between(self.contrast_range) if _half() else 1.0
-        saturation = _between(self.saturation_range) if _half() else 1.0
+        factor = np.random.uniform(*self.contrast_range) if _half() else 1.0
+        saturation = np.random.uniform(*self.saturation_range) if _half() else 1.0
         hue = int(np.random.randint(-self.hue_delta, self.hue_delta + 1)) if _half() else 0
         image = results["img"]
         has_colors = image.shape[2] == 3 and image.dtype == np.uint8
@@ -226,10 +226,6 @@ class PhotoMetricDistortion(BaseTransform):
 
 def _half() -> bool:
     return bool(np.random.randint(2))
-
-
-def _between(limits: Sequence[float]) -> float:
-    return float(np.random.uniform(limits[0], limits[1]))
 
 
 def _scaled(image: np.ndarray, factor: float, shift: float) -> np.ndarray:
