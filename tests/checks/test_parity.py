@@ -27,10 +27,7 @@ def test_golden_losses_on_the_cpu_and_where_there_is_one_on_a_simulated_card(exp
 
 
 def test_what_cannot_be_compared_is_refused(exp):
-    for settings, code, named in (
-        (["reference=null"], 2, "reference="),
-        (["reference=cuda"], 3, "backend=cuda"),
-    ):
+    for settings, code, named in ((["reference=null"], 2, "reference="), (["reference=cuda"], 3, "backend=cuda")):
         done = exp(*SMALL, "backend=cpu", *settings)
         assert done.returncode == code
         assert named in done.stderr.splitlines()[0]

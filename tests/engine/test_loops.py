@@ -71,3 +71,8 @@ def test_predictions_that_are_nan_end_the_run_whatever_the_metric_makes_of_them(
     blind.update = lambda outputs, batch: None
     with pytest.raises(RunError, match="NaN in the validation split, first in batch"):
         make_runner(model=Broken(), metrics=[blind]).val_loop.run()
+
+
+def test_several_losses_are_summed_by_name_and_others_are_logged():
+    losses = {"time_loss": torch.tensor(2.0), "loss_kl": torch.tensor(3.0), "accuracy": torch.tensor(7.0)}
+    assert Line().parse_losses(losses) == (5.0, {**losses, "loss": 5.0})
