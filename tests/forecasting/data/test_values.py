@@ -34,15 +34,14 @@ def test_a_few_values_that_make_or_ruin_standardized_figures_are_named_and_usual
     values["pump"] = np.full(ROWS, 0.1)  # whose deviation rounding makes
     data = made(values)
     assert (data.std[-1], bool((data.train[[0]]["x"][0, :, -1].abs() < 1e-6).all())) == (1.0, True)
-    notes = data.notes
     words = [
         ["constant", "pump"],
         ["row 22, column skewed", "far from"],
         ["row 32, column sun", "and 25 more", "fill value"],
         ["row 4952, column walk", "far from"],
     ]
-    assert [[word for word in each if word in note] for each, note in zip(words, notes)] == words
-    assert len(notes) == len(words), notes
+    assert [[word for word in each if word in note] for each, note in zip(words, data.notes)] == words
+    assert len(data.notes) == len(words), data.notes
 
 
 def test_rows_with_a_standardisation_of_their_own_take_that_of_the_training(made):
