@@ -13,6 +13,7 @@ import time
 from typing import Any, Callable
 
 import cv2
+import mmcv
 import torch
 from hydra import compose, initialize_config_module
 
@@ -23,12 +24,13 @@ from exp.data.base import Data
 BATCH = 8
 
 
-def make_data(experiment: str, overrides: list[str]) -> Any:
-    """The data set of an experiment, without its cache of decoded files."""
+def make_data(experiment: str, overrides: list[str]) -> tuple[Any, tuple[int, int]]:
+    """The data set of an experiment, without its cache of decoded files, and the size to which its pipeline resizes."""
     register()
     with initialize_config_module("exp.conf", version_base="1.3"):
         config = compose("config", [f"experiment={experiment}", "data.cache_megabytes=0", *overrides])
-    return create(config.data, Data, "data")
+    width, height = config.data.train_pipeline[0].scale
+    return create(config.data, Data, "data"), (width, height)
 
 
 def pipeline(data: Any) -> int:
@@ -40,20 +42,19 @@ def pipeline(data: Any) -> int:
     return len(numbers)
 
 
-def reference(data: Any) -> int:
-    """Only decode and resize the same files; returns their number."""
-    _, *size = data.train.blank
+def reference(data: Any, scale: tuple[int, int]) -> int:
+    """Only decode the same files, and resize them to the pipeline's ``scale``; returns their number."""
     for path, label in data.train.samples:
-        cv2.resize(cv2.imread(path), size)
+        mmcv.imrescale(cv2.imread(path), scale)
         if isinstance(label, str):
-            cv2.resize(cv2.imread(label), size, interpolation=cv2.INTER_NEAREST)
+            mmcv.imrescale(cv2.imread(label), scale, interpolation="nearest")
     return len(data.train)
 
 
-def rate(work: Callable[[Any], int], data: Any) -> float:
+def rate(work: Callable[..., int], *arguments: Any) -> float:
     """Images per second."""
     began = time.perf_counter()
-    return work(data) / (time.perf_counter() - began)
+    return work(*arguments) / (time.perf_counter() - began)
 
 
 def main() -> None:
@@ -64,8 +65,8 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     for experiment in ("dinov3_eurosat", "dinov3_dubai"):
-        data = make_data(experiment, arguments.overrides)
-        pairs = [(rate(pipeline, data), rate(reference, data)) for _ in range(arguments.rounds + 1)]
+        data, scale = make_data(experiment, arguments.overrides)
+        pairs = [(rate(pipeline, data), rate(reference, data, scale)) for _ in range(arguments.rounds + 1)]
         ours, plain = (statistics.median(column) for column in zip(*pairs[1:]))  # the first round warms up
         what = "decode, resize, crop, flip, turn" + (", distort" if "dubai" in experiment else "")
         print(f"{experiment:15} {what}: {ours:7.0f} images/s per core, {1000 / ours:.2f} ms each")
