@@ -117,9 +117,11 @@ def locate(config: ForecastingDataConfig) -> Path:
         if os.path.isfile(each):  # noqa: PTH113 - Path.is_file raises where a folder above may not be entered
             return each
     own = "" if config.root is not None else " (null: the sample data of exp)"
+    absolute = Path(config.file).expanduser().is_absolute()  # then data.root plays no part
     raise DataError(
-        f"data.file={config.file} (data set {config.name}): there is no file {', nor '.join(map(str, places))}; set "
-        f"data.root{own} to the folder that holds it\n  expected: {layout(config)}\n  {content_of(path.parent)}"
+        f"data.file={config.file} (data set {config.name}): there is no file {', nor '.join(map(str, places))}"
+        + f"; set data.root{own} to the folder that holds it" * (not absolute)
+        + f"\n  expected: {layout(config)}\n  {content_of(path.parent)}"
     )
 
 
