@@ -24,7 +24,7 @@ from exp.runs.files import to_json, write_json
 STEPS = 20
 
 
-def pretend(runs: Sequence[Any], parallel_jobs: int | None, watcher: Any) -> list[Outcome]:
+def pretend(runs: Sequence[Any], parallel_jobs: int | None, watcher: Any) -> tuple[dict[int, Outcome], None]:
     """Write the files of a finished job, in place of training."""
     del parallel_jobs, watcher
     for number, run in enumerate(runs):
@@ -35,14 +35,14 @@ def pretend(runs: Sequence[Any], parallel_jobs: int | None, watcher: Any) -> lis
         write_json(run.folder.result, result)
         lines = [{"split": "train", "step": step, "epoch": 0, "loss": mse + 1 / step} for step in range(1, STEPS + 1)]
         run.folder.metrics.write_text("".join(f"{to_json(line)}\n" for line in lines), encoding="utf-8")
-    return [Outcome() for _ in runs]
+    return {number: Outcome() for number in range(len(runs))}, None
 
 
 def measure(jobs: int, folder: Path) -> tuple[float, float, float]:
     """CPU seconds until all jobs are written, CPU seconds of the sweep's end, and peak memory in MiB."""
     marks: list[float] = []
 
-    def mark(*arguments: Any) -> list[Outcome]:
+    def mark(*arguments: Any) -> tuple[dict[int, Outcome], None]:
         marks.append(time.process_time())
         outcomes = pretend(*arguments)
         marks.append(time.process_time())
