@@ -39,7 +39,7 @@ class Watch:
         found = None
         for _ in range(seconds):
             self.detectors[node]._looked -= 1
-            found = self.detectors[node].look() or found
+            found = self.detectors[node].look([]) or found
         return found
 
 

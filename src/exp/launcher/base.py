@@ -20,9 +20,9 @@ from exp import console
 from exp.config.resolve import create
 from exp.config.resolve import resolve as resolve_name
 from exp.config.schema import ExpConfig, LauncherConfig
-from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_UNAVAILABLE, REFUSED, ConfigError
+from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, EXIT_UNAVAILABLE, REFUSED, ConfigError
 from exp.runs.files import read_json
-from exp.runs.status import RankFailure
+from exp.runs.status import PREEMPT_SIGNAL, RankFailure, signal_name
 
 if TYPE_CHECKING:
     from exp.frozen import FrozenRun
@@ -80,6 +80,18 @@ class Outcome:
         """The outcome of a failed launch. Its exit code is that of exp's own errors, otherwise 1."""
         own = failures[0].exit_code if failures and failures[0].own else EXIT_FAILED
         return cls(own, failures=failures, detail=detail)
+
+    @classmethod
+    def of_signal(cls, number: int, saves: bool) -> Outcome:
+        """The outcome of a launch that a signal has ended.
+
+        Args:
+            number: of the signal. Preemption ends a launch only if there is no state to save, or if it was repeated.
+            saves: whether there is a state to save.
+        """
+        if number == PREEMPT_SIGNAL and not saves:
+            return cls(EXIT_PREEMPTED, preempted={"step": None})
+        return cls(128 + number, interrupted_by=signal_name(number))
 
     @classmethod
     def read(cls, path: Path) -> Outcome | None:

@@ -25,7 +25,6 @@ from exp.runs.files import read_json, to_json
 from exp.runs.status import JOINED, PREEMPT_SIGNAL, End
 from exp.session import RankInfo
 from exp.sockets import check_host, taken_by
-from exp.task import task_class
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
@@ -88,27 +87,25 @@ class ExternalLauncher(Launcher):
             "timeout_s": self.config.timeout_s,
         }
         with tempfile.TemporaryDirectory(prefix="exp-") as scratch:
-            saves, signals = task_class(run.config).saves_state, (PREEMPT_SIGNAL, signal.SIGTERM)
-            supervisor = Supervisor(self, scratch, None, saves, signals)
             log = Path(scratch, "early.log")
-            command = ["exp.launcher.worker", to_json(given)]
-            worker = supervisor.run(command, environment, log, 1, place.world_size)
+            job = Supervisor(self, run, scratch, (PREEMPT_SIGNAL, signal.SIGTERM))
+            worker = job.watch(["exp.launcher.worker", to_json(given)], environment, log, 1, place.world_size)
             refused = (read_json(Path(scratch, JOINED)) or {}).get("refused")
             if refused is not None:
                 if self.leads:
                     raise ConfigError(refused)
                 return Outcome(EXIT_CONFIG, reported=True)
-            outcome, known = supervisor.outcome(), supervisor.failures()
-            if outcome is None and known is not None:
-                end = End(place.local_rank, worker.pid, worker.returncode, time.time())
-                outcome = Outcome()
-                if not known.judge({place.rank: end}, of_peer=supervisor.killed or bool(supervisor.notices)):
-                    everywhere = place.world_size if self.leads else 0
-                    outcome = Outcome.of(known.collect(everywhere, place.local_world_size))
-            outcome = outcome or self._not_met(log)
-            outcome.restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
-            outcome.unkillable = supervisor.unkillable
-            return outcome
+            end = End(place.local_rank, worker.pid, worker.returncode, time.time())
+            return job.outcome(lambda: self._ended(job, end, log))
+
+    def _ended(self, job: Supervisor, end: End, log: Path) -> Outcome:
+        """Why the worker ended: the work is done, a rank failed, or the ranks did not meet."""
+        place, known = self.place, job.failures
+        if known is None:
+            return self._not_met(log)
+        if known.judge({place.rank: end}, of_peer=job.killed or bool(job.notices)):
+            return Outcome()
+        return Outcome.of(known.collect(place.world_size if self.leads else 0, place.local_world_size))
 
     def _not_met(self, log: Path) -> Outcome:
         """The outcome of a worker that did not meet the other ranks."""

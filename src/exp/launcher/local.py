@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from exp.errors import EXIT_PREEMPTED, ConfigError, Preempted
 from exp.launcher.base import Launcher, Outcome
-from exp.runs.status import PREEMPT_SIGNAL, Failures, handle_signals, signal_name
+from exp.runs.status import PREEMPT_SIGNAL, Failures, handle_signals
 from exp.session import RankInfo, describe_error, reporting
 from exp.session import run as run_rank
 from exp.task import task_class
@@ -58,9 +58,7 @@ class LocalLauncher(Launcher):
             return Outcome(EXIT_PREEMPTED, preempted={"step": preempted.step})
         # The worker has written its error file. Every error becomes an outcome, reported as with other launchers.
         except (Exception, SystemExit, _Interrupted) as error:  # noqa: BLE001
-            if received == PREEMPT_SIGNAL and not saves:
-                return Outcome(EXIT_PREEMPTED, preempted={"step": None})
             if received:  # native code may have replaced _Interrupted by an error of its own
-                return Outcome(128 + received, interrupted_by=signal_name(received))
+                return Outcome.of_signal(received, saves)
             return Outcome.of(Failures(folder).collect() or [describe_error(error, folder, info)])
         return Outcome()

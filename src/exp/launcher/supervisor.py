@@ -12,9 +12,10 @@ import signal
 import socket
 import subprocess
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
 from exp.errors import EXIT_PREEMPTED
 from exp.launcher.base import Launcher, Outcome
@@ -25,6 +26,10 @@ from exp.runs.folder import RunFolder
 from exp.runs.lock import is_alive, stat_of
 from exp.runs.status import Beat, Failures, RankFailure, Stage, signal_name, unfinished
 from exp.sockets import SCRATCH_VARIABLE
+from exp.task import task_class
+
+if TYPE_CHECKING:
+    from exp.frozen import FrozenRun
 
 __all__ = ["HangDetector", "Supervisor"]
 
@@ -48,15 +53,14 @@ class Supervisor:
 
     launcher: Launcher
     """Its configuration has the time limits."""
+    run: FrozenRun
     scratch: str
     """The private folder of the job on this node."""
-    folder: RunFolder | None
-    """The run folder; None: the worker reports it once all ranks have met."""
-    saves: bool
-    """Whether the workers can save their state when they have to end."""
     signals: Sequence[signal.Signals]
     """Preemption signals: on the first the workers save their state, on a second of the same number they end at once.
     All other processes of the job are started with these signals blocked, because a scheduler may send them to all."""
+    failures: Failures | None = None
+    """The failures of the ranks; None: the worker reports the run folder once all ranks have met."""
     notices: list[int] = field(default_factory=list)
     """Preemption signals received so far."""
     received: int | None = None
@@ -69,7 +73,10 @@ class Supervisor:
     _deadline: float | None = None
     _gone_since: float | None = None
 
-    def run(
+    def __post_init__(self) -> None:
+        self._saves = task_class(self.run.config).saves_state
+
+    def watch(
         self, command: Sequence[str], environment: Mapping[str, str], log: Path, nproc: int, groups: int
     ) -> subprocess.Popen[bytes]:
         """Run a module as a process; return when it and all processes that it started have ended.
@@ -94,6 +101,7 @@ class Supervisor:
                     self._look(groups)
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         process.wait(timeout=0.2)
+            self._meet()
         finally:
             if self.launcher.joins:  # this job is over, and the outer launcher sends SIGTERM when the first rank ends
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -102,35 +110,42 @@ class Supervisor:
             self.unkillable = kill_job(self.scratch)
         return process
 
-    def outcome(self) -> Outcome | None:
-        """The outcome of a job that was preempted or interrupted; None: the job ended by itself."""
+    def outcome(self, ended: Callable[[], Outcome]) -> Outcome:
+        """The outcome of the job.
+
+        Args:
+            ended: returns it if neither preemption nor another signal has ended the job.
+        """
         preempted = read_json(Path(self.scratch, status.PREEMPTED))
-        if preempted is None and self.received == status.PREEMPT_SIGNAL and not self.saves:
-            preempted = {"step": None}
         if preempted is not None:
             notices = [signal_name(number) for number in self.notices]
-            return Outcome(EXIT_PREEMPTED, preempted={**preempted, "signals": notices})
-        if self.received is None:
-            return None
-        return Outcome(128 + self.received, interrupted_by=signal_name(self.received))
+            outcome = Outcome(EXIT_PREEMPTED, preempted={**preempted, "signals": notices})
+        else:
+            outcome = ended() if self.received is None else Outcome.of_signal(self.received, self._saves)
+        attempts = Counter(path.name.split("-")[1] for path in Path(self.scratch).glob("attempt-*"))
+        by_others = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+        outcome.restarts = max(by_others, max(attempts.values(), default=1) - 1)
+        outcome.unkillable = self.unkillable
+        return outcome
 
-    def failures(self) -> Failures | None:
-        """The failures of the run; None: the ranks have not met, so the run folder is not known."""
-        if self.folder is None:
-            joined = read_json(Path(self.scratch, status.JOINED)) or {}
-            self.folder = RunFolder(joined["folder"]) if "folder" in joined else None
-        return None if self.folder is None else Failures(self.folder, self.scratch)
+    def _meet(self) -> None:
+        """Look for the run folder that the worker reports, if it is not known."""
+        joined = (read_json(Path(self.scratch, status.JOINED)) or {}) if self.failures is None else {}
+        if "folder" in joined:
+            self.failures = Failures(RunFolder(joined["folder"]), self.scratch)
 
     def _look(self, groups: int) -> None:
         """End a rank that hangs, and the whole job after a signal or if ranks do not end after a failure."""
-        now, failures = time.monotonic(), self.failures()
+        now = time.monotonic()
+        self._meet()
         if self.received is not None or (self._deadline is not None and now > self._deadline):
-            self._kill(failures)
-        elif failures is not None:
+            self._kill()
+        elif self.failures is not None:
             if self._detector is None:
                 limits = self.launcher.config.timeout_s, self.launcher.config.step_timeout_s
-                self._detector = HangDetector(failures, self.scratch, groups, *limits)
-            hung = self._detector.look()
+                self._detector = HangDetector(self.failures, self.scratch, groups, *limits)
+            errors = self.failures.told()
+            hung = self._detector.look(errors)
             if hung is not None:  # then it is handled like a rank that died by itself
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(hung, signal.SIGKILL)
@@ -138,20 +153,19 @@ class Supervisor:
             gone = unfinished(self.scratch, alive=False)
             self._gone_since = (self._gone_since or now) if gone else None
             if self._gone_since is not None and now - self._gone_since > _GONE_PATIENCE_S:
-                failures.write_lost()
+                self.failures.write_lost()
             # Torch's agent ends the other ranks, and may restart all; a restarted rank removes its error file.
             restarts = self.launcher.config.max_restarts > 0
-            failed = any(failures.folder.logs.glob("rank*.error.json"))
             patience_s = _RESTART_PATIENCE_S if restarts else _ERROR_PATIENCE_S
-            ends = failed and (not restarts or any(unfinished(self.scratch)))
+            ends = errors and (not restarts or any(unfinished(self.scratch)))
             self._deadline = (self._deadline or now + patience_s) if ends else None
 
-    def _kill(self, failures: Failures | None) -> None:
+    def _kill(self) -> None:
         """Kill the job. The ranks that did not end after another one had failed are not the cause."""
-        if failures is not None and self.received is None:
+        if self.failures is not None and self.received is None:
             for beat in unfinished(self.scratch):
                 ended = "ended, because another rank had failed"
-                failures.write(RankFailure(beat.rank, beat.local_rank, "Ended", ended, pid=beat.pid, of_peer=True))
+                self.failures.write(RankFailure(beat.rank, beat.local_rank, "Ended", ended, pid=beat.pid, of_peer=True))
         self.killed = True
         kill_job(self.scratch)
 
@@ -159,7 +173,7 @@ class Supervisor:
         """Preemption: set the flag. Another signal, or a second preemption: end the job."""
         del frame
         # An outer launcher repeats the signal when the first rank has ended.
-        if self.saves and number in self.signals and (self.launcher.joins or number not in self.notices):
+        if self._saves and number in self.signals and (self.launcher.joins or number not in self.notices):
             self.notices.append(number)
             Path(self.scratch, status.NOTICE).touch()
         else:
@@ -191,8 +205,11 @@ class HangDetector:
         self.folder = self.failures.folder
         self._view = self.folder.logs / f"stuck-{socket.gethostname()}-{os.getpid()}.json"
 
-    def look(self) -> int | None:
+    def look(self, errors: Sequence[Mapping[str, Any]]) -> int | None:
         """Look for a rank that hangs; called a few times per second.
+
+        Args:
+            errors: content of the error files in the run folder.
 
         Returns:
             The process id of the rank that hangs, if it is one of this node; its error file is written. Otherwise None.
@@ -207,8 +224,6 @@ class HangDetector:
         for (last, still), beat in zip(before, beats):
             if last != beat and last.pid == beat.pid and last.stage not in (*_UNTIMED, Stage.CHECKPOINT):
                 self._slowest = max(self._slowest, still)
-        files = self.folder.logs.glob("rank*.error.json")  # a rank that starts again removes its own
-        errors = [error for error in map(read_json, files) if error is not None]
         timed_out = (re.search("time.?out|timed out", error["message"], re.IGNORECASE) for error in errors)
         in_vain = bool(errors) and all(error["of_peer"] for error in errors) and all(timed_out)
         failed = {error["rank"] for error in errors} if in_vain else set()

@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import tempfile
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,6 @@ from exp.runs.files import to_json
 from exp.runs.lock import LOCK, read_holder
 from exp.runs.status import PREEMPT_SIGNAL, Failures, signal_name
 from exp.sockets import check_endpoint, check_loopback
-from exp.task import task_class
 
 if TYPE_CHECKING:
     from exp.frozen import FrozenRun
@@ -73,17 +71,10 @@ class TorchrunLauncher(Launcher):
                 "rdzv_id": "exp" if holder is None else holder.secret,
                 "parent": os.getpid(),
             }
-            saves = task_class(run.config).saves_state
-            supervisor = Supervisor(self, scratch, folder, saves, self.preemption_signals)
-            agent = supervisor.run(["exp.launcher.agent", to_json(spec)], environment, log, nproc, nnodes)
-            outcome = supervisor.outcome()
-            if outcome is None and agent.returncode != 0:
-                known = Failures(folder, scratch)
-                outcome = self._failed(known, nproc, supervisor.killed, agent.returncode, log)
-            outcome = outcome or Outcome()
-            attempts = Counter(path.name.split("-")[1] for path in Path(scratch).glob("attempt-*"))
-        outcome.restarts, outcome.unkillable = max(attempts.values(), default=1) - 1, supervisor.unkillable
-        return outcome
+            known = Failures(folder, scratch)
+            job = Supervisor(self, run, scratch, self.preemption_signals, known)
+            code = job.watch(["exp.launcher.agent", to_json(spec)], environment, log, nproc, nnodes).returncode
+            return job.outcome(lambda: self._failed(known, nproc, job.killed, code, log) if code else Outcome())
 
     def _failed(self, known: Failures, nproc: int, killed: bool, code: int, log: Path) -> Outcome:
         """Why the agent ended with ``code``: a rank of this or another node failed, or the agent itself did."""

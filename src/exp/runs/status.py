@@ -290,6 +290,11 @@ class Failures:
                     write_json(place, asdict(failure))
                     return
 
+    def told(self) -> list[dict[str, Any]]:
+        """The error files in the run folder; a rank that starts again removes its own."""
+        files = self.folder.logs.glob("rank*.error.json")
+        return [error for error in map(read_json, files) if error is not None]
+
     def write_lost(self, why: str | None = None) -> bool:
         """Write error files for the workers that are gone before their end.
 
