@@ -21,8 +21,8 @@ from exp.backends._probe import AUTOLOAD
 
 from exp.errors import ConfigError, UnavailableError
 from exp.hardware.backend import FLOAT32, Backend, Capabilities, Collectives, ask
+from exp.hardware.environment import version_of
 from exp.plugins import entry_points
-from exp.runs.folder import version_of
 
 if TYPE_CHECKING:
     import torch

@@ -21,7 +21,7 @@ from exp.backends._probe import AUTOLOAD
 
 from exp.errors import UnavailableError
 from exp.hardware.backend import FLOAT32, Backend, Capabilities, Collectives, ask
-from exp.runs.folder import version_of
+from exp.hardware.environment import version_of
 
 if TYPE_CHECKING:
     import torch

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["error", "errors_in", "flops", "make_console", "shown", "size", "warn", "write_nowhere"]
+__all__ = ["error", "errors_in", "flops", "make_console", "number_text", "shown", "size", "warn", "write_nowhere"]
 
 _ERROR = re.compile(r"^error: (.*(?:\n +.*)*)", re.MULTILINE)
 
@@ -92,3 +92,14 @@ def write_nowhere(stream: TextIO) -> None:
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, stream.fileno())
     os.close(devnull)
+
+
+def number_text(value: float, like: float | None = None) -> str:
+    """A metric as text: four decimals; if its size is below 1e-3 or from 1e5 on, four significant digits.
+
+    Args:
+        value: the metric.
+        like: value whose size decides on the format, so that two values have the same; None: ``value``.
+    """
+    size = abs(value if like is None else like)
+    return f"{value:.4f}" if 1e-3 <= size < 1e5 or size == 0 else f"{value:.4g}"

@@ -27,16 +27,10 @@ from exp.errors import EXIT_OK, EXIT_PREEMPTED, REFUSED, ConfigError, ExpError, 
 from exp.hardware.registry import choose, create_backend
 from exp.hub import bring
 from exp.launcher.base import Outcome, describe_failure, launcher_class, resolve
+from exp.launcher.failures import Failures
 from exp.runs.files import read_json
-from exp.runs.folder import (
-    RunFolder,
-    Snapshot,
-    blank_result,
-    last_known,
-    number_text,
-)
+from exp.runs.folder import RunFolder, Snapshot, blank_result, last_known
 from exp.runs.lock import RunLock
-from exp.runs.status import Failures
 from exp.task import call, create_task, task_class, to_continue
 from exp.trackers import check as check_trackers
 
@@ -387,7 +381,7 @@ def _print_table(config: ExpConfig, folder: RunFolder, result: dict[str, Any]) -
         short = len(first) <= 3 or (len(first) == 4 and first.isalpha() and first.islower())
         title = " ".join([first.upper() if short else first, *more])  # MSE and MASE, but mIoU and accuracy
         unit = result.get("metric_units", {}).get(name)
-        shown = "-" if value is None else f"{value:,}" if isinstance(value, int) else number_text(value)
+        shown = "-" if value is None else f"{value:,}" if isinstance(value, int) else console.number_text(value)
         known = f"{published[name]:.3f}" if name in published else ""
         rows.append([title + (f" ({unit})" if unit else ""), shown, *[known] * bool(published)])
     heads = [result["measured_on"], "this run", *["published"] * bool(published)]

@@ -29,10 +29,10 @@ from exp.console import make_console
 from exp.errors import EXIT_FAILED, ConfigError, Preempted, as_ours, message_of, told
 from exp.hardware.backend import PRECISIONS, usable_cores
 from exp.hardware.cards import check_distinct
+from exp.hardware.environment import describe_environment
 from exp.hardware.registry import create_backend
+from exp.launcher.failures import Failures, RankFailure
 from exp.runs.files import write_json
-from exp.runs.folder import describe_environment
-from exp.runs.status import Failures, RankFailure
 from exp.sockets import SCRATCH_VARIABLE
 from exp.task import call, create_task
 

@@ -6,10 +6,11 @@ import os
 
 import pytest
 
+from exp.launcher.failures import Failures
 from exp.launcher.supervisor import HangDetector
 from exp.runs import status
 from exp.runs.folder import RunFolder
-from exp.runs.status import Failures, Stage
+from exp.runs.status import Stage
 
 
 class Watch:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from exp.launcher.failures import End, Failures
 from exp.runs import status
 from exp.runs.files import read_json
 from exp.runs.folder import RunFolder
-from exp.runs.status import End, Failures, Stage
+from exp.runs.status import Stage
 from tests.conftest import Forked
 
 PLACE = {"RANK": "0", "LOCAL_RANK": "0", "EXP_SCRATCH": "."}

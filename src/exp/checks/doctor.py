@@ -32,10 +32,11 @@ from exp.console import flops, size
 from exp.errors import ExpError, RunError
 from exp.hardware import cards
 from exp.hardware.backend import PRECISIONS, ddp_arguments, device_part_of
+from exp.hardware.environment import SHM, describe_environment, package_versions, process_limits, variables
 from exp.hardware.matmul import multiply
 from exp.hardware.registry import create_backend, installed
 from exp.runs.files import to_json, write_json
-from exp.runs.folder import SHM, blank_result, describe_environment, package_versions, process_limits, variables
+from exp.runs.folder import blank_result
 from exp.session import make_store
 
 if TYPE_CHECKING:

@@ -22,11 +22,12 @@ from exp.checks.child import ChildEnd, overrides_without, run_exp, searched
 from exp.config.check import check_hardware
 from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, EXIT_UNAVAILABLE, ConfigError
 from exp.frozen import prepare
+from exp.hardware.environment import git_revision, package_versions, variables
 from exp.hardware.registry import create_backend
 from exp.plugins import installed
 from exp.report.tables import Table, as_counts, as_markdown
 from exp.runs.files import read_json, without_credentials, write_atomically, write_json
-from exp.runs.folder import RunFolder, git_revision, package_versions, variables
+from exp.runs.folder import RunFolder
 from exp.runs.lock import RunLock
 from exp.task import create_task
 

@@ -44,7 +44,7 @@ from exp.engine import checkpoint
 from exp.errors import ConfigError, RunError, UnavailableError, nearest
 from exp.metrics import Evaluator, Metric
 from exp.models.base import Model
-from exp.runs.folder import blank_result, in_role
+from exp.runs.folder import blank_result
 from exp.task import task_class
 
 if TYPE_CHECKING:
@@ -314,8 +314,10 @@ def make_result(
     result.update(extra)
     if part:
         result["measured_on"] += f" ({part})"
-    result["selected_by"] = in_role(result["metric_name"], "validation", selected_by)
-    result["reported"] = in_role(result["metric_name"], result["measured_on"], result["metric"])
+    roles = {"selected_by": ("validation", selected_by), "reported": (result["measured_on"], result["metric"])}
+    for role, (split, number) in roles.items():
+        known = {"metric": result["metric_name"], "measured_on": split, "value": number}
+        result[role] = None if number is None else known
     return result
 
 

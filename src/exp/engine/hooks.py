@@ -26,7 +26,7 @@ from exp.engine.distributed import staged_bytes
 from exp.engine.wrapper import unwrapped
 from exp.errors import Preempted, RunError
 from exp.runs.files import to_json
-from exp.runs.folder import number_text, read_records
+from exp.runs.folder import read_records
 from exp.task import to_continue
 
 if TYPE_CHECKING:
@@ -255,7 +255,7 @@ class MetricsHook(Hook):
         self._write(runner, "val", runner.iter, metrics, units)
         unit = {name: f" ({each})" for name, each in units.items()}
         first = list(metrics.items())[:_SHOWN]
-        shown = "  ".join(f"val_{name} {number_text(value)}{unit.get(name, '')}" for name, value in first)
+        shown = "  ".join(f"val_{name} {console.number_text(value)}{unit.get(name, '')}" for name, value in first)
         self.progress.tell(f"{self._losses}  {shown}", line=True)
 
     def after_test_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:

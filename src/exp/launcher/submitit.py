@@ -28,6 +28,7 @@ from exp.frozen import FrozenRun
 from exp.hardware.cards import only
 from exp.hardware.registry import create_backend
 from exp.launcher.base import Launcher, Outcome, outcome_file, take_stale_variables
+from exp.launcher.failures import Failures, RankFailure
 from exp.launcher.follow import JOB_FILE, Followed, Watcher, follow
 from exp.launcher.processes import REQUEUES_VARIABLE
 from exp.launcher.torchrun import TorchrunLauncher
@@ -35,7 +36,7 @@ from exp.runs import slurm
 from exp.runs.files import UMASK, write_json
 from exp.runs.folder import RunFolder
 from exp.runs.lock import RunLock
-from exp.runs.status import PREEMPT_SIGNAL, Failures, RankFailure
+from exp.runs.status import PREEMPT_SIGNAL
 
 if TYPE_CHECKING:
     from exp.hardware.backend import Backend

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
 
 from PIL import Image
 
+from exp.console import number_text
 from exp.report import tables
 from exp.report.runs import is_number
 from exp.runs.files import to_json, write_atomically
-from exp.runs.folder import number_text
 
 if TYPE_CHECKING:
     from exp.report.runs import Run

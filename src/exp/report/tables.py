@@ -14,9 +14,9 @@ from collections import Counter
 from html import escape
 from typing import TYPE_CHECKING, Any, Hashable, Iterable, Mapping, NamedTuple, Sequence
 
+from exp.console import number_text
 from exp.report.runs import COLUMNS, NUMBERS, is_number, natural, titled
 from exp.runs.files import csv_content, to_json, write_atomically
-from exp.runs.folder import number_text
 
 if TYPE_CHECKING:
     from pathlib import Path

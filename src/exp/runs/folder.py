@@ -1,37 +1,29 @@
 """The run folder: the paths of a run's files, and how a refused start leaves the folder unchanged; and its records.
 
-``result.json`` has the keys of :func:`blank_result`, ``env.json`` those of :func:`describe_environment`. Imports no
-torch: for a run that failed, the parent process writes both.
+``result.json`` has the keys of :func:`blank_result`. Imports no torch: for a run that failed, the parent process writes
+this file.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import platform
 import re
-import resource
 import shutil
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterable, Iterator, Mapping
 
 from omegaconf import OmegaConf
 
-import exp
 from exp.errors import RunError
 from exp.runs.files import digest_of, digest_without_own, to_json, write_atomically, write_json
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
-    from exp.hardware.backend import Backend
 
 __all__ = [
-    "CHECKPOINT_NAME", "SHM", "TAIL_BYTES", "RunFolder", "Snapshot", "blank_result", "describe_environment",
-    "git_revision", "in_role", "last_known", "number_text", "package_versions", "process_limits",
-    "read_records", "selecting_value", "variables", "version_of",
+    "CHECKPOINT_NAME", "TAIL_BYTES", "RunFolder", "Snapshot", "blank_result", "last_known", "read_records",
+    "selecting_value",
 ]  # fmt: skip
 
 CHECKPOINT_NAME = re.compile(r"^step_(\d+)\.pth$")
@@ -44,18 +36,6 @@ _OUTPUTS = (  # of all tasks; logs are not in the list, since a new start append
     "checkpoints", "differences.csv", "doctor", "doctor.json", "env.json", "features", "features.csv", "forecasts",
     "metrics.jsonl", "metrics_*.csv", "parity.json", "plots", "predictions", "predictions.csv", "probes.csv",
     "reference", "tensorboard", "tested", "trace.npz", "trackers",
-)  # fmt: skip
-
-SHM = "/dev/shm"  # noqa: S108 - looked at, not written
-"""Shared memory, through which data-loader workers pass batches."""
-
-_PACKAGES = ("torch", "mmengine", "hydra-core", "omegaconf", "numpy", "pandas")
-# Never the whole environment: it may contain secrets.
-_VARIABLES = (
-    "PYTHONPATH", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "TORCH_DISTRIBUTED_BACKEND",
-    "TORCH_DISTRIBUTED_DEBUG", "TORCH_DEVICE_BACKEND_AUTOLOAD", "TORCH_SHOW_CPP_STACKTRACES", "TORCH_LOGS", "RANK",
-    "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_JOB_NUM_NODES", "SLURM_NTASKS",
-    "SLURM_PROCID",
 )  # fmt: skip
 
 _NOT_YET_KNOWN = (
@@ -255,66 +235,6 @@ def last_known(folder: RunFolder) -> dict[str, int]:
     return {"steps": max([last["step"], *(int(name.group(1)) for name in names if name)]), "epochs": last["epoch"]}
 
 
-def describe_environment(backend: Backend, devices: list[dict[str, Any]]) -> dict[str, Any]:
-    """Content of ``env.json``: versions, host, git revision and devices."""
-    return {
-        "exp": exp.__version__,
-        "git_revision": git_revision(Path(exp.__file__).parent),
-        "python": platform.python_version(),
-        "executable": sys.executable,
-        "platform": platform.platform(),
-        "host": socket.gethostname(),
-        "cpu_count": os.cpu_count(),
-        "packages": package_versions(),
-        "backend": backend.name,
-        "backend_env": {name: os.environ.get(name) for name in backend.worker_env(0, 1, single_node=True)},
-        "devices": devices,
-    }
-
-
-def package_versions() -> dict[str, str | None]:
-    """Versions of the packages that a run's numbers depend on; None: not installed."""
-    return {name: version_of(name) for name in _PACKAGES}
-
-
-def version_of(package: str) -> str | None:
-    """Version of an installed package; None: it is not installed."""
-    from importlib import metadata
-
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def git_revision(folder: Path) -> str | None:
-    """The commit of ``folder``, with ``-dirty`` if files differ from it; None outside a git checkout."""
-    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip() or None
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
-def variables(backend: Backend) -> dict[str, str]:
-    """The relevant environment variables that are set: a fixed list, and those that ``backend`` names."""
-    names = {*_VARIABLES, *backend.env}
-    return {name: value for name, value in os.environ.items() if name in names or name.startswith(backend.variables)}
-
-
-def process_limits() -> dict[str, int | None]:
-    """Size of the shared memory in bytes, and limits of open files; None: no shared memory, or no limit."""
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    soft, hard = (None if limit == resource.RLIM_INFINITY else limit for limit in limits)
-    total, _, free = shutil.disk_usage(SHM) if os.path.isdir(SHM) else (None, None, None)  # noqa: PTH112
-    return {"shm_total": total, "shm_free": free, "open_files": soft, "open_files_hard": hard}
-
-
-def in_role(metric: str | None, measured_on: str, value: float | None) -> dict[str, Any] | None:
-    """The value of ``selected_by`` or ``reported`` in ``result.json``; None if there is no ``value``."""
-    return None if value is None else {"metric": metric, "measured_on": measured_on, "value": value}
-
-
 def selecting_value(result: Mapping[str, Any] | None) -> float | None:
     """The metric by which runs are compared and the best is chosen; never one of the test split. None: no such metric.
 
@@ -323,17 +243,6 @@ def selecting_value(result: Mapping[str, Any] | None) -> float | None:
     """
     chosen = (result or {}).get("selected_by")
     return chosen["value"] if isinstance(chosen, dict) else None
-
-
-def number_text(value: float, like: float | None = None) -> str:
-    """A metric as text: four decimals; if its size is below 1e-3 or from 1e5 on, four significant digits.
-
-    Args:
-        value: the metric.
-        like: value whose size decides on the format, so that two values have the same; None: ``value``.
-    """
-    size = abs(value if like is None else like)
-    return f"{value:.4f}" if 1e-3 <= size < 1e5 or size == 0 else f"{value:.4g}"
 
 
 def blank_result(config: ExpConfig) -> dict[str, Any]:

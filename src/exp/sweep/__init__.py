@@ -27,7 +27,7 @@ from exp.hub import bring
 from exp.launcher.base import Launcher, Outcome, describe_failure, drop_stale_variables, launcher_class, resolve
 from exp.launcher.follow import Watcher
 from exp.runs.files import read_json, to_json
-from exp.runs.folder import RunFolder, number_text, selecting_value
+from exp.runs.folder import RunFolder, selecting_value
 from exp.runs.lock import RunLock
 from exp.runs.status import PREEMPT_SIGNAL
 from exp.sweep.composing import Composer
@@ -430,8 +430,8 @@ class SweepDisplay(Watcher):
         text = "preempted" if outcome.exit_code == EXIT_PREEMPTED else "done"
         if result.get("metric") is not None:
             chosen_by = selecting_value(result)
-            text = f"{result['metric_name']} {number_text(result['metric'])}"
-            text += "" if chosen_by is None else f" (validation {number_text(chosen_by)})"
+            text = f"{result['metric_name']} {console.number_text(result['metric'])}"
+            text += "" if chosen_by is None else f" (validation {console.number_text(chosen_by)})"
         seconds = f"  {result['wall_s']:.0f} s" if result.get("wall_s") else ""
         self.say(f"{job.title(self._common)}: {text}{seconds}  ({self._ended} of {len(self.jobs)})")
 
