@@ -12,9 +12,9 @@ from exp.sockets import listen_at
 
 __all__ = [
     "TORCH_VERSION", "autocast_disabled", "backward_below_modes", "every_operator", "forbid_fused_attention",
-    "has_fused_attention", "pinned_by", "recompute_in_backward", "serving_store", "supports_compilation",
-    "supports_composite_groups", "supports_estimates", "supports_export", "supports_full_sharding",
-    "supports_portable_operators",
+    "has_fused_attention", "is_compiling", "pinned_by", "recompute_in_backward", "serving_store",
+    "supports_compilation", "supports_composite_groups", "supports_estimates", "supports_export",
+    "supports_full_sharding", "supports_portable_operators",
 ]  # fmt: skip
 
 TORCH_VERSION: tuple[int, int] = tuple(  # type: ignore[assignment]
@@ -46,6 +46,11 @@ def serving_store(host: str, port: int, timeout: timedelta, world_size: int | No
 def supports_compilation() -> bool:
     """Whether modules can be compiled in place, by ``torch.nn.Module.compile`` (torch >= 2.3)."""
     return TORCH_VERSION >= (2, 3)
+
+
+def is_compiling() -> bool:
+    """Whether ``torch.compile`` records the code that calls this function."""
+    return supports_compilation() and torch.compiler.is_compiling()
 
 
 def supports_composite_groups() -> bool:

@@ -52,8 +52,6 @@ def _build(session: Session) -> tuple[Any, Any]:
     if not hasattr(model, "features"):
         raise ConfigError(f"model {config.model._target_} gives no features of images; use model=dinov3_scenes")
     model.eval()
-    if config.compile:
-        model.features = torch.compile(model.features)  # this method is called, not the model
     return data, model
 
 

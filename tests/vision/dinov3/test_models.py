@@ -67,6 +67,18 @@ def test_labels_of_images_do_not_depend_on_what_they_are_batched_with():
     assert torch.equal(together, padded([model(image=image[None], mode="predict")[0] for image in alone], 255))
 
 
+@pytest.mark.skipif(not hasattr(getattr(torch, "compiler", None), "set_stance"), reason="needs torch 2.6")
+def test_windows_are_compiled_once_for_images_of_all_sizes():
+    torch.manual_seed(0)
+    model = Segmenter(3, **SMALL, **VARIANTS["dpt"], window=32, overlap=0.25).eval()
+    sizes = [(64, 80), (100, 300), (56, 130), (200, 60)]  # the second makes the number of windows a variable
+    plain = [model(image=images(*size), mode="predict") for size in sizes]
+    model.compile(backend="eager")
+    for size, expected in zip(sizes, plain):
+        with torch.compiler.set_stance("default" if size in sizes[:2] else "fail_on_recompile"):
+            assert torch.equal(model(image=images(*size), mode="predict"), expected)
+
+
 @pytest.mark.parametrize("kind", ["scenes", "tiles"])
 def test_heads_and_losses_are_in_float32_under_autocast(kind):
     """With the same backbone output, beyond what float16 carries, they equal those without autocast."""

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from exp.errors import ConfigError
-from exp.hardware.compat import autocast_disabled, has_fused_attention, recompute_in_backward
+from exp.hardware.compat import autocast_disabled, has_fused_attention, is_compiling, recompute_in_backward
 from exp.models.dropout import Dropout, draws_by_sample, sample_mask
 from exp.vision.keys import ImageModelConfig, LoraConfig
 
@@ -198,16 +198,24 @@ class RotaryEmbedding(nn.Module):
         Returns:
             Two tensors (N, head_dim / 2), float32: pairs are (i, i + head_dim / 2).
         """
+        if is_compiling():  # a look for what is kept would be compiled, once for each answer
+            return self._tables(height, width, prefix, self.periods.float())
         key = (height, width, prefix, str(device))
         if key not in self._kept:
             if len(self._kept) >= 16:  # images of many sizes
                 self._kept.clear()
             # Computed on the CPU, then moved: the same values on every device.
-            centers = (2.0 * torch.arange(0.5, count, dtype=torch.float32) / count - 1.0 for count in (height, width))
-            grid = torch.stack(torch.meshgrid(*centers, indexing="ij"), dim=-1).view(-1, 2, 1)
-            angles = F.pad((2.0 * math.pi * (grid / self._periods)).flatten(1), (0, 0, prefix, 0))
-            self._kept[key] = angles.cos().to(device), angles.sin().to(device)
+            cos, sin = self._tables(height, width, prefix, self._periods)
+            self._kept[key] = cos.to(device), sin.to(device)
         return self._kept[key]
+
+    @staticmethod
+    def _tables(height: int, width: int, prefix: int, periods: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        kind: Any = {"dtype": torch.float32, "device": periods.device}
+        centers = (2.0 * torch.arange(0.5, count, **kind) / count - 1.0 for count in (height, width))
+        grid = torch.stack(torch.meshgrid(*centers, indexing="ij"), dim=-1).view(-1, 2, 1)
+        angles = F.pad((2.0 * math.pi * (grid / periods)).flatten(1), (0, 0, prefix, 0))
+        return angles.cos(), angles.sin()
 
 
 class Attention(nn.Module):

@@ -157,6 +157,14 @@ class ImageModel(Model):
         """
         return self.backbone((image.float() - self.pixel_mean) / self.pixel_std, blocks)
 
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile backbone, heads and losses in place, with the arguments of :func:`torch.compile`.
+
+        Not the whole call: the windows of a prediction would be compiled as one program, anew for each size of image.
+        """
+        for part in self.children():
+            part.compile(*args, **kwargs)
+
     def sharded_units(self) -> list[nn.Module]:
         """The backbone's blocks (``wrapper=fsdp``); the head computes in float32, and is small."""
         return list(self.backbone.blocks)
