@@ -31,7 +31,7 @@ from exp.hardware.backend import PRECISIONS, usable_cores
 from exp.hardware.cards import check_distinct
 from exp.hardware.environment import describe_environment
 from exp.hardware.registry import create_backend
-from exp.launcher.failures import Failures, RankFailure
+from exp.runs.failures import Failures, RankFailure
 from exp.runs.files import write_json
 from exp.sockets import SCRATCH_VARIABLE
 from exp.task import call, create_task

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from exp.launcher.base import Outcome, describe_failure
-from exp.launcher.failures import Failures, failure_of
+from exp.runs.failures import Failures, failure_of
 from exp.runs.files import write_json
 from exp.runs.folder import RunFolder
 from exp.runs.status import Beat, Stage

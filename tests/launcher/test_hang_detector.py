@@ -6,9 +6,9 @@ import os
 
 import pytest
 
-from exp.launcher.failures import Failures
 from exp.launcher.supervisor import HangDetector
 from exp.runs import status
+from exp.runs.failures import Failures
 from exp.runs.folder import RunFolder
 from exp.runs.status import Stage
 

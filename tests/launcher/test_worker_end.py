@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from exp.launcher.failures import End, Failures
 from exp.runs import status
+from exp.runs.failures import End, Failures
 from exp.runs.files import read_json
 from exp.runs.folder import RunFolder
 from exp.runs.status import Stage

@@ -28,8 +28,8 @@ from omegaconf import OmegaConf
 from exp.config.resolve import allow
 from exp.hardware.registry import create_backend
 from exp.launcher import processes
-from exp.launcher.failures import TERM_PATIENCE_S, Failures
 from exp.launcher.processes import AGENT_VARIABLE, PRELOAD_VARIABLE
+from exp.runs.failures import TERM_PATIENCE_S, Failures
 from exp.runs.folder import RunFolder
 from exp.sockets import SCRATCH_VARIABLE, address_towards, keep_sockets_in
 from exp.task import task_class

@@ -21,7 +21,7 @@ from exp.config.resolve import create
 from exp.config.resolve import resolve as resolve_name
 from exp.config.schema import ExpConfig, LauncherConfig
 from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, EXIT_UNAVAILABLE, REFUSED, ConfigError
-from exp.launcher.failures import RankFailure
+from exp.runs.failures import RankFailure
 from exp.runs.files import read_json
 from exp.runs.status import PREEMPT_SIGNAL, signal_name
 

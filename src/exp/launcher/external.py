@@ -19,9 +19,9 @@ from exp import console
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, ConfigError
 from exp.hardware.registry import create_backend
 from exp.launcher.base import Launcher, Outcome, place_of, tail_of
-from exp.launcher.failures import End
 from exp.launcher.processes import AGENT_VARIABLE
 from exp.launcher.supervisor import Supervisor
+from exp.runs.failures import End
 from exp.runs.files import read_json, to_json
 from exp.runs.status import JOINED, PREEMPT_SIGNAL
 from exp.session import RankInfo

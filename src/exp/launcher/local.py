@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from exp.errors import EXIT_PREEMPTED, ConfigError, Preempted
 from exp.launcher.base import Launcher, Outcome
-from exp.launcher.failures import Failures
+from exp.runs.failures import Failures
 from exp.runs.status import PREEMPT_SIGNAL, handle_signals
 from exp.session import RankInfo, describe_error, reporting
 from exp.session import run as run_rank

@@ -28,11 +28,11 @@ from exp.frozen import FrozenRun
 from exp.hardware.cards import only
 from exp.hardware.registry import create_backend
 from exp.launcher.base import Launcher, Outcome, outcome_file, take_stale_variables
-from exp.launcher.failures import Failures, RankFailure
 from exp.launcher.follow import JOB_FILE, Followed, Watcher, follow
 from exp.launcher.processes import REQUEUES_VARIABLE
 from exp.launcher.torchrun import TorchrunLauncher
 from exp.runs import slurm
+from exp.runs.failures import Failures, RankFailure
 from exp.runs.files import UMASK, write_json
 from exp.runs.folder import RunFolder
 from exp.runs.lock import RunLock

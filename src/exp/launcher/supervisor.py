@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
 from exp.errors import EXIT_PREEMPTED
 from exp.launcher.base import Launcher, Outcome
-from exp.launcher.failures import Failures, RankFailure
 from exp.launcher.processes import kill_job, start_module
 from exp.runs import status
+from exp.runs.failures import Failures, RankFailure
 from exp.runs.files import read_json, write_json
 from exp.runs.folder import RunFolder
 from exp.runs.lock import is_alive, stat_of

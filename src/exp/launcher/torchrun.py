@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from exp.errors import ConfigError
 from exp.launcher.base import Launcher, Outcome, tail_of
-from exp.launcher.failures import Failures
 from exp.launcher.supervisor import Supervisor
 from exp.runs import status
+from exp.runs.failures import Failures
 from exp.runs.files import to_json
 from exp.runs.lock import LOCK, read_holder
 from exp.runs.status import PREEMPT_SIGNAL, signal_name
