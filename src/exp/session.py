@@ -65,22 +65,25 @@ _OF_PEER = (
 
 @dataclass
 class RankInfo:
-    """Rank, world size and the like of one worker; the defaults are those of a single worker."""
+    """Rank, world size and the like of one worker; the defaults are those of a single worker.
+
+    Attributes:
+        restart_count: how often the worker or its job has been restarted; if not 0, the run resumes.
+        store: path of a file store; None: torch's ``env://``, that is MASTER_ADDR and MASTER_PORT.
+        preempted: whether the run has to save its state and end.
+        met: the store that the ranks use already; empty: there is none yet.
+        at_end: called last in a worker process, which then exits without the interpreter's clean-up.
+    """
 
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
     local_world_size: int = 1
     restart_count: int = 0
-    """How often the worker or its job has been restarted; if not 0, the run resumes."""
     store: str | None = None
-    """Path of a file store; None: torch's ``env://``, that is MASTER_ADDR and MASTER_PORT."""
     preempted: Callable[[], bool] = field(default=lambda: False, compare=False)
-    """Whether the run has to save its state and end."""
     met: list[Store] = field(default_factory=list, compare=False)
-    """The store that the ranks use already; empty: there is none yet."""
     at_end: list[Callable[[], object]] = field(default_factory=list, compare=False)
-    """Called last in a worker process, which then exits without the interpreter's clean-up."""
 
     @classmethod
     def of(cls, environ: Mapping[str, str], **others: Any) -> RankInfo:

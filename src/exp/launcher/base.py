@@ -53,28 +53,31 @@ _TORCHRUN = "exp.launcher.torchrun.TorchrunLauncher"
 
 @dataclass
 class Outcome:
-    """The outcome of a launch."""
+    """The outcome of a launch.
+
+    Attributes:
+        exit_code: of the command.
+        failures: the first to fail comes first.
+        interrupted_by: name of the signal that ended the run.
+        preempted: if the run was preempted: ``step``, the optimizer step of the saved state (null: nothing to save),
+            and, under torchrun, ``signals``, the names of the signals that this node received.
+        reported: whether the process that ran the run has printed and recorded the outcome.
+        recorded: whether ``result.json`` is final: the process that ran the run has written it, or left it on purpose.
+        left: whether the run still goes on, without anybody waiting for it here.
+        detail: what went wrong, if it was not the failure of a rank.
+        unkillable: ids of processes that survived SIGKILL.
+    """
 
     exit_code: int = EXIT_OK
-    """Of the command."""
     restarts: int = 0
     failures: list[RankFailure] = field(default_factory=list)
-    """The first to fail comes first."""
     interrupted_by: str | None = None
-    """Name of the signal that ended the run."""
     preempted: dict[str, Any] | None = None
-    """If the run was preempted: ``step``, the optimizer step of the saved state (null: nothing to save), and, under
-    torchrun, ``signals``, the names of the signals that this node received."""
     reported: bool = False
-    """Whether the process that ran the run has printed and recorded the outcome."""
     recorded: bool = False
-    """Whether ``result.json`` is final: the process that ran the run has written it, or left it on purpose."""
     left: bool = False
-    """Whether the run still goes on, without anybody waiting for it here."""
     detail: str | None = None
-    """What went wrong, if it was not the failure of a rank."""
     unkillable: list[int] = field(default_factory=list)
-    """Ids of processes that survived SIGKILL."""
 
     @classmethod
     def of(cls, failures: list[RankFailure], detail: str | None = None) -> Outcome:
@@ -105,11 +108,11 @@ class Outcome:
 
 
 def outcome_file(folder: RunFolder, job: str) -> Path:
-    """File for the :class:`Outcome` of a Slurm job, which its first node writes.
+    """File for the :class:`Outcome` of a job, which the job writes: on Slurm, its first node.
 
     Args:
         folder: the run folder.
-        job: Slurm's job id.
+        job: Slurm's job id; of a job on this machine, the process id.
     """
     return folder.logs / f"outcome-{job}.json"
 

@@ -101,18 +101,21 @@ class Watcher:
 
 @dataclass
 class Followed:
-    """A submitted job, and its state so far."""
+    """A submitted job, and its state so far.
+
+    Attributes:
+        id: Slurm's job id; in an array ``123_4``.
+        folder: the run folder.
+        logs: folder for the output of the job.
+        outcome: the outcome; None: the job has not ended.
+        looks: number of successive polls that showed the job as ended.
+    """
 
     id: str
-    """Slurm's job id; in an array ``123_4``."""
     folder: RunFolder
-    """The run folder."""
     logs: Path
-    """Folder for the output of the job."""
     outcome: Outcome | None = None
-    """The outcome; None: the job has not ended."""
     looks: int = 0
-    """Number of successive polls that showed the job as ended."""
     has_run: bool = False
 
     @property

@@ -50,26 +50,30 @@ _STOPPED = {"T": "; it is stopped (SIGSTOP)", "D": "; it is stuck in the kernel"
 
 @dataclass
 class Supervisor:
-    """Supervises one process, torch's agent or a worker, and all processes that it starts."""
+    """Supervises one process, torch's agent or a worker, and all processes that it starts.
+
+    Attributes:
+        launcher: its configuration has the time limits.
+        scratch: the private folder of the job on this node.
+        signals: preemption signals: on the first the workers save their state, on a second of the same number they end
+            at once. All other processes of the job are started with these signals blocked, because a scheduler may send
+            them to all.
+        failures: the failures of the ranks; None: the worker reports the run folder once all ranks have met.
+        notices: preemption signals received so far.
+        received: the signal that ended the job.
+        killed: whether this process ended the job, because a rank had failed or did not end.
+        unkillable: ids of processes that survived SIGKILL.
+    """
 
     launcher: Launcher
-    """Its configuration has the time limits."""
     run: FrozenRun
     scratch: str
-    """The private folder of the job on this node."""
     signals: Sequence[signal.Signals]
-    """Preemption signals: on the first the workers save their state, on a second of the same number they end at once.
-    All other processes of the job are started with these signals blocked, because a scheduler may send them to all."""
     failures: Failures | None = None
-    """The failures of the ranks; None: the worker reports the run folder once all ranks have met."""
     notices: list[int] = field(default_factory=list)
-    """Preemption signals received so far."""
     received: int | None = None
-    """The signal that ended the job."""
     killed: bool = False
-    """Whether this process ended the job, because a rank had failed or did not end."""
     unkillable: list[int] = field(default_factory=list)
-    """Ids of processes that survived SIGKILL."""
     _detector: HangDetector | None = None
     _deadline: float | None = None
     _gone_since: float | None = None
@@ -186,18 +190,22 @@ class HangDetector:
     """Watches the heartbeats of the workers of one node, or of one worker.
 
     Time in which this process does not run is not counted: on a sleeping laptop the workers do not run, either.
+
+    Attributes:
+        failures: error files of the run; the detectors of several nodes agree in its folder on the rank that hangs.
+        scratch: folder with the heartbeats of the workers.
+        nnodes: number of detectors in the job: nodes, or ranks if each detector watches one worker.
+        timeout_s: time-out of collectives in seconds; 0.9 of it is the limit for checkpoints and for the first time in
+            a stage.
+        step_timeout_s: limit for one stage of a step, in seconds; None: a multiple of the slowest stage so far; 0:
+            never end a run.
     """
 
     failures: Failures
-    """Error files of the run; the detectors of several nodes agree in its folder on the rank that hangs."""
     scratch: str
-    """Folder with the heartbeats of the workers."""
     nnodes: int
-    """Number of detectors in the job: nodes, or ranks if each detector watches one worker."""
     timeout_s: float
-    """Time-out of collectives in seconds; 0.9 of it is the limit for checkpoints and for the first time in a stage."""
     step_timeout_s: float | None
-    """Limit for one stage of a step, in seconds; None: a multiple of the slowest stage so far; 0: never end a run."""
     _still: list[tuple[Beat, float]] = field(default_factory=list)
     _slowest: float = 0.0
     _looked: float = field(default_factory=time.monotonic)

@@ -34,24 +34,27 @@ _HINTS = {
 
 @dataclass
 class RankFailure:
-    """How one rank failed; its error file has the same fields."""
+    """How one rank failed; its error file has the same fields.
+
+    Attributes:
+        type: class name of the error.
+        message: the first line says what is wrong.
+        exit_code: exit code of the process; negative for a signal.
+        time: seconds since the epoch.
+        of_peer: this rank lost another rank, or waited for it in vain; the other rank is the cause.
+        own: whether the error is one of exp's own; then its exit code becomes that of the command.
+    """
 
     rank: int
     local_rank: int
     type: str
-    """Class name of the error."""
     message: str
-    """The first line says what is wrong."""
     exit_code: int = EXIT_FAILED
-    """Exit code of the process; negative for a signal."""
     host: str = field(default_factory=socket.gethostname)
     time: float = field(default_factory=time.time)
-    """Seconds since the epoch."""
     pid: int | None = None
     of_peer: bool = False
-    """This rank lost another rank, or waited for it in vain; the other rank is the cause."""
     own: bool = False
-    """Whether the error is one of exp's own; then its exit code becomes that of the command."""
 
 
 class End(NamedTuple):

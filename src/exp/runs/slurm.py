@@ -27,12 +27,15 @@ _ENDS = {
 
 @dataclass(frozen=True)
 class JobState:
-    """State of one job."""
+    """State of one job.
+
+    Attributes:
+        name: Slurm's name of the state, such as ``PENDING``; ``GONE`` if Slurm does not know the job (any more).
+        reason: why the job waits, or why it ended.
+    """
 
     name: str = "GONE"
-    """Slurm's name of the state, such as ``PENDING``; ``GONE`` if Slurm does not know the job (any more)."""
     reason: str = ""
-    """Why the job waits, or why it ended."""
     nodes: str = ""
 
     @property

@@ -55,7 +55,11 @@ class Stage(enum.IntEnum):
 
 
 class Beat(NamedTuple):
-    """The last heartbeat of a worker; all fields are 0 before the first."""
+    """The last heartbeat of a worker; all fields are 0 before the first.
+
+    Attributes:
+        times: how often the worker has entered this stage. The first time is slower: it may compile, or fill caches.
+    """
 
     pid: int
     rank: int
@@ -64,7 +68,6 @@ class Beat(NamedTuple):
     stage: int
     step: int
     times: int
-    """How often the worker has entered this stage. The first time is slower: it may compile, or fill caches."""
 
 
 _map: mmap.mmap | None = None

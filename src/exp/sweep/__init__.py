@@ -64,13 +64,16 @@ class NoMetric(float):
 
 @dataclass
 class Job:
-    """One job of a sweep, and its state so far."""
+    """One job of a sweep, and its state so far.
+
+    Attributes:
+        run: not frozen if its configuration was refused.
+        skipped: whether an earlier sweep has completed the job.
+    """
 
     run: FrozenRun
-    """Not frozen if its configuration was refused."""
     outcome: Outcome | None = None
     skipped: bool = False
-    """Whether an earlier sweep has completed the job."""
 
     @property
     def state(self) -> str:

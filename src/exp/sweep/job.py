@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+from dataclasses import asdict
 
 from exp import console
 from exp.errors import ExpError
 from exp.frozen import FrozenRun
+from exp.launcher.base import Outcome, outcome_file
 from exp.launcher.processes import die_with_parent
+from exp.runs.files import write_json
 from exp.runs.folder import RunFolder
 from exp.runs.lock import RunLock
 
@@ -16,7 +20,7 @@ __all__ = ["main"]
 
 
 def main(run_dir: str, parent: str, token: str) -> int:
-    """Run a frozen job; return the exit code.
+    """Run a frozen job, and write its outcome for the sweep; return the exit code.
 
     Args:
         run_dir: the run folder.
@@ -24,14 +28,18 @@ def main(run_dir: str, parent: str, token: str) -> int:
         token: of the lock of the run folder, which the sweep passes to this process.
     """
     die_with_parent(signal.SIGTERM, int(parent))
+    folder = RunFolder(run_dir)
     try:
-        run = FrozenRun.load(RunFolder(run_dir))
-        run.lock = RunLock(run.folder.path, token)
+        run = FrozenRun.load(folder)
+        run.lock = RunLock(folder.path, token)
         run.lock.acquire()
-        return run.execute().exit_code
+        outcome = run.execute()
     except ExpError as error:
         console.error(str(error))
-        return error.exit_code
+        outcome = Outcome(error.exit_code, reported=True, detail=str(error))
+    if folder.logs.is_dir():
+        write_json(outcome_file(folder, str(os.getpid())), asdict(outcome))
+    return outcome.exit_code
 
 
 if __name__ == "__main__":

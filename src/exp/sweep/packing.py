@@ -9,15 +9,13 @@ import subprocess
 import time
 from typing import TYPE_CHECKING, Any, Sequence
 
-from exp.console import errors_in
-from exp.errors import EXIT_FAILED, EXIT_PREEMPTED
+from exp.errors import EXIT_FAILED
 from exp.hardware.backend import usable_cores
 from exp.hardware.cards import only
 from exp.hardware.registry import create_backend
-from exp.launcher.base import Outcome, tail_of
+from exp.launcher.base import Outcome, outcome_file, tail_of
 from exp.launcher.follow import progress_of
 from exp.launcher.processes import JOB_VARIABLE, kill_job, start_module
-from exp.runs.files import read_json
 from exp.runs.status import PREEMPT_SIGNAL, handle_signals, signal_name
 
 if TYPE_CHECKING:
@@ -99,19 +97,13 @@ class _Packing:
         folder, code = self.runs[number].folder, process.returncode
         if self.received not in (None, PREEMPT_SIGNAL):
             return Outcome(128 + self.received, interrupted_by=signal_name(self.received))
-        # The exit code alone does not tell: code of the user may change it.
-        status = (read_json(folder.result) or {}).get("status")
-        if status == "completed":
-            return Outcome()
-        if code == EXIT_PREEMPTED and (self.received is not None or status == "preempted"):
-            return Outcome(EXIT_PREEMPTED)
-        log = folder.logs / _LOG
-        errors = errors_in(log.read_text(encoding="utf-8", errors="replace"))
-        if errors:
-            by = signal_name(code - 128) if code > 128 else None
-            return Outcome(max(code, EXIT_FAILED), interrupted_by=by, reported=True, detail=errors[-1])
+        file = outcome_file(folder, str(process.pid))
+        left = Outcome.read(file)  # the exit code alone does not tell: code of the user may change it
+        file.unlink(missing_ok=True)
+        if left is not None:
+            return left
         how = f"killed by {signal_name(-code)}" if code < 0 else f"exited with code {code} before its time"
-        return Outcome(EXIT_FAILED, reported=True, detail="\n".join([how, *tail_of(log)]))
+        return Outcome(EXIT_FAILED, reported=True, detail="\n".join([how, *tail_of(folder.logs / _LOG)]))
 
     def on_signal(self, number: int, _frame: Any) -> None:
         """Forward a signal to the jobs: SIGTERM, or the preemption signal. Jobs run in sessions of their own."""
