@@ -51,12 +51,15 @@ class Change(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """How the configuration of a resumed training differs from the one in the checkpoint."""
+    """How the configuration of a resumed training differs from the one in the checkpoint.
+
+    Attributes:
+        allowed: changes that take effect from the step at which the training resumes.
+        refused: changes of keys that must stay the same within one training.
+    """
 
     allowed: tuple[Change, ...] = ()
-    """Changes that take effect from the step at which the training resumes."""
     refused: tuple[Change, ...] = ()
-    """Changes of keys that must stay the same within one training."""
 
 
 def of_training(config: ExpConfig) -> dict[str, Any]:

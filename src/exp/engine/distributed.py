@@ -44,18 +44,21 @@ _LARGEST_DIFFERENCE = 1e-2
 
 @dataclass(eq=False)
 class Distributed:
-    """Rank, world size, and collectives for CPU values, which do nothing if there is one process."""
+    """Rank, world size, and collectives for CPU values, which do nothing if there is one process.
+
+    Attributes:
+        rank: global rank of this process.
+        world_size: number of processes.
+        cpu_group: the process group for CPU tensors; None: the default group.
+        fallback: result of :func:`agree_on_fallback`.
+        process_group: name of the process-group backend for the device's tensors, for messages and records.
+    """
 
     rank: int = 0
-    """Global rank of this process."""
     world_size: int = 1
-    """Number of processes."""
     cpu_group: Any = None
-    """The process group for CPU tensors; None: the default group."""
     fallback: dict[str, Any] | None = None
-    """Result of :func:`agree_on_fallback`."""
     process_group: str = "none"
-    """Name of the process-group backend for the device's tensors, for messages and records."""
 
     @classmethod
     def create(cls, backend: Backend, store: Store, rank: int, world_size: int, timeout: timedelta) -> Distributed:

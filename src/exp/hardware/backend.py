@@ -35,33 +35,38 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What the cards of a family can do. The defaults are safe for any card: float32 only, and no optional feature."""
+    """What the cards of a family can do. The defaults are safe for any card: float32 only, and no optional feature.
+
+    Attributes:
+        precisions: those of :data:`PRECISIONS` that some card of the family has; :meth:`Backend.supports` asks the
+            actual card.
+        fused_attention: precisions in which ``scaled_dot_product_attention`` may use its fused kernels.
+        lacking_operators: ATen overloads without a kernel, such as ``"convolution_backward"``; they run on the CPU, or
+            fail.
+        uncompiled: why ``compile=true`` is refused; None: a small test computation decides.
+        sync_batchnorm: whether torch's SyncBatchNorm runs on these cards.
+        pinned_memory: whether host memory can be page-locked. Copies then overlap with computation, on a stream of
+            their own if ``torch.<device_type>`` has streams.
+        forking: whether workers may be forked from a process that has imported torch and MMEngine. Nothing that is
+            imported with them may start threads or open a device.
+        simulation: whether there are simulated cards (``backend.simulate=true``).
+    """
 
     precisions: tuple[str, ...] = ("fp32",)
-    """Those of :data:`PRECISIONS` that some card of the family has; :meth:`Backend.supports` asks the actual card."""
 
     fused_attention: tuple[str, ...] = ()
-    """Precisions in which ``scaled_dot_product_attention`` may use its fused kernels."""
 
     lacking_operators: frozenset[str] = frozenset()
-    """ATen overloads without a kernel, such as ``"convolution_backward"``; they run on the CPU, or fail."""
 
     uncompiled: str | None = None
-    """Why ``compile=true`` is refused; None: a small test computation decides."""
 
     sync_batchnorm: bool = False
-    """Whether torch's SyncBatchNorm runs on these cards."""
 
     pinned_memory: bool = False
-    """Whether host memory can be page-locked. Copies then overlap with computation, on a stream of their own if
-    ``torch.<device_type>`` has streams."""
 
     forking: bool = False
-    """Whether workers may be forked from a process that has imported torch and MMEngine. Nothing that is imported with
-    them may start threads or open a device."""
 
     simulation: bool = False
-    """Whether there are simulated cards (``backend.simulate=true``)."""
 
 
 class Collectives:
