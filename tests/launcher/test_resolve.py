@@ -10,25 +10,16 @@ from exp.errors import ConfigError
 from exp.launcher.base import resolve
 
 TWO_NODES = {"nnodes": 2, "rdzv_endpoint": "127.0.0.1:1"}
+WRONG = ("node0", ":1", "node0:port", "node0:65536", "no.such.host.invalid:29500")
 LOCAL = {"_target_": "exp.launcher.local.LocalLauncher"}
 
 
-def resolved(settings: dict, nproc: int):
-    return resolve(OmegaConf.structured(LauncherConfig(**{"_target_": "auto", **settings})), nproc)
-
-
-@pytest.mark.parametrize(
-    ("settings", "key"),
-    [
-        ({**LOCAL, "max_restarts": 1}, "launcher.max_restarts"),
-        ({**LOCAL, **TWO_NODES}, "launcher.nnodes"),
-        ({"nnodes": 2}, "launcher.rdzv_endpoint"),
-        *(
-            ({"nnodes": 2, "rdzv_endpoint": endpoint}, f"launcher.rdzv_endpoint={endpoint}")
-            for endpoint in ("node0", ":1", "node0:port", "node0:65536", "no.such.host.invalid:29500")
-        ),
-    ],
-)
+@pytest.mark.parametrize(("settings", "key"), [
+    ({**LOCAL, "max_restarts": 1}, "launcher.max_restarts"),
+    ({**LOCAL, **TWO_NODES}, "launcher.nnodes"),
+    ({"nnodes": 2}, "launcher.rdzv_endpoint"),
+    *(({**TWO_NODES, "rdzv_endpoint": endpoint}, f"launcher.rdzv_endpoint={endpoint}") for endpoint in WRONG),
+])  # fmt: skip
 def test_what_a_launcher_cannot_do_is_refused_with_its_key(settings, key):
     with pytest.raises(ConfigError, match=key):
-        resolved(settings, 1)
+        resolve(OmegaConf.structured(LauncherConfig(**{"_target_": "auto", **settings})), nproc=1)

@@ -59,9 +59,7 @@ def test_labels_of_images_do_not_depend_on_what_they_are_batched_with():
     alone = [images(*size, count=1)[0] for size in sizes]
 
     def padded(parts, value):
-        return torch.stack(
-            [F.pad(part, (0, 56 - part.shape[-1], 0, 64 - part.shape[-2]), value=value) for part in parts]
-        )
+        return torch.stack([F.pad(p, (0, 56 - p.shape[-1], 0, 64 - p.shape[-2]), value=value) for p in parts])
 
     together = model(image=padded(alone, 0), sizes=sizes, mode="predict")
     assert torch.equal(together, padded([model(image=image[None], mode="predict")[0] for image in alone], 255))
