@@ -27,7 +27,6 @@ from exp.errors import EXIT_OK, EXIT_PREEMPTED, REFUSED, ConfigError, ExpError, 
 from exp.hardware.registry import choose, create_backend
 from exp.hub import bring
 from exp.launcher.base import Outcome, describe_failure, launcher_class, resolve
-from exp.runs.failures import Failures
 from exp.runs.files import read_json
 from exp.runs.folder import RunFolder, Snapshot, blank_result, last_known
 from exp.runs.lock import RunLock
@@ -184,7 +183,7 @@ class FrozenRun:
             if chosen.leads:
                 self.write(chosen.job_token())
                 self.announce(backend)
-                Failures(folder).forget()
+                folder.forget_failures()
             begun = True
             try:
                 outcome = chosen.launch(self)

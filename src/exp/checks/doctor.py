@@ -202,7 +202,7 @@ def _packages(bench: Bench) -> Answer:
 
     shown = {"Python": platform.python_version(), "torch": torch.__version__, **bench.backend.packages()}
     finding = ", ".join(f"{name} {version}" for name, version in shown.items() if version)
-    values: dict[str, Any] = {**package_versions(), **shown}
+    values: Any = {**package_versions(), **shown}
     return ok(finding, **values)
 
 

@@ -153,8 +153,7 @@ def machine_of(backend: Backend, nproc: int, overrides: Sequence[str]) -> dict[s
     facts.update({name: os.environ[name] for name in backend.visible_variables if name in os.environ})
     for card in backend.monitor():
         facts[f"card {card['index']}"] = " ".join(str(card[key]) for key in _IDENTITY if card.get(key) is not None)
-    known = {name: value for name, value in facts.items() if not name.startswith(_OF_THE_JOB)}
-    return {name: without_credentials(str(value)) for name, value in known.items()}
+    return {name: without_credentials(str(value)) for name, value in facts.items() if not name.startswith(_OF_THE_JOB)}
 
 
 @dataclass

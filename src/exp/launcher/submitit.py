@@ -220,7 +220,7 @@ def _run_workers(run: FrozenRun, node: int) -> Outcome:
     """Check this node's hardware, and run this node's workers."""
     config, folder, nodes, endpoint = run.config, run.folder, int(run.config.launcher.nodes), None
     first = node * config.nproc
-    Failures(folder).forget(range(first, first + config.nproc))
+    folder.forget_failures(range(first, first + config.nproc))
     if nodes > 1:  # jobs that share a node have different numbers, and so different ports
         import submitit
 

@@ -8,7 +8,7 @@ import socket
 import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Iterable, Mapping, NamedTuple
+from typing import TYPE_CHECKING, Any, Mapping, NamedTuple
 
 from exp.errors import EXIT_FAILED
 from exp.runs.files import read_json, write_json
@@ -95,12 +95,6 @@ class Failures:
     def __init__(self, folder: RunFolder, scratch: str | None = None) -> None:
         self.folder = folder
         self.scratch = scratch
-
-    def forget(self, ranks: Iterable[int] = ()) -> None:
-        """Remove what an earlier launch has left: error files (of ``ranks``; empty: of all), and views of nodes."""
-        errors = [*map(self.folder.error_file, ranks)] or self.folder.logs.glob("rank*.error.json")
-        for stale in (*errors, *self.folder.logs.glob("stuck-*.json")):
-            stale.unlink(missing_ok=True)
 
     def write(self, failure: RankFailure) -> None:
         """Write the error file of a rank, unless its process has written one."""

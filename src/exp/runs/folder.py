@@ -160,6 +160,12 @@ class RunFolder:
         """The log file of one (global) rank."""
         return self.logs / f"rank{rank}.log"
 
+    def forget_failures(self, ranks: Iterable[int] = ()) -> None:
+        """Remove what an earlier launch has left: error files (of ``ranks``; empty: of all), and views of nodes."""
+        errors = [*map(self.error_file, ranks)] or self.logs.glob("rank*.error.json")
+        for stale in (*errors, *self.logs.glob("stuck-*.json")):
+            stale.unlink(missing_ok=True)
+
     def error_file(self, rank: int) -> Path:
         """The file in which a failing rank leaves its error for the launcher."""
         return self.logs / f"rank{rank}.error.json"
