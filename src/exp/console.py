@@ -101,5 +101,5 @@ def number_text(value: float, like: float | None = None) -> str:
         value: the metric.
         like: value whose size decides on the format, so that two values have the same; None: ``value``.
     """
-    size = abs(value if like is None else like)
-    return f"{value:.4f}" if 1e-3 <= size < 1e5 or size == 0 else f"{value:.4g}"
+    magnitude = abs(value if like is None else like)
+    return f"{value:.4f}" if 1e-3 <= magnitude < 1e5 or magnitude == 0 else f"{value:.4g}"

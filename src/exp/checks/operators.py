@@ -116,18 +116,18 @@ class OperatorCheck(Hook):
             expected = func(*reference[0], **reference[1])
         except Exception as error:  # noqa: BLE001 - the CPU may lack this kernel, and raise any exception
             # The text of torch's dispatcher goes on to name every kind of device.
-            reference, reason = None, "the CPU lacks it" if isinstance(error, NotImplementedError) else first_line(error)
+            reason = "the CPU lacks it" if isinstance(error, NotImplementedError) else first_line(error) or repr(error)
         # It draws random numbers, so results differ. The CPU refuses a generator of a card.
         if kwargs.get("generator") or not torch.equal(seeds, generator.get_state()):
             generator.set_state(seeds)
-            reference, reason = None, "random"
+            reason = "random"
         before = self.backend.fallbacks()
         try:
             result = func(*args, **kwargs)
             self.backend.synchronize()
         except Exception as error:
             note(error=f"{type(error).__name__}: {first_line(error)}")
-            if reference is None:
+            if reason:
                 raise
             self._broken.add(name_of(func))
             return self._given(func, args, kwargs, reference, expected)
@@ -135,7 +135,7 @@ class OperatorCheck(Hook):
         if before is not None and after is not None:  # calls and bytes
             left = [sum(each[place] for each in after.values()) - sum(each[place] for each in before.values())
                     for place in (0, 1)]  # fmt: skip
-        if reference is None:
+        if reason:
             note(left=left, uncompared=reason)
             return result
         ours, theirs = _asked_for(result, args), _asked_for(expected, args)

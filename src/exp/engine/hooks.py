@@ -12,7 +12,7 @@ import math
 import time
 from collections import Counter
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Mapping, TextIO
+from typing import TYPE_CHECKING, Any, Mapping
 
 import mmengine.hooks
 import torch
@@ -174,7 +174,6 @@ class MetricsHook(Hook):
         self._steps_since_mark = self._staged = 0
         self._losses = ""  # text of the latest ones for the terminal
         self._loop: Any = None
-        self._file: TextIO | None = None
 
     def before_train(self, runner: Any) -> None:
         """Show the bar, and have the lines of steps removed that will be trained again."""
@@ -267,11 +266,6 @@ class MetricsHook(Hook):
         """Remove the bar."""
         self.progress.stop()
 
-    def after_run(self, runner: Any) -> None:
-        """Close the file of records."""
-        if self._file is not None:
-            self._file.close()
-
     def _truncate(self, step: int) -> None:
         """Remove the lines of steps after ``step``, because a resumed run trains and writes these steps again."""
         if self.path.is_file():
@@ -288,10 +282,8 @@ class MetricsHook(Hook):
                 runner.message_hub.update_scalar(name, value)
         if runner.distributed_group.is_main:
             record = {"split": split, "step": step, "epoch": runner.epoch, **values}
-            # Kept open, since opening takes longer than writing; opened again if somebody has deleted it.
-            if self._file is None or self._file.closed or not self.path.exists():
-                self._file = self.path.open("a", encoding="utf-8", buffering=1)
-            self._file.write(to_json({**record, "units": units} if units else record) + "\n")
+            with self.path.open("a", encoding="utf-8") as file:  # closed, so that other machines see the line (NFS)
+                file.write(to_json({**record, "units": units} if units else record) + "\n")
             runner.visualizer.add_scalars(scalars, step=step)
             for reporter in runner.session.reporters:
                 reporter.log({name: float(value) for name, value in scalars.items()}, step)

@@ -49,7 +49,7 @@ def supports_compilation() -> bool:
 
 
 def is_compiling() -> bool:
-    """Whether ``torch.compile`` records the code that calls this function."""
+    """Whether ``torch.compile`` or ``torch.export`` records the code that calls this function."""
     return supports_compilation() and torch.compiler.is_compiling()
 
 

@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterator, Sequence
 
@@ -89,7 +89,8 @@ class SubmititLauncher(Launcher):
     def launch(self, run: FrozenRun) -> Outcome:
         """Submit the run and follow it (:meth:`launch_all`); with ``cluster=debug`` run it in this process."""
         if self.config.cluster in _HERE:
-            return Outcome(run_job(str(run.folder.path)), reported=True)
+            code = run_job(str(run.folder.path))
+            return replace(Outcome.read(outcome_file(run.folder, str(os.getpid()))) or Outcome(code), reported=True)
         with Watcher() as watcher:
             return self.launch_all([run], watcher, run.folder.path / "slurm")[0]
 

@@ -106,7 +106,7 @@ class Supervisor:
                     self._look(groups)
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         process.wait(timeout=0.2)
-            self._meet()
+                self._meet()
         finally:
             if self.launcher.joins:  # this job is over, and the outer launcher sends SIGTERM when the first rank ends
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 from dataclasses import asdict
 
 from exp import console
-from exp.errors import ExpError
+from exp.errors import EXIT_FAILED, ExpError
 from exp.frozen import FrozenRun
 from exp.launcher.base import Outcome, outcome_file
 from exp.launcher.processes import die_with_parent
-from exp.runs.files import write_json
+from exp.runs.files import read_json, write_json
 from exp.runs.folder import RunFolder
 from exp.runs.lock import RunLock
 
@@ -29,16 +30,23 @@ def main(run_dir: str, parent: str, token: str) -> int:
     """
     die_with_parent(signal.SIGTERM, int(parent))
     folder = RunFolder(run_dir)
+    file = outcome_file(folder, str(os.getpid()))
+    file.unlink(missing_ok=True)  # of an earlier process with this number
     try:
         run = FrozenRun.load(folder)
         run.lock = RunLock(folder.path, token)
         run.lock.acquire()
         outcome = run.execute()
+        if outcome.exit_code == EXIT_FAILED and outcome.detail is None and not outcome.failures:
+            # The task itself has found what is wrong, and printed it.
+            error = (read_json(folder.result) or {}).get("error") or {}
+            outcome.detail, outcome.reported = error.get("message"), True
     except ExpError as error:
         console.error(str(error))
         outcome = Outcome(error.exit_code, reported=True, detail=str(error))
-    if folder.logs.is_dir():
-        write_json(outcome_file(folder, str(os.getpid())), asdict(outcome))
+    with contextlib.suppress(OSError):  # on a full disk the sweep shows the end of the log
+        if folder.logs.is_dir():
+            write_json(file, asdict(outcome))
     return outcome.exit_code
 
 

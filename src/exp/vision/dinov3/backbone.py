@@ -212,7 +212,7 @@ class RotaryEmbedding(nn.Module):
     @staticmethod
     def _tables(height: int, width: int, prefix: int, periods: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         kind: Any = {"dtype": torch.float32, "device": periods.device}
-        centers = (2.0 * torch.arange(0.5, count, **kind) / count - 1.0 for count in (height, width))
+        centers = (2.0 * (torch.arange(count, **kind) + 0.5) / count - 1.0 for count in (height, width))
         grid = torch.stack(torch.meshgrid(*centers, indexing="ij"), dim=-1).view(-1, 2, 1)
         angles = F.pad((2.0 * math.pi * (grid / periods)).flatten(1), (0, 0, prefix, 0))
         return angles.cos(), angles.sin()

@@ -158,7 +158,7 @@ class ImageModel(Model):
         return self.backbone((image.float() - self.pixel_mean) / self.pixel_std, blocks)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compile backbone, heads and losses in place, with the arguments of :func:`torch.compile`.
+        """Compile the submodules in place: backbone, heads and losses. The arguments are those of ``torch.compile``.
 
         Not the whole call: the windows of a prediction would be compiled as one program, anew for each size of image.
         """

@@ -224,6 +224,7 @@ class Distiller(ImageModel):
         self.project_cls = nn.Linear(self.size.embed_dim, width).requires_grad_(config.cls_weight > 0.0)
         self.project_patches = nn.Linear(self.size.embed_dim, width).requires_grad_(config.patch_weight > 0.0)
         self._made: list[_Teacher] = []  # a list hides it from nn.Module
+        self._compiled: Any = None
         self._use_blocks()
 
     def start_epoch(self, epoch: int) -> None:
@@ -270,6 +271,11 @@ class Distiller(ImageModel):
             }
             return {name: weight * loss for name, (weight, loss) in parts.items() if weight}
 
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile the submodules, and the teacher when it is built."""
+        super().compile(*args, **kwargs)
+        self._compiled = args, kwargs
+
     def _teacher(self, device: torch.device) -> _Teacher:
         if not self._made:
             keys = {name: value for name, value in vars(self.teacher_keys).items() if name != "init_from"}
@@ -279,6 +285,8 @@ class Distiller(ImageModel):
             if device.type != "meta":  # task=estimate uses no values, so the file may be missing
                 _read(teacher, self.teacher_keys.init_from)
             self._made.append(teacher.eval())
+            if self._compiled is not None:
+                teacher.compile(*self._compiled[0], **self._compiled[1])
         teacher = self._made[0]
         if teacher.pixel_mean.device != device:
             teacher.to(device)
