@@ -178,7 +178,8 @@ class Supervisor:
         """Preemption: set the flag. Another signal, or a second preemption: end the job."""
         del frame
         # An outer launcher repeats the signal when the first rank has ended.
-        if self._saves and number in self.signals and (self.launcher.joins or number not in self.notices):
+        early = self.failures is None and number == signal.SIGTERM  # the ranks have not met: there is nothing to save
+        if self._saves and not early and number in self.signals and (self.launcher.joins or number not in self.notices):
             self.notices.append(number)
             Path(self.scratch, status.NOTICE).touch()
         else:

@@ -87,18 +87,23 @@ def _join(info: RankInfo, given: dict[str, Any], joined: Path) -> str:
         The run folder. If the ranks do not agree or do not meet, the process ends.
     """
     if info.world_size > 1:
+        from torch.distributed import PrefixStore
+
         try:
             store = make_store(info, timedelta(seconds=given["timeout_s"]))
             if info.rank == 0:
                 holder = read_holder(Path(given["folder"], LOCK))
-                first = {**given, "secret": holder and holder.secret}
+                first = {**given, "secret": holder.secret if holder else ""}
                 store.set("exp/first", json.dumps(first))  # noqa: TID251 - plain strings
-            first = json.loads(store.get("exp/first"))
-            store.set(f"exp/wrong/{info.rank}", _difference(info.rank, given, first) or "")
+            first, wrong = _first_of(store, info.rank, given)
+            # An outer torchrun keeps its store when it restarts the ranks: each attempt has keys of its own.
+            own = PrefixStore(first["secret"], store)
+            own.set(f"exp/wrong/{info.rank}", wrong)
             if info.rank == 0:
-                every = (store.get(f"exp/wrong/{rank}").decode() for rank in range(info.world_size))
-                store.set("exp/refused", next(filter(None, every), ""))
-            refused = store.get("exp/refused").decode()
+                every = [own.get(f"exp/wrong/{rank}").decode() for rank in range(info.world_size)]
+                store.delete_key("exp/first")
+                own.set("exp/refused", next(filter(None, every), ""))
+            refused = own.get("exp/refused").decode()
         except (RuntimeError, OSError) as error:  # there is no log yet; the launcher shows what this process prints
             os.write(_STDERR, f"{type(error).__name__}: {message_of(error)}\n".encode())
             os._exit(EXIT_FAILED)
@@ -106,27 +111,28 @@ def _join(info: RankInfo, given: dict[str, Any], joined: Path) -> str:
             write_json(joined, {"refused": refused})
             time.sleep(_READ_WITHIN_S)  # rank 0 may serve the store, which the others still have to read
             os._exit(EXIT_CONFIG)
-        info.met.append(store)
+        info.met.append(own)
         given = first
     write_json(joined, {"folder": given["folder"]})
     return str(given["folder"])
 
 
-def _difference(rank: int, given: dict[str, Any], first: dict[str, Any]) -> str | None:
-    """How the command or folder of a rank differs from rank 0's; None: it does not."""
-    here = f"rank {rank} ({socket.gethostname()})"
-    if given["overrides"] != first["overrides"]:
-        mine, theirs = {*given["overrides"]}, {*first["overrides"]}
-        own, other = (" ".join(sorted(words)) or "nothing" for words in (mine - theirs, theirs - mine))
-        what = f"{own} instead of {other}; start all with the same"
-        return f"{here} has another command than rank 0: {what}"
-    deadline = time.monotonic() + _SEEN_WITHIN_S
-    while time.monotonic() < deadline:
+def _first_of(store: Any, rank: int, given: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """What rank 0 knows of the run, and how the command or folder of this rank differs from it; empty: not at all."""
+    here, deadline = f"rank {rank} ({socket.gethostname()})", time.monotonic() + _SEEN_WITHIN_S
+    while True:
+        first = json.loads(store.get("exp/first"))  # again in each turn: it may be left of an earlier attempt
+        if given["overrides"] != first["overrides"]:
+            mine, theirs = {*given["overrides"]}, {*first["overrides"]}
+            own, other = (" ".join(sorted(words)) or "nothing" for words in (mine - theirs, theirs - mine))
+            return first, f"{here} has another command than rank 0: {own} instead of {other}; start all with the same"
         holder = read_holder(Path(first["folder"], LOCK))
         if holder is not None and holder.secret == first["secret"]:
-            return None
+            return first, ""
+        if time.monotonic() > deadline:
+            what = "set output_dir=<a folder that all nodes share>"
+            return first, f"{here} does not see rank 0's run folder {first['folder']}; {what}"
         time.sleep(0.1)
-    return f"{here} does not see rank 0's run folder {first['folder']}; set output_dir=<a folder that all nodes share>"
 
 
 def work_to_end(folder: RunFolder, info: RankInfo, returns: bool = False) -> None:

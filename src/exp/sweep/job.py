@@ -9,13 +9,14 @@ import sys
 from dataclasses import asdict
 
 from exp import console
-from exp.errors import EXIT_FAILED, ExpError
+from exp.errors import EXIT_FAILED, EXIT_PREEMPTED, Ended, ExpError
 from exp.frozen import FrozenRun
 from exp.launcher.base import Outcome, outcome_file
 from exp.launcher.processes import die_with_parent
 from exp.runs.files import read_json, write_json
 from exp.runs.folder import RunFolder
 from exp.runs.lock import RunLock
+from exp.runs.status import PREEMPT_SIGNAL, handle_signals, signal_name
 
 __all__ = ["main"]
 
@@ -32,11 +33,17 @@ def main(run_dir: str, parent: str, token: str) -> int:
     folder = RunFolder(run_dir)
     file = outcome_file(folder, str(os.getpid()))
     file.unlink(missing_ok=True)  # of an earlier process with this number
+
+    def hear(number: int, _frame: object) -> None:
+        raise Ended(number, EXIT_PREEMPTED if number == PREEMPT_SIGNAL else 128 + number)
+
     try:
-        run = FrozenRun.load(folder)
-        run.lock = RunLock(folder.path, token)
-        run.lock.acquire()
-        outcome = run.execute()
+        with handle_signals(hear):  # while no launcher does
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, (PREEMPT_SIGNAL,))  # the sweep has blocked it
+            run = FrozenRun.load(folder)
+            run.lock = RunLock(folder.path, token)
+            run.lock.acquire()
+            outcome = run.execute()
         if outcome.exit_code == EXIT_FAILED and outcome.detail is None and not outcome.failures:
             # The task itself has found what is wrong, and printed it.
             error = (read_json(folder.result) or {}).get("error") or {}
@@ -44,6 +51,8 @@ def main(run_dir: str, parent: str, token: str) -> int:
     except ExpError as error:
         console.error(str(error))
         outcome = Outcome(error.exit_code, reported=True, detail=str(error))
+    except Ended as ended:
+        outcome = Outcome(ended.exit_code, interrupted_by=signal_name(ended.number))
     with contextlib.suppress(OSError):  # on a full disk the sweep shows the end of the log
         if folder.logs.is_dir():
             write_json(file, asdict(outcome))

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 import secrets
-import signal
 import subprocess
 import time
 from typing import TYPE_CHECKING, Any, Sequence
 
-from exp.errors import EXIT_FAILED
+from exp.errors import EXIT_FAILED, EXIT_OK, RunError
 from exp.hardware.backend import usable_cores
 from exp.hardware.cards import only
 from exp.hardware.registry import create_backend
 from exp.launcher.base import Outcome, outcome_file, tail_of
 from exp.launcher.follow import progress_of
 from exp.launcher.processes import JOB_VARIABLE, kill_job, start_module
-from exp.runs.status import PREEMPT_SIGNAL, handle_signals, signal_name
+from exp.runs.status import PREEMPT_SIGNAL, handle_signals, held_back, signal_name
 
 if TYPE_CHECKING:
     from exp.frozen import FrozenRun
@@ -65,16 +64,21 @@ class _Packing:
         return free[:needed] if len(free) >= needed else None
 
     def start_what_fits(self) -> None:
-        """Start the waiting jobs whose devices are free, in order."""
+        """Start the waiting jobs whose devices are free, in order.
+
+        Raises:
+            RunError: somebody has deleted the folder of such a job.
+        """
         for number in list(self.waiting):
             run, taken = self.runs[number], self.take(number)
             if taken is None:
                 continue
             self.waiting.remove(number)
             assert run.lock is not None, "it has been written"
+            run.folder.check_there()
             arguments = [str(run.folder.path), str(os.getpid()), run.lock.token]
             environment = {**os.environ, **self._own(number, taken), JOB_VARIABLE: self.mark}
-            with (run.folder.logs / _LOG).open("wb") as log:
+            with held_back((PREEMPT_SIGNAL,)), (run.folder.logs / _LOG).open("wb") as log:
                 process = start_module("exp.sweep.job", *arguments, environment=environment, stdout=log, stderr=log)
             run.lock.pass_to(pid=process.pid)
             self.running[number] = process, taken
@@ -95,24 +99,29 @@ class _Packing:
         """The outcome of a job whose process has ended; its devices are free again."""
         process, _ = self.running.pop(number)
         folder, code = self.runs[number].folder, process.returncode
-        if self.received not in (None, PREEMPT_SIGNAL):
-            return Outcome(128 + self.received, interrupted_by=signal_name(self.received))
         file = outcome_file(folder, str(process.pid))
         left = Outcome.read(file)  # the exit code alone does not tell: code of the user may change it
         file.unlink(missing_ok=True)
+        done = left is not None and left.exit_code == EXIT_OK
+        if self.received not in (None, PREEMPT_SIGNAL) and not done:
+            return Outcome(128 + self.received, interrupted_by=signal_name(self.received))
         if left is not None:
             return left
+        try:
+            folder.check_there()
+        except RunError as lost:
+            return Outcome(EXIT_FAILED, reported=True, detail=str(lost))
         how = f"killed by {signal_name(-code)}" if code < 0 else f"exited with code {code} before its time"
         return Outcome(EXIT_FAILED, reported=True, detail="\n".join([how, *tail_of(folder.logs / _LOG)]))
 
     def on_signal(self, number: int, _frame: Any) -> None:
-        """Forward a signal to the jobs: SIGTERM, or the preemption signal. Jobs run in sessions of their own."""
+        """Forward a signal to the jobs, which run in sessions of their own."""
         if number != PREEMPT_SIGNAL:
             self.deadline = time.monotonic() + (_PATIENCE_S if self.received is None else 0)
         self.received = number
         for process, _ in list(self.running.values()):
             if process.poll() is None:
-                process.send_signal(number if number == PREEMPT_SIGNAL else signal.SIGTERM)
+                process.send_signal(number)
 
 
 def pack(
