@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 
-from exp.errors import EXIT_PREEMPTED, Ended
+from exp.errors import Ended
 from exp.runs.status import ENDING_SIGNALS, PREEMPT_SIGNAL
 
 __all__ = ["main"]
@@ -24,7 +24,7 @@ def main() -> int:
     def hear(number: int, _frame: object) -> None:
         if not came or number == signal.SIGINT:
             came.append(number)
-            raise Ended(number, EXIT_PREEMPTED if number == PREEMPT_SIGNAL else 128 + number)
+            raise Ended(number)
 
     for number in ENDING_SIGNALS:
         if number == PREEMPT_SIGNAL or signal.getsignal(number) is not signal.SIG_IGN:

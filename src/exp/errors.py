@@ -99,13 +99,13 @@ class Ended(KeyboardInterrupt):
 
     Args:
         number: number of the signal.
-        exit_code: exit code of the command.
     """
 
-    def __init__(self, number: int = signal.SIGINT, exit_code: int = 128 + signal.SIGINT) -> None:
+    def __init__(self, number: int = signal.SIGINT) -> None:
         super().__init__(number)
         self.number = number
-        self.exit_code = exit_code
+        # SIGUSR2 announces preemption (exp.runs.status).
+        self.exit_code = EXIT_PREEMPTED if number == signal.SIGUSR2 else 128 + number
 
     def tell(self) -> int:
         """Report on stderr which signal has ended the command; return the exit code (docs/concepts/run.md)."""

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from tests.behaviour.conftest import LONG, STEADY, TINY, first_line, has_steps, losses, result, wait_for
+from tests.behaviour.conftest import LONG, STEADY, TINY, family, first_line, has_steps, losses, result, wait_for
 from tests.conftest import clean_environment, free_port
 
 
@@ -37,8 +37,7 @@ def test_variables_of_another_job_are_ignored_and_said(exp):
     assert done.stderr.startswith("warning: ")
     assert all(name in done.stderr.splitlines()[0] for name in stale)
     assert exp.result("run")["world_size"] == 1
-    mpi = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0",
-           "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}  # fmt: skip
+    mpi = dict(zip((f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")), "0202"))
     done = exp(*TINY, "output_dir=other", **mpi)  # one of several, that has not been told so: it would train alone
     assert done.returncode == 2
     assert "launcher=external" in done.stderr
@@ -46,14 +45,19 @@ def test_variables_of_another_job_are_ignored_and_said(exp):
 
 
 @pytest.mark.extended
-def test_torchrun_outside_gives_the_losses_of_torchrun_inside(exp, trained):
-    command = ["torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}", "-m", "exp", *STEADY]
-    for words, code in ((["launcher=external"], 0), ([], None)):
-        done = subprocess.run([sys.executable, "-m", *command, *words, f"output_dir=run{code}"], cwd=exp.folder,
-                              env=clean_environment(), capture_output=True, text=True, check=False)  # fmt: skip
-        assert (done.returncode == 0) is (code == 0), done.stderr
-    assert losses(exp.path("run0")) == pytest.approx(losses(trained("steady")), rel=1e-5)
-    assert not exp.path("runNone").exists()
+def test_torchrun_outside_gives_the_losses_of_torchrun_inside_also_when_it_restarts_the_ranks(exp, trained):
+    outer = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}"]
+    own, run = {"cwd": exp.folder, "env": clean_environment(), "text": True}, exp.path("run")
+    words = ["launcher=external", "max_steps=30", "checkpoint.every_steps=1", "resume=auto", "output_dir=run"]
+    process = subprocess.Popen([*outer, "--max_restarts=1", "-m", "exp", *STEADY, *words], **own)
+    wait_for(has_steps(run, 3), process)
+    os.kill(next(pid for pid, name in family(process.pid).items() if name == "exp-rank1"), signal.SIGKILL)
+    assert process.wait(280) == 0
+    expected, found = losses(trained("steady")), losses(run)
+    assert {step: found[step] for step in expected} == pytest.approx(expected, rel=1e-5)
+    assert (exp.result("run")["restarts"], exp.result("run")["steps"]) == (1, 30)
+    assert subprocess.run([*outer, "-m", "exp", *STEADY, "output_dir=alone"], **own, check=False).returncode != 0
+    assert not exp.path("alone").exists()
 
 
 @pytest.mark.extended
@@ -72,8 +76,6 @@ def test_the_rank_that_hangs_is_named(exp, start):
     settings = [*TINY, "max_steps=4000", "max_epochs=1000", "val_every=1000", "launcher=external", "output_dir=run"]
     processes = [start(*settings, "launcher.step_timeout_s=8", **place) for place in places(2)]
     wait_for(has_steps(exp.path("run")), *processes)
-    from tests.behaviour.conftest import family
-
     (rank1,) = [pid for pid, name in family(processes[1].pid).items() if name == "exp-rank1"]
     os.kill(rank1, 19)
     said = [process.communicate(timeout=280) for process in processes]

@@ -29,8 +29,7 @@ WANTED = {**TORCH, **MASTER}
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_launchers_variables_give_the_place(family):
-    on_each_node = "2(x2)" if family == "srun" else "2"
-    assert place_of({**variables(family, "3", "4", "1", on_each_node), **MASTER}) == WANTED
+    assert place_of({**variables(family, "3", "4", "1", "2(x2)" if family == "srun" else "2"), **MASTER}) == WANTED
     assert RankInfo.of(WANTED) == RankInfo(3, 4, 1, 2)
 
 

@@ -52,6 +52,5 @@ def test_scaled_and_mirrored_copies_are_averaged():
     torch.testing.assert_close(found.sum(dim=1), torch.full((1, 32, 48), 4.0))  # four copies
     torch.testing.assert_close(augmented(scores, image.flip(-1), [1.0, 0.5], flip=True).flip(-1), found)
     torch.testing.assert_close(augmented(scores, image, [1.0], flip=False), scores(image))
-    mirrored = scores(image.flip(-1)).flip(-1)
-    both = scores(image).softmax(dim=1) + mirrored.softmax(dim=1)
+    both = scores(image).softmax(dim=1) + scores(image.flip(-1)).flip(-1).softmax(dim=1)
     torch.testing.assert_close(augmented(scores, image, [1.0], flip=True), both)

@@ -57,11 +57,13 @@ class LossMeter:
 
     To read a loss, the host must wait for the device. At every step this would take longer than all other overhead of a
     step. :meth:`read` waits once for all steps since the last reading.
+
+    Attributes:
+        sums: sums since the last reading, by name; 0-dim float32 tensors on the device.
     """
 
     def __init__(self) -> None:
         self.sums: dict[str, torch.Tensor] = {}
-        """Sums since the last reading, by name; 0-dim float32 tensors on the device."""
         self._counts: Counter[str] = Counter()
 
     def add(self, losses: Mapping[str, torch.Tensor]) -> None:

@@ -77,6 +77,11 @@ class BackendOptimWrapper(OptimWrapper):
         accumulate: micro-batches per optimizer step.
         clip_grad_norm: largest L2 norm of all gradients together; None: no clipping.
         model: the trained model, for lazy devices; None: not known.
+
+    Attributes:
+        exchange_gradients: averages the gradients of a step over the ranks, if the backward pass does not do it.
+        before_backward: called between the forward and the backward pass of each micro-batch.
+        before_step: called before each step, with the complete, unscaled gradients, before they are clipped.
     """
 
     def __init__(
@@ -98,11 +103,8 @@ class BackendOptimWrapper(OptimWrapper):
         self.clip_grad_norm = clip_grad_norm
         self.grad_norm: torch.Tensor | None = None
         self.exchange_gradients: Callable[[], None] | None = None
-        """Averages the gradients of a step over the ranks, if the backward pass does not do it."""
         self.before_backward: Callable[[], None] | None = None
-        """Called between the forward and the backward pass of each micro-batch."""
         self.before_step: Callable[[], None] | None = None
-        """Called before each step, with the complete, unscaled gradients, before they are clipped."""
         self._losses: list[torch.Tensor] = []
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
 

@@ -49,14 +49,17 @@ def progress_of(folder: RunFolder) -> str:
 
 
 class Watcher:
-    """Receives progress and outcomes of runs. This class shows a single run: one line, redrawn on a terminal."""
+    """Receives progress and outcomes of runs. This class shows a single run: one line, redrawn on a terminal.
+
+    Attributes:
+        live: rich's live display; None without a terminal.
+        rows: the rows of the display, by number of the run.
+    """
 
     def __init__(self) -> None:
         self.console = console.make_console()
         self.live: Any = None
-        """Rich's live display; None without a terminal."""
         self.rows: dict[int, Any] = {}
-        """The rows of the display, by number of the run."""
         self._shown = ""
 
     def __enter__(self) -> Watcher:

@@ -127,6 +127,10 @@ class RunLock:
         folder: :meth:`acquire` makes it, with its parents; those that are still empty at the end are removed.
         token: equal in all processes of one job, which share the lock; None: this process does not share it.
         key: configuration key of the folder, for messages.
+
+    Attributes:
+        made: the folders that did not exist before, the innermost first.
+        lost: how the lock was lost while it was held; None: it was not lost.
     """
 
     def __init__(self, folder: Path, token: str | None = None, key: str = "output_dir") -> None:
@@ -140,9 +144,7 @@ class RunLock:
         self._guard = threading.RLock()
         self._shown = console.shown(folder)
         self.made: list[Path] = []
-        """The folders that did not exist before, the innermost first."""
         self.lost: str | None = None
-        """How the lock was lost while it was held; None: it was not lost."""
 
     def acquire(self, job: str = "") -> bool:
         """Make the folder and take its lock; a dead holder is replaced.

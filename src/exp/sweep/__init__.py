@@ -29,7 +29,6 @@ from exp.launcher.follow import Watcher
 from exp.runs.files import read_json, to_json
 from exp.runs.folder import RunFolder, selecting_value
 from exp.runs.lock import RunLock
-from exp.runs.status import PREEMPT_SIGNAL
 from exp.sweep.composing import Composer
 from exp.sweep.packing import pack
 
@@ -109,6 +108,10 @@ class Sweep:
     Raises:
         ConfigError: the path of the folder is empty, the folder has another sweep, another process uses it, or
             ``hydra.sweep.subdir`` is set.
+
+    Attributes:
+        received: the signal that has ended the jobs of a batch on this machine.
+        runs: the runs that can be compared, read after the last batch.
     """
 
     def __init__(self, config: Any, composer: Composer) -> None:
@@ -128,9 +131,7 @@ class Sweep:
         self.began = time.monotonic()
         self.busy = self.dry = self.launched = False
         self.received: int | None = None
-        """The signal that has ended the jobs of a batch on this machine."""
         self.runs: list[Run] = []
-        """The runs that can be compared, read after the last batch."""
         self.lock = RunLock(folder)
         try:
             self.lock.acquire()
@@ -267,7 +268,7 @@ class Sweep:
         names = [job.outcome.interrupted_by for job in self.jobs if job.outcome is not None]
         number = self.received or next((signal.Signals[name] for name in names if name is not None), None)
         if number is not None:
-            raise Ended(number, EXIT_PREEMPTED if number == PREEMPT_SIGNAL else 128 + number)
+            raise Ended(number)
         direction = str(self.config.hydra.sweeper.get("direction"))  # may be an enum member, or a list of one
         for run in self.runs:
             greater = bool(run.result.get("greater_is_better"))

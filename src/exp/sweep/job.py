@@ -9,7 +9,7 @@ import sys
 from dataclasses import asdict
 
 from exp import console
-from exp.errors import EXIT_FAILED, EXIT_PREEMPTED, Ended, ExpError
+from exp.errors import EXIT_FAILED, Ended, ExpError
 from exp.frozen import FrozenRun
 from exp.launcher.base import Outcome, outcome_file
 from exp.launcher.processes import die_with_parent
@@ -35,7 +35,7 @@ def main(run_dir: str, parent: str, token: str) -> int:
     file.unlink(missing_ok=True)  # of an earlier process with this number
 
     def hear(number: int, _frame: object) -> None:
-        raise Ended(number, EXIT_PREEMPTED if number == PREEMPT_SIGNAL else 128 + number)
+        raise Ended(number)
 
     try:
         with handle_signals(hear):  # while no launcher does

@@ -34,6 +34,9 @@ class _Packing:
 
     Jobs of the CPU backend take CPU cores; as many jobs on simulated cards run as there are cores for. With
     ``parallel_jobs``, at most that many jobs run at a time, and they may share cores.
+
+    Attributes:
+        running: process and devices of each running job.
     """
 
     def __init__(self, runs: Sequence[FrozenRun], parallel_jobs: int | None) -> None:
@@ -42,7 +45,6 @@ class _Packing:
         self.backends = [create_backend(run.config.backend) for run in runs]
         self.waiting = list(range(len(runs)))
         self.running: dict[int, tuple[subprocess.Popen[bytes], list[int]]] = {}
-        """Process and devices of each running job."""
         self.received: int | None = None
         self.deadline = float("inf")
         self.mark = secrets.token_hex(8)

@@ -67,7 +67,6 @@ def test_labels_of_images_do_not_depend_on_what_they_are_batched_with():
 
 @pytest.mark.skipif(not hasattr(getattr(torch, "compiler", None), "set_stance"), reason="needs torch 2.6")
 def test_windows_are_compiled_once_for_images_of_all_sizes():
-    torch.manual_seed(0)
     model = Segmenter(3, **SMALL, **VARIANTS["dpt"], window=32, overlap=0.25).eval()
     sizes = [(64, 80), (100, 300), (56, 130), (200, 60)]  # the second makes the number of windows a variable
     plain = [model(image=images(*size), mode="predict") for size in sizes]
