@@ -118,7 +118,7 @@ class OperatorCheck(Hook):
             # The text of torch's dispatcher goes on to name every kind of device.
             reason = "the CPU lacks it" if isinstance(error, NotImplementedError) else first_line(error) or repr(error)
         # It draws random numbers, so results differ. The CPU refuses a generator of a card.
-        if kwargs.get("generator") or not torch.equal(seeds, generator.get_state()):
+        if generator is not torch.default_generator or not torch.equal(seeds, generator.get_state()):
             generator.set_state(seeds)
             reason = "random"
         before = self.backend.fallbacks()

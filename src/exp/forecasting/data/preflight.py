@@ -111,13 +111,13 @@ def locate(config: ForecastingDataConfig) -> Path:
         DataError: there is no such file; the message lists the folder's content.
     """
     folder = sample_folder("ett") if config.root is None else Path(config.root).expanduser().absolute()
-    path = folder / Path(config.file).expanduser()
-    places = [path, *([folder / config.archive_folder / config.file] if config.archive_folder else ())]
+    file = Path(config.file).expanduser()
+    path, absolute = folder / file, file.is_absolute()  # data.root and archive_folder play no part then
+    places = [path, *([folder / config.archive_folder / file] if config.archive_folder and not absolute else ())]
     for each in places:
         if os.path.isfile(each):  # noqa: PTH113 - Path.is_file raises where a folder above may not be entered
             return each
     own = "" if config.root is not None else " (null: the sample data of exp)"
-    absolute = Path(config.file).expanduser().is_absolute()  # then data.root plays no part
     raise DataError(
         f"data.file={config.file} (data set {config.name}): there is no file {', nor '.join(map(str, places))}"
         + f"; set data.root{own} to the folder that holds it" * (not absolute)
