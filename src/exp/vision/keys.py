@@ -117,7 +117,7 @@ class SegmentationDataConfig(ImageDataConfig):
 
 @dataclass
 class LoraConfig:
-    """Low-rank updates of a frozen backbone (:mod:`exp.vision.dinov3.lora`; Hu et al., arXiv 2106.09685)."""
+    """Low-rank updates of a frozen backbone (Hu et al., arXiv 2106.09685)."""
 
     rank: int = 0
     """Rank of the updates. Above 0 only the updates and the head are trained; 0: no updates."""
