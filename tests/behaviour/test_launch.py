@@ -113,6 +113,16 @@ def test_a_job_for_slurm_is_shown_without_one_and_refused_where_there_is_none(ex
     assert "module load it" in script
     assert any(line.startswith("#SBATCH --signal=") for line in script)
     assert not exp.path("run").exists()
+    once = exp(*TINY, *wanted, "launcher.dry_run=true", "+launcher.extra.requeue=false").stdout.splitlines()
+    assert [line for line in once if "requeue" in line] == ["#SBATCH --no-requeue"]
+    for words, key in (
+        (["backend=cuda"], "launcher.gres"),
+        (["+launcher.extra.ntasks_per_node=2"], "launcher.extra.ntasks_per_node"),
+        (["launcher.rdzv_endpoint=n1:29500"], "launcher.rdzv_endpoint"),
+    ):
+        done = exp(*TINY, *wanted, "launcher.dry_run=true", *words)
+        assert done.returncode == 2, done.stdout
+        assert key in first_line(done)
     (tmp_path / "bin").mkdir()
     done = exp(*TINY, *wanted, PATH=str(tmp_path / "bin"))
     assert done.returncode == 3

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.behaviour.conftest import has_steps, start, wait_for
+from tests.behaviour.conftest import has_steps, python, start, wait_for
 from tests.conftest import TINY
 from tests.slurm.cluster import Cluster, why_not
 
-__all__ = ["Submitted", "start"]
+__all__ = ["Submitted", "python", "start"]
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 
 import pytest
@@ -60,6 +61,18 @@ def test_sigterm_alone_loses_no_step(submit, cluster):
     cluster.run("scancel", job)
     running.process.communicate(timeout=280)
     assert running.process.returncode in (1, 75)  # cancelled, or preempted
+
+
+def test_a_job_that_is_submitted_from_a_job_has_only_what_it_asks_for(cluster, python, tmp_path):
+    """The variables of the outer job contradict the request of the inner one, and would end its srun."""
+    inner = [*python, *TINY, "launcher=submitit", "launcher.poll_s=0.5", "launcher.mem_gib=1", "output_dir=run"]
+    script = tmp_path / "outer.sh"
+    script.write_text(f"#!/bin/bash\nexec {shlex.join(inner)}\n")
+    asked = ["--mem-per-cpu=300M", "--ntasks=2", "--signal=USR1@30", "--time=9", f"--output={tmp_path / 'outer.log'}"]
+    cluster.run("sbatch", f"--chdir={tmp_path}", *asked, str(script))
+    wait_for(lambda: (tmp_path / "run/result.json").is_file() or not cluster.jobs(), seconds=280)
+    assert (tmp_path / "run/result.json").is_file(), (tmp_path / "outer.log").read_text()
+    assert "completed" in (tmp_path / "run/result.json").read_text()
 
 
 def test_a_failing_node_costs_what_was_not_saved(submit, result, cluster):

@@ -30,6 +30,7 @@ from exp.hardware.registry import create_backend
 from exp.launcher.base import Launcher, Outcome, outcome_file, take_stale_variables
 from exp.launcher.follow import JOB_FILE, Followed, Watcher, follow
 from exp.launcher.processes import REQUEUES_VARIABLE
+from exp.launcher.submission import asks_for_cards, check_options, environment_for
 from exp.launcher.torchrun import TorchrunLauncher
 from exp.runs import slurm
 from exp.runs.failures import Failures, RankFailure
@@ -37,6 +38,7 @@ from exp.runs.files import UMASK, write_json
 from exp.runs.folder import RunFolder
 from exp.runs.lock import RunLock
 from exp.runs.status import PREEMPT_SIGNAL
+from exp.task import task_class
 
 if TYPE_CHECKING:
     from exp.hardware.backend import Backend
@@ -78,6 +80,10 @@ class SubmititLauncher(Launcher):
                 f"launcher.signal_delay_s={given.signal_delay_s} is not below the time limit "
                 f"launcher.time_minutes={given.time_minutes}; lower it, or raise the limit"
             )
+        check_options(given.extra, given.srun_args)
+        if given.rdzv_endpoint is not None or given.nnodes != given.nodes:
+            key = "nnodes" if given.nnodes != given.nodes else "rdzv_endpoint"
+            raise ConfigError(f"launcher.{key} cannot be set with launcher=submitit; set launcher.nodes instead")
         if given.nodes > 1 and given.cluster != "slurm":
             raise ConfigError(f"launcher.nodes={given.nodes} needs launcher.cluster=slurm")
         if given.cluster == "slurm" and not given.dry_run and not shutil.which("sbatch"):
@@ -98,17 +104,24 @@ class SubmititLauncher(Launcher):
         """Return the batch script, with ``launcher.dry_run=true``; otherwise ask Slurm whether it would accept it.
 
         Raises:
-            ConfigError: Slurm would refuse the script.
+            ConfigError: Slurm would refuse the script, or it asks for no cards although the backend needs some.
         """
+        config = runs[0].config
         if self.config.cluster in _HERE and not self.config.dry_run:
             return None
-        shown = copy.copy(self._executor(runs[0], logs))
-        if len(runs) > 1:
-            shown.parameters = {**shown.parameters, "map_count": len(runs)}
-        script: str = shown._make_submission_file_text(shown._submitit_command_str, "")
+        backend = create_backend(config.backend)
+        needs_cards = backend.exclusive_devices and not backend.simulate and task_class(config).uses_hardware
+        if needs_cards and not asks_for_cards(self.config):
+            raise ConfigError(
+                f"backend={backend.name} needs cards, and the job would ask Slurm for none; set launcher.gres=<the "
+                f"cards' name there, such as gpu>:{config.nproc}, or launcher.exclusive=true for whole nodes"
+            )
+        executor = self._executor(runs[0], logs)
+        script = _script(executor, len(runs))
         if self.config.dry_run:
             return script
-        slurm.check_script(script)
+        with environment_for(script, backend.visible_variables):
+            slurm.check_script(script)
         return None
 
     def launch_all(self, runs: Sequence[FrozenRun], watcher: Watcher, logs: Path) -> list[Outcome]:
@@ -117,8 +130,9 @@ class SubmititLauncher(Launcher):
         Returns:
             An outcome for each run.
         """
-        executor = self._executor(runs[0], logs)
-        with executor.batch() if len(runs) > 1 else contextlib.nullcontext():
+        executor, backend = self._executor(runs[0], logs), create_backend(runs[0].config.backend)
+        environment = environment_for(_script(executor, len(runs)), backend.visible_variables)
+        with environment, executor.batch() if len(runs) > 1 else contextlib.nullcontext():
             added = [executor.submit(run_job, str(run.folder.path), run.lock and run.lock.token) for run in runs]
         jobs = [Followed(str(job.job_id), run.folder, logs) for run, job in zip(runs, added)]
         for run, job in zip(runs, jobs):
@@ -143,7 +157,9 @@ class SubmititLauncher(Launcher):
         logging.getLogger("submitit").setLevel(logging.WARNING)
         given = vars(self.config)
         cpus = given["cpus_per_node"] or run.config.nproc
-        extra = {"requeue": True, **given["extra"]}
+        extra = {"requeue": True, **{name: value for name, value in given["extra"].items() if value is not None}}
+        extra["requeue" if extra["requeue"] else "no-requeue"] = True
+        extra = {name: value for name, value in extra.items() if value is not False}
         if given["mem_gib"] is not None:
             extra["mem"] = f"{round(given['mem_gib'] * 1024)}M"
         executor = Executor(logs)
@@ -159,6 +175,14 @@ class SubmititLauncher(Launcher):
             **{"job_name": run.config.name, **{key: given[key] for key in _SUBMITIT_KEYS if given[key]}},
         )
         return executor
+
+
+def _script(executor: Any, jobs: int) -> str:
+    """The batch script of one job, or of an array."""
+    shown = copy.copy(executor)
+    if jobs > 1:
+        shown.parameters = {**shown.parameters, "map_count": jobs}
+    return str(shown._make_submission_file_text(shown._submitit_command_str, ""))
 
 
 def run_job(run_dir: str, token: str | None = None) -> int:
