@@ -66,15 +66,66 @@ def test_a_holder_that_only_its_lock_tells_of_is_waited_for(tmp_path, what):
     beat.join()
 
 
-def test_a_job_in_the_queue_of_a_slurm_that_does_not_answer_keeps_its_folder(tmp_path, monkeypatch):
-    """It has no heartbeat before it runs."""
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "squeue").write_text("#!/bin/sh\necho 'Unable to contact slurm controller' >&2; exit 1\n")
-    (tmp_path / "bin" / "squeue").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
-    held_by(tmp_path, STALE_AFTER_S + 1, machine="another", job="7")
-    with pytest.raises(ConfigError, match="in use by another run: Slurm job 7"):
+OURS, THEIRS = "lab@n0:6817", "lab@far:6817"
+
+
+@pytest.fixture
+def slurm(tmp_path_factory, monkeypatch):
+    """Commands of the cluster ``OURS``, whose squeue shows these lines; None: it does not answer."""
+
+    def put(shown: str | None) -> None:
+        folder = tmp_path_factory.mktemp("bin")
+        config = "ClusterName = lab\nSlurmctldHost[0] = n0\nSlurmctldPort = 6817"
+        commands = {
+            "squeue": f"echo '{shown}'"
+            if shown
+            else "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1",
+            "scontrol": f"echo '{config}'",
+        }
+        for name, line in commands.items():
+            silent = "echo 'Unable to contact slurm controller' >&2; exit 1"
+            (folder / name).write_text(f"#!/bin/sh\n{silent if shown is None else line}\n")
+            (folder / name).chmod(0o755)
+        monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+    return put
+
+
+@pytest.mark.parametrize(
+    ("shown", "cluster", "age"),
+    [(None, OURS, STALE_AFTER_S + 1),  # it has no heartbeat before it runs
+     ("7|PENDING|Priority|", OURS, STALE_AFTER_S + 1),
+     ("", THEIRS, 0),  # squeue of another cluster says "Invalid job id", or knows another job of that number
+     ("", THEIRS, STALE_AFTER_S + 1),
+     ("7|COMPLETED|None|n1", THEIRS, 0)],
+)  # fmt: skip
+def test_a_job_that_may_be_alive_keeps_its_folder(shown, cluster, age, tmp_path, slurm):
+    slurm(shown)
+    held_by(tmp_path, age, machine="another", job="7", cluster=cluster)
+    with pytest.raises(ConfigError, match=f"in use by another run: Slurm job 7 of cluster {cluster}"):
         RunLock(tmp_path).acquire()
+
+
+@pytest.mark.parametrize(
+    ("shown", "age"),
+    [("7|CANCELLED|None|n1", 0), ("", STALE_AFTER_S + 1), ("", STALE_AFTER_S - 1)],  # the last: after another second
+)  # fmt: skip
+def test_a_job_that_has_ended_does_not(shown, age, tmp_path, slurm):
+    slurm(shown)
+    held_by(tmp_path, age, machine="another", job="7", cluster=OURS)
+    lock = RunLock(tmp_path)
+    assert lock.acquire() is False
+    lock.release()
+
+
+def test_a_heartbeat_proves_more_than_a_slurm_that_has_forgotten_the_job(tmp_path, slurm):
+    slurm("")
+    held_by(tmp_path, 5, machine="another", job="7", cluster=OURS)
+    beat = threading.Timer(1.0, os.utime, [tmp_path / LOCK])
+    beat.start()
+    with pytest.raises(ConfigError, match="in use"):
+        RunLock(tmp_path).acquire()
+    beat.join()
 
 
 def test_of_many_that_find_a_dead_holder_one_takes_the_folder(tmp_path):

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["JOB_FILE", "Followed", "Watcher", "attach", "follow", "progress_of"]
 
 JOB_FILE = "job.json"
-"""File in ``logs`` of a run folder: the ``job`` id of its Slurm job, and ``logs``, the folder of the job's output."""
+"""File in ``logs`` of a run folder: the ``job`` id of its Slurm job, its ``cluster``, and ``logs``, the folder of the
+job's output."""
 
 _SURE_AFTER = 2  # polls that must show a job as ended: a job that is being requeued looks so for a moment
 
@@ -210,6 +211,11 @@ def attach(config: ExpConfig, *_: Any) -> int:
     if written is None or (holder is not None and holder.job != written["job"]):
         who = "" if holder is None else f": {holder} runs it"
         raise ConfigError(f"run={shown} has no submitted job{who}; task=attach follows jobs of launcher=submitit")
+    cluster = written["cluster"]
+    if cluster not in ("", slurm.cluster_here() or cluster):
+        raise ConfigError(
+            f"run={shown} is a job of the Slurm cluster {cluster}, not of this one; start task=attach there"
+        )
     submitted, number = FrozenRun.load(folder, of_others=True), written["job"]
     with Watcher() as watcher:
         watcher.say(f"following job {number} of {shown}")

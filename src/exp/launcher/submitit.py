@@ -134,11 +134,12 @@ class SubmititLauncher(Launcher):
         environment = environment_for(_script(executor, len(runs)), backend.visible_variables)
         with environment, executor.batch() if len(runs) > 1 else contextlib.nullcontext():
             added = [executor.submit(run_job, str(run.folder.path), run.lock and run.lock.token) for run in runs]
+        cluster = slurm.cluster_here() or ""
         jobs = [Followed(str(job.job_id), run.folder, logs) for run, job in zip(runs, added)]
         for run, job in zip(runs, jobs):
-            write_json(run.folder.logs / JOB_FILE, {"job": job.id, "logs": str(logs)})
+            write_json(run.folder.logs / JOB_FILE, {"job": job.id, "cluster": cluster, "logs": str(logs)})
             if run.lock is not None:
-                run.lock.pass_to(job=job.id)
+                run.lock.pass_to(job=job.id, cluster=cluster)
         base = jobs[0].id.partition("_")[0]
         what = f"job {base}" if len(runs) == 1 else f"job array {base} of {len(runs)} jobs"
         watcher.say(f"submitted {what}; squeue -j {base} shows it, scancel {base} ends it")

@@ -3,7 +3,7 @@
 The lock is the file ``.lock`` in the folder, created exclusively (``O_EXCL``), which works on network file systems,
 too. The file names its holder; the lock of a dead holder does not count. On its own machine a holder is alive if its
 process runs. On other machines it is alive if it has touched the file lately, by the file server's clock. A Slurm job
-is alive from submission to its end, also while it is requeued.
+is alive from submission to its end, also while it is requeued; only its own cluster knows it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import fcntl
 import json
 import os
 import secrets
-import shutil
 import signal
 import socket
 import tempfile
@@ -53,6 +52,7 @@ class Holder:
         started: start time of the process in clock ticks since boot; needed because process ids are reused.
         since: when the lock was taken, in seconds since the epoch.
         job: id of the Slurm job; empty: no job.
+        cluster: of the job (:func:`exp.runs.slurm.cluster_here`); empty: not known.
         secret: random name of the rendezvous, which nobody without access to the folder can guess.
         seen: last heartbeat, that is the time of the lock file, in seconds since the epoch.
     """
@@ -64,6 +64,7 @@ class Holder:
     started: int = 0
     since: float = 0.0
     job: str = ""
+    cluster: str = ""
     secret: str = ""
     seen: float = 0.0
 
@@ -71,7 +72,12 @@ class Holder:
     def me(cls, token: str, job: str = "", several: bool = False) -> Holder:
         """This process as a holder, or as one of several of the same token."""
         start, secret, host = _started(os.getpid()) or 0, secrets.token_hex(16), socket.gethostname()
-        return cls(token, host, "" if several else _machine(), os.getpid(), start, time.time(), job, secret)
+        machine, cluster = "" if several else _machine(), ""
+        if job:
+            from exp.runs.slurm import cluster_here  # only runs on Slurm need it
+
+            cluster = cluster_here() or ""
+        return cls(token, host, machine, os.getpid(), start, time.time(), job, cluster, secret)
 
     def encoded(self) -> bytes:
         """The content of the lock file."""
@@ -81,7 +87,8 @@ class Holder:
         if not self.token:
             return "one whose lock cannot be read"
         since = datetime.fromtimestamp(self.since).strftime("%Y-%m-%d %H:%M:%S")
-        job = f"Slurm job {self.job}, submitted from " if self.job else ""
+        cluster = f" of cluster {self.cluster}" if self.cluster else ""
+        job = f"Slurm job {self.job}{cluster}, submitted from " if self.job else ""
         return f"{job}host {self.host}, pid {self.pid}, since {since}"
 
 
@@ -241,6 +248,8 @@ class RunLock:
                 self._remove(holder)
             elif alive or waited_for not in (None, holder):
                 follow = f"; to follow it: task=attach run={self._shown}" if holder.job else ""
+                if holder.job and now - holder.seen >= STALE_AFTER_S:
+                    follow += f"; if it has ended, and Slurm cannot be asked for it here: rm {self._shown}/{LOCK}"
                 raise ConfigError(
                     f"{self._shown} is in use by another run: {holder}, last heartbeat {age}; wait for its end, or use "
                     f"another {self.key}{follow}"
@@ -305,13 +314,13 @@ def _alive(holder: Holder, now: float) -> bool | None:
         now: time of the clock of its heartbeats.
     """
     if holder.job:
-        from exp.runs.slurm import find_states  # only runs on Slurm need it
+        from exp.runs.slurm import cluster_here, find_states
 
-        states = find_states([holder.job])
-        if states is not None:
-            return not states[holder.job].ended
-        if shutil.which("squeue"):  # Slurm does not answer, and a job that waits in its queue has no heartbeat
+        states = find_states([holder.job]) if holder.cluster in ("", cluster_here()) else None
+        if states is None:  # nobody here knows the job, and one that waits in its queue has no heartbeat
             return True
+        if states[holder.job].name != "GONE":
+            return not states[holder.job].ended
     elif holder.machine == _machine():
         return _started(holder.pid) == holder.started
     return False if now - holder.seen >= STALE_AFTER_S else None

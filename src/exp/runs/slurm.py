@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 from dataclasses import dataclass
 from typing import Sequence
 
 from exp.errors import ConfigError, UnavailableError
 
-__all__ = ["JobState", "check_script", "describe_end", "find_states", "requeue"]
+__all__ = ["JobState", "check_script", "cluster_here", "describe_end", "find_states", "requeue"]
 
 _TIMEOUT_S = 60
 _ENDS = {
@@ -63,6 +65,20 @@ def find_states(ids: Sequence[str]) -> dict[str, JobState] | None:
     return {job: found.get(job, JobState()) for job in ids}
 
 
+def cluster_here() -> str | None:
+    """The cluster that Slurm's commands ask here, ``name@host:port`` of its controller: names alone are not unique.
+
+    Returns:
+        None if Slurm does not answer.
+    """
+    shown = dict(re.findall(r"^(\w+)(?:\[0\])?\s*= *(\S+)", _run(["scontrol", "show", "config"]).stdout, re.MULTILINE))
+    if "ClusterName" not in shown:
+        return None
+    return "{ClusterName}@{SlurmctldHost}:{SlurmctldPort}".format_map(
+        {"SlurmctldHost": "", "SlurmctldPort": "", **shown}
+    )
+
+
 def describe_end(job: str, state: JobState) -> str:
     """One line for the user: which job, on which nodes, how it ended, and what to do."""
     where = f" on {state.nodes}" if state.nodes else ""
@@ -92,7 +108,10 @@ def check_script(script: str) -> None:
 
 def _run(command: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:
     """Run a Slurm command, with ``text`` as stdin; a command that is missing or takes longer than 60 s has failed."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}  # would filter
     try:
-        return subprocess.run(command, input=text, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+        return subprocess.run(
+            command, input=text, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False, env=environment
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return subprocess.CompletedProcess(command, 1, "", str(error))
