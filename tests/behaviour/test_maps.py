@@ -54,6 +54,24 @@ def test_a_written_map_has_the_miou_that_evaluation_reports(exp, trained, settin
     assert measured != pytest.approx(result(run)["metrics"]["mIoU"], abs=1e-6)  # the settings do something
 
 
+@pytest.mark.parametrize("inference", ["slide", pytest.param("whole", marks=pytest.mark.extended)])
+def test_a_scene_of_four_tiles_is_seen_at_the_resolution_of_a_tile(exp, trained, tmp_path, inference):
+    """The pipeline halves a tile of 1126 x 1058 pixels, and would quarter the scene; the other halves anything."""
+    with Image.open(next(DUBAI.glob("tile5/images/*_008.jpg"))) as tile:
+        assert tile.size == (1126, 1058)
+        Image.fromarray(np.tile(np.asarray(tile), (2, 2, 1))).save(tmp_path / "scene.png")
+    maps = []
+    for name, pipeline in (("sized", "data.eval_pipeline=[{type: Resize, scale: [563, 529]}]"), ("halved", HALF)):
+        done = exp("task=predict", f"init_from={trained('tiles')}", "backend=cpu", "plots=false", pipeline,
+                   f"model.inference={inference}", "task.input=scene.png", f"output_dir={name}")  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        maps.append(np.asarray(Image.open(tmp_path / name / "predictions" / "classes" / "scene.png")))
+    assert np.array_equal(*maps)
+    assert len(np.unique(maps[0])) > 1
+    files = exp.result("sized")["data"]["resized"]["files"]
+    assert files == {str(tmp_path / "scene.png"): [1126, 1058]}
+
+
 @pytest.fixture
 def odd_files(tmp_path):
     """A folder with one good image, one that is none, and one of 900 million pixels by its header."""

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from exp.engine.distributed import Distributed
-from exp.vision.metrics import SceneMetrics, SegmentationMetrics
+from exp.errors import ConfigError
+from exp.vision.metrics import PixelsRight, SceneMetrics, SegmentationMetrics
 
 CLASSES = ["water", "road", "snow"]
 
@@ -33,6 +34,21 @@ def test_pixels_by_hand():
     assert math.isnan(per_class.columns["iou"][2])
     assert per_class.columns["count"] == [3, 3, 0]
     assert confusion.columns == {"as water": [2, 1, 0], "as road": [1, 2, 0], "as snow": [0, 0, 0]}
+
+
+def test_logits_of_resized_images_are_enlarged_before_a_class_is_chosen():
+    """A border after the third of eight pixels, at half the size; the second image is padded, and no smaller."""
+    truth = torch.tensor([[[0, 0, 0, 1, 1, 1, 1, 1]], [[2, 2, 255, 255, 255, 255, 255, 255]]], dtype=torch.uint8)
+    logits = torch.zeros(2, 3, 1, 4)
+    logits[0, 0], logits[0, 1] = torch.tensor([1.0, 0.5, 0, 0]), torch.tensor([0, 0.5, 1.0, 1.0])
+    logits[1, 2, 0, :2] = 1.0
+    batch = {"label": truth, "sizes": [(1, 4), (1, 2)], "label_sizes": [(1, 8), (1, 2)]}
+    metrics = SegmentationMetrics(CLASSES)
+    metrics.update(logits, batch)
+    assert metrics.confusion.counts.tolist() == [[3, 0, 0], [0, 5, 0], [0, 0, 2]]
+    assert PixelsRight(3).per_sample(logits, batch).tolist() == [1.0, 1.0]
+    with pytest.raises(ConfigError, match=r"\(2, 1, 4\) for masks of \(2, 1, 8\)"):
+        metrics.update(logits.argmax(dim=1), batch)
 
 
 def test_scenes_by_hand():

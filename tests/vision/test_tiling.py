@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from exp.vision.tiling import InMemory, Tiling, augmented, window_origins
 
@@ -54,3 +55,57 @@ def test_scaled_and_mirrored_copies_are_averaged():
     torch.testing.assert_close(augmented(scores, image, [1.0], flip=False), scores(image))
     both = scores(image).softmax(dim=1) + scores(image.flip(-1)).flip(-1).softmax(dim=1)
     torch.testing.assert_close(augmented(scores, image, [1.0], flip=True), both)
+
+
+def given(*probabilities):
+    """A network whose scores are these probabilities of the second of two classes, whatever it sees: (h, w)."""
+    second = torch.tensor(probabilities)
+    return lambda windows: torch.stack([1.0 - second, second])[None].expand(len(windows), -1, -1, -1)
+
+
+def test_scores_are_enlarged_before_a_class_is_chosen():
+    """Worked out by hand: a border after the third of eight pixels, and perfect probabilities at half the size.
+
+    Bilinear: 0, .125, .375, .625, .875, 1, 1, 1. Chosen at half the size, the border would be at the fourth pixel.
+    """
+    scores, image = given([0.0, 0.5, 1.0, 1.0]), InMemory(torch.zeros(3, 1, 4))
+    ((top, labels),) = Tiling("whole").rows(scores, 2, image, (1, 8))
+    assert (top, labels.tolist()) == (0, [[0, 0, 0, 1, 1, 1, 1, 1]])
+    down = given([0.0], [0.5], [1.0], [1.0])
+    rows = list(Tiling("whole").rows(down, 2, InMemory(torch.zeros(3, 4, 1)), (8, 1)))
+    assert [labels.flatten().tolist() for _, labels in rows] == [[0, 0, 0, 1, 1, 1, 1, 1]]
+
+
+@pytest.mark.parametrize("band_bytes", [Tiling.band_bytes, 4 * 6 * 64 * 70, 1])
+@pytest.mark.parametrize("size", [(262, 180), (260, 90), (131, 181), (90, 97), (65, 45), (7, 500)])
+@pytest.mark.parametrize("kind", ["slide", "whole"])
+def test_resized_labels_are_of_the_means_interpolated_as_torch_does(kind, size, band_bytes):
+    """In any bands of rows and strips of columns; with windows of which some pixels see more than others."""
+    pixels, scores, tiling = noise(131, 90), network(), Tiling(kind, 33, 0.6)
+    tiling.band_bytes = band_bytes
+    height, width = tiling.window_of(131, 90)
+    total, count = torch.zeros(6, 131, 90), torch.zeros(131, 90)
+    for top in window_origins(131, height, tiling.stride):
+        for left in window_origins(90, width, tiling.stride):
+            place = (slice(top, top + height), slice(left, left + width))
+            total[(..., *place)] += scores(pixels[(None, ..., *place)])[0]
+            count[place] += 1
+    expected = F.interpolate((total / count)[None].double(), size, mode="bilinear", align_corners=False)[0].argmax(
+        dim=0
+    )
+    parts = list(tiling.rows(scores, 6, InMemory(pixels), size))
+    assert [top for top, _ in parts] == [sum(len(rows) for _, rows in parts[:n]) for n in range(len(parts))]
+    assert torch.equal(torch.cat([rows for _, rows in parts]).long(), expected)
+
+
+def test_each_image_of_a_batch_gets_labels_of_its_own_size():
+    images = torch.stack([F.pad(noise(20, 30), (0, 10, 0, 4)), noise(24, 40)])
+    sizes, label_sizes = [(20, 30), (24, 40)], [(40, 60), (12, 50)]
+    tiling, scores = Tiling("slide", 16, 0.5), network()
+    labels = tiling.labels(scores, 6, images, sizes, 255, label_sizes)
+    assert labels.shape == (2, 40, 60)
+    for row, image, (height, width), size in zip(labels, images, sizes, label_sizes):
+        alone = [part for _, part in tiling.rows(scores, 6, InMemory(image[:, :height, :width]), size)]
+        assert torch.equal(row[: size[0], : size[1]], torch.cat(alone))
+    assert (labels[1, 12:] == 255).all()
+    assert (labels[1, :, 50:] == 255).all()

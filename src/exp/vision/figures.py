@@ -262,7 +262,7 @@ def draw_samples(data: Any, worst: Sequence[RankedSample], best: Sequence[Ranked
         tiles = []
         for place, sample in enumerate(samples, start=1):
             name = Path(data.test.samples[sample.number][0]).name
-            if sample.outputs.dim() == 2:
+            if sample.outputs.dim() > 1:
                 title = f"{kind} {place}: {name}"
                 picture = _segmentation_picture(data, data.test, sample.number, sample.outputs, title)
                 pictures[f"{kind}_{place}.png"] = picture

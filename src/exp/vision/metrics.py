@@ -6,11 +6,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Mapping, Sequence
 
 import torch
+import torch.nn.functional as F
 
-from exp.errors import DataError
+from exp.errors import ConfigError, DataError
 from exp.metrics import Metric, SampleMetric, Table
 from exp.vision.data.labels import IGNORED
-from exp.vision.pictures import resized_labels
 
 if TYPE_CHECKING:
     from exp.engine.distributed import Distributed
@@ -58,13 +58,30 @@ class ConfusionMatrix:
 
 
 def as_in_file(outputs: torch.Tensor, batch: dict[str, Any]) -> torch.Tensor:
-    """Predicted labels (B, h, w) at the pixels of the masks, (B, H, W); ``data.eval_pipeline`` may resize images."""
-    if "label_sizes" not in batch:
-        return outputs
-    found = torch.full(batch["label"].shape, IGNORED, dtype=outputs.dtype)
-    for row, labels, (height, width), size in zip(found, outputs.cpu(), batch["sizes"], batch["label_sizes"]):
-        row[: size[0], : size[1]] = torch.from_numpy(resized_labels(labels[:height, :width].numpy(), *size))
-    return found.to(outputs.device)
+    """Predicted labels at the pixels of the masks, (B, H, W); ``data.eval_pipeline`` may resize images.
+
+    Args:
+        outputs: labels (B, H, W), or logits (B, K, h, w) of the images, which are interpolated first.
+        batch: the batch, with ``label`` (B, H, W).
+
+    Raises:
+        ConfigError: the outputs are neither.
+    """
+    truth = batch["label"]
+    if outputs.dim() == truth.dim() + 1:
+        found = torch.full(truth.shape, IGNORED, dtype=torch.uint8, device=outputs.device)
+        sizes = batch.get("sizes") or [outputs.shape[-2:]] * len(outputs)
+        for row, logits, (height, width), size in zip(found, outputs, sizes, batch.get("label_sizes") or sizes):
+            part = logits[None, :, :height, :width].float()
+            part = part if size == (height, width) else F.interpolate(part, size=tuple(size), mode="bilinear")
+            row[: size[0], : size[1]] = part[0].argmax(dim=0)
+        return found
+    if outputs.shape != truth.shape:
+        raise ConfigError(
+            f"the model predicts {tuple(outputs.shape)} for masks of {tuple(truth.shape)}: in mode='predict' it must "
+            "give logits (B, K, h, w) of the images, or labels (B, H, W) of label_sizes (data.eval_pipeline resizes)"
+        )
+    return outputs
 
 
 class _ClassMetrics(Metric):
@@ -123,7 +140,7 @@ class SegmentationMetrics(_ClassMetrics):
     )
 
     def update(self, outputs: torch.Tensor, batch: dict[str, Any]) -> None:
-        """Take in predicted labels (B, h, w); ``label`` (B, H, W) of the batch is the truth."""
+        """Take in predictions (:func:`as_in_file`); ``label`` (B, H, W) of the batch is the truth."""
         self.confusion.update(as_in_file(outputs, batch), batch["label"])
 
 
@@ -154,7 +171,7 @@ class PixelsRight(SampleMetric):
         self.num_classes = num_classes
 
     def per_sample(self, outputs: torch.Tensor, batch: dict[str, Any]) -> torch.Tensor:
-        """The share for each image, (B,), of predicted labels (B, h, w); NaN where no pixel counts."""
+        """The share for each image, (B,), of predictions (:func:`as_in_file`); NaN where no pixel counts."""
         truth = batch["label"]
         known = truth < self.num_classes
         right = known & (as_in_file(outputs, batch).to(truth.dtype) == truth)

@@ -327,16 +327,21 @@ def _predict(session: Session, data: Any, model: Any, entry: Input) -> tuple[lis
     began, classes, folder = time.perf_counter(), len(data.classes), session.folder.path / "predictions"
     scores = functools.partial(model_scores, session, model)
     tiling: Tiling = getattr(model, "tiling", None) or Tiling("slide", _WINDOW, _OVERLAP)
-    prepare = functools.partial(data.prepare, for_map=True) if data.prepares else None
+    prepare = data.prepare_for_map if data.prepares else None
     written = [folder / "classes" / f"{entry.name}.png"]
     with open_image(entry.path, data.read, prepare) as image, label_map(written[0], image) as labels:
-        size, seen = (image.height, image.width), (image.seen.height, image.seen.width)
-        picture = image.thumbnail(_OVERLAY)
-        parts: Any = ((top, part.cpu().numpy()) for top, part in tiling.rows(scores, classes, image.seen))
-        if seen != size:  # data.eval_pipeline has resized it: labels are resized to the file, as in evaluation
-            parts = [(0, resized_labels(np.concatenate([part for _, part in parts]), *size))]
-        for top, part in parts:
-            missing = image.without_data(top, len(part))
+        size, picture = (image.height, image.width), image.thumbnail(_OVERLAY)
+        window = data.largest_seen(entry.path) if data.prepares and tiling.kind == "whole" else None
+        if window is not None and max(image.seen.height, image.seen.width) > window:
+            tiling = Tiling("slide", window, _OVERLAP, tiling.scales, tiling.flip)
+        if list(data.resized) == [str(entry.path)]:  # the first one
+            across, down = data.resized[str(entry.path)]
+            session.say(
+                f"warning: {entry.path} has {size[1]} x {size[0]} pixels; unlike data.eval_pipeline, it is resized to "
+                f"{across} x {down}, by a factor of the images of the data; result.json names such images"
+            )
+        for top, found in tiling.rows(scores, classes, image.seen, size):
+            part, missing = found.cpu().numpy(), image.without_data(top, len(found))
             labels[top : top + len(part)] = part if missing is None else np.where(missing, NO_DATA, part)
         write_png(written[0], labels, data.palette)
         if image.dataset is not None and image.dataset.crs is not None:

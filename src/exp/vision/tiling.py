@@ -83,6 +83,7 @@ class Tiling:
         image: torch.Tensor,
         sizes: Sequence[tuple[int, int]] | None,
         fill: int,
+        label_sizes: Sequence[tuple[int, int]] | None = None,
     ) -> torch.Tensor:
         """The most probable class of every pixel; the labels of an image do not depend on the rest of the batch.
 
@@ -92,37 +93,48 @@ class Tiling:
             image: (B, C, H, W).
             sizes: (height, width) of each image without its padding; None: no image is padded.
             fill: the label of the padding.
+            label_sizes: (height, width) of the labels of each image, see :meth:`rows`; None: those of the image.
 
         Returns:
-            (B, H, W), uint8.
+            (B, H, W), uint8; with ``label_sizes`` of the largest of these heights and widths.
         """
-        labels = torch.full((image.shape[0], *image.shape[-2:]), fill, dtype=torch.uint8, device=image.device)
-        for row, (height, width) in enumerate(sizes or [tuple(image.shape[-2:])] * image.shape[0]):
-            for top, part in self.rows(scores, num_classes, InMemory(image[row, :, :height, :width])):
-                labels[row, top : top + len(part), :width] = part
+        sizes = sizes or [(image.shape[-2], image.shape[-1])] * image.shape[0]
+        whole = map(max, zip(*label_sizes)) if label_sizes else image.shape[-2:]
+        labels = torch.full((image.shape[0], *whole), fill, dtype=torch.uint8, device=image.device)
+        for row, pixels, (height, width), size in zip(labels, image, sizes, label_sizes or sizes):
+            for top, part in self.rows(scores, num_classes, InMemory(pixels[:, :height, :width]), size):
+                row[top : top + len(part), : size[1]] = part
         return labels
 
-    def rows(self, scores: Scores, num_classes: int, image: Image) -> Iterator[tuple[int, torch.Tensor]]:
+    def rows(
+        self, scores: Scores, num_classes: int, image: Image, size: tuple[int, int] | None = None
+    ) -> Iterator[tuple[int, torch.Tensor]]:
         """The most probable class of every pixel of one image, from top to bottom.
 
         Args:
             scores: the network.
             num_classes: see :meth:`labels`.
             image: the image, which is read window by window.
+            size: (height, width) of the labels; None: those of the image. The scores are interpolated to other sizes,
+                then the classes are chosen: between two classes this gives finer borders than labels that are resized.
 
         Yields:
             The number of the first row of a band, and the band's labels, uint8 (rows, width); each row once.
         """
-        height, width = self.window_of(image.height, image.width)
+        extents = (image.height, image.width)
+        down, across = map(_Axis, extents, size or extents)
+        height, width = self.window_of(*extents)
         upper = window_origins(image.height, height, self.stride)
         lefts = window_origins(image.width, width, self.stride)
         columns = max(self.band_bytes // (4 * num_classes * height), width)
         at_once = max(min(_WINDOWS_AT_ONCE, self.band_bytes // (4 * num_classes * height * width)), 1)
-        strips = [(begin, min(begin + columns, image.width)) for begin in range(0, image.width, columns)]
+        strips = across.strips(columns)
         kept: list[torch.Tensor | None] = [None] * len(strips)  # sums of the rows that the next windows cover, too
+        above: list[torch.Tensor | None] = [None] * len(strips)  # the last row of the band before
         for top, following in zip(upper, [*upper[1:], image.height]):
             final, labels = following - top, []
-            for number, (begin, end) in enumerate(strips):
+            wanted = range(down.known(top), down.known(following))
+            for number, (outputs, (begin, end)) in enumerate(strips):
                 # Windows that touch two strips are computed for both.
                 mine = [left for left in lefts if left < end and left + width > begin]
                 total: torch.Tensor | None = None  # (K, height, columns)
@@ -140,10 +152,75 @@ class Tiling:
                         here, there = max(left, begin), min(left + width, end)
                         total[:, :, here - begin : there - begin] += found[row, :, :, here - left : there - left]
                 assert total is not None
-                # Sums, not means: all classes of a pixel have equally many terms, so the largest is the same.
-                labels.append(total[:, :final].argmax(dim=0).to(torch.uint8))
                 kept[number] = total[:, final:].clone()
-            yield top, torch.cat(labels, dim=1)
+                band = total[:, :final]
+                if down.is_same and across.is_same:
+                    # Sums, not means: all classes of a pixel have equally many terms, so the largest is the same.
+                    labels.append(band.argmax(dim=0).to(torch.uint8))
+                    continue
+                # Means: neighbors that are interpolated may be in different numbers of windows.
+                covering = _covering(upper, height, top, following), _covering(lefts, width, begin, end)
+                band /= torch.outer(*covering).to(band)
+                known, above[number] = above[number], band[:, -1:].clone()
+                start, band = (top, band) if known is None else (top - 1, torch.cat([known, band], dim=1))
+                some = max(self.band_bytes // (4 * num_classes * max(len(outputs), end - begin)), 1)
+                parts = [wanted[first : first + some] for first in range(0, len(wanted), some)]
+                chosen = [across.interpolated(down.interpolated(band, part, start, 1), outputs, begin, 2).argmax(dim=0)
+                          for part in parts]  # fmt: skip
+                labels += [torch.cat(chosen).to(torch.uint8)] if chosen else []
+            if labels:
+                yield wanted.start, torch.cat(labels, dim=1)
+
+
+class _Axis:
+    """Bilinear interpolation along one axis, as ``torch.nn.functional.interpolate`` without ``align_corners``.
+
+    Computed for any range of the output by itself, with the same result for every division into ranges.
+
+    Args:
+        extent: length of the input.
+        wanted: length of the output.
+    """
+
+    def __init__(self, extent: int, wanted: int) -> None:
+        self.extent, self.wanted, self.is_same = extent, wanted, extent == wanted
+        numbers = torch.arange(wanted, dtype=torch.float64, device="cpu")
+        place = ((numbers + 0.5) * extent / wanted - 0.5).clamp(min=0.0, max=extent - 1)
+        self.lower, self.upper = place.floor().int(), place.ceil().int()
+        self.share = (place - self.lower).float()
+
+    def known(self, end: int) -> int:
+        """How many outputs need only the first ``end`` inputs."""
+        return int((self.upper < end).sum())
+
+    def strips(self, columns: int) -> list[tuple[range, tuple[int, int]]]:
+        """Divide the outputs into ranges that need about ``columns`` inputs each: (outputs, inputs from and to)."""
+        step = max(columns * self.wanted // self.extent, 1)
+        outputs = [range(first, min(first + step, self.wanted)) for first in range(0, self.wanted, step)]
+        return [(each, (int(self.lower[each[0]]), int(self.upper[each[-1]]) + 1)) for each in outputs]
+
+    def interpolated(self, values: torch.Tensor, outputs: range, begin: int, dim: int) -> torch.Tensor:
+        """Some outputs.
+
+        Args:
+            values: the inputs from ``begin`` on, at least those that ``outputs`` need.
+            outputs: numbers of the outputs.
+            begin: number of the first input in ``values``.
+            dim: the axis in ``values``.
+        """
+        if self.is_same:
+            return values.narrow(dim, outputs.start - begin, len(outputs))
+        part = slice(outputs.start, outputs.stop)
+        lower, upper = ((each[part] - begin).to(values.device) for each in (self.lower, self.upper))
+        share = self.share[part].to(values.device).view([-1 if axis == dim else 1 for axis in range(values.dim())])
+        first = values.index_select(dim, lower)
+        return first + share * (values.index_select(dim, upper) - first)
+
+
+def _covering(origins: Sequence[int], window: int, begin: int, end: int) -> torch.Tensor:
+    """How many windows cover each pixel from ``begin`` to ``end`` along one axis, float32."""
+    distance = torch.arange(begin, end, device="cpu") - torch.tensor(origins, device="cpu").unsqueeze(1)
+    return ((distance >= 0) & (distance < window)).sum(dim=0).float()
 
 
 class InMemory:

@@ -92,6 +92,24 @@ def test_what_is_skipped_does_not_count_and_is_told(masked, workers):
     assert record(data)["skipped"] == {"count": 2, "files": [path for path, _ in data.train.samples[3:5]]}
 
 
+def test_a_scene_is_resized_by_the_factor_of_the_images_of_the_data(segmentation, pairs):
+    """Data of 100 x 80 pixels, seen at half the size: a scene of 600 x 400 is not seen at a twelfth of it."""
+    root = pairs(10, lambda number: np.zeros((80, 100)))
+    half = [{"type": "Resize", "scale": [50, 50], "keep_ratio": True}]
+    data = segmentation(root=root, classes=["a"], eval_pipeline=half)
+    own = data.test.samples[0][0]
+    for path, size, seen in [
+        (own, (80, 100), (40, 50)), ("x.png", (80, 100), (40, 50)), ("x.png", (400, 600), (200, 300)),
+        ("x.png", (50, 50), (25, 25)), ("x.png", (100, 81), (50, 41)), (own, (400, 600), (33, 50)),
+    ]:  # fmt: skip
+        assert data.prepare_for_map(np.zeros((*size, 3), np.uint8), path).shape[:2] == seen
+    assert (data.largest_seen(own), data.largest_seen("x.png")) == (None, 50)
+    assert record(data)["resized"] == {"count": 1, "files": {"x.png": [25, 25]}}
+    for pipeline in ([*half, {"type": "PadTo", "size": 64}], [*half, {"type": "RandomFlip", "prob": 1.0}]):
+        data = segmentation(root=root, classes=["a"], eval_pipeline=pipeline)
+        refused("more than one Resize", data.prepare_for_map, np.zeros((400, 600, 3), np.uint8), "x.png")
+
+
 def test_sizes_that_make_no_batch_are_explained(thirty, tmp_path, noise):
     noise(tmp_path / "a" / "0.png", 30, 30)
     data = thirty(train_pipeline=[{"type": "RandomFlip", "prob": 0.5}], split=[0.9, 0.1, 0.0])

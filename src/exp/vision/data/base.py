@@ -19,6 +19,7 @@ from exp.data.places import of_samples, shortened
 from exp.errors import ConfigError, DataError
 from exp.runs.files import write_json
 from exp.vision.data.dataset import NO_LABEL, ImageDataset, ModalityDraw
+from exp.vision.data.decode import image_size
 from exp.vision.data.labels import IGNORED, NO_DATA, ColorMasks, IndexMasks, distinct_colors
 from exp.vision.data.layouts import NAMED_FILES, Listing, archive_notes, data_root, layout_of
 from exp.vision.data.statistics import STATISTICS, Normalization
@@ -36,7 +37,8 @@ __all__ = ["DistillationData", "ImageData", "SceneData", "SegmentationData", "fi
 
 _ASSUMED_CLASSES = 50
 _MOST_FILES = 4096  # largest data set whose splits are searched for copies
-_MASKS = 16  # masks of each split that are read before a training
+_MASKS = 16  # masks of each split that are read before a training, and images whose size is
+_SAME_SCALE = 0.05  # sizes that differ by less are the same but for rounding
 # Tensors of a head (exp.vision.dinov3) whose rows are classes.
 _CLASS_ROWS = re.compile(r"^(auxiliary_)?head\.(classify\.)?(weight|bias)$")
 
@@ -58,6 +60,7 @@ class ImageData(Data):
         gsd: ground sampling distance in meters per pixel, of files without georeference; None: not known.
         hint: end of the messages about classes without labels.
         prepares: whether ``data.eval_pipeline`` does anything.
+        resized: images that :meth:`prepare_for_map` has not resized as the pipeline would: path -> width, height.
 
     Args:
         **keys: the keys of ``data``, of the class ``keys``.
@@ -96,6 +99,7 @@ class ImageData(Data):
         self.notes = [*archive_notes(root), *listing.warnings]
         self._eval_pipeline = Pipeline("data.eval_pipeline", config.eval_pipeline)
         self.prepares = bool(config.eval_pipeline)
+        self.resized: dict[str, list[int]] = {}
         training = Pipeline("data.train_pipeline", config.train_pipeline)
         self._splits: dict[str, Any] = {}
         for split, samples in listing.splits.items():
@@ -131,7 +135,6 @@ class ImageData(Data):
         pixels: np.ndarray,
         path: str | os.PathLike[str],
         missing: np.ndarray | None = None,
-        for_map: bool = False,
     ) -> np.ndarray:
         """Apply ``data.eval_pipeline`` to one image.
 
@@ -139,25 +142,68 @@ class ImageData(Data):
             pixels: (H, W, C), the result of :attr:`read`.
             path: of the file.
             missing: True where a pixel has no data, bool (H, W); None: all have data.
-            for_map: whether to refuse a pipeline that changes the size other than by one ``Resize``: its output cannot
-                be mapped back to the image.
 
         Returns:
             (h, w, C), of the same dtype.
+        """
+        return self._prepared(pixels, path, missing)[0]
+
+    def _prepared(self, pixels: np.ndarray, path: Any, missing: np.ndarray | None, scale: Any = None) -> Any:
+        mask = None if missing is None else missing.astype(np.uint8) * np.uint8(NO_DATA)
+        results = self._eval_pipeline(pixels, str(path), mask, scale)
+        return self.test.filled(results, str(path)), results
+
+    def prepare_for_map(
+        self, pixels: np.ndarray, path: str | os.PathLike[str], missing: np.ndarray | None = None
+    ) -> np.ndarray:
+        """:meth:`prepare` for a class map; an image that is none of the data is resized like them.
+
+        A pipeline that makes 512 x 512 pixels of tiles of 1024 halves their ground resolution, and would divide that of
+        a scene of 6000 by twelve. So the factors stay within those of the images of the data.
 
         Raises:
-            DataError: see ``for_map``.
+            DataError: the pipeline changes the size other than by one ``Resize``: its output cannot be mapped back.
         """
-        mask = None if missing is None else missing.astype(np.uint8) * np.uint8(NO_DATA)
-        results = self._eval_pipeline(pixels, str(path), mask)
-        made: np.ndarray = self.test.filled(results, str(path))
-        if for_map and made.shape[:2] != pixels.shape[:2] and not is_resized(results):
+        made: np.ndarray
+        made, results = self._prepared(pixels, path, missing)
+        size, seen = np.array(pixels.shape[:2]), np.array(made.shape[:2])
+        if is_resized(results) and self._is_foreign(path) and len(self._sizes):
+            factors = self._sizes[:, 1] / self._sizes[:, 0]
+            factor = (seen / size).clip(factors.min(axis=0), factors.max(axis=0))
+            wanted = np.rint(size * factor).astype(int).clip(min=1)
+            if (np.abs(wanted - seen) > _SAME_SCALE * seen).any():
+                made, results = self._prepared(pixels, path, missing, tuple(wanted[::-1].tolist()))
+                self.resized[str(path)] = [int(each) for each in made.shape[1::-1]]
+        if not is_resized(results) and made.shape != pixels.shape:
             sizes = [f"{width} x {height}" for height, width in (pixels.shape[:2], made.shape[:2])]
             raise DataError(
                 f"{path}: data.eval_pipeline makes {sizes[1]} of {sizes[0]} pixels by more than one Resize, so "
                 "there is no map of the image; predict with another pipeline, such as data.eval_pipeline=[]"
             )
         return made
+
+    def largest_seen(self, path: str | os.PathLike[str]) -> int | None:
+        """The longest side, in pixels, that the model sees of images of the data; None: not known, or this is one."""
+        return int(self._sizes[:, 1].max()) if self._is_foreign(path) and len(self._sizes) else None
+
+    def _is_foreign(self, path: str | os.PathLike[str]) -> bool:
+        return os.path.abspath(path) not in self._files  # noqa: PTH100
+
+    @functools.cached_property
+    def _files(self) -> frozenset[str]:
+        return frozenset(path for data in self._splits.values() for path, _ in data.samples)
+
+    @functools.cached_property
+    def _sizes(self) -> np.ndarray:
+        """(height, width) of some images of each split before and after ``data.eval_pipeline``, (N, 2, 2)."""
+        found = []
+        for data in self._splits.values():
+            for path, _ in data.samples[:: -(-len(data) // _MASKS) or 1]:
+                size = image_size(path)
+                if size is not None:
+                    made = self._eval_pipeline(np.zeros((*size, self.read.channels), np.uint8), path)["img"]
+                    found.append((size, made.shape[:2]))
+        return np.array(found, float).reshape(-1, 2, 2)
 
     def read_as_seen(self, path: str | os.PathLike[str]) -> np.ndarray:
         """Read an image file as the model's input, without a pipeline: (H, W, C), 0..255."""
@@ -326,10 +372,14 @@ class ImageData(Data):
         found.update(tested_on=self.tested_on, **self.normalization.record(), **self._record)
         # By sample: several ranks may have skipped the same one in different epochs.
         mine = [(split, int(number)) for split, data in self._splits.items() for number in data.skipped.nonzero()]
-        lost = sorted({each for rank in gather(mine) for each in rank})
+        ranks = gather((mine, self.resized))
+        lost = sorted({each for part, _ in ranks for each in part})
         if lost:
             files = [self._splits[split].samples[number][0] for split, number in lost[:NAMED_FILES]]
             found["skipped"] = {"count": len(lost), "files": files}
+        resized = {path: size for _, part in ranks for path, size in part.items()}
+        if resized:
+            found["resized"] = {"count": len(resized), "files": dict(sorted(resized.items())[:NAMED_FILES])}
         return found
 
 

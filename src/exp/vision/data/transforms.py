@@ -7,11 +7,12 @@ sample.
 
 from __future__ import annotations
 
+import copy
 from typing import Any, Mapping, Sequence
 
 import cv2
 import numpy as np
-from mmcv.transforms import TRANSFORMS, BaseTransform
+from mmcv.transforms import TRANSFORMS, BaseTransform, Resize
 
 from exp.config.resolve import make
 from exp.engine.building import registered
@@ -38,13 +39,16 @@ class Pipeline:
         self.key = key
         self.transforms = [_build(f"{key}[{number}]", spec) for number, spec in enumerate(transforms)]
 
-    def __call__(self, image: np.ndarray, path: str, mask: np.ndarray | None = None) -> dict[str, Any]:
+    def __call__(
+        self, image: np.ndarray, path: str, mask: np.ndarray | None = None, scale: tuple[int, int] | None = None
+    ) -> dict[str, Any]:
         """Apply all transforms.
 
         Args:
             image: (H, W, C).
             path: of the image, for transforms that use it.
             mask: (H, W), uint8.
+            scale: (width, height) that each ``Resize`` gives instead of its own; None: its own.
 
         Returns:
             mmcv's results: ``img``, ``gt_seg_map`` and others.
@@ -54,6 +58,9 @@ class Pipeline:
         if mask is not None:
             results.update(gt_seg_map=mask, seg_fields=["gt_seg_map"])
         for transform in self.transforms:
+            if scale is not None and isinstance(transform, Resize):
+                transform = copy.copy(transform)
+                transform.scale, transform.keep_ratio = scale, False
             results = transform(results)
             if results["img"].ndim == 2:  # OpenCV drops a last dimension of 1
                 results["img"] = results["img"][..., None]
@@ -61,11 +68,11 @@ class Pipeline:
 
 
 def is_resized(results: Mapping[str, Any]) -> bool:
-    """Whether a pipeline has changed the size of an image by one ``Resize`` alone, without cropping or padding."""
+    """Whether one ``Resize`` has given an image its size: it is neither cropped nor padded nor flipped."""
     there, before, factors = results["img"].shape[:2], results["ori_shape"], results.get("scale_factor")
     return (
-        there != before
-        and factors is not None
+        factors is not None
+        and not results.get("flip")
         and there == tuple(round(extent * factor) for extent, factor in zip(before, factors[::-1]))
     )
 

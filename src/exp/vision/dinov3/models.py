@@ -103,6 +103,7 @@ class Segmenter(ImageModel):
         image: torch.Tensor,
         label: torch.Tensor | None = None,
         sizes: Sequence[tuple[int, int]] | None = None,
+        label_sizes: Sequence[tuple[int, int]] | None = None,
         mode: str = "tensor",
         **_: Any,
     ) -> torch.Tensor | dict[str, torch.Tensor]:
@@ -112,18 +113,20 @@ class Segmenter(ImageModel):
             image: (B, C, H, W), 0..255, uint8 or float.
             label: (B, H, W), uint8; for the loss.
             sizes: (height, width) of each image without its padding at right and bottom; None: no image is padded.
+            label_sizes: (height, width) at which each image is predicted; None: those of the image.
             mode: ``"loss"``, ``"predict"`` or ``"tensor"`` (:class:`exp.models.base.Model`).
             **_: further keys of a batch.
 
         Returns:
             ``"loss"``: 0-dim float32 tensors by name. ``"predict"``: labels (B, H, W), uint8, with windows and
-            test-time augmentation; ``ignore_index`` in the padding. ``"tensor"``: logits (B, K, H, W) of one pass.
+            test-time augmentation, of ``label_sizes``; ``ignore_index`` in the padding. ``"tensor"``: logits
+            (B, K, H, W) of one pass.
         """
         if mode == "loss":
             assert label is not None
             return self._losses(image, label)
         if mode == "predict":
-            return self.tiling.labels(self._logits, self.num_classes, image, sizes, self.ignore_index)
+            return self.tiling.labels(self._logits, self.num_classes, image, sizes, self.ignore_index, label_sizes)
         return self._logits(image)
 
     def _logits(self, image: torch.Tensor) -> torch.Tensor:
