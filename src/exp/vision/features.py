@@ -69,7 +69,7 @@ def write_features(session: Session) -> dict[str, Any]:
     """
     task = session.config.task
     data, model = _build(session)
-    inputs, _ = chosen(task, data)
+    inputs, _ = chosen(session, data)
     session.begin()
     read, components = getattr(data, "read_as_seen", data.read), Components(int(model.backbone.embed_dim))
     written: dict[int, list[Any]] = {}

@@ -48,6 +48,8 @@ class ImageDataConfig:
     """MMRS-1M: names of its data sets; null: all that are there."""
     modality: Optional[str] = None
     """MMRS-1M: ``optical``, ``sar`` or ``infrared``; null: all."""
+    modalities: Optional[Dict[str, str]] = field(default_factory=dict)
+    """MMRS-1M: data set -> ``optical``, ``sar`` or ``infrared``; that of other sets follows from their names."""
     modality_weights: Optional[Dict[str, float]] = field(default_factory=dict)
     """MMRS-1M: shares of ``optical``, ``sar`` and ``infrared`` images in each training epoch; empty: in proportion to
     their numbers."""
@@ -112,7 +114,8 @@ class SegmentationDataConfig(ImageDataConfig):
     mask_values: Optional[Dict[int, int]] = field(default_factory=dict)
     """Masks of numbers: value in the file -> class number; empty: values are class numbers."""
     ignore_values: List[int] = field(default_factory=lambda: [255])
-    """Masks of numbers: values of ignored pixels, unless ``mask_values`` has them; may contain -1 (32-bit masks)."""
+    """Masks of numbers: values of ignored pixels, also negative ones, unless ``mask_values`` has them. What a file
+    declares as no data is ignored, too."""
 
 
 @dataclass

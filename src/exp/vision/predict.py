@@ -22,7 +22,7 @@ from exp.engine.outputs import write_picture
 from exp.engine.wrapper import forward, preprocessed
 from exp.errors import ConfigError, DataError, RunError
 from exp.runs.files import csv_content, write_atomically
-from exp.vision.data.layouts import NAMED_FILES, SUFFIXES, files_below
+from exp.vision.data.layouts import NAMED_FILES, SUFFIXES, files_below, unread_note
 from exp.vision.figures import Scene, overlay_with_legend, scene_tile, sheet, spread
 from exp.vision.pictures import palette_table, resized_labels, shrunk, to_rgb
 from exp.vision.raster import check_pixels, open_image
@@ -55,8 +55,8 @@ class Input(NamedTuple):
     name: str
 
 
-def chosen(task: Any, data: Any) -> tuple[list[Input], list[str] | None]:
-    """The images to work on: those of ``task.input``, or the test split.
+def chosen(session: Session, data: Any) -> tuple[list[Input], list[str] | None]:
+    """The images to work on: those of ``task.input``, or the test split. Reports files in a folder that are not read.
 
     Returns:
         The files; and for scenes of the test split the class of each, else None.
@@ -64,8 +64,12 @@ def chosen(task: Any, data: Any) -> tuple[list[Input], list[str] | None]:
     Raises:
         ConfigError: ``task.input`` names no image.
     """
-    if task.input is not None:
-        return named(find_images(task.input)), None
+    wanted = session.config.task.input
+    if wanted is not None:
+        note = unread_note(Path(wanted).expanduser())
+        if note is not None:
+            session.say(note)
+        return named(find_images(wanted)), None
     inputs = named([Path(sample[0]) for sample in data.test.samples])
     return inputs, None if data.per_pixel else [data.classes[sample[1]] for sample in data.test.samples]
 
@@ -206,7 +210,7 @@ def predict(session: Session, data: Any, model: Any) -> Prediction:
         ConfigError: a key of ``task`` is wrong, or there are no images.
         RunError: images could not be used; the others have been predicted.
     """
-    inputs, truths = chosen(session.config.task, data)
+    inputs, truths = chosen(session, data)
     if data.per_pixel:
         metrics, files, failures = predict_segmentation(session, data, model, inputs)
     else:
@@ -344,7 +348,7 @@ def _predict(session: Session, data: Any, model: Any, entry: Input) -> tuple[lis
             part, missing = found.cpu().numpy(), image.without_data(top, len(found))
             labels[top : top + len(part)] = part if missing is None else np.where(missing, NO_DATA, part)
         write_png(written[0], labels, data.palette)
-        if image.dataset is not None and image.dataset.crs is not None:
+        if image.dataset is not None and is_georeferenced(image.dataset):
             written.append(folder / "geo" / f"{entry.name}.tif")
             write_tiff(written[1], labels, image.dataset, data.palette)
         gsd, area = session.config.task.gsd, image.pixel_area
@@ -397,6 +401,11 @@ def write_png(path: Path, labels: np.ndarray, palette: Sequence[tuple[int, int, 
     write_atomically(path, lambda file: image.save(file, format="PNG"))
 
 
+def is_georeferenced(dataset: Any) -> bool:
+    """Whether an open dataset has coordinates: a transform, ground control points, or rational polynomials."""
+    return bool(dataset.gcps[0] or dataset.rpcs or dataset.crs is not None or not dataset.transform.is_identity)
+
+
 def write_tiff(path: Path, labels: np.ndarray, dataset: Any, palette: Sequence[tuple[int, int, int]]) -> None:
     """Write a GeoTIFF with a palette: one band, uint8, no-data value 255.
 
@@ -410,9 +419,13 @@ def write_tiff(path: Path, labels: np.ndarray, dataset: Any, palette: Sequence[t
     from rasterio.windows import Window
 
     height, width = labels.shape
+    points, crs_of_points = dataset.gcps
+    georeference = (
+        {"crs": crs_of_points, "gcps": points} if points else {"transform": dataset.transform, "crs": dataset.crs}
+    )
     profile = {"driver": "GTiff", "compress": "deflate", "BIGTIFF": "IF_SAFER", "tiled": True, "blockxsize": _ROWS,
-               "blockysize": _ROWS, "height": height, "width": width, "count": 1, "dtype": "uint8",
-               "crs": dataset.crs, "transform": dataset.transform, "nodata": NO_DATA}  # fmt: skip
+               "blockysize": _ROWS, "height": height, "width": width, "count": 1, "dtype": "uint8", "nodata": NO_DATA,
+               "rpcs": dataset.rpcs, **georeference}  # fmt: skip
 
     def write(temporary: BinaryIO) -> None:
         with rasterio.open(temporary.name, "w", **profile) as file:

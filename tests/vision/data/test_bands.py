@@ -83,6 +83,31 @@ def test_numbers_do_not_silently_mean_other_bands_in_another_file(scene):
     np.testing.assert_allclose(by_name(other), np.moveaxis(bands[[2, 1, 0]], 0, -1) / 100, rtol=1e-5)
 
 
+@pytest.mark.parametrize(("names", "order"), [
+    (["blue", "green", "red"], [2, 1, 0]), (["B02", "B03", "B04"], [2, 1, 0]), (["Green", "Red", "Blue"], [1, 0, 2]),
+    (["red", "green", "blue"], [0, 1, 2]), (["blue", "green", ""], [0, 1, 2]), (None, [0, 1, 2]),
+])  # fmt: skip
+def test_three_bands_that_name_their_colors_are_read_as_red_green_and_blue(scene, names, order):
+    path, bands = scene(names=names, count=3)
+    reader = reads(value_range=[0, 25500])
+    expected = np.moveaxis(bands[order], 0, -1) / np.float32(100)
+    np.testing.assert_allclose(reader(path), expected, rtol=1e-5)
+    np.testing.assert_allclose(by_rows(path, reader)[0], expected, rtol=1e-5)
+    assert len(reader.notes_of(path)) == (order != [0, 1, 2])
+
+
+def test_color_tags_count_with_transparency_too_and_more_bands_keep_their_order(scene):
+    path, bands = scene(names=None, count=4)
+    with rasterio.open(path, "r+") as file:
+        file.colorinterp = [rasterio.enums.ColorInterp[name] for name in ("blue", "green", "red", "alpha")]
+    expected = np.moveaxis(bands[[2, 1, 0]], 0, -1) / np.float32(100)
+    np.testing.assert_allclose(reads(value_range=[0, 25500])(path), expected, rtol=1e-5)
+    path, bands = scene("b.tif", names=["blue", "green", "red", "nir"], count=4)
+    reader = reads(value_range=[0, 25500], channels=4)
+    np.testing.assert_allclose(reader(path), np.moveaxis(bands, 0, -1) / np.float32(100), rtol=1e-5)
+    assert reader.notes_of(path) == []
+
+
 def column(bands, dtype=np.uint8):
     """An image of five equal columns: of each band, its values from top to bottom."""
     return np.repeat(np.array(bands, dtype)[..., None], 5, axis=-1)

@@ -169,3 +169,27 @@ def test_a_part_in_which_no_pixel_counts_is_refused_before_the_training(segmenta
     root = pairs(10, lambda number: np.full((4, 4), number % 2 if number < 8 else 255))
     data = segmentation(root=root, classes=["land", "water"], parts=EIGHT_TWO)
     refused(r"no class is in 2 of 2 val labels.*data.ignore_values=\[255\]", settled, data)
+
+
+def test_no_data_in_masks_and_files_that_are_not_read_are_reported(segmentation, pairs, tiff, tmp_path):
+    """Labels from 1 to 2; 0 is declared as no data, and would be the first class."""
+    root = pairs(10, lambda number: np.full((8, 8), number % 2 + 1))
+    for number in range(10):
+        (tmp_path / "masks" / f"{number}.png").unlink()
+        labels = np.array([[[0, number % 2 + 1] * 4] * 8], np.uint8)
+        tiff(tmp_path / "masks" / f"{number}.tif", labels, nodata=0)
+    for name in ("images/10.avif", "images/more.ZIP", "notes.txt"):
+        (tmp_path / name).write_bytes(b"x")
+    data = segmentation(root=root, classes=["x", "y", "z"], parts=EIGHT_TWO)
+    assert torch.bincount(data.val[torch.arange(2)]["label"].flatten().int()).nonzero().flatten().tolist() == [
+        1,
+        2,
+        255,
+    ]
+    assert [note for note in data.notes if "declare 0 as no data: it does not count" in note]
+    said = settled(data)
+    assert record(data)["mask_nodata"] == [0]
+    assert [line for line in said if "2 files (.avif, .zip) are not read" in line]
+    data = segmentation(root=root, classes=["x", "y", "z"], parts=EIGHT_TWO, mask_values={0: 0, 1: 1, 2: 2})
+    assert data.val[torch.arange(2)]["label"].unique().tolist() == [0, 1, 2]
+    assert [note for note in data.notes if "declare 0 as no data: it is a class" in note]

@@ -43,15 +43,71 @@ def test_numbers_are_classes_whatever_the_palette_or_by_a_table(tmp_path, number
     np.testing.assert_array_equal(values, np.where(numbers == 0, IGNORED, numbers.astype(int) - 1))
 
 
-def test_masks_of_32_bits_may_hold_minus_one(tmp_path):
-    Image.fromarray(np.array([[-1, 0, 1], [9, 1, 0]], np.int32)).save(tmp_path / "x.tif")
-    plain, by_table = IndexMasks(2, ignored=[-1, 9]), IndexMasks(2, {-1: 1, 0: 0, 1: 0}, ignored=[-1, 9])
-    assert plain.read(tmp_path / "x.tif").tolist() == [[IGNORED, 0, 1], [IGNORED, 1, 0]]
-    assert by_table.read(tmp_path / "x.tif").tolist() == [[1, 0, 0], [IGNORED, 0, 0]]
-    for far in (-5, 70000):
-        Image.fromarray(np.array([[far]], np.int32)).save(tmp_path / "x.tif")
-        refused("x.tif holds .*, which is no class", plain.read, tmp_path / "x.tif")
-    refused("data.mask_values=.*2: 2.* class numbers below 2", IndexMasks, 2, {1: 0, 2: 2})
+@pytest.mark.parametrize(("dtype", "ignored"), [
+    (np.uint8, 255), (np.int8, -100), (np.int16, -100), (np.uint16, 65535), (np.int32, -70000), (np.int32, -(2**31)),
+    (np.uint32, 2**32 - 1), (np.float32, -100), (np.float64, -70000), (">i2", -100),
+])  # fmt: skip
+def test_any_number_can_be_ignored_or_be_a_class(tmp_path, tiff, dtype, ignored):
+    """Values 0, 1 and another one, of any type; what is neither is refused by its value."""
+    path = tiff(
+        tmp_path / "x.tif", np.array([[[0, 1, ignored], [1, ignored, 0]]]).astype(np.dtype(dtype).newbyteorder("="))
+    )
+    assert IndexMasks(2, ignored=[ignored]).read(path).tolist() == [[0, 1, 255], [1, 255, 0]]
+    assert IndexMasks(2, {0: 1, ignored: 0}, ignored=[1, ignored]).read(path).tolist() == [[1, 255, 0], [255, 0, 1]]
+    refused(rf"x.tif holds {ignored}(\.0)?, which is no class", IndexMasks(2, ignored=[-1, 70]).read, path)
+
+
+def test_masks_of_32_bits_without_rasterio(tmp_path, without_rasterio):
+    without_rasterio()
+    Image.fromarray(np.array([[-1, 0, 1], [-70000, 1, 0]], np.int32)).save(tmp_path / "x.tif", tiffinfo={42113: "1"})
+    assert IndexMasks(2, ignored=[-1, -70000]).read(tmp_path / "x.tif").tolist() == [[255, 0, 255], [255, 255, 0]]
+    refused("data.mask_values=.*2: 2.* class numbers below 2.*data.ignore_values", IndexMasks, 2, {1: 0, 2: 2})
+    refused(r"data.ignore_values, here \[0, 255\]", IndexMasks, 2, {0: 255, 1: 0}, [255])
+
+
+@pytest.mark.parametrize(("dtype", "nodata", "values", "labels"), [
+    (np.uint8, 0, [0, 1, 2], [255, 1, 2]), (np.uint8, 255, [255, 1, 2], [255, 1, 2]),
+    (np.uint8, 9, [0, 1, 2], [0, 1, 2]),
+    (np.int8, -1, [-1, 1, 2], [255, 1, 2]),
+    (np.int16, -9999, [-9999, 1, 2], [255, 1, 2]), (np.float32, float("nan"), [np.nan, 1, 2], [255, 1, 2]),
+    (np.float32, None, [np.nan, 1, 2], [255, 1, 2]), (np.float64, -3.5, [-3.5, 1, 0], [255, 1, 0]),
+])  # fmt: skip
+def test_what_a_mask_declares_as_no_data_is_ignored(tmp_path, tiff, dtype, nodata, values, labels):
+    path = str(tiff(tmp_path / "x.tif", np.array([[values]], dtype), nodata=nodata))
+    masks = IndexMasks(3, ignored=[255])
+    assert masks.read(path).tolist() == [labels]
+    said = masks.declared([path])
+    assert said == ({} if nodata in (255, None) or nodata != nodata else {nodata: path})
+
+
+def test_a_class_by_the_key_counts_though_a_mask_declares_it_as_no_data(tmp_path, tiff):
+    path = tiff(tmp_path / "x.tif", np.array([[[0, 1, 2]]], np.uint8), nodata=0)
+    assert IndexMasks(2, {0: 0, 1: 1}, [2]).read(path).tolist() == [[0, 1, 255]]
+    assert IndexMasks(2, {1: 0, 2: 1}).read(path).tolist() == [[255, 0, 1]]
+
+
+def test_pixels_without_data_have_no_class(tmp_path, tiff):
+    """By an internal mask, or by transparency beside the numbers; a palette with transparency is not used."""
+    numbers, kept = np.array([[0, 1, 1]], np.uint8), np.array([[255, 255, 0]], np.uint8)
+    path = tiff(tmp_path / "x.tif", numbers[None], mask=kept)
+    assert IndexMasks(2).read(path).tolist() == [[0, 1, 255]]
+    Image.merge("LA", [Image.fromarray(numbers), Image.fromarray(kept)]).save(tmp_path / "x.png")
+    assert IndexMasks(2).read(tmp_path / "x.png").tolist() == [[0, 1, 255]]
+    image = Image.fromarray(numbers, "P")
+    image.putpalette([9, 9, 9, 8, 8, 8])
+    image.save(tmp_path / "y.png", transparency=0)
+    assert IndexMasks(2).read(tmp_path / "y.png").tolist() == [[0, 1, 1]]
+    for name in ("z.png", "z.tif"):
+        Image.fromarray(numbers.astype(bool)).save(tmp_path / name)
+        assert IndexMasks(2).read(tmp_path / name).tolist() == [[0, 1, 1]]
+
+
+def test_masks_of_colors_follow_the_names_of_the_bands(tmp_path, tiff, numbers):
+    colors = RGB[numbers % 3].transpose(2, 0, 1)
+    for order in ([0, 1, 2], [2, 1, 0], [1, 0, 2]):
+        names = [("red", "green", "blue")[each] for each in order]
+        path = tiff(tmp_path / "x.tif", colors[order], names)
+        np.testing.assert_array_equal(ColorMasks(COLOURS).read(path), numbers % 3)
 
 
 @pytest.mark.parametrize(("name", "masks", "said"), [

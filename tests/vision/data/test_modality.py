@@ -44,6 +44,21 @@ def test_what_is_missing_is_refused(masked, tmp_path, values, said):
     refused(said, masked, **values)
 
 
+def test_a_modality_is_declared_for_a_data_set_or_its_guess_is_reported(masked, tmp_path):
+    own = {"sar": {"mean": [10.0], "std": [20.0]}}
+    (tmp_path / "segmentation" / "Potsdam").rename(tmp_path / "segmentation" / "Radar7")
+    data = masked(modality_statistics=own)
+    assert record(data)["modalities"] == {"IR_ship": "infrared", "Radar7": "optical", "SSDD": "sar"}
+    assert any("Radar7 optical" in note for note in data.notes)
+    data = masked(modality_statistics=own, modalities={"radar7": "sar", "SSDD": "optical"})
+    assert record(data)["modalities"] == {"IR_ship": "infrared", "Radar7": "sar", "SSDD": "optical"}
+    assert not any("Radar7" in note for note in data.notes)
+    assert {data.read.modalities.of(path) for path, _ in data.train.samples if "Radar7" in path} == {"sar"}
+    assert len(masked(modality="sar", modalities={"Radar7": "sar", "SSDD": "optical"}).train) == 8
+    refused("data.modalities=.*Radar8.*did you mean 'Radar7'", masked, modalities={"Radar8": "sar"})
+    refused("data.modalities=.*radar.*optical, sar, infrared", masked, modalities={"Radar7": "radar"})
+
+
 def test_every_epoch_has_the_shares_and_all_samples_come_before_one_comes_again():
     groups = ["optical"] * 70 + ["sar"] * 20 + ["infrared"] * 10
     draw = ModalityDraw(groups, {"optical": 0.6, "sar": 0.3, "infrared": 0.1}, seed=1)

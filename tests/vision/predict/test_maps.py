@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from exp.vision.predict import label_map, write_png, write_tiff
+from exp.vision.predict import is_georeferenced, label_map, write_png, write_tiff
 from exp.vision.raster import DecodedImage, RasterImage, open_image, pixel_area
 from tests.conftest import clean_environment
 from tests.vision.data.conftest import part, reads
@@ -52,7 +52,7 @@ def test_memory_grows_with_the_width_and_not_with_the_height(tmp_path, tiff):
         import resource
         from pathlib import Path
         from exp.vision.data.values import ImageReader
-        from exp.vision.predict import label_map, write_png, write_tiff
+        from exp.vision.predict import is_georeferenced, label_map, write_png, write_tiff
         from exp.vision.raster import open_image
         from exp.vision.tiling import Tiling
 
@@ -104,3 +104,24 @@ def test_a_pixel_has_an_area_in_a_plane_of_meters_or_feet(crs, area):
     place = rasterio.transform.from_origin(3e5, 2e5, 2.0, 2.0)
     found = pixel_area(SimpleNamespace(crs=rasterio.crs.CRS.from_string(crs), transform=place))
     assert found == (area and pytest.approx(area, rel=1e-6))
+
+
+def test_a_map_keeps_ground_control_points_and_a_transform_without_a_projection(tmp_path, tiff):
+    rasterio = pytest.importorskip("rasterio")
+    corners = [(0, 0, 54.0, 25.2), (0, 70, 54.1, 25.2), (300, 0, 54.0, 25.0), (300, 70, 54.1, 25.0)]
+    points = [rasterio.control.GroundControlPoint(*each) for each in corners]
+    pixels, place = np.zeros((3, 300, 70), np.uint8), rasterio.transform.from_origin(3e5, 5.8e6, 10, 10)
+    of_points = tiff(tmp_path / "p.tif", pixels, transform=None, gcps=points)
+    alone = tiff(tmp_path / "t.tif", pixels, crs=None, transform=place)
+    nowhere = tiff(tmp_path / "n.tif", pixels, crs=None, transform=None)
+    for path in (of_points, alone, nowhere):
+        with open_image(path, reads()) as image:
+            if is_georeferenced(image.dataset):
+                write_tiff(tmp_path / f"map_{path.name}", blocks(), image.dataset, PALETTE)
+    with rasterio.open(tmp_path / "map_p.tif") as file:
+        found, crs = file.gcps
+        assert crs == "EPSG:32633"
+        assert [(each.row, each.col, each.x, each.y) for each in found] == corners
+    with rasterio.open(tmp_path / "map_t.tif") as file:
+        assert (file.crs, file.transform) == (None, place)
+    assert not (tmp_path / "map_n.tif").exists()

@@ -21,7 +21,7 @@ from exp.runs.files import write_json
 from exp.vision.data.dataset import NO_LABEL, ImageDataset, ModalityDraw
 from exp.vision.data.decode import image_size
 from exp.vision.data.labels import IGNORED, NO_DATA, ColorMasks, IndexMasks, distinct_colors
-from exp.vision.data.layouts import NAMED_FILES, Listing, archive_notes, data_root, layout_of
+from exp.vision.data.layouts import NAMED_FILES, Listing, archive_notes, data_root, layout_of, unread_note
 from exp.vision.data.statistics import STATISTICS, Normalization
 from exp.vision.data.transforms import Pipeline, is_resized
 from exp.vision.data.values import ImageReader
@@ -84,6 +84,7 @@ class ImageData(Data):
         config = self.keys(**keys)
         root = data_root(config.root, config.sample_data, config.name)
         listing = layout_of(config).find(root)
+        self._root = root
         self._masks = self.masks_of(listing, config)
         self.name = config.name
         self.tested_on = "test" if "test" in listing.splits else "val"
@@ -96,7 +97,7 @@ class ImageData(Data):
         self._misfit: DataError | None = None  # of classes; features have none
         self._config: Any = config
         self._record = dict(listing.notes)
-        self.notes = [*archive_notes(root), *listing.warnings]
+        self.notes = [*archive_notes(root), *listing.warnings, *self.read.notes_of(trained_on[0])]
         self._eval_pipeline = Pipeline("data.eval_pipeline", config.eval_pipeline)
         self.prepares = bool(config.eval_pipeline)
         self.resized: dict[str, list[int]] = {}
@@ -198,7 +199,7 @@ class ImageData(Data):
         """(height, width) of some images of each split before and after ``data.eval_pipeline``, (N, 2, 2)."""
         found = []
         for data in self._splits.values():
-            for path, _ in data.samples[:: -(-len(data) // _MASKS) or 1]:
+            for path, _ in _spread(data.samples):
                 size = image_size(path)
                 if size is not None:
                     made = self._eval_pipeline(np.zeros((*size, self.read.channels), np.uint8), path)["img"]
@@ -306,7 +307,8 @@ class ImageData(Data):
             session.when_started(functools.partial(write_json, session.folder.path / STATISTICS, table))
 
     def look_at_files(self, say: Callable[[str], None]) -> None:
-        """Warn of held-out images that are also in the training split, and of classes without labels.
+        """Warn of files that are not read, of held-out images that are also in the training split, and of classes
+        without labels.
 
         Args:
             say: shows a line.
@@ -314,6 +316,9 @@ class ImageData(Data):
         Raises:
             DataError: all labels of a split are ignored.
         """
+        unread = unread_note(self._root)
+        if unread is not None:
+            say(unread)
         splits = {split: [path for path, _ in data.samples] for split, data in self._splits.items()}
         copies = _copies(splits.pop("train"), [path for paths in splits.values() for path in paths])
         if copies:
@@ -447,13 +452,20 @@ class SegmentationData(ImageData):
         else:
             masks = IndexMasks(len(self.classes), config.mask_values, config.ignore_values)
         self.hint = f"; {masks.left_out}"
+        if isinstance(masks, IndexMasks):
+            some = [path for samples in listing.splits.values() for _, path in _spread(samples)]
+            for value, path in masks.declared(some).items():
+                counts = "does not count; if it is a class, set data.mask_values={value in the file: class number}"
+                counts = "is a class in data.mask_values, and counts" if value in masks.mapped else counts
+                listing.warnings.append(f"note: masks such as {path} declare {value:g} as no data: it {counts}")
+                listing.notes.setdefault("mask_nodata", []).append(value)
         return masks
 
     def labels_in(self, samples: Sequence[tuple[str, str]]) -> tuple[set[int], int]:
         """See :meth:`ImageData.labels_in`; reads at most 16 masks, evenly spaced, and records their unknown pixels."""
         found: set[int] = set()
         looked_at, masks = 0, self.train.masks
-        for _, path in samples[:: -(-len(samples) // _MASKS) or 1]:
+        for _, path in _spread(samples):
             with contextlib.suppress(DataError):  # reported when the mask is loaded
                 found.update(np.unique(masks.read(path)).tolist())
                 looked_at += 1
@@ -468,6 +480,11 @@ class SegmentationData(ImageData):
     def ranking(self) -> PixelsRight:
         """The share of an image's pixels that are predicted right."""
         return PixelsRight(len(self.classes))
+
+
+def _spread(samples: Sequence[Any]) -> Sequence[Any]:
+    """At most 16 of some samples, evenly spaced."""
+    return samples[:: -(-len(samples) // _MASKS) or 1]
 
 
 def _copies(trained: Sequence[str], held: Sequence[str]) -> list[str]:

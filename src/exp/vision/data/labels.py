@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import colorsys
+import contextlib
 import os
-from typing import Mapping, Sequence
+from typing import Any, Iterable, Mapping, Sequence
 
 import cv2
 import numpy as np
@@ -12,7 +13,8 @@ from PIL import Image
 
 from exp.data.places import shortened
 from exp.errors import DataError
-from exp.vision.data.decode import decoded, naming, read_bytes
+from exp.vision.data.decode import by_rasterio, decoded, mask_of, naming, opened, read_bytes, read_raw, reading
+from exp.vision.data.values import color_order
 
 __all__ = ["IGNORED", "NO_DATA", "ColorMasks", "IndexMasks", "distinct_colors"]
 
@@ -20,10 +22,13 @@ IGNORED = 255  # the label of ignored pixels
 NO_DATA = 254  # within a pipeline, the label of pixels without image data; after it, these are IGNORED
 _UNKNOWN = 254
 _MOST_UNKNOWN = 0.1  # largest share of pixels of unknown colors in a mask
+_NODATA_TAG = 42113  # of GDAL, in TIFFs
 
 
 class IndexMasks:
-    """Masks whose values are class numbers; a palette in the file is not used.
+    """Masks whose values are class numbers, of any type; a palette in the file is not used.
+
+    Ignored are also NaN, transparent pixels, and the value that a file declares as no data if it is not in ``values``.
 
     Attributes:
         left_out: a sentence for messages: which pixels are ignored, by which key.
@@ -38,16 +43,21 @@ class IndexMasks:
     """
 
     def __init__(self, num_classes: int, values: Mapping[int, int] | None = None, ignored: Sequence[int] = ()) -> None:
-        if values and not 0 <= min(values.values()) <= max(values.values()) < num_classes:
-            raise DataError(f"data.mask_values={dict(values)} must give class numbers below {num_classes}")
-        # Indexed by value; the last three entries are for larger values, for -2 and below, and for -1.
-        self.table = np.full(2**16 + 3, _UNKNOWN, np.uint8)
-        for value, label in {
+        wrong = [value for value, label in (values or {}).items() if not 0 <= label < num_classes]
+        if wrong:
+            raise DataError(
+                f"data.mask_values={dict(values or {})} must give class numbers below {num_classes}; values of pixels "
+                f"that do not count belong into data.ignore_values, here {sorted({*ignored, *wrong})}"
+            )
+        self.mapped, self.ignored = frozenset(values or ()), frozenset(ignored)
+        known = {
             **({} if values else {number: number for number in range(num_classes)}),
             **dict.fromkeys(ignored, IGNORED),
             **(values or {}),
-        }.items():
-            self.table[value] = label
+        }
+        self._known = np.array(sorted(known), np.int64)
+        self._labels = np.array([known[value] for value in sorted(known)], np.uint8)
+        self._tables: dict[Any, np.ndarray] = {}
         self.left_out = f"pixels of data.ignore_values={[*ignored]} do not count"
         if list(ignored) == [IGNORED]:
             self.left_out += ": if 255 is a class, set such as 'data.mask_values={0: 0, 255: 1}'"
@@ -60,16 +70,23 @@ class IndexMasks:
         """
         _refuse_jpeg(path)
         read_bytes(path)  # refuses truncated files, and several pages
-        with naming(path), Image.open(path) as file:
-            values = np.asarray(file)
-        if values.ndim != 2 or values.dtype.kind not in "iub":
+        with naming(path):
+            values, nodata, missing = _numbers(path)
+        if values.ndim != 2 or values.dtype.kind not in "iuf":
             raise DataError(
                 f"{path} is no mask of class numbers: it holds {values.dtype} values of shape {values.shape}; masks of "
                 "colors need data.palette (class: RRGGBB), numbers 8 or 16 bits"
             )
-        if values.dtype.kind == "i":
-            values = values.clip(-2, 2**16)
-        labels = np.take(self.table, values)
+        if values.dtype.itemsize > 2:
+            labels = self._lookup(values, nodata)
+        else:  # one lookup for each possible value, of unsigned numbers
+            bits, key = np.dtype(f"u{values.dtype.itemsize}"), (values.dtype.str, nodata)
+            if key not in self._tables:
+                possible = np.arange(256**bits.itemsize).astype(bits).view(values.dtype)
+                self._tables[key] = self._lookup(possible, nodata)
+            labels = np.take(self._tables[key], values.view(bits))
+        if missing is not None:
+            labels[missing] = IGNORED
         if (labels == _UNKNOWN).any():
             unknown = np.unique(values[labels == _UNKNOWN])
             raise DataError(
@@ -77,6 +94,54 @@ class IndexMasks:
                 "data.mask_values (value in the file: class number) or data.ignore_values"
             )
         return labels
+
+    def _lookup(self, values: np.ndarray, nodata: float | None) -> np.ndarray:
+        """The label of each value, uint8; ``_UNKNOWN`` for values without one."""
+        place = np.searchsorted(self._known, values).clip(max=len(self._known) - 1)
+        labels = np.where(self._known[place] == values, self._labels[place], np.uint8(_UNKNOWN))
+        if nodata is not None and nodata not in self.mapped:
+            labels[values == nodata] = IGNORED
+        if values.dtype.kind == "f":
+            labels[np.isnan(values)] = IGNORED
+        return labels
+
+    def declared(self, paths: Iterable[str]) -> dict[float, str]:
+        """The values that files declare as no data, by their headers, each with a file; not those of ``ignored``."""
+        found: dict[float, str] = {}
+        for path in paths:
+            if path.lower().endswith((".tif", ".tiff", ".jp2")):
+                with contextlib.suppress(DataError), naming(path):  # reported when the mask is loaded
+                    nodata = _nodata(path)
+                    if nodata is not None and nodata == nodata and nodata not in self.ignored:
+                        found.setdefault(nodata, path)
+        return found
+
+
+def _nodata(path: str | os.PathLike[str]) -> float | None:
+    if by_rasterio(path):
+        with opened(path) as file:
+            return None if file.nodata is None else float(file.nodata)
+    picture: Any
+    with Image.open(path) as picture:
+        value = picture.tag_v2.get(_NODATA_TAG) if picture.format == "TIFF" else None
+        return None if value is None else float(str(value).strip("\0 "))
+
+
+def _numbers(path: str | os.PathLike[str]) -> tuple[np.ndarray, float | None, np.ndarray | None]:
+    """The values of a file without its transparency, the value that means no data, and where pixels are missing."""
+    nodata = _nodata(path)
+    if by_rasterio(path):
+        with opened(path) as file:
+            values, transparent, missing = np.moveaxis(file.read(), 0, -1), reading(file)[0], mask_of(file)
+    else:
+        with Image.open(path) as picture:
+            values, transparent, missing = np.asarray(picture), picture.mode in ("LA", "PA"), None
+    if transparent:
+        values, missing = values[..., :-1], values[..., -1] == 0
+    values = values[..., 0] if values.ndim == 3 and values.shape[2] == 1 else values
+    if values.dtype.kind == "b":
+        values = np.where(values, np.uint8(1), np.uint8(0))
+    return np.ascontiguousarray(values, values.dtype.newbyteorder("=")), nodata, missing
 
 
 class ColorMasks:
@@ -109,15 +174,20 @@ class ColorMasks:
             DataError: the file cannot be read, is a JPEG or not RGB of 8 bits, or has too many unknown pixels.
         """
         _refuse_jpeg(path)
-        pixels = decoded(path)
-        if pixels.ndim != 3 or pixels.dtype != np.uint8:
+        if by_rasterio(path):
+            raw = read_raw(path)
+            order = color_order(raw.names) or range(raw.pixels.shape[2])
+            pixels = raw.pixels[..., order[2::-1]]  # blue, green, red
+        else:
+            pixels = decoded(path)
+        if pixels.ndim != 3 or pixels.shape[2] < 3 or pixels.dtype != np.uint8:
             raise DataError(
                 f"{path} is no mask of colors: it holds {pixels.dtype} values of shape {pixels.shape}; "
                 "masks of class numbers need data.palette=null and data.classes, and where they are not 0, 1, ... "
                 "data.mask_values={value in the file: class number}"
             )
         if pixels.shape[2] == 3:
-            pixels = cv2.cvtColor(pixels, cv2.COLOR_BGR2BGRA)
+            pixels = cv2.cvtColor(np.ascontiguousarray(pixels), cv2.COLOR_BGR2BGRA)
         # Blue, green, red, alpha as one little-endian number: 0xAARRGGBB. Most neighbors have the same color: one
         # lookup for each run of equal pixels takes half as long as one for each pixel.
         packed = pixels.view("<u4").reshape(-1)

@@ -24,6 +24,10 @@ SPLITS = ("train", "val", "test")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".jp2", ".bmp", ".webp")
 NAMED_FILES = 20  # most unusable files that a record or a message names
 HELD_OUT = (0.9, 0.1, 0.0)  # shares of train, val and test of a training split without a validation split
+_UNREAD = (
+    ".zip", ".tar", ".gz", ".tgz", ".7z", ".rar", ".avif", ".heic", ".heif", ".gif", ".jxl", ".jfif", ".npy", ".npz",
+    ".mat", ".h5", ".hdf5", ".hdf", ".nc", ".vrt", ".img", ".ecw", ".sid", ".dng", ".exr", ".ppm", ".pgm", ".tga",
+)  # fmt: skip  # of images and archives
 _ARCHIVE = "__MACOSX"  # a folder in archives made on a Mac, without images
 _FOLDERS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 _LOOSE = "images in no folder"
@@ -396,6 +400,15 @@ def archive_notes(root: Path) -> list[str]:
     """A note if there is a ``__MACOSX`` folder; else empty."""
     place = root / _ARCHIVE
     return [f"note: {place} is not read: archives of a Mac bring it along, without images"] if place.is_dir() else []
+
+
+def unread_note(root: Path) -> str | None:
+    """A note that counts the images and archives in a folder and its subfolders that exp does not read; None: none."""
+    names = [os.path.join(folder, name) for folder, _, files in os.walk(root) for name in files  # noqa: PTH118
+             if name.lower().endswith(_UNREAD) and name[0] != "."]  # fmt: skip
+    kinds = sorted({Path(name).suffix.lower() for name in names})
+    shown = f"note: {len(names)} files ({', '.join(kinds)}) are not read, such as {min(names, default='')}"
+    return f"{shown}; files that are read: {' '.join(SUFFIXES)}" if names else None
 
 
 def _below(path: str, root: Path) -> str:

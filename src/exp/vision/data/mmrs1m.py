@@ -13,34 +13,43 @@ import os
 import re
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Mapping
 
-from exp.errors import DataError
+from exp.errors import DataError, nearest
 from exp.vision.data import layouts
 from exp.vision.data.layouts import Layout, Listing, Splits
 
 __all__ = ["MMRS1M", "MMRS1MMasks", "modality_in", "modality_of"]
 
 _SAR = ("hrsid", "sarv2", "ssdd")
+_MODALITIES = ("optical", "sar", "infrared")
 
 
-def modality_of(name: str) -> str:
-    """The modality of a data set by its name: ``sar``, ``infrared`` or ``optical``."""
-    if _plain(name) in _SAR:
+def modality_of(name: str, declared: Mapping[str, str] | None = None) -> str:
+    """The modality of a data set: ``sar``, ``infrared`` or ``optical``.
+
+    Args:
+        name: of the data set.
+        declared: ``data.modalities``; a set that it lacks is judged by its name.
+    """
+    for each, modality in (declared or {}).items():
+        if _plain(each) == _plain(name):
+            return modality
+    if _plain(name) in _SAR or re.search(r"(?<![A-Z])SAR(?![A-Z])", name):
         return "sar"
     if "infrared" in name.lower() or _plain(name).startswith("hituav") or "IR" in re.split(r"[^A-Za-z]+", name):
         return "infrared"
     return "optical"
 
 
-def modality_in(path: str | os.PathLike[str]) -> str:
+def modality_in(path: str | os.PathLike[str], declared: Mapping[str, str] | None = None) -> str:
     """The modality of an image file, by its data set: the folder in ``classification``, ``segmentation`` or
-    ``detection``.
+    ``detection``; ``declared`` as in :func:`modality_of`.
     """
     pieces = Path(path).parts
     for number, piece in enumerate(pieces[:-1]):
         if piece in ("classification", "segmentation", "detection"):
-            return modality_of(pieces[number + 1])
+            return modality_of(pieces[number + 1], declared)
     return "optical"
 
 
@@ -77,7 +86,7 @@ class MMRS1M(Layout):
                 splits[split] += samples
         labels = {label for samples in splits.values() for _, label in samples}
         classes = list(self.config.classes or sorted(_united(labels, own=len(folders) == 1)))
-        return Listing(classes, layouts.numbered(splits, classes, _key), notes)
+        return self._described(Listing(classes, layouts.numbered(splits, classes, _key), notes), folders)
 
     def _chosen(self, root: Path) -> list[Path]:
         """Folders of the data sets that the keys choose, sorted.
@@ -91,9 +100,19 @@ class MMRS1M(Layout):
             raise layouts.refusal(f"data.root={root} has no folder {self.kind} of MMRS-1M", self.expected, root)
         sets = {_plain(folder.name): folder for folder in self._sets(above)}
         wanted = sorted(sets if names is None else {_plain(name) for name in names})
-        fits = {key for key, each in sets.items() if each == above or modality in (None, modality_of(each.name))}
+        declared = self.config.modalities or {}
+        for name, value in declared.items():
+            if value not in _MODALITIES or _plain(name) not in sets:
+                raise DataError(
+                    f"data.modalities={{{name}: {value}}} must give a folder in {above} one of the modalities "
+                    f"{', '.join(_MODALITIES)}{nearest(name, [folder.name for folder in sets.values()])}"
+                )
+        fits = {
+            key for key, each in sets.items() if each == above or modality in (None, modality_of(each.name, declared))
+        }
         if not fits.intersection(wanted) or (names is not None and not fits.issuperset(wanted)):
-            there = ", ".join(f"{folder.name} ({modality_of(folder.name)})" for folder in sets.values()) or "none"
+            kinds = [f"{folder.name} ({modality_of(folder.name, declared)})" for folder in sets.values()]
+            there = ", ".join(kinds) or "none"
             raise DataError(
                 f"data.datasets={names}, data.modality={modality}: {above} has not all of it; there are {there}"
             )
@@ -101,6 +120,19 @@ class MMRS1M(Layout):
 
     def _sets(self, above: Path) -> list[Path]:
         return layouts.folders_in(above)
+
+    def _described(self, listing: Listing, folders: list[Path]) -> Listing:
+        """Add the modalities to a listing if they have an effect; those that follow from a name are reported."""
+        config = self.config
+        if not (config.modality_statistics or config.modality_weights or config.modality):
+            return listing
+        found = {folder.name: modality_of(folder.name, config.modalities) for folder in folders}
+        listing.notes["modalities"] = found
+        guessed = [name for name in found if _plain(name) not in map(_plain, config.modalities or ())]
+        if guessed:
+            kinds = ", ".join(f"{name} {found[name]}" for name in guessed)
+            listing.warnings.append(f"note: modalities by the names of the data sets: {kinds}; others: data.modalities")
+        return listing
 
 
 class MMRS1MMasks(MMRS1M):
@@ -129,7 +161,7 @@ class MMRS1MMasks(MMRS1M):
                     raise DataError(f"{place} has no folder {self.config.images} with images")
             for split, samples in layouts.complete(found, self.config.split, root, by_class=False).items():
                 splits[split] += samples
-        return Listing([], dict(splits), {"datasets": [folder.name for folder in folders]})
+        return self._described(Listing([], dict(splits), {"datasets": [folder.name for folder in folders]}), folders)
 
     def _sets(self, above: Path) -> list[Path]:
         is_single = (above / self.config.images).is_dir() or "" not in layouts.split_folders(above)

@@ -1,6 +1,7 @@
 """Convert the values of an image file to the model's input: its channels, 0..255, filled where there is no data.
 
-``data.bands`` chooses bands by number, or by their names in the files. A last channel that the file marks as
+``data.bands`` chooses bands by number, or by their names in the files; without it, three bands that a file calls blue,
+green and red are read as red, green and blue. A last channel that the file marks as
 transparency is not a band unless ``data.bands`` names it: it marks pixels without data.
 
 8-bit values stay uint8. All others become float32: ``value_range`` is mapped to 0..255, values outside are clipped.
@@ -8,6 +9,7 @@ transparency is not a band unless ``data.bands`` names it: it marks pixels witho
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from typing import Any, NamedTuple, Sequence, Union
@@ -16,7 +18,7 @@ import numpy as np
 
 from exp.data.places import shortened
 from exp.errors import DataError
-from exp.vision.data.decode import Raw, read_raw
+from exp.vision.data.decode import Raw, by_rasterio, opened, read_raw, reading
 from exp.vision.data.mmrs1m import modality_in
 from exp.vision.keys import ImageDataConfig
 
@@ -88,6 +90,12 @@ def colors_in(names: Sequence[str]) -> list[int | None]:
     return [each[0] if len(each) == 1 else None for each in places]
 
 
+def color_order(names: Sequence[str]) -> list[int]:
+    """The positions of red, green and blue among three bands with these names in another order; else empty."""
+    places = [place for place in colors_in(names) if place is not None]
+    return places if sorted(places) == list(range(len([name for name in names if name != "alpha"]))) != places else []
+
+
 class Modalities:
     """Mean and standard deviation of modalities that differ from the model's; picklable.
 
@@ -98,12 +106,12 @@ class Modalities:
         statistics: ``{modality: {"mean": [...], "std": [...]}}``, 0..255, as plain values.
 
     Args:
-        config: two keys of ``data`` are read: ``modality`` of all images (None: it follows from the path), and
-            ``modality_statistics``.
+        config: three keys of ``data`` are read: ``modality`` of all images (None: it follows from the path),
+            ``modalities`` and ``modality_statistics``.
     """
 
     def __init__(self, config: ImageDataConfig) -> None:
-        self.only = config.modality
+        self.only, self.declared = config.modality, dict(config.modalities or {})
         self.statistics = {name: dict(each) for name, each in (config.modality_statistics or {}).items()}
         self._model: tuple[np.ndarray, np.ndarray] | None = None
 
@@ -113,7 +121,7 @@ class Modalities:
 
     def of(self, path: Path) -> str:
         """The modality of an image."""
-        return self.only or modality_in(path)
+        return self.only or modality_in(path, self.declared)
 
     def fill_for(self, path: Path, fill: np.ndarray | None) -> np.ndarray | None:
         """The values that replace missing ones before :meth:`mapped`: the mean of the image's modality, or ``fill``."""
@@ -185,7 +193,8 @@ class ImageReader:
         """
         measured = count - (marked and count > 1)
         if self.wanted is None:
-            return Plan(list(range(measured)), measured if measured < count else None, [], measured)
+            order = color_order(names[:measured]) or list(range(measured))
+            return Plan(order, measured if measured < count else None, [], measured)
         if self.expected not in (None, measured) and any(isinstance(band, int) for band in self.wanted):
             raise DataError(
                 f"{path} has {measured} bands, but the training images {self.expected}: the numbers in data.bands="
@@ -195,6 +204,14 @@ class ImageReader:
         indexes = [_index(band, names, path) for band in self.wanted]
         alpha = measured if measured < count and measured not in indexes else None
         return Plan(indexes, alpha, [names[index] for index in indexes], measured)
+
+    def notes_of(self, path: Path) -> list[str]:
+        """A note if the bands of a file are reordered by their names (:func:`color_order`); else empty."""
+        order: list[int] = []
+        if self.wanted is None and by_rasterio(path):
+            with contextlib.suppress(DataError), opened(path) as file:  # reported when the file is loaded
+                order = color_order(reading(file)[1])
+        return [f"note: {path} names its bands: they are read as red, green, blue, not in their order"] if order else []
 
     def __call__(self, path: Path) -> np.ndarray:
         """Read an image file as the model's input: (H, W, C), uint8 or float32, 0..255."""
