@@ -93,6 +93,13 @@ def test_any_batch_and_what_is_recomputed_are_estimated_and_losses_that_cannot_b
     tracer = Tracer(config, CpuBackend(name="cpu"))
     assert tracer.peak["batch"] == 3 * 512  # one page of the allocator's for each of them
     assert tracer.validate() is not None
+    config.wrapper.kind, config.nproc = "fsdp", 2  # four weights and a bias of four bytes each, in no block
+    sharded = Tracer(config, tracer.backend)
+    assert sharded.peak["wrapper"] == 2 * 5 * 4, "gathered weights and whole gradients"
+    validation = sharded.validate()
+    assert validation is not None
+    assert validation["wrapper"] == 5 * 4, "all weights, beside the rank's share"
+    config.wrapper.kind, config.nproc = "none", 1
     fits = [what_fits(config, tracer.backend, 2 * tracer.peak["total"], share) for share in (0.0, 0.9)]
     assert [each and each["accumulate"] for each in fits] == [2, None]
     for change, words in (("detach", "grad"), ("item", "reads values cannot be estimated")):

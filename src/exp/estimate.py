@@ -183,7 +183,7 @@ def _attention(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value)[0]
 
 
-def _sharing(config: Any, model: nn.Module, backend: Backend) -> tuple[float, float, dict[str, int]]:
+def _sharing(config: Any, model: nn.Module, backend: Backend) -> tuple[float, float, dict[str, int], dict[str, int]]:
     """How much of the model one rank holds.
 
     A wrapper class of the user counts as one that holds the whole model and has no buckets. With FSDP, at the peak two
@@ -198,21 +198,23 @@ def _sharing(config: Any, model: nn.Module, backend: Backend) -> tuple[float, fl
     Returns:
         Share of the parameters and of the optimizer's state; share of each complete gradient; and by kind the bytes
         that the wrapper holds: DDP's buckets (as ``gradients`` if the gradients are views of them), or the gathered
-        blocks of FSDP.
+        blocks of FSDP; and the same in a validation, for which FSDP gathers all weights.
     """
     ranks, kind, options = config.nproc * config.launcher.nnodes, config.wrapper.kind, config.wrapper.options
     if ranks == 1 or kind not in ("ddp", "mmddp", "fsdp"):
-        return 1.0, 1.0, {}
+        return 1.0, 1.0, {}, {}
     if kind == "fsdp":
         blocks = [_bytes(block.parameters()) for block in units_of(model)]
         rest, largest = _bytes(model.parameters()) - sum(blocks), max(blocks, default=0)
         stays = options.get("reshard_after_forward") is False
         gathered = sum(blocks) if stays else largest * min(len(blocks), 2)
-        return 1 / ranks, 1 / ranks, {"wrapper": 2 * rest + gathered + largest}
+        in_training = {"wrapper": 2 * rest + gathered + largest}
+        return 1 / ranks, 1 / ranks, in_training, {"wrapper": _bytes(model.parameters())}
     gradients = _bytes(parameter for parameter in model.parameters() if parameter.requires_grad)
     # The same rule as in exp.engine.wrapper; a vendor's DDP class is not loaded here.
     as_views = type(backend.collectives).ddp_class is Collectives.ddp_class
-    return (1.0, 0.0, {"gradients": gradients}) if as_views else (1.0, 1.0, {"wrapper": gradients})
+    held = {"gradients" if as_views else "wrapper": gradients}
+    return 1.0, 0.0 if as_views else 1.0, held, held
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:
@@ -302,7 +304,9 @@ class Tracer:
         self.notes: list[str] = []
         self.example, self._resident = _example_of(config, self.notes)
         self.model = model_on_meta(config.model, self.example.model_arguments)
-        self._share, self._share_of_gradients, self._held = _sharing(config, self.model, backend)
+        self._share, self._share_of_gradients, self._held, self._held_in_validation = _sharing(
+            config, self.model, backend
+        )
         try:
             self.peak = self.train(config.batch_size, config.accumulate)
         except ExpError:
@@ -325,7 +329,7 @@ class Tracer:
         """
         model, config = self.model.train(), self.config
         optimizer = _optimizer_of(model, config.optim, self._is_card)
-        card = self._card()
+        card = self._card(self._held)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
         def keep(parameter: torch.Tensor) -> None:
@@ -356,7 +360,7 @@ class Tracer:
         Returns:
             As :meth:`train`; None: the batch cannot be run without values, and :attr:`notes` has the reason.
         """
-        card = self._card()
+        card = self._card(self._held_in_validation)
         card.hold("optimizer", _paged(self.optimizer_bytes * self._share))
         batch = as_batch(self.example.val, self.example.eval_batch_size)
         card.count(batch, "batch")
@@ -368,7 +372,7 @@ class Tracer:
             return None
         return card.at_peak
 
-    def _card(self) -> PaperCard:
+    def _card(self, held_by_wrapper: Mapping[str, int]) -> PaperCard:
         """A card with what is on it before a pass."""
         from exp.hardware.operators import KERNELS  # needs torch >= 2.2
 
@@ -377,7 +381,7 @@ class Tracer:
         card.kernels = {name: kernel for name, kernel in KERNELS.items() if name in able.lacking_operators}
         card.count(list(self.model.parameters()), "parameters", self._share)
         card.count(list(self.model.buffers()), "buffers")
-        for kind, held in {**self._held, "data": self._resident * self._is_card}.items():
+        for kind, held in {**held_by_wrapper, "data": self._resident * self._is_card}.items():
             card.hold(kind, held)
         return card
 
