@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -19,6 +20,37 @@ def test_names():
     for text in ("hf:", "hf:o/n@", "timm:a/b", "hf:o/n/x", "hf:o n/x", "hf:n", "hf:../x", "hf:o/n@../x"):
         with pytest.raises(ConfigError, match=text):
             parse(text)
+
+
+class Harm:
+    def __reduce__(self):
+        return print, ("code of a stranger",)
+
+
+def test_a_folder_with_one_file_and_a_repository_in_a_cache(tmp_path, capsys):
+    folder = tmp_path / "models--owner--name"
+    for commit, value in (("c1", 1.0), ("c2", 2.0)):
+        (folder / "snapshots" / commit).mkdir(parents=True)
+        torch.save({"a": torch.tensor(value)}, folder / "snapshots" / commit / "pytorch_model.bin")
+    assert read_weights(folder / "snapshots" / "c1").state["a"] == 1.0
+    with pytest.raises(ConfigError, match=r"several commits.*snapshots/c1, .*snapshots/c2"):
+        read_weights(folder)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("c2")
+    assert read_weights(folder).path == folder / "snapshots" / "c2" / "pytorch_model.bin"
+    shutil.rmtree(folder / "snapshots" / "c2")
+    assert read_weights(folder).state["a"] == 1.0, "the only commit"
+    torch.save({"a": torch.ones(1)}, folder / "snapshots" / "c1" / "other.pth")
+    with pytest.raises(ConfigError, match=r"several weights.*\n.*other.pth, pytorch_model.bin"):
+        read_weights(folder)
+    with pytest.raises(ConfigError, match="no checkpoint"):
+        read_weights(tmp_path)
+    harmful = tmp_path / "harmful"
+    harmful.mkdir()
+    torch.save({"a": Harm()}, harmful / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"pytorch_model.bin"):
+        read_weights(harmful)
+    assert capsys.readouterr().out == ""
 
 
 def test_a_folder_of_parts(tmp_path):

@@ -24,7 +24,7 @@ from exp.runs.files import digest_of
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
 
-__all__ = ["INDEX", "Source", "bring", "local_file", "parse", "pinned", "shards_of"]
+__all__ = ["INDEX", "Source", "bring", "files_of", "local_file", "parse", "pinned", "shards_of", "snapshot_in"]
 
 INDEX = "model.safetensors.index.json"
 """Index of weights that are split into several files: maps tensors to files."""
@@ -165,8 +165,28 @@ def _fetch(source: Source, known: list[str]) -> tuple[Path, dict[str, str]]:
             if path is None or isinstance(refused, ConfigError):
                 raise refused from error
             console.warn(f"{str(refused).partition(';')[0]}; using the copy in the cache")
-    files = [*_weights(path), *map(path.with_name, _BESIDE)]
-    return path, {file.name: _digest(file) for file in files if file.is_file()}
+    return path, {file.name: _digest(file) for file in files_of(path)}
+
+
+def files_of(path: Path) -> list[Path]:
+    """The files of weights: the file, those that it lists if it is an index, and the JSON files beside it."""
+    return [file for file in [*_weights(path), *map(path.with_name, _BESIDE)] if file.is_file()]
+
+
+def snapshot_in(folder: Path) -> Path:
+    """The folder of the files in a repository's folder of a hub's cache; ``folder`` itself if it is no such folder.
+
+    Raises:
+        ConfigError: the cache has several commits, and none of them is ``main``.
+    """
+    main = folder / "refs" / "main"
+    commits = sorted(folder.glob("snapshots/*"))
+    commit = folder / "snapshots" / main.read_text().strip() if main.is_file() else None
+    if commit in commits or not commits:
+        return commit if commit in commits and commit is not None else folder
+    if len(commits) > 1:
+        raise ConfigError(f"init_from={folder} has several commits; give one: {', '.join(map(str, commits))}")
+    return commits[0]
 
 
 def _license(card: Path) -> str | None:

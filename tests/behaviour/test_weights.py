@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 
 import torch
@@ -34,6 +36,29 @@ def test_an_export_keeps_normalization_and_heads(exp, trained):
     done = exp(*exported, "model.num_heads=4", "output_dir=refused")
     assert done.returncode == 2
     assert "model.num_heads=2" in first_line(done)
+
+
+def test_a_folder_of_pickled_weights_is_read_with_its_normalization_and_recorded(exp, trained):
+    """Satellite statistics, which only the file beside the weights has; the digest is that of ``sha256sum``."""
+    state = torch.load(str(trained("scenes") / "checkpoints" / "best.pth"))["state_dict"]
+    folder = exp.folder / "theirs"
+    folder.mkdir()
+    torch.save({key[len("backbone.") :]: value for key, value in state.items() if key.startswith("backbone.")},
+               folder / "pytorch_model.bin")  # fmt: skip
+    satellite = {"image_mean": [0.430, 0.411, 0.296], "image_std": [0.213, 0.156, 0.143]}
+    (folder / "preprocessor_config.json").write_text(json.dumps(satellite))
+    done = exp(*ANEW, "init_from=theirs", "max_epochs=null", "max_steps=1", "plots=false", "output_dir=run")
+    assert done.returncode == 0, done.stderr
+    found = exp.result("run")
+    digests = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.iterdir()}
+    assert found["weights"] == {"source": str(folder), "files": digests}
+    assert found["data"]["normalization"] == {
+        "images": "satellite", "mean": [109.65, 104.805, 75.48], "std": [54.315, 39.78, 36.465]
+    }  # fmt: skip
+    torch.save({"stages.0.0.dwconv.weight": torch.ones(1)}, exp.folder / "convnext.pth")
+    done = exp(*ANEW, "init_from=convnext.pth", "max_epochs=null", "max_steps=1", "output_dir=refused")
+    assert done.returncode == 2
+    assert "ConvNeXt" in first_line(done)
 
 
 def test_other_backbones_and_other_heads_are_named(exp, trained):

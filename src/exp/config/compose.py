@@ -347,7 +347,15 @@ def check_weights_there(value: str, key: str = "init_from") -> None:
         there = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
         raise ConfigError(f"{key}={shown(path)}: there is no such file or folder{nearest(path.name, there)}")
     if path.is_dir() and run_folder_of(value) is None:
-        kinds = ("*.pth", "*.safetensors", "*.safetensors.index.json", "checkpoints/*.pth")
+        kinds = (
+            "*.pth",
+            "*.pt",
+            "*.bin",
+            "*.safetensors",
+            "*.safetensors.index.json",
+            "checkpoints/*.pth",
+            "snapshots/*",
+        )
         if not any(True for kind in kinds for _ in path.glob(kind)):
             raise ConfigError(f"{key}={shown(path)} is not a run folder: it has neither config.yaml nor weights")
 

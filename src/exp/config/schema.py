@@ -308,7 +308,7 @@ class ExpConfig:
     resume_changed_data: bool = False
     """Resume even if the data files or the keys of ``data`` have changed since the training began."""
     init_from: Optional[str] = None
-    """Initial weights: a checkpoint (of exp or of other projects, .pth or .safetensors), a run folder,
+    """Initial weights: a checkpoint (of exp or of other projects, .pth, .bin or .safetensors), a run folder,
     ``hf:<owner>/<name>[@revision]`` or ``timm:<name>``; the last two are downloaded (``pip install
     'exp-accelerators[hub]'``). With a run folder, eval, predict and features also take model and data from the run."""
     init_partial: bool = False

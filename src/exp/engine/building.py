@@ -18,7 +18,7 @@ import logging
 import math
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
@@ -39,11 +39,12 @@ from exp.config.compose import is_of_hub
 from exp.config.differences import text_of
 from exp.config.resolve import create, find_own_module, make, resolve, without_scope
 from exp.data.base import Data, Extras, split_of
-from exp.data.places import shortened
+from exp.data.places import content_of, shortened
 from exp.engine import checkpoint
 from exp.errors import ConfigError, RunError, UnavailableError, nearest
 from exp.metrics import Evaluator, Metric
 from exp.models.base import Model
+from exp.runs.files import digest_of
 from exp.runs.folder import blank_result
 from exp.task import task_class
 
@@ -70,6 +71,8 @@ def build_data(session: Session) -> Data:
     data: Data = create(session.config.data, Data, "data")
     if session.config.init_from:
         session.weights = read_weights(Path(str(hub.pinned(session.config))))
+        if session.distributed.is_main and not session.config.record.weights:  # else a hub's, which are digested
+            session.weights.files.update((file.name, digest_of(file)) for file in hub.files_of(session.weights.path))
         if session.weights.data is not None and task_class(session.config).needs_weights:
             data.load_state_dict(session.weights.data)
     session.extras = Extras()
@@ -107,7 +110,7 @@ def build_model(session: Session, data: Data, to_place: bool = False) -> nn.Modu
     model: nn.Module = create(session.config.model, (Model, BaseModel), "model", **data.model_arguments())
     if session.weights is not None:
         session.say(fit_weights(model, session.weights, session.config))
-        session.weights = Weights(session.weights.path, {}, None)  # the tensors are the model's now
+        session.weights = replace(session.weights, state={}, data=None)  # the tensors are the model's now
     elif task_class(session.config).needs_weights and model.state_dict():
         raise ConfigError(
             f"task={session.config.task.name} needs weights: the model has {len(model.state_dict())} tensors, although "
@@ -132,19 +135,22 @@ class Weights:
         state: tensors by name, on the CPU.
         data: state of the data on which the weights were trained (:meth:`exp.data.base.Data.state_dict`); None: the
             file does not contain it.
+        files: SHA-256 of the file, of those that it lists, and of the JSON files beside it, by name; on rank 0.
     """
 
     path: Path
     state: Mapping[str, torch.Tensor]
     data: dict[str, Any] | None
+    files: dict[str, str] = field(default_factory=dict)
 
 
 def read_weights(path: Path) -> Weights:
     """Read the weights of exp's checkpoints, or of other projects.
 
     Args:
-        path: a ``.pth`` or ``.safetensors`` file, the index of several ``.safetensors`` files, a run folder (its best
-            checkpoint, or else the newest), a folder of weights, or a name in a hub (:mod:`exp.hub`).
+        path: a ``.pth``, ``.bin`` or ``.safetensors`` file, the index of several ``.safetensors`` files, a run folder
+            (its best checkpoint, or else the newest), a folder of weights, a repository's folder in the cache of a hub
+            (``models--<owner>--<name>``), or a name in a hub (:mod:`exp.hub`).
 
     Raises:
         CheckpointError: the file cannot be read, or holds no state dict.
@@ -154,20 +160,31 @@ def read_weights(path: Path) -> Weights:
     if is_of_hub(str(path)):
         path = hub.local_file(str(path))
     elif path.is_dir():
-        folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
-        candidates = [folder / "best.pth", *checkpoint.list_checkpoints(folder), folder / "model.safetensors"]
-        candidates.append(folder / hub.INDEX)
-        found = next((each for each in candidates if each.is_file()), None)
-        if found is None:
-            raise ConfigError(
-                f"init_from={path} holds no checkpoint; looked for best.pth, step_*.pth, model.safetensors and its "
-                f"index in {folder}"
-            )
-        path = found
+        path = _file_in(path)
     content = checkpoint.read(path, mapped=True)
     state = checkpoint.weights_of(content, path)
     ours = isinstance(content, Mapping) and "state_dict" in content and isinstance(content.get("data"), dict)
     return Weights(path, state, content["data"] if ours else None)
+
+
+def _file_in(folder: Path) -> Path:
+    """The file of weights in a folder (:func:`read_weights`).
+
+    Raises:
+        ConfigError: there is none, or there are several.
+    """
+    place = hub.snapshot_in(folder)
+    place = place / "checkpoints" if (place / "checkpoints").is_dir() else place
+    candidates = [place / "best.pth", *checkpoint.list_checkpoints(place), place / "model.safetensors"]
+    found = [each for each in [*candidates, place / hub.INDEX] if each.is_file()][:1]
+    found = found or [each for each in place.iterdir() if each.suffix in (".safetensors", ".pth", ".pt", ".bin")]
+    if len(found) != 1:
+        raise ConfigError(
+            f"init_from={folder} holds {'several weights, give one' if found else 'no checkpoint'}; looked for "
+            f"best.pth, step_*.pth, model.safetensors and its index, and a single .safetensors, .pth, .pt or .bin\n"
+            f"  {content_of(place)}"
+        )
+    return found[0]
 
 
 def fit_weights(model: nn.Module, weights: Weights, config: ExpConfig, as_it_is: bool | None = None) -> str:
@@ -216,7 +233,7 @@ def fit_weights(model: nn.Module, weights: Weights, config: ExpConfig, as_it_is:
         cure = f"not as in the run: {differs}" if differs else "use the settings with which the weights were trained"
     elif not as_it_is and not (fitting and (head_alone or config.init_partial)):
         reason = f"init_from: {path} fits the model only in part: more than a new head is missing or differs"
-        cure = "init_partial=true starts the rest from random weights"
+        cure = "init_partial=true starts the rest from random weights" if fitting else "it holds another model"
     if reason:
         raise ConfigError("; ".join([f"{reason}: {count}", cure, *misfits]))
     odd = checkpoint.not_finite(fitting, {name for name, _ in model.named_parameters()})
@@ -309,6 +326,8 @@ def make_result(
         wall_s=time.time() - session.started,
         restarts=session.info.restart_count,
     )
+    if session.weights is not None and session.weights.files:
+        result["weights"] = {"source": config.init_from, "files": session.weights.files}
     if session.weights is not None and task_class(config).needs_weights:
         result["checkpoint"] = str(session.weights.path)
     result.update(extra)

@@ -5,6 +5,7 @@ Those of Hugging Face are read beside transformers. And their patch embedding fo
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,45 @@ def test_normalisation_follows_the_weights():
         model, _ = loaded(published(scenes()), name, normalization=normalization)
         again, _ = loaded(model.state_dict())  # our own checkpoints bring theirs
         assert again.pixel_mean[0, 0].item() == pytest.approx(mean * 255)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "w.pth", "model.safetensors"])
+def test_what_stands_beside_weights_counts_in_any_format(tmp_path, name):
+    """Statistics in 0..1, as the processor of satellite weights has them; times 255 they are the model's."""
+    satellite = {"image_mean": [0.430, 0.411, 0.296], "image_std": [0.213, 0.156, 0.143]}
+    state, path = published(scenes(), "timm"), str(tmp_path / name)
+
+    def read(processor, **config):
+        (tmp_path / "preprocessor_config.json").write_text(json.dumps(processor))
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        model, _ = loaded(state, path)
+        return model, model.pixel_mean.flatten().tolist(), model.pixel_std.flatten().tolist()
+
+    for rescale in ({}, {"do_rescale": True, "rescale_factor": 1 / 255}):
+        model, mean, std = read({**satellite, **rescale}, num_attention_heads=2)
+        assert mean == pytest.approx([109.65, 104.805, 75.48])
+        assert std == pytest.approx([54.315, 39.78, 36.465])
+        assert (model.normalization, model.taken_on_trust) == ("satellite", ())
+    assert read({**satellite, "do_rescale": False})[1] == pytest.approx([0.430, 0.411, 0.296])
+    assert read({**satellite, "do_normalize": False})[1:] == ([0.0] * 3, pytest.approx([255.0] * 3))
+    model, mean, _ = read({}, pretrained_cfg={"mean": [0.5, 0.4, 0.3], "std": [0.1, 0.1, 0.1]}, rope_theta=16.0)
+    assert mean == pytest.approx([127.5, 102.0, 76.5])
+    assert model.normalization == "own"
+    # 16 ** (2 i / 8) of heads of 16 elements
+    assert model.backbone.rope.periods.tolist() == pytest.approx([1.0, 2.0, 4.0, 8.0])
+    with pytest.raises(ConfigError, match=r"model\.num_heads=4"):
+        read({}, num_attention_heads=4)
+    with pytest.raises(ConfigError, match="dinov3_convnext"):
+        read({}, model_type="dinov3_convnext")
+
+
+@pytest.mark.parametrize("name", [
+    "downsample_layers.0.0.weight", "stages.0.0.dwconv.weight", "stages.3.blocks.2.conv_dw.weight",
+    "model.stages.1.layers.0.depthwise_conv.weight", "teacher.backbone.stages.0.0.dwconv.bias",
+])  # fmt: skip
+def test_a_convnext_is_named(name):
+    with pytest.raises(ConfigError, match="ConvNeXt"):
+        loaded({name: torch.ones(1), "norms.3.weight": torch.ones(1)})
 
 
 def test_weights_of_another_size_name_the_keys_that_mend_it():

@@ -241,11 +241,17 @@ class ImageData(Data):
         }
 
     def on_model(self, model: Any) -> None:
-        """From now on, fill values without data with the model's mean, which its normalization makes 0."""
+        """From now on, fill values without data with the model's mean, which its normalization makes 0; record both."""
         mean = getattr(model, "pixel_mean", None)
         if isinstance(mean, torch.Tensor) and mean.numel() == self.read.channels:
             self.read.fill = mean.detach().cpu().reshape(-1).numpy().astype("float32")
-            self.read.modalities.on_model(self.read.fill, model.pixel_std.detach().cpu().reshape(-1).numpy())
+            std = model.pixel_std.detach().cpu().reshape(-1).numpy()
+            self.read.modalities.on_model(self.read.fill, std)
+            values = {
+                key: [round(float(each), 3) for each in array]
+                for key, array in (("mean", self.read.fill), ("std", std))
+            }
+            self._record["normalization"] = {"images": getattr(model, "normalization", "own"), **values}
 
     def state_dict(self) -> dict[str, Any]:
         """What is saved with weights trained on these data.
@@ -285,7 +291,15 @@ class ImageData(Data):
         Raises:
             DataError: the weights have other classes; or see :meth:`look_at_files`.
         """
-        session.when_built(self.on_model)
+
+        def built(model: Any) -> None:
+            self.on_model(model)
+            if session.weights is not None and "normalization" in self._record:
+                session.say(
+                    "normalization: images={images}, mean {mean}, std {std}".format(**self._record["normalization"])
+                )
+
+        session.when_built(built)
         pictures = functools.partial(self.pictures, session)
         session.extras = Extras(self.fingerprint, self.record, pictures, self.ranking(), self.draw_samples)
         if not self._adopted:

@@ -140,6 +140,17 @@ class ImageModel(Model):
             of_colors = torch.tensor(values).view(1, 3, 1, 1) * 255.0
             self.register_buffer(name, for_bands(of_colors, self.in_channels, self.band_names))
 
+    @property
+    def normalization(self) -> str:
+        """The images of whose statistics ``pixel_mean`` and ``pixel_std`` are: ``web``, ``satellite``, or ``own``."""
+        own = torch.stack([self.pixel_mean, self.pixel_std]).flatten(1).cpu()
+        for name, values in _NORMALIZATION.items():
+            if torch.allclose(
+                own, for_bands(torch.tensor(values) * 255.0, self.in_channels, self.band_names), atol=0.01
+            ):
+                return name
+        return "own"
+
     def _use_blocks(self, more: Sequence[int] = ()) -> None:
         """Freeze the blocks after the last one in use: they get no gradient, and DDP must not wait for one."""
         for block in self.backbone.blocks[max([*self.blocks, *more]) + 1 :]:
@@ -198,6 +209,7 @@ class ImageModel(Model):
         Raises:
             ConfigError: the weights are of another family, size or patch size.
         """
+        weights.refuse_convnext(state, source)
         prefix = weights.published_prefix(state)
         if prefix is None or (prefix.endswith(_PREFIX) and f"{prefix[: -len(_PREFIX)]}pixel_mean" in state):  # ours
             own = under_own_names(state, self.state_dict())

@@ -19,8 +19,8 @@ from exp.errors import ConfigError
 from exp.models.base import best_prefix
 from exp.vision.dinov3.backbone import NORM_EPS, ROPE_BASE, SIZES, rope_periods
 
-__all__ = ["HEAD", "Beside", "adapt_published", "beside", "check_backbone", "model_config",
-           "model_tensors", "pretraining_of", "processor_config", "published_prefix", "with_periods"]  # fmt: skip
+__all__ = ["HEAD", "Beside", "adapt_published", "beside", "check_backbone", "model_config", "model_tensors",
+           "pretraining_of", "processor_config", "published_prefix", "refuse_convnext", "with_periods"]  # fmt: skip
 
 _State = Mapping[str, torch.Tensor]
 _MODEL_TYPE = "dinov3_vit"
@@ -43,6 +43,7 @@ _SEPARATE = re.compile(r"^(blocks\.\d+\.)(?:attn|attention)\.([qkv])_(?:proj\.)?
 # Ignored: tensors of pretraining, and two that are constants (mask of the biases, inverse periods).
 _UNUSED = re.compile(r"mask_token$|bias_mask$|^local_cls_norm|(?:^|\.)inv_freq$")
 _LANDMARK = re.compile(r"^(|.*\.)(?:storage_tokens|reg_token|embeddings\.register_tokens)$")
+_CONVNEXT = re.compile(r"(?:^|\.)(?:stages\.\d+\..*(?:dwconv|depthwise_conv|conv_dw)|downsample_layers\.\d)")
 HEAD = re.compile(r"(?:\w*head\w*|classifier|fc|fc_norm|neck|decoder)\.")
 """Published names of tensors that belong to a head, beside those of a backbone without prefix."""
 
@@ -162,6 +163,18 @@ def _keys_of(state: _State) -> tuple[dict[str, Any], int]:
     return {**keys, "embed_dim": dim, "depth": depth, **({"num_heads": heads} if heads else {})}, heads
 
 
+def refuse_convnext(state: _State, source: Path) -> None:
+    """Refuse the weights of a ConvNeXt, in the names of the authors, transformers or timm.
+
+    Raises:
+        ConfigError: a tensor is that of a ConvNeXt.
+    """
+    if any(map(_CONVNEXT.search, state)):
+        raise ConfigError(
+            f"init_from: {source} holds a ConvNeXt; the backbones here are DINOv3's ViTs, such as dinov3_vits16"
+        )
+
+
 def check_backbone(state: _State, own: _State, source: Path) -> None:
     """Refuse weights of another size, patch size or kind than the model's.
 
@@ -216,13 +229,11 @@ class Beside(NamedTuple):
 
 
 def beside(source: Path) -> Beside:
-    """Read the JSON files beside a ``.safetensors`` file, as transformers and timm write them; for others the defaults.
+    """Read the JSON files beside a file of weights, as transformers and timm write them; the defaults without them.
 
     Raises:
         ConfigError: the JSON files are of another model, or cannot be read.
     """
-    if ".safetensors" not in source.name:
-        return Beside()
     files = [source.parent / name for name in ("config.json", "preprocessor_config.json")]
     try:
         config, processor = (json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {} for file in files)
@@ -248,9 +259,11 @@ def beside(source: Path) -> Beside:
 
 def _statistics(processor: Mapping[str, Any]) -> tuple[list[float], list[float]] | None:
     """Mean and standard deviation, 0..255, of a processor that rescales pixels before it normalizes them."""
+    factor = float(processor.get("rescale_factor", 1 / 255)) if processor.get("do_rescale", True) else 1.0
+    if not processor.get("do_normalize", True):
+        return [0.0] * 3, [1.0 / factor] * 3
     if "image_mean" not in processor or "image_std" not in processor:
         return None
-    factor = float(processor.get("rescale_factor", 1 / 255))
     mean, std = ([float(value) / factor for value in processor[key]] for key in ("image_mean", "image_std"))
     return mean, std
 
