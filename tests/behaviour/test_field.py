@@ -83,3 +83,18 @@ def test_f12_workers_have_their_backend_s_environment_before_torch_and_what_the_
         assert done.returncode == 0, done.stderr
         assert [(exp.folder / f"seen{rank}").read_text() for rank in (0, 1)] == [seen, seen]
         assert json.loads((exp.path(seen) / "env.json").read_text())["backend_env"]["MY_LIBRARY"] == seen[3:]
+
+
+def test_f12_torch_finds_the_environment_of_the_backend_in_every_process_of_a_run(exp):
+    """A torch that only notes how it found the environment stands before the real one."""
+    (exp.folder / "lib").mkdir()
+    (exp.folder / "lib" / "torch.py").write_text(
+        "import os\nwith open(os.environ['NOTES'], 'a') as file:\n"
+        "    print(os.environ.get('MINE'), os.environ.get('OMP_NUM_THREADS'), file=file)\nraise ImportError('noted')\n"
+    )
+    for nproc in (1, 2):
+        notes = exp.folder / f"notes{nproc}"
+        done = exp(*STEADY, f"nproc={nproc}", "backend.env={MINE: quiet, OMP_NUM_THREADS: 7}", f"output_dir=run{nproc}",
+                   fresh=True, PYTHONPATH=str(exp.folder / "lib"), NOTES=str(notes), OMP_NUM_THREADS="5")  # fmt: skip
+        assert done.returncode in (1, 3), done.stderr
+        assert {*notes.read_text().splitlines()} == {"quiet 5"}  # what the user exports wins

@@ -109,25 +109,29 @@ def test_a_server_that_stands_still_ends_in_an_error(exp, hub):
 
 def test_what_goes_wrong_is_one_line_and_leaves_nothing(exp, hub, tmp_path):
     environment = hub.environment(tmp_path / "cache")
+    mirror = {**environment, "HF_ENDPOINT": hub.url.replace("//", "//me:secret@")}
     for name, said in {
         "hf:owner/unknown": "owner/unknown",
         "hf:owner/parts@v9": "v9",
         "hf:owner/gated": "HF_TOKEN",
         "hf:owner/pickled": "pytorch_model.bin",
     }.items():
-        done = exp(*SCENE, f"init_from={name}", "output_dir=run", **environment)
+        how = environment if name == "hf:owner/gated" else mirror  # a password of the URL would open it
+        done = exp(*SCENE, f"init_from={name}", "output_dir=run", **how)
         assert done.returncode == 2, (name, done.stderr)
         assert said in first_line(done)
+        assert "secret" not in done.stdout + done.stderr
         assert not exp.path("run").exists()
     shadow = tmp_path / "shadow"
     shadow.mkdir()
     (shadow / "huggingface_hub.py").write_text("raise ImportError('not here')\n")
     path = os.pathsep.join([str(shadow), clean_environment().get("PYTHONPATH", "")])
     for more, said in (({"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE"), ({"PYTHONPATH": path}, "huggingface_hub"),
-                       ({"HF_ENDPOINT": "http://127.0.0.1:9"}, "http://127.0.0.1:9")):  # fmt: skip
+                       ({"HF_ENDPOINT": "http://me:secret@127.0.0.1:9"}, "http://127.0.0.1:9")):  # fmt: skip
         done = exp(*SCENE, "init_from=timm:small", "output_dir=run", **{**environment, **more})
         assert done.returncode == 3, (more, done.stderr)
         assert said in first_line(done)
+        assert "secret" not in done.stdout + done.stderr
 
 
 @pytest.mark.extended

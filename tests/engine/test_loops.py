@@ -6,9 +6,11 @@ import json
 
 import pytest
 import torch
+from mmengine.hooks import Hook
 
 from exp.engine import checkpoint
-from exp.errors import RunError
+from exp.engine.hooks import PreemptionHook
+from exp.errors import Preempted, RunError
 from tests.engine.conftest import Line, Mse, Spy
 
 NAN, INF = float("nan"), float("inf")
@@ -76,3 +78,40 @@ def test_predictions_that_are_nan_end_the_run_whatever_the_metric_makes_of_them(
 def test_several_losses_are_summed_by_name_and_others_are_logged():
     losses = {"time_loss": torch.tensor(2.0), "loss_kl": torch.tensor(3.0), "accuracy": torch.tensor(7.0)}
     assert Line().parse_losses(losses) == (5.0, {**losses, "loss": 5.0})
+
+
+class Notice(Hook):
+    """Gives notice at one batch, and keeps the batches of validations."""
+
+    def __init__(self, stage, at):
+        self.stage, self.at, self.given, self.validated = stage, at, False, []
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        self.given |= (self.stage, self.at) == ("train", batch_idx)
+
+    def after_val_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        self.validated.append(batch_idx)
+        self.given |= (self.stage, self.at) == ("val", batch_idx)
+
+
+@pytest.mark.parametrize(
+    ("stage", "at", "saved", "due", "validated"),
+    [("train", 3, 4, False, []), ("train", 15, 16, True, []), ("val", 2, 16, True, [0, 1, 2])],
+)
+def test_notice_ends_a_training_after_its_step_and_a_validation_after_its_batch(
+    make_runner, stage, at, saved, due, validated
+):
+    """A validation of 64 batches follows step 16; one that was cut short comes first when the training goes on."""
+    notice = Notice(stage, at)
+    runner = make_runner(max_epochs=2, hooks=[notice])
+    next(hook for hook in runner.hooks if isinstance(hook, PreemptionHook)).preempted = lambda: notice.given
+    with pytest.raises(Preempted) as ended:
+        runner.train()
+    assert (ended.value.step, notice.validated) == (saved, validated)
+    runner.close()
+    meta = checkpoint.read(runner.saving.folder / f"step_{saved:08d}.pth")["meta"]
+    assert (meta["step"], meta["samples"], meta["validation_due"]) == (saved, 0 if due else 16, due)
+    later = make_runner(max_epochs=1 + due, hooks=[Notice("val", 0)])
+    later.train(lambda: later.train_loop.restore(meta["epoch"], saved, meta["samples"], meta["validation_due"]))
+    records = map(json.loads, later.session.folder.metrics.read_text().splitlines())
+    assert [record["step"] for record in records if record["split"] == "val"] == ([16, 32] if due else [16])
