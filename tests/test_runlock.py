@@ -164,6 +164,21 @@ def test_processes_of_one_job_hold_it_together(tmp_path):
     assert names(tmp_path) == set()
 
 
+def test_another_configuration_joins_a_job_that_lives_and_replaces_one_that_is_dead(tmp_path):
+    """Nodes that are started by hand have the name of their meeting point, also that of an earlier attempt."""
+    name = "node0:29500"
+    held_by(tmp_path, 5, token=name, machine="", config="a")
+    assert RunLock(tmp_path, name).acquire(config="a") is True
+    beat = threading.Timer(1.0, os.utime, [tmp_path / LOCK])
+    beat.start()
+    assert RunLock(tmp_path, name).acquire(config="b") is True
+    beat.join()
+    for config in "ab":
+        held_by(tmp_path, STALE_AFTER_S + 1, token=name, machine="", config="a")
+        assert RunLock(tmp_path, name).acquire(config=config) is False
+        assert json.loads((tmp_path / LOCK).read_text())["config"] == config
+
+
 def test_losing_the_folder_is_noticed(tmp_path):
     lock = RunLock(tmp_path)
     lock.acquire()

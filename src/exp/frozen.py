@@ -7,8 +7,10 @@ files do not change a frozen run.
 from __future__ import annotations
 
 import functools
+import hashlib
 import re
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +22,7 @@ from omegaconf import OmegaConf
 from exp import console
 from exp.config import check as checks
 from exp.config import compose, differences
+from exp.config.differences import text_of
 from exp.config.resolve import allow, distrust
 from exp.config.schema import ExpConfig
 from exp.console import flops
@@ -27,9 +30,9 @@ from exp.errors import EXIT_OK, EXIT_PREEMPTED, REFUSED, ConfigError, ExpError, 
 from exp.hardware.registry import choose, create_backend
 from exp.hub import bring
 from exp.launcher.base import Outcome, describe_failure, launcher_class, resolve
-from exp.runs.files import read_json
+from exp.runs.files import digest_of, read_json
 from exp.runs.folder import RunFolder, Snapshot, blank_result, last_known
-from exp.runs.lock import RunLock
+from exp.runs.lock import RunLock, read_holder
 from exp.task import call, create_task, task_class, to_continue
 from exp.trackers import check as check_trackers
 
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
     from exp.hardware.backend import Backend
 
 __all__ = ["FrozenRun", "complete", "freeze", "prepare"]
+
+_WRITTEN_WITHIN_S = 60.0  # an NFS client may show a new file late
 
 
 def freeze(config: ExpConfig, overrides: list[str], output_dir: Path) -> FrozenRun:
@@ -183,7 +188,6 @@ class FrozenRun:
             if chosen.leads:
                 self.write(chosen.job_token())
                 self.announce(backend)
-                folder.forget_failures()
             begun = True
             try:
                 outcome = chosen.launch(self)
@@ -219,25 +223,59 @@ class FrozenRun:
         if self.lock is not None:
             return  # the process that started this one has written the folder
         folder = self.folder
-        self.lock = RunLock(folder.path, token)
-        try:
-            joined = self.lock.acquire()
-            if not joined:
-                checks.check_folder(self.config, task_class(self.config).saves_state)
-        except ConfigError:
-            self.release()
-            raise
-        self.snapshot = Snapshot(folder)
-        folder.create()
         contents = {
             folder.config.name: OmegaConf.to_yaml(self.config, resolve=True).encode(),
             folder.overrides.name: OmegaConf.to_yaml(OmegaConf.create(list(self.overrides))).encode(),
         }
-        config = folder.in_use(folder.config)
-        if not (joined and config.is_file() and config.read_bytes() == contents[config.name]):
-            folder.stage(contents)
+        digest = hashlib.sha256(contents[folder.config.name]).hexdigest()
+        self.lock, joined = RunLock(folder.path, token), False
+        try:
+            joined = self.lock.acquire(config=digest)
+            if joined:
+                self._check_as_first(digest)
+                return
+            checks.check_folder(self.config, task_class(self.config).saves_state)
+        except ConfigError:
+            self.lock.release(keep_file=joined)
+            raise
+        self.snapshot = Snapshot(folder)
+        folder.create()
+        folder.forget_failures()
+        folder.stage(contents)
         if task_class(self.config).diagnoses:  # begins at once, since its session never does
             folder.begin(self.config.overwrite)
+
+    def _check_as_first(self, digest: str) -> None:
+        """Check that this node has the configuration of the first, which all workers read; the path may differ.
+
+        Args:
+            digest: SHA-256 of this node's configuration.
+
+        Raises:
+            ConfigError: a key has another value there.
+        """
+        assert self.lock is not None, "it has been acquired"
+        deadline = time.monotonic() + _WRITTEN_WITHIN_S
+        while True:
+            first, config = read_holder(self.lock.path), self.folder.in_use(self.folder.config)
+            if first is not None and config.is_file() and digest_of(config) == first.config:
+                break
+            if time.monotonic() > deadline:
+                raise ConfigError(f"{first or 'the first node'} has not written {config}; start all nodes again")
+            time.sleep(0.1)
+        changed = [] if digest == first.config else differences.between(compose.load(config), self.config)
+        # The path of the folder may be another one here, and records change nothing.
+        texts = [
+            f"{key}={text_of(new)} (there: {text_of(old)})"
+            for key, old, new in changed
+            if key != "output_dir" and not key.startswith("record.")
+        ]
+        if texts:
+            more = f" and {len(texts) - 4} more keys" if len(texts) > 4 else ""
+            raise ConfigError(
+                f"this node has another configuration than the first, {first}: {', '.join(texts[:4])}{more}; start "
+                "the same command on every node, with as many processes (nproc) on each"
+            )
 
     def announce(self, backend: Backend) -> None:
         """Print what will run, and the run folder."""
@@ -314,7 +352,7 @@ class FrozenRun:
             A line for the user if the file cannot be written; otherwise empty.
         """
         try:
-            if not outcome.recorded:
+            if not outcome.recorded and (self.config.launcher.nnodes == 1 or self.folder.claim_end()):
                 self.folder.drop_start() if self.folder.pending else self.folder.write_result(result)
         except OSError as error:
             return f"\n  {self.folder.result} could not be written: {error.strerror}"

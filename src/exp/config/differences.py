@@ -14,7 +14,7 @@ from omegaconf import MISSING
 from exp.config.resolve import as_plain
 from exp.config.schema import ExpConfig
 
-__all__ = ["Change", "Changes", "changes", "different", "of_training", "refusal", "text_of", "trains_on"]
+__all__ = ["Change", "Changes", "between", "changes", "different", "of_training", "refusal", "text_of", "trains_on"]
 
 _LENGTH = 60  # characters of a value in a message
 _DATA = re.compile(r"data(?:\..*)?")
@@ -144,6 +144,11 @@ def different(config: ExpConfig, other: ExpConfig, names: str, leave_out: Sequen
         if _COMPUTED.fullmatch(key) and not _NEUTRAL.fullmatch(key) and key not in silent and key not in leave_out
         if change.old != MISSING
     ]
+
+
+def between(old: ExpConfig, new: ExpConfig) -> list[Change]:
+    """All keys that differ in two configurations; those that only follow from other keys come last."""
+    return sorted(_compared(as_plain(old), as_plain(new)), key=lambda change: bool(_SILENT.fullmatch(change.key)))
 
 
 def _compared(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:

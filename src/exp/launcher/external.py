@@ -85,6 +85,7 @@ class ExternalLauncher(Launcher):
         given = {
             "folder": str(folder.path) if self.leads else None,
             "overrides": run.overrides,
+            "local_world_size": place.local_world_size,
             "timeout_s": self.config.timeout_s,
         }
         with tempfile.TemporaryDirectory(prefix="exp-") as scratch:

@@ -80,7 +80,7 @@ def _join(info: RankInfo, given: dict[str, Any], joined: Path) -> str:
 
     Args:
         info: of this rank.
-        given: the command of this rank (``overrides``), ``timeout_s`` and, on rank 0, ``folder``.
+        given: the command of this rank (``overrides``), ``local_world_size``, ``timeout_s`` and, on rank 0, ``folder``.
         joined: file in which the launcher finds the folder, or why this rank was refused.
 
     Returns:
@@ -126,6 +126,12 @@ def _first_of(store: Any, rank: int, given: dict[str, Any]) -> tuple[dict[str, A
             mine, theirs = {*given["overrides"]}, {*first["overrides"]}
             own, other = (" ".join(sorted(words)) or "nothing" for words in (mine - theirs, theirs - mine))
             return first, f"{here} has another command than rank 0: {own} instead of {other}; start all with the same"
+        here_of, there_of = given["local_world_size"], first["local_world_size"]
+        if here_of != there_of:
+            return (
+                first,
+                f"{here} is one of {here_of} on its node, rank 0 one of {there_of}; start as many on each node",
+            )
         holder = read_holder(Path(first["folder"], LOCK))
         if holder is not None and holder.secret == first["secret"]:
             return first, ""

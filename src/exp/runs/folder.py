@@ -31,6 +31,7 @@ CHECKPOINT_NAME = re.compile(r"^step_(\d+)\.pth$")
 TAIL_BYTES = 2**16
 """Of ``metrics.jsonl``, for its last records; many lines."""
 _RECORDS = ("result.json", "config.yaml", "overrides.yaml", "env.json", "metrics.jsonl")
+_CLAIM = "recorded"  # in ``logs``
 _LOGS = {"logs", "slurm", "tensorboard", "trackers", "vis_data"}
 _OUTPUTS = (  # of all tasks; logs are not in the list, since a new start appends to them
     "checkpoints", "differences.csv", "doctor", "doctor.json", "env.json", "features", "features.csv", "forecasts",
@@ -163,8 +164,16 @@ class RunFolder:
     def forget_failures(self, ranks: Iterable[int] = ()) -> None:
         """Remove what an earlier launch has left: error files (of ``ranks``; empty: of all), and views of nodes."""
         errors = [*map(self.error_file, ranks)] or self.logs.glob("rank*.error.json")
-        for stale in (*errors, *self.logs.glob("stuck-*.json")):
+        for stale in (*errors, *self.logs.glob("stuck-*.json"), self.logs / _CLAIM):
             stale.unlink(missing_ok=True)
+
+    def claim_end(self) -> bool:
+        """Whether the caller is the first to record the end of this launch; of several nodes, one does."""
+        try:
+            (self.logs / _CLAIM).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
 
     def error_file(self, rank: int) -> Path:
         """The file in which a failing rank leaves its error for the launcher."""

@@ -53,6 +53,7 @@ class Holder:
         since: when the lock was taken, in seconds since the epoch.
         job: id of the Slurm job; empty: no job.
         cluster: of the job (:func:`exp.runs.slurm.cluster_here`); empty: not known.
+        config: SHA-256 of the configuration that the holder writes into the folder; empty: none, or it is not known.
         secret: random name of the rendezvous, which nobody without access to the folder can guess.
         seen: last heartbeat, that is the time of the lock file, in seconds since the epoch.
     """
@@ -65,11 +66,12 @@ class Holder:
     since: float = 0.0
     job: str = ""
     cluster: str = ""
+    config: str = ""
     secret: str = ""
     seen: float = 0.0
 
     @classmethod
-    def me(cls, token: str, job: str = "", several: bool = False) -> Holder:
+    def me(cls, token: str, job: str = "", several: bool = False, config: str = "") -> Holder:
         """This process as a holder, or as one of several of the same token."""
         start, secret, host = _started(os.getpid()) or 0, secrets.token_hex(16), socket.gethostname()
         machine, cluster = "" if several else _machine(), ""
@@ -77,7 +79,7 @@ class Holder:
             from exp.runs.slurm import cluster_here  # only runs on Slurm need it
 
             cluster = cluster_here() or ""
-        return cls(token, host, machine, os.getpid(), start, time.time(), job, cluster, secret)
+        return cls(token, host, machine, os.getpid(), start, time.time(), job, cluster, config, secret)
 
     def encoded(self) -> bytes:
         """The content of the lock file."""
@@ -153,11 +155,12 @@ class RunLock:
         self.made: list[Path] = []
         self.lost: str | None = None
 
-    def acquire(self, job: str = "") -> bool:
+    def acquire(self, job: str = "", config: str = "") -> bool:
         """Make the folder and take its lock; a dead holder is replaced.
 
         Args:
             job: id of the Slurm job that this process belongs to; empty: no job.
+            config: SHA-256 of the configuration that this process would write.
 
         Returns:
             Whether another process of the same job holds it already.
@@ -171,7 +174,7 @@ class RunLock:
             self.folder.mkdir(mode=0o750, parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=str(self.folder)) as file:
                 file.write(b"\1" * _LEAST_BYTES)  # a full disk accepts empty files
-            joined = self._take(Holder.me(self.token, job, self._several))
+            joined = self._take(Holder.me(self.token, job, self._several, config))
         except OSError as error:
             kind = RunError if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO) else ConfigError
             raise kind(f"cannot write to the folder {self.folder}: {error.strerror}; set {self.key}") from error
@@ -241,12 +244,17 @@ class RunLock:
             if holder is None:
                 continue  # its holder has just removed the file
             age = f"{max(now - holder.seen, 0):.0f} s ago"
-            if holder.token == self.token:
+            own = holder.token == self.token
+            # Another node of a job that was started by hand has the same configuration; otherwise this is a new job of
+            # that name, or a mistake, and only the heartbeat of the earlier one tells which.
+            if own and ((me.config in ("", holder.config) and now - holder.seen < STALE_AFTER_S) or holder.machine):
                 return True
             alive = _alive(holder, now)
             if alive is False:
                 self._remove(holder)
             elif alive or waited_for not in (None, holder):
+                if own:
+                    return True
                 follow = f"; to follow it: task=attach run={self._shown}" if holder.job else ""
                 if holder.job and now - holder.seen >= STALE_AFTER_S:
                     follow += f"; if it has ended, and Slurm cannot be asked for it here: rm {self._shown}/{LOCK}"
