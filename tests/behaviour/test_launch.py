@@ -44,6 +44,23 @@ def test_variables_of_another_job_are_ignored_and_said(exp):
     assert not exp.path("other").exists()
 
 
+def test_a_rank_whose_master_never_comes_says_so_also_where_another_process_of_its_node_would(exp):
+    """Without this line there would be nothing: no rank has a log before all have met."""
+    _, place = places(2)
+    done = exp(*TINY, "launcher=external", "launcher.timeout_s=1", "output_dir=run", **place)
+    assert done.returncode == 1
+    for words in (
+        "MASTER_ADDR=127.0.0.1",
+        f"MASTER_PORT={place['MASTER_PORT']}",
+        "rank 1",
+        "waited for",
+        "timeout_s=1",
+    ):
+        assert words in first_line(done)
+    assert "check that" in first_line(done)
+    assert len(done.stderr.splitlines()) <= 3, "no stack of torch's C++ code"
+
+
 @pytest.mark.extended
 def test_torchrun_outside_gives_the_losses_of_torchrun_inside_also_when_it_restarts_the_ranks(exp, trained):
     outer = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}"]

@@ -6,6 +6,7 @@ the workers of the other ranks get its path over the store at MASTER_ADDR:MASTER
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -13,7 +14,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Sequence
+from typing import TYPE_CHECKING, ClassVar, Sequence
 
 from exp import console
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, ConfigError
@@ -23,7 +24,7 @@ from exp.launcher.processes import AGENT_VARIABLE
 from exp.launcher.supervisor import Supervisor
 from exp.runs.failures import End
 from exp.runs.files import read_json, to_json
-from exp.runs.status import JOINED, PREEMPT_SIGNAL
+from exp.runs.status import JOINED, PREEMPT_SIGNAL, signal_name
 from exp.session import RankInfo
 from exp.sockets import check_host, taken_by
 
@@ -33,11 +34,18 @@ if TYPE_CHECKING:
 
 __all__ = ["ExternalLauncher"]
 
+_STDERR = 2
+
 
 class ExternalLauncher(Launcher):
-    """Runs one worker of a job that another launcher has started."""
+    """Runs one worker of a job that another launcher has started.
+
+    Attributes:
+        stderr: of a process that does not print: file descriptor for what only this process knows.
+    """
 
     joins = True
+    stderr: ClassVar[int | None] = None
 
     @classmethod
     def take_place(cls, config: ExpConfig, overrides: Sequence[str]) -> None:
@@ -56,8 +64,10 @@ class ExternalLauncher(Launcher):
             if any(each.startswith(f"{key}=") and each != f"{key}={value}" for each in overrides):
                 raise ConfigError(f"{key} cannot be set with launcher=external, which found {value}; leave it out")
         config.nproc, config.launcher.nnodes = place.local_world_size, place.nodes
-        for stream in (sys.stdout, sys.stderr) if place.local_rank > 0 else ():
-            console.write_nowhere(stream)
+        if place.local_rank > 0:
+            cls.stderr = os.dup(sys.stderr.fileno())
+            for stream in (sys.stdout, sys.stderr):
+                console.write_nowhere(stream)
 
     def check(self, nproc: int) -> None:
         """Refuse restarts, and an unknown host in MASTER_ADDR."""
@@ -89,7 +99,7 @@ class ExternalLauncher(Launcher):
             "timeout_s": self.config.timeout_s,
         }
         with tempfile.TemporaryDirectory(prefix="exp-") as scratch:
-            log = Path(scratch, "early.log")
+            log, began = Path(scratch, "early.log"), time.monotonic()
             job = Supervisor(self, run, scratch, (PREEMPT_SIGNAL, signal.SIGTERM))
             worker = job.watch(["exp.launcher.worker", to_json(given)], environment, log, 1, place.world_size)
             refused = (read_json(Path(scratch, JOINED)) or {}).get("refused")
@@ -98,31 +108,40 @@ class ExternalLauncher(Launcher):
                     raise ConfigError(refused)
                 return Outcome(EXIT_CONFIG, reported=True)
             end = End(place.local_rank, worker.pid, worker.returncode, time.time())
-            return job.outcome(lambda: self._ended(job, end, log))
+            return job.outcome(lambda: self._ended(job, end, log, time.monotonic() - began))
 
-    def _ended(self, job: Supervisor, end: End, log: Path) -> Outcome:
+    def _ended(self, job: Supervisor, end: End, log: Path, after_s: float) -> Outcome:
         """Why the worker ended: the work is done, a rank failed, or the ranks did not meet."""
         place, known = self.place, job.failures
         if known is None:
-            return self._not_met(log)
+            return self._not_met(log, after_s, end.exitcode)
         if known.judge({place.rank: end}, of_peer=job.killed or bool(job.notices)):
             return Outcome()
         return Outcome.of(known.collect(place.world_size if self.leads else 0, place.local_world_size))
 
-    def _not_met(self, log: Path) -> Outcome:
-        """The outcome of a worker that did not meet the other ranks."""
-        place = self.place
-        where = " ".join(f"{name}={os.environ[name]}" for name in ("MASTER_ADDR", "MASTER_PORT"))
-        taken = taken_by(int(os.environ["MASTER_PORT"])) if self.leads else None
+    def _not_met(self, log: Path, waited_s: float, code: int) -> Outcome:
+        """The outcome of a worker that did not meet the other ranks, and ended with this exit code after so long."""
+        place, host, port = self.place, os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+        where, here = f"MASTER_ADDR={host} MASTER_PORT={port}", f"rank {place.rank} on {socket.gethostname()}"
+        taken = taken_by(int(port)) if self.leads else None
         if taken is not None:
             detail = f"{where}: the port is taken by {taken}; choose another one, the same for every process"
         else:
-            waited = (
-                f"the {place.world_size} processes did not meet at {where} within launcher.timeout_s="
-                f"{self.config.timeout_s} (seen by rank {place.rank} on {socket.gethostname()}); start all of them, "
-                "and check that each reaches rank 0 there"
-            )
-            detail = "\n".join([waited, *tail_of(log)[1:]])  # without the log's path: its folder is removed
+            if code < 0 or place.world_size == 1:
+                how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
+                first = f"the worker of {here} {how} before it had met the other ranks"
+            else:
+                check = f"that rank 0 runs on {host}, and that this host reaches the port there"
+                if self.leads:
+                    check = "that all of them have these variables, and that their hosts reach this port"
+                first = (
+                    f"the {place.world_size} processes did not meet at {where}: {here} has waited for {waited_s:.0f} s "
+                    f"(launcher.timeout_s={self.config.timeout_s}); check that they were started, {check}"
+                )
+            # Without the log's path, since its folder is removed, and without the frames of torch's C++ code.
+            lines = [line for line in tail_of(log)[1:] if not line.startswith(("  | frame #", "  | <omitting"))]
+            detail = "\n".join([first, *lines])
         if not self.leads:
-            console.error(detail)
+            with contextlib.suppress(OSError):
+                os.write(_STDERR if self.stderr is None else self.stderr, f"error: {detail}\n".encode())
         return Outcome(EXIT_FAILED, detail=detail)
