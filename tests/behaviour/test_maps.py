@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import signal
 import struct
 import time
@@ -45,13 +46,19 @@ def miou_of_map(predictions, masks):
 def test_a_written_map_has_the_miou_that_evaluation_reports(exp, trained, settings):
     run = trained("tiles")
     mask = next(DUBAI.glob("tile5/masks/*_008.png"))
-    for task in ("eval", "predict"):
-        done = exp(f"task={task}", f"init_from={run}", "backend=cpu", "plots=false", *settings, f"output_dir={task}")
+    for task, more in (("eval", []), ("predict", ["task.gsd=3"])):
+        done = exp(
+            f"task={task}", *more, f"init_from={run}", "backend=cpu", "plots=false", *settings, f"output_dir={task}"
+        )
         assert done.returncode == 0, done.stderr
     measured = exp.result("eval")["metrics"]["mIoU"]
     found = miou_of_map(exp.path("predict") / "predictions", {mask.stem: mask})
     assert found == pytest.approx(measured, abs=1e-9)
     assert measured != pytest.approx(result(run)["metrics"]["mIoU"], abs=1e-6)  # the settings do something
+    with (exp.path("predict") / "predictions" / "areas.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert sum(int(row["pixels"]) for row in rows) == 1126 * 1058
+    assert all(float(row["square_meters"]) == 9 * int(row["pixels"]) for row in rows), "of 3 by 3 meters each"
 
 
 @pytest.mark.parametrize("inference", ["slide", pytest.param("whole", marks=pytest.mark.extended)])
@@ -74,10 +81,13 @@ def test_a_scene_of_four_tiles_is_seen_at_the_resolution_of_a_tile(exp, trained,
 
 @pytest.fixture
 def odd_files(tmp_path):
-    """A folder with one good image, one that is none, and one of 900 million pixels by its header."""
+    """A folder with one good image, transparent in a corner, one that is none, and one of 900 million pixels."""
     folder = tmp_path / "odd"
     folder.mkdir()
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(folder / "good.png")
+    good = np.random.default_rng(0).integers(0, 256, (64, 64, 4), dtype=np.uint8)
+    good[..., 3] = 255
+    good[:20, 30:, 3] = 0
+    Image.fromarray(good).save(folder / "good.png")
     (folder / "broken.png").write_bytes(b"<html>404</html>")
     chunks = [(b"IHDR", struct.pack(">IIBBBBB", 30000, 30000, 8, 2, 0, 0, 0)), (b"IDAT", b"\0"), (b"IEND", b"")]
     content = b"\x89PNG\r\n\x1a\n"
@@ -98,6 +108,10 @@ def test_a_bad_file_is_named_and_the_others_are_done(exp, trained, odd_files, na
     assert "huge.png" in done.stderr
     assert "good.png" not in done.stderr
     assert (exp.path("out") / written).is_file()
+    if name == "tiles":
+        missing = np.asarray(Image.open(exp.path("out") / written)) == 255
+        assert missing[:20, 30:].all()
+        assert missing.sum() == 20 * 34
 
 
 def test_a_prediction_ends_between_windows_when_it_is_told_to(exp, trained, tmp_path):

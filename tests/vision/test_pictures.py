@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from exp.vision.figures import Tile, panels, sheet
-from exp.vision.pictures import overlay
+from exp.vision.pictures import colored, overlay, resized_labels
 
 PALETTE = [(60, 16, 152), (132, 41, 246), (110, 193, 228)]
 
@@ -41,3 +41,17 @@ def test_panels_of_one_size_stand_side_by_side_under_their_titles():
     assert (picture[-40:, :300] == red).all()
     assert (picture[-40:, -300:] == blue).all()
     assert (picture[:-40] < 100).any(axis=2).sum() > 50
+
+
+@pytest.mark.parametrize(("count", "wanted", "expected"), [
+    (4, 8, [0, 0, 1, 1, 2, 2, 3, 3]), (8, 4, [1, 3, 5, 7]), (6, 4, [0, 2, 3, 5]), (3, 5, [0, 0, 1, 2, 2]), (5, 1, [2]),
+])  # fmt: skip
+def test_resized_labels_are_those_at_the_centers_of_the_pixels(count, wanted, expected):
+    """Worked out by hand: of 6 labels the centers of 4 pixels are at .75, 2.25, 3.75 and 5.25."""
+    labels = np.arange(count, dtype=np.uint8)
+    assert resized_labels(labels[None], 1, wanted).tolist() == [expected]
+    assert resized_labels(labels[:, None], wanted, 1)[:, 0].tolist() == expected
+
+
+def test_classes_are_shown_in_the_colors_of_the_palette():
+    assert colored(np.array([[0, 2, 255]], np.uint8), PALETTE).tolist() == [[[60, 16, 152], [110, 193, 228], [0, 0, 0]]]

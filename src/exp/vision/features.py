@@ -93,7 +93,7 @@ def write_features(session: Session) -> dict[str, Any]:
         {"images": len(files), "failed": len(failed)},
         None,
         files=report,
-        data={},
+        data={key: value for key, value in data.record(session.distributed.gather).items() if key == "normalization"},
         measured_on="features",
         published=None,
     )
