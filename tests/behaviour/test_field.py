@@ -85,13 +85,24 @@ def test_f12_workers_have_their_backend_s_environment_before_torch_and_what_the_
         assert json.loads((exp.path(seen) / "env.json").read_text())["backend_env"]["MY_LIBRARY"] == seen[3:]
 
 
+NOTES = """
+import os, time
+from pathlib import Path
+notes = Path(os.environ["NOTES"])
+with notes.open("a") as file:
+    print(os.environ.get("MINE"), os.environ.get("OMP_NUM_THREADS"), file=file)
+deadline = time.monotonic() + 60
+while str(os.getpid()) == os.environ.get("EXP_AGENT_PID") and notes.read_text().count("\\n") < 2:
+    assert time.monotonic() < deadline  # for the fork server, which ends with its agent
+    time.sleep(0.05)
+raise ImportError("noted")
+"""
+
+
 def test_f12_torch_finds_the_environment_of_the_backend_in_every_process_of_a_run(exp):
     """A torch that only notes how it found the environment stands before the real one."""
     (exp.folder / "lib").mkdir()
-    (exp.folder / "lib" / "torch.py").write_text(
-        "import os\nwith open(os.environ['NOTES'], 'a') as file:\n"
-        "    print(os.environ.get('MINE'), os.environ.get('OMP_NUM_THREADS'), file=file)\nraise ImportError('noted')\n"
-    )
+    (exp.folder / "lib" / "torch.py").write_text(NOTES)
     for nproc in (1, 2):
         notes = exp.folder / f"notes{nproc}"
         done = exp(*STEADY, f"nproc={nproc}", "backend.env={MINE: quiet, OMP_NUM_THREADS: 7}", f"output_dir=run{nproc}",

@@ -45,6 +45,7 @@ class Noisy(Model):
 
     def forward(self, x, y, mode="loss"):
         line = self.w * x + self.b
+        assert self.training is (mode == "loss")
         if mode == "predict":
             return line
         noise = float(torch.rand(())) + random.random() + random.gauss(0, 1) + np.random.rand() + np.random.randn()
@@ -236,16 +237,19 @@ def test_the_best_is_the_smallest_or_largest_and_patience_counts_what_is_not_bet
 ):
     """Of these only the third is better by a tenth than the one that counted before."""
     settings = {"data": {"_target_": f"{__name__}.JudgedPoints"}, "metric": "told", "rehearsal": False,
-                "max_epochs": 5, "min_delta": 0.1, "checkpoint": {"every_epochs": 1, "keep_last": 9}}  # fmt: skip
+                "max_epochs": 5, "min_delta": 0.1, "checkpoint": {"every_epochs": 2, "keep_last": 2}}  # fmt: skip
     monkeypatch.setattr(Judged, "better", better)
     monkeypatch.setattr(Judged, "told", [*values, *values])
     result, *_, session = trained(**settings, patience=3)
     assert (result["epochs"], result["best_epoch"], result["validation"]["told"]) == (5, 4, values[3])
     assert result["greater_is_better"] is better
+    files = sorted(path.name for path in session.folder.checkpoints.iterdir())
+    assert files == ["best.pth", "step_00000008.pth", "step_00000010.pth"]  # of the epochs 2, 4 and the last, two
     assert trained(**settings, patience=1, overwrite=True)[0]["epochs"] == 2
     result = trained(**{**settings, "max_epochs": 9}, patience=2, overwrite=True)[0]
     assert (result["epochs"], result["best_epoch"], result["selected_by"]["value"]) == (5, 4, values[3])
     monkeypatch.setattr(Judged, "told", values[4:])
-    halfway = str(session.folder.checkpoints / "step_00000008.pth")
-    result = trained(**{**settings, "max_epochs": 9}, patience=2, resume=halfway)[0]
-    assert (result["epochs"], result["tested_epoch"], result["validation"]["told"]) == (5, 4, values[3])
+    for step in (8, 10):  # the last of which was stopped
+        result = trained(**{**settings, "max_epochs": 9}, patience=2,
+                         resume=str(session.folder.checkpoints / f"step_{step:08d}.pth"))[0]  # fmt: skip
+        assert (result["epochs"], result["tested_epoch"], result["validation"]["told"]) == (5, 4, values[3])

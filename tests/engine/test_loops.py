@@ -94,24 +94,31 @@ class Notice(Hook):
         self.given |= (self.stage, self.at) == ("val", batch_idx)
 
 
+class Replaces(Notice):
+    """Puts other weights into the model for a validation, so that no checkpoint can be written meanwhile."""
+
+    def before_val(self, runner):
+        pass
+
+
 @pytest.mark.parametrize(
-    ("stage", "at", "saved", "due", "validated"),
-    [("train", 3, 4, False, []), ("train", 15, 16, True, []), ("val", 2, 16, True, [0, 1, 2])],
-)
+    ("notice", "saved", "due", "validated"),
+    [(Notice("train", 3), 4, False, 0), (Notice("train", 15), 16, True, 0), (Notice("val", 2), 16, True, 3),
+     (Replaces("train", 15), 16, True, 0), (Replaces("val", 2), 17, False, 64)],
+)  # fmt: skip
 def test_notice_ends_a_training_after_its_step_and_a_validation_after_its_batch(
-    make_runner, stage, at, saved, due, validated
+    make_runner, notice, saved, due, validated
 ):
     """A validation of 64 batches follows step 16; one that was cut short comes first when the training goes on."""
-    notice = Notice(stage, at)
     runner = make_runner(max_epochs=2, hooks=[notice])
     next(hook for hook in runner.hooks if isinstance(hook, PreemptionHook)).preempted = lambda: notice.given
     with pytest.raises(Preempted) as ended:
         runner.train()
-    assert (ended.value.step, notice.validated) == (saved, validated)
+    assert (ended.value.step, notice.validated) == (saved, [*range(validated)])
     runner.close()
     meta = checkpoint.read(runner.saving.folder / f"step_{saved:08d}.pth")["meta"]
-    assert (meta["step"], meta["samples"], meta["validation_due"]) == (saved, 0 if due else 16, due)
-    later = make_runner(max_epochs=1 + due, hooks=[Notice("val", 0)])
+    assert (meta["step"], meta["samples"], meta["validation_due"]) == (saved, saved * 4 % 64, due)
+    later = make_runner(max_epochs=2)
     later.train(lambda: later.train_loop.restore(meta["epoch"], saved, meta["samples"], meta["validation_due"]))
     records = map(json.loads, later.session.folder.metrics.read_text().splitlines())
-    assert [record["step"] for record in records if record["split"] == "val"] == ([16, 32] if due else [16])
+    assert [record["step"] for record in records if record["split"] == "val"] == [16, 32]
