@@ -95,5 +95,15 @@ def bench_of(backend):
     return SimpleNamespace(backend=backend, device=torch.device("cpu"), described={}, config=config)
 
 
+@pytest.mark.parametrize(
+    ("free", "exclusive", "shared"),
+    [(4, "failed", "warning"), (6, "warning", "ok"), (49, "warning", "ok"), (51, "ok", "ok")],
+)
+def test_how_much_of_a_cards_memory_may_be_taken(free, exclusive, shared):
+    for own, status in ((True, exclusive), (False, shared)):
+        backend = SimpleNamespace(usage=lambda: {"free": free, "total": 100}, monitor=list, exclusive_devices=own)
+        assert CHECKS["memory"].body(SimpleNamespace(backend=backend, described={})).status == status
+
+
 def test_a_wrong_product_fails_the_burst_also_if_later_ones_are_right():
     assert CHECKS["burst"].body(bench_of(WrongAtFirst(name="cpu"))).status == "failed"

@@ -146,6 +146,8 @@ def test_the_verdict_on_collectives_and_what_has_ended_the_process_is_left_out(t
     assert [line["collective"] for line in answer.values["table"]] == ["all_reduce fp32"]
     assert Journal(path, 45).crashed == {"all_reduce fp16"}
     assert Journal.read(path)[0] == lines[2:]
+    Journal.note(path, name="broadcast fp32", kib=4, crash="exit code 1")
+    assert Journal(path, 45).crashed == {"all_reduce fp16", "broadcast fp32"}  # both are left out the next time
 
 
 @pytest.mark.parametrize(

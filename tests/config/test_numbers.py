@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
+from omegaconf import OmegaConf
 
-from exp.config.check import derive_batch_sizes
+from exp.config.check import _check_values, derive_batch_sizes
+from exp.config.compose import typed
 from exp.errors import ConfigError
 
 
@@ -27,3 +30,20 @@ def test_the_batch_size_that_is_not_given_is_derived_or_what_would_be_valid_is_n
     }.items():  # fmt: skip
         with pytest.raises(ConfigError, match=valid):
             derived(*given)
+
+
+LEAST = {
+    "nproc": 1, "accumulate": 1, "log_every": 1, "checkpoint.keep_last": 1, "launcher.nnodes": 1, "batch_size": 1,
+    "global_batch_size": 1, "max_epochs": 1, "max_steps": 1, "val_every": 1, "patience": 1, "debug.train_batches": 1,
+    "debug.eval_batches": 1, "sweep.parallel_jobs": 1, "checkpoint.every_epochs": 0, "checkpoint.every_steps": 0,
+    "launcher.max_restarts": 0,
+}  # fmt: skip
+
+
+def test_numbers_have_bounds():
+    for key, least in LEAST.items():
+        for value in (least, least - 1):
+            config = typed(OmegaConf.create({"launcher": {"_target_": "auto"}, "wrapper": {"kind": "ddp"}}))
+            OmegaConf.update(config, key, value)
+            with pytest.raises(ConfigError, match=f"^{key}={value} must") if value < least else nullcontext():
+                _check_values(config)

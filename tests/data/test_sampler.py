@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import itertools
+import random
 
+import numpy as np
 import pytest
 import torch
 
-from exp.data.sampler import EvalBatchSampler, TrainBatchSampler
+from exp.data.sampler import EvalBatchSampler, TrainBatchSampler, preserved_generators, seed_sample
 from exp.errors import ConfigError, DataError
 
 
@@ -60,4 +62,25 @@ def test_evaluation_sees_each_sample_once():
         assert all(0 < len(batch) <= batch_size for batches in shares for batch in batches)
         sizes = [sum(map(len, batches)) for batches in shares]
         assert max(sizes) - min(sizes) <= 1
+        assert {sampler.common_batches for sampler in ranks} == {min(sizes) // batch_size}
         assert sorted(flat(flat(shares))) == list(range(num_samples))
+
+
+def test_random_numbers_of_a_sample_follow_from_seed_epoch_and_sample_alone():
+    def draws():
+        return random.random(), np.random.rand(), float(torch.rand(()))
+
+    def sample(*place):
+        seed_sample(*place)
+        return draws()
+
+    # Pins them across versions of Python, NumPy and torch, as the order above.
+    assert sample(2023, 1, 5) == pytest.approx((0.3782109, 0.8043060, 0.5365197), rel=1e-6)
+    every = [sample(*place) for place in itertools.product((0, 1), (0, 1), (0, 1))]
+    assert len({*every}) == 8
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    first = draws()
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    with preserved_generators():
+        sample(0, 0, 0)
+    assert draws() == first

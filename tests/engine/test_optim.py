@@ -102,6 +102,15 @@ def test_the_backend_ends_every_step_also_one_that_overflows(precision, clip, wa
         assert other.scaler.get_scale() == wrapper.scaler.get_scale() == 512.0
 
 
+def test_the_norm_that_is_clipped_is_that_of_all_groups_together():
+    weights = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]
+    sgd = torch.optim.SGD([{"params": [weight]} for weight in weights], lr=1.0)
+    wrapper = BackendOptimWrapper(sgd, CpuBackend(name="cpu"), clip_grad_norm=1.0)
+    wrapper.update_params((3 * weights[0] + 4 * weights[1]).sum())
+    assert wrapper.grad_norm.item() == pytest.approx(5.0)
+    assert [weight.item() for weight in weights] == pytest.approx([-0.6, -0.8], rel=1e-4)
+
+
 @needs_fused
 @pytest.mark.parametrize("lacking", [{"_fused_adam_"}, set()])
 def test_a_fused_optimizer_is_a_foreach_one_where_its_step_would_leave_the_device(lacking):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from exp.hardware.backend import Backend, Capabilities, Collectives, device_part_of
+import torch
+
+from exp.hardware.backend import Backend, Capabilities, Collectives, ddp_arguments, device_part_of
 
 
 class Plain(Backend):
@@ -34,3 +36,8 @@ def test_what_nobody_says_a_card_cannot():
 def test_the_devices_part_of_a_composite_group():
     assert [device_part_of("cpu:gloo,x:y", name) for name in ("x", "z")] == ["y", "gloo"]
     assert device_part_of("eccl", "x") == "eccl"
+
+
+def test_ddp_is_told_the_card_of_its_rank():
+    assert ddp_arguments(torch.device("cuda", 3)) == {"device_ids": [3], "output_device": 3}
+    assert ddp_arguments(torch.device("cpu")) == {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
+from exp.backends.cpu import CpuBackend
 
 from exp.hardware import backend as cores
 
@@ -27,3 +28,6 @@ def test_quotas_count(tmp_path, monkeypatch, own, files, left):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)
     assert cores.usable_cores() == left
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    environments = [CpuBackend(name="cpu").worker_env(0, ranks, True) for ranks in (1, 3, 99)]
+    assert [each["OMP_NUM_THREADS"] for each in environments] == [str(left), str(left // 3), "1"]

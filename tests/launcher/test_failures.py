@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from exp.launcher.base import Outcome, describe_failure
+from exp.launcher.base import Outcome, describe_failure, tail_of
 from exp.runs.failures import Failures, failure_of
 from exp.runs.files import write_json
 from exp.runs.folder import RunFolder
@@ -56,3 +56,5 @@ def test_the_cause_is_told_first_then_who_failed_after_it_where_the_log_is_and_w
     text = describe_failure(Outcome(130, interrupted_by="SIGINT", unkillable=[41, 42]), folder)
     assert text.startswith("interrupted by SIGINT\n")
     assert "41, 42" in text
+    folder.log_file(0).write_text("one\n\ntwo\nthree\n")
+    assert tail_of(folder.log_file(0), 2) == [f"  log: {folder.log_file(0)}", "  | two", "  | three"]

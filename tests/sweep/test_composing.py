@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 from hydra import initialize_config_module
@@ -14,7 +15,10 @@ from omegaconf import OmegaConf, open_dict
 
 from exp.config import compose
 from exp.errors import ExpError
-from exp.frozen import complete, freeze
+from exp.frozen import FrozenRun, complete, freeze
+from exp.launcher.base import Outcome
+from exp.runs.folder import RunFolder
+from exp.sweep import Job
 from exp.sweep.composing import Composer
 
 # Jobs that set the same keys, by row: what they set, with %s for their values.
@@ -86,3 +90,11 @@ def hydra(tmp_path, monkeypatch):
         assert str(master.output_dir)
         yield loader, master
     GlobalHydra.instance().clear()
+
+
+def test_a_job_is_searched_by_its_validation_never_by_its_test(tmp_path):
+    job = Job(FrozenRun(OmegaConf.create(), [], RunFolder(tmp_path)), Outcome())
+    job.run.folder.write_result({"metric": 5.0, "selected_by": {"metric": "mse", "value": 1.0}})
+    assert job.metric == 1.0
+    job.outcome = Outcome(1)
+    assert math.isnan(job.metric)
