@@ -79,10 +79,37 @@ def test_what_is_worse_than_a_baseline_is_named():
     for forecast, named in (
         (2.0, None),
         (2.4, "the last value (0)"),
-        (3.5, "the last value (0) and the last 2 rows (0.5)"),
+        (3.5, "the last value (0) and repeating the last 2 rows (0.5) and the mean of the lookback (0.25)"),
     ):
         baselines = Baselines(2, seasonal=True, scale=torch.zeros(1).double())
         metrics = ForecastMetrics(baselines=baselines)
         metrics.update(torch.full((1, 2, 1), forecast), {"x": x, "y": torch.full((1, 2, 1), 2.0)})
         assert "mase" not in metrics.compute(Distributed())  # a constant series has no scale
         assert named is None if baselines.verdict is None else f"worse than repeating {named}:" in baselines.verdict
+
+
+def test_the_verdict_knows_the_mean_and_zero_for_counts():
+    """What is 0 in the file is another value, standardized."""
+    x, y = torch.tensor([1.0, 0.0, 0.0, 3.0]).view(1, 4, 1), torch.tensor([0.0, 0.0, 2.0]).view(1, 3, 1)
+    for zero, verdict in (
+        (None, "worse than the mean of the lookback (1): MSE 2"),
+        (torch.tensor([0.25]).double(), "worse than the mean of the lookback (1) and zero (1.062): MSE 2"),
+    ):
+        baselines = Baselines(1, seasonal=False, scale=None, zero=zero)
+        metrics = ForecastMetrics(baselines=baselines)
+        metrics.update(torch.tensor([2.0, -1.0, 3.0]).view(1, 3, 1), {"x": x, "y": y})
+        expected = {"mse": 2.0, "mae": 4 / 3, "mse_naive": 19 / 3, "mae_naive": 7 / 3}
+        assert metrics.compute(Distributed()) == pytest.approx(expected)
+        assert baselines.verdict == verdict
+
+
+def test_only_cells_of_series_with_a_scale_count_for_mase():
+    """By hand: errors 2, 4, -, of a series whose rows differ by 0.5; and four cells of one that is constant."""
+    y = torch.tensor([[2.0, 5.0], [-4.0, 5.0], [np.nan, 5.0], [np.nan, 5.0]]).view(1, 4, 2)
+    batch = {"x": torch.zeros(1, 2, 2), "y": y, "known": (~y.isnan()).float()}
+    metrics = ForecastMetrics(None, None, [0, 1], Baselines(1, False, torch.tensor([0.5, 0.0]).double()))
+    metrics.update(torch.zeros(1, 4, 2), batch)
+    assert metrics.compute(Distributed())["mase"] == pytest.approx((2.0 + 4.0) / 2 / 0.5)
+    whole = ForecastMetrics(None, None, None, Baselines(1, False, torch.tensor([0.5, 0.0]).double()))
+    whole.update(torch.zeros(1, 2, 2), {"x": torch.zeros(1, 2, 2), "y": y[:, :2]})
+    assert whole.compute(Distributed())["mase"] == pytest.approx(6.0)

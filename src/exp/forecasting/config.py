@@ -157,6 +157,8 @@ class ForecastingDataConfig:
     column."""
     allow_gaps: bool = True
     """Whether the time between rows may vary; if it does, the run logs a warning with the count and the first row."""
+    season: Optional[int] = None
+    """Rows per season, for the seasonal naive forecast and the scale of MASE; null: by the calendar of the dates."""
     on_device: Any = "auto"
     """Whether a card keeps the series and cuts windows: true, false, or ``auto``: if it takes little memory."""
     eval_batch_size: int = 128

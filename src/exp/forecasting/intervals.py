@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from exp.session import Session
 
 __all__ = ["GRID", "Band", "IntervalMetrics", "Intervals", "Scores", "Spread", "bound", "calibrated", "check_count",
-           "gaussian_crps", "percent", "prepare", "quantile_levels"]  # fmt: skip
+           "percent", "prepare", "quantile_levels"]  # fmt: skip
 
 
 # Central intervals that CRPS and WQL are computed from, independent of `task.intervals`; with the median, 19 quantiles.
@@ -126,7 +126,6 @@ class Intervals:
         taus: the K quantile levels, ascending: both ends of each interval, and the median.
         offsets: float32 (K, H, C), or (K, 1, 1) if they are the same for all steps and channels.
         spread: the model's own spread; None with residuals.
-        calibrated: whether ``offsets`` come from the validation split.
         record: entries for the result of a run.
 
     Attributes:
@@ -141,11 +140,9 @@ class Intervals:
         taus: Sequence[float],
         offsets: torch.Tensor,
         spread: Spread | None = None,
-        calibrated: bool = True,
         record: dict[str, Any] | None = None,
     ) -> None:
         self.kind, self.levels, self.taus, self.offsets = kind, list(levels), list(taus), offsets
-        self.gaussian = kind == "std" and not calibrated
         self.record = record or {}
         self._spread = spread
         self._numbers = {round(tau, 6): number for number, tau in enumerate(self.taus)}
@@ -228,7 +225,7 @@ def prepare(session: Session, data: Any, model: Any) -> Intervals | None:
     if not rescaled:  # the model's own spread, uncorrected
         said = [0.0 if kind == "quantiles" else NormalDist().inv_cdf(tau) for tau in taus]
         offsets = torch.tensor(said).view(-1, 1, 1)
-        return Intervals(kind, levels, taus, offsets, spread, calibrated=False, record=record)
+        return Intervals(kind, levels, taus, offsets, spread, record)
     own = data if "val" in data.rows and len(data.val) > 0 else _trained_on(session, data)
     val = split_in_use(session, own, "val")
     scores = Scores(session, own, val, model, spread)
@@ -238,7 +235,7 @@ def prepare(session: Session, data: Any, model: Any) -> Intervals | None:
     record.update(windows=windows, of=len(val))
     if session.distributed.is_main:
         session.say(f"intervals: calibrated on {windows} of {len(val)} validation windows of {own.path.name}")
-    return Intervals(kind, levels, taus, offsets, spread, record=record)
+    return Intervals(kind, levels, taus, offsets, spread, record)
 
 
 def _kind(task: Any, model: Any, levels: Sequence[float]) -> tuple[str, bool]:
@@ -414,31 +411,17 @@ def check_count(scores: np.ndarray, level: float, names: Sequence[str], scored: 
         )
 
 
-def gaussian_crps(error: torch.Tensor, std: torch.Tensor) -> torch.Tensor:
-    """Continuous ranked probability score of a Gaussian (Gneiting and Raftery, JASA 102(477), 2007, eq. 21).
-
-    Args:
-        error: truth minus mean, any shape.
-        std: same shape; raised to at least :data:`exp.forecasting.intervals.LEAST_STD`.
-
-    Returns:
-        The score of each element, same shape.
-    """
-    std = std.clamp_min(LEAST_STD)
-    z = error / std
-    density = torch.exp(-0.5 * z * z) * (2.0 / math.sqrt(2.0 * math.pi))
-    return std * (z * torch.erf(z / math.sqrt(2.0)) + density - 1.0 / math.sqrt(math.pi))
-
-
 class IntervalMetrics(WindowMetric):
     """Metrics of intervals and quantiles, over all windows, steps and channels whose truth is known.
 
     - ``coverage_80``: share of true values within the interval of 80 %, and ``width_80``: its mean width;
-    - ``crps``: continuous ranked probability score (Gneiting and Raftery 2007), ``2 * integral of the pinball loss over
-      quantile levels``: exact for a Gaussian, else by the trapezoidal rule over ``intervals.scored``, with 0 at levels
-      0 and 1. With few levels, as a model's own quantiles may have, it is too small;
+    - ``crps``: continuous ranked probability score (Gneiting and Raftery, JASA 102(477), 2007), ``2 * integral of the
+      pinball loss over quantile levels``, by the trapezoidal rule over the 19 levels of :data:`GRID` and the median,
+      with 0 at levels 0 and 1;
     - ``wql``: mean weighted quantile loss, as in GluonTS (Alexandrov et al., JMLR 21(116), 2020): the mean over
-      the same levels of ``2 * sum of pinball losses / sum of |truth|``, in the units of the file.
+      the same levels of ``2 * sum of pinball losses / sum of |truth|``, in the units of the file;
+    - ``crps_own_levels`` and ``wql_own_levels`` instead, if the quantiles are the model's own: the same over its own
+      levels. They are other quantities (over 5 levels the score of a Gaussian is 12 % smaller).
 
     Args:
         intervals: the intervals that are measured.
@@ -462,8 +445,10 @@ class IntervalMetrics(WindowMetric):
         levels = [percent(level) for level in intervals.levels]
         self._of_level = [f"{what}_{level}" for level in levels for what in ("coverage", "width")]
         in_file = [f"width_{level}_file_units" for level in levels]
-        self.names = [*self._of_level, *in_file, "crps", "crps_file_units", "wql"]
-        self.units = dict.fromkeys(("crps", *(f"width_{level}" for level in levels)), "standardized")
+        ending = "_own_levels" if intervals.kind == "quantiles" else ""
+        self._crps, self._wql = f"crps{ending}", f"wql{ending}"
+        self.names = [*self._of_level, *in_file, self._crps, f"{self._crps}_file_units", self._wql]
+        self.units = dict.fromkeys((self._crps, *(f"width_{level}" for level in levels)), "standardized")
         # Relative to the largest deviation: sums of large units would overflow float32.
         self._largest = float(std[self.scored].max())
         self._scale, self._shift = (std / self._largest).float(), (mean / self._largest).float()
@@ -493,8 +478,6 @@ class IntervalMetrics(WindowMetric):
                 crps, losses = crps + self._weights[number] * loss, losses + loss
             if self.intervals.is_end(number):
                 ends[number] = quantile
-        if self.intervals.gaussian and spread is not None:
-            crps = gaussian_crps(truth - forecast, spread)
         of_level, in_file = [], []
         for band in self.intervals.bands(ends):
             inside = ((band.lower <= truth) & (truth <= band.upper)).float()
@@ -512,10 +495,10 @@ class IntervalMetrics(WindowMetric):
         if self.series is not None:
             cells, *figures = self._of_cells(distributed)[..., self.scored]  # (H, scored) each
             series = [self.series[position] for position in self.scored]
-            self._tabulate("intervals_", series, cells, dict(zip([*self._of_level, "crps"], figures)))
+            self._tabulate("intervals_", series, cells, dict(zip([*self._of_level, self._crps], figures)))
         found = {name: total / known if known else math.nan for name, total in zip(self.names, sums)}
         for name in found:
             if name.endswith("_file_units"):
                 found[name] *= self._largest
-        found["wql"] = 2.0 * sums[-1] / (len(self._weights) * size) if size else math.nan
+        found[self._wql] = 2.0 * sums[-1] / (len(self._weights) * size) if size else math.nan
         return found

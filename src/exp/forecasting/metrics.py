@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
@@ -26,6 +27,7 @@ class Baselines:
         seasonal: whether the lookback has a whole season, so that it can be repeated.
         scale: mean absolute difference of training rows a season apart, standardized, float64 (C,); 0: the series is
             left out of MASE; None: not known.
+        zero: what is 0 in the file, standardized, float64 (C,), if all series that are forecast are counts; else None.
         verdict: after :meth:`ForecastMetrics.compute`: a sentence that names the better baselines; None: none is
             better.
     """
@@ -33,6 +35,7 @@ class Baselines:
     season: int
     seasonal: bool
     scale: torch.Tensor | None
+    zero: torch.Tensor | None = None
     verdict: str | None = None
 
 
@@ -108,7 +111,8 @@ class ForecastMetrics(WindowMetric):
     ``mse_naive`` and ``mae_naive`` are the errors of repeating the last value in the same windows;
     ``mse_seasonal_naive`` and ``mae_seasonal_naive`` those of repeating the last season, if the lookback has one.
     ``mase`` is the mean of absolute errors divided by each series' ``scale`` (Hyndman and Koehler, Int. J. Forecasting
-    22(4), 2006).
+    22(4), 2006), over the cells with a truth of the series that have a scale. The verdict of ``baselines`` also
+    compares with the mean of the lookback, and with zero for counts.
 
     Args:
         series: names of the C series, to keep errors per series and per horizon step, too; None: only the totals.
@@ -134,13 +138,15 @@ class ForecastMetrics(WindowMetric):
         names = ["mse", "mae"] if std is None else ["mse", "mae", "mse_file_units", "mae_file_units"]
         self._weights = None
         if scale is not None and bool((scale > 0).any()):
-            weights = torch.where(scale > 0, 1.0 / scale, torch.zeros_like(scale))
-            self._weights = (weights * len(scale) / (scale > 0).sum()).float()
+            self._weights = torch.where(scale > 0, 1.0 / scale, torch.zeros_like(scale)).float()
             names.append("mase")
         if baselines is not None:
             names += ["mse_naive", "mae_naive"]
             names += ["mse_seasonal_naive", "mae_seasonal_naive"] if baselines.seasonal else []
         self.names = names
+        # Beside the names: the cells of series with a scale, and squared errors that only the verdict shows.
+        others = [] if baselines is None else ["the mean of the lookback", *["zero"] * (baselines.zero is not None)]
+        self._others = ["scaled"] * (self._weights is not None) + others
         self.units = {} if std is None else {"mse": "standardized", "mae": "standardized"}
         # Relative to the largest deviation: the squares of large units would overflow float32.
         self._largest = 1.0 if std is None else float(std.max())
@@ -167,6 +173,9 @@ class ForecastMetrics(WindowMetric):
         for forecast in self._naive(batch):
             other, _ = self._error(forecast, batch)
             values += [other.square(), other.abs()]
+        if self._weights is not None:
+            values.append(known * (self._weights > 0))
+        values += [self._error(forecast, batch)[0].square() for forecast in self._flat(batch)]
         of_window = torch.Tensor.mean if self.scored is None else torch.Tensor.sum
         self._add([of_window(value, dim=(1, 2)) for value in [*values, known]], [*values[:2], known])
 
@@ -187,13 +196,22 @@ class ForecastMetrics(WindowMetric):
         lengths = [1, self.baselines.season] if self.baselines.seasonal else [1]
         return [torch.cat([x[:, -length:]] * -(-horizon // length), dim=1)[:, :horizon] for length in lengths]
 
+    def _flat(self, batch: dict[str, Any]) -> list[torch.Tensor]:
+        """The forecasts that do not change over the horizon: the mean of the lookback and, for counts, 0."""
+        if self.baselines is None:
+            return []
+        x, zero = batch["x"], self.baselines.zero
+        levels = [x.mean(dim=1, keepdim=True)]
+        levels += [] if zero is None else [zero.float().to(x.device).expand_as(levels[0])]
+        return [level.expand_as(batch["y"]) for level in levels]
+
     def compute(self, distributed: Distributed) -> dict[str, float]:
         """The figures over all ranks.
 
         Raises:
             DataError: there was no window on any rank.
         """
-        *sums, count = self._totals(len(self.names) + 1, distributed)
+        *sums, count = self._totals(len(self.names) + len(self._others) + 1, distributed)
         if count == 0:
             raise DataError(
                 "there is no window with a truth to measure errors of: too few rows (data.lookback + data.horizon), or "
@@ -207,14 +225,17 @@ class ForecastMetrics(WindowMetric):
             self._tabulate("", self.series, cells, figures)
         scale = {"mse_file_units": self._largest**2, "mae_file_units": self._largest}
         found = {name: total / count * scale.get(name, 1.0) for name, total in zip(self.names, sums)}
+        others = {name: total / count for name, total in zip(self._others, sums[len(self.names) :])}
+        if "mase" in found:  # no cell of a series with a scale may have a truth
+            scaled = others.pop("scaled")
+            found["mase"] = found["mase"] / scaled if scaled else math.nan
         if self.baselines is not None:
-            self.baselines.verdict = _verdict(found, self.baselines.season)
+            self.baselines.verdict = _verdict(found, self.baselines.season, others)
         return found
 
 
-def _verdict(figures: dict[str, float], season: int) -> str | None:
-    mse, what = figures["mse"], {"mse_naive": "the last value", "mse_seasonal_naive": f"the last {season} rows"}
-    better = [
-        f"{text} ({figures[name]:.4g})" for name, text in what.items() if mse > figures.get(name, mse) * (1 + 1e-6)
-    ]
-    return f"worse than repeating {' and '.join(better)}: MSE {mse:.4g}" if better else None
+def _verdict(figures: dict[str, float], season: int, others: Mapping[str, float]) -> str | None:
+    mse, repeated = figures["mse"], {"mse_naive": "the last value", "mse_seasonal_naive": f"the last {season} rows"}
+    naive = {f"repeating {text}": figures[name] for name, text in repeated.items() if name in figures}
+    better = [f"{text} ({value:.4g})" for text, value in {**naive, **others}.items() if mse > value * (1 + 1e-6)]
+    return f"worse than {' and '.join(better)}: MSE {mse:.4g}" if better else None

@@ -65,7 +65,7 @@ def test_the_archive_is_read_as_it_is(name, tmp_path):
     np.testing.assert_allclose(known, values[begin : begin + 8], atol=1e-4)
     assert data.test[[0]]["marks"].any() == (first is not None) == (data.future_window()[1] is not None)
     if first is not None:
-        assert (data.dates[0], data.frequency.irregular) == (pd.Timestamp(first), 0)
+        assert (data.dates[0], data.calendar.irregular) == (pd.Timestamp(first), 0)
     (tmp_path / file).rename(tmp_path / file.rpartition("/")[2])  # the file itself in the folder: as before
     assert instantiate(config).num_rows == rows
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 from exp.engine.building import read_weights
 from exp.errors import DataError
 from exp.forecasting.config import ForecastingDataConfig
 from exp.forecasting.data.preflight import preflight
+from exp.forecasting.data.series import Column
+from exp.models.base import Model
 from tests.conftest import TINY
 from tests.docs.reader import ROOT, write_files
 
@@ -46,10 +51,15 @@ def test_empty_cells_are_filled_where_they_are_seen_and_nan_where_they_are_truth
     torch.testing.assert_close(cut, there[[5, 0, 17]], rtol=0, atol=0, equal_nan=True)
 
 
+def ahead_of(data, column=0):
+    """Dates of the forecast, and one column of ``future``."""
+    window, dates = data.future_window()
+    return [str(date) for date in dates], window["future"][0, :, column].double() * data.std[0] + data.mean[0]
+
+
 def test_covariates_come_ahead_and_beyond_the_last_target(plant, values):
-    # The plan of the pump goes on for five rows more; nobody knows the rest yet.
-    plan = np.full((5, 3), np.nan)
-    plan[:, 0] = np.arange(5) + 0.5
+    plan = np.full((8, 3), np.nan)  # of the pump
+    plan[:, 0] = np.arange(8) + 0.5
     values = np.concatenate([values, plan])
     data = plant(values, covariates=["pump"])
     batch = data.test[[3]]
@@ -58,12 +68,84 @@ def test_covariates_come_ahead_and_beyond_the_last_target(plant, values):
     later = batch["future"][0, :, 0].double() * data.std[0] + data.mean[0]
     np.testing.assert_allclose(later[~np.isnan(pump)], pump[~np.isnan(pump)], atol=1e-6)
     assert batch["known"][0, :, 0].sum() == 0
-    window, dates = data.future_window()
-    assert [str(dates[place]) for place in (0, -1)] == ["2020-01-09 08:00:00", "2020-01-09 15:00:00"]
-    ahead = window["future"][0, :, 0].double() * data.std[0] + data.mean[0]
-    np.testing.assert_allclose(ahead, [0.5, 1.5, 2.5, 3.5, 4.5, 4.5, 4.5, 4.5], atol=1e-6)
-    np.testing.assert_allclose(window["future"][0, :, 1], np.arange(8, 16) / 23 - 0.5, atol=1e-6)
+    dates, ahead = ahead_of(data)
+    assert [dates[place] for place in (0, -1)] == ["2020-01-09 08:00:00", "2020-01-09 15:00:00"]
+    np.testing.assert_allclose(ahead, [0.5, 1.5, 2.5, 3.5, 4.5, 5.5, 6.5, 7.5], atol=1e-6)
+    np.testing.assert_allclose(data.future_window()[0]["future"][0, :, 1], np.arange(8, 16) / 23 - 0.5, atol=1e-6)
     assert plant(values, covariates=[]).test[[0]]["future"].shape[-1] == 4
+
+
+def test_a_covariate_that_is_not_known_ahead_is_an_error_with_rows_and_columns(plant, values):
+    plan = np.full((6, 3), np.nan)
+    plan[:, 0] = plan[:, 1] = 1.0
+    plan[2, 1] = np.nan
+    longer = np.concatenate([values, plan])
+    with pytest.raises(DataError) as refused:
+        plant(longer, covariates=["pump", "temp"]).future_window()
+    late = "row 208 (2020-01-09 14:00:00), row 209 (2020-01-09 15:00:00)"
+    assert (
+        f"s.csv: the forecast takes data.covariates as known, and there is no value of pump in {late}; nor of temp in "
+        f"row 204 (2020-01-09 10:00:00), {late};" in str(refused.value)
+    )
+    with pytest.raises(DataError, match=r"no value of temp in row 204 \(2020-01-09 10:00:00\);"):
+        plant(longer, targets=["flow"], covariates=["temp"], horizon=6).future_window()
+    plant(longer, targets=["flow"], covariates=["temp"], horizon=2).future_window()
+
+
+class Weekend(Column):
+    def values(self, rows):
+        return rows.index.day_of_week >= 5
+
+
+class Twice(Column):
+    def __init__(self, of):
+        self.of = of
+
+    def values(self, rows):
+        return rows[self.of] * 2
+
+
+def test_a_computed_covariate_is_computed_ahead(plant, values):
+    """From Saturday, July 18; what is computed from cells is known where these are."""
+    here = __name__
+    columns = {"weekend": {"_target_": f"{here}.Weekend"}, "twice": {"_target_": f"{here}.Twice", "of": "pump"}}
+    data = plant(values, freq="D", columns=columns, channels=5, covariates=["weekend"])
+    window, dates = data.future_window()
+    assert [str(date)[:10] for date in dates[:2]] == ["2020-07-19", "2020-07-20"]
+    assert window["future"].shape == (1, 8, 5)
+    found = window["future"][0, :, 0].double() * data.std[3] + data.mean[3]
+    np.testing.assert_allclose(found, [1, 0, 0, 0, 0, 0, 1, 1], atol=1e-6)
+    with pytest.raises(DataError, match=r"no value of twice in row 202 \(2020-07-19"):
+        plant(values, freq="D", columns=columns, channels=5, covariates=["weekend", "twice"]).future_window()
+
+
+class Uses(Model):
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.weight = how, torch.nn.Parameter(torch.zeros(4, 1))
+
+    def forward(self, x, future=None, mode="tensor", **_):
+        last = x[:, -1:].expand(-1, 8, -1)
+        if self.how == "fails":
+            raise KeyError("gauge")
+        return {"ignores": lambda: last + self.weight.sum(), "weights": lambda: last + future @ self.weight,
+                "repeats": lambda: last, "adds": lambda: (last + future.sum()).detach()}[self.how]()  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("how", "used"), [("ignores", False), ("repeats", False), ("weights", True), ("adds", True), ("fails", True)]
+)
+def test_a_model_that_does_not_use_the_future_is_named_and_may_lack_it(plant, values, how, used):
+    """Also one whose weight for it is still 0."""
+    data, said, actions = plant(values, covariates=[]), [], []
+    config = OmegaConf.create({"task": {"name": "predict"}, "model": {}})
+    session = SimpleNamespace(say=said.append, when_built=actions.append, config=config)
+    data.setup(session)
+    for action in actions:
+        action(Uses(how))
+    named = [line for line in data.notes if "Uses does not use the future" in line]
+    assert (len(named), len([line for line in said if line in named])) == ((0, 0) if used else (1, 1))
+    assert data.record(list).get("notes", []) == data.notes
 
 
 @pytest.mark.parametrize(

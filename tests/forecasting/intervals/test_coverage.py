@@ -20,7 +20,6 @@ from exp.forecasting.intervals import (
     bound,
     calibrated,
     check_count,
-    gaussian_crps,
     quantile_levels,
 )
 from exp.hardware.registry import create_backend
@@ -158,12 +157,6 @@ def test_scores_are_those_of_their_formulas(kind):
             assert found[name] == pytest.approx(float(value), rel=1e-5), name
 
 
-def test_the_score_of_a_gaussian_in_closed_form():
-    error, std = torch.tensor([0.0, 1.3, -4.0, 1.3]).double(), torch.tensor([1.0, 0.5, 2.0, 0.0]).double()
-    # Integrals over x of (CDF(x) - (x >= error))^2; without a width the absolute error.
-    assert gaussian_crps(error, std).tolist() == pytest.approx([0.233695, 1.019359, 2.905593, 1.3], rel=1e-5)
-
-
 def test_a_negative_correction_crosses_no_quantiles_and_all_figures_are_of_the_same_ones():
     offsets = torch.tensor([0.2, 1.0, 0.0, -1.0, -0.2]).view(-1, 1, 1)
     forecast, said = torch.zeros(1, 1, 1), torch.tensor([-0.6, -0.5, 0.0, 0.5, 0.6]).view(1, 1, 1, 5)
@@ -175,4 +168,31 @@ def test_a_negative_correction_crosses_no_quantiles_and_all_figures_are_of_the_s
     found = metrics.compute(Distributed())
     assert (found["coverage_80"], found["width_80"]) == (1.0, 0.0)
     # Only the outer two miss a truth of 0, by 0.4 each, at levels 0.025 and 0.975 and with weights of 0.05 each.
-    assert found["crps"] == pytest.approx(2 * 2 * 0.05 * 0.025 * 0.4, rel=1e-5)
+    assert found["crps_own_levels"] == pytest.approx(2 * 2 * 0.05 * 0.025 * 0.4, rel=1e-5)
+    assert not {"crps", "wql"} & {*found}  # those of 19 levels
+
+
+def test_the_scores_of_a_gaussian_are_the_same_quantity_whatever_the_intervals_are_made_of():
+    """A truth of 0 to a forecast of 0 with deviation 1: twice the mean of tau * |z(tau)|, by hand from a table of z."""
+    z = [
+        1.644854,
+        1.281552,
+        1.036433,
+        0.841621,
+        0.67449,
+        0.524401,
+        0.38532,
+        0.253347,
+        0.125661,
+    ]  # of 0.95, 0.90, ... 0.55
+    mirrored = 2 * sum(0.05 * step * each for step, each in enumerate(z, 1))  # the pinball loss of both ends
+    offsets = torch.tensor([-each for each in z] + [0.0] + z[::-1]).view(-1, 1, 1)
+    for kind, spread in (("residuals", None), ("std", lambda batch: torch.ones_like(batch["y"]))):
+        intervals = Intervals(kind, [0.8], quantile_levels(GRID), offsets, spread)
+        metrics = IntervalMetrics(intervals, None, torch.full((1,), 5.0).double(), torch.ones(1).double())
+        metrics.update(torch.zeros(2, 1, 1), {"y": torch.zeros(2, 1, 1)})
+        found = metrics.compute(Distributed())
+        assert found["crps"] == pytest.approx(0.1 * mirrored, rel=1e-5)
+        assert found["crps"] == pytest.approx(0.230576, abs=1e-6)  # the exact score is 0.233695
+        assert found["wql"] == pytest.approx(2 * mirrored / 19 / 5.0, rel=1e-5)
+        assert found["width_80"] == pytest.approx(2 * 1.281552, rel=1e-5)

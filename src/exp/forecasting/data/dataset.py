@@ -14,13 +14,16 @@ from torch.utils.data import Dataset
 
 from exp.data.base import Data, ExampleBatch, Extras, Prediction
 from exp.data.places import of_file, shortened
+from exp.data.sampler import preserved_generators
+from exp.engine.wrapper import preprocessed
 from exp.errors import DataError
 from exp.forecasting.config import ForecastingDataConfig
-from exp.forecasting.data import calendar
+from exp.forecasting.data.calendar import NUM_TIME_FEATURES, same_spacing, time_features
 from exp.forecasting.data.preflight import locate
-from exp.forecasting.data.series import Contract, contract_of, read_series, warn_of_outliers
+from exp.forecasting.data.series import Contract, contract_of, read_series, warn_of_outliers, with_computed
 from exp.forecasting.intervals import IntervalMetrics, Intervals, prepare
 from exp.forecasting.metrics import Baselines, ForecastMetrics
+from exp.forecasting.timebridge.model import TimeBridge
 
 if TYPE_CHECKING:
     from exp.data.places import Fingerprint
@@ -53,7 +56,7 @@ class ForecastingData(Data):
         num_rows: number of rows of the file (T).
         num_past: number of rows up to the last one with a target's value; all rows unless covariates may run ahead.
         dates: of the rows; None: the file has no dates.
-        frequency: time between rows (:class:`exp.forecasting.data.calendar.Frequency`); None: not known.
+        calendar: when rows come (:class:`exp.forecasting.data.calendar.Calendar`); None: not known.
         notes: warnings about the data.
 
     Args:
@@ -64,9 +67,10 @@ class ForecastingData(Data):
     """
 
     makes = ("columns",)
-    num_marks = calendar.NUM_TIME_FEATURES
+    num_marks = NUM_TIME_FEATURES
     intervals: Intervals | None = None
     rows: dict[str, range]
+    _uses_future = True  # until the model is known
     _series: dict[str, torch.Tensor]  # that WindowDataset takes
 
     def __init__(self, **keys: Any) -> None:
@@ -102,10 +106,10 @@ class ForecastingData(Data):
         """
         if theirs is not None:
             self.config = replace(self.config, inputs=theirs.names)
-        series = read_series(self.path, self.config, theirs.date_format if theirs else None)
+        series = read_series(self.path, self.config, theirs)
         self.names, self.scored = series.columns.names, series.columns.scored
         self.target_names = [self.names[position] for position in self.scored]
-        self.num_rows, self.dates, self.frequency = len(series.values), series.dates.index, series.dates.frequency
+        self.num_rows, self.dates, self.calendar = len(series.values), series.dates.index, series.dates.calendar
         self.num_past = self.num_rows
         if self.config.covariates is not None and self.config.missing == "mask":  # covariates may run ahead
             known = ~np.isnan(series.values[:, self.scored]).all(axis=1)
@@ -123,16 +127,16 @@ class ForecastingData(Data):
                     f"task=predict init_from=<run folder> task.input={self.path}"
                 ) from error
             rows = {"test": range(self.num_rows)}
-        seconds = self.frequency.seconds if self.frequency else None
+        seconds, grid = (self.calendar.seconds, self.calendar.state_dict()) if self.calendar else (None, None)
         contract, notes = theirs, [*series.dates.warnings]
         if "train" in rows:
-            own, constant = contract_of(self.name, series, len(rows["train"]))
+            own, constant = contract_of(self.config, series, len(rows["train"]))
             contract = own if theirs is None or theirs.name != self.name else theirs
             notes += constant
         assert contract is not None
         notes += warn_of_outliers(series)
         if contract is theirs:
-            if seconds and theirs.seconds and not calendar.same_spacing(seconds, theirs.seconds):
+            if seconds and theirs.seconds and not same_spacing(seconds, theirs.seconds):
                 raise DataError(
                     f"{self.path}: its rows are {timedelta(seconds=seconds)} apart, and those that the weights were "
                     f"trained on {timedelta(seconds=theirs.seconds)}; give rows of that distance"
@@ -143,7 +147,10 @@ class ForecastingData(Data):
                 f"{self.name} is standardized by its own training rows, not by those of {theirs.name}, which the "
                 f"weights were trained on; data.name={theirs.name} says that these are rows of the same series"
             )
-        self._contract = replace(contract, name=self.name, date_format=series.dates.date_format, seconds=seconds)
+        if self.config.season not in (None, contract.season):  # that of the weights, which the scale belongs to
+            contract = replace(contract, season=self.config.season, scale=None)
+        form = series.dates.date_format
+        self._contract = replace(contract, name=self.name, date_format=form, seconds=seconds, calendar=grid)
         self._standardize(series)
         resident = None if self.config.on_device == "auto" else bool(self.config.on_device)
         for split, part in rows.items():
@@ -153,17 +160,21 @@ class ForecastingData(Data):
     def _standardize(self, series: Series) -> None:
         contract = self._contract
         scale = None if contract.scale is None else torch.tensor(contract.scale, dtype=torch.float64)
-        self._baselines = Baselines(contract.season, 1 < contract.season <= self.lookback, scale)
         self.mean, self.std = (torch.tensor(each, dtype=torch.float64) for each in (contract.mean, contract.std))
+        known = series.values[:, self.scored]
+        known = known[~np.isnan(known)]
+        zero = -self.mean / self.std if ((known >= 0) & (known == np.floor(known))).all() else None  # of counts
+        self._baselines = Baselines(contract.season, 1 < contract.season <= self.lookback, scale, zero)
         standardized = (series.values - self.mean.numpy()) / self.std.numpy()
         # An empty cell gets the last value before it, or 0, the mean of the training rows.
         seen = pd.DataFrame(standardized).ffill().fillna(0.0).to_numpy()
-        found = {"x": seen, "marks": calendar.time_features(self.dates, self.num_rows)}
+        found = {"x": seen, "marks": time_features(self.dates, self.num_rows)}
         if self.config.missing == "mask" or len(self.scored) < len(self.names):
             found["y"] = np.full_like(standardized, np.nan)
             found["y"][:, self.scored] = standardized[:, self.scored]
         if series.columns.ahead is not None:
             found["future"] = np.concatenate([seen[:, series.columns.ahead], found["marks"]], axis=1)
+            self._ahead = functools.partial(self._known_ahead, series)
         self._series = {name: _series_contiguous(rows) for name, rows in found.items()}
         self._truth = self._series.get("y")
 
@@ -221,9 +232,42 @@ class ForecastingData(Data):
                 f"model.period={period} does not divide data.lookback={self.lookback}: as in the authors' code, "
                 f"{patches} patches have {self.lookback // patches} time steps each"
             )
+        session.say(f"{self.path}: {self._of_season()}")
+        session.when_built(functools.partial(self._fit_to_model, session))
         if task.get("intervals"):
             session.when_built(functools.partial(self.calibrate, session))
         self.check_truth({"train": list(self.rows), "eval": ["test"]}.get(task.name, []))
+
+    def _of_season(self) -> str:
+        """What was found of the dates, and the season."""
+        season, found = self._contract.season, self.calendar.season if self.calendar else 1
+        text = self.calendar.text if self.calendar else "there are no dates"
+        if self.config.season is not None:
+            return f"{text}; a season has {season} rows by data.season"
+        why = "too few training rows for a season" if season < found else "data.season sets another season"
+        return f"{text}; {why}"
+
+    def _fit_to_model(self, session: Session, model: torch.nn.Module) -> None:
+        """Say what this model makes of these data: future values that it does not use, and flat lookbacks."""
+        said = []
+        if self.config.covariates is not None:
+            self._uses_future = _uses_future(model, self.example_batch(**vars(self.config)).train)
+            if not self._uses_future:
+                said.append(
+                    f"{type(model).__name__} does not use the future of data.covariates="
+                    f"[{','.join(self.config.covariates)}]: they are inputs over the lookback only"
+                )
+        share, names = _flat(self._series["x"].numpy(), self.lookback)
+        if isinstance(model, TimeBridge) and share >= _FLAT:
+            said.append(
+                f"{self.path}: {share:.0%} of the windows have a flat lookback of "
+                f"{shortened([self.names[number] for number in names])}: the model divides what rounding leaves there "
+                "by its least deviation, so that figures depend on memory layout and device (1e-5); leave such series "
+                "out (data.inputs), or take a longer data.lookback"
+            )
+        for line in said:
+            session.say(line)
+        self.notes = [*self.notes, *said]
 
     def check_truth(self, splits: Sequence[str]) -> None:
         """Refuse a split without a window, or in which no target has a value.
@@ -281,9 +325,11 @@ class ForecastingData(Data):
         if self._truth is not None:
             content["targets"] = self.target_names
             content["cells_without_truth"] = int(self._truth[:, self.scored].isnan().sum())
-        if self.frequency is not None:
-            content["time_step"] = self.frequency.step
-            content["irregular_steps"] = self.frequency.irregular
+        content["season"] = self._contract.season
+        if self.calendar is not None:
+            content["time_step"] = self.calendar.step
+            content["irregular_steps"] = self.calendar.irregular
+            content["calendar"] = self.calendar.text
         if self.notes:
             content["notes"] = list(self.notes)
         if self._baselines.verdict is not None:
@@ -313,12 +359,14 @@ class ForecastingData(Data):
         """The batch for a forecast of the H rows after :attr:`num_past`, and their dates.
 
         Returns:
-            ``{"x": (1, L, C), "marks": (1, L, M)}``, with ``data.covariates`` also ``"future"`` (1, H, K), in which the
-            last row of the file is repeated beyond its end; and the dates, which continue the file's
-            (:func:`exp.forecasting.data.calendar.continued`), or None if it has no dates or only one.
+            ``{"x": (1, L, C), "marks": (1, L, M)}``, with ``data.covariates`` also ``"future"`` (1, H, K); and the
+            dates, which continue the file's (:meth:`exp.forecasting.data.calendar.Calendar.ahead`), or None if it has
+            no dates or only one. Beyond the end of the file, covariates of ``data.columns`` are computed; for a model
+            that does not use ``future``, others have their last values.
 
         Raises:
-            DataError: too few rows have values of targets.
+            DataError: too few rows have values of targets, or a covariate has no value in one of the H rows; the
+                message names rows and columns.
         """
         end = self.num_past
         if end < self.lookback:
@@ -330,19 +378,85 @@ class ForecastingData(Data):
         series = self._series
         batch = {name: series[name][seen].unsqueeze(0) for name in ("x", "marks")}
         dates = None
-        if self.dates is not None:
+        rest = max(end + self.horizon - self.num_rows, 0)
+        if self.dates is not None and (self.calendar or not rest):
             dates = self.dates[end : end + self.horizon]
-            rest = self.horizon - len(dates)
-            if rest:
-                beyond = calendar.continued(self.dates, rest, self.lookback)
-                dates = None if beyond is None else dates.append(beyond)
+            if rest and self.calendar:
+                dates = dates.append(self.calendar.ahead(self.dates, rest))
         if "future" in series:
-            rows = torch.arange(end, end + self.horizon).clamp_max(self.num_rows - 1)
-            future = series["future"][rows].clone()
-            if dates is not None:
-                future[:, -self.num_marks :] = _series_contiguous(calendar.time_features(dates, self.horizon))
-            batch["future"] = future.unsqueeze(0)
+            future = np.concatenate([self._ahead(dates, rest), time_features(dates, self.horizon)], axis=1)
+            batch["future"] = _series_contiguous(future).unsqueeze(0)
         return batch, dates
+
+    def _known_ahead(self, series: Series, dates: pd.DatetimeIndex | None, rest: int) -> np.ndarray:
+        """The standardized covariates of the H rows after :attr:`num_past`, (H, K); the file lacks the last ``rest``.
+
+        Raises:
+            DataError: see :meth:`future_window`.
+        """
+        columns, config = [self.names[number] for number in series.columns.ahead or ()], self.config
+        values = np.concatenate([series.values, np.full((rest, len(self.names)), np.nan)])
+        if rest and series.cells is not None:
+            index = pd.RangeIndex(len(values)) if dates is None else series.cells.index.append(dates[-rest:])
+            table = with_computed(series.cells.reindex(index), config)
+            for name in set(columns) & set(config.columns):
+                values[-rest:, self.names.index(name)] = table[name].to_numpy()[-rest:]
+        empty = np.isnan(values[self.num_past :][: self.horizon, series.columns.ahead])
+        if empty.any() and self._uses_future:
+            first = self.num_past + 1 + (series.header.begin if series.header else 0)
+            rows = [f"row {first + row}" + ("" if dates is None else f" ({dates[row]})") for row in range(self.horizon)]
+            lacking = [
+                f"{name} in {shortened([rows[row] for row in np.flatnonzero(lacks)])}"
+                for name, lacks in zip(columns, empty.T)
+                if lacks.any()
+            ]
+            raise DataError(
+                f"{self.path}: the forecast takes data.covariates as known, and there is no value of "
+                f"{'; nor of '.join(lacking)}; give these rows, with the targets empty (data.missing=mask), or compute "
+                "the column (data.columns)"
+            )
+        standardized = (values - self.mean.numpy()) / self.std.numpy()
+        filled = pd.DataFrame(standardized).ffill().fillna(0.0).to_numpy()
+        ahead: np.ndarray = filled[self.num_past :][: self.horizon, series.columns.ahead]
+        return ahead
+
+
+def _uses_future(model: torch.nn.Module, batch: Mapping[str, Any]) -> bool:
+    """Whether the forecast depends on ``future``; true for a model that fails on this batch of zeros."""
+
+    def forecast(future: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = model.forward(**preprocessed(model, {**batch, "future": future}), mode="predict")
+        return output
+
+    future, trains = batch["future"].clone().requires_grad_(), model.training
+    model.eval()
+    try:
+        with preserved_generators():
+            output = forecast(future)
+            if output.requires_grad:
+                return torch.autograd.grad(output.sum(), future, allow_unused=True)[0] is not None
+            return not torch.equal(output, forecast(future + 1.0))
+    except Exception:  # user code; what it raises is reported where it runs in earnest  # noqa: BLE001
+        return True
+    finally:
+        model.train(trains)
+
+
+def _flat(rows: np.ndarray, lookback: int) -> tuple[float, list[int]]:
+    """The share of windows in which some series is constant over the lookback, and not 0; and these series.
+
+    Args:
+        rows: standardized, (T, C).
+        lookback: rows of a lookback (L).
+    """
+    flat, names = np.zeros(max(len(rows) - lookback + 1, 1), dtype=bool), []
+    for number, column in enumerate(rows.T):
+        changes = np.concatenate([[0], np.cumsum(column[1:] != column[:-1])])
+        constant = (changes[lookback - 1 :] == changes[: len(flat)]) & (column[: len(flat)] != 0)
+        if len(rows) >= lookback and constant.any():
+            flat |= constant
+            names.append(number)
+    return float(flat.mean()), names
 
 
 def _series_contiguous(values: np.ndarray) -> torch.Tensor:
@@ -351,6 +465,8 @@ def _series_contiguous(values: np.ndarray) -> torch.Tensor:
 
 
 _PER_MONTH = {"ett_hour": 30 * 24, "ett_minute": 30 * 24 * 4}
+
+_FLAT = 0.01  # share of windows with a flat lookback that is worth a warning
 
 # Most memory that a series may take on a device: a share of its free memory, or bytes if that is not known.
 _SHARE, _WITHOUT_ASKING = 1 / 16, 2**28

@@ -42,6 +42,8 @@ def preflight(data: Mapping[str, Any]) -> None:
     for key, least in (("lookback", 1), ("horizon", 1), ("eval_batch_size", 1), ("num_workers", 0)):
         if getattr(config, key) < least:
             raise DataError(f"data.{key}={getattr(config, key)} must be at least {least}")
+    if config.season is not None and config.season < 1:
+        raise DataError(f"data.season={config.season} must be at least 1 (null: by the calendar of the dates)")
     path = locate(config)
     if path.suffix != ".npz":
         header = read_header(path, config)

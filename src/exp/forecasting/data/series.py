@@ -13,7 +13,7 @@ import re
 import zipfile
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import pandas as pd  # here, so that the fork server imports it once, not each worker
@@ -21,7 +21,7 @@ import pandas as pd  # here, so that the fork server imports it once, not each w
 from exp.config.resolve import create
 from exp.data.places import of_file, shortened
 from exp.errors import DataError
-from exp.forecasting.data.calendar import Frequency, frequency_of
+from exp.forecasting.data.calendar import Calendar
 from exp.forecasting.data.preflight import SAVE, Columns, Header, choose, layout, opened, read_header
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from exp.data.places import Fingerprint
     from exp.forecasting.config import ForecastingDataConfig
 
-__all__ = ["Column", "Contract", "Dates", "Series", "contract_of", "parse_dates", "read_series",
-           "warn_of_outliers"]  # fmt: skip
+__all__ = ["Column", "Contract", "Dates", "Series", "contract_of", "parse_dates", "read_series", "warn_of_outliers",
+           "with_computed"]  # fmt: skip
 
 _LARGEST = np.finfo(np.float32).max
 # Formats of a day ("-" stands for the separator of the column) and of a time of day.
@@ -68,13 +68,13 @@ class Dates:
     Attributes:
         index: the T dates, strictly increasing; None: there are no dates, nor any of the following.
         date_format: format of the cells.
-        frequency: time between rows; None: there is one row.
+        calendar: when rows come; None: there is one row.
         warnings: a sentence about irregular rows; empty: there are none.
     """
 
     index: pd.DatetimeIndex | None = None
     date_format: str | None = None
-    frequency: Frequency | None = None
+    calendar: Calendar | None = None
     warnings: Sequence[str] = ()
 
 
@@ -88,6 +88,7 @@ class Series:
         columns: the C columns that are read.
         values: float64 (T, C), oldest row first; within the range of float32, or NaN for an empty cell that is allowed.
         dates: of the rows.
+        cells: all cells of the file, from which covariates are computed; None: none are.
     """
 
     path: Path
@@ -95,6 +96,7 @@ class Series:
     columns: Columns
     values: np.ndarray
     dates: Dates
+    cells: pd.DataFrame | None = None
 
     def place(self, row: int, channel: int) -> str:
         """``<path> row 7, column load: '3.5'``: a cell by its position in :attr:`values`, from 0."""
@@ -104,7 +106,7 @@ class Series:
         return self.header.place(row, name)
 
 
-def read_series(path: Path, config: ForecastingDataConfig, usual_format: str | None = None) -> Series:
+def read_series(path: Path, config: ForecastingDataConfig, of_weights: Contract | None = None) -> Series:
     """Read a file.
 
     Args:
@@ -112,7 +114,8 @@ def read_series(path: Path, config: ForecastingDataConfig, usual_format: str | N
             shape (rows, series) or (rows, series, measures), the format of PEMS. Only the first measure is read (the
             traffic flow, as in the loaders of SCINet, arXiv 2106.09305, and iTransformer, arXiv 2310.06625).
         config: the keys of ``data``.
-        usual_format: format of the dates if several fit; see :func:`parse_dates`.
+        of_weights: has the format of the dates if several fit (see :func:`parse_dates`), and their calendar if they
+            follow it; None: there are no weights.
 
     Raises:
         DataError: the file is unreadable, empty or ragged; its first row does not fit (see
@@ -127,18 +130,13 @@ def read_series(path: Path, config: ForecastingDataConfig, usual_format: str | N
         header = read_header(path, config)
         table = _read_table(path, header)
         if header.date is not None:
-            dates = read_dates(table, header, config, usual_format)
+            dates = read_dates(table, header, config, of_weights)
             table = table.drop(columns=header.date).set_index(dates.index)
-    for name, keys in config.columns.items():
-        computed = np.asarray(create(keys, Column, f"data.columns.{name}").values(table), dtype=np.float64)
-        if computed.shape != (len(table),):
-            raise DataError(
-                f"data.columns.{name} has {computed.shape} values for {len(table)} rows; return one for each"
-            )
-        table[name] = computed
+    cells = table if not set(config.columns).isdisjoint(config.covariates or ()) else None
+    table = with_computed(table, config)
     columns = choose(path, list(table), config)
     values, empty = _to_numbers(table[columns.names])
-    series = Series(path, header, columns, values, dates)
+    series = Series(path, header, columns, values, dates, cells)
     bad, do = ~(np.abs(values) <= _LARGEST), "write it with digits and a point"
     if config.missing == "mask":
         bad &= ~empty
@@ -150,6 +148,23 @@ def read_series(path: Path, config: ForecastingDataConfig, usual_format: str | N
             do += "; so is the whole column: leave it out if it is no series (data.inputs)"
         raise DataError(f"{series.place(row, channel)} is not a finite number that float32 carries; {do}")
     return series
+
+
+def with_computed(table: pd.DataFrame, config: ForecastingDataConfig) -> pd.DataFrame:
+    """A copy of cells with the columns that are computed from them (``data.columns``).
+
+    Raises:
+        DataError: a column has another number of values than the table has rows.
+    """
+    table = table.copy() if config.columns else table
+    for name, keys in config.columns.items():
+        computed = np.asarray(create(keys, Column, f"data.columns.{name}").values(table), dtype=np.float64)
+        if computed.shape != (len(table),):
+            raise DataError(
+                f"data.columns.{name} has {computed.shape} values for {len(table)} rows; return one for each"
+            )
+        table[name] = computed
+    return table
 
 
 def _read_table(path: Path, header: Header) -> pd.DataFrame:
@@ -213,38 +228,42 @@ def _read_array(path: Path, config: ForecastingDataConfig) -> pd.DataFrame:
     return table.rename(columns=str)
 
 
-def read_dates(table: pd.DataFrame, header: Header, config: ForecastingDataConfig, usual: str | None) -> Dates:
+def read_dates(
+    table: pd.DataFrame, header: Header, config: ForecastingDataConfig, of_weights: Contract | None
+) -> Dates:
     """Read the column of dates of a file.
 
     Args:
         table: cells of the file.
         header: of the file, with a column of dates.
-        config: ``date_format`` and ``allow_gaps`` are read.
-        usual: see :func:`parse_dates`.
+        config: ``date_format``, ``allow_gaps`` and ``lookback`` are read.
+        of_weights: see :func:`read_series`.
 
     Raises:
         DataError: a cell is no date, dates do not increase, or some are irregular and ``allow_gaps`` is false; or see
             :func:`parse_dates`.
     """
     place = functools.partial(header.place, column=str(header.date))
+    usual, known = (of_weights.date_format, of_weights.calendar) if of_weights else (None, None)
     dates, form = parse_dates(table[header.date].fillna("").str.strip(), config.date_format, usual, place)
     backwards = dates[1:] <= dates[:-1]
     if backwards.any():
         row = int(backwards.argmax()) + 1
         kind = "repeats" if dates[row] == dates[row - 1] else "is earlier than"
         raise DataError(f"{place(row)} {kind} the date before it; {_order(table, header.date, dates)}")
-    frequency = frequency_of(dates)
-    if frequency is None or frequency.first is None:
-        return Dates(dates, form, frequency)
-    distance = (dates[frequency.first] - dates[frequency.first - 1]).to_pytimedelta()
+    calendar = Calendar.of(dates, config.lookback, known)
+    if calendar is None or calendar.first is None:
+        return Dates(dates, form, calendar)
+    distance = (dates[calendar.first] - dates[calendar.first - 1]).to_pytimedelta()
+    usual = f"are {calendar.step} apart" if calendar.grid is None else f"follow their calendar ({calendar.grid.text})"
     what = (
-        f"{place(frequency.first)} is {distance} after the date before it, while most rows are {frequency.step} apart "
-        f"({frequency.irregular} of {len(dates) - 1} steps depart from that)"
+        f"{place(calendar.first)} is {distance} after the date before it, while most rows {usual}; "
+        f"{calendar.irregular} of {len(dates) - 1} steps depart from that"
     )
     if not config.allow_gaps:
         raise DataError(f"{what}; fill the gaps, or allow them with data.allow_gaps=true")
     evenly = "a window takes rows as if they were evenly spaced, data.allow_gaps=false refuses this"
-    return Dates(dates, form, frequency, [f"{what}; {evenly}"])
+    return Dates(dates, form, calendar, [f"{what}; {evenly}"])
 
 
 def _order(table: pd.DataFrame, date: str | None, dates: pd.DatetimeIndex) -> str:
@@ -375,9 +394,10 @@ class Contract:
         missing: share of empty cells.
         date_format: format of the dates; None: there were none.
         seconds: median time between rows; None: not known, or too irregular.
-        season: rows per season (:attr:`exp.forecasting.data.calendar.Frequency.season`); 1: not known.
+        season: rows per season (``data.season``, or that of the calendar); 1: not known.
         scale: mean absolute difference of standardized rows that are a season apart.
         files: fingerprint of the file (:mod:`exp.data.places`).
+        calendar: the grid of the dates (:meth:`exp.forecasting.data.calendar.Calendar.state_dict`); None: not known.
     """
 
     name: str
@@ -392,6 +412,7 @@ class Contract:
     season: int = 1
     scale: list[float] | None = None
     files: Fingerprint | None = None
+    calendar: Mapping[str, Any] | None = None
 
     def unlike(self, series: Series, rows: range) -> list[str]:
         """Compare rows with the training rows.
@@ -417,18 +438,18 @@ class Contract:
         return [f"{series.path}: {said}"] * bool(far) + [f"{series.path}: {more}"] * bool(emptier)
 
 
-def contract_of(name: str, series: Series, train: int) -> tuple[Contract, list[str]]:
+def contract_of(config: ForecastingDataConfig, series: Series, train: int) -> tuple[Contract, list[str]]:
     """The contract of a series by its training rows, and a warning if some series are constant there.
 
     Mean and population standard deviation are those of sklearn's StandardScaler; empty cells are ignored.
 
     Args:
-        name: of the data set.
+        config: ``name`` and ``season`` are read.
         series: as it was read.
         train: number of training rows, which come first.
 
     Raises:
-        DataError: all training cells of a series are empty.
+        DataError: all training cells of a series are empty, or ``season`` is not below ``train``.
     """
     rows, names = series.values[:train], series.columns.names
     empty = np.isnan(rows)
@@ -443,8 +464,12 @@ def contract_of(name: str, series: Series, train: int) -> tuple[Contract, list[s
     constant = np.fmax.reduce(rows, axis=0) == np.fmin.reduce(rows, axis=0)
     std[constant] = 1.0
     standardized = (rows - mean) / std
-    frequency = series.dates.frequency
-    season = frequency.season if frequency and frequency.season < train else 1
+    calendar = series.dates.calendar
+    season = config.season or (calendar.season if calendar else 1)
+    if season >= train:
+        if config.season:
+            raise DataError(f"data.season={season} must be less than the {train} training rows of {series.path}")
+        season = 1
     apart = np.abs(standardized[season:] - standardized[:-season])
     scale = np.nansum(apart, axis=0) / np.maximum((~np.isnan(apart)).sum(axis=0), 1)
     ends, share = np.nanquantile(rows, (0.01, 0.99), axis=0), empty.mean(axis=0)
@@ -455,7 +480,7 @@ def contract_of(name: str, series: Series, train: int) -> tuple[Contract, list[s
         "forecasts of them lower the mean error over all series"
     )
     contract = Contract(
-        name, names, mean, std, low, high, missing, season=season, scale=scale, files=of_file(series.path)
+        config.name, names, mean, std, low, high, missing, season=season, scale=scale, files=of_file(series.path)
     )
     return contract, [warning] * bool(told)
 
