@@ -7,6 +7,7 @@ its ``Namespace(...)`` is the same for the four horizons of a data set, but for 
 from __future__ import annotations
 
 import pytest
+from omegaconf import OmegaConf
 
 from tests.config.conftest import composed
 
@@ -48,3 +49,22 @@ def test_every_row_is_one_command(name):
         assert set(config.published[horizon]) == {"mse", "mae"}
     if config.schedule.param_scheduler[0].type == "TorchOneCycle":
         assert config.schedule.param_scheduler[0].pct_start == 0.2
+
+
+@pytest.mark.parametrize(
+    ("choices", "kind", "by_epoch"),
+    [
+        ([], "ExponentialLR", True),
+        (["data=weather"], "ExponentialLR", True),
+        (["data=csv", "data.name=shop", "data.file=shop.csv", "data.channels=1"], "CosineAnnealingLR", False),
+        (["data=csv", "data.name=shop", "data.file=shop.csv", "data.channels=1", "schedule=halving"],
+         "ExponentialLR", True),
+        (["data=csv", "data.name=shop", "data.file=shop.csv", "data.channels=1", "experiment=timebridge_etth1"],
+         "ExponentialLR", True),
+    ],
+)  # fmt: skip
+def test_the_default_experiment_has_a_schedule_over_steps_for_a_series_of_ones_own(choices, kind, by_epoch):
+    (scheduler,) = OmegaConf.to_container(composed(*choices).schedule, resolve=True)["param_scheduler"]
+    assert (scheduler["type"], scheduler["by_epoch"]) == (kind, by_epoch)
+    assert scheduler["begin"] == (1 if by_epoch else 0.7)
+    assert scheduler.get("gamma") == (0.5 if by_epoch else None)

@@ -6,14 +6,17 @@ And other settings of optimizer and schedule in mid-training: as if they had bee
 from __future__ import annotations
 
 import copy
+import math
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from omegaconf import OmegaConf
 
+from exp.config.compose import register
 from exp.config.schema import OptimConfig
-from exp.engine.optim import build_optimizer, build_schedulers
+from exp.engine.optim import build_optimizer, build_schedulers, vanished_rate
 from exp.engine.training import carry_over, saved_order
 from exp.errors import ConfigError
 from tests.engine.conftest import Line, Mse, Spy
@@ -48,9 +51,10 @@ def rates(make_runner):
 
 def configured(name, warmup=5, **length):
     """The schedulers of one of our files."""
+    register()  # resolvers
     root = OmegaConf.create({"schedule": OmegaConf.load(CONF / f"{name}.yaml"), "optim": {"lr": LR}, **length})
     root.schedule.warmup_steps = warmup
-    return OmegaConf.to_container(root.schedule.param_scheduler, resolve=True)
+    return OmegaConf.to_container(root.schedule, resolve=True)["param_scheduler"]
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in CONF.glob("*.yaml")))
@@ -182,3 +186,38 @@ def test_moments_stay_with_their_parameters_where_groups_change(trained):
     assert len(ours.param_groups) == 4
     for mine, other in zip(later.model.parameters(), first.model.parameters()):
         torch.testing.assert_close(ours.state[mine], theirs.state[other], rtol=0, atol=0)
+
+
+def records_of(rates, values):
+    """A training record, and a validation, every ten steps."""
+    steps = range(10, 10 * len(rates) + 1, 10)
+    trained = [{"split": "train", "step": step, "lr": rate} for step, rate in zip(steps, rates)]
+    return trained + [{"split": "val", "step": step, "score": value} for step, value in zip(steps, values)]
+
+
+HALVED = [0.5**epoch for epoch in range(20)]  # below 1 % from the eighth on
+
+
+@pytest.mark.parametrize(
+    ("rates", "values", "greater", "named"),
+    [
+        (HALVED, [20 - epoch for epoch in range(20)], False, "after step 70 of 200.*best at step 200"),
+        (HALVED, [*range(20)], True, "after step 70 of 200.*best at step 200"),
+        (HALVED, [5, 4, 3, 2, 1, *[3] * 15], False, None),  # no better since
+        (HALVED[:9], [9 - epoch for epoch in range(9)], False, None),  # only at the end
+        ([0.5 + math.cos(math.pi * part / 20) / 2 for part in range(20)], [*range(20)], True, None),  # as a cosine ends
+        ([1.0] * 20, [*range(20)], True, None),
+        ([], [], False, None),
+    ],
+)
+def test_a_rate_that_vanishes_while_the_validation_improves_is_said(rates, values, greater, named):
+    said = vanished_rate(records_of(rates, values), "score", greater)
+    assert said is None if named is None else re.search(named, said)
+
+
+def test_a_share_of_the_training_can_come_before_a_schedule_begins(rates):
+    """Of 20 steps the first 14 have the whole rate; then a half cosine, as torch's, without its last value."""
+    share = [{"type": "CosineAnnealingLR", "T_max": None, "begin": 0.7, "by_epoch": False}]
+    seen = rates(share, max_steps=20)
+    expected = [LR] * 14 + [LR / 2 * (1 + math.cos(math.pi * step / 6)) for step in range(6)]
+    assert seen.tolist() == pytest.approx(expected, rel=1e-6)

@@ -69,9 +69,13 @@ _own_files: list[Path] = []
 def register() -> None:
     """Register with Hydra the configurations of plugins, those without files, and resolvers. Further calls do nothing.
 
-    ``${run_id:}`` is a short random id, the same everywhere in one configuration.
+    ``${run_id:}`` is a short random id, the same everywhere in one configuration; ``${if_null:x,a,b}`` is ``a`` where
+    ``x`` is null, else ``b``.
     """
     OmegaConf.register_new_resolver("run_id", lambda: secrets.token_hex(3), use_cache=True, replace=True)
+    OmegaConf.register_new_resolver(
+        "if_null", lambda x, then, otherwise: then if x is None else otherwise, replace=True
+    )
     for plugin in (_PluginConfigs, _Dataclasses):
         Plugins.instance().register(plugin)
 

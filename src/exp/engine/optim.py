@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from exp.hardware.backend import Backend
 
 _UNDECAYED = ("bias", "token", "tokens")  # ends of names without weight decay, also for parameters with several axes
+# A learning rate of this share of the largest one is next to nothing; before this share of the steps, that is early.
+_VANISHED, _EARLY = 0.01, 0.75
 _FORMS = ("foreach", "fused")  # implementations of a step in torch's optimizers, which give the same result
 
 
@@ -334,8 +336,8 @@ def build_schedulers(configs: Sequence[Mapping[str, Any]], runner: Any) -> list[
     """Make the parameter schedulers of a training, except those that begin after its end.
 
     If ``end`` is null or not set, it becomes the length of the training: in epochs, or in optimizer steps if
-    ``by_epoch`` is false. ``T_max`` and ``total_steps`` that are null or not set follow from it. With
-    ``convert_to_iter_based`` an epoch counts as its optimizer steps.
+    ``by_epoch`` is false. ``T_max`` and ``total_steps`` that are null or not set follow from it. A ``begin``
+    with a decimal point is a share of it. With ``convert_to_iter_based`` an epoch counts as its optimizer steps.
 
     Args:
         configs: each has ``type``, a registered name or a dotted path, and arguments.
@@ -355,6 +357,8 @@ def build_schedulers(configs: Sequence[Mapping[str, Any]], runner: Any) -> list[
         by_epoch = config.get("by_epoch", getattr(cls, "by_epoch", True))
         end = config.setdefault("end", loop.max_epochs if by_epoch else loop.max_iters)
         begin = config.get("begin", 0)
+        if isinstance(begin, float):
+            begin = config["begin"] = round(begin * end)
         if begin >= end:
             continue
         if cls.__name__.startswith("Linear") and not by_epoch and end - begin == config.get("end_factor", 1) == 1:
@@ -378,6 +382,30 @@ def build_schedulers(configs: Sequence[Mapping[str, Any]], runner: Any) -> list[
         except (AssertionError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
             raise ConfigError(f"schedule: {kind} does not take these settings: {first_line(error)}") from error
     return built
+
+
+def vanished_rate(records: Sequence[Mapping[str, Any]], metric: str, greater_is_better: bool) -> str | None:
+    """A warning if the learning rate was next to nothing for long, and the validation still improved; else None.
+
+    Args:
+        records: of ``metrics.jsonl``: those of training have ``step`` and ``lr``, those of validation the metrics.
+        metric: by which the best weights are chosen.
+        greater_is_better: whether a larger value of it is better.
+    """
+    rates = [(each["step"], each["lr"]) for each in records if each.get("split") == "train" and "lr" in each]
+    values = [(each[metric], each["step"]) for each in records if each.get("split") == "val" and metric in each]
+    if not rates or not values:
+        return None
+    peak, last = max(rate for _, rate in rates), rates[-1][0]
+    until = max(step for step, rate in rates if rate >= _VANISHED * peak)
+    best = (max if greater_is_better else min)(values)[1]
+    if best <= until or until > _EARLY * last:
+        return None
+    return (
+        f"the learning rate was below {_VANISHED:.0%} of its peak after step {until} of {last}, and the validation "
+        f"still improved (best at step {best}): the model may have learned too little; take a schedule over steps "
+        "(schedule=cosine), or schedule=constant"
+    )
 
 
 def _inner(optimizer: Any) -> Any:

@@ -25,7 +25,7 @@ from exp.data.sampler import TrainBatchSampler
 from exp.engine import building, checkpoint
 from exp.engine.building import build_data, build_evaluator, build_model, make_result, split_in_use
 from exp.engine.distributed import rng_state, seed_everything, set_rng_state
-from exp.engine.optim import BackendOptimWrapper, build_optimizer, parameter_groups
+from exp.engine.optim import BackendOptimWrapper, build_optimizer, parameter_groups, vanished_rate
 from exp.engine.outputs import draw_extras, training_pictures
 from exp.engine.trainer import EvalLoop, Trainer, TrainLoop
 from exp.engine.wrapper import is_sharded, place_and_wrap, unwrapped
@@ -77,6 +77,10 @@ def train(session: Session, rate: Callable[..., dict[str, float]], what_fits: Ca
             figures.progress.stop()
             trainer.close()
         evaluator = tests.evaluator
+        about = building.about_data(session, data)
+        said = vanished_rate(session.folder.records(), evaluator.metric_name, evaluator.greater_is_better)
+        if said is not None:  # printed below the table of metrics
+            about["warnings"] = [*about.get("warnings", ()), said]
         draw_extras(session, lambda: training_pictures(session, trainer.model, evaluator))
         trainer.visualizer.close()
         speed = figures.samples / figures.train_seconds if figures.train_seconds else None
@@ -91,7 +95,7 @@ def train(session: Session, rate: Callable[..., dict[str, float]], what_fits: Ca
             steps=trainer.iter,
             epochs=trainer.epoch,
             measured_on=data.tested_on,
-            data=building.about_data(session, data),
+            data=about,
             samples_per_second=speed,
             **rates,
             time_to_first_step_s=figures.time_to_first_step,
