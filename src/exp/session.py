@@ -248,7 +248,7 @@ class Session:
         """Print a line on rank 0's terminal, and write it to the log of every rank that calls this method."""
         logger.info(text)
         if self.console is not None:
-            self.console.print(text, highlight=False, soft_wrap=True)
+            self.console.print(text, highlight=False, soft_wrap=True, markup=False)
 
     def when_started(self, action: Callable[[], object]) -> None:
         """Register an action for :meth:`begin` on rank 0, for changes to files that an earlier attempt has left."""

@@ -143,7 +143,9 @@ def test_a_model_that_does_not_use_the_future_is_named_and_may_lack_it(plant, va
     data.setup(session)
     for action in actions:
         action(Uses(how))
-    named = [line for line in data.notes if "Uses does not use the future" in line]
+    named = [
+        line for line in data.notes if "Uses does not use the future of data.covariates (the time features)" in line
+    ]
     assert (len(named), len([line for line in said if line in named])) == ((0, 0) if used else (1, 1))
     assert data.record(list).get("notes", []) == data.notes
 

@@ -254,8 +254,9 @@ class ForecastingData(Data):
             self._uses_future = _uses_future(model, self.example_batch(**vars(self.config)).train)
             if not self._uses_future:
                 said.append(
-                    f"{type(model).__name__} does not use the future of data.covariates="
-                    f"[{','.join(self.config.covariates)}]: they are inputs over the lookback only"
+                    f"{type(model).__name__} does not use the future of data.covariates "
+                    f"({shortened([*self.config.covariates, 'the time features'])}): they are inputs over the lookback "
+                    "only"
                 )
         share, names = _flat(self._series["x"].numpy(), self.lookback)
         if isinstance(model, TimeBridge) and share >= _FLAT:
