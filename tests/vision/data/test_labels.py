@@ -57,6 +57,15 @@ def test_any_number_can_be_ignored_or_be_a_class(tmp_path, tiff, dtype, ignored)
     refused(rf"x.tif holds {ignored}(\.0)?, which is no class", IndexMasks(2, ignored=[-1, 70]).read, path)
 
 
+@pytest.mark.parametrize("bits", [1, 8])
+def test_the_numbers_of_a_file_count_however_it_is_shown(tmp_path, tiff, without_rasterio, bits):
+    """Inverted gray ("min is white"), which a viewer shows the other way round."""
+    path = tiff(tmp_path / "x.tif", np.array([[[0, 1, 1]]], np.uint8), nbits=bits, photometric="MINISWHITE")
+    assert IndexMasks(2).read(path).tolist() == [[0, 1, 1]]
+    without_rasterio()
+    assert IndexMasks(2).read(path).tolist() == [[0, 1, 1]]
+
+
 def test_masks_of_32_bits_without_rasterio(tmp_path, without_rasterio):
     without_rasterio()
     Image.fromarray(np.array([[-1, 0, 1], [-70000, 1, 0]], np.int32)).save(tmp_path / "x.tif", tiffinfo={42113: "1"})

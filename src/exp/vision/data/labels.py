@@ -23,6 +23,7 @@ NO_DATA = 254  # within a pipeline, the label of pixels without image data; afte
 _UNKNOWN = 254
 _MOST_UNKNOWN = 0.1  # largest share of pixels of unknown colors in a mask
 _NODATA_TAG = 42113  # of GDAL, in TIFFs
+_PHOTOMETRIC, _MIN_IS_WHITE = 262, 0  # tag of TIFFs, and its value for inverted gray
 
 
 class IndexMasks:
@@ -134,8 +135,15 @@ def _numbers(path: str | os.PathLike[str]) -> tuple[np.ndarray, float | None, np
         with opened(path) as file:
             values, transparent, missing = np.moveaxis(file.read(), 0, -1), reading(file)[0], mask_of(file)
     else:
+        picture: Any
         with Image.open(path) as picture:
             values, transparent, missing = np.asarray(picture), picture.mode in ("LA", "PA"), None
+            if (
+                picture.format == "TIFF"
+                and picture.mode in ("1", "L")
+                and picture.tag_v2.get(_PHOTOMETRIC) == _MIN_IS_WHITE
+            ):
+                values = ~values  # Pillow inverts them for the eye
     if transparent:
         values, missing = values[..., :-1], values[..., -1] == 0
     values = values[..., 0] if values.ndim == 3 and values.shape[2] == 1 else values
