@@ -107,7 +107,7 @@ class OpenRun:
         allow([top for _, name in names_in(self.config) for top in [name.partition(".")[0]] if top in sys.modules])
         # The folder of an evaluation has no checkpoint: it has used the weights of init_from.
         source = self.path if RunFolder(self.path).has_checkpoint() else Path(pinned(self.config) or self.path)
-        weights = read_weights(source) if has_weights(self.config) else None
+        weights = read_weights(source, self.config.checkpoint.trusted) if has_weights(self.config) else None
         data = create(self.config.data, Data, "data")
         if weights is not None and weights.data is not None:
             data.load_state_dict(weights.data)

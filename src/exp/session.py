@@ -158,6 +158,7 @@ class Session:
         pending: whether the folder still has the records of an earlier run, which :meth:`begin` replaces.
         begun: whether the run has started (:meth:`begin`).
         reporters: connections to the trackers, on rank 0, once the run has begun.
+        run_id: of the run whose folder this is, on rank 0; ``env.json``, ``result.json`` and checkpoints have it.
         unique_name: name that differs from those of other runs of the same process.
     """
 
@@ -167,7 +168,8 @@ class Session:
         self.info = info
         self.backend = backend
         self.started = time.time()
-        self.unique_name = f"{config.name}-{uuid.uuid4().hex[:8]}"
+        self.run_id = uuid.uuid4().hex
+        self.unique_name = f"{config.name}-{self.run_id[:8]}"
         self.console: Console | None = None
         self.device: torch.device
         self.distributed: Distributed
@@ -342,7 +344,11 @@ def run(folder: RunFolder, info: RankInfo) -> None:
         import_plugins(config.plugins)
         if info.rank == 0:
             records = folder.start if session.pending else folder.path
-            write_json(records / folder.env.name, describe_environment(backend, session.devices))
+            # A training that is continued in its folder is the same run; with overwrite=true it is another.
+            earlier = None if session.pending and config.overwrite else folder.run_id()
+            session.run_id = earlier or session.run_id
+            environment = {**describe_environment(backend, session.devices), "run_id": session.run_id}
+            write_json(records / folder.env.name, environment)
         # torch's losses broadcast (64, 1) against (64,) to 64 x 64 differences; such a loss is always wrong.
         warnings.filterwarnings("error", message="Using a target size")
         if task.work:

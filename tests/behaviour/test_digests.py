@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import struct
 import zipfile
 from pathlib import Path
@@ -42,6 +43,39 @@ def test_a_damaged_checkpoint_is_skipped_by_resume_and_refused_by_all_others(exp
         assert str(best) in done.stderr.splitlines()[0]
     with pytest.raises(Exception, match=r"best\.pth"):
         public.open_run(run).model()
+
+
+def test_a_file_that_its_run_did_not_write_there_is_refused_by_name(exp, trained, copy_of):
+    run = copy_of("forecast")
+    folder, record = run / "checkpoints", run / "result.json"
+    best, written = folder / "best.pth", (folder / "best.pth").read_bytes()
+    told, ended = result(run), record.read_text()
+    assert {"checkpoints/best.pth", "checkpoints/step_00000002.pth"} <= told["digests"].keys()
+
+    def refused(reason: str) -> None:
+        with pytest.raises(Exception, match=rf"best\.pth {reason}"):
+            public.open_run(run).model()
+
+    shutil.copy(str(folder / "step_00000002.pth"), str(best))
+    done = exp("task=eval", "init_from=run", "backend=cpu", "output_dir=tested")
+    assert done.returncode in (1, 2), done.stdout
+    assert "best.pth is not the file that the run wrote, but checkpoints/step_00000002.pth" in done.stderr
+    record.unlink()  # as after kill -9
+    refused("is a copy of the checkpoint of step 2")
+    shutil.copy(str(trained("steady") / "checkpoints" / "best.pth"), str(best))
+    refused("was written by another run")
+    record.write_text(ended)
+    refused("is not the file that the run wrote, but another one")
+    torch.save(torch.load(str(best)), str(best))
+    refused("has lost its digest")
+    done = exp("task=eval", "init_from=run", "backend=cpu", "output_dir=tested", "checkpoint.trusted=true")
+    assert done.returncode == 0, done.stderr
+    best.write_bytes(written)
+    shutil.move(str(run), str(exp.path("moved")))
+    done = exp("task=eval", "init_from=moved", "backend=cpu", "output_dir=tested", "overwrite=true")
+    assert done.returncode == 0, done.stderr
+    assert result(exp.path("tested"))["metrics"] == told["metrics"]
+    assert result(exp.path("tested"))["checkpoint_run"] == told["run_id"]
 
 
 def test_weights_without_a_digest_are_read_and_that_is_said(exp, trained):

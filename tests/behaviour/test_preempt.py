@@ -37,6 +37,7 @@ def test_a_signal_to_every_process_saves_and_the_run_goes_on_exactly(exp, start,
     assert done.returncode == 0, done.stderr
     exp.train("whole", *settings, *end)
     assert exp.result("run")["metrics"] == exp.result("whole")["metrics"]
+    assert exp.losses("run") == exp.losses("whole")  # also of the lines between which the run was interrupted
     last = f"checkpoints/step_{told['steps'] + 5:08d}.pth"
     one, other = (torch.load(str(exp.path(name) / last))["state_dict"] for name in ("run", "whole"))
     assert all(torch.equal(weight, other[name]) for name, weight in one.items())

@@ -65,6 +65,28 @@ def test_in_its_own_folder_a_run_goes_on_from_its_newest_checkpoint_that_opens(c
     assert steps == ["1", "2", "3", "4", "5"]
 
 
+def test_without_a_checkpoint_that_can_be_used_no_training_begins_in_silence(copy_of, exp):
+    run = copy_of("forecast")
+    for path in run.glob("checkpoints/step_*.pth"):
+        path.write_bytes(path.read_bytes()[:1000])
+    before = {path: size for path, (size, _) in snapshot(run).items()}
+    done = exp(*FORECAST, "output_dir=run", "resume=auto")
+    assert done.returncode == 2, done.stdout
+    assert HALF.rpartition("/")[2] in first_line(done)
+    assert {path: size for path, (size, _) in snapshot(run).items()} == before
+    done = exp(*FORECAST, "output_dir=other", f"resume={run}")
+    assert done.returncode == 2, done.stdout
+    assert HALF.rpartition("/")[2] in first_line(done)
+
+
+def test_what_a_resumed_run_does_again_is_recorded_once(copy_of, exp):
+    run = copy_of("forecast")
+    before = (run / "metrics.jsonl").read_text()
+    done = exp(*FORECAST, "output_dir=run", "resume=auto")
+    assert done.returncode == 0, done.stderr
+    assert (run / "metrics.jsonl").read_text() == before
+
+
 def test_a_finished_run_is_never_overwritten_and_what_cannot_go_on_is_refused(trained, copy_of, exp):
     run = copy_of("forecast")
     before = snapshot(run)

@@ -25,7 +25,7 @@ _NEUTRAL = re.compile(
 )
 # Keys without a meaning for training: its folder, records, keys of other tasks, and derived keys.
 _SILENT = re.compile(
-    r"output_dir|overwrite|resume|resume_changed_data|init_partial|batch_size"
+    r"output_dir|overwrite|checkpoint\.trusted|resume|resume_changed_data|init_partial|batch_size"
     r"|(?:record|sweep|published|published_\w+|task(?!\.name$))(?:\..*)?"
 )
 # May change on resume: the location of the data, since the files themselves are compared, and which data are refused.

@@ -183,7 +183,7 @@ class LoggerConfig:
 
 @dataclass
 class CheckpointConfig:
-    """Which checkpoints are written and kept."""
+    """Which checkpoints are written, kept and read."""
 
     every_epochs: int = 1
     """Epochs between two checkpoints; 0: only at the end of training."""
@@ -193,6 +193,8 @@ class CheckpointConfig:
     """Number of the newest checkpoints to keep."""
     keep_best: bool = True
     """Keep the weights of the best validation in ``best.pth``, and test those."""
+    trusted: bool = False
+    """Read checkpoints of exp also if they have no digest, or are not the files that their run wrote there."""
 
 
 @dataclass

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Sequence
 
@@ -19,9 +20,11 @@ __all__ = ["Fingerprint", "content_of", "differences", "of_file", "of_samples", 
 
 Fingerprint = Dict[str, List[Any]]
 
-_EDGE = 2**20  # bytes at either end of a file that are read
+_MOST_BYTES = 100_000_000  # bytes to read of all files together: below a second from a disk
+_BLOCKS = 1024  # of a file that is not read as a whole; of at least 4 KiB, the unit of most file systems
 _MOST_FILES = 1000  # above this number, entries are folders
-_MOST_SIZES = 4096  # sizes to ask for: one call each, which is slow on some file systems
+_MOST_READ = 4096  # files to read: opening one is slow on some file systems
+_READERS = 16  # threads, since a file server takes a millisecond for each call
 
 
 def sample_folder(name: str) -> Path:
@@ -59,48 +62,57 @@ def shortened(values: Sequence[object], most: int = 12) -> str:
 
 
 def of_file(path: Path) -> Fingerprint:
-    """The fingerprint of one file: its size, and the SHA-256 of its first and last MiB."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        digest.update(file.read(_EDGE))
-        file.seek(max(size - _EDGE, file.tell()))
-        digest.update(file.read(_EDGE))
-    return {path.name: [1, size, digest.hexdigest()]}
+    """The fingerprint of one file: its size, and the SHA-256 of its content.
+
+    Of a file of more than 100 MB, 1024 blocks in equal distances are read, 100 MB in all.
+    """
+    return {path.name: [1, *_digest_of(str(path), _MOST_BYTES)]}
 
 
 def of_samples(parts: Mapping[str, Sequence[tuple[str, Any]]]) -> Fingerprint:
-    """The fingerprint of many files: their names relative to their common folder, labels and sizes.
+    """The fingerprint of many files: their names relative to their common folder, labels, sizes and contents.
 
-    With more than 4096 samples, only the sizes of every n-th sample are included, at most 4096.
+    At most 4096 files are read, in equal distances, and at most 100 MB of all of them: of larger files blocks
+    in equal distances.
 
     Args:
         parts: by split, pairs of the path of a file and its label, which is another path or a number.
     """
     samples = [sample for part in sorted(parts) for sample in sorted(parts[part], key=lambda sample: sample[0])]
-    paths = [path for path, _ in samples]
-    masks = [label for _, label in samples if isinstance(label, str)]
-    root = _common_folder([*paths, *masks])
-    stride = -(-len(samples) // _MOST_SIZES)
+    pairs = [[(path, ""), (label, "")] if isinstance(label, str) else [(path, label)] for path, label in samples]
+    files = [file for pair in pairs for file in pair]
+    root = _common_folder([path for path, _ in files])
+    read = [path for pair in pairs[:: -(-len(files) // _MOST_READ) or 1] for path, _ in pair]
+    with ThreadPoolExecutor(_READERS) as pool:  # reading and hashing release the GIL
+        contents = dict(zip(read, pool.map(lambda path: _digest_of(path, _MOST_BYTES // len(read)), read)))
     found: dict[str, Any] = {}
-    for number, (path, label) in enumerate(samples):
-        for each in (path, label) if isinstance(label, str) else (path,):
-            name = each[len(root) :]
-            size = _size(each) if number % stride == 0 else 0
-            key = name if len(paths) + len(masks) <= _MOST_FILES else f"{name.rpartition('/')[0] or '.'}/"
-            entry = found.setdefault(key, [0, 0, hashlib.sha256()])
-            entry[0] += 1
-            entry[1] += size
-            said = "" if isinstance(label, str) else label
-            entry[2].update(f"{name}\0{said}\0{size}\n".encode("utf-8", "surrogateescape"))
-    return {key: [files, size, digest.hexdigest()] for key, (files, size, digest) in found.items()}
+    for path, label in files:
+        name, (size, content) = path[len(root) :], contents.get(path, (0, ""))
+        key = name if len(files) <= _MOST_FILES else f"{name.rpartition('/')[0] or '.'}/"
+        entry = found.setdefault(key, [0, 0, hashlib.sha256()])
+        entry[0] += 1
+        entry[1] += size
+        entry[2].update(f"{name}\0{label}\0{size}\0{content}\n".encode("utf-8", "surrogateescape"))
+    return {key: [count, size, digest.hexdigest()] for key, (count, size, digest) in found.items()}
 
 
-def _size(path: str) -> int:
+def _digest_of(path: str, most: int) -> tuple[int, str]:
+    """Size and SHA-256 of a file; if it has more than ``most`` bytes, of as many, in blocks in equal distances."""
+    digest = hashlib.sha256()
     try:
-        return os.stat(path).st_size  # noqa: PTH116 - for many files; Path is slower
+        with open(path, "rb") as file:  # noqa: PTH123 - for many files; Path is slower
+            size = os.fstat(file.fileno()).st_size
+            block = size if size <= most else max(most // _BLOCKS, 2**12)
+            for number in range(blocks := 1 if size <= most else max(most // block, 2)):
+                file.seek((size - block) * number // max(blocks - 1, 1))
+                left = block
+                while left > 0:
+                    piece = file.read(min(left, 2**20))
+                    digest.update(piece)
+                    left -= len(piece) or left  # nothing read: the file was truncated meanwhile
+        return size, digest.hexdigest()
     except OSError:
-        return -1  # for example a broken link; the code that reads the file reports it
+        return -1, ""  # for example a broken link; the code that reads the file reports it
 
 
 def _common_folder(paths: Sequence[str]) -> str:

@@ -44,7 +44,7 @@ from exp.engine import checkpoint
 from exp.errors import ConfigError, RunError, UnavailableError, nearest
 from exp.metrics import Evaluator, Metric
 from exp.models.base import Model
-from exp.runs.files import digest_of
+from exp.runs.files import digest_of, seal_of
 from exp.runs.folder import blank_result
 from exp.task import task_class
 
@@ -70,7 +70,8 @@ def build_data(session: Session) -> Data:
     """
     data: Data = create(session.config.data, Data, "data")
     if session.config.init_from:
-        session.weights = read_weights(Path(str(hub.pinned(session.config))))
+        weights = Path(str(hub.pinned(session.config)))
+        session.weights = read_weights(weights, session.config.checkpoint.trusted)
         if session.distributed.is_main and not session.config.record.weights:  # else a hub's, which are digested
             session.weights.files.update((file.name, digest_of(file)) for file in hub.files_of(session.weights.path))
         if session.weights.data is not None and task_class(session.config).needs_weights:
@@ -144,16 +145,17 @@ class Weights:
     files: dict[str, str] = field(default_factory=dict)
 
 
-def read_weights(path: Path) -> Weights:
+def read_weights(path: Path, trusted: bool = False) -> Weights:
     """Read the weights of exp's checkpoints, or of other projects.
 
     Args:
         path: a ``.pth``, ``.bin`` or ``.safetensors`` file, the index of several ``.safetensors`` files, a run folder
             (its best checkpoint, or else the newest), a folder of weights, a repository's folder in the cache of a hub
             (``models--<owner>--<name>``), or a name in a hub (:mod:`exp.hub`).
+        trusted: see :func:`exp.engine.checkpoint.read`.
 
     Raises:
-        CheckpointError: the file cannot be read, or holds no state dict.
+        CheckpointError: the file cannot be read, holds no state dict, or is not the one that its run wrote.
         ConfigError: the folder contains no weights.
         UnavailableError: the weights cannot be fetched from the hub.
     """
@@ -161,7 +163,7 @@ def read_weights(path: Path) -> Weights:
         path = hub.local_file(str(path))
     elif path.is_dir():
         path = _file_in(path)
-    content = checkpoint.read(path, mapped=True)
+    content = checkpoint.read(path, mapped=True, trusted=trusted)
     state = checkpoint.weights_of(content, path)
     ours = isinstance(content, Mapping) and "state_dict" in content and isinstance(content.get("data"), dict)
     return Weights(path, state, content["data"] if ours else None)
@@ -244,7 +246,7 @@ def fit_weights(model: nn.Module, weights: Weights, config: ExpConfig, as_it_is:
         )
     model.load_state_dict(fitting, strict=False)
     report = f"init_from: {count} from {path}"
-    if path.is_file() and checkpoint.digest_in(path) is None:
+    if path.is_file() and seal_of(path) is None:
         report += f" ({checkpoint.NO_DIGEST})"
     trusted = [f"model.{key}={text_of(config.model.get(key))}" for key in getattr(model, "taken_on_trust", ())]
     if trusted and config.record.trained_in is None:
@@ -330,6 +332,8 @@ def make_result(
         result["weights"] = {"source": config.init_from, "files": session.weights.files}
     if session.weights is not None and task_class(config).needs_weights:
         result["checkpoint"] = str(session.weights.path)
+        seal = seal_of(session.weights.path)
+        result["checkpoint_digest"], result["checkpoint_run"] = (None, None) if seal is None else seal
     result.update(extra)
     if part:
         result["measured_on"] += f" ({part})"

@@ -41,8 +41,8 @@ from exp.engine.wrapper import is_sharded, local_part, part_like, sharded_like, 
 from exp.errors import CheckpointError, RunError, message_of
 from exp.hardware.compat import TORCH_VERSION
 from exp.hub import shards_of
-from exp.runs.files import digest_of, write_atomically
-from exp.runs.folder import CHECKPOINT_NAME
+from exp.runs.files import NO_COMMENT, NO_RUN, SEAL_BYTES, Seal, digest_of, seal_of, write_atomically
+from exp.runs.folder import CHECKPOINT_NAME, RunFolder
 from exp.runs.status import Stage, beat
 
 if TYPE_CHECKING:
@@ -56,14 +56,13 @@ logger = logging.getLogger(__name__)
 BESIDE = "beside"
 """Key of a checkpoint whose shards are in a folder beside it: ``{"name", "digests"}``, and after reading ``folder``,
 the parent folder."""
+BEST = "best.pth"
+"""File name of the weights of the best validation."""
 NO_DIGEST = "it has no digest, so damage cannot be detected"
 SET_ASIDE = "set_aside"
 """Folder below ``checkpoints/`` for checkpoints from which no run resumes: of another training, or of later
 steps than the one from which a run has resumed, for example because they are damaged."""
 
-_COMMENT = b"sha256 "
-_NO_COMMENT = b"\0\0"  # the last bytes of a zip archive without a comment: the length of the comment, 0
-_SEAL = len(_NO_COMMENT) + len(_COMMENT) + 64  # bytes at the end of a file that the digest does not cover
 _HOLDERS = ("state_dict", "model", "teacher", "student")
 # torch.compile, FSDP and activation checkpointing may wrap any module inside a model.
 _WRAPPER = re.compile(r"(?:(?<=\.)|^)(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
@@ -101,15 +100,17 @@ def plain(
     raise TypeError(f"a {kind} cannot be saved in a checkpoint: it is not plain data (key {key or 'without name'})")
 
 
-def write(path: Path, checkpoint: Mapping[str, Any]) -> None:
+def write(path: Path, checkpoint: Mapping[str, Any], run_id: str = NO_RUN) -> None:
     """Write a checkpoint under a temporary name, flush it to the disk, and rename it.
 
-    The file ends with the SHA-256 of the output of ``torch.save``, as the comment of the zip archive. Every version of
-    torch can read such a file, and copies of the file keep the digest. Former folders of shards are removed.
+    The file ends with the SHA-256 of the output of ``torch.save`` and the id of the run, as the comment of the zip
+    archive. Every version of torch can read such a file, and copies of it keep the comment. Former folders of shards
+    are removed.
 
     Args:
         path: the file.
         checkpoint: its content; see :func:`plain`.
+        run_id: of the run that writes it.
 
     Raises:
         TypeError: the content is not plain data.
@@ -122,9 +123,8 @@ def write(path: Path, checkpoint: Mapping[str, Any]) -> None:
         torch.save(content, stream)
         if stream.error is not None:
             raise stream.error
-        comment = _COMMENT + stream.sha256.hexdigest().encode()
-        file.seek(-len(_NO_COMMENT), os.SEEK_CUR)
-        file.write(len(comment).to_bytes(2, "little") + comment)
+        file.seek(-len(NO_COMMENT), os.SEEK_CUR)
+        file.write(Seal(stream.sha256.hexdigest(), run_id).encoded())
 
     former = _companions(path)
     write_atomically(path, save)
@@ -156,38 +156,35 @@ class _Stream:
         """Do nothing: the file is flushed once, at the end."""
 
 
-def digest_in(path: Path) -> str | None:
-    """The digest at the end of a file; None: another tool, or an old version of exp, has written the file."""
-    with path.open("rb") as file:
-        file.seek(-min(_SEAL, path.stat().st_size), os.SEEK_END)
-        comment = file.read()[len(_NO_COMMENT) :]
-    return comment[len(_COMMENT) :].decode("ascii", "replace") if comment.startswith(_COMMENT) else None
-
-
-def read(path: Path, mapped: bool = False, whole: bool = True, check: bool = True) -> Any:
+def read(path: Path, mapped: bool = False, whole: bool = True, check: bool = True, trusted: bool = False) -> Any:
     """Read a ``.pth`` of plain data, or the tensors of a ``.safetensors``, into CPU memory.
 
     Args:
         path: the file.
         mapped: map the file into memory, so that each tensor is read when it is used (torch 2.5 and later); the
-            processes of a machine share the memory. For callers that need only the weights, and only for a short time.
+            processes of a machine share the memory. For callers that copy what they need, and soon.
         whole: also read the shards beside the file; if false, :func:`complete` reads them later.
-        check: compare the digests of the file and its shards; false if another rank does it.
+        check: compare the digests of the file and its shards, and see that it is the file that its run wrote; false if
+            another rank does it.
+        trusted: read a checkpoint of exp even if it has no digest, or is not the file that its run wrote.
 
     Raises:
-        CheckpointError: the file does not exist, is damaged, or contains other than plain data.
+        CheckpointError: the file does not exist, is damaged, contains other than plain data, or is not the file that
+            the run wrote under this name.
     """
     if not path.is_file():
         raise CheckpointError(f"no checkpoint at {path}; check resume and init_from")
     try:
         if path.name.endswith((".safetensors", ".safetensors.index.json")):
             return _safetensors(path)
-        written = digest_in(path) if check else None
-        if written is not None and digest_of(path, _SEAL, _NO_COMMENT) != written:
+        seal = seal_of(path) if check else None
+        if seal is not None and digest_of(path, SEAL_BYTES, NO_COMMENT) != seal.digest:
             raise CheckpointError(
                 f"{path} is damaged: its digest does not match its content; remove it, or use another checkpoint"
             )
         content = _load_torch(path, mapped)
+        if check and not trusted:
+            _check_origin(path, content, seal)
         if not isinstance(content, Mapping) or not isinstance(content.get(BESIDE), Mapping):
             return content
         beside = {**content[BESIDE], "folder": str(path.parent)}
@@ -204,6 +201,46 @@ def read(path: Path, mapped: bool = False, whole: bool = True, check: bool = Tru
             "Only plain tensors and containers are loaded; a file that needs more could run code. "
             "Save foreign weights as model.state_dict() or as .safetensors."
         ) from error
+
+
+def _check_origin(path: Path, content: Any, seal: Seal | None) -> None:
+    """Refuse a checkpoint of exp without a digest, or that is not the file that its run wrote under this name.
+
+    A run records its id in ``env.json`` and, at its end, the digests of its checkpoints in ``result.json``. A run that
+    was killed has the id alone; each checkpoint contains its step, and ``best.pth`` the validation.
+
+    Args:
+        path: the file.
+        content: what is in it.
+        seal: the end of the file; None: it has none.
+
+    Raises:
+        CheckpointError: as above.
+    """
+    run = RunFolder(path.parent.parent)
+    recorded = run.recorded() if path.parent.name == run.checkpoints.name else {}
+    digests: Mapping[str, str] = recorded.get("digests") or {}
+    expected, found = digests.get(f"{path.parent.name}/{path.name}"), seal and seal.digest
+    meta: Any = content.get("meta") if isinstance(content, Mapping) else None
+    ours, named = isinstance(meta, Mapping) and "format" in meta, CHECKPOINT_NAME.match(path.name)
+    wrong = None
+    if ours and seal is None:
+        wrong = "has lost its digest, so it is not as exp wrote it"
+    elif expected is not None and (found or digest_of(path)) != expected:
+        same = [name for name, digest in digests.items() if digest == found]
+        wrong = f"is not the file that the run wrote, but {same[0] if same else 'another one'}"
+    elif recorded and seal is not None and seal.run_id != recorded["run_id"]:
+        wrong = "was written by another run"
+    elif (
+        recorded
+        and ours
+        and (step_of(path) != meta["step"] if named else path.name == BEST and "validation" not in meta)
+    ):
+        wrong = f"is a copy of the checkpoint of step {meta['step']}"
+    if wrong is not None:
+        raise CheckpointError(
+            f"{path} {wrong}; use another checkpoint, or read it all the same with checkpoint.trusted=true"
+        )
 
 
 def _reason(error: BaseException) -> str:
@@ -416,10 +453,11 @@ class CheckpointWriter:
         backend: knows whether there is page-locked memory, and waits for the device after the copy.
         group: rank and world size.
         sharded: whether the model is sharded.
+        run_id: of the run that writes.
     """
 
-    def __init__(self, backend: Backend, group: Distributed, sharded: bool = False) -> None:
-        self._backend, self._is_main = backend, group.is_main
+    def __init__(self, backend: Backend, group: Distributed, sharded: bool = False, run_id: str = NO_RUN) -> None:
+        self._backend, self._is_main, self._run_id = backend, group.is_main, run_id
         # Kept from one checkpoint to the next, because allocating memory takes longer than the copy.
         self._buffers: defaultdict[Any, list[torch.Tensor]] = defaultdict(list)
         self._pool, self._group = ThreadPoolExecutor(1, "checkpoint"), None
@@ -474,7 +512,7 @@ class CheckpointWriter:
             try:
                 beside = {} if self._group is None else {BESIDE: self._write_parts(path, parts)}
                 if self._is_main:
-                    write(path, {**content, **beside})
+                    write(path, {**content, **beside}, self._run_id)
             except OSError as error:
                 error.filename = error.filename or str(path)  # raised later, in a step that does not know the path
                 raise

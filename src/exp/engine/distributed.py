@@ -107,6 +107,14 @@ class Distributed:
         dist.all_gather_object(gathered, value, group=self.cpu_group)
         return gathered
 
+    def gather_to_main(self, value: Any) -> list[Any]:
+        """Like :meth:`gather`, on rank 0; other ranks get an empty list, so that nothing grows with their square."""
+        if self.world_size == 1:
+            return [value]
+        gathered: list[Any] = [None] * self.world_size if self.is_main else []
+        dist.gather_object(value, gathered or None, dst=0, group=self.cpu_group)
+        return gathered
+
     def on_main(self, function: Callable[[], object]) -> None:
         """Call a function on rank 0. If it raises an ExpError, every rank raises it, so that none waits. A collective.
 

@@ -12,11 +12,12 @@ import math
 import time
 from collections import Counter
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Mapping
+from typing import TYPE_CHECKING, Any, Container, Mapping, Sequence
 
 import mmengine.hooks
 import torch
 from mmengine.hooks import Hook
+from mmengine.logging import HistoryBuffer
 
 from exp import console
 from exp.data.loader import tensors_of
@@ -25,7 +26,7 @@ from exp.engine import checkpoint
 from exp.engine.distributed import staged_bytes
 from exp.engine.wrapper import unwrapped
 from exp.errors import Preempted, RunError
-from exp.runs.files import to_json
+from exp.runs.files import to_json, write_atomically
 from exp.runs.folder import read_records
 from exp.task import to_continue
 
@@ -43,6 +44,7 @@ logger = logging.getLogger(__name__)
 _REDRAW_SECONDS = 0.25  # of the bar on a terminal
 _LINE_SECONDS = 30.0  # between two lines elsewhere
 _SHOWN = 4  # metrics of a validation on the terminal; metrics.jsonl has all
+_HISTORY = 10_000  # values of a scalar that the message hub keeps, since it copies them all at each update
 _ASK_EVERY_S = 1.0
 _NEAR_ZERO = 0.01  # as a share of the first loss
 _VERDICTS = ("best", "best_epoch", "best_step", "last", "last_step", "reference", "bad_epochs")
@@ -64,25 +66,47 @@ class LossMeter:
 
     def __init__(self) -> None:
         self.sums: dict[str, torch.Tensor] = {}
-        self._counts: Counter[str] = Counter()
+        self._counts: dict[str, float] = {}  # not whole numbers after a resume with another number of ranks
 
     def add(self, losses: Mapping[str, torch.Tensor]) -> None:
         """Add one micro-batch's losses (0-dim tensors on the device)."""
         for name, value in losses.items():
             if name in self.sums:
                 self.sums[name].add_(value.detach())
+                self._counts[name] += 1
             else:
-                self.sums[name] = value.detach().float().clone()
-            self._counts[name] += 1
+                self.sums[name], self._counts[name] = value.detach().float().clone(), 1
 
     def read(self) -> dict[str, float]:
         """Read the mean of each loss, over the micro-batches that had it since the last reading, and reset the sums.
 
         This is the only place where a training step waits for the device.
         """
-        sums, counts, self.sums, self._counts = self.sums, self._counts, {}, Counter()
-        values = torch.stack(list(sums.values())).cpu().tolist() if sums else []
-        return {name: value / counts[name] for name, value in zip(sums, values)}
+        state = self.state()
+        self.sums, self._counts = {}, {}
+        return {name: total / count for name, (total, count) in state.items()}
+
+    def state(self) -> dict[str, tuple[float, float]]:
+        """Sum and count of each loss since the last reading, for checkpoints; waits for the device once."""
+        values = torch.stack(list(self.sums.values())).cpu().tolist() if self.sums else []
+        return {name: (value, self._counts[name]) for name, value in zip(self.sums, values)}
+
+    def load(
+        self, states: Sequence[Mapping[str, Sequence[float]]], rank: int, ranks: int, device: torch.device
+    ) -> None:
+        """Restore the results of :meth:`state`; if the number of ranks has changed, each gets an equal share of all.
+
+        Args:
+            states: of each rank that has saved.
+            rank: this rank.
+            ranks: number of ranks now.
+            device: of this rank.
+        """
+        own = states if len(states) != ranks else [states[rank]]
+        share = ranks if len(states) != ranks else 1
+        for name in dict.fromkeys(name for state in own for name in state):
+            total, count = (sum(state[name][part] for state in own if name in state) / share for part in (0, 1))
+            self.sums[name], self._counts[name] = torch.tensor(total, dtype=torch.float32, device=device), count
 
 
 class Progress:
@@ -179,8 +203,9 @@ class MetricsHook(Hook):
 
     def before_train(self, runner: Any) -> None:
         """Show the bar, and have the lines of steps removed that will be trained again."""
-        self._loop, begins_at = runner.train_loop, runner.iter
-        runner.session.when_started(lambda: self._truncate(begins_at))
+        self._loop = runner.train_loop
+        again = ["val"] * self._loop.validation_due + ["train"] * bool(runner.losses.sums)
+        runner.session.when_started(functools.partial(self._truncate, runner.iter, again))
         self._staged = staged_bytes()
         self.progress.start(self._loop, f"{'compiling, ' if runner.session.config.compile else ''}first step ...")
 
@@ -203,7 +228,7 @@ class MetricsHook(Hook):
 
     def after_train_epoch(self, runner: Any) -> None:
         """Read the losses of the steps since the last reading, so that every epoch is complete in the log."""
-        if self._steps_since_mark:
+        if runner.losses.sums:
             self._read(runner, runner.iter)
 
     def _read(self, runner: Any, step: int, batch: Any = None) -> None:
@@ -214,7 +239,7 @@ class MetricsHook(Hook):
         self._mark, self._steps_since_mark = now, 0
         self.train_seconds += seconds
         self.samples += samples
-        left = self.left_device.read(steps)
+        left = self.left_device.read(steps) if steps else {}
         record: dict[str, Any] = {}
         for name in dict.fromkeys(name for each in by_rank for name in each):
             values = [each[name] for each in by_rank if name in each]
@@ -231,8 +256,9 @@ class MetricsHook(Hook):
         record["lr"] = runner.optim_wrapper.get_lr()["lr"][0]
         if runner.optim_wrapper.grad_norm is not None:
             record["grad_norm"] = float(runner.optim_wrapper.grad_norm)
-        record["samples_per_second"] = samples / seconds
-        if group.fallback is not None:
+        if steps:  # none if the run has resumed after the last step of an epoch
+            record["samples_per_second"] = samples / seconds
+        if group.fallback is not None and steps:
             copied = staged_bytes()
             record["staged_bytes_per_step"] = (copied - self._staged) / steps
             self._staged = copied
@@ -241,7 +267,7 @@ class MetricsHook(Hook):
             record.update(_card(runner.backend))
         self._write(runner, "train", step, record)
         self._losses = "  ".join(f"{name} {value:.4f}" for name, value in losses.items())
-        self._losses += f"  lr {record['lr']:.1e}  {record['samples_per_second']:,.0f} samples/s"
+        self._losses += f"  lr {record['lr']:.1e}  {record.get('samples_per_second', 0.0):,.0f} samples/s"
         self.progress.tell(self._losses, line=False)
 
     def before_val_epoch(self, runner: Any) -> None:
@@ -268,12 +294,22 @@ class MetricsHook(Hook):
         """Remove the bar."""
         self.progress.stop()
 
-    def _truncate(self, step: int) -> None:
-        """Remove the lines of steps after ``step``, because a resumed run trains and writes these steps again."""
+    def _truncate(self, step: int, again: Container[str]) -> None:
+        """Remove the lines that a resumed run writes again. On a full disk the file stays as it is.
+
+        Args:
+            step: optimizer steps completed; later ones are trained again.
+            again: the splits of which a line for ``step`` itself is written again, too. Any line of the test is.
+        """
+
+        def kept(record: Mapping[str, Any]) -> bool:
+            return record["split"] != "test" and (record["step"], record["split"] in again) <= (step, False)
+
         if self.path.is_file():
-            records = read_records(self.path.read_bytes().splitlines())
-            kept = [f"{to_json(record)}\n" for record in records if record["step"] <= step]
-            self.path.write_text("".join(kept), encoding="utf-8")
+            lines = self.path.read_bytes().splitlines()
+            write_atomically(
+                self.path, b"".join(line + b"\n" for line in lines if any(map(kept, read_records([line]))))
+            )
 
     def _write(self, runner: Any, split: str, step: int, values: Mapping[str, float | None], units: Any = None) -> None:
         """Append a line to ``metrics.jsonl``; pass values to visualizer and trackers, and losses to the message hub."""
@@ -281,7 +317,8 @@ class MetricsHook(Hook):
         # If the user names MMEngine's RuntimeInfoHook, that updates the message hub at every step.
         if split == "train" and not any(type(hook) is mmengine.hooks.RuntimeInfoHook for hook in runner.hooks):
             for name, value in scalars.items():
-                runner.message_hub.update_scalar(name, value)
+                runner.message_hub.log_scalars.setdefault(name, HistoryBuffer(max_length=_HISTORY))
+                runner.message_hub.update_scalar(name, value, resumed=False)
         if runner.distributed_group.is_main:
             record = {"split": split, "step": step, "epoch": runner.epoch, **values}
             with self.path.open("a", encoding="utf-8") as file:  # closed, so that other machines see the line (NFS)
@@ -393,11 +430,11 @@ class CheckpointHook(Hook):
 
     def __init__(self, session: Session, metric: str = "", greater_is_better: bool = False) -> None:
         config, self.folder = session.config, session.folder.checkpoints
-        self.best_path = self.folder / "best.pth"
+        self.best_path = self.folder / checkpoint.BEST
         # Read once, because an access to an OmegaConf key takes as long as a small kernel.
         keys = config.checkpoint
         self.every_steps, self.every_epochs = keys.every_steps, keys.every_epochs
-        self.keep_last, self.keep_best = keys.keep_last, keys.keep_best
+        self.keep_last, self.keep_best, self.trusted = keys.keep_last, keys.keep_best, keys.trusted
         self.patience, self.min_delta = config.patience, config.min_delta
         self.metric = metric
         self.sign = -1.0 if greater_is_better else 1.0  # smaller values of sign * metric are better
@@ -557,7 +594,7 @@ class CheckpointHook(Hook):
             path = source.parent / self.best_path.name
             content: Any = {}
             if runner.distributed_group.is_main and path.is_file():
-                content = checkpoint.read(path)
+                content = checkpoint.read(path, trusted=self.trusted)
             meta = content.get("meta", {})
             found = (meta.get("epoch"), meta.get("step"), meta.get("validation", {}).get(self.metric))
             there = runner.distributed_group.gather(found == (self.best_epoch, self.best_step, self.best))[0]
@@ -568,7 +605,9 @@ class CheckpointHook(Hook):
                 )
                 self.best, self.best_epoch, self.best_step = None, 0, 0
             elif not self._resumed_here:
-                runner.session.when_started(functools.partial(checkpoint.write, self.best_path, content))
+                runner.session.when_started(
+                    functools.partial(checkpoint.write, self.best_path, content, runner.session.run_id)
+                )
         judged = self.best is not None if self.keep_best else self.last_step == runner.iter
         if not judged and runner.train_loop.finished:
             runner.train_loop.validation_due = True  # no step is left after which one would come

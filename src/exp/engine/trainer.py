@@ -113,7 +113,9 @@ class Trainer:
         own += [OverfitHook()] if session.config.debug.overfit else []
         for hook in (*own, *hooks):
             self.register_hook(hook)
-        self.checkpoint_writer = checkpoint.CheckpointWriter(self.backend, group, is_sharded(unwrapped(model)))
+        self.checkpoint_writer = checkpoint.CheckpointWriter(
+            self.backend, group, is_sharded(unwrapped(model)), session.run_id
+        )
 
     # -- the interface of a runner, for hooks -----------------------------------------------------------------------
 
@@ -294,7 +296,7 @@ class Trainer:
                 buffer.copy_(mean.to(buffer.dtype).view_as(buffer))  # convert on the CPU: some devices have no float64
 
     def training_checkpoint(self, step: int, best: Mapping[str, Any], validation_due: bool = False) -> dict[str, Any]:
-        """Everything that a training needs to resume exactly. A collective, since it has the random state of each rank.
+        """Everything that a training needs to resume exactly. A collective: rank 0 gets what differs between ranks.
 
         Args:
             step: optimizer steps completed.
@@ -305,6 +307,7 @@ class Trainer:
             The checkpoint; its tensors are not copied.
         """
         self.average_buffers()
+        by_rank = self.distributed_group.gather_to_main((rng_state(self.backend), self.losses.state()))
         infos = {}  # the state of hooks in the message hub, as far as it is plain data
         for key, value in self.message_hub.state_dict()["runtime_info"].items():
             try:
@@ -316,7 +319,8 @@ class Trainer:
             "optimizer": self.optim_wrapper.state_dict(),
             "param_schedulers": [scheduler.state_dict() for scheduler in self.param_schedulers],
             "message_hub": infos,
-            "rng": self.distributed_group.gather(rng_state(self.backend)),
+            "rng": [rng for rng, _ in by_rank],
+            "losses": [losses for _, losses in by_rank],
             "best": dict(best),
         }
         content["meta"]["validation_due"] = validation_due

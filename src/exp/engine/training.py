@@ -32,6 +32,7 @@ from exp.engine.wrapper import is_sharded, place_and_wrap, unwrapped
 from exp.errors import CheckpointError, ConfigError, DataError, ExpError, RunError, asked
 from exp.models.base import parameter_counts
 from exp.models.dropout import DropoutStream
+from exp.runs.files import seal_of
 from exp.runs.status import Stage, beat
 
 if TYPE_CHECKING:
@@ -239,7 +240,7 @@ def _resume(session: Session, trainer: Trainer) -> tuple[str | None, Any]:
         return None, None
     source = session.resumed_from = path
     session.changed = _compare(session, content, source)
-    unchecked = "" if checkpoint.digest_in(source) else f" ({checkpoint.NO_DIGEST})"
+    unchecked = "" if seal_of(source) else f" ({checkpoint.NO_DIGEST})"
     session.say(f"resume: from {source}, after step {content['meta']['step']}{unchecked}")
     for change in session.changed:
         session.say(f"  changed: {change}")
@@ -258,7 +259,7 @@ def _find_checkpoint(session: Session, wanted: str, parameters: Container[str]) 
         Its path and content; both None if ``auto`` finds none.
 
     Raises:
-        ConfigError: the checkpoint that the user has named cannot be read or resumed, or the run folder has none that
+        ConfigError: the checkpoint that the user has named cannot be read or resumed, or none of those in the folder
             can.
     """
     named = wanted != "auto" and Path(wanted).is_file()
@@ -267,17 +268,16 @@ def _find_checkpoint(session: Session, wanted: str, parameters: Container[str]) 
     path: Path | None = None
     content: Any = None
     trouble: str | None = None
+    trusted: bool = session.config.checkpoint.trusted
     for each in candidates if session.distributed.is_main else ():
         try:
-            content, trouble = checkpoint.read(each, whole=False), None
+            content, trouble = checkpoint.read(each, mapped=True, whole=False, trusted=trusted), None
             lacking = [key for key in _PARTS if not isinstance(content, Mapping) or key not in content]
             odd = [] if lacking else checkpoint.not_finite(content["state_dict"], parameters)
             if lacking:
                 trouble = f"{each} is not a training checkpoint of exp: it has no {', '.join(lacking)}"
             elif odd:
                 trouble = f"{each} has weights that are not finite: {shortened(odd, 1)}"
-            elif not named and checkpoint.step_of(each) != content["meta"]["step"]:
-                trouble = f"{each} is a copy of the checkpoint of step {content['meta']['step']}"
         except CheckpointError as error:
             trouble = str(error)
         if trouble is None:
@@ -291,11 +291,16 @@ def _find_checkpoint(session: Session, wanted: str, parameters: Container[str]) 
             f"resume: {trouble}; use an older one, or resume=auto, or start from its weights with init_from={wanted}"
         )
     if path is None:
+        if trouble is not None:
+            raise ConfigError(
+                f"resume={wanted}: none of the {len(candidates)} checkpoints in {folder} can be used: "
+                f"{trouble.splitlines()[0]}; restore one, or begin anew with another output_dir or overwrite=true"
+            )
         if wanted != "auto":
-            raise ConfigError(f"resume={wanted} is neither a checkpoint nor a run folder with one that can be read")
+            raise ConfigError(f"resume={wanted} is neither a checkpoint nor a run folder with one")
         session.say(f"resume=auto: no checkpoint in {folder}; starting a new training")
         return None, None
-    return path, content if session.distributed.is_main else checkpoint.read(path, whole=False, check=False)
+    return path, content if session.distributed.is_main else checkpoint.read(path, True, whole=False, check=False)
 
 
 def _compare(session: Session, content: Mapping[str, Any], source: Path) -> tuple[Change, ...]:
@@ -365,6 +370,7 @@ def _restore(runner: Any, content: Mapping[str, Any], source: Path) -> None:
     if meta["stopped"] and not trains_on(session.changed):
         loop.stop_training = True
         session.say("resume: this training was stopped early; with a larger patience it would continue")
+    runner.losses.load(content.get("losses", ()), runner.rank, runner.world_size, runner.device)
     states = content["rng"]
     if runner.world_size == len(states):
         set_rng_state(states[runner.rank], runner.backend)
@@ -437,7 +443,14 @@ def carry_over(runner: Any, content: Mapping[str, Any], order: list[nn.Parameter
     trained = (parameter for group in wrapper.optimizer.param_groups for parameter in group["params"])
     place = {parameter: index for index, parameter in enumerate(trained)}
     groups = wrapper.optimizer.state_dict()["param_groups"] if anew else saved["param_groups"]
-    state = {place[order[index]]: value for index, value in saved["state"].items()}
+    # Copies, since torch keeps the tensors as they are on the CPU, and these are mapped from a file.
+    state = {
+        place[order[index]]: {
+            name: each.clone() if isinstance(each, torch.Tensor) and each.device.type == "cpu" else each
+            for name, each in value.items()
+        }
+        for index, value in saved["state"].items()
+    }
     wrapper.load_state_dict({**saved, "state": state, "param_groups": groups})
     if anew:
         _replay(schedulers, runner.train_loop)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections import Counter
 from pathlib import Path
 from typing import Collection, Container, Iterable, Mapping, Sequence
 
@@ -156,9 +157,11 @@ def under_own_names(state: Mapping[str, torch.Tensor], own: Mapping[str, object]
     Returns:
         The tensors. Tensors without the prefix keep their names, but are left out if the model has the same name.
     """
-    paths = {key[:end] for key in state for end, letter in enumerate(key, 1) if letter == "."}
-    fits = {path: sum(path + name in state for name in own) for path in ("", *paths)}
-    most = max(fits.values())
+    fits: Counter[str] = Counter()
+    for key in state:
+        ends = (0, *(end for end, letter in enumerate(key, 1) if letter == "."))
+        fits.update(key[:end] for end in ends if key[end:] in own)
+    most = max(fits.values(), default=0)
     return without_prefix(state, "" if fits[""] == most else best_prefix(p for p in fits if fits[p] == most), own)
 
 

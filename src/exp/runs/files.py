@@ -14,19 +14,25 @@ import os
 import re
 import secrets
 from pathlib import Path
-from typing import Any, BinaryIO, Callable, Iterable, Mapping
+from typing import Any, BinaryIO, Callable, Iterable, Mapping, NamedTuple
 
 from exp.errors import ConfigError
 
 __all__ = [
-    "UMASK", "as_text", "csv_content", "digest_of", "read_json", "to_json", "without_credentials", "write_atomically",
-    "write_json",
+    "NO_COMMENT", "NO_RUN", "SEAL_BYTES", "UMASK", "Seal", "as_text", "csv_content", "digest_of", "read_json",
+    "seal_of", "to_json", "without_credentials", "write_atomically", "write_json",
 ]  # fmt: skip
 
 UMASK = 0o027
 """Umask of all processes of a run, instead of the user's: folders get mode 0750, files 0640."""
 _CREDENTIALS = re.compile(r"(?<=://)[^\s/@?#\"']+(?=@)")
 _PIECE = 2**22  # bytes
+NO_COMMENT = b"\0\0"
+"""The last bytes of a zip archive without a comment: the length of the comment, 0."""
+NO_RUN = "0" * 32
+_SEAL = re.compile(rb"sha256 ([0-9a-f]{64}) run ([0-9a-f]{32})")
+SEAL_BYTES = len(NO_COMMENT) + len("sha256  run ") + 64 + 32
+"""Bytes at the end of a checkpoint that its digest does not cover: the comment of the zip archive, and its length."""
 
 
 def write_atomically(path: Path, content: bytes | Callable[[BinaryIO], object]) -> None:
@@ -64,6 +70,31 @@ def digest_of(path: Path, less: int = 0, then: bytes = b"") -> str:
             left -= len(piece) or left  # nothing read: the file was truncated meanwhile
     digest.update(then)
     return digest.hexdigest()
+
+
+class Seal(NamedTuple):
+    """The end of a checkpoint: the comment of the zip archive, which torch and other tools ignore.
+
+    Attributes:
+        digest: SHA-256 of the file without it.
+        run_id: of the run that wrote the file, or :data:`NO_RUN`.
+    """
+
+    digest: str
+    run_id: str = NO_RUN
+
+    def encoded(self) -> bytes:
+        """What replaces :data:`NO_COMMENT` at the end of the archive."""
+        comment = f"sha256 {self.digest} run {self.run_id}".encode()
+        return len(comment).to_bytes(2, "little") + comment
+
+
+def seal_of(path: Path) -> Seal | None:
+    """The seal of a checkpoint; None: another tool has written the file."""
+    with path.open("rb") as file:
+        file.seek(-min(SEAL_BYTES, path.stat().st_size), os.SEEK_END)
+        found = _SEAL.fullmatch(file.read()[len(NO_COMMENT) :])
+    return found and Seal(found[1].decode(), found[2].decode())
 
 
 def digest_without_own(value: Mapping[str, Any], name: str) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Iterable, Iterator, Mapping
 from omegaconf import OmegaConf
 
 from exp.errors import RunError
-from exp.runs.files import digest_of, digest_without_own, to_json, write_atomically, write_json
+from exp.runs.files import digest_of, digest_without_own, read_json, seal_of, to_json, write_atomically, write_json
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
@@ -124,11 +124,24 @@ class RunFolder:
         shutil.rmtree(str(self.start), ignore_errors=True)
 
     def write_result(self, result: Mapping[str, Any]) -> None:
-        """Write ``result.json``, with its own digest and those of the files that :meth:`altered` checks."""
+        """Write ``result.json``, with the run's id and digests of itself, configuration, records and checkpoints."""
         beside = {path.name: digest_of(path) for path in (self.config, self.metrics) if path.is_file()}
-        content = json.loads(to_json({**result, "digests": beside}))
+        for path in sorted(self.checkpoints.glob("*.pth")):
+            seal = seal_of(path)
+            beside[path.relative_to(self.path).as_posix()] = digest_of(path) if seal is None else seal.digest
+        content = json.loads(to_json({**result, "run_id": self.run_id(), "digests": beside}))
         content["digests"][self.result.name] = digest_without_own(content, self.result.name)
         write_json(self.result, content)
+
+    def recorded(self) -> dict[str, Any]:
+        """``run_id`` and, once the run has ended, ``digests`` of its checkpoints; empty: no run has left its id."""
+        found: dict[str, Any] = read_json(self.result) or read_json(self.env) or {}
+        return found if found.get("run_id") else {}
+
+    def run_id(self) -> str | None:
+        """The id of the run whose folder this is, or that wrote the checkpoints in it; None: not known."""
+        seals = map(seal_of, sorted(self.checkpoints.glob("step_*.pth")))
+        return (read_json(self.env) or {}).get("run_id") or next((seal.run_id for seal in seals if seal), None)
 
     def altered(self, result: Mapping[str, Any]) -> list[str]:
         """Names of the files that were changed after ``result.json`` was written.
