@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import abc
+import math
+import re
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Container, Mapping, NamedTuple, Sequence
 
 import torch
 
-from exp.errors import EXPERIMENT_PAGE, ConfigError, DataError, shown
+from exp.errors import EXPERIMENT_PAGE, ConfigError, DataError, RunError, shown
 
 if TYPE_CHECKING:
     from exp.engine.distributed import Distributed
@@ -26,14 +28,14 @@ class Table(NamedTuple):
         name: name of the table, such as ``per_class``; it is written to ``metrics_<name>.csv``.
         key: title of the column with the row names, such as ``class``.
         rows: name of each row.
-        columns: values by metric, one for each row.
+        columns: values by metric, one for each row: numbers (also of NumPy and torch) or text.
         units: unit of a metric by name, where the name does not say it.
     """
 
     name: str
     key: str
     rows: Sequence[str]
-    columns: dict[str, list[float]]
+    columns: Mapping[str, Sequence[Any]]
     units: Mapping[str, str] = MappingProxyType({})
 
 
@@ -70,6 +72,8 @@ class Metric(abc.ABC):
     @abc.abstractmethod
     def compute(self, distributed: Distributed) -> dict[str, float]:
         """The metrics over all ranks, by name; called on every rank, also on a rank without batches.
+
+        Every rank must return the same values.
 
         Args:
             distributed: its ``sum(tensor)`` adds a CPU tensor over all ranks, in place.
@@ -186,18 +190,77 @@ class Evaluator:
             metric.update(outputs, batch)
 
     def compute(self, distributed: Distributed) -> dict[str, float]:
-        """All metrics over all ranks, by name."""
-        found: dict[str, float] = {}
-        for metric in self.metrics:
-            given = metric.compute(distributed)
-            for name in metric.names:
-                value: Any = given[name]
-                found[name] = value.item() if getattr(value, "shape", None) == () else value  # a 0-dim array or tensor
-        return found
+        """All metrics over all ranks, by name; those of rank 0, so that no rank decides otherwise by a last digit.
 
-    def tables(self) -> list[Table]:
-        """All tables of all metrics; call it after :meth:`compute`."""
-        return [table for metric in self.metrics for table in metric.tables()]
+        Raises:
+            ConfigError: a metric does not return a number for each of its names.
+            RunError: a metric differs between ranks.
+        """
+        found = {}
+        for metric in self.metrics:
+            values: Any = metric.compute(distributed)
+            for name in metric.names:
+                found[name] = plain_cell(values.get(name)) if isinstance(values, Mapping) else None
+                if not isinstance(found[name], (int, float)):
+                    raise ConfigError(
+                        f"metric: {shown(metric)}.compute must return a dict with a number for {name}, not "
+                        f"{values!r:.200}; see {EXPERIMENT_PAGE}"
+                    )
+        first, *others = distributed.gather(found)
+        for rank, other in enumerate(others, 1):
+            for metric in self.metrics:
+                for name in metric.names:
+                    if not _same(first[name], other[name]):
+                        raise RunError(
+                            f"metric: {shown(metric)}.compute returns {name}={first[name]:.6g} on rank 0, and "
+                            f"{other[name]:.6g} on rank {rank}: add up counts and sums over all ranks with "
+                            f"distributed.sum(tensor) before you divide; see {EXPERIMENT_PAGE}"
+                        )
+        return first  # type: ignore[no-any-return]
+
+    def tables(self, taken: Container[str] = ()) -> tuple[list[Table], list[str]]:
+        """All tables of all metrics, as they can be written; call it after :meth:`compute`.
+
+        Args:
+            taken: names that no table may have.
+
+        Returns:
+            The tables: their names are file names, and differ; their rows are strings, and their cells plain values.
+            And a line for the user for each table that has another name, or is left out because it is no table.
+        """
+        tables: dict[str, Table] = {}
+        notes = []
+        for metric in self.metrics:
+            for table in metric.tables():
+                own = f"{table.name}_{metric.names[0]}"
+                wanted = (
+                    re.sub(r"[^\w.-]", "_", each)[:80]
+                    for each in (str(table.name), own, *(f"{own}_{number}" for number in range(2, 100)))
+                )
+                name = next(each for each in wanted if each not in tables and each not in taken)
+                if name != table.name:
+                    notes.append(f"warning: the table {table.name} of {shown(metric)} is written as {name}")
+                try:
+                    rows = [str(plain_cell(row)) for row in table.rows]
+                    columns = {str(key): [plain_cell(each) for each in cells] for key, cells in table.columns.items()}
+                    if any(len(cells) != len(rows) for cells in columns.values()):
+                        raise ValueError(f"{len(rows)} rows, and columns of other lengths")
+                    tables[name] = Table(name, str(table.key), rows, columns, dict(table.units))
+                except (AttributeError, TypeError, ValueError) as error:
+                    notes.append(f"warning: the table {table.name} of {shown(metric)} is left out: {error}")
+        return list(tables.values()), notes
+
+
+def plain_cell(value: Any) -> Any:
+    """A number of NumPy or torch as one of Python; what is neither a number nor text as text."""
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        value = value.item()
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+
+
+def _same(one: float, other: float) -> bool:
+    """Whether two ranks have the same number; processors may round functions such as exp differently."""
+    return math.isclose(one, other, rel_tol=1e-6, abs_tol=1e-12) or (math.isnan(one) and math.isnan(other))
 
 
 def _check(metric: Any) -> None:

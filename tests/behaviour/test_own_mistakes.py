@@ -57,6 +57,78 @@ def test_a_metric_says_which_way_it_goes(exp):
     assert told["greater_is_better"] is True
 
 
+TABLES = """
+import numpy as np
+import torch
+from exp.metrics import Metric, Table
+
+
+class Counted(Metric):
+    names = ("counted",)
+    greater_is_better = True
+    table = "per/kind"
+    column = np.array([1234567, 3])
+
+    def reset(self):
+        self.samples = 0
+
+    def update(self, outputs, batch):
+        self.samples += len(outputs)
+
+    def compute(self, distributed):
+        return {self.names[0]: self.samples}
+
+    def tables(self):
+        return [Table(self.table, "kind", np.array([7, 8]), {"count": self.column})]
+
+
+class Other(Counted):
+    names = ("other",)
+    column = torch.tensor([1234567.0, 0.25])
+
+
+class Third(Counted):
+    names = ("third",)
+    table = "metrics"
+    column = [None, "text"]
+
+
+class Short(Counted):
+    names = ("short",)
+    table = "short"
+    column = [1.0]
+"""
+
+
+def test_a_metric_that_forgets_the_other_ranks_ends_the_run_before_anything_is_decided(exp):
+    (exp.folder / "mine.py").write_text(TABLES)
+    done = exp(*FORECAST, "nproc=2", "metrics=[{_target_: mine.Counted}]", "data.eval_batch_size=33", "output_dir=run")
+    assert done.returncode == 1, done.stdout
+    first = next(line for line in done.stderr.splitlines() if line.startswith("error: "))
+    for said in ("mine.Counted", "counted=", "on rank 0", "on rank 1"):
+        assert said in first
+    assert not list(exp.path("run").glob("checkpoints/best.pth"))
+
+
+def test_an_evaluation_writes_every_table_whatever_its_name_and_cells(exp, trained):
+    (exp.folder / "mine.py").write_text(TABLES)
+    metrics = ",".join(f"{{_target_: mine.{name}}}" for name in ("Counted", "Other", "Third", "Short"))
+    done = exp("task=eval", f"init_from={trained('forecast')}", "backend=cpu", f"metrics=[{metrics}]", "output_dir=run")
+    assert done.returncode == 0, done.stderr
+    files = {path.name: path.read_text() for path in exp.path("run").glob("metrics_*.csv") if "per_c" not in path.name}
+    files.pop("metrics_per_step.csv")
+    assert files == {
+        "metrics_per_kind.csv": "kind,count\n7,1234567\n8,3\n",
+        "metrics_per_kind_other.csv": "kind,count\n7,1234567\n8,0.25\n",
+        "metrics_metrics_third.csv": "kind,count\n7,\n8,text\n",
+    }
+    told = result(exp.path("run"))
+    assert told["per_kind"] == {"count": {"7": 1234567, "8": 3}}
+    assert told["status"] == "completed"
+    for said in ("per_kind_other", "metrics_third", "mine.Short is left out"):
+        assert said in done.stdout
+
+
 def test_a_backend_that_raises_before_any_worker_starts_is_named_with_its_line(exp):
     text = (
         "from exp.backends.cpu import CpuBackend\n\n\nclass Broken(CpuBackend):\n    exclusive_devices = True\n\n"

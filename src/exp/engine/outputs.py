@@ -17,6 +17,7 @@ from exp.engine.trainer import EvalLoop
 from exp.engine.wrapper import is_sharded, place_and_wrap, unwrapped
 from exp.errors import EXPERIMENT_PAGE, ConfigError, shown
 from exp.runs.files import csv_content, write_atomically
+from exp.runs.folder import blank_result
 from exp.runs.status import Stage, beat
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from exp.session import Session
 
 logger = logging.getLogger(__name__)
+_OTHER_KEYS = ("data", "digests", "run_id", "checkpoint", "checkpoint_digest", "checkpoint_run")
+"""Keys of ``result.json`` besides those of :func:`exp.runs.folder.blank_result`."""
 
 
 def evaluate(session: Session) -> dict[str, Any]:
@@ -64,7 +67,9 @@ def evaluate(session: Session) -> dict[str, Any]:
             return [RankedSample(number, value, output) for (number, value), output in zip(pairs, outputs)]
 
         draw_extras(session, lambda: draw(predicted(worst), predicted(best)))
-    tables = evaluator.tables()
+    tables, notes = evaluator.tables({*blank_result(session.config), *_OTHER_KEYS})
+    for note in notes:
+        session.say(note)
     if session.distributed.is_main:
         for table in tables:
             _write_table(session.folder.path / f"metrics_{table.name}.csv", table)
@@ -87,9 +92,11 @@ def _write_table(path: Path, table: Table) -> None:
     write_atomically(path, csv_content([[table.key, *titles], *rows]))
 
 
-def _cell(value: float) -> str:
-    """An integer with all digits, any other number with six."""
-    return str(value) if isinstance(value, int) else f"{value:.6g}"
+def _cell(value: Any) -> Any:
+    """A whole number with all digits, any other with six, and text as it is."""
+    if isinstance(value, float):
+        return f"{value:.0f}" if value.is_integer() else f"{value:.6g}"
+    return value
 
 
 def predict(session: Session) -> dict[str, Any]:
