@@ -24,8 +24,8 @@ from exp.console import error as say
 
 __all__ = [
     "EXIT_CONFIG", "EXIT_FAILED", "EXIT_OK", "EXIT_PREEMPTED", "EXIT_UNAVAILABLE", "EXPERIMENT_PAGE", "REFUSED",
-    "CheckpointError", "ConfigError", "DataError", "Ended", "ExpError", "PlacementError", "Preempted",
-    "RunError", "SampleError", "UnavailableError", "as_ours", "asked", "first_line", "frames_of", "is_of_user",
+    "CheckpointError", "ConfigError", "DataError", "Ended", "ExpError", "PlacementError", "Preempted", "RunError",
+    "SampleError", "UnavailableError", "as_ours", "asked", "first_line", "frames_of", "is_about_shapes", "is_of_user",
     "is_users", "message_of", "nearest", "place_of", "shown", "told",
 ]  # fmt: skip
 
@@ -166,8 +166,11 @@ _INTERFACES = {
 }  # fmt: skip
 """Base classes of what a configuration can name."""
 
+_ARRAYS = {"Tensor", "Parameter", "ndarray"}
+_SHAPES_SHOWN = 12
 _BELOW = ("exp", "exp.backends", "torch", "mmengine")
 _OF_LOADER = re.compile(r"Caught \w+ in DataLoader worker process")
+_OF_SHAPES = re.compile(r"size of tensor|shape|sizes|dimension|batch_size|expanded size|out of range", re.IGNORECASE)
 _NATIVE = re.compile(r"\n?(?:Exception raised from |C\+\+ CapturedTraceback:)")  # torch appends its C++ frames
 
 
@@ -212,7 +215,8 @@ def frames_of(error: BaseException) -> str:
 def told(error: BaseException) -> str | None:
     """The message for an error of user code: one line with owner, error and place, then further lines of the error.
 
-    For example ``model: mine.Net.forward raises RuntimeError: boom (mine.py, line 7)``.
+    For example ``model: mine.Net.forward raises RuntimeError: boom (mine.py, line 7)``. If the error is about shapes,
+    the line ends with those of the tensors there: ``; x (32, 96, 7), outputs (32, 48, 7)``.
 
     Args:
         error: any error.
@@ -223,20 +227,33 @@ def told(error: BaseException) -> str | None:
     found = _innermost(error) if is_of_user(error) else None
     if found is None:
         return None
-    file, line, owner = found
+    file, line, owner, tensors = found
     said, *more = f"{type(error).__name__}: {message_of(error).strip()}".splitlines()
-    return "\n".join([f"{owner} raises {said} ({file}, line {line})", *more])
+    shapes = f"; {', '.join(tensors)}" if tensors and is_about_shapes(error) else ""
+    return "\n".join([f"{owner} raises {said} ({file}, line {line}){shapes}", *more])
 
 
-def _innermost(error: BaseException) -> tuple[str, int, str] | None:
-    """The innermost frame of user code: file name, line, and owner, such as ``model: mine.Net.forward``."""
+def is_about_shapes(error: BaseException) -> bool:
+    """Whether torch, NumPy or Python has raised an error because shapes or sizes do not fit."""
+    return isinstance(error, (IndexError, RuntimeError, ValueError)) and bool(_OF_SHAPES.search(message_of(error)))
+
+
+def _innermost(error: BaseException) -> tuple[str, int, str, list[str]] | None:
+    """The innermost frame of user code: file name, line, owner, such as ``model: mine.Net.forward``, and shapes there.
+
+    Shapes are those of tensors and arrays in local variables, and in dicts such as a batch.
+    """
     frames = [each for each in traceback.walk_tb(error.__traceback__) if is_users(each[0].f_code.co_filename)]
     if not frames:
         return None
     frame, line = frames[-1]
     member = next(filter(None, (_member(each) for each, _ in reversed(frames))), None)
     function = f"{frame.f_globals.get('__name__')}.{frame.f_code.co_name}"
-    return Path(frame.f_code.co_filename).name, line, member or function
+    shapes = []
+    for name, value in frame.f_locals.items():
+        items = {f"{name}[{key!r}]": each for key, each in value.items()} if isinstance(value, dict) else {name: value}
+        shapes += [f"{key} {tuple(each.shape)}" for key, each in items.items() if type(each).__name__ in _ARRAYS]
+    return Path(frame.f_code.co_filename).name, line, member or function, shapes[:_SHAPES_SHOWN]
 
 
 def _member(frame: Any) -> str | None:

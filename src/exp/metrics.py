@@ -59,6 +59,13 @@ class Metric(abc.ABC):
     def reset(self) -> None:
         """Clear all accumulated values; a new pass over a split begins."""
 
+    def expected_shape(self, batch: Mapping[str, Any]) -> Sequence[int] | None:
+        """The shape that outputs for a batch must have, which the engine checks; None: any, or they are no tensor.
+
+        Torch would broadcast other shapes against each other: (B, 1, C) to (B, H, C).
+        """
+        return None
+
     @abc.abstractmethod
     def update(self, outputs: Any, batch: dict[str, Any]) -> None:
         """Accumulate one batch.
@@ -183,6 +190,16 @@ class Evaluator:
         """Reset all metrics."""
         for metric in self.metrics:
             metric.reset()
+
+    def misfit(self, outputs: Any, batch: Mapping[str, Any]) -> str | None:
+        """Which shape outputs must have for a metric, and which they have; None: they fit."""
+        found = getattr(outputs, "shape", None)
+        for metric in self.metrics:
+            wanted = metric.expected_shape(batch)
+            if wanted is not None and (found is None or tuple(found) != tuple(wanted)):
+                shape = type(outputs).__name__ if found is None else tuple(found)
+                return f"must return shape {tuple(wanted)} for {shown(metric)}, not {shape}"
+        return None
 
     def update(self, outputs: Any, batch: dict[str, Any]) -> None:
         """Accumulate one batch in all metrics."""

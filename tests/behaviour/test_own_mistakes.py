@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.behaviour.conftest import FORECAST, result
 
 MINE = """
@@ -41,6 +43,62 @@ def test_a_loss_of_shapes_that_do_not_fit_ends_the_run_in_its_first_batch(exp):
         assert "target size" in said
         assert f"mine.py, line {MINE[: MINE.index('mse_loss')].count(chr(10)) + 1}" in said
     assert told["steps"] == 0
+
+
+SHAPES = """
+import torch
+from exp.metrics import SampleMetric
+from exp.models.base import Model
+
+
+class Unequal(Model):
+    rows = 48
+
+    def __init__(self, lookback, horizon, channels, **_):
+        super().__init__()
+        self.layer = torch.nn.Linear(lookback, self.rows)
+
+    def forward(self, x, y=None, mode="tensor", **_):
+        outputs = self.layer(x.transpose(1, 2)).transpose(1, 2)
+        return {"loss": (outputs - y).square().mean()} if mode == "loss" else self.predicted(x, outputs)
+
+    def predicted(self, x, outputs):
+        return x
+
+
+class Flat(Unequal):
+    rows = 1  # torch would broadcast it
+
+    def predicted(self, x, outputs):
+        return outputs
+
+
+class Modeless(Unequal):
+    def forward(self, x, y):
+        return x
+
+
+class Error(SampleMetric):
+    names = ("error",)
+    greater_is_better = False
+
+    def per_sample(self, outputs, batch):
+        return (outputs - batch["y"][:, :7]).abs().mean((1, 2))
+"""
+
+
+@pytest.mark.parametrize(("name", "more", "parts"), [
+    ("Flat", [], ["mine.Flat.forward", "(32, 96, 7)", "(32, 1, 7)"]),
+    ("Unequal", [], ["mine.Unequal.forward", "outputs (32, 48, 7)", "y (32, 96, 7)", "mine.py, line 16"]),
+    ("Modeless", [], ["mine.Modeless.forward", "mode='tensor'", "add-an-experiment.md"]),
+    ("Unequal", ["metrics=[{_target_: mine.Error}]"], ["mine.Unequal.forward", "mine.Error.per_sample", "(32, 96, 7)"]),
+])  # fmt: skip
+def test_a_wrong_shape_is_told_with_class_member_and_both_shapes(exp, name, more, parts):
+    (exp.folder / "mine.py").write_text(SHAPES)
+    done = exp(*FORECAST, f"model._target_=mine.{name}", "data.eval_batch_size=32", "output_dir=run", *more)
+    assert done.returncode in (1, 2), done.stdout
+    first = next(line for line in done.stderr.splitlines() if line.startswith("error: "))
+    assert all(part in first for part in parts), first
 
 
 def test_a_metric_says_which_way_it_goes(exp):

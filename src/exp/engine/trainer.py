@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence, cast
 
 import torch
@@ -32,7 +33,16 @@ from exp.engine.distributed import rng_state
 from exp.engine.hooks import CheckpointHook, LossMeter, MetricsHook, OverfitHook, PreemptionHook, what_to_do
 from exp.engine.optim import build_schedulers
 from exp.engine.wrapper import is_sharded, unwrapped, whole
-from exp.errors import RunError
+from exp.errors import (
+    EXPERIMENT_PAGE,
+    ConfigError,
+    RunError,
+    is_about_shapes,
+    is_of_user,
+    message_of,
+    shown,
+    told,
+)
 from exp.runs.status import Stage, beat
 
 if TYPE_CHECKING:
@@ -543,14 +553,44 @@ class EvalLoop:
         if self.change is not None and numbers is not None:
             batch = self.change(batch, numbers)
         with session.backend.autocast(session.config.precision):
-            outputs = getattr(self.model, f"{stage}_step")(batch)
+            outputs = self._predict(batch)
         self._sums += [(idx, value.sum()) for value in tensors_of(outputs) if value.is_floating_point()]
-        self.evaluator.update(outputs, batch)
+        self._measure(outputs, batch)
         session.backend.end_batch(outputs)
         if self.each is not None:
             self.each(outputs, batch)
         if runner is not None:
             runner.call_hook(f"after_{stage}_iter", batch_idx=idx, data_batch=batch, outputs=outputs)
+
+    def _predict(self, batch: dict[str, Any]) -> Any:
+        try:
+            return getattr(self.model, f"{self.stage}_step")(batch)
+        except TypeError as error:
+            if not re.search(r"\bforward\(\) .*argument", str(error)) or told(error) is not None:
+                raise
+            # Python's text, as for a wrong call, which does not say who calls, and with what.
+            raise ConfigError(
+                f"model: {error}; {shown(self.model)}.forward is called with mode ('loss', 'predict' or 'tensor') and "
+                f"the keys of the batch, {', '.join(batch)}: declare mode='tensor' and the keys that it needs, and "
+                f"accept the others as **_; see {EXPERIMENT_PAGE}"
+            ) from error
+
+    def _measure(self, outputs: Any, batch: dict[str, Any]) -> None:
+        """Add a batch to the metrics; if its shape does not fit, name the model, to whose outputs that is due."""
+        misfit = self.evaluator.misfit(outputs, batch)
+        try:
+            if misfit is None:
+                self.evaluator.update(outputs, batch)
+        except Exception as error:  # a metric may raise anything
+            if not (is_about_shapes(error) and is_of_user(error)) or not isinstance(outputs, torch.Tensor):
+                raise
+            targets = ", ".join(f"{key} {tuple(each.shape)}" for key, each in batch.items() if hasattr(each, "shape"))
+            cause = told(error) or f"{type(error).__name__}: {message_of(error)}"
+            misfit = f"returns shape {tuple(outputs.shape)} for a batch with {targets}; {cause.splitlines()[0]}"
+        if misfit is not None:
+            raise ConfigError(
+                f"model: {shown(self.model)}.forward(..., mode='predict') {misfit}; see {EXPERIMENT_PAGE}"
+            )
 
     def _refuse_nan(self) -> None:
         """Refuse predictions that are NaN. A collective; waits for the device once.

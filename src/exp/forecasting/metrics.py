@@ -153,6 +153,11 @@ class ForecastMetrics(WindowMetric):
         self._relative = None if std is None else (std / self._largest).float()
         self.reset()
 
+    def expected_shape(self, batch: Mapping[str, Any]) -> Sequence[int]:
+        """That of the truth, (B, H, C)."""
+        shape: Sequence[int] = batch["y"].shape
+        return shape
+
     def update(self, outputs: torch.Tensor, batch: dict[str, Any]) -> None:
         """Take in one batch.
 

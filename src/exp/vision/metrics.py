@@ -139,6 +139,11 @@ class SegmentationMetrics(_ClassMetrics):
         "colors, or without data"
     )
 
+    def expected_shape(self, batch: Mapping[str, Any]) -> Sequence[int]:
+        """Labels (B, h, w), one for each pixel of the images."""
+        images, _, *pixels = batch["image"].shape
+        return images, *pixels
+
     def update(self, outputs: torch.Tensor, batch: dict[str, Any]) -> None:
         """Take in predictions (:func:`as_in_file`); ``label`` (B, H, W) of the batch is the truth."""
         self.confusion.update(as_in_file(outputs, batch), batch["label"])
@@ -150,6 +155,10 @@ class SceneMetrics(_ClassMetrics):
     means = MappingProxyType({"accuracy": "accuracy", "macro_f1": "fscore"})
     names = tuple(means)
     nothing = "no image has a class; all were left out (data.on_error=skip)"
+
+    def expected_shape(self, batch: Mapping[str, Any]) -> Sequence[int]:
+        """Logits (B, K)."""
+        return len(batch["label"]), len(self.classes)
 
     def update(self, outputs: torch.Tensor, batch: dict[str, Any]) -> None:
         """Take in logits (B, K); ``label`` (B,) of the batch is the truth."""
