@@ -143,7 +143,9 @@ class Data(abc.ABC):
     def state_dict(self) -> dict[str, Any] | None:
         """State that belongs to weights trained on these data, such as mean and standard deviation.
 
-        Every checkpoint keeps it. Plain values, lists, dicts and tensors; None: no state.
+        Every checkpoint keeps it. Plain values, lists, dicts and tensors; None: no state. ``classes`` are the names of
+        the classes in the order of their labels, by which ``init_from`` sorts the rows of a head
+        (:attr:`exp.models.base.Model.class_rows`).
         """
         return None
 

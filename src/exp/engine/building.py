@@ -20,7 +20,7 @@ import os
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Container, Mapping, NamedTuple, Sequence
 
 import mmengine.hooks
 import torch
@@ -40,8 +40,9 @@ from exp.config.differences import text_of
 from exp.config.resolve import create, find_own_module, make, resolve, without_scope
 from exp.data.base import Data, Extras, split_of
 from exp.data.places import content_of, shortened
+from exp.data.sampler import preserved_generators
 from exp.engine import checkpoint
-from exp.errors import ConfigError, RunError, UnavailableError, nearest
+from exp.errors import ConfigError, RunError, UnavailableError, nearest, shown
 from exp.metrics import Evaluator, Metric
 from exp.models.base import Model
 from exp.runs.files import digest_of, seal_of
@@ -110,7 +111,8 @@ def build_model(session: Session, data: Data, to_place: bool = False) -> nn.Modu
     """
     model: nn.Module = create(session.config.model, (Model, BaseModel), "model", **data.model_arguments())
     if session.weights is not None:
-        session.say(fit_weights(model, session.weights, session.config))
+        classes = None if task_class(session.config).needs_weights else _other_classes(session, data, model)
+        session.say(fit_weights(model, session.weights, session.config, classes=classes))
         session.weights = replace(session.weights, state={}, data=None)  # the tensors are the model's now
     elif task_class(session.config).needs_weights and model.state_dict():
         raise ConfigError(
@@ -177,7 +179,7 @@ def _file_in(folder: Path) -> Path:
     """
     place = hub.snapshot_in(folder)
     place = place / "checkpoints" if (place / "checkpoints").is_dir() else place
-    candidates = [place / "best.pth", *checkpoint.list_checkpoints(place), place / "model.safetensors"]
+    candidates = [place / checkpoint.BEST, *checkpoint.list_checkpoints(place), place / "model.safetensors"]
     found = [each for each in [*candidates, place / hub.INDEX] if each.is_file()][:1]
     found = found or [each for each in place.iterdir() if each.suffix in (".safetensors", ".pth", ".pt", ".bin")]
     if len(found) != 1:
@@ -189,7 +191,81 @@ def _file_in(folder: Path) -> Path:
     return found[0]
 
 
-def fit_weights(model: nn.Module, weights: Weights, config: ExpConfig, as_it_is: bool | None = None) -> str:
+class OtherClasses(NamedTuple):
+    """How the classes of weights differ from those of the data.
+
+    Attributes:
+        old: names of the classes of the weights, in the order of their labels.
+        new: those of the data.
+        axes: for each tensor of the model whose shape depends on the number of classes, the axis of the classes; None:
+            it is not clear which.
+    """
+
+    old: Sequence[str]
+    new: Sequence[str]
+    axes: Mapping[str, int | None]
+
+    def fit(self, state: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], str]:
+        """Sort the rows by class; if the classes are others, leave out the tensors, so that they start anew.
+
+        Returns:
+            The tensors, and a line for the user; empty if there is no such tensor.
+        """
+        rows = {name: axis for name, axis in self.axes.items() if name in state}
+        names = shortened(list(rows), 4)
+        if not rows:
+            return dict(state), ""
+        if sorted(self.old) == sorted(self.new) and None not in rows.values():
+            order = torch.tensor([self.old.index(name) for name in self.new])
+            found = {name: state[name].index_select(axis, order) for name, axis in rows.items() if axis is not None}
+            line = f"the weights know the same {len(self.old)} classes in another order; {names} go by name"
+            return {**state, **found}, line
+        both = f"{shortened(self.old)}) than the data have ({shortened(self.new)}"
+        kept = {name: value for name, value in state.items() if name not in rows}
+        return kept, f"the weights know other classes ({both}); {names} are initialized anew"
+
+
+def _other_classes(session: Session, data: Data, model: nn.Module) -> OtherClasses | None:
+    """How the classes of the weights differ from those of the data; None: they are the same, or not known.
+
+    Raises:
+        ConfigError: ``class_rows`` of the model names a tensor that it does not have.
+    """
+    assert session.weights is not None
+    old, new = (list((state or {}).get("classes") or ()) for state in (session.weights.data, session.data_state))
+    if old == new or not old or not new or not all(isinstance(name, str) for name in (*old, *new)):
+        return None
+    own, arguments = model.state_dict(), data.model_arguments()
+    axes: dict[str, int | None] = {}
+    declared = getattr(model, "class_rows", None)
+    if declared is not None:
+        axes = dict.fromkeys(declared, 0)
+        if not own.keys() >= axes.keys():
+            raise ConfigError(
+                f"model: {shown(model)}.class_rows names {', '.join(axes.keys() - own.keys())}, which it lacks"
+            )
+    elif "num_classes" in arguments:
+        count = arguments["num_classes"]
+        with preserved_generators():
+            larger: Any = create(
+                session.config.model, (Model, BaseModel), "model", **{**arguments, "num_classes": count + 1}
+            )
+        for name, value in larger.state_dict().items():
+            if name in own and value.shape != own[name].shape:
+                pairs = enumerate(zip(own[name].shape, value.shape))
+                changed = [axis for axis, (size, more) in pairs if size != more]
+                fits = len(changed) == 1 and own[name].shape[changed[0]] == count
+                axes[name] = changed[0] if fits and value.dim() == own[name].dim() else None
+    return OtherClasses(old, new, axes)
+
+
+def fit_weights(
+    model: nn.Module,
+    weights: Weights,
+    config: ExpConfig,
+    as_it_is: bool | None = None,
+    classes: OtherClasses | None = None,
+) -> str:
     """Load weights into a model, in place.
 
     Args:
@@ -201,6 +277,7 @@ def fit_weights(model: nn.Module, weights: Weights, config: ExpConfig, as_it_is:
         config: the frozen configuration.
         as_it_is: whether the model is used without training, which needs an exact match; None: if the task needs
             weights.
+        classes: how the classes of the weights differ from those of the data, for a training; None: they do not.
 
     Returns:
         A report for the user: how many tensors match, and which do not.
@@ -217,6 +294,9 @@ def fit_weights(model: nn.Module, weights: Weights, config: ExpConfig, as_it_is:
         state = foreign.adapt_state_dict(state, path)
     if not as_it_is and hasattr(model, "fit_state_dict"):
         state = foreign.fit_state_dict(state, path)
+    line = ""
+    if classes is not None:
+        state, line = classes.fit(state)
     fitting = {key: value for key, value in state.items() if key in own and value.shape == own[key].shape}
     missing = [key for key in own if key not in state]
     others = [key for key in state if key in own and key not in fitting]
@@ -226,7 +306,8 @@ def fit_weights(model: nn.Module, weights: Weights, config: ExpConfig, as_it_is:
     count = f"{len(fitting)} of {len(own)} tensors"
     misfits = [f"{title}: {shortened(names)}" for title, names in listed.items() if names]
     may_be_new: Any = getattr(model, "may_start_anew", lambda _: False)
-    head_alone = all(map(may_be_new, [*missing, *others]))
+    rows: Container[str] = classes.axes if classes is not None else ()
+    head_alone = all(name in rows or may_be_new(name) for name in [*missing, *others])
     reason = ""
     if as_it_is and not (head_alone and all(map(may_be_new, unknown)) if task == "features" else not misfits):
         # Features are the output of the backbone, so the head may differ.
@@ -251,7 +332,7 @@ def fit_weights(model: nn.Module, weights: Weights, config: ExpConfig, as_it_is:
     trusted = [f"model.{key}={text_of(config.model.get(key))}" for key in getattr(model, "taken_on_trust", ())]
     if trusted and config.record.trained_in is None:
         report += f"\n  taken on trust, since the weights cannot confirm them: {', '.join(trusted)}"
-    return report if as_it_is else "\n  ".join([report, *misfits])
+    return report if as_it_is else "\n  ".join([report, *misfits, *[line] * bool(line)])
 
 
 def rank_logger(session: Session) -> MMLogger:

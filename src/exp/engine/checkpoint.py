@@ -103,9 +103,9 @@ def plain(
 def write(path: Path, checkpoint: Mapping[str, Any], run_id: str = NO_RUN) -> None:
     """Write a checkpoint under a temporary name, flush it to the disk, and rename it.
 
-    The file ends with the SHA-256 of the output of ``torch.save`` and the id of the run, as the comment of the zip
-    archive. Every version of torch can read such a file, and copies of it keep the comment. Former folders of shards
-    are removed.
+    The file ends with the SHA-256 of the output of ``torch.save`` and of the run's id, and with this id, as the comment
+    of the zip archive. Every version of torch can read such a file, and copies of it keep the comment. Former folders
+    of shards are removed.
 
     Args:
         path: the file.
@@ -124,6 +124,7 @@ def write(path: Path, checkpoint: Mapping[str, Any], run_id: str = NO_RUN) -> No
         if stream.error is not None:
             raise stream.error
         file.seek(-len(NO_COMMENT), os.SEEK_CUR)
+        stream.sha256.update(run_id.encode())
         file.write(Seal(stream.sha256.hexdigest(), run_id).encoded())
 
     former = _companions(path)
@@ -178,7 +179,7 @@ def read(path: Path, mapped: bool = False, whole: bool = True, check: bool = Tru
         if path.name.endswith((".safetensors", ".safetensors.index.json")):
             return _safetensors(path)
         seal = seal_of(path) if check else None
-        if seal is not None and digest_of(path, SEAL_BYTES, NO_COMMENT) != seal.digest:
+        if seal is not None and digest_of(path, SEAL_BYTES, NO_COMMENT + seal.run_id.encode()) != seal.digest:
             raise CheckpointError(
                 f"{path} is damaged: its digest does not match its content; remove it, or use another checkpoint"
             )

@@ -60,6 +60,10 @@ class Model(BaseModel):
     taken_on_trust: Sequence[str] = ()
     """Keys of ``model`` that names and shapes of weights cannot confirm, such as the number of heads. If weights come
     without a configuration, the values of these keys are reported to the user."""
+    class_rows: Sequence[str] | None = None
+    """Names of the tensors with a row per class. A training that starts from weights of other classes, or of the same
+    in another order, sorts these rows by name or starts them anew. None: they are found, by building the model for one
+    class more (``num_classes``)."""
 
     def __init__(self) -> None:
         super().__init__(data_preprocessor=_PassThrough())

@@ -30,8 +30,8 @@ _PIECE = 2**22  # bytes
 NO_COMMENT = b"\0\0"
 """The last bytes of a zip archive without a comment: the length of the comment, 0."""
 NO_RUN = "0" * 32
-_SEAL = re.compile(rb"sha256 ([0-9a-f]{64}) run ([0-9a-f]{32})")
-SEAL_BYTES = len(NO_COMMENT) + len("sha256  run ") + 64 + 32
+_SEAL = re.compile(rb"sha256 (.{64})(.{32})", re.DOTALL)
+SEAL_BYTES = len(NO_COMMENT) + len("sha256 ") + 64 + 32
 """Bytes at the end of a checkpoint that its digest does not cover: the comment of the zip archive, and its length."""
 
 
@@ -76,7 +76,7 @@ class Seal(NamedTuple):
     """The end of a checkpoint: the comment of the zip archive, which torch and other tools ignore.
 
     Attributes:
-        digest: SHA-256 of the file without it.
+        digest: SHA-256 of the file without it, and of the id.
         run_id: of the run that wrote the file, or :data:`NO_RUN`.
     """
 
@@ -85,7 +85,7 @@ class Seal(NamedTuple):
 
     def encoded(self) -> bytes:
         """What replaces :data:`NO_COMMENT` at the end of the archive."""
-        comment = f"sha256 {self.digest} run {self.run_id}".encode()
+        comment = f"sha256 {self.digest}{self.run_id}".encode()
         return len(comment).to_bytes(2, "little") + comment
 
 
@@ -94,7 +94,7 @@ def seal_of(path: Path) -> Seal | None:
     with path.open("rb") as file:
         file.seek(-min(SEAL_BYTES, path.stat().st_size), os.SEEK_END)
         found = _SEAL.fullmatch(file.read()[len(NO_COMMENT) :])
-    return found and Seal(found[1].decode(), found[2].decode())
+    return found and Seal(*(part.decode("ascii", "replace") for part in found.groups()))
 
 
 def digest_without_own(value: Mapping[str, Any], name: str) -> str:

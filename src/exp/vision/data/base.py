@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import os
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
@@ -30,17 +28,14 @@ from exp.vision.metrics import FeatureAgreement, PixelsRight, SceneMetrics, Segm
 
 if TYPE_CHECKING:
     from exp.data.places import Fingerprint
-    from exp.engine.building import Weights
     from exp.metrics import SampleMetric
 
-__all__ = ["DistillationData", "ImageData", "SceneData", "SegmentationData", "fit_classes"]
+__all__ = ["DistillationData", "ImageData", "SceneData", "SegmentationData"]
 
 _ASSUMED_CLASSES = 50
 _MOST_FILES = 4096  # largest data set whose splits are searched for copies
 _MASKS = 16  # masks of each split that are read before a training, and images whose size is
 _SAME_SCALE = 0.05  # sizes that differ by less are the same but for rounding
-# Tensors of a head (exp.vision.dinov3) whose rows are classes.
-_CLASS_ROWS = re.compile(r"^(auxiliary_)?head\.(classify\.)?(weight|bias)$")
 
 
 class ImageData(Data):
@@ -311,8 +306,6 @@ class ImageData(Data):
 
     def _settle_values(self, session: Any) -> None:
         self.normalization.look()
-        if session.weights is not None and self.learns_classes:
-            session.weights = fit_classes(session.weights, self.classes, session.say)
         if self.normalization.is_measured:
             session.say("measuring the training images")
         earlier = session.folder.path if session.config.resume == "auto" else None
@@ -516,32 +509,3 @@ def _copies(trained: Sequence[str], held: Sequence[str]) -> list[str]:
 
 def _content(path: str) -> bytes:
     return hashlib.sha256(Path(path).read_bytes()).digest()
-
-
-def fit_classes(weights: Weights, classes: Sequence[str], say: Callable[[str], None]) -> Weights:
-    """Adapt the head of another run's weights to the classes of the data, for ``init_from``.
-
-    If the classes are the same in another order, the rows of the head are reordered by name. If they are other classes,
-    but as many, the head's last layer is left out and starts from random values, as with another number of classes.
-
-    Args:
-        weights: of another run.
-        classes: of the data.
-        say: shows a line.
-
-    Returns:
-        The weights, unchanged if the classes are the same in the same order.
-    """
-    theirs, state = list((weights.data or {}).get("classes") or ()), dict(weights.state)
-    rows = [key for key, value in state.items() if _CLASS_ROWS.match(key) and value.shape[:1] == (len(theirs),)]
-    if theirs == list(classes) or len(theirs) != len(classes) or not rows:
-        return weights
-    if sorted(theirs) == sorted(classes):
-        order = [theirs.index(name) for name in classes]
-        state.update({key: state[key][order] for key in rows})
-        say(f"init_from: the weights know the same {len(theirs)} classes in another order; the head's rows go by name")
-    else:
-        state = {key: value for key, value in state.items() if key not in rows}
-        both = f"{shortened(theirs)}) than the data have ({shortened(classes)}"
-        say(f"init_from: the weights know other classes ({both}); the head's last layer is initialized anew")
-    return dataclasses.replace(weights, state=state)
