@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Mapping, Sequence
 import torch
 import torch.nn.functional as F
 
-from exp.errors import ConfigError, DataError
+from exp.errors import DataError
 from exp.metrics import Metric, SampleMetric, Table
 from exp.vision.data.labels import IGNORED
 
@@ -65,7 +65,7 @@ def as_in_file(outputs: torch.Tensor, batch: dict[str, Any]) -> torch.Tensor:
         batch: the batch, with ``label`` (B, H, W).
 
     Raises:
-        ConfigError: the outputs are neither.
+        ValueError: the outputs are neither.
     """
     truth = batch["label"]
     if outputs.dim() == truth.dim() + 1:
@@ -77,9 +77,9 @@ def as_in_file(outputs: torch.Tensor, batch: dict[str, Any]) -> torch.Tensor:
             row[: size[0], : size[1]] = part[0].argmax(dim=0)
         return found
     if outputs.shape != truth.shape:
-        raise ConfigError(
-            f"the model predicts {tuple(outputs.shape)} for masks of {tuple(truth.shape)}: in mode='predict' it must "
-            "give logits (B, K, h, w) of the images, or labels (B, H, W) of label_sizes (data.eval_pipeline resizes)"
+        raise ValueError(  # the engine adds the model
+            f"the shape of predictions must be that of the masks, {tuple(truth.shape)} (label_sizes, if images are "
+            f"resized), or they must be logits (B, K, h, w) of the images, not {tuple(outputs.shape)}"
         )
     return outputs
 
@@ -138,11 +138,6 @@ class SegmentationMetrics(_ClassMetrics):
         "no pixel of these masks has a class; all are ignored (data.ignore_values, data.ignore_colors), of unknown "
         "colors, or without data"
     )
-
-    def expected_shape(self, batch: Mapping[str, Any]) -> Sequence[int]:
-        """Labels (B, h, w), one for each pixel of the images."""
-        images, _, *pixels = batch["image"].shape
-        return images, *pixels
 
     def update(self, outputs: torch.Tensor, batch: dict[str, Any]) -> None:
         """Take in predictions (:func:`as_in_file`); ``label`` (B, H, W) of the batch is the truth."""
