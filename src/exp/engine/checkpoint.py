@@ -218,10 +218,11 @@ def _check_origin(path: Path, content: Any, seal: Seal | None) -> None:
     Raises:
         CheckpointError: as above.
     """
-    run = RunFolder(path.parent.parent)
-    recorded = run.recorded() if path.parent.name == run.checkpoints.name else {}
+    folder = path.absolute().parent
+    run = RunFolder(folder.parent)
+    recorded = run.recorded() if folder == run.checkpoints else {}
     digests: Mapping[str, str] = recorded.get("digests") or {}
-    expected, found = digests.get(f"{path.parent.name}/{path.name}"), seal and seal.digest
+    expected, found = digests.get(f"{folder.name}/{path.name}"), seal and seal.digest
     meta: Any = content.get("meta") if isinstance(content, Mapping) else None
     ours, named = isinstance(meta, Mapping) and "format" in meta, CHECKPOINT_NAME.match(path.name)
     wrong = None

@@ -336,12 +336,12 @@ def _compare(session: Session, content: Mapping[str, Any], source: Path) -> tupl
     return (*found.allowed, Change("contents of data", "as the training began", shown))
 
 
-def _restore(runner: Any, content: Mapping[str, Any], source: Path) -> None:
+def _restore(runner: Any, found: dict[str, Any], source: Path) -> None:
     """Restore the state of a training checkpoint.
 
     Args:
         runner: the trainer, with loops and schedulers.
-        content: of :func:`_find_checkpoint`, after :func:`_compare`.
+        found: of :func:`_find_checkpoint`, after :func:`_compare`; is emptied, so that its memory is free.
         source: the path of the checkpoint, for messages.
 
     Raises:
@@ -349,6 +349,8 @@ def _restore(runner: Any, content: Mapping[str, Any], source: Path) -> None:
         RuntimeError: the weights in it do not match this model.
         ConfigError: a hook that has changed weights in it is missing, or the schedule does not allow the new settings.
     """
+    content: Mapping[str, Any] = dict(found)
+    found.clear()
     meta, session, loop = content["meta"], runner.session, runner.train_loop
     lacking = sorted(set(meta.get("weights_of_hooks", ())) - set(runner.hooks_at("before_save_checkpoint")))
     if lacking:
