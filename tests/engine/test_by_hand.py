@@ -172,6 +172,8 @@ class Twin(Distributed):
             self.said.append(value)
         return [value if self.is_main else self.said.pop(0), value]
 
+    gather_to_main = gather
+
 
 def test_ranks_draw_other_numbers_each_also_when_another_number_of_ranks_goes_on(trained, make_session):
     *_, before = trained()

@@ -39,8 +39,8 @@ STAYS = {
 }  # fmt: skip
 # What is no part of a training, or follows from other keys.
 SILENT = {
-    "batch_size", "init_partial", "output_dir", "overwrite", "published", "published_for", "published_source",
-    "resume", "resume_changed_data",
+    "batch_size", "checkpoint.trusted", "init_partial", "output_dir", "overwrite", "published", "published_for",
+    "published_source", "resume", "resume_changed_data",
 }  # fmt: skip
 TAKES_EFFECT = {
     "accumulate", "backend.*", "checkpoint.*", "compile", "debug.eval_batches", "dropout_by_sample",
