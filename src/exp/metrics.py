@@ -270,7 +270,7 @@ class Evaluator:
 
 def plain_cell(value: Any) -> Any:
     """A number of NumPy or torch as one of Python; what is neither a number nor text as text."""
-    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+    if getattr(value, "shape", None) == ():
         value = value.item()
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
