@@ -5,17 +5,24 @@ If the reader of the output closes its pipe (``| head``, a pager), the output en
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Iterator, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
-__all__ = ["error", "errors_in", "flops", "make_console", "number_text", "shown", "size", "warn", "write_nowhere"]
+__all__ = [
+    "error", "errors_in", "flops", "make_console", "naming_stdout", "number_text", "printable", "shown", "size", "warn",
+    "write_nowhere",
+]  # fmt: skip
 
+# Control characters except tab and newline, characters that change the direction of text, and lone surrogates.
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _ERROR = re.compile(r"^error: (.*(?:\n +.*)*)", re.MULTILINE)
 
 
@@ -28,19 +35,54 @@ def make_console() -> Console:
     from rich.console import Console
 
     class Terminal(Console):
+        def print(self, *objects: Any, **options: Any) -> None:
+            """Print; see :func:`naming_stdout`."""
+            with naming_stdout():
+                super().print(*objects, **options)
+
         def on_broken_pipe(self) -> None:
             """Print nothing more; rich's own method would end the process."""
             self.quiet = True
             write_nowhere(sys.stdout)
+
+        def render_str(self, text: str, **options: Any) -> Text:
+            """Rich's text of a string, without control characters."""
+            return super().render_str(printable(text), **options)
 
     if sys.stdout.isatty():
         return Terminal(highlight=False)
     return Terminal(highlight=False, width=120, force_terminal=False)
 
 
+@contextlib.contextmanager
+def naming_stdout() -> Iterator[None]:
+    """Context for code that only prints: an error of the machine is one of ``stdout``, perhaps a file on a full disk.
+
+    Raises:
+        OSError: stdout cannot be written; this is the ``filename``.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, "stdout") from error
+
+
+def printable(text: str) -> str:
+    r"""``text`` with escapes such as ``\x1b`` in place of characters that control a terminal.
+
+    Text of somebody else's files may have them.
+    """
+    return _UNPRINTABLE.sub(lambda match: ascii(match[0])[1:-1], text)
+
+
 def shown(path: Path) -> str:
     """A path for messages: relative to the current folder, if the path is inside it."""
-    here = Path.cwd()
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:  # it was deleted
+        return str(path)
     return str(path.relative_to(here) if here in (path, *path.parents) else path)
 
 
@@ -81,7 +123,7 @@ def errors_in(output: str) -> list[str]:
 
 def _write(stream: TextIO, text: str) -> None:
     try:
-        stream.write(text)
+        stream.write(printable(text))
         stream.flush()
     except BrokenPipeError:
         write_nowhere(stream)

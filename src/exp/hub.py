@@ -10,7 +10,6 @@ starts the ranks downloads the files first (:func:`bring`). Imports no torch, an
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 from pathlib import Path, PurePosixPath
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from exp import console
 from exp.config.compose import is_of_hub
 from exp.errors import CheckpointError, ConfigError, ExpError, UnavailableError
-from exp.runs.files import digest_of
+from exp.runs.files import digest_of, read_json
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
@@ -121,7 +120,7 @@ def shards_of(index: Path) -> list[str]:
     Raises:
         CheckpointError: the file is not an index, or names files in another folder or of another format.
     """
-    content = json.loads(index.read_text(encoding="utf-8"))
+    content = read_json(index)
     names = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(names, dict) or not names:
         raise CheckpointError(f"{index} has no weight_map")

@@ -17,6 +17,7 @@ from omegaconf import MISSING, OmegaConf
 
 from exp import console
 from exp.config.resolve import resolve
+from exp.runs.files import read_yaml
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
@@ -175,7 +176,7 @@ def to_continue(config: ExpConfig, folder: RunFolder, *changes: str) -> str | No
     if not given or {"-m", "--multirun"} & {*given}:
         if not written.is_file():
             return None
-        arguments = [str(override) for override in OmegaConf.load(written)]
+        arguments = [str(override) for override in read_yaml(written)]
     return to_go_on(f"output_dir={console.shown(folder.path)}", "resume=auto", *changes, without=("overwrite",),
                     arguments=arguments)  # fmt: skip
 

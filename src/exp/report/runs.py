@@ -11,21 +11,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Callable, Sequence
 
-import yaml
-
-from exp.config.compose import task_named
+from exp.config.sources import task_named
+from exp.console import printable
 from exp.errors import ConfigError
-from exp.runs.files import read_json
+from exp.runs.files import read_json, read_yaml
 from exp.runs.folder import RunFolder, selecting_value
 
-__all__ = ["COLUMNS", "NUMBERS", "Run", "find_runs", "flattened", "is_number", "natural", "read_run", "titled"]
+__all__ = [
+    "COLUMNS", "NUMBERS", "Run", "find_runs", "flattened", "is_compared", "is_number", "natural", "read_run", "titled",
+]  # fmt: skip
 
 NUMBERS = ("steps", "wall_s", "samples_per_second")
 """Keys of ``result.json`` that are columns of a table of runs."""
 COLUMNS = {"rank", "run", "folder", "status", "selected_by", "metric_name", "metric", "error", *NUMBERS}
 """Columns of such a table besides the metrics and the keys that differ."""
-# libyaml's loader is about ten times as fast, but some builds of PyYAML lack it.
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _PICTURES, _SUFFIXES = ("plots", "predictions/overlays"), (".png", ".jpg", ".jpeg")
 # Keys that only affect training.
 _OF_TRAINING = re.compile(
@@ -113,7 +112,7 @@ def find_runs(paths: Sequence[str | Path]) -> list[Run]:
     # Folder names may have bytes that are not UTF-8; names of runs must be printable.
     names = [os.fsencode(folder.relative_to(parent)).decode("utf-8", "replace") for folder in folders]
     runs = [read_run(folder, name) for folder, name in zip(folders, names)]
-    compared = [run for run in runs if getattr(task_named(str(run.config.get("task.name"))), "compared", True)]
+    compared = list(filter(is_compared, runs))
     if not compared:
         raise ConfigError(
             f"no run found in {', '.join(map(str, paths)) or 'no path'}: a run folder has a config.yaml beside an "
@@ -125,7 +124,7 @@ def find_runs(paths: Sequence[str | Path]) -> list[Run]:
 
 def read_run(folder: Path, name: str) -> Run:
     """Read the run in ``folder``; files that cannot be read are reported in ``error``, not raised."""
-    place = RunFolder(folder)
+    place, name = RunFolder(folder), printable(name)
     problems: list[str] = []
     config = _parsed(place.config, dict, problems)
     overrides = _parsed(place.overrides, list, problems)
@@ -141,6 +140,11 @@ def read_run(folder: Path, name: str) -> Run:
         status=str(result.get("status") or "unfinished") if begun else "pending",
         error=_error(result.get("error")) or "; ".join(problems) or None,
     )
+
+
+def is_compared(run: Run) -> bool:
+    """Whether a run has something to compare: one of ``task=doctor``, for example, has nothing."""
+    return bool(getattr(task_named(str(run.config.get("task.name"))), "compared", True))
 
 
 def is_number(value: Any) -> bool:
@@ -217,11 +221,20 @@ def _parsed(path: Path, kind: Callable[[], Any], problems: list[str]) -> Any:
     """The content of a YAML or JSON file, or an empty ``kind`` if it is missing or damaged; damage adds a problem."""
     value = None
     try:
-        value = read_json(path) if path.suffix == ".json" else yaml.load(path.read_text("utf-8"), _LOADER)  # noqa: S506
+        value = read_json(path) if path.suffix == ".json" else read_yaml(path)
     except FileNotFoundError:
         pass
-    except (ConfigError, OSError, ValueError, yaml.YAMLError) as error:  # name instead of path: tables have little room
+    except (ConfigError, OSError) as error:  # name instead of path: tables have little room
         problems.append(f"{path.name} cannot be read: {_first_line(error)}".replace(str(path), path.name))
     if value is not None and not isinstance(value, type(kind())):
         problems.append(f"{path.name} does not have the content that a run writes")
-    return value if isinstance(value, type(kind())) else kind()
+    return _printable(value) if isinstance(value, type(kind())) else kind()
+
+
+def _printable(value: Any) -> Any:
+    """The content of a file, perhaps a stranger's, without control characters in its texts."""
+    if isinstance(value, dict):
+        return {_printable(key): _printable(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return list(map(_printable, value))
+    return printable(value) if isinstance(value, str) else value

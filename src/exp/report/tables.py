@@ -14,7 +14,7 @@ from collections import Counter
 from html import escape
 from typing import TYPE_CHECKING, Any, Hashable, Iterable, Mapping, NamedTuple, Sequence
 
-from exp.console import number_text
+from exp.console import number_text, printable
 from exp.report.runs import COLUMNS, NUMBERS, is_number, natural, titled
 from exp.runs.files import csv_content, to_json, write_atomically
 
@@ -476,10 +476,10 @@ def as_rich(table: Table) -> RichTable:
     drawn = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, caption_justify="left")
     for head, number in zip(table.heads, table.numbers):
         # As Text, because rich would read brackets in a name as markup.
-        drawn.add_column(Text(head), justify="right" if number else "left", overflow="fold")
+        drawn.add_column(Text(printable(head)), justify="right" if number else "left", overflow="fold")
     for style, row in zip(table.styles or [""] * len(table.rows), table.rows):
-        drawn.add_row(*map(Text, row), style=looks.get(style, style))
-    drawn.caption = Text("\n".join(table.notes)) if table.notes else None
+        drawn.add_row(*(Text(printable(cell)) for cell in row), style=looks.get(style, style))
+    drawn.caption = Text(printable("\n".join(table.notes))) if table.notes else None
     return drawn
 
 

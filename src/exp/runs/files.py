@@ -1,11 +1,13 @@
 """Writes and reads the files of a run: atomically, with digests, and without passwords.
 
-JSON files contain neither infinity nor nan, and CSV files no formulas.
+JSON files contain neither infinity nor nan, and CSV files no formulas. Somebody else may have written the files that
+are read, so their size is limited, and a file that is not valid is a ConfigError that names it.
 """
 
 from __future__ import annotations
 
 import csv
+import functools
 import hashlib
 import io
 import json
@@ -16,11 +18,14 @@ import secrets
 from pathlib import Path
 from typing import Any, BinaryIO, Callable, Iterable, Mapping, NamedTuple
 
+import yaml
+
+from exp.console import printable, size
 from exp.errors import ConfigError
 
 __all__ = [
     "NO_COMMENT", "NO_RUN", "SEAL_BYTES", "UMASK", "Seal", "as_text", "csv_content", "digest_of", "read_json",
-    "seal_of", "to_json", "without_credentials", "write_atomically", "write_json",
+    "read_text", "read_yaml", "seal_of", "to_json", "without_credentials", "write_atomically", "write_json",
 ]  # fmt: skip
 
 UMASK = 0o027
@@ -33,6 +38,11 @@ NO_RUN = "0" * 32
 _SEAL = re.compile(rb"sha256 (.{64})(.{32})", re.DOTALL)
 SEAL_BYTES = len(NO_COMMENT) + len("sha256 ") + 64 + 32
 """Bytes at the end of a checkpoint that its digest does not cover: the comment of the zip archive, and its length."""
+_MOST_JSON, _MOST_YAML = 2**28, 2**23  # bytes
+_MOST_NODES, _MOST_LEVELS = 10**6, 100
+_LONG_NUMBER = re.compile(r"[-+]?[0-9_]{1000,}")
+# libyaml's loader is about ten times as fast, but some builds of PyYAML lack it.
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def write_atomically(path: Path, content: bytes | Callable[[BinaryIO], object]) -> None:
@@ -153,6 +163,71 @@ def without_credentials(text: str) -> str:
     return _CREDENTIALS.sub("***", text) if "://" in text else text
 
 
+def read_text(path: Path, most: int = _MOST_JSON) -> str:
+    """The text of a file in UTF-8, without a byte order mark.
+
+    Args:
+        path: the file.
+        most: largest size, in bytes.
+
+    Raises:
+        ConfigError: the file is larger, or is not UTF-8.
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise ConfigError(f"{path} is larger than {size(most)}, the most that exp reads of such a file")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not text in UTF-8 (byte {error.start}); save it in this encoding") from error
+
+
+def read_yaml(path: Path, load: Callable[[str], Any] = functools.partial(yaml.load, Loader=_LOADER)) -> Any:
+    """The content of a YAML file.
+
+    Args:
+        path: the file.
+        load: makes the content of the text.
+
+    Raises:
+        ConfigError: see :func:`read_text`; or the file is not valid, or is small but would take much time or memory.
+        OSError: it cannot be read.
+    """
+    text = read_text(path, _MOST_YAML)
+    try:
+        _check_yaml(text)
+        return load(text)
+    except (ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = "" if mark is None else f", line {mark.line + 1}"
+        said = getattr(error, "problem", None) or (str(error) or type(error).__name__).splitlines()[0]
+        raise ConfigError(f"{path}{line}: {said}; correct the file (YAML is indented with spaces)") from error
+
+
+def _check_yaml(text: str) -> None:
+    """Refuse YAML that a loader would need much time or memory for; raises YAMLError."""
+    count, open_nodes, sizes = 0, [], {}
+    for event in yaml.parse(text, Loader=_LOADER):
+        problem = None
+        if isinstance(event, yaml.CollectionStartEvent):
+            open_nodes.append((event.anchor, count))
+            sizes[event.anchor] = _MOST_NODES  # until its end, only an alias to itself can refer to it
+            problem = f"more than {_MOST_LEVELS} levels" if len(open_nodes) > _MOST_LEVELS else None
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = open_nodes.pop()
+            sizes[anchor] = count - before
+        elif isinstance(event, yaml.AliasEvent):
+            count += sizes.get(event.anchor, 1)
+        elif isinstance(event, yaml.ScalarEvent) and _LONG_NUMBER.fullmatch(event.value):
+            problem = "a number of more than 1000 digits"
+        count += 1
+        if problem or count > _MOST_NODES:
+            problem = problem or f"more than {_MOST_NODES} values, aliases counted"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+
+
 def read_json(path: Path) -> Any:
     """The JSON value in ``path``, or None if there is no such file.
 
@@ -160,11 +235,11 @@ def read_json(path: Path) -> Any:
         ConfigError: the file is not JSON, or its content does not match the digest that it contains.
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_text(path))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except ValueError as error:
-        raise ConfigError(f"{path} is not valid JSON ({error}); remove it, or use another output_dir") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not valid JSON ({error}); correct or remove it") from error
     own = (value.get("digests") or {}).get(path.name) if isinstance(value, dict) else None
     if own is not None and own != digest_without_own(value, path.name):
         raise ConfigError(
@@ -177,11 +252,15 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def as_text(cell: object) -> object:
-    """Put an apostrophe before text that a spreadsheet would run as a formula (OWASP, CSV injection).
+    """A cell without control characters; text that a spreadsheet would run as a formula gets an apostrophe first
+    (OWASP, CSV injection).
 
     Numbers stay unchanged, also those in strings.
     """
-    if not (isinstance(cell, str) and cell.startswith(_FORMULA)):
+    if not isinstance(cell, str):
+        return cell
+    formula, cell = cell.startswith(_FORMULA), printable(cell)
+    if not formula:
         return cell
     try:
         float(cell)

@@ -245,7 +245,7 @@ def read_records(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:
     for line in lines:
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(record, dict) and "split" in record and isinstance(record.get("step"), int):
             yield record

@@ -108,7 +108,7 @@ def read_holder(path: Path) -> Holder | None:
         return replace(Holder(**{key: known[key] for key in asdict(Holder())}), seen=seen)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return Holder(seen=seen)
 
 

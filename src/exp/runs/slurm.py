@@ -101,9 +101,10 @@ def check_script(script: str) -> None:
     done = _run(["sbatch", "--test-only"], script)
     if done.returncode != 0:
         text = done.stderr.strip().replace("sbatch: error: ", "").replace("allocation failure: ", "")
-        kind = UnavailableError if "contact" in text else ConfigError
         first, *rest = text.splitlines() or ["no reason given"]
-        raise kind("\n  ".join([f"Slurm refuses this job: {first}; correct launcher.*", *rest]))
+        if find_states(["1"]) is None:  # it answers nothing else, either
+            raise UnavailableError("\n  ".join([f"Slurm does not answer: {first}; is its controller up?", *rest]))
+        raise ConfigError("\n  ".join([f"Slurm refuses this job: {first}; correct launcher.*", *rest]))
 
 
 def _run(command: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:

@@ -12,7 +12,6 @@ Imports no torch, since the parent process reads ``about.json``, too.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Mapping, Sequence
 
@@ -20,7 +19,7 @@ import numpy as np
 
 from exp.data.places import differences
 from exp.errors import ConfigError
-from exp.runs.files import write_json
+from exp.runs.files import read_json, write_json
 
 __all__ = ["DONE", "TO_DO", "UNUSABLE", "Store"]
 
@@ -42,9 +41,9 @@ class Store:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         try:
-            self.about: dict[str, Any] = json.loads((self.folder / "about.json").read_text(encoding="utf-8"))
+            self.about: dict[str, Any] = read_json(self.folder / "about.json")
             known = self.about["version"] == _VERSION
-        except (OSError, ValueError, KeyError, TypeError):
+        except (ConfigError, OSError, KeyError, TypeError):
             known = False
         if not known:
             raise ConfigError(

@@ -203,7 +203,7 @@ def _answers(root: Path) -> dict[str, dict[str, str]]:
                 answer = next(turn["value"] for turn in entry["conversations"] if turn["from"] == "gpt")
                 name, _, below = f"/{path}".replace("\\", "/").partition("/classification/")[2].partition("/")
                 answers[_plain(name)][below] = answer.strip().rstrip(".")
-        except (OSError, ValueError, KeyError, TypeError, StopIteration) as error:
+        except (OSError, ValueError, KeyError, TypeError, StopIteration, RecursionError) as error:
             raise DataError(
                 f"{file} is no list of images and answers ({error!r}); expected: "
                 '{"image": ..., "conversations": [{"from": "human", ...}, {"from": "gpt", "value": <category>}]}'

@@ -7,7 +7,6 @@ wide as 1/1024 of the value: whole numbers up to 2048 have a bin each.
 
 from __future__ import annotations
 
-import json
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,7 +19,7 @@ import torch
 from exp.engine.building import build_data, make_result
 from exp.engine.distributed import Distributed
 from exp.errors import ConfigError, DataError
-from exp.runs.files import write_json
+from exp.runs.files import read_json, write_json
 from exp.vision.data.decode import read_raw
 from exp.vision.data.values import ImageReader, per_band
 
@@ -211,7 +210,7 @@ class Normalization:
         if not self.is_measured:
             return None
         if earlier is not None and (earlier / STATISTICS).is_file():
-            self._take(json.loads((earlier / STATISTICS).read_text(encoding="utf-8")))
+            self._take(read_json(earlier / STATISTICS))
             return None
         table = self.measure((), distributed)
         if min(table["std"]) <= 0.0:

@@ -8,7 +8,6 @@ Every tensor of a backbone is used, known to be unneeded, or refused.
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any, Mapping, NamedTuple, Sequence
@@ -17,6 +16,7 @@ import torch
 
 from exp.errors import ConfigError
 from exp.models.base import best_prefix
+from exp.runs.files import read_json
 from exp.vision.dinov3.backbone import NORM_EPS, ROPE_BASE, SIZES, rope_periods
 
 __all__ = ["HEAD", "Beside", "adapt_published", "beside", "check_backbone", "model_config", "model_tensors",
@@ -236,7 +236,7 @@ def beside(source: Path) -> Beside:
     """
     files = [source.parent / name for name in ("config.json", "preprocessor_config.json")]
     try:
-        config, processor = (json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {} for file in files)
+        config, processor = (read_json(file) or {} for file in files)
         activation = "silu" if config.get("use_gated_mlp") else "gelu"
         wanted = {"model_type": _MODEL_TYPE, "layer_norm_eps": NORM_EPS, "hidden_act": activation}
         other = [f"{key}={config[key]}" for key, value in wanted.items() if config.get(key, value) != value]
@@ -244,7 +244,7 @@ def beside(source: Path) -> Beside:
         statistics = _statistics(processor) or _statistics(of_timm)
         rope = config.get("rope_parameters") or config
         heads, base = int(config.get("num_attention_heads", 0)), float(rope.get("rope_theta", ROPE_BASE))
-    except (AttributeError, TypeError, ValueError, OSError) as error:
+    except (AttributeError, TypeError, ValueError, ConfigError, OSError) as error:
         raise ConfigError(
             f"init_from: {' or '.join(file.name for file in files)} beside {source} cannot be read ({error}); put the "
             "weights where they have their own"
