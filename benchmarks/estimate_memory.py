@@ -21,7 +21,7 @@ from typing import Iterator
 import pandas as pd
 from hydra import compose, initialize_config_module
 
-from exp.config.compose import register
+from exp.config.sources import register
 
 ROOT = Path(__file__).parents[1]
 _ROWS = 1200

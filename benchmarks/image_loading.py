@@ -17,8 +17,8 @@ import mmcv
 import torch
 from hydra import compose, initialize_config_module
 
-from exp.config.compose import register
 from exp.config.resolve import create
+from exp.config.sources import register
 from exp.data.base import Data
 
 BATCH = 8

@@ -20,8 +20,8 @@ import torch
 from hydra import compose, initialize_config_module
 from torch import nn
 
-from exp.config.compose import register
 from exp.config.resolve import create
+from exp.config.sources import register
 
 
 def configuration(*overrides: str) -> Any:

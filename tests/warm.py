@@ -13,7 +13,7 @@ import importlib
 from hydra import compose, initialize_config_module
 
 from exp import plugins
-from exp.config.compose import _choices, _structures, register
+from exp.config.sources import _structures, choices, register
 
 _MODULES = [
     "exp.frozen", "exp.launcher.local", "exp.launcher.torchrun", "exp.session", "exp.engine.training",
@@ -28,6 +28,6 @@ for module in _MODULES:
 register()
 with initialize_config_module("exp.conf", version_base="1.3"):
     compose("config", ["backend=cpu", "experiment=timebridge_etth1", "model.d_model=16"])
-for cache in (_structures, _choices, plugins.installed, plugins.entry_points):
+for cache in (_structures, choices, plugins.installed, plugins.entry_points):
     cache.cache_clear()
 gc.freeze()

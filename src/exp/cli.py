@@ -6,8 +6,8 @@ a distributed run never holds a device.
 
 from __future__ import annotations
 
+import contextlib
 import os
-import re
 import sys
 import traceback
 from pathlib import Path
@@ -19,6 +19,8 @@ from hydra.core.plugins import Plugins
 
 from exp import __version__, console
 from exp.config import compose, explain
+from exp.config.options import Options, read_options
+from exp.config.sources import register
 from exp.errors import EXIT_FAILED, EXIT_OK, ConfigError, Ended, ExpError, as_ours, frames_of, told
 from exp.frozen import freeze
 from exp.launcher.base import launcher_class
@@ -35,12 +37,14 @@ __all__ = ["NOTE_VARIABLE", "main"]
 NOTE_VARIABLE = "EXP_NOTE"
 """Environment variable with the path of a JSON file, to which the command writes its run folders for
 :func:`exp.api.run`."""
-_OVERRIDE = re.compile(r"~|[^-].*=")
 
 
 def main() -> int:
     """Run the command line in ``sys.argv``, and return the exit code (docs/concepts/run.md lists the codes)."""
     os.umask(UMASK)
+    if os.environ.get("PYTHONPATH"):  # relative paths would lead elsewhere in a child that starts in another folder
+        paths = os.environ["PYTHONPATH"].split(os.pathsep)
+        os.environ["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, paths))
     note = os.environ.pop(NOTE_VARIABLE, None)
     code = EXIT_OK
     runs: list[Path] = []
@@ -58,11 +62,15 @@ def main() -> int:
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # otherwise Hydra prints its errors and exits with 1
     try:
+        _check_folder()
         arguments = _parse(sys.argv[1:])
         if arguments is not None:
-            primary, sys.argv[1:], _ = compose.begin(arguments)
-            hydra.main(version_base="1.3", config_path="pkg://exp.conf", config_name=primary)(job)()
-        sys.stdout.flush()
+            primary, overrides, _ = compose.base_of(arguments.overrides)
+            sys.argv[1:] = [*arguments.flags, *overrides]
+            with console.naming_stdout() if arguments.prints else contextlib.nullcontext():
+                hydra.main(version_base="1.3", config_path="pkg://exp.conf", config_name=primary)(job)()
+        with console.naming_stdout():
+            sys.stdout.flush()
     except BrokenPipeError:  # the reader of --help or --cfg has closed the pipe, as head does
         console.write_nowhere(sys.stdout)
     except (Exception, KeyboardInterrupt) as caught:  # noqa: BLE001 - reported below, or raised again
@@ -78,20 +86,32 @@ def main() -> int:
     return code if error is None else _report(error, bool(full_error), usage=not begun)
 
 
-def _parse(arguments: list[str]) -> list[str] | None:
+def _check_folder() -> None:
+    """Refuse a current folder that was deleted, or whose path cannot be written into ``config.yaml``."""
+    try:
+        Path.cwd().as_posix().encode()
+    except FileNotFoundError:
+        raise ConfigError("the current folder was deleted; change to another one (cd)") from None
+    except UnicodeEncodeError:
+        raise ConfigError(
+            f"the path of the current folder, {Path.cwd()}, is not UTF-8; change to another one"
+        ) from None
+
+
+def _parse(arguments: list[str]) -> Options | None:
     """The arguments for Hydra; None if this function has answered the command (``--version``, ``--help``)."""
     if "--version" in arguments:  # Hydra would print its own version
         print(f"exp {__version__}")  # noqa: T201
         return None
-    # Options first: argparse, which Hydra uses, refuses overrides on both sides of one (``seed=1,2 -m max_steps=5``).
-    arguments = sorted(arguments, key=lambda each: _OVERRIDE.match(each) is not None)
-    given[:] = arguments
-    compose.register()
+    options = read_options(arguments)
+    given[:] = sorted(arguments, key=options.written.__contains__)  # overrides last, where further ones can follow
+    register(options.folders)
     Plugins.instance().register(exp_sweeps.ExpLauncher)  # Hydra finds it if exp is installed, but not in a checkout
-    if {"--help", "-h"} & {*arguments}:
-        print(explain.help_text(arguments))  # noqa: T201
+    if options.help:
+        with console.naming_stdout():
+            print(explain.help_text())  # noqa: T201
         return None
-    return compose.expand_arguments(arguments)
+    return options
 
 
 def _run(config: ExpConfig, overrides: list[str], tracebacks: bool) -> tuple[int, list[Path]]:
@@ -109,7 +129,7 @@ def _run(config: ExpConfig, overrides: list[str], tracebacks: bool) -> tuple[int
             return code, [*task.runs]
     else:
         launcher_class(config).take_place(config, overrides)
-        run = freeze(config, overrides, Path(config.output_dir))
+        run = freeze(config, overrides)
         code, folder = run.execute(tracebacks).exit_code, run.folder
     return code, [folder.path] * folder.config.is_file()
 

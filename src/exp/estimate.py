@@ -12,7 +12,6 @@ import functools
 import logging
 import math
 import weakref
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Callable, ContextManager, Iterable, Mapping
 
@@ -554,7 +553,7 @@ def write_estimate(composed: ExpConfig, overrides: list[str], task: Estimate) ->
         DataError: the data cannot be read, or are missing and their class has no ``example_batch``.
         UnavailableError: this torch version is too old.
     """
-    run = freeze(composed, overrides, Path(composed.output_dir))
+    run = freeze(composed, overrides)
     config: Any = run.config
     import_plugins(config.plugins)
     backend = create_backend(config.backend)

@@ -30,7 +30,7 @@ from exp.errors import EXIT_OK, EXIT_PREEMPTED, REFUSED, ConfigError, ExpError, 
 from exp.hardware.registry import choose, create_backend
 from exp.hub import bring
 from exp.launcher.base import Outcome, describe_failure, launcher_class, resolve
-from exp.runs.files import digest_of, read_json
+from exp.runs.files import digest_of, read_json, read_yaml
 from exp.runs.folder import RunFolder, Snapshot, blank_result, last_known
 from exp.runs.lock import RunLock, read_holder
 from exp.task import call, create_task, task_class, to_continue
@@ -44,19 +44,18 @@ __all__ = ["FrozenRun", "complete", "freeze", "prepare"]
 _WRITTEN_WITHIN_S = 60.0  # an NFS client may show a new file late
 
 
-def freeze(config: ExpConfig, overrides: list[str], output_dir: Path) -> FrozenRun:
+def freeze(config: ExpConfig, overrides: list[str]) -> FrozenRun:
     """Validate the configuration that Hydra has composed, and fill in derived values. Writes nothing.
 
     Args:
         config: composed by Hydra, without the node ``hydra``.
         overrides: the user's overrides.
-        output_dir: the run folder.
 
     Raises:
         ConfigError: a value is wrong, two values contradict each other, or a file is missing.
         UnavailableError: the hardware or a package is not available.
     """
-    return complete(prepare(config, overrides), overrides, output_dir)
+    return complete(prepare(config, overrides), overrides)
 
 
 def prepare(config: ExpConfig, overrides: list[str]) -> ExpConfig:
@@ -85,11 +84,23 @@ def prepare(config: ExpConfig, overrides: list[str]) -> ExpConfig:
     return config
 
 
-def complete(config: ExpConfig, overrides: list[str], output_dir: Path) -> FrozenRun:
-    """The second half of :func:`freeze`: everything that depends on values; changes ``config`` in place."""
-    config.output_dir = str(output_dir.absolute())
+def complete(config: ExpConfig, overrides: list[str], output_dir: Path | None = None) -> FrozenRun:
+    """The second half of :func:`freeze`: everything that depends on values; changes ``config`` in place.
+
+    Args:
+        config: the result of :func:`prepare`.
+        overrides: the user's overrides.
+        output_dir: the run folder; None: that of the configuration.
+    """
+    launcher = launcher_class(config)
+    if config.launcher.nnodes > 1 and not launcher.is_elsewhere(config.launcher) and not compose.sets_folder(config):
+        raise ConfigError("launcher.nnodes>1 needs output_dir=<a folder that all nodes share>, the same on every node")
     compose.expand(config)
-    checks.validate(config, overrides, create_backend(config.backend), create_task(config), launcher_class(config))
+    checks.validate(config, overrides, create_backend(config.backend), create_task(config), launcher)
+    output_dir = (
+        Path(output_dir or config.output_dir).expanduser().absolute()
+    )  # after the checks: a task may set the name in it
+    config.output_dir = str(output_dir)
     check_trackers(config.logger)
     _note_differences(config, overrides)
     return FrozenRun(config, overrides, RunFolder(output_dir))
@@ -300,6 +311,11 @@ class FrozenRun:
                 batch += f" = {config.batch_size} x {processes} processes x {config.accumulate} micro-batches"
         _say(f"{config.name}: {config.task.name} on {backend}, {config.precision}{batch}")
         _say(f"run folder: {console.shown(self.folder.path)}")
+        launcher = launcher_class(config)
+        if backend.exclusive_devices and not (launcher.joins or launcher.is_elsewhere(config.launcher)):
+            count = backend.device_count()
+            if count > config.nproc:
+                _say(f"{count - config.nproc} of {count} devices stay idle; nproc={count} uses all", "yellow")
         if config.record.trained_in is not None:
             _say(f"as trained in {console.shown(Path(config.record.trained_in))}")
             for line in config.record.differs:
@@ -400,8 +416,7 @@ class FrozenRun:
         config = compose.load(folder.in_use(folder.config))
         distrust(config, groups=("launcher", "task")) if of_others else allow(config.plugins)
         task_class(config)  # refuses a class that only the folder names
-        overrides: Any = OmegaConf.to_container(OmegaConf.load(folder.in_use(folder.overrides)))
-        return cls(config, overrides, folder)
+        return cls(config, list(map(str, read_yaml(folder.in_use(folder.overrides)) or ())), folder)
 
 
 def _say(text: str, style: str | None = None) -> None:

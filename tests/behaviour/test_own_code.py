@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+import exp as api
 from tests.behaviour.conftest import ROOT, STEADY, TINY, losses, result, snapshot
+from tests.conftest import clean_environment
 
 OIL = ["--config-dir", "my_conf", "experiment=oil", "backend=cpu", "max_steps=4", "log_every=1", "plots=false"]
 
@@ -84,9 +89,20 @@ def test_what_is_wrong_with_it_is_said_before_the_first_step(oil, exp):
         assert not (exp.path("run") / "checkpoints").exists()
         shutil.rmtree(exp.path("run"), ignore_errors=True)
     code.write_text(text)
-    done = exp(*OIL, "model.hiden=3")
-    assert done.returncode == 2
-    assert "model.hidden" in done.stderr
+    for words, named in ((["model.hiden=3"], "'model.hidden'"), (["data.fil=x"], "'data.file'")):
+        done = exp(*OIL, *words)
+        assert done.returncode == 2
+        assert named in done.stderr.splitlines()[0]
+    exp.path("my_conf/model/mlp.yaml").write_text("_target_: my_experiment.Mlp\n")
+    exp.path("my_conf/data/oil.yaml").write_text(
+        "_target_: my_experiment.TransformerLoad\nname: oil\nfile: ETTh1.csv\n"
+    )
+    # Arguments that the YAML files do not list:
+    done = exp(*OIL, "data.eval_batch_size=7", "model.hidden=3", "output_dir=run")
+    assert done.returncode == 0, done.stderr
+    written = exp.path("run/config.yaml").read_text()
+    assert "  eval_batch_size: 7\n" in written
+    assert "  hidden: 3\n" in written
 
 
 def test_a_task_a_launcher_a_wrapper_and_a_logger_of_ones_own(exp, page, trained):
@@ -186,6 +202,41 @@ def test_an_installed_package_brings_typed_keys_and_its_yaml_by_its_entry_point(
         done = exp(*run, *words, **site)
         assert done.returncode == 2
         assert named in done.stderr.splitlines()[0]
+
+
+def install(site: Path, name: str, text: str) -> None:
+    """A package with a plugin, in a folder for PYTHONPATH."""
+    (site / f"{name}-1.0.dist-info").mkdir(parents=True)
+    (site / f"{name}-1.0.dist-info" / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (site / f"{name}-1.0.dist-info" / "entry_points.txt").write_text(f"[exp.plugins]\n{name} = {name}:plugin\n")
+    (site / f"{name}.py").write_text(text)
+
+
+def test_a_plugin_that_cannot_be_used_is_a_warning(exp):
+    for name, text in (("raising", "raise RuntimeError('broken\\nhere')"), ("lacking", ""), ("other", "plugin = 3")):
+        install(exp.path("site"), name, text)
+    done = exp("backend=cpu", "--cfg", "job", PYTHONPATH=str(exp.path("site")))
+    assert done.returncode == 0, done.stderr
+    assert "name: timebridge_small" in done.stdout
+    warnings = done.stderr.splitlines()
+    assert [line[:9] for line in warnings] == ["warning: "] * 3
+    for name, line in zip(("lacking", "other", "raising"), warnings):
+        assert f"'{name}'" in line
+
+
+def test_workers_run_the_package_that_the_command_runs(tmp_path):
+    """Whatever is called exp in the current folder, and if PYTHONPATH is relative to it."""
+    (tmp_path / "exp").mkdir()
+    (tmp_path / "exp" / "__init__.py").write_text("open('executed', 'w').close()\n")
+    shutil.copytree(Path(api.__file__).parent, tmp_path / "lib" / "exp", ignore=shutil.ignore_patterns("__pycache__"))
+    with (tmp_path / "lib" / "exp" / "session.py").open("a") as file:
+        file.write(f"\nopen({str(tmp_path / 'copy')!r}, 'w').close()\n")
+    command = [str(Path(sys.executable).with_name("exp")), *STEADY, "nproc=2", "output_dir=run"]
+    environment = clean_environment(PYTHONPATH="lib")
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "copy").is_file()
+    assert not (tmp_path / "executed").exists()
 
 
 HEAD = """

@@ -15,13 +15,13 @@ ONE_BY_ONE = """
 import contextlib, io, json, runpy, sys
 found = []
 for line in json.loads(sys.argv[1]):
-    sys.argv, code, said = ["exp", *line], 0, io.StringIO()
-    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+    sys.argv, code, said, printed = ["exp", *line], 0, io.StringIO(), io.StringIO()
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(printed):
         try:
             runpy.run_module("exp", run_name="__main__")
         except SystemExit as end:
             code = end.code
-    found.append([code, said.getvalue()])
+    found.append([code, said.getvalue(), printed.getvalue()])
 print(json.dumps(found))
 """
 REFUSED = [
@@ -45,6 +45,10 @@ REFUSED = [
     (["task=eval"], 2, "init_from"),
     (["task=eval", "init_from=outputs/typo"], 2, "init_from=outputs/typo"),
     (["task=eval", "init_from=empty"], 2, "init_from=empty"),
+    (["init_from=table.csv"], 2, "init_from=table.csv"),
+    (["resume=table.csv"], 2, "resume=table.csv"),
+    (["task=list"], 2, "task=list"),
+    (["data=csv", "data.name=x", "data.file=table.csv", "data.root=.", "data.channels=1"], 2, "take a smaller window"),
     (["task=predict", "init_from=typo", "experiment=dinov3_loveda", "model.size=tiny"], 2, "init_from=typo"),
     (["experiment=dinov3_dubai", "task=predict", "task.intervals=[0.8]", "init_from=w.pth"], 2, "task.intervals"),
     (["logger.requires=[nonesuch]"], 3, "nonesuch"),
@@ -80,16 +84,17 @@ VARIANTS = [
 @pytest.mark.parametrize("refused", [REFUSED, pytest.param(VARIANTS, marks=pytest.mark.extended)])
 def test_a_refusal_is_one_line_with_the_key_and_leaves_nothing(exp, refused):
     (exp.folder / "w.pth").touch()
+    exp.path("table.csv").write_text("date,a\n" + "".join(f"2020-01-{day + 1:02},{day}\n" for day in range(20)))
     exp.path("empty").mkdir()
     lines = [line if any("backend=" in word for word in line) else ["backend=cpu", *line] for line, _, _ in refused]
     process = Forked(exp.folder, json.dumps(lines), script=ONE_BY_ONE)
     output, errors = process.communicate(timeout=280)
     assert process.returncode == 0, errors
-    for (line, code, key), (ended, said) in zip(refused, json.loads(output.splitlines()[-1])):
+    for (line, code, key), (ended, said, _) in zip(refused, json.loads(output.splitlines()[-1])):
         first = (said.splitlines() or [""])[0]
         assert (ended, first[:7], key in first) == (code, "error: ", True), (line, ended, said)
         assert "Traceback" not in said
-    assert {path.name for path in exp.folder.iterdir()} == {"empty", "w.pth"}
+    assert {path.name for path in exp.folder.iterdir()} == {"empty", "table.csv", "w.pth"}
 
 
 def everything(folder) -> dict:

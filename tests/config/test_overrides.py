@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from exp.config.compose import replace_given
+from exp.config.compose import replace_given, typed
+from exp.config.resolve import allow
+from exp.config.schema import ExpConfig
+from exp.errors import ConfigError
 from tests.config.conftest import composed
 
 SEGMENTATION = ["experiment=dinov3_dubai", "data=segmentation", "data.name=mine", "data.root=."]
@@ -52,3 +57,34 @@ def test_a_dictionary_replaces_that_of_the_experiment_and_members_are_set_one_by
     assert palette("data.palette=null") is None
     found = given(*SEGMENTATION, "data.mask_values={1: 0, 255: 1}", "data.palette.a=AAAAAA").data
     assert (found.mask_values, found.palette) == ({1: 0, 255: 1}, {"a": "AAAAAA"})
+
+
+IN_A_FILE = {
+    "backend": {"allow_fallback": True}, "launcher": {"max_restarts": 2}, "wrapper": {"bucket_cap_mb": 7},
+    "task": {"name": "mine"}, "model": {"d_model": 8}, "data": {"lookback": 48}, "optim": {"lr": 0.5},
+    "schedule": {"warmup_steps": 3}, "logger": {"patience_s": 5.0}, "checkpoint": {"keep_last": 5},
+    "sweep": {"plots": False}, "debug": {"eval_batches": 2}, "figures": {"dpi": 50}, "name": "mine",
+    "published": {96: {"mse": 0.5}}, "published_source": "mine", "published_for": "mine", "nproc": 3, "seed": 7,
+    "dropout_by_sample": True, "precision": "bf16", "compile": True, "batch_size": 5, "global_batch_size": 15,
+    "accumulate": 2, "max_epochs": 3, "max_steps": 9, "val_every": 4, "patience": 6, "metric": "mae",
+    "metrics": [{"_target_": "mine.Metric"}], "min_delta": 0.25, "resume": "auto", "resume_changed_data": True,
+    "init_from": "w.pth", "init_partial": True, "output_dir": "mine", "overwrite": True, "log_every": 3,
+    "rehearsal": False, "plots": False, "report_placement": True, "hooks": [{"type": "Mine"}],
+}  # fmt: skip
+REFUSED = {"plugins": ["mine"], "record": {"trained_in": "mine"}}
+"""A stranger could have written the file; exp writes the record itself."""
+
+
+def test_an_experiment_sets_every_key_of_the_root(tmp_path):
+    assert {*IN_A_FILE, *REFUSED} == {field.name for field in dataclasses.fields(ExpConfig)}
+    (tmp_path / "experiment").mkdir()
+    file = tmp_path / "experiment" / "mine.yaml"
+    file.write_text("# @package _global_\n" + yaml.safe_dump(IN_A_FILE))
+    found = typed(composed("experiment=mine", folders=[str(tmp_path)]))
+    for key, value in IN_A_FILE.items():
+        there = OmegaConf.to_container(found)[key]
+        assert there.items() >= value.items() if isinstance(value, dict) else there == value, key
+    for key, value in REFUSED.items():
+        file.write_text("# @package _global_\n" + yaml.safe_dump({key: value}))
+        with pytest.raises(ConfigError, match=key):
+            allow(composed("experiment=mine", folders=[str(tmp_path)]).plugins, overrides=[])

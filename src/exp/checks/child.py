@@ -13,8 +13,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, Sequence
 
-from hydra.core.hydra_config import HydraConfig
-
+from exp.config.sources import own_folders
 from exp.console import errors_in
 from exp.errors import EXIT_PREEMPTED
 from exp.launcher.processes import JOB_VARIABLE, die_with_parent, kill_job, start_module
@@ -52,10 +51,7 @@ def overrides_without(overrides: Sequence[str], *keys: str) -> list[str]:
 
 def searched() -> list[str]:
     """Command-line arguments that give a child the user's own config folders."""
-    state = HydraConfig.get()
-    folders = [source.path for source in state.runtime.config_sources if source.provider == "command-line"]
-    paths = [each for each in state.overrides.hydra if each.startswith("hydra.searchpath=")]
-    return [*(argument for folder in folders for argument in ("--config-dir", folder)), *paths]
+    return [argument for folder in own_folders for argument in ("--config-dir", folder)]
 
 
 def run_exp(arguments: Sequence[str], output: Path, limit_s: float) -> ChildEnd:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterator, NamedTuple
 
 import numpy as np
@@ -157,7 +156,7 @@ def compare_backends(config: ExpConfig, overrides: list[str], task: Parity) -> i
         ConfigError: the configuration is wrong, or one of the two runs refuses it.
         UnavailableError: a backend or a package is not available.
     """
-    run = freeze(config, overrides, Path(config.output_dir))
+    run = freeze(config, overrides)
     config, folder = run.config, run.folder
     epochs = max(config.max_epochs or 0, task.steps)
     keys = flattened(OmegaConf.to_container(config.model, resolve=True), "model")

@@ -20,6 +20,7 @@ from exp import __version__, console
 from exp.checks.check import FAILED, OK, SKIPPED, WARNING, Answer, Journal, fail, say, skip, table_of
 from exp.checks.child import ChildEnd, overrides_without, run_exp, searched
 from exp.config.check import check_hardware
+from exp.config.compose import sets_folder
 from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, EXIT_UNAVAILABLE, ConfigError
 from exp.frozen import prepare
 from exp.hardware.environment import git_revision, package_versions, variables
@@ -126,8 +127,7 @@ def qualify(config: ExpConfig, overrides: list[str], *_: Any) -> int:
     for pattern in task.rows or ():
         if not fnmatch.filter(rows, pattern):
             raise ConfigError(f"task.rows: {pattern} matches no row; the rows are {', '.join(rows)}")
-    given = any(override.startswith("output_dir=") for override in overrides)
-    place = RunFolder(config.output_dir if given else f"outputs/qualify/{backend.name}_{config.nproc}")
+    place = RunFolder(config.output_dir if sets_folder(config) else f"outputs/qualify/{backend.name}_{config.nproc}")
     place.create()
     lock, machine = RunLock(place.path), machine_of(backend, config.nproc, overrides)
     lock.acquire()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
@@ -34,6 +35,7 @@ _CHOICES = {
     "wrapper.kind": ("mmddp", "ddp", "fsdp", "none"),
     "figures.format": ("png", "pdf", "svg"),
 }
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where the system has it
 _BATCH = {"batch_size", "global_batch_size"}
 
 
@@ -64,9 +66,6 @@ def validate(
     check_task = getattr(preflight_of(config.data), "check_task", None)
     if check_task is not None:  # checks the keys that the family adds to tasks
         check_task(config.task)
-    sets_folder = any(override.startswith("output_dir=") for override in overrides)
-    if config.launcher.nnodes > 1 and not elsewhere and not sets_folder:
-        raise ConfigError("launcher.nnodes>1 needs output_dir=<a folder that all nodes share>, the same on every node")
     if task.isolated and config.launcher["_target_"] == "auto":
         config.launcher._target_ = "exp.launcher.torchrun.TorchrunLauncher"
     if task.diagnoses:
@@ -94,6 +93,12 @@ def validate(
     else:
         config.batch_size = config.global_batch_size = None  # without training they need not be consistent
     _check_files(config, task)
+    several = config.nproc > 1 or config.data.get("num_workers")
+    if several and not elsewhere and not os.access(_SHARED_MEMORY, os.W_OK):
+        raise UnavailableError(
+            f"{_SHARED_MEMORY} is missing or read-only, and several processes need it for shared memory; mount it "
+            "(docker run --shm-size=8g), or set nproc=1 data.num_workers=0"
+        )
 
 
 def preflight_of(data: Any) -> Any:
@@ -141,6 +146,8 @@ def _check_nodes(config: ExpConfig) -> None:
     if missing:
         raise ConfigError(f"{', '.join(missing)} must be set; give {' '.join(f'{key}=...' for key in missing)}")
     for key, _, _, value in nodes(config):
+        if isinstance(value, str) and value != value.encode(errors="replace").decode():  # a lone surrogate
+            raise ConfigError(f"{key}={value} has bytes that are not UTF-8; rename this file or folder")
         if isinstance(value, str) and value != without_credentials(value):
             raise ConfigError(
                 f"{key}={without_credentials(value)} contains a password, which would be saved in config.yaml; leave "
@@ -242,9 +249,12 @@ def check_hardware(config: ExpConfig, backend: Backend, counts: bool = True) -> 
         raise UnavailableError(f"backend={config.backend.name} is not available: {reason}")
     count = backend.device_count() if counts and backend.exclusive_devices else config.nproc
     if config.nproc > count:
+        names = [f"{name}={os.environ[name]}" for name in backend.visible_variables if name in os.environ]
+        ways = [f"set nproc={count}"] * (count > 0)
+        ways += [f"make more devices visible ({', '.join(names)})" if names else "make more devices visible"]
         raise UnavailableError(
             f"nproc={config.nproc} asks for more devices than backend={backend.name} has here: {count}; "
-            f"set nproc={count} or make more devices visible"
+            + " or ".join(ways)
         )
 
 

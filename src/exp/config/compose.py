@@ -13,41 +13,29 @@ them. Overrides therefore apply on top, with types, and sweeps work.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import functools
 import os
 import re
-import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Mapping, Sequence, cast
+from typing import Any, Sequence, cast
 
 import hydra
-from hydra.core.hydra_config import HydraConfig
-from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Transformer
-from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
-from hydra.plugins.config_source import ConfigResult, ConfigSource
-from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from exp.config.resolve import distrust, nodes, resolve
-from exp.config.schema import ExpConfig, LauncherConfig, SubmititConfig
+from exp.config.schema import ExpConfig, LauncherConfig
+from exp.config.sources import choices, opened, own_files, structure_of, task_named
 from exp.console import shown
 from exp.errors import ConfigError, nearest
-from exp.plugins import installed
+from exp.runs.files import read_yaml
 from exp.runs.folder import RunFolder
 
-if TYPE_CHECKING:
-    from hydra.core.config_search_path import ConfigSearchPath
-
 __all__ = [
-    "OF_RUN", "base_of", "begin", "check_weights_there", "compose", "expand", "expand_arguments", "follows",
-    "is_of_hub", "keys_of_groups", "load", "refuse_empty", "register", "replace_given", "run_folder_of", "searchpath",
-    "structure_of", "task_named", "typed",
+    "OF_RUN", "base_of", "check_weights_there", "compose", "expand", "follows", "is_of_hub", "load", "refuse_empty",
+    "replace_given", "run_folder_of", "sets_folder", "typed",
 ]  # fmt: skip
 
 OF_RUN = "of_run"
@@ -56,132 +44,8 @@ OF_RUN = "of_run"
 _INTERFACES = {"launcher": "exp.launcher.base.Launcher", "task": "exp.task.Task"}
 """By name, since this package must not import the packages that implement them."""
 _PATHS = ("data.root", "init_from", "resume", "task.input")
-_SHORT = ("reference", "run", "steps")  # keys of tasks that users may write without ``task.``
 _WITH_THEM = ("name", "seed", "precision", "metric", "metrics", "published", "published_source", "published_for")
 _REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)*)\}")  # an interpolation of one other key, without other text
-_PLAIN = ("backend", "launcher", "wrapper", "logger", "sweep", "debug", "figures", "record")
-"""Sections that Hydra composes without their types and defaults, so that ``--cfg job`` shows what is set, and other
-launchers can add keys; :func:`typed` adds both, and refuses a wrong key or type."""
-_own_files: list[Path] = []
-"""The user's folders of configurations. Classes named there are trusted, also if the config of a run names them."""
-
-
-def register() -> None:
-    """Register with Hydra the configurations of plugins, those without files, and resolvers. Further calls do nothing.
-
-    ``${run_id:}`` is a short random id, the same everywhere in one configuration; ``${if_null:x,a,b}`` is ``a`` where
-    ``x`` is null, else ``b``.
-    """
-    OmegaConf.register_new_resolver("run_id", lambda: secrets.token_hex(3), use_cache=True, replace=True)
-    OmegaConf.register_new_resolver(
-        "if_null", lambda x, then, otherwise: then if x is None else otherwise, replace=True
-    )
-    for plugin in (_PluginConfigs, _Dataclasses):
-        Plugins.instance().register(plugin)
-
-
-@functools.lru_cache(maxsize=None)
-def _choices() -> dict[str, Any]:
-    """What a defaults list may name without a file, by ``<group>/<name>``: a dataclass, an instance of one, or a dict.
-
-    These are the schema, typed keys (under ``schema/``), choices that set no key (``task=eval``, ``data=weather``), and
-    the model and data of a run (:func:`_offer`).
-    """
-    structures = _structures()
-    plain: list[Any] = [(name, Any, dataclasses.field(default_factory=dict)) for name in _PLAIN]
-    schema = dataclasses.make_dataclass("Schema", plain, bases=(ExpConfig,))
-    found: dict[str, Any] = {"exp_schema": schema, **{f"schema/{place}": each for place, each in structures.items()}}
-    for plugin in installed().values():
-        found.update({place: structures.get(place, choice) for place, choice in plugin.choices.items()})
-    return found
-
-
-@functools.lru_cache(maxsize=None)
-def _structures() -> Mapping[str, type]:
-    """The typed keys of launchers and plugins by ``<group>/<name>``; exp's own tasks are a plugin, too."""
-    found: dict[str, type] = {"launcher/base": LauncherConfig, "launcher/submitit": SubmititConfig}
-    for plugin in installed().values():
-        found.update(plugin.structures)
-    for place, keys in (pair for plugin in installed().values() for pair in plugin.keys.items()):
-        found[place] = dataclasses.make_dataclass(found[place].__name__, [], bases=(found[place], keys))
-    return found
-
-
-def structure_of(target: str | None) -> type | None:
-    """The dataclass of typed keys for a ``_target_``; None if there is none."""
-    named = (each for each in _structures().values() if getattr(each, "_target_", MISSING) == target)
-    return None if target in (None, MISSING) else next(named, None)
-
-
-def keys_of_groups() -> list[str]:
-    """The dotted keys of all typed choices, such as ``model.d_model``, without those below them."""
-    groups = ((place.partition("/")[0], keys) for place, keys in _structures().items())
-    return [f"{group}.{field.name}" for group, keys in groups for field in dataclasses.fields(keys)]
-
-
-def task_named(name: str) -> type | None:
-    """The class of ``task=<name>`` if exp or a plugin defines the task; None if only a YAML file does."""
-    return _structures().get(f"task/{name}")
-
-
-def _opened(structure: Any) -> DictConfig:
-    """The OmegaConf node of a dataclass or of its instance; fields of type ``Dict`` accept new members.
-
-    The default of such a field must be a dictionary, not null: OmegaConf cannot merge into a typed null.
-    """
-    node: DictConfig = OmegaConf.structured(structure)
-    for _, _, _, value in nodes(node):
-        if isinstance(value, DictConfig) and OmegaConf.get_type(value) is dict:
-            OmegaConf.set_struct(value, False)
-    return node
-
-
-class _PluginConfigs(SearchPathPlugin):
-    """Adds the config groups of installed plugins to the search path, after exp's own and the user's."""
-
-    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Append the config packages, and the source of choices without files; Hydra calls this before it composes."""
-        for name, plugin in installed().items():
-            if plugin.config is not None:
-                search_path.append(f"exp-{name}", f"pkg://{plugin.config}")
-        search_path.append("exp-dataclasses", f"{_Dataclasses.scheme()}://")
-
-
-class _Dataclasses(ConfigSource):
-    """The choices that need no file (:func:`_choices`).
-
-    Hydra's ConfigStore would make the nodes of all choices in each process, although a run needs a third of them.
-    """
-
-    @staticmethod
-    def scheme() -> str:
-        """The prefix of this source in the search path."""
-        return "dataclasses"
-
-    def available(self) -> bool:
-        """True: this source needs no folder, so nothing can be missing."""
-        return True
-
-    def load_config(self, config_path: str) -> ConfigResult:
-        """A new node of one of the choices."""
-        node = _opened(_choices()[config_path])
-        return ConfigResult(self.provider, self.full_path(), node, {"package": None})
-
-    def is_config(self, config_path: str) -> bool:
-        """Whether the path is a choice."""
-        return config_path in _choices()
-
-    def is_group(self, config_path: str) -> bool:
-        """Whether there are choices below this path."""
-        return any(place.startswith(f"{config_path}/") for place in _choices())
-
-    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        """The names of choices, of groups, or of both, directly below a path."""
-        prefix = f"{config_path}/" if config_path else ""
-        below = [place[len(prefix) :] for place in _choices() if place.startswith(prefix)]
-        configs = {name for name in below if "/" not in name}
-        groups = {name.partition("/")[0] for name in below} - configs
-        return sorted({ObjectType.CONFIG: configs, ObjectType.GROUP: groups, None: configs | groups}[results_filter])
 
 
 def typed(config: Any, of_others: bool = False) -> ExpConfig:
@@ -202,9 +66,14 @@ def typed(config: Any, of_others: bool = False) -> ExpConfig:
     content: Any = OmegaConf.to_container(config, resolve=False)
     root = OmegaConf.structured(ExpConfig)
     for group in ("launcher", "task", "data", "model"):
-        target = str((content.get(group) or {}).get("_target_", MISSING))
+        section = content.get(group)
+        if not isinstance(section, dict):
+            raise ConfigError(f"{group} must be set; choose {group}=... (--help lists the choices)")
+        target = str(section.get("_target_") or MISSING)
+        if target == MISSING:
+            raise ConfigError(f"{group}._target_ must be set; give the path of a class, such as package.module.Class")
         keys: Any = LauncherConfig if target == "auto" else structure_of(target)
-        unknown = keys is None and target != MISSING and (target.startswith("exp.") or not of_others)
+        unknown = keys is None and (target.startswith("exp.") or not of_others)
         if unknown and group in _INTERFACES:
             found = resolve(f"{group}._target_", target, _INTERFACES[group])
             keys = found.keys if group == "launcher" else found
@@ -226,8 +95,8 @@ def load(path: Path) -> ExpConfig:
 def _read(path: Path, groups: Sequence[str]) -> DictConfig:
     """The content of a ``config.yaml``, which must have the ``groups``; raises ConfigError."""
     try:
-        content = OmegaConf.load(path)
-    except (OSError, ValueError, YAMLError) as error:
+        content = read_yaml(path, OmegaConf.create)
+    except (ConfigError, OSError) as error:
         said = (str(error) or type(error).__name__).splitlines()[0]
         raise ConfigError(f"{path} is not the configuration of a run: {said}; use another run folder") from error
     if not isinstance(content, DictConfig) or any(not isinstance(content.get(each), DictConfig) for each in groups):
@@ -237,9 +106,7 @@ def _read(path: Path, groups: Sequence[str]) -> DictConfig:
 
 def compose(primary: str, overrides: Sequence[str]) -> ExpConfig:
     """Compose a primary configuration and overrides with Hydra, without the node ``hydra``; not typed yet."""
-    # The file of a backend may be in a folder that only hydra.searchpath adds.
-    found = [override for override in HydraConfig.get().overrides.hydra if override.startswith("hydra.searchpath=")]
-    return cast(ExpConfig, hydra.compose(primary, [*overrides, *found]))
+    return cast(ExpConfig, hydra.compose(primary, list(overrides)))
 
 
 def replace_given(config: Any, overrides: Sequence[str]) -> None:
@@ -273,17 +140,6 @@ def follows(config: ExpConfig) -> dict[str, str]:
 def is_of_hub(weights: str | None) -> bool:
     """Whether ``init_from`` names weights of a hub instead of a file."""
     return weights is not None and weights.startswith(("hf:", "timm:"))
-
-
-def expand_arguments(arguments: Sequence[str]) -> list[str]:
-    """Expand ``KEY=~/path``, which a shell does not (it expands ``~`` only at the beginning of a word), and short keys.
-
-    ``task=parity reference=cpu`` is short for ``task=parity task.reference=cpu``, if the task has such a key.
-    """
-    task = next((task_named(each[5:]) for each in reversed(arguments) if each.startswith("task=")), None)
-    short = {field.name for field in dataclasses.fields(task) if field.name in _SHORT} if task is not None else set()
-    found = [re.sub(r"=~(?=/|$)", lambda _: f"={Path.home()}", argument, count=1) for argument in arguments]
-    return [f"task.{each}" if each.partition("=")[0] in short else each for each in found]
 
 
 def expand(config: Any) -> None:
@@ -324,6 +180,16 @@ def refuse_empty(key: str, value: Any) -> None:
         raise ConfigError(f"{key} is empty, where a path is expected ('.' is the current folder)")
 
 
+def sets_folder(config: Any) -> bool:
+    """Whether the user has chosen ``output_dir``, on the command line or in a file; by default it has a random part.
+
+    Args:
+        config: composed, with interpolations.
+    """
+    written: Any = OmegaConf.to_container(config, resolve=False)
+    return "${run_id:}" not in str(written["output_dir"])
+
+
 def run_folder_of(weights: str | None) -> Path | None:
     """The run folder of weights: the path itself, or a parent if the path is in its ``checkpoints``; None: no run."""
     if not weights:
@@ -337,11 +203,12 @@ def check_weights_there(value: str, key: str = "init_from") -> None:
     """Refuse a path that is neither a file nor a folder with a run or weights.
 
     Args:
-        value: the path; the content of a file is not checked.
+        value: the path; of a file, only its first bytes are checked.
         key: the key of the configuration, for the message.
 
     Raises:
-        ConfigError: the path is empty or does not exist, or is a folder with neither a configuration nor weights.
+        ConfigError: the path is empty or does not exist, is a file of another kind, or is a folder with neither a
+            configuration nor weights.
     """
     refuse_empty(key, value)
     path = Path(value).expanduser()
@@ -350,6 +217,11 @@ def check_weights_there(value: str, key: str = "init_from") -> None:
             raise ConfigError("resume=true: use resume=auto, or the path of a checkpoint or run folder")
         there = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
         raise ConfigError(f"{key}={shown(path)}: there is no such file or folder{nearest(path.name, there)}")
+    if path.is_file() and path.suffix != ".json":
+        with path.open("rb") as file:
+            start = file.read(9)
+        if start and not start.startswith((b"PK", b"\x80")) and start[8:] != b"{":
+            raise ConfigError(f"{key}={shown(path)} is no file of weights: neither of torch (.pth) nor .safetensors")
     if path.is_dir() and run_folder_of(value) is None:
         kinds = (
             "*.pth",
@@ -362,13 +234,6 @@ def check_weights_there(value: str, key: str = "init_from") -> None:
         )
         if not any(True for kind in kinds for _ in path.glob(kind)):
             raise ConfigError(f"{key}={shown(path)} is not a run folder: it has neither config.yaml nor weights")
-
-
-def begin(arguments: Sequence[str]) -> tuple[str, list[str], str | None]:
-    """Store the user's folders of configurations, and return the result of :func:`base_of`; raises its errors."""
-    places = [each[len("file://") :] if each.startswith("file://") else each for each in searchpath(arguments)]
-    _own_files[:] = [Path(place).absolute() for place in places if "://" not in place]
-    return base_of(arguments)
 
 
 def base_of(arguments: Sequence[str], needs_weights: bool | None = None) -> tuple[str, list[str], str | None]:
@@ -430,7 +295,7 @@ def _offer(folder: Path) -> dict[str, Any]:
     """
     path, parts = RunFolder(folder).config, ("data", "model")
     config = _read(path, parts)
-    distrust(config, "\n".join(file.read_text() for own in _own_files for file in own.rglob("*.yaml")))
+    distrust(config, "\n".join(file.read_text(encoding="utf-8", errors="replace") for file in own_files()))
     for key, target in (OmegaConf.select(config, "record.follows") or {}).items():
         OmegaConf.update(config, key, f"${{{target}}}")
     # Record the choices of the run, since those of this composition are OF_RUN.
@@ -440,24 +305,12 @@ def _offer(folder: Path) -> dict[str, Any]:
         node: Any = OmegaConf.to_container(config[part], resolve=False)
         structure = structure_of(node.get("_target_"))
         try:
-            _choices()[f"{part}/{OF_RUN}"] = node if structure is None else OmegaConf.merge(_opened(structure), node)
+            choices()[f"{part}/{OF_RUN}"] = node if structure is None else OmegaConf.merge(opened(structure), node)
         except OmegaConfBaseException as error:
             said = str(error.msg).splitlines()[0]
             raise ConfigError(f"{path}: {part}.{error.key}: {said}; another version of exp wrote this run") from error
         overrides.append({f"override {part}": OF_RUN})
     rest = {key: config[key] for key in _WITH_THEM if key in config}
     record = {"trained_in": str(folder), "chosen": chosen}
-    _choices()[OF_RUN] = {"defaults": [*overrides, "_self_"], **rest, "record": record}
+    choices()[OF_RUN] = {"defaults": [*overrides, "_self_"], **rest, "record": record}
     return chosen
-
-
-def searchpath(arguments: Sequence[str]) -> list[str]:
-    """The user's folders of configurations: those of ``hydra.searchpath``, and that of ``--config-dir``."""
-    given = [each.partition("=")[2].strip("[]") for each in arguments if each.startswith("hydra.searchpath=")]
-    found = [part.strip(" '\"") for each in given for part in each.split(",") if part]
-    for number, word in enumerate(arguments):
-        option, _, folder = word.partition("=")
-        if option in ("--config-dir", "-cd"):
-            folder = folder or "".join(arguments[number + 1 : number + 2])
-            found.append(f"file://{os.path.abspath(folder)}")  # noqa: PTH100 - as the user wrote it
-    return found

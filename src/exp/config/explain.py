@@ -6,7 +6,6 @@ import re
 import textwrap
 from importlib import import_module
 from pathlib import Path
-from typing import Sequence
 
 from hydra import initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
@@ -14,18 +13,28 @@ from hydra.core.object_type import ObjectType
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import MarkedYAMLError
 
-from exp.config.compose import keys_of_groups, searchpath
 from exp.config.resolve import nodes
 from exp.config.schema import ExpConfig
+from exp.config.sources import keys_of_groups
 from exp.errors import nearest
 
 __all__ = ["explain", "help_text", "is_of_composition"]
 
-_GROUPS = ("experiment", "backend", "launcher", "wrapper", "data", "model", "optim", "schedule", "logger", "debug")
+_GROUPS = (
+    "task",
+    "experiment",
+    "backend",
+    "launcher",
+    "wrapper",
+    "data",
+    "model",
+    "optim",
+    "schedule",
+    "logger",
+    "debug",
+)
 _NO_CHOICE = "Config group override must be a string or a list"
-_TWO_MODES = "Only one of --run, --multirun, --cfg"
 _WORDS = {
     **dict.fromkeys(("accelerator", "device"), "backend=... (--help lists all)"),
     **dict.fromkeys(("devices", "gpus"), "nproc=..."),
@@ -43,9 +52,8 @@ _WORDS = {
 
 
 def is_of_composition(error: Exception) -> bool:
-    """Whether an error is one that Hydra, OmegaConf or YAML raises while a configuration is composed."""
-    kinds = (HydraException, OmegaConfBaseException, MarkedYAMLError)
-    return isinstance(error, kinds) or str(error).startswith((_NO_CHOICE, _TWO_MODES))
+    """Whether an error is one that Hydra or OmegaConf raises while a configuration is composed."""
+    return isinstance(error, (HydraException, OmegaConfBaseException)) or str(error).startswith(_NO_CHOICE)
 
 
 def explain(error: Exception) -> str:
@@ -53,8 +61,6 @@ def explain(error: Exception) -> str:
     text, cause = str(error), error.__cause__ or error
     if isinstance(error, MissingConfigException) and isinstance(error.missing_cfg_file, str) and error.options:
         group, _, choice = error.missing_cfg_file.rpartition("/")
-        if group == "hydra/launcher":
-            return f"{group}={choice}: exp runs the jobs of a sweep itself; leave it out, and set launcher=... instead"
         options = ", ".join(error.options)
         return f"{group}={choice} is not a choice{nearest(choice, error.options)}\n  choices of {group}: {options}"
     if isinstance(error, OverrideParseException):
@@ -62,9 +68,6 @@ def explain(error: Exception) -> str:
             f"cannot read the argument '{error.override}': expected KEY=VALUE, and quotes around special characters; "
             "around a dictionary twice: 'KEY={name: \"value\"}'"
         )
-    if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
-        mark = error.problem_mark
-        return f"{mark.name}, line {mark.line + 1}: {error.problem}; indent with spaces"
     if text.startswith(_NO_CHOICE):
         return "a config group takes the name of a choice, such as debug=one_batch; --help lists them"
     match = re.match(r"Multiple values for (\S+)\. To override", text)
@@ -73,12 +76,13 @@ def explain(error: Exception) -> str:
     match = re.search(r"In 'experiment/([^']+)'.*?\n\s*(Key .*?)\n\s*full_key: (\S+)", text, re.DOTALL)
     if match:
         experiment, complaint, key = match.groups()
-        if key == "experiment":
-            return f"experiment={experiment}: its file lacks the line '# @package _global_' at its top"
         return (
             f"experiment={experiment} sets {key}, which the chosen data or model does not have; choose an experiment "
             f"for these data and this model (--help lists all)\n  {complaint}"
         )
+    match = re.search(r"Missing mandatory value: (\S+)", text)
+    if match:
+        return f"{match.group(1)} must be set; give {match.group(1)}=..., or set it in the file of the experiment"
     complaint, below = (str(getattr(cause, name, None) or "") for name in ("msg", "full_key"))
     match = re.match(r"(?:Error merging override |Could not override ')([^=']+)(?:=(.*))?", text)
     key, value = match.groups() if match else (below, None)
@@ -106,19 +110,16 @@ def _hint(unknown: str, error: BaseException) -> str:
     return f"; did you mean '{elsewhere[0]}'?" if elsewhere else nearest(unknown, known)
 
 
-def help_text(arguments: Sequence[str]) -> str:
+def help_text() -> str:
     """The text of ``--help``: ``conf/help.txt``, with the choices of every folder in the search path.
 
     Not printed by Hydra, which would compose a configuration and search all its groups. That takes seconds.
-
-    Args:
-        arguments: of the command line; only those that add folders of configurations matter.
     """
-    folders, lines = [f"hydra.searchpath=[{','.join(searchpath(arguments))}]"], []
+    lines = []
     with initialize_config_module("exp.conf", version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
         for group in _GROUPS:
-            choices = loader.get_group_options(group, ObjectType.CONFIG, "config", folders)
+            choices = loader.get_group_options(group, ObjectType.CONFIG, "config")
             text = f"  {group:<11}{' '.join(choices)}"
             lines += textwrap.wrap(text, 80, subsequent_indent=" " * 13, break_on_hyphens=False)
     text = (Path(str(import_module("exp.conf").__file__)).parent / "help.txt").read_text(encoding="utf-8")

@@ -7,6 +7,7 @@ class and checks its interface; :func:`create` makes the object. Imports neither
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.util
@@ -268,8 +269,10 @@ def create(config: Any, base: type | tuple[type, ...], key: str, **arguments: An
         UnavailableError: the module exists, but importing it fails.
     """
     content = as_plain(config)
-    target = str(content.pop("_target_"))
-    return make(resolve(f"{key}._target_", target, base), key, content, arguments)
+    target = content.pop("_target_", None) if isinstance(content, dict) else None
+    if target is None:
+        raise ConfigError(f"{key} has no _target_; give the path of a class, such as package.module.Class")
+    return make(resolve(f"{key}._target_", str(target), base), key, content, arguments)
 
 
 def make(cls: Any, key: str, content: Mapping[str, Any], arguments: Mapping[str, Any] | None = None) -> Any:
@@ -288,6 +291,14 @@ def make(cls: Any, key: str, content: Mapping[str, Any], arguments: Mapping[str,
     parts = {name: content[name] for name in getattr(cls, "makes", ()) if name in content}
     others = {name: value for name, value in content.items() if name not in parts}
     given = {**_arguments(others, key, asks_registries=not is_own(cls)), **parts}
+    with contextlib.suppress(ValueError):  # a class in C may have no signature
+        taken = inspect.signature(cls).parameters
+        unknown = (
+            [] if any(each.kind is each.VAR_KEYWORD for each in taken.values()) else [*given.keys() - taken.keys()]
+        )
+        for name in unknown:
+            near = nearest(f"{key}.{name}", [f"{key}.{each}" for each in taken])
+            raise ConfigError(f"there is no key '{key}.{name}', since {shown(cls)} takes no such argument{near}")
     with asked(key, cls):
         return cls(**given, **(arguments or {}))
 

@@ -50,12 +50,13 @@ class Report(_OfRuns):
         The files go to ``output_dir`` if the user sets it; else into the sweep's folder, if ``run`` is one; else into a
         new folder below ``outputs/report``, so that no run folder changes.
         """
+        from exp.config.compose import sets_folder
         from exp.report.page import write_report
         from exp.report.tables import as_rich, results_tables
 
         paths, runs = self.find()
         folder = Path(config.output_dir)
-        if not any(override.startswith("output_dir=") for override in overrides):
+        if not sets_folder(config):
             only = Path(paths[0])
             is_sweep = len(paths) == 1 and only.is_dir() and not (only / "config.yaml").is_file()
             folder = only if is_sweep else Path("outputs", "report", folder.name)

@@ -8,7 +8,7 @@ import pytest
 from hydra import compose, initialize_config_module
 from hydra.utils import instantiate
 
-from exp.config.compose import register
+from exp.config.sources import register
 from exp.errors import DataError
 from exp.forecasting.config import ForecastingDataConfig
 from exp.forecasting.data.preflight import preflight

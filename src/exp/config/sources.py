@@ -1,0 +1,304 @@
+"""Where Hydra finds configurations: the user's folders, those of plugins, and choices that need no file.
+
+Only :class:`_Files` reads YAML of users, so it is where their mistakes get a message.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.util
+import io
+import os
+import re
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Iterator, Mapping, Sequence
+
+from hydra.core.object_type import ObjectType
+from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigResult, ConfigSource
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import MISSING, DictConfig, OmegaConf
+
+from exp.config.resolve import nodes
+from exp.config.schema import ExpConfig, LauncherConfig, SubmititConfig
+from exp.errors import ConfigError, nearest
+from exp.plugins import installed
+from exp.runs.files import read_yaml
+
+if TYPE_CHECKING:
+    from hydra.core.config_search_path import ConfigSearchPath
+
+__all__ = [
+    "choices", "keys_of_groups", "opened", "own_files", "own_folders", "refuse_hydra", "register", "structure_of",
+    "task_named",
+]  # fmt: skip
+
+own_folders: list[str] = []
+"""The folders and packages (``pkg://...``) of configurations that the user has named on the command line."""
+_PLAIN = ("backend", "launcher", "wrapper", "logger", "sweep", "debug", "figures", "record")
+"""Sections that Hydra composes without their types and defaults, so that ``--cfg job`` shows what is set, and other
+launchers can add keys; :func:`exp.config.compose.typed` adds both, and refuses a wrong key or type."""
+_PACKAGE = re.compile(r"(?:[ \t]*(?:#.*)?\n)*?[ \t]*#[ \t]*@package[ \t]+(\S+)")
+_OF_HYDRA = {
+    "run": "output_dir=...",
+    "sweep": "output_dir=<the folder of the sweep>, in which jobs are numbered",
+    "output_subdir": "output_dir=...",
+    "mode": "-m",
+    "launcher": "launcher=...; exp runs the jobs of a sweep itself",
+    "verbose": "the files in logs/ of the run folder",
+    "job_logging": "the files in logs/ of the run folder",
+    "hydra_logging": "the files in logs/ of the run folder",
+    "job.env_set": "backend.env.NAME=...",
+    "job.env_copy": "backend.env.NAME=...",
+    "job.chdir": "output_dir=...; runs stay in the current folder",
+    "callbacks": "hooks=[{type: ...}]",
+}
+"""Keys of Hydra without effect in exp, each with what to write instead."""
+
+
+def refuse_hydra(key: str, where: str = "") -> None:
+    """Refuse a key of Hydra's own configuration that has no effect in exp.
+
+    Args:
+        key: such as ``hydra.run.dir`` or ``hydra/launcher``; keys that are not of Hydra are allowed.
+        where: the file that sets it, with a colon, for the message; empty: the command line.
+
+    Raises:
+        ConfigError: the key is neither ``hydra.searchpath`` nor one of the sweeper.
+    """
+    match = re.match(r"hydra[./]([\w./]*)", key)
+    if match is None or re.match(r"(searchpath|sweeper)\b", match.group(1)):
+        return
+    name = match.group(1).replace("/", ".")
+    use = next((use for word, use in _OF_HYDRA.items() if f"{name}.".startswith(f"{word}.")), None)
+    hint = "leave it out" if use is None else f"use {use}"
+    raise ConfigError(f"{where}{key} has no effect in exp; {hint} (of Hydra's own keys, only hydra.sweeper is used)")
+
+
+def register(folders: Sequence[str] = ()) -> None:
+    """Register with Hydra the configurations of plugins, those without files, and resolvers.
+
+    ``${run_id:}`` is a short random id, the same everywhere in one configuration; ``${if_null:x,a,b}`` is ``a`` where
+    ``x`` is null, else ``b``.
+
+    Args:
+        folders: the user's folders of configurations, and packages as ``pkg://<name>``.
+
+    Raises:
+        ConfigError: there is no such folder or package.
+    """
+    OmegaConf.register_new_resolver("run_id", lambda: secrets.token_hex(3), use_cache=True, replace=True)
+    OmegaConf.register_new_resolver(
+        "if_null", lambda x, then, otherwise: then if x is None else otherwise, replace=True
+    )
+    for plugin in (_SearchPath, _Dataclasses, _Files):
+        Plugins.instance().register(plugin)
+    own_folders[:] = folders
+    for folder in folders:
+        list(_places(folder))
+
+
+def own_files() -> Iterator[Path]:
+    """The YAML files in the user's folders. Classes named there are trusted, also if the config of a run names them."""
+    places = (place for folder in own_folders if not folder.startswith("pkg://") for place in _places(folder))
+    return (file for place in places for file in Path(place).rglob("*.yaml"))
+
+
+def _places(folder: str) -> list[str]:
+    """The absolute paths of a folder, or of a package, which may have several."""
+    scheme, _, name = folder.rpartition("://")
+    if scheme == "pkg":
+        spec = importlib.util.find_spec(name)
+        if spec is None or not spec.submodule_search_locations:
+            raise ConfigError(f"hydra.searchpath: there is no package {name}; is its folder on PYTHONPATH?")
+        return list(spec.submodule_search_locations)
+    path = Path(os.path.abspath(Path(name).expanduser()))  # noqa: PTH100 - pathlib leaves `..` in it
+    if scheme not in ("", "file"):
+        raise ConfigError(f"hydra.searchpath: {folder} is neither a folder nor pkg://<a package>")
+    if not path.is_dir():
+        there = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise ConfigError(f"there is no folder {name} of configurations{nearest(path.name, there)}")
+    return [str(path)]
+
+
+@functools.lru_cache(maxsize=None)
+def choices() -> dict[str, Any]:
+    """What a defaults list may name without a file, by ``<group>/<name>``: a dataclass, an instance of one, or a dict.
+
+    These are the schema, typed keys (under ``schema/``), choices that set no key (``task=eval``, ``data=weather``), and
+    the model and data of a run (:func:`exp.config.compose.base_of`).
+    """
+    structures = _structures()
+    plain: list[Any] = [(name, Any, dataclasses.field(default_factory=dict)) for name in _PLAIN]
+    schema = dataclasses.make_dataclass("Schema", plain, bases=(ExpConfig,))
+    found: dict[str, Any] = {"exp_schema": schema, **{f"schema/{place}": each for place, each in structures.items()}}
+    for plugin in installed().values():
+        found.update({place: structures.get(place, choice) for place, choice in plugin.choices.items()})
+    return found
+
+
+@functools.lru_cache(maxsize=None)
+def _structures() -> Mapping[str, type]:
+    """The typed keys of launchers and plugins by ``<group>/<name>``; exp's own tasks are a plugin, too."""
+    found: dict[str, type] = {"launcher/base": LauncherConfig, "launcher/submitit": SubmititConfig}
+    for plugin in installed().values():
+        found.update(plugin.structures)
+    pairs = [pair for plugin in installed().values() for pair in plugin.keys.items()]
+    for place, keys in (pair for pair in pairs if pair[0] in found):  # a plugin that does not load has none
+        found[place] = dataclasses.make_dataclass(found[place].__name__, [], bases=(found[place], keys))
+    return found
+
+
+def structure_of(target: str | None) -> type | None:
+    """The dataclass of typed keys for a ``_target_``; None if there is none."""
+    named = (each for each in _structures().values() if getattr(each, "_target_", MISSING) == target)
+    return None if target in (None, MISSING) else next(named, None)
+
+
+def keys_of_groups() -> list[str]:
+    """The dotted keys of all typed choices, such as ``model.d_model``, without those below them."""
+    groups = ((place.partition("/")[0], keys) for place, keys in _structures().items())
+    return [f"{group}.{field.name}" for group, keys in groups for field in dataclasses.fields(keys)]
+
+
+def task_named(name: str) -> type | None:
+    """The class of ``task=<name>`` if exp or a plugin defines the task; None if only a YAML file does."""
+    return _structures().get(f"task/{name}")
+
+
+def opened(structure: Any) -> DictConfig:
+    """The OmegaConf node of a dataclass or of its instance; fields of type ``Dict`` accept new members.
+
+    The default of such a field must be a dictionary, not null: OmegaConf cannot merge into a typed null.
+    """
+    node: DictConfig = OmegaConf.structured(structure)
+    for _, _, _, value in nodes(node):
+        if isinstance(value, DictConfig) and OmegaConf.get_type(value) is dict:
+            OmegaConf.set_struct(value, False)
+    return node
+
+
+class _SearchPath(SearchPathPlugin):
+    """Adds to the search path the config groups of installed plugins, and the user's folders."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Append the folders, and the source of choices without files; Hydra calls this before it composes."""
+        packages = {f"exp-{name}": f"pkg://{plugin.config}" for name, plugin in installed().items() if plugin.config}
+        for provider, folder in [*packages.items(), *(("command-line", folder) for folder in own_folders)]:
+            for place in _places(folder):
+                search_path.append(provider, f"{_Files.scheme()}://{place}")
+        search_path.append("exp-dataclasses", f"{_Dataclasses.scheme()}://")
+
+
+class _Files(ConfigSource):
+    """A folder of YAML files, which are read with limits (:func:`exp.runs.files.read_yaml`)."""
+
+    @staticmethod
+    def scheme() -> str:
+        """The prefix of this source in the search path."""
+        return "files"
+
+    def available(self) -> bool:
+        """Whether the folder is there."""
+        return self.is_group("")
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        """The content of a file.
+
+        A class without typed keys takes any argument, as its constructor decides.
+
+        Raises:
+            ConfigError: the file is not valid, sets keys of Hydra that have no effect, or is an experiment without
+                ``# @package _global_``.
+        """
+        path, package = self._path_of(config_path), None
+
+        def load(text: str) -> Any:
+            nonlocal package
+            match = _PACKAGE.match(text)
+            package = match and match.group(1)
+            return OmegaConf.load(io.StringIO(text))
+
+        node = read_yaml(path, load)
+        if not isinstance(node, DictConfig):
+            raise ConfigError(f"{path} is a list; a file of configuration has lines such as 'key: value'")
+        if config_path.startswith("experiment/") and package is None:
+            raise ConfigError(
+                f"{path} lacks the line '# @package _global_' at its top, so its keys would have no effect"
+            )
+        content: Any = OmegaConf.to_container(node)
+        if package == "_global_":
+            for key in content.get("hydra") or ():
+                refuse_hydra(f"hydra.{key}", f"{path}: ")
+            if "record" in content:
+                raise ConfigError(f"{path}: record is written by exp, and cannot be set; leave it out")
+        for key in _overridden(content.get("defaults")):
+            refuse_hydra(key, f"{path}: ")
+        for part in (node, *(node.get(key) for key in ("data", "model", "task"))):
+            if isinstance(part, DictConfig) and part.get("_target_") and structure_of(part["_target_"]) is None:
+                OmegaConf.set_struct(part, False)
+        return ConfigResult(self.provider, self.full_path(), node, {"package": package})
+
+    def is_config(self, config_path: str) -> bool:
+        """Whether there is such a file."""
+        return self._path_of(config_path).is_file()
+
+    def is_group(self, config_path: str) -> bool:
+        """Whether there is such a folder."""
+        return Path(self.path, config_path).is_dir()
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        """The names of files, of folders, or of both, directly in a folder."""
+        below = [each for each in Path(self.path, config_path).iterdir() if each.name != "__pycache__"]
+        configs = {each.stem for each in below if each.suffix == ".yaml" and each.is_file()}
+        groups = {each.name for each in below if each.is_dir()}
+        return sorted({ObjectType.CONFIG: configs, ObjectType.GROUP: groups, None: configs | groups}[results_filter])
+
+    def _path_of(self, config_path: str) -> Path:
+        return Path(self.path, config_path if config_path.endswith(".yaml") else f"{config_path}.yaml")
+
+
+def _overridden(defaults: Any) -> Iterator[str]:
+    """The config groups in a defaults list, without the word ``override`` and a leading slash."""
+    for entry in defaults if isinstance(defaults, list) else ():
+        for group in entry if isinstance(entry, dict) else [str(entry)]:
+            yield re.sub(r"^(override |optional )*/?", "", str(group))
+
+
+class _Dataclasses(ConfigSource):
+    """The choices that need no file (:func:`choices`).
+
+    Hydra's ConfigStore would make the nodes of all choices in each process, although a run needs a third of them.
+    """
+
+    @staticmethod
+    def scheme() -> str:
+        """The prefix of this source in the search path."""
+        return "dataclasses"
+
+    def available(self) -> bool:
+        """True: this source needs no folder, so nothing can be missing."""
+        return True
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        """A new node of one of the choices."""
+        node = opened(choices()[config_path])
+        return ConfigResult(self.provider, self.full_path(), node, {"package": None})
+
+    def is_config(self, config_path: str) -> bool:
+        """Whether the path is a choice."""
+        return config_path in choices()
+
+    def is_group(self, config_path: str) -> bool:
+        """Whether there are choices below this path."""
+        return any(place.startswith(f"{config_path}/") for place in choices())
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        """The names of choices, of groups, or of both, directly below a path."""
+        prefix = f"{config_path}/" if config_path else ""
+        below = [place[len(prefix) :] for place in choices() if place.startswith(prefix)]
+        configs = {name for name in below if "/" not in name}
+        groups = {name.partition("/")[0] for name in below} - configs
+        return sorted({ObjectType.CONFIG: configs, ObjectType.GROUP: groups, None: configs | groups}[results_filter])
