@@ -14,7 +14,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from exp.config.compose import register
+from exp.config.sources import register
 from exp.config.schema import OptimConfig
 from exp.engine.optim import build_optimizer, build_schedulers, vanished_rate
 from exp.engine.training import carry_over, saved_order

@@ -13,9 +13,9 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import OmegaConf, open_dict
 
-from exp.config import compose
+from exp.config.sources import register
 from exp.errors import ExpError
-from exp.frozen import FrozenRun, complete, freeze
+from exp.frozen import FrozenRun, complete, prepare
 from exp.launcher.base import Outcome
 from exp.runs.folder import RunFolder
 from exp.sweep import Job
@@ -53,7 +53,7 @@ def test_every_configuration_is_the_same_as_composed_alone(hydra, tmp_path, monk
         config = copy.deepcopy(composed)
         with open_dict(config):
             del config["hydra"]
-        return OmegaConf.to_yaml(freeze(config, overrides, tmp_path / "run").config, resolve=True)
+        return OmegaConf.to_yaml(complete(prepare(config, overrides), overrides, tmp_path / "run").config, resolve=True)
 
     def shared(overrides: list[str]) -> str:
         prepared = composer.prepared(master, overrides, 0)
@@ -81,7 +81,7 @@ def test_every_configuration_is_the_same_as_composed_alone(hydra, tmp_path, monk
 def hydra(tmp_path, monkeypatch):
     """Hydra's loader of configurations, and the configuration of a whole sweep."""
     monkeypatch.chdir(tmp_path)
-    compose.register()
+    register()
     GlobalHydra.instance().clear()
     with initialize_config_module("exp.conf", version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()

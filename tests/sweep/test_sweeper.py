@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sqlite3
 
 import pytest
 
@@ -18,7 +19,7 @@ REFUSED = [
     (["-m", "output_dir=a,b"], "output_dir"),
     (["-m", "output_dir=x${seed}", "seed=1,2"], "output_dir"),
     (["-m", "output_dir=", "seed=1,2"], "output_dir"),
-    (["-m", "hydra.sweep.subdir=a_${seed}", "seed=1,2"], "hydra.sweep.subdir"),
+    (["-m", "--config-dir=my", "experiment=a,b"], "output_dir"),
     (["-m", "seed=range(5,5)"], "seed=range(5,5)"),
     (["-m", "seed=range(5,5)", "hydra.sweeper.max_batch_size=2"], "seed=range(5,5)"),
     (["-m", "task=eval", "init_from=glob(*)"], "glob()"),
@@ -37,12 +38,16 @@ REFUSED = [
 
 
 def test_what_can_only_be_a_mistake_is_refused_and_leaves_nothing(exp):
+    exp.path("my/experiment").mkdir(parents=True)
+    for name in ("a", "b"):
+        text = f"# @package _global_\nname: {name}\noutput_dir: of_{name}\n"
+        exp.path(f"my/experiment/{name}.yaml").write_text(text)
     process = Forked(exp.folder, json.dumps([["backend=cpu", *line] for line, _ in REFUSED]), script=ONE_BY_ONE)
     output, errors = process.communicate(timeout=280)
     assert process.returncode == 0, errors
-    for (line, key), (code, said) in zip(REFUSED, json.loads(output.splitlines()[-1])):
+    for (line, key), (code, said, _) in zip(REFUSED, json.loads(output.splitlines()[-1])):
         assert (code, len(said.splitlines()), said[:7], key in said) == (2, 1, "error: ", True), (line, said)
-    assert list(exp.folder.iterdir()) == []
+    assert [path.name for path in exp.folder.iterdir()] == ["my"]
 
 
 def statuses(exp) -> list[str]:
@@ -63,6 +68,45 @@ def test_a_sweeper_that_raises_is_one_line(exp, optuna):
     assert "error: the sweeper has ended the sweep: ValueError: No trials are completed yet" in done.stderr
     assert "Traceback" not in done.stderr
     assert statuses(exp) == ["failed"]
+
+
+COUNTING = """
+import json, runpy, sys
+opened = []
+sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
+sys.argv = ["exp", *json.loads(sys.argv[1])]
+try:
+    runpy.run_module("exp", run_name="__main__")
+finally:
+    read = [sum(each.endswith(f"sweep/{job}/config.yaml") for each in opened) for job in range(3)]
+    print(json.dumps([read, sum("/.sweep.csv." in each for each in opened)]))
+"""
+
+
+def test_a_job_is_read_once_however_many_batches_follow(exp):
+    """A sweeper may ask for one job at a time, a thousand times."""
+    words = [*SWEEP, "optim.type=SGD", "seed=1,2,3", "hydra.sweeper.max_batch_size=1"]
+    process = Forked(exp.folder, json.dumps(words), script=COUNTING)
+    output, errors = process.communicate(timeout=280)
+    assert process.returncode == 0, errors
+    (first, *others), written = json.loads(output.splitlines()[-1])
+    assert others == [first, first]
+    assert written == 3
+    assert statuses(exp) == ["completed"] * 3
+    assert {row["run"] for row in table(exp.path("sweep/sweep.csv"))} == {"0", "1", "2"}
+
+
+def test_a_search_kept_in_a_database_goes_on_in_the_next(exp, optuna):
+    version = pytest.importorskip("sqlalchemy").__version__
+    if int(version.partition(".")[0]) > 1:
+        pytest.skip(f"constraints/ pin SQLAlchemy 1, which Optuna 2.10 needs; installed is {version}")
+    stored = ["hydra.sweeper.storage=sqlite:///trials.db", "hydra.sweeper.study_name=mine", "hydra.sweeper.n_jobs=1"]
+    for number in (1, 2):
+        words = [*stored, "hydra.sweeper.n_trials=1", "optim.lr=interval(1e-4,1e-3)", f"output_dir=sweep{number}"]
+        done = optuna(*words)
+        assert done.returncode == 0, done.stderr
+    with sqlite3.connect(str(exp.path("trials.db"))) as trials:
+        assert trials.execute("select count(*) from trials where state = 'COMPLETE'").fetchall() == [(2,)]
 
 
 def test_a_search_for_the_worst_ends_with_its_first_batch(exp, optuna):

@@ -9,6 +9,7 @@ import itertools
 import shutil
 import signal
 import time
+import traceback
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +20,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from exp import console
-from exp.config.compose import load, refuse_empty, typed
+from exp.config.compose import load, refuse_empty, sets_folder, typed
 from exp.config.resolve import as_plain
-from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, REFUSED, ConfigError, Ended, ExpError, RunError
+from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, REFUSED, ConfigError, Ended, ExpError, RunError, first_line
 from exp.frozen import FrozenRun, complete
 from exp.hub import bring
 from exp.launcher.base import Launcher, Outcome, describe_failure, drop_stale_variables, launcher_class, resolve
@@ -106,24 +107,17 @@ class Sweep:
         composer: makes the configurations of the jobs.
 
     Raises:
-        ConfigError: the path of the folder is empty, the folder has another sweep, another process uses it, or
-            ``hydra.sweep.subdir`` is set.
+        ConfigError: the path of the folder is empty, the folder has another sweep, or another process uses it.
 
     Attributes:
         received: the signal that has ended the jobs of a batch on this machine.
-        runs: the runs that can be compared, read after the last batch.
+        runs: the runs that can be compared, by folder, as of the last batch.
     """
 
     def __init__(self, config: Any, composer: Composer) -> None:
         refuse_empty("output_dir", config.get("output_dir"))
-        written: Any = OmegaConf.to_container(config.hydra.sweep)
-        if written["subdir"] != "${hydra.job.num}":
-            raise ConfigError(
-                "hydra.sweep.subdir cannot be set: jobs of a sweep are in <output_dir>/0, 1, 2, ...; leave it out "
-                "(sweep.csv has the overrides of each job)"
-            )
         settings = typed(OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])).sweep
-        if settings.resume and "output_dir" not in str(list(config.hydra.overrides.task)):
+        if settings.resume and not sets_folder(config):
             raise ConfigError("sweep.resume=true needs output_dir=<the folder of the sweep to go on with>")
         self.config, self.composer, self.settings = config, composer, settings
         self.folder = folder = Path(str(config.hydra.sweep.dir)).absolute()
@@ -131,7 +125,9 @@ class Sweep:
         self.began = time.monotonic()
         self.busy = self.dry = self.launched = False
         self.received: int | None = None
-        self.runs: list[Run] = []
+        self.runs: dict[Path, Run] = {}
+        self._unwritten = 0  # runs read that ``sweep.csv`` lacks
+        self._common: set[str] | None = None
         self.lock = RunLock(folder)
         try:
             self.lock.acquire()
@@ -171,6 +167,8 @@ class Sweep:
             error.exit_code = max(outcome.exit_code for outcome in refused)
             raise error
         self.jobs += batch
+        sets = [set(job.run.overrides) for job in batch]
+        self._common = set.intersection(*sets, *([] if self._common is None else [self._common]))
         drop_stale_variables()
         runs = [job.run for job in batch if job.state == "not begun"]
         chosen = _common_launcher(runs)
@@ -180,7 +178,7 @@ class Sweep:
             self.dry = True
         else:
             self._launch(batch, chosen)
-            self._read_results()
+            self._read_results(batch)
         self.busy = False
         return [job.metric for job in batch]
 
@@ -194,8 +192,7 @@ class Sweep:
             if in_parent or launcher_class(config).joins:
                 what = f"task={config.task.name}" if in_parent else "launcher=external"
                 raise ConfigError(f"{what} cannot be swept; start it without -m (several runs as 'run=[a,b]')")
-            sets_folder = any(each.lstrip("+").startswith("output_dir=") for each in overrides)
-            if sets_folder and str(config.output_dir) != str(self.config.output_dir):
+            if sets_folder(config) and str(config.output_dir) != str(self.config.output_dir):
                 raise ConfigError(
                     "output_dir is the folder of the whole sweep, with a subfolder for each job; it cannot differ "
                     "between jobs. Sweep other keys, or start a sweep for each folder"
@@ -230,7 +227,7 @@ class Sweep:
                     job.outcome = Outcome(error.exit_code, detail=str(error))
         jobs = [job for job in batch if job.state == "not begun"]
         runs = [job.run for job in jobs]
-        display = SweepDisplay(jobs, self.common_overrides())
+        display = SweepDisplay(jobs, self._common or () if len(self.jobs) > 1 else ())
         with display:
             if not self.launched:
                 done = sum(job.skipped for job in batch)
@@ -250,27 +247,29 @@ class Sweep:
             job.run.release()
             job.outcome = outcomes.get(number)
 
-    def _read_results(self) -> None:
-        """Read the runs that can be compared, and write their table.
+    def _read_results(self, batch: list[Job]) -> None:
+        """Read the runs of a batch that can be compared, and write the table of all.
 
         Raises:
             Ended: a signal has ended jobs of the sweep. A sweeper that uses results would search on without theirs.
             ConfigError: the sweeper minimizes a metric of which larger is better, or the reverse.
         """
-        from exp.report.runs import find_runs
-        from exp.report.tables import write_rows
+        from exp.report.runs import is_compared, read_run
 
-        try:
-            self.runs = find_runs([self.folder])
-            write_rows(self.runs, self.folder)
-        except ConfigError:  # there are none, for example because task=doctor has no metric
-            self.runs = []
-        names = [job.outcome.interrupted_by for job in self.jobs if job.outcome is not None]
+        # Those of an earlier sweep are read with the first batch. Then only new ones: a sweeper may ask for one job at
+        # a time, and a thousand jobs must not be read a thousand times.
+        folders = [job.run.folder.path for job in batch] if self.runs else _run_folders(self.folder)
+        runs = [read_run(folder, folder.name) for folder in folders if RunFolder(folder).overrides.is_file()]
+        self.runs.update((run.folder, run) for run in runs if is_compared(run))
+        self._unwritten += len(runs)
+        if 20 * self._unwritten >= len(self.runs):
+            self._write_table()
+        names = [job.outcome.interrupted_by for job in batch if job.outcome is not None]
         number = self.received or next((signal.Signals[name] for name in names if name is not None), None)
         if number is not None:
             raise Ended(number)
         direction = str(self.config.hydra.sweeper.get("direction"))  # may be an enum member, or a list of one
-        for run in self.runs:
+        for run in runs:
             greater = bool(run.result.get("greater_is_better"))
             right, wrong = ("maximize", "minimize") if greater else ("minimize", "maximize")
             if run.metric is not None and wrong in direction:
@@ -279,9 +278,19 @@ class Sweep:
                     f"{'larger' if greater else 'smaller'} is better; set hydra.sweeper.direction={right}"
                 )
 
-    def common_overrides(self) -> set[str]:
-        """The overrides that all jobs have."""
-        return set.intersection(*(set(job.run.overrides) for job in self.jobs)) if len(self.jobs) > 1 else set()
+    def _write_table(self) -> None:
+        """Write ``sweep.csv`` and the files beside it, if runs were read that they lack."""
+        from exp.report.tables import write_rows
+
+        if self._unwritten and self.runs:
+            write_rows(self._sorted_runs(), self.folder)
+        self._unwritten = 0
+
+    def _sorted_runs(self) -> list[Run]:
+        """The runs that can be compared, in the order of their folders."""
+        from exp.report.runs import natural
+
+        return sorted(self.runs.values(), key=lambda run: natural(run.name))
 
     def explained(self, error: Exception | None) -> Exception | None:
         """The error to report at the end of the sweep.
@@ -303,7 +312,9 @@ class Sweep:
         if self.dry:
             return None
         kind = RunError if self.jobs else ConfigError  # before the first job, only the sweeper's settings can be wrong
-        first = f"{type(error).__name__}: {error}".splitlines()[0]
+        frame = traceback.extract_tb(error.__traceback__)[-1]  # some errors, such as of an assert, have no text
+        said = first_line(error) or f"in {frame.name} ({frame.filename}, line {frame.lineno})"
+        first = f"{type(error).__name__}: {said}"
         return kind(f"the sweeper has ended the sweep: {first}; see hydra.sweeper.*")
 
     def finish(self, rest: Callable[..., str]) -> tuple[int, list[Path]]:
@@ -339,9 +350,10 @@ class Sweep:
         """Print the table of results and the number of jobs by state; write the report with its plots."""
         from exp.report.tables import as_rich, results_tables
 
-        terminal = console.make_console()
+        self._write_table()
+        terminal, runs = console.make_console(), self._sorted_runs()
         terminal.print()
-        for table in results_tables(self.runs):
+        for table in results_tables(runs):
             terminal.print(as_rich(table))
         states = Counter(job.state for job in self.jobs)
         text = ", ".join(f"{number} {state}" for state, number in sorted(states.items()))
@@ -350,11 +362,11 @@ class Sweep:
         if {"interrupted", "preempted", "not begun"} & states.keys():
             command = rest("sweep.resume=true", f"output_dir={place}")
             terminal.print(f"to do the rest: {command}", soft_wrap=True, markup=False)
-        completed = any(run.status == "completed" for run in self.runs)
+        completed = any(run.status == "completed" for run in runs)
         if completed and self.settings.plots and not {"submitted", "interrupted"} & states.keys():
             from exp.report.page import write_report
 
-            page = write_report(self.runs, self.folder, self.config.name)
+            page = write_report(runs, self.folder, self.config.name)
             terminal.print(f"report: {console.shown(page)}", soft_wrap=True)
 
 
