@@ -20,6 +20,7 @@ from exp.config.compose import load
 from exp.config.resolve import allow, create, distrust, names_in
 from exp.console import errors_in
 from exp.errors import ConfigError, RunError
+from exp.launcher.processes import START
 from exp.runs.files import read_json
 from exp.runs.folder import RunFolder
 
@@ -184,7 +185,9 @@ def run(overrides: Sequence[str] = ()) -> Any:
         raise ConfigError(f"exp.run takes a list of overrides, strings as on the command line, and not {overrides!r}")
     with tempfile.TemporaryDirectory() as folder:
         note = Path(folder, "runs.json")
-        code, reason = _shown([sys.executable, "-m", "exp", *arguments], {**os.environ, NOTE_VARIABLE: str(note)})
+        code, reason = _shown(
+            [sys.executable, "-c", START, "exp", *arguments], {**os.environ, NOTE_VARIABLE: str(note)}
+        )
         if code != 0:
             raise RunError(f"python -m exp {' '.join(arguments)} ended with code {code}{reason}")
         runs = [open_run(path) for path in read_json(note) or ()]

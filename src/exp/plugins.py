@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any, Mapping, Sequence
 
-from exp.errors import UnavailableError
+from exp.console import warn
+from exp.errors import first_line
 
 __all__ = ["Family", "Plugin", "entry_points", "installed"]
 
@@ -74,18 +75,16 @@ def entry_points(group: str) -> Mapping[str, Any]:
 
 @functools.lru_cache(maxsize=None)
 def installed() -> Mapping[str, Plugin]:
-    """All installed plugins, by the names of their entry points.
-
-    Raises:
-        UnavailableError: an entry point cannot be imported.
-    """
+    """All installed plugins, by the names of their entry points; of one that cannot be used there is a warning."""
     found = {}
     for name, point in sorted(entry_points(GROUP).items()):
         try:
-            found[name] = point.load()
-        except Exception as error:  # another package may raise anything at its import
-            raise UnavailableError(
-                f"the plugin '{name}' ({point.value}) does not load ({type(error).__name__}: {error}); repair or "
-                "remove its package"
-            ) from error
+            plugin = point.load()
+            why = None if isinstance(plugin, Plugin) else f"is {type(plugin).__name__}, no exp.plugins.Plugin"
+        except Exception as error:  # noqa: BLE001 - another package may raise anything at its import
+            why = f"does not load ({type(error).__name__}: {first_line(error)})"
+        if why is None:
+            found[name] = plugin
+        else:
+            warn(f"the plugin '{name}' ({point.value}) {why}, and is left out; repair or remove its package")
     return found

@@ -28,7 +28,7 @@ from omegaconf import OmegaConf
 from exp.config.resolve import allow
 from exp.hardware.registry import create_backend
 from exp.launcher import processes
-from exp.launcher.processes import AGENT_VARIABLE, PRELOAD_VARIABLE
+from exp.launcher.processes import AGENT_VARIABLE, PRELOAD_VARIABLE, START
 from exp.runs.failures import TERM_PATIENCE_S, Failures
 from exp.runs.folder import RunFolder
 from exp.sockets import SCRATCH_VARIABLE, address_towards, keep_sockets_in
@@ -68,7 +68,7 @@ def main() -> int:
         if forked:
             elastic_launch(_launch_config(spec), work)(spec["run_dir"])
         else:
-            elastic_launch(_launch_config(spec), sys.executable)("-m", "exp.launcher.worker", spec["run_dir"])
+            elastic_launch(_launch_config(spec), sys.executable)("-c", START, "exp.launcher.worker", spec["run_dir"])
     except ChildFailedError as error:
         ends = error.failures
     except Exception:  # torch's agent may raise anything; the launcher shows the end of this log

@@ -17,7 +17,7 @@ from exp.runs.lock import is_alive, stat_of
 from exp.sockets import SCRATCH_VARIABLE
 
 __all__ = [
-    "AGENT_VARIABLE", "JOB_VARIABLE", "PRELOAD_VARIABLE", "REQUEUES_VARIABLE", "die_with_parent", "kill_job",
+    "AGENT_VARIABLE", "JOB_VARIABLE", "PRELOAD_VARIABLE", "REQUEUES_VARIABLE", "START", "die_with_parent", "kill_job",
     "name_process", "start_module", "start_resource_tracker",
 ]  # fmt: skip
 
@@ -33,6 +33,13 @@ PRELOAD_VARIABLE = "EXP_PRELOAD"
 REQUEUES_VARIABLE = "EXP_REQUEUES"
 """Environment variable with the number of times that the scheduler has restarted the job."""
 
+START = (
+    "import sys; sys.path[:1] = [each for each in sys.path[:1] if each]; del sys.argv[0]; import runpy; "
+    "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
+)
+"""``python -c START <module> <arguments>`` is ``python -m``, but finds no module in the current folder, where a folder
+``exp``, perhaps a stranger's, would take the place of this package."""
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 
@@ -40,7 +47,7 @@ _PR_SET_NAME = 15
 def start_module(
     module: str, *arguments: str, environment: Mapping[str, str], stderr: IO[bytes], stdout: IO[bytes] | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start ``python -m module arguments...`` in a session of its own, with an empty stdin.
+    """Start a module (:data:`START`) in a session of its own, with an empty stdin.
 
     Args:
         module: dotted name.
@@ -50,7 +57,7 @@ def start_module(
         stdout: file for its stdout; None: the stdout of this process.
     """
     return subprocess.Popen(
-        [sys.executable, "-m", module, *arguments],
+        [sys.executable, "-c", START, module, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=stdout,
         stderr=stderr,
