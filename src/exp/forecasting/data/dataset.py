@@ -514,10 +514,11 @@ def borders(split: str, num_rows: int, lookback: int, horizon: int) -> dict[str,
     parts = {"train": range(train), "val": range(train - early, known), "test": range(known - early, end)}
     if end > num_rows or train < early or min(map(len, parts.values())) < lookback + horizon:
         sizes = f"{train} for training, {known - train} for validation and {end - known} for testing"
+        ratio = "" if split == "ratio" else "data.split=ratio, "
         raise DataError(
             f"{num_rows} rows are too few for data.split={split}, which takes {sizes}, with data.lookback={lookback} "
             f"and data.horizon={horizon}: training needs lookback + horizon rows, the others "
-            f"{'horizon' if early else 'as many'}; take data.split=ratio, a smaller window, or the whole file"
+            f"{'horizon' if early else 'as many'}; take {ratio}a smaller window, or the whole file"
         )
     return parts
 
