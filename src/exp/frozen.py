@@ -61,9 +61,9 @@ def freeze(config: ExpConfig, overrides: list[str]) -> FrozenRun:
 def prepare(config: ExpConfig, overrides: list[str]) -> ExpConfig:
     """The first half of :func:`freeze`; jobs of a sweep that differ only in plain values can share its result.
 
-    A task that needs weights takes model and data from the run in ``init_from``. :func:`exp.config.compose.begin` has
+    A task that needs weights takes model and data from the run in ``init_from``. :func:`exp.config.compose.base_of` has
     usually composed the configuration so. It is composed again here in two cases: in a sweep over ``init_from``, where
-    ``begin`` knew only one run; and if only a YAML file names the task, so that ``begin`` did not know the task.
+    it knew only one run; and if only a YAML file names the task, which it did not know.
 
     Returns:
         The typed configuration, with the chosen backend.

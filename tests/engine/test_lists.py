@@ -8,10 +8,11 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from exp.config.compose import keys_of_groups, typed
+from exp.config.compose import typed
 from exp.config.differences import changes
 from exp.config.resolve import as_plain, names_in
 from exp.config.schema import LauncherConfig
+from exp.config.sources import keys_of_groups
 from exp.engine.building import build_data, build_evaluator, build_hooks, build_loggers, build_model
 from exp.engine.optim import build_optimizer, build_schedulers
 from exp.engine.wrapper import place_and_wrap

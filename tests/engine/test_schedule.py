@@ -14,8 +14,8 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from exp.config.sources import register
 from exp.config.schema import OptimConfig
+from exp.config.sources import register
 from exp.engine.optim import build_optimizer, build_schedulers, vanished_rate
 from exp.engine.training import carry_over, saved_order
 from exp.errors import ConfigError

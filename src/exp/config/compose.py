@@ -68,7 +68,7 @@ def typed(config: Any, of_others: bool = False) -> ExpConfig:
     for group in ("launcher", "task", "data", "model"):
         section = content.get(group)
         if not isinstance(section, dict):
-            raise ConfigError(f"{group} must be set; choose {group}=... (--help lists the choices)")
+            continue  # not chosen, as later checks report
         target = str(section.get("_target_") or MISSING)
         if target == MISSING:
             raise ConfigError(f"{group}._target_ must be set; give the path of a class, such as package.module.Class")
