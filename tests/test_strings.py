@@ -243,7 +243,7 @@ def test_environment_variables_of_exp_are_constants_that_both_sides_import():
 
 # Keys that others write: files of other projects, the environment, and libraries.
 FOREIGN_KEYS = {
-    "Python, torch, mmengine": {"initial_lr", "end_factor", "runtime_info", "subdir"},
+    "Python, torch, mmengine": {"initial_lr", "end_factor", "runtime_info"},
     "devices": {"cpu"},
     "files of weights": {"q", "license_name", "weight_map", "rope_parameters", "pretrained_cfg"},
     "images": {"conversations", "image_path", "scale_factor"},

@@ -62,7 +62,8 @@ def read_options(arguments: Sequence[str]) -> Options:
     parser = ArgumentParser(
         "exp", parents=[get_args_parser()], add_help=False, allow_abbrev=False, conflict_handler="resolve"
     )
-    parser.add_argument("--config-dir", "-cd", action="append", default=[])  # Hydra's own takes the last one only
+    # Hydra's own option takes the last folder only.
+    parser.add_argument("--config-dir", "-cd", dest="folders", action="append", default=[])
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
@@ -70,7 +71,7 @@ def read_options(arguments: Sequence[str]) -> Options:
     except SystemExit:
         problem = said.getvalue().rstrip().rpartition("error: ")[2]
         raise ConfigError(f"{problem}; --help has examples, and --hydra-help lists the options") from None
-    overrides, folders = found.pop("overrides"), found.pop("config_dir")
+    overrides, folders = found.pop("overrides"), found.pop("folders")
     chosen = {name: value for name, value in found.items() if value not in (None, False)}
     for name in REFUSED.keys() & chosen.keys():
         raise ConfigError(f"{_option(name)} cannot be used with exp: {REFUSED[name]}")

@@ -200,9 +200,9 @@ def read_yaml(path: Path, load: Callable[[str], Any] = functools.partial(yaml.lo
         _check_yaml(text)
         return load(text)
     except (ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
-        mark = getattr(error, "problem_mark", None)
-        line = "" if mark is None else f", line {mark.line + 1}"
-        said = getattr(error, "problem", None) or (str(error) or type(error).__name__).splitlines()[0]
+        line, said = "", (str(error) or type(error).__name__).splitlines()[0]
+        if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+            line, said = f", line {error.problem_mark.line + 1}", error.problem
         raise ConfigError(f"{path}{line}: {said}; correct the file (YAML is indented with spaces)") from error
 
 
