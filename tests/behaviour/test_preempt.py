@@ -32,6 +32,7 @@ def test_a_signal_to_every_process_saves_and_the_run_goes_on_exactly(exp, start,
     assert "resume=auto" in output + errors
     (saved,) = run.glob("checkpoints/step_*.pth")
     assert saved.name == f"step_{told['steps']:08d}.pth"
+    assert f"checkpoints/{saved.name}" in told["digests"]
     end = ["max_epochs=1000", f"max_steps={told['steps'] + 5}"]
     done = exp(*settings, *end, "output_dir=run", "resume=auto")
     assert done.returncode == 0, done.stderr

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
@@ -81,10 +83,14 @@ def test_without_a_checkpoint_that_can_be_used_no_training_begins_in_silence(cop
 
 def test_what_a_resumed_run_does_again_is_recorded_once(copy_of, exp):
     run = copy_of("forecast")
-    before = (run / "metrics.jsonl").read_text()
+    records, old = run / "metrics.jsonl", exp.path("old.jsonl")
+    before = records.read_text()
+    os.link(str(records), str(old))
     done = exp(*FORECAST, "output_dir=run", "resume=auto")
     assert done.returncode == 0, done.stderr
-    assert (run / "metrics.jsonl").read_text() == before
+    assert records.read_text() == before
+    assert old.read_text() == before  # the file was replaced, and never cut short where it lay
+    assert not records.samefile(old)
 
 
 def test_a_finished_run_is_never_overwritten_and_what_cannot_go_on_is_refused(trained, copy_of, exp):

@@ -9,7 +9,7 @@ import torch
 from mmengine.hooks import Hook
 
 from exp.engine import checkpoint
-from exp.engine.hooks import PreemptionHook
+from exp.engine.hooks import LossMeter, PreemptionHook
 from exp.errors import Preempted, RunError
 from tests.engine.conftest import Line, Mse, Spy
 
@@ -122,3 +122,19 @@ def test_notice_ends_a_training_after_its_step_and_a_validation_after_its_batch(
     later.train(lambda: later.train_loop.restore(meta["epoch"], saved, meta["samples"], meta["validation_due"]))
     records = map(json.loads, later.session.folder.metrics.read_text().splitlines())
     assert [record["step"] for record in records if record["split"] == "val"] == [16, 32]
+
+
+def test_losses_between_two_lines_are_shared_by_another_number_of_ranks():
+    saved = [{"loss": (6.0, 3), "loss_b": (1.0, 1)}, {"loss": (2.0, 1)}]
+    for rank, ranks, expected in (
+        (1, 2, {"loss": (2.0, 1)}),
+        (0, 1, {"loss": (8.0, 4), "loss_b": (1.0, 1)}),
+        (2, 4, {"loss": (2.0, 1), "loss_b": (0.25, 0.25)}),
+    ):
+        meter = LossMeter()
+        meter.load(saved, rank, ranks, torch.device("cpu"))
+        assert meter.state() == expected
+        meter.add({"loss": torch.tensor(4.0)})
+        total, count = expected["loss"]
+        assert meter.read()["loss"] == (total + 4.0) / (count + 1)
+        assert meter.state() == {}
