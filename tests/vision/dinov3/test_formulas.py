@@ -89,6 +89,8 @@ def by_formulas(state, image, gated):
 def test_features_are_those_of_the_formulas(gated):
     """On an image of two by three patches."""
     model, image = backbone(gated), torch.randn(3, 2 * PATCH, 3 * PATCH)
+    norms = [module.eps for module in model.modules() if isinstance(module, torch.nn.LayerNorm)]
+    assert norms == [1e-5] * 5, "too small to be seen in features of this size"
     state = {key: value.double().numpy() for key, value in model.state_dict().items()}
     with torch.no_grad():
         found = model(image[None], blocks=[0, 1])
