@@ -35,6 +35,18 @@ def test_pixels_by_hand():
     assert confusion.columns == {"as water": [2, 1, 0], "as road": [1, 2, 0], "as snow": [0, 0, 0]}
 
 
+def test_precision_is_of_what_is_predicted_and_recall_of_what_is_there():
+    metrics = SegmentationMetrics(["a", "b"])
+    metrics.update(torch.tensor([[[0, 1, 1, 1]]]), {"label": torch.tensor([[[0, 0, 0, 1]]])})
+    values = metrics.compute(Distributed())
+    per_class, confusion = metrics.tables()
+    assert per_class.columns["precision"] == pytest.approx([1.0, 1 / 3])
+    assert per_class.columns["recall"] == pytest.approx([1 / 3, 1.0])
+    assert per_class.columns["count"] == [3, 1]
+    assert confusion.columns == {"as a": [1, 0], "as b": [2, 1]}
+    assert values == pytest.approx({"mIoU": 1 / 3, "mFscore": 0.5, "pixel_accuracy": 0.5})
+
+
 def test_logits_of_resized_images_are_enlarged_before_a_class_is_chosen():
     """A border after the third of eight pixels, at half the size; the second image is padded, and no smaller."""
     truth = torch.tensor([[[0, 0, 0, 1, 1, 1, 1, 1]], [[2, 2, 255, 255, 255, 255, 255, 255]]], dtype=torch.uint8)
