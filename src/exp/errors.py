@@ -8,6 +8,7 @@ The traceback of an error shows whose code raised it. User code is all code that
 
 from __future__ import annotations
 
+import bdb
 import contextlib
 import difflib
 import errno
@@ -26,7 +27,7 @@ __all__ = [
     "EXIT_CONFIG", "EXIT_FAILED", "EXIT_OK", "EXIT_PREEMPTED", "EXIT_UNAVAILABLE", "EXPERIMENT_PAGE", "REFUSED",
     "CheckpointError", "ConfigError", "DataError", "Ended", "ExpError", "PlacementError", "Preempted", "RunError",
     "SampleError", "UnavailableError", "as_ours", "asked", "first_line", "frames_of", "is_about_shapes", "is_of_user",
-    "is_users", "message_of", "nearest", "place_of", "shown", "told",
+    "is_out_of_memory", "is_users", "message_of", "nearest", "no_terminal", "place_of", "shown", "told",
 ]  # fmt: skip
 
 EXIT_OK = 0
@@ -131,13 +132,15 @@ def as_ours(error: BaseException, folder: Path | None = None, usage: bool = Fals
     """
     if isinstance(error, ExpError):
         return error
+    if isinstance(error, bdb.BdbQuit) and _OF_LOADER.match(str(error)):
+        return no_terminal()
     number = error.errno if isinstance(error, OSError) else None
     if isinstance(error, MemoryError) or number == errno.ENOMEM:
         return RunError(
             f"the machine's memory, or the limit on it, is exhausted ({error!r}); lower batch_size or "
             "data.num_workers, or raise the limit (ulimit -v, launcher.mem_gib)"
         )
-    if isinstance(error, (OSError, ImportError)) and number is None and re.search(r"\.so\b", str(error)):
+    if _is_of_library(error):
         said = str(error).splitlines()[0]
         return UnavailableError(
             f"a library does not load: {said}; is it installed, and is there enough memory for it (ulimit -v)?"
@@ -153,6 +156,32 @@ def as_ours(error: BaseException, folder: Path | None = None, usage: bool = Fals
         kind = ConfigError if usage else RunError
         return kind(f"cannot use {where}; correct the path (such as output_dir), or its permissions")
     return None
+
+
+def _is_of_library(error: BaseException) -> bool:
+    """Whether a shared library does not load: ctypes raised the error, or the import of an extension module."""
+    if isinstance(error, ImportError):
+        return ".so" in str(error.path)
+    frames = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return isinstance(error, OSError) and error.errno is None and bool(frames) and "/ctypes/" in frames[-1]
+
+
+_ALLOCATOR = re.compile(r"\w+ (driver )?error: out of memory|.*\bout of memory[.:] tried to allocate", re.IGNORECASE)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a device is out of memory: torch's type for that, or on older torch its allocator's message."""
+    if any(cls.__name__ == "OutOfMemoryError" for cls in type(error).__mro__):
+        return True
+    return isinstance(error, RuntimeError) and not isinstance(error, ExpError) and bool(_ALLOCATOR.match(str(error)))
+
+
+def no_terminal(place: str = "") -> RunError:
+    """The error of a ``breakpoint()`` or an ``input()`` in a process without a terminal; ``place``: as in brackets."""
+    return RunError(
+        f"a breakpoint() or input(){place} needs a terminal, which worker and loader processes do not have; set "
+        "nproc=1 data.num_workers=0 launcher.in_process=true"
+    )
 
 
 def nearest(wrong: str, known: Iterable[str]) -> str:
@@ -197,7 +226,7 @@ def first_line(error: BaseException) -> str:
 
 def is_of_user(error: BaseException) -> bool:
     """Whether user code may have raised an error: it is not exp's, the machine's, or a device that is out of memory."""
-    return isinstance(error, Exception) and as_ours(error) is None and "out of memory" not in str(error)
+    return isinstance(error, Exception) and as_ours(error) is None and not is_out_of_memory(error)
 
 
 def place_of(error: BaseException) -> str:

@@ -29,7 +29,7 @@ from exp.engine.optim import BackendOptimWrapper, build_optimizer, parameter_gro
 from exp.engine.outputs import draw_extras, training_pictures
 from exp.engine.trainer import EvalLoop, Trainer, TrainLoop
 from exp.engine.wrapper import is_sharded, place_and_wrap, unwrapped
-from exp.errors import CheckpointError, ConfigError, DataError, ExpError, RunError, asked
+from exp.errors import CheckpointError, ConfigError, DataError, RunError, asked, is_out_of_memory
 from exp.models.base import parameter_counts
 from exp.models.dropout import DropoutStream
 from exp.runs.files import seal_of
@@ -204,7 +204,7 @@ def _explained(session: Session, what_fits: Callable[..., Any]) -> Iterator[None
     try:
         yield
     except Exception as error:  # a model may raise anything
-        if isinstance(error, ExpError) or "out of memory" not in str(error):
+        if not is_out_of_memory(error):
             raise
         raise RunError(_out_of_memory(session, what_fits)) from error
 
@@ -212,15 +212,18 @@ def _explained(session: Session, what_fits: Callable[..., Any]) -> Iterator[None
 def _out_of_memory(session: Session, what_fits: Callable[..., Any]) -> str:
     beat(Stage.FREE)  # no time limit for the estimate
     config, total = session.config, session.backend.usage().get("total")
-    fits = what_fits(config, session.backend, total)
-    half = max((config.batch_size or 1) // 2, 1)
-    batch, accumulate = (fits["batch_size"], fits["accumulate"]) if fits else (half, config.accumulate * 2)
-    estimated = f" (estimated: {size(fits['memory'])})" if fits else ""
-    shown = f" ({size(total)})" if total else ""
-    return (
-        f"rank {session.info.rank}: {session.device}{shown} is out of memory at batch_size={config.batch_size}; "
-        f"batch_size={batch} accumulate={accumulate} keeps the global batch of {config.global_batch_size}{estimated}"
-    )
+    fits = what_fits(config, session.backend, total) or {}
+    assert config.batch_size is not None  # validate() has derived it
+    share = config.batch_size * config.accumulate  # samples of a step on this rank
+    smaller = (each for each in range(config.batch_size // 2, 0, -1) if share % each == 0)
+    batch = fits.get("batch_size", next(smaller, None))
+    advice = "use less memory per sample: a smaller model, a lower precision, more processes"
+    if batch is not None:
+        estimated = f" (estimated: {size(fits['memory'])})" if fits else ""
+        kept = f"keeps the global batch of {config.global_batch_size}{estimated}"
+        advice = f"batch_size={batch} accumulate={share // batch} {kept}"
+    device = f"{session.device} ({size(total)})" if total else session.device
+    return f"rank {session.info.rank}: {device} is out of memory at batch_size={config.batch_size}; {advice}"
 
 
 # -- resume ------------------------------------------------------------------------------------------------------------
