@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
+import urllib.error
+from datetime import timedelta
 
 import pytest
 import torch
+import torch.distributed as dist
 from mmengine.hooks import Hook
 from torch import nn
 
 from exp.data.base import Data, split_of
 from exp.data.loader import eval_loader
 from exp.data.sampler import EvalBatchSampler
-from exp.errors import RunError, SampleError, message_of, told
+from exp.errors import RunError, SampleError, UnavailableError, as_ours, is_out_of_memory, message_of, told
 from exp.metrics import SampleMetric
+from exp.session import is_of_peer
 
 HERE = r"\(test_raised.py, line \d+\)"
 
@@ -98,3 +103,46 @@ def test_a_late_sample_is_named_with_split_number_and_place(workers):
         with pytest.raises(SampleError) as info:
             list(eval_loader(dataset, EvalBatchSampler(12, 4), workers))
         assert re.fullmatch(said, message_of(info.value)), message_of(info.value)
+
+
+@pytest.mark.parametrize("error", [
+    ConnectionResetError(104, "Connection reset by peer"),
+    urllib.error.URLError(ConnectionRefusedError(111, "Connection refused")),
+    BrokenPipeError(32, "Broken pipe"),
+    RuntimeError("Connection closed by peer"),
+    TimeoutError("timed out waiting for the server"),
+])  # fmt: skip
+def test_a_lost_connection_of_user_code_is_no_lost_rank(error):
+    assert not is_of_peer(caught(raising, error), world_size=2)
+
+
+def test_a_rank_that_does_not_come_is_a_lost_rank(tmp_path):
+    store = dist.FileStore(str(tmp_path / "store"), 2)
+    short = {"store": store, "rank": 0, "world_size": 2, "timeout": timedelta(seconds=0.5)}
+    error = caught(lambda: dist.init_process_group("gloo", **short))
+    assert is_of_peer(error, world_size=2)
+    assert not is_of_peer(error, world_size=1)
+
+
+class OutOfMemoryError(RuntimeError):
+    """As torch's, since 1.13."""
+
+
+@pytest.mark.parametrize(("error", "wanted"), [
+    (OutOfMemoryError("no memory left"), True),
+    (RuntimeError("GCU out of memory. Tried to allocate 20.00 MiB. GCU 0 has a total capacity of 16 GiB"), True),
+    (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be reported later"), True),
+    (RuntimeError("out of memory bank"), False),
+    (RuntimeError("the queue ran out of memory: tried again"), False),
+    (ValueError("GCU out of memory. Tried to allocate 20.00 MiB"), False),
+    (RunError("GCU out of memory. Tried to allocate 20.00 MiB"), False),
+])  # fmt: skip
+def test_a_device_is_out_of_memory_by_type_or_by_the_allocators_message(error, wanted):
+    assert is_out_of_memory(error) is wanted
+
+
+def test_a_library_that_does_not_load_is_told_from_a_word(tmp_path):
+    (tmp_path / "none.so").touch()
+    assert isinstance(as_ours(caught(ctypes.CDLL, str(tmp_path / "none.so"))), UnavailableError)
+    assert as_ours(caught(raising, OSError("weights.so is missing"))) is None
+    assert as_ours(caught(raising, ImportError("weights.so is missing"))) is None

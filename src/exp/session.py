@@ -26,7 +26,7 @@ from exp.config.compose import load
 from exp.config.resolve import allow
 from exp.config.schema import ExpConfig
 from exp.console import make_console
-from exp.errors import EXIT_FAILED, ConfigError, Preempted, as_ours, message_of, told
+from exp.errors import EXIT_FAILED, ConfigError, Preempted, as_ours, message_of, place_of, told
 from exp.hardware.backend import PRECISIONS, usable_cores
 from exp.hardware.cards import check_distinct
 from exp.hardware.environment import describe_environment
@@ -57,9 +57,11 @@ logger = logging.getLogger(__name__)
 
 _TRACKERS_AFTER_FAILURE_S = 2.0  # less than the launcher waits for ranks after one has failed
 _STDERR = 2  # file descriptor
-_OF_PEER = (
+_EXCHANGE = ("/torch/autograd/", "/torch/nn/parallel/", "/mmengine/model/wrappers/", "/exp/engine/distributed.py")
+"""Source files that wait for other ranks in native code."""
+_CONNECTION = (
     "closed by peer", "reset by peer", "broken pipe", "socket closed", "connection refused", "connectfullmesh",
-    "remote process", "timed out waiting", "/gloo/",
+    "remote process", "timed out", "timeout", "/gloo/",
 )  # fmt: skip
 
 
@@ -302,15 +304,15 @@ class Session:
         self._when_started.clear()
 
     def close(self) -> None:
-        """Destroy the process group, after all objects that hold a DDP reducer have been released.
+        """Wait for all ranks to have done their work. The process group is destroyed last, once the result is written.
 
-        A reducer that outlives the group can hang the interpreter at exit: its destructor joins the group's threads
-        while it holds the interpreter lock.
+        Objects that hold a DDP reducer are released first: a reducer that outlives the group can hang at exit, since
+        its destructor joins the group's threads while it holds the interpreter lock.
         """
         gc.collect()
         if self.info.world_size > 1:
             self.distributed.barrier()
-            self.backend.collectives.destroy()
+            self.info.at_end.insert(0, self.backend.collectives.destroy)
 
 
 def run(folder: RunFolder, info: RankInfo) -> None:
@@ -382,23 +384,27 @@ def reporting(folder: RunFolder, info: RankInfo, redirect: bool) -> Iterator[Non
     Raises:
         Exception: the error of the run, unchanged; ``SystemExit`` counts as a failure, too.
     """
-    log = folder.log_file(info.rank)
-    folder.error_file(info.rank).unlink(missing_ok=True)
-    if redirect:
-        _redirect(log, keep_stdout=info.rank == 0)
-    logging.raiseExceptions = False  # on a full disk the run itself raises a clear error
-    handler = logging.FileHandler(log, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.getLogger().addHandler(handler)
-    logging.getLogger().setLevel(logging.INFO)
-    logging.captureWarnings(True)
+    log, process = folder.log_file(info.rank), os.getpid()
+    handler: logging.Handler = logging.NullHandler()
     try:
+        folder.error_file(info.rank).unlink(missing_ok=True)
+        if redirect:
+            _redirect(log, keep_stdout=info.rank == 0)
+        logging.raiseExceptions = False  # on a full disk the run itself raises a clear error
+        handler = logging.FileHandler(log, encoding="utf-8")
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        logging.getLogger().addHandler(handler)
+        logging.getLogger().setLevel(logging.INFO)
+        logging.captureWarnings(True)
         yield
     except Preempted as preempted:
         logging.getLogger(__name__).info("%s", preempted)
         raise
     except (Exception, SystemExit) as error:  # SystemExit: a library that calls sys.exit must not end a run silently
+        if os.getpid() != process:  # user code has forked it; nothing has happened to the rank
+            raise
         logging.getLogger(__name__).error("rank %d failed\n%s", info.rank, traceback.format_exc())
+        handler.close()  # the error may be that too many files are open
         Failures(folder, os.environ.get(SCRATCH_VARIABLE)).write(describe_error(error, folder, info))
         raise
     finally:
@@ -413,8 +419,10 @@ def reporting(folder: RunFolder, info: RankInfo, redirect: bool) -> Iterator[Non
 
 def describe_error(error: BaseException, folder: RunFolder, info: RankInfo) -> RankFailure:
     """The failure of this rank, as its error file records it."""
-    ours, of_peer = as_ours(error, folder.path), is_of_peer(error)
+    ours, of_peer = as_ours(error, folder.path), is_of_peer(error, info.world_size)
     message = None if ours is not None or of_peer else told(error)
+    if isinstance(error, SystemExit):
+        message = f"sys.exit({error.code!r}) before the work was done{place_of(error)}"
     return RankFailure(
         info.rank,
         info.local_rank,
@@ -444,15 +452,16 @@ def _redirect(log: Path, keep_stdout: bool) -> None:
     os.close(descriptor)
 
 
-def is_of_peer(error: BaseException) -> bool:
+def is_of_peer(error: BaseException, world_size: int) -> bool:
     """Whether an error means that another rank is gone or does not answer, so that this rank is not the cause.
 
-    True if a collective operation or a store raised it. An error of the backward pass has no such frame, so a message
-    about a connection counts, too.
+    True if torch's collectives or stores raised it. If native code of the backward pass did, there is no such frame:
+    then torch's message about a connection decides. An error of user code about its own connections is its own.
     """
-    if not isinstance(error, (RuntimeError, OSError)):
+    if world_size == 1 or not isinstance(error, (RuntimeError, OSError)):
         return False
-    if any(word in str(error).lower() for word in _OF_PEER):
+    file = ([frame.filename for frame in traceback.extract_tb(error.__traceback__)] or [""])[-1]
+    if "/torch/distributed/" in file:
         return True
-    frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and "/torch/distributed/" in frames[-1].filename
+    native = isinstance(error, RuntimeError) and any(part in file for part in _EXCHANGE)
+    return native and any(word in str(error).lower() for word in _CONNECTION)

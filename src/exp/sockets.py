@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, Sequence
 
 from exp.errors import ConfigError, RunError, UnavailableError
-from exp.runs.lock import stat_of
 
 __all__ = [
     "SCRATCH_VARIABLE", "address_towards", "check_endpoint", "check_host", "check_loopback", "keep_sockets_in",
@@ -34,7 +33,6 @@ SCRATCH_VARIABLE = "EXP_SCRATCH"
 
 _LISTEN = "0A"  # the kernel's code in /proc/net/tcp
 _LONGEST = 107
-_PF_EXITING = 4  # of the process flags in proc(5)
 _SOCKET = "/listener-12345678"
 _PRIVATE = "/pymp-12345678"  # multiprocessing's own folder; that of exp has a shorter name
 
@@ -169,8 +167,6 @@ def keep_sockets_in(scratch: str) -> bool:
 def make_sockets_possible() -> None:
     """Provide a folder for the sockets of loader processes; call it before they start.
 
-    The folder is removed when this process ends, also if it is killed.
-
     Raises:
         ConfigError: the path of the temporary folder is too long.
         RunError: the machine provides no semaphores.
@@ -183,35 +179,15 @@ def make_sockets_possible() -> None:
             "data.num_workers=0"
         ) from error
     chosen = multiprocessing.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
-    if chosen is not None and _fits(chosen):
-        return
-    folder = tempfile.mkdtemp(prefix="exp-")
-    if not keep_sockets_in(folder):
-        Path(folder).rmdir()
+    if chosen is None:  # launcher.in_process=true: there is no private folder
+        chosen = tempfile.mkdtemp(prefix="exp-")
+        keep_sockets_in(chosen)
+        util.Finalize(None, shutil.rmtree, (chosen, True), exitpriority=-100)  # after the sockets in it were closed
+    if not _fits(chosen):
         raise ConfigError(
             f"TMPDIR={tempfile.gettempdir()} is too long for the sockets of loader processes; set it to a folder of "
             f"at most {_LONGEST - len(_PRIVATE + _SOCKET)} bytes, or data.num_workers=0"
         )
-    util.Finalize(None, shutil.rmtree, (folder, True), exitpriority=-100)  # after the sockets in it were closed
-    # multiprocessing keeps only a weak reference to the first argument, so it must be a function of this module.
-    util.register_after_fork(_remove_if_left, lambda remove_if_left: remove_if_left(folder))
-
-
-def _remove_if_left(folder: str) -> None:
-    """In a loader process: remove the folder if the parent was killed; the loader process outlives it by seconds."""
-    parent = os.getppid()
-
-    def end() -> None:
-        if os.getppid() != parent or _is_ending(parent):
-            shutil.rmtree(folder, ignore_errors=True)
-
-    util.Finalize(None, end, exitpriority=0)
-
-
-def _is_ending(pid: int) -> bool:
-    """Whether a process is exiting: its sockets are closed already, which ends its loader processes."""
-    fields = stat_of(pid)
-    return bool(fields and int(fields[6]) & _PF_EXITING)
 
 
 def _fits(private: str) -> bool:

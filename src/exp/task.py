@@ -51,7 +51,6 @@ class Task:
         uses_hardware: needs the devices of this machine.
         compared: its results can be compared with those of other runs.
         paths: its keys that are paths; relative paths start at the current folder.
-        isolated: runs its worker in a process of its own, even if there is only one.
         diagnoses: examines the machine or the data: the parent leaves out all checks that the workers can report, and
             ``work`` is called without a session, with the configuration, the run folder, the
             :class:`exp.session.RankInfo` and the backend.
@@ -72,7 +71,6 @@ class Task:
     uses_hardware: ClassVar[bool] = True
     compared: ClassVar[bool] = True
     paths: ClassVar[Sequence[str]] = ()
-    isolated: ClassVar[bool] = False
     diagnoses: ClassVar[bool] = False
     counts_fallbacks: ClassVar[bool] = False
 

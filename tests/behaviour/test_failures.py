@@ -11,13 +11,14 @@ import time
 
 import pytest
 
-from tests.behaviour.conftest import FORECAST, LONG, has_steps, losses, wait_for
+from tests.behaviour.conftest import FORECAST, LONG, family, gone, has_steps, losses, wait_for
 from tests.conftest import Forked
 
 USERS = """
-import os, shutil, time
+import os, shutil, signal, subprocess, sys, time, urllib.error
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
+from exp.backends.cpu import CpuBackend
 from exp.forecasting.timebridge.model import TimeBridge
 
 class Slow(TimeBridge):
@@ -30,7 +31,47 @@ class Slow(TimeBridge):
 class Leave(Hook):
     def before_train_iter(self, runner, batch_idx, data_batch=None):
         if batch_idx == 1 and runner.rank == runner.world_size - 1:
-            os._exit(int(os.environ["CODE"]))
+            eval(os.environ["HOW"])
+
+@HOOKS.register_module()
+class Crash(Hook):
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        if os.fork() == 0:
+            raise SystemExit(0)  # not the rank
+        os.wait()
+        reads, writes = os.pipe()
+        if os.fork() == 0:  # a daemon, as careless code makes them
+            os.setsid()
+            if os.fork() == 0:
+                os.write(writes, b"%d" % os.getpid())
+                time.sleep(1000)
+            os._exit(0)
+        others = [subprocess.Popen(["sleep", "1000"], **how) for how in ({"env": {}}, {"start_new_session": True})]
+        with open("left", "w") as file:
+            file.write(" ".join([os.read(reads, 9).decode(), *(str(each.pid) for each in others)]))
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+@HOOKS.register_module()
+class Offline(Hook):
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        if runner.rank == runner.world_size - 1:
+            raise urllib.error.URLError(ConnectionResetError(104, "Connection reset by peer"))
+
+class Full(TimeBridge):
+    def forward(self, *args, **kwargs):
+        raise RuntimeError("GCU out of memory. Tried to allocate 20.00 MiB. GCU 0 has a total capacity of 1 GiB")
+
+class Hangs(type(CpuBackend.collectives)):
+    def destroy(self):
+        time.sleep(1000)
+
+class NeverDone(CpuBackend):
+    collectives = Hangs("gloo", gloo=True)
+
+@HOOKS.register_module()
+class Ask(Hook):
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        breakpoint() if os.environ["ASK"] == "breakpoint" else input()
 
 @HOOKS.register_module()
 class Bare(Hook):
@@ -52,19 +93,116 @@ def users(exp):
     return functools.partial(exp, "plugins=[users]", PYTHONPATH=str(exp.folder))
 
 
-@pytest.mark.parametrize("code", ["75", pytest.param("0", marks=pytest.mark.extended)])
-def test_what_a_rank_exits_with_is_data(exp, users, code):
-    """75 would mean that the state is saved, 0 that all is done."""
-    done = users(*FORECAST, "nproc=2", "hooks=[{type: users.Leave}]", "output_dir=run", CODE=code)
+@pytest.mark.parametrize(
+    ("nproc", "how", "named"),
+    [
+        (1, "os._exit(0)", "exited with code 0 in step 2"),
+        (2, "os._exit(75)", "exited with code 75 in step 2"),
+        pytest.param(1, "sys.exit(143)", "sys.exit(143)", marks=pytest.mark.extended),
+        pytest.param(1, "sys.exit(0)", "sys.exit(0)", marks=pytest.mark.extended),
+        pytest.param(2, "os._exit(0)", "exited with code 0 in step 2", marks=pytest.mark.extended),
+    ],
+)
+def test_what_a_rank_exits_with_is_data(exp, users, nproc, how, named):
+    """75 would mean that the state is saved, 0 that all is done: success is a written result."""
+    done = users(*FORECAST, f"nproc={nproc}", "hooks=[{type: users.Leave}]", "output_dir=run", HOW=how)
     assert done.returncode == 1
-    assert done.stderr.startswith("error: rank 1 ")
-    assert code in done.stderr.splitlines()[0]
-    assert exp.result("run")["error"]["rank"] == 1
+    assert done.stderr.startswith(f"error: rank {nproc - 1} ")
+    assert named in done.stderr.splitlines()[0]
+    assert exp.result("run")["status"] == "failed"
+    assert exp.result("run")["error"]["rank"] == nproc - 1
+
+
+@pytest.mark.parametrize("nproc", [1, pytest.param(2, marks=pytest.mark.extended)])
+def test_a_crash_is_named_and_what_user_code_has_forked_is_ended(exp, users, nproc):
+    done = users(*FORECAST, f"nproc={nproc}", "hooks=[{type: users.Crash}]", "output_dir=run")
+    assert done.returncode == 1
+    assert "failed: killed by SIGSEGV" in done.stderr.splitlines()[0]
+    assert exp.result("run")["error"]["type"] == "SIGSEGV"
+    left = [int(pid) for pid in (exp.folder / "left").read_text().split()]
+    assert len(left) == 3
+    assert gone(left)
+    assert "users.py" in (exp.path("run") / "logs" / f"rank{nproc - 1}.log").read_text()  # its stack
+
+
+@pytest.mark.parametrize("nproc", [2, pytest.param(1, marks=pytest.mark.extended)])
+def test_a_connection_of_user_code_is_not_that_of_a_rank(users, nproc):
+    done = users(*FORECAST, f"nproc={nproc}", "hooks=[{type: users.Offline}]", "output_dir=run")
+    first = done.stderr.splitlines()[0]
+    assert first.startswith(f"error: rank {nproc - 1} "), first
+    assert "URLError" in first
+    assert "(users.py, line " in first
+
+
+@pytest.mark.parametrize("ask", ["breakpoint", pytest.param("input", marks=pytest.mark.extended)])
+def test_who_asks_a_terminal_is_told_how_to_have_one_and_has_it(users, ask):
+    arguments = [*FORECAST, "hooks=[{type: users.Ask}]", "output_dir=run"]
+    done = users(*arguments, ASK=ask)
+    assert done.returncode == 1
+    assert "users.py" in done.stderr.splitlines()[0]
+    assert "launcher.in_process=true" in done.stderr.splitlines()[0]
+    here = users(*arguments, "launcher.in_process=true", ASK=ask)  # where stdin is empty
+    assert here.returncode == 1
+    assert ("BdbQuit" if ask == "breakpoint" else "EOFError") in here.stderr.splitlines()[0]
+    assert users(*arguments, "launcher.in_process=true", "nproc=2").returncode == 2
+
+
+def test_the_cause_is_waited_for_however_busy_the_node_is(exp, start):
+    """As if nothing that looks after rank 1 had its turn for seconds."""
+    process = start(*LONG, "nproc=2", "output_dir=run")
+    wait_for(has_steps(exp.path("run")), process)
+    pids = {name: pid for pid, name in family(process.pid).items()}
+    busy = [pids[name] for name in ("exp-agent", "exp-fork-server", "exp-guard1") if name in pids]
+    for pid in busy:
+        os.kill(pid, signal.SIGSTOP)
+    os.kill(pids["exp-rank1"], signal.SIGSEGV)
+    time.sleep(8)
+    for pid in busy:
+        os.kill(pid, signal.SIGCONT)
+    errors = process.communicate(100)[1]
+    assert process.returncode == 1
+    assert errors.startswith("error: rank 1 "), errors
+    assert "failed: killed by SIGSEGV" in errors.splitlines()[0]
+
+
+@pytest.mark.parametrize(("batch", "advice"), [
+    (["batch_size=7"], "batch_size=1 accumulate=7 keeps the global batch of 7"),
+    pytest.param(["batch_size=6", "accumulate=2"], "batch_size=3 accumulate=4 keeps the global batch of 12",
+                 marks=pytest.mark.extended),
+    pytest.param(["batch_size=1"], "a smaller model", marks=pytest.mark.extended),
+])  # fmt: skip
+def test_the_advice_of_a_full_device_keeps_the_global_batch(users, batch, advice):
+    words = [word for word in FORECAST if "batch_size" not in word]
+    done = users(*words, *batch, "model._target_=users.Full", "output_dir=run")
+    assert done.returncode == 1
+    assert advice in done.stderr.splitlines()[0]
+
+
+@pytest.mark.extended
+def test_a_result_is_written_before_the_ranks_part(exp, users):
+    """A process group that hangs when it is destroyed costs some seconds, and not the result."""
+    done = users(*FORECAST, "nproc=2", "backend._target_=users.NeverDone", "output_dir=run")
+    assert done.returncode == 0, done.stderr
+    assert exp.result("run")["status"] == "completed"
+    assert "in destroy" in (exp.path("run") / "logs" / "rank1.log").read_text()
+
+
+@pytest.mark.extended
+def test_a_killed_fork_server_is_named_and_no_rank(exp, start):
+    process = start(*LONG, "nproc=2", "output_dir=run")
+    wait_for(has_steps(exp.path("run")), process)
+    pids = family(process.pid)  # this process itself has the name of the tests' own fork server
+    os.kill([pid for pid, name in pids.items() if name == "exp-fork-server"][-1], signal.SIGKILL)
+    errors = process.communicate(100)[1]
+    assert process.returncode == 1
+    assert errors.startswith("error: exp-fork-server"), errors
+    assert "killed by SIGKILL" in errors.splitlines()[0]
+    assert gone(pids)
 
 
 def test_what_a_job_of_a_sweep_exits_with_is_data(users):
     hook = ["hooks=[{type: users.Leave}]", "output_dir=sweep", "launcher=local"]
-    done = users("-m", *FORECAST, *hook, "seed=1", CODE="0")
+    done = users("-m", *FORECAST, *hook, "seed=1", HOW="os._exit(0)")
     assert done.returncode == 1
     assert "1 failed" in done.stdout
 

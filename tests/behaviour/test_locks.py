@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from tests.behaviour.conftest import LONG, first_line, has_steps, result, snapshot, wait_for
+from tests.behaviour.conftest import LONG, family, first_line, gone, has_steps, result, snapshot, wait_for
 from tests.conftest import clean_environment
 
 
@@ -19,7 +19,9 @@ def test_of_two_in_one_folder_one_runs_and_after_kill_9_the_folder_is_free(exp, 
     run = exp.path("run")
     process = start(*settings)
     wait_for(lambda: list(run.glob("checkpoints/step_*.pth")), process)
-    os.kill(process.pid, signal.SIGSTOP)  # so that the folder does not change meanwhile
+    everybody = family(process.pid)
+    for pid in everybody:
+        os.kill(pid, signal.SIGSTOP)  # so that the folder does not change meanwhile
     before = snapshot(run)
     for words in ([], ["resume=auto"], ["overwrite=true"], ["max_steps=1"]):
         done = exp(*settings, *words)
@@ -29,6 +31,9 @@ def test_of_two_in_one_folder_one_runs_and_after_kill_9_the_folder_is_free(exp, 
     assert snapshot(run) == before
     process.kill()
     process.communicate()
+    for pid in [*everybody][1:]:
+        os.kill(pid, signal.SIGCONT)
+    assert gone(everybody)
     saved = max(int(path.stem[5:]) for path in run.glob("checkpoints/step_*.pth"))
     done = exp(*settings, "resume=auto", f"max_steps={saved + 1}", timeout=100)
     assert done.returncode == 0, done.stderr

@@ -16,14 +16,14 @@ from exp.runs.status import Stage
 class Watch:
     """Two nodes of two ranks each, whose ranks say what they are told to, and whose clocks go as they are told to."""
 
-    def __init__(self, path, nnodes=1, step_timeout_s=None):
+    def __init__(self, path, nnodes=1, step_timeout_s=None, nproc=2):
         self.folder = RunFolder(path / "run")
         self.folder.create()
         self.scratch = [path / f"node{node}" for node in range(nnodes)]
         self.detectors = []
         for scratch in self.scratch:
             scratch.mkdir()
-            status.make_file(str(scratch), 2)
+            status.make_file(str(scratch), nproc)
             failures = Failures(self.folder, str(scratch))
             self.detectors.append(HangDetector(failures, str(scratch), nnodes, 1800, step_timeout_s))
             self.detectors[-1]._view = self.folder.logs / f"stuck-{scratch.name}.json"
@@ -54,10 +54,11 @@ def no_waiting(monkeypatch):
 @pytest.mark.parametrize(
     ("limit", "stage", "times", "seconds"),
     [
-        (None, Stage.FORWARD, 2, 61),
-        (None, Stage.FORWARD, 1, 1621),
-        (None, Stage.HOOKS, 2, 601),
-        (None, Stage.CHECKPOINT, 9, 1621),
+        (None, Stage.FORWARD, 2, 1621),
+        (None, Stage.DATA, 9, 1621),
+        (60, Stage.FORWARD, 2, 61),
+        (60, Stage.FORWARD, 1, 1621),
+        (60, Stage.CHECKPOINT, 9, 1621),
         (0, Stage.FORWARD, 2, 4000),  # never
         (None, Stage.FREE, 2, 4000),
     ],
@@ -72,17 +73,15 @@ def test_how_long_a_rank_may_stand_still_depends_on_where(tmp_path, limit, stage
     assert watch.folder.error_file(1).exists() is (seconds != 4000)
 
 
-def test_twenty_times_the_slowest_step(tmp_path):
-    watch = Watch(tmp_path)
-    for count, stage, seconds in ((1, Stage.FORWARD, 10), (2, Stage.BACKWARD, 190)):
-        for rank in (0, 1):
-            watch.say(rank, stage, 5, 4, count)
-        assert watch.wait(seconds) is None
-    assert watch.wait(20) is not None
+@pytest.mark.parametrize(("limit", "named"), [(None, False), (60, True)])
+def test_of_one_process_nobody_waits_for_it(tmp_path, limit, named):
+    watch = Watch(tmp_path, step_timeout_s=limit, nproc=1)
+    watch.say(0, Stage.FORWARD, 5, 4)
+    assert (watch.wait(4000) is not None) is named
 
 
 def test_several_nodes_agree_on_whom_to_name(tmp_path):
-    watch = Watch(tmp_path, nnodes=2)
+    watch = Watch(tmp_path, nnodes=2, step_timeout_s=60)
     for rank in range(4):
         watch.say(rank, Stage.BACKWARD if rank != 3 else Stage.FORWARD, 7, 5)
     assert watch.wait(70, node=0) is None  # the other has not said anything

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from exp.runs import status
-from exp.runs.failures import End, Failures
+from exp.runs.failures import Failures
 from exp.runs.files import read_json
 from exp.runs.folder import RunFolder
 from exp.runs.status import Stage
@@ -68,24 +68,19 @@ def test_what_comes_last_is_done_and_bounded_and_does_not_change_the_end(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("stages", "ends", "well", "words"),
+    ("stage", "code", "well", "word"),
     [
-        ([Stage.DONE, Stage.DONE], [End(1, 11, -4, 100)], True, {}),  # in the clean-up of its device
-        ([Stage.DONE, Stage.HOOKS], [], False, {1: "exited with code 0, or was killed, before its time, in step 7"}),
-        # The agent has ended the other one, by SIGTERM or, after its patience, by SIGKILL.
-        ([Stage.HOOKS, Stage.HOOKS], [End(0, 10, -15, 103), End(1, 11, 7, 100)], False, {1: "exited with code 7"}),
-        ([Stage.HOOKS, Stage.HOOKS], [End(0, 10, -15, 100)], False, {0: "killed by SIGTERM"}),  # somebody else has
+        (Stage.DONE, -4, True, None),  # in the clean-up of its device
+        (Stage.HOOKS, 0, False, "exited with code 0 in step 7"),
+        (Stage.HOOKS, 7, False, "exited with code 7 in step 7"),
+        (Stage.HOOKS, -15, False, "killed by SIGTERM"),
     ],
 )
-def test_the_agent_leaves_a_word_for_those_that_could_not(tmp_path, monkeypatch, stages, ends, well, words):
+def test_the_guard_leaves_a_word_for_a_worker_that_could_not(tmp_path, stage, code, well, word):
     folder = RunFolder(tmp_path)
     folder.create()
     status.make_file(str(tmp_path), 2)
-    monkeypatch.setattr("exp.runs.status.is_alive", lambda pid: False)
-    beats = [status._FORMAT.pack(10 + rank, rank, rank, 9, stage, 7, 1) for rank, stage in enumerate(stages)]
-    (tmp_path / "beats").write_bytes(b"".join(beats))
-    assert Failures(folder, str(tmp_path)).judge({end.local_rank: end for end in ends}) is well
-    found = {rank: read_json(folder.error_file(rank)) for rank in (0, 1)}
-    assert {rank for rank, error in found.items() if error} == set(words)
-    for rank, text in words.items():
-        assert found[rank]["message"].startswith(text)
+    (tmp_path / "beats").write_bytes(bytes(56) + status._FORMAT.pack(11, 3, 1, 9, stage, 7, 1))
+    assert Failures(folder, str(tmp_path)).record_end(3, 1, code, 11) is well
+    told = read_json(folder.error_file(3))
+    assert (told and told["message"].startswith(word)) is (None if word is None else True)

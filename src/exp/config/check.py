@@ -66,11 +66,9 @@ def validate(
     check_task = getattr(preflight_of(config.data), "check_task", None)
     if check_task is not None:  # checks the keys that the family adds to tasks
         check_task(config.task)
-    if task.isolated and config.launcher["_target_"] == "auto":
-        config.launcher._target_ = "exp.launcher.torchrun.TorchrunLauncher"
     if task.diagnoses:
         # Check only what no worker could report; the task itself reports too few devices, missing data, and so on.
-        if task.isolated and not elsewhere:
+        if task.uses_hardware and not elsewhere:
             check_hardware(config, backend, counts=False)
         return
     for part in ("data", "model", "wrapper"):

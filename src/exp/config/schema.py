@@ -57,7 +57,9 @@ class LauncherConfig:
     """Longest wait for a collective operation or for missing nodes, in seconds."""
     step_timeout_s: Optional[float] = None
     """Hang detector, in training and evaluation: the run ends if no rank has made progress for so many seconds. null:
-    20 times the slowest step so far, at least 60; 0: off."""
+    0.9 of ``timeout_s``, with one process off; 0: off."""
+    in_process: bool = False
+    """launcher=local: run the worker in this process, which has a terminal: for ``breakpoint()`` and debuggers."""
 
 
 @dataclass

@@ -14,11 +14,10 @@ import json
 import logging
 import multiprocessing
 import os
-import shutil
+import signal
+import socket
 import sys
 import tempfile
-import threading
-import time
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, Mapping
@@ -31,6 +30,7 @@ from exp.launcher import processes
 from exp.launcher.processes import AGENT_VARIABLE, PRELOAD_VARIABLE, START
 from exp.runs.failures import TERM_PATIENCE_S, Failures
 from exp.runs.folder import RunFolder
+from exp.runs.status import signal_name
 from exp.sockets import SCRATCH_VARIABLE, address_towards, keep_sockets_in
 from exp.task import task_class
 
@@ -51,7 +51,7 @@ def main() -> int:
     processes.name_process("exp-agent")
     forked = _start_fork_server(folder, spec["nproc"], single_node=spec["nnodes"] == 1)
     # Everything that the workers must not inherit comes after the fork server has started.
-    watcher = _watch_parent(spec["parent"], scratch)
+    watcher = processes.watch_parent(spec["parent"], scratch)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s agent %(levelname)s %(message)s")
     # Torch would keep its own logs forever, in a new folder for each job; exp's logs are in the run folder.
     tempfile.tempdir = scratch
@@ -63,18 +63,17 @@ def main() -> int:
     del os.environ[_AUTOLOAD]
     if autoload is not None:
         os.environ[_AUTOLOAD] = autoload
-    ends: Mapping[int, Any] | None = {}
+    succeeded = False
     try:
         if forked:
             elastic_launch(_launch_config(spec), work)(spec["run_dir"])
         else:
             elastic_launch(_launch_config(spec), sys.executable)("-c", START, "exp.launcher.worker", spec["run_dir"])
+        succeeded = True
     except ChildFailedError as error:
-        ends = error.failures
+        _record_killed(Failures(folder, scratch), error.failures)
     except Exception:  # torch's agent may raise anything; the launcher shows the end of this log
         logger.exception("the agent failed")
-        ends = None
-    succeeded = ends is not None and Failures(folder, scratch).judge(ends)
     gc.collect()  # multiprocessing removes a semaphore when its object is collected
     if os.getppid() != spec["parent"]:
         watcher.join()  # the parent is dead: the thread kills the job, and then ends this process
@@ -82,14 +81,33 @@ def main() -> int:
 
 
 def work(run_dir: str) -> None:
-    """Become a worker: the function that torch's agent runs in a forked process.
+    """Run a worker and its guard: the function that torch's agent runs in a forked process.
 
     Args:
         run_dir: the run folder.
     """
     from exp.launcher.worker import main
 
-    main(run_dir, forked=True)  # the fork server ends with the agent
+    code = main(run_dir, forked=True)  # the fork server ends with the agent
+    if code:
+        os._exit(code)
+
+
+def _record_killed(failures: Failures, ends: Mapping[int, Any]) -> None:
+    """Record the end of workers whose guard did not: the guard, or the process that has forked all, was killed.
+
+    Args:
+        failures: error files that the guards have written.
+        ends: torch's ``ProcessFailure`` of the guards that did not return 0, by rank.
+    """
+    gone = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # of this process's own children
+    if gone is not None and gone.si_code != os.CLD_EXITED:
+        why = f"exp-fork-server, the parent of all workers on {socket.gethostname()}, was killed by "
+        failures.record_lost(why + signal_name(gone.si_status))
+    elif not failures.read():
+        for rank, end in ends.items():
+            if end.exitcode != -signal.SIGTERM:  # torch's own
+                failures.record_end(rank, end.local_rank, end.exitcode)
 
 
 def _start_fork_server(folder: RunFolder, nproc: int, single_node: bool) -> bool:
@@ -133,26 +151,6 @@ def _start_fork_server(folder: RunFolder, nproc: int, single_node: bool) -> bool
     forkserver.ensure_running()
     os.chdir(str(here))
     return True
-
-
-def _watch_parent(parent: int, scratch: str) -> threading.Thread:
-    """Start a thread that ends the whole job when the parent dies without having ended it, for example of SIGKILL.
-
-    A thread, not a signal: torch's agent handles the signals, and waits half a minute for a worker that ignores them.
-    """
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        processes.kill_job(scratch)
-        deadline = time.monotonic() + 2
-        while os.path.exists(scratch) and time.monotonic() < deadline:  # noqa: PTH110
-            shutil.rmtree(scratch, ignore_errors=True)  # torch's agent, in the main thread, may still write there
-        os._exit(1)
-
-    thread = threading.Thread(target=watch, name="watch-parent", daemon=True)
-    thread.start()
-    return thread
 
 
 def _launch_config(spec: dict[str, Any]) -> Any:

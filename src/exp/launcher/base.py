@@ -21,7 +21,7 @@ from exp.config.resolve import create
 from exp.config.resolve import resolve as resolve_name
 from exp.config.schema import ExpConfig, LauncherConfig
 from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, EXIT_UNAVAILABLE, REFUSED, ConfigError
-from exp.runs.failures import RankFailure
+from exp.runs.failures import AGENT_LOST, RankFailure
 from exp.runs.files import read_json
 from exp.runs.status import PREEMPT_SIGNAL, signal_name
 
@@ -229,6 +229,8 @@ def resolve(config: LauncherConfig, nproc: int) -> Launcher:
     if settings["_target_"] == "auto":
         alone = nproc == 1 and settings["nnodes"] == 1 and settings["max_restarts"] == 0
         settings["_target_"] = _LOCAL if alone else _TORCHRUN
+    if settings["in_process"] and settings["_target_"] != _LOCAL:
+        raise ConfigError("launcher.in_process=true is for one process of launcher=local; leave it out, or set nproc=1")
     launcher: Launcher = create(settings, Launcher, "launcher")
     launcher.check(nproc)
     return launcher
@@ -243,10 +245,11 @@ def describe_failure(outcome: Outcome, folder: RunFolder) -> str:
         first, others = outcome.failures[0], outcome.failures[1:]
         log = folder.log_file(first.rank)
         head, *details = first.message.splitlines() or [""]
-        named = first.own or f"{first.type}: " in head or head.startswith("killed by")
+        named = first.own or first.type == "SystemExit" or f"{first.type}: " in head or head.startswith("killed by")
         kind = "" if named else f"{first.type}: "
-        lines += [f"rank {first.rank} (local_rank {first.local_rank}, {first.host}) failed: {kind}{head}", *details]
-        if others:
+        who = f"rank {first.rank} (local_rank {first.local_rank}, {first.host}) failed: {kind}"
+        lines += [("" if first.type == AGENT_LOST else who) + head, *details]
+        if others and first.type != AGENT_LOST:
             lines.append(f"  failed after it: {', '.join(f'rank {failure.rank}' for failure in others)}")
         if outcome.exit_code == EXIT_UNAVAILABLE:
             lines += tail_of(log)[1:]  # the log itself is removed with the run folder

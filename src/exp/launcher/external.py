@@ -20,13 +20,12 @@ from exp import console
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, ConfigError
 from exp.hardware.registry import create_backend
 from exp.launcher.base import Launcher, Outcome, place_of, tail_of
-from exp.launcher.processes import AGENT_VARIABLE
+from exp.launcher.processes import AGENT_VARIABLE, start_module
 from exp.launcher.supervisor import Supervisor
-from exp.runs.failures import End
 from exp.runs.files import read_json, to_json
 from exp.runs.status import JOINED, PREEMPT_SIGNAL, signal_name
 from exp.session import RankInfo
-from exp.sockets import check_host, taken_by
+from exp.sockets import SCRATCH_VARIABLE, check_host, taken_by
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
@@ -100,22 +99,25 @@ class ExternalLauncher(Launcher):
         }
         with tempfile.TemporaryDirectory(prefix="exp-") as scratch:
             log, began = Path(scratch, "early.log"), time.monotonic()
+            environment[SCRATCH_VARIABLE] = scratch
             job = Supervisor(self, run, scratch, (PREEMPT_SIGNAL, signal.SIGTERM))
-            worker = job.watch(["exp.launcher.worker", to_json(given)], environment, log, 1, place.world_size)
+            worker = "exp.launcher.worker", to_json(given)
+            code = job.watch(
+                lambda stderr: start_module(*worker, environment=environment, stderr=stderr), log, 1, place.world_size
+            )
             refused = (read_json(Path(scratch, JOINED)) or {}).get("refused")
             if refused is not None:
                 if self.leads:
                     raise ConfigError(refused)
                 return Outcome(EXIT_CONFIG, reported=True)
-            end = End(place.local_rank, worker.pid, worker.returncode, time.time())
-            return job.outcome(lambda: self._ended(job, end, log, time.monotonic() - began))
+            return job.outcome(lambda: self._ended(job, code, log, time.monotonic() - began))
 
-    def _ended(self, job: Supervisor, end: End, log: Path, after_s: float) -> Outcome:
+    def _ended(self, job: Supervisor, code: int, log: Path, after_s: float) -> Outcome:
         """Why the worker ended: the work is done, a rank failed, or the ranks did not meet."""
         place, known = self.place, job.failures
         if known is None:
-            return self._not_met(log, after_s, end.exitcode)
-        if known.judge({place.rank: end}, of_peer=job.killed or bool(job.notices)):
+            return self._not_met(log, after_s, code if code < 128 else 128 - code)
+        if code == 0:
             return Outcome()
         return Outcome.of(known.collect(place.world_size if self.leads else 0, place.local_world_size))
 

@@ -1,16 +1,21 @@
-"""launcher=local: one worker, in this process."""
+"""launcher=local: one worker, in a supervised child process; or in this process, for debuggers."""
 
 from __future__ import annotations
 
 import os
+import tempfile
 from typing import TYPE_CHECKING
 
-from exp.errors import EXIT_PREEMPTED, ConfigError, Preempted
+from exp.errors import ConfigError, Ended, Preempted
 from exp.launcher.base import Launcher, Outcome
+from exp.launcher.processes import fork
+from exp.launcher.supervisor import Supervisor
+from exp.launcher.worker import guard, preempted_in, work_to_end
+from exp.runs import status
 from exp.runs.failures import Failures
-from exp.runs.status import PREEMPT_SIGNAL, handle_signals
 from exp.session import RankInfo, describe_error, reporting
 from exp.session import run as run_rank
+from exp.sockets import SCRATCH_VARIABLE
 from exp.task import task_class
 
 if TYPE_CHECKING:
@@ -19,12 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["LocalLauncher"]
 
 
-class _Interrupted(KeyboardInterrupt):
-    """Raised on a signal. A KeyboardInterrupt, because torch's data-loader workers end without a traceback on it."""
-
-
 class LocalLauncher(Launcher):
-    """Runs the only worker in this process."""
+    """Forks a guard, which forks the only worker (:mod:`exp.launcher.worker`): a new interpreter would take longer."""
 
     def check(self, nproc: int) -> None:
         """Refuse more than one worker, restarts, and more than one node."""
@@ -35,31 +36,33 @@ class LocalLauncher(Launcher):
                 raise ConfigError(f"{name}={value} needs launcher=torchrun; launcher=local runs a single process")
 
     def launch(self, run: FrozenRun) -> Outcome:
-        """Run the worker; its error becomes the outcome, as with any other launcher."""
-        folder, saves = run.folder, task_class(run.config).saves_state
-        process, received = os.getpid(), 0
-        notices: list[int] = []
-        info = RankInfo(preempted=lambda: bool(notices))
+        """Run the worker; however it ends, none of its processes is left behind."""
+        if self.config.in_process:
+            return self._run_here(run)
+        folder, parent = run.folder, os.getpid()
+        with tempfile.TemporaryDirectory(prefix="exp-") as scratch:
 
-        def on_signal(number: int, _frame: object) -> None:
-            nonlocal received
-            if number == PREEMPT_SIGNAL:
-                if os.getpid() != process:
-                    return  # a loader process, forked from this one: it continues until this process has saved
-                if saves and not notices:
-                    notices.append(number)
-                    return
-            received = number
-            raise _Interrupted(number)
+            def main() -> int:
+                os.environ[SCRATCH_VARIABLE] = scratch
+                info = RankInfo(preempted=preempted_in(scratch))
+                return guard(lambda: work_to_end(folder, info), info, str(folder.path), parent)
 
+            failures = Failures(folder, scratch)
+            job = Supervisor(self, run, scratch, (status.PREEMPT_SIGNAL,), failures)
+            code = job.watch(lambda log: fork(main, log), folder.log_file(0), 1, 1)
+            detail = f"the process that waited for the worker ended with {code}"
+            return job.outcome(lambda: Outcome.of(failures.collect(), detail) if code else Outcome())
+
+    def _run_here(self, run: FrozenRun) -> Outcome:
+        """Run the worker in this process, which has a terminal; a crash of the worker ends this process, too."""
+        folder, info = run.folder, RankInfo()
         try:
-            with handle_signals(on_signal), reporting(folder, info, redirect=False):
+            with reporting(folder, info, redirect=False):
                 run_rank(folder, info)
         except Preempted as preempted:
-            return Outcome(EXIT_PREEMPTED, preempted={"step": preempted.step})
-        # The worker has written its error file. Every error becomes an outcome, reported as with other launchers.
-        except (Exception, SystemExit, _Interrupted) as error:  # noqa: BLE001
-            if received:  # native code may have replaced _Interrupted by an error of its own
-                return Outcome.of_signal(received, saves)
+            return Outcome(preempted.exit_code, preempted={"step": preempted.step})
+        except Ended as ended:
+            return Outcome.of_signal(ended.number, task_class(run.config).saves_state)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - reported as with other launchers
             return Outcome.of(Failures(folder).collect() or [describe_error(error, folder, info)])
         return Outcome()

@@ -15,18 +15,18 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
+from typing import IO, TYPE_CHECKING, Any, Callable, Mapping, Sequence, Union
 
+from exp import console
 from exp.errors import EXIT_PREEMPTED
 from exp.launcher.base import Launcher, Outcome
-from exp.launcher.processes import kill_job, start_module
+from exp.launcher.processes import ForkedProcess, kill_job
 from exp.runs import status
 from exp.runs.failures import Failures, RankFailure
 from exp.runs.files import read_json, write_json
 from exp.runs.folder import RunFolder
 from exp.runs.lock import is_alive, stat_of
 from exp.runs.status import Beat, Stage, signal_name, unfinished
-from exp.sockets import SCRATCH_VARIABLE
 from exp.task import task_class
 
 if TYPE_CHECKING:
@@ -34,12 +34,11 @@ if TYPE_CHECKING:
 
 __all__ = ["HangDetector", "Supervisor"]
 
-_GONE_PATIENCE_S = 1.5  # less than a rank waits after it has lost another one
+Process = Union["subprocess.Popen[bytes]", ForkedProcess]
+
+_SIGNAL_PATIENCE_S = 3.0  # time for the workers to tell the trackers, and to restore the terminal
 _ERROR_PATIENCE_S = 6.0  # torch's agent itself would wait half a minute for ranks that ignore SIGTERM
 _RESTART_PATIENCE_S = 60.0  # with restarts: the agent needs time to start the workers again
-_LEAST_S = 60.0  # shortest automatic limit for a stage of a step
-_LEAST_FOR_HOOKS_S = 600.0  # users' hooks may take long now and then, for example to upload a file
-_TIMES_SLOWEST = 20  # automatic limit for a stage: so many times the slowest stage so far
 _SHARE = 0.9  # of the time-out of collectives: the launcher reports before the waiting ranks time out
 _STACKS_WITHIN_S = 1.5
 _SHOWN_FRAMES = 12
@@ -76,32 +75,26 @@ class Supervisor:
     unkillable: list[int] = field(default_factory=list)
     _detector: HangDetector | None = None
     _deadline: float | None = None
-    _gone_since: float | None = None
+    _session: int | None = None
 
     def __post_init__(self) -> None:
         self._saves = task_class(self.run.config).saves_state
 
-    def watch(
-        self, command: Sequence[str], environment: Mapping[str, str], log: Path, nproc: int, groups: int
-    ) -> subprocess.Popen[bytes]:
-        """Run a module as a process; return when it and all processes that it started have ended.
+    def watch(self, start: Callable[[IO[bytes]], Process], log: Path, nproc: int, groups: int) -> int:
+        """Start a process; return its exit code when it and all processes that it started have ended.
 
         Args:
-            command: the module's dotted name, and its arguments.
-            environment: all environment variables of the process.
-            log: file for its stderr.
+            start: takes a file for stderr; starts the process, with the private folder in its environment.
+            log: that file.
             nproc: workers to supervise.
             groups: number of supervisors in the job; together they find the rank that hangs.
-
-        Returns:
-            The process, which has ended.
         """
-        environment = {**environment, SCRATCH_VARIABLE: self.scratch}
         status.make_file(self.scratch, nproc)
         try:
             with status.handle_signals(self._on_signal):
                 with status.held_back(self.signals), log.open("ab") as stderr:
-                    process = start_module(*command, environment=environment, stderr=stderr)
+                    process = start(stderr)
+                self._session = process.pid
                 while process.poll() is None:
                     self._look(groups)
                     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -112,8 +105,10 @@ class Supervisor:
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
             if self._detector is not None:
                 self._detector.close()
-            self.unkillable = kill_job(self.scratch)
-        return process
+            self.unkillable = kill_job(self.scratch, self._session)
+            console.make_console().show_cursor()  # a worker that was killed has not done it
+        assert process.returncode is not None
+        return process.returncode
 
     def outcome(self, ended: Callable[[], Outcome]) -> Outcome:
         """The outcome of the job.
@@ -143,27 +138,43 @@ class Supervisor:
         """End a rank that hangs, and the whole job after a signal or if ranks do not end after a failure."""
         now = time.monotonic()
         self._meet()
-        if self.received is not None or (self._deadline is not None and now > self._deadline):
+        if self.received is not None and self._deadline is None:
+            self._interrupt(now)
+        elif self._deadline is not None and now > self._deadline:
             self._kill()
-        elif self.failures is not None:
+        elif self.failures is not None and self.received is None:
             if self._detector is None:
                 limits = self.launcher.config.timeout_s, self.launcher.config.step_timeout_s
                 self._detector = HangDetector(self.failures, self.scratch, groups, *limits)
-            errors = self.failures.told()
+            errors = self.failures.read()
             hung = self._detector.look(errors)
             if hung is not None:  # then it is handled like a rank that died by itself
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(hung, signal.SIGKILL)
-            # Torch's agent does not count a rank that exits with code 0 before its end as failed.
-            gone = unfinished(self.scratch, alive=False)
-            self._gone_since = (self._gone_since or now) if gone else None
-            if self._gone_since is not None and now - self._gone_since > _GONE_PATIENCE_S:
-                self.failures.write_lost()
             # Torch's agent ends the other ranks, and may restart all; a restarted rank removes its error file.
             restarts = self.launcher.config.max_restarts > 0
             patience_s = _RESTART_PATIENCE_S if restarts else _ERROR_PATIENCE_S
-            ends = errors and (not restarts or any(unfinished(self.scratch)))
+            ends = self._is_explained(errors) and (not restarts or any(unfinished(self.scratch)))
             self._deadline = (self._deadline or now + patience_s) if ends else None
+
+    def _is_explained(self, errors: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether the failures name a cause, or none is to be expected from this node.
+
+        A rank that is gone without an error will be explained by its guard, or by the agent if the guard was killed,
+        however busy the node is.
+        """
+        explained = {error["pid"] for error in errors}
+        gone = any(beat.pid not in explained for beat in unfinished(self.scratch, alive=False))
+        return any(not error["of_peer"] for error in errors) or (bool(errors) and not gone)
+
+    def _interrupt(self, now: float) -> None:
+        """After a signal: ask the workers to end; they are killed if they do not."""
+        running = unfinished(self.scratch)
+        Path(self.scratch, status.ENDING).touch()
+        for beat in running:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(beat.pid, signal.SIGINT)
+        self._deadline = now + (_SIGNAL_PATIENCE_S if running else 0.0)
 
     def _kill(self) -> None:
         """Kill the job. The ranks that did not end after another one had failed are not the cause."""
@@ -172,7 +183,8 @@ class Supervisor:
                 ended = "ended, because another rank had failed"
                 self.failures.write(RankFailure(beat.rank, beat.local_rank, "Ended", ended, pid=beat.pid, of_peer=True))
         self.killed = True
-        kill_job(self.scratch)
+        Path(self.scratch, status.ENDING).touch()
+        kill_job(self.scratch, self._session)
 
     def _on_signal(self, number: int, frame: object) -> None:
         """Preemption: set the flag. Another signal, or a second preemption: end the job."""
@@ -182,8 +194,10 @@ class Supervisor:
         if self._saves and not early and number in self.signals and (self.launcher.joins or number not in self.notices):
             self.notices.append(number)
             Path(self.scratch, status.NOTICE).touch()
+        elif self.received is None:
+            self.received, self._deadline = number, None
         else:
-            self.received = self.received or number
+            self._deadline = 0.0  # at once
 
 
 @dataclass
@@ -198,8 +212,7 @@ class HangDetector:
         nnodes: number of detectors in the job: nodes, or ranks if each detector watches one worker.
         timeout_s: time-out of collectives in seconds; 0.9 of it is the limit for checkpoints and for the first time in
             a stage.
-        step_timeout_s: limit for one stage of a step, in seconds; None: a multiple of the slowest stage so far; 0:
-            never end a run.
+        step_timeout_s: limit for one stage of a step, in seconds; None: that for checkpoints; 0: never end a run.
     """
 
     failures: Failures
@@ -208,7 +221,6 @@ class HangDetector:
     timeout_s: float
     step_timeout_s: float | None
     _still: list[tuple[Beat, float]] = field(default_factory=list)
-    _slowest: float = 0.0
     _looked: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
@@ -231,9 +243,6 @@ class HangDetector:
             return None
         before = self._still if len(self._still) == len(beats) else [(beat, 0.0) for beat in beats]
         self._still = [(beat, still + passed if beat == last else 0.0) for beat, (last, still) in zip(beats, before)]
-        for (last, still), beat in zip(before, beats):
-            if last != beat and last.pid == beat.pid and last.stage not in (*_UNTIMED, Stage.CHECKPOINT):
-                self._slowest = max(self._slowest, still)
         timed_out = (re.search("time.?out|timed out", error["message"], re.IGNORECASE) for error in errors)
         in_vain = bool(errors) and all(error["of_peer"] for error in errors) and all(timed_out)
         failed = {error["rank"] for error in errors} if in_vain else set()
@@ -252,16 +261,19 @@ class HangDetector:
         self._view.unlink(missing_ok=True)
 
     def _limit(self, beat: Beat) -> float:
-        """Seconds that a rank may stay in the stage of its last heartbeat."""
-        most = _SHARE * self.timeout_s
+        """Seconds that a rank may stay in the stage of its last heartbeat.
+
+        From outside, a compilation or a file system that stalls looks like a hang. The others wait for this rank as
+        long as collectives may take, so by default only the last tenth of that is taken from it; if nobody waits,
+        nothing.
+        """
+        alone = self.nnodes * len(self._still) == 1
+        most = float("inf") if alone else _SHARE * self.timeout_s
         if beat.stage in _UNTIMED:
             return float("inf")
-        if beat.stage == Stage.CHECKPOINT or beat.times <= 1:
+        if self.step_timeout_s is None or beat.stage == Stage.CHECKPOINT or beat.times <= 1:
             return most
-        if self.step_timeout_s is not None:
-            return self.step_timeout_s
-        hooks = beat.stage in (Stage.HOOKS, Stage.AFTER_VALIDATION)
-        return min(most, max(_LEAST_FOR_HOOKS_S if hooks else _LEAST_S, _TIMES_SLOWEST * self._slowest))
+        return self.step_timeout_s
 
     def _judge(self, going: list[tuple[Beat, float]], only_busy: bool = False) -> int | None:
         """Agree with the other nodes on the rank that hangs; return its process id if it is one of this node.

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 from exp.errors import ConfigError
 from exp.launcher.base import Launcher, Outcome, tail_of
+from exp.launcher.processes import start_module
 from exp.launcher.supervisor import Supervisor
 from exp.runs import status
 from exp.runs.failures import Failures
 from exp.runs.files import to_json
 from exp.runs.lock import LOCK, read_holder
 from exp.runs.status import PREEMPT_SIGNAL, signal_name
-from exp.sockets import check_endpoint, check_loopback
+from exp.sockets import SCRATCH_VARIABLE, check_endpoint, check_loopback
 
 if TYPE_CHECKING:
     from exp.frozen import FrozenRun
@@ -73,19 +74,19 @@ class TorchrunLauncher(Launcher):
                 "parent": os.getpid(),
             }
             known = Failures(folder, scratch)
+            environment[SCRATCH_VARIABLE] = scratch
             job = Supervisor(self, run, scratch, self.preemption_signals, known)
-            code = job.watch(["exp.launcher.agent", to_json(spec)], environment, log, nproc, nnodes).returncode
+            agent = "exp.launcher.agent", to_json(spec)
+            code = job.watch(lambda log: start_module(*agent, environment=environment, stderr=log), log, nproc, nnodes)
             return job.outcome(lambda: self._failed(known, nproc, job.killed, code, log) if code else Outcome())
 
     def _failed(self, known: Failures, nproc: int, killed: bool, code: int, log: Path) -> Outcome:
         """Why the agent ended with ``code``: a rank of this or another node failed, or the agent itself did."""
         nnodes, of_agent = self.config.nnodes, code < 0 and not killed
         why = f"torch's agent on {socket.gethostname()} was killed by {signal_name(-code)}"
-        if of_agent and nnodes > 1:  # the other nodes read the cause from the run folder
-            known.write_lost(why)
+        if of_agent:  # the other nodes read the cause from the run folder
+            known.record_lost(why)
         failures = known.collect(0 if nnodes == 1 else nproc * nnodes, nproc)
-        if of_agent and all(failure.of_peer for failure in failures):
-            return Outcome.of([], f"{why}\n  log: {log}")  # the other ranks only report that they lost this node's
         if nnodes > 1 and not any(beat.pid for beat in status.read(str(known.scratch))):
             why = (
                 f"the {nnodes} nodes did not meet at launcher.rdzv_endpoint={self.config.rdzv_endpoint} within "

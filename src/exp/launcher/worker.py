@@ -1,14 +1,17 @@
-"""A worker process, from its start to its exit: rank environment, heartbeats, clean-up.
+"""A worker process, from its start to its exit: rank environment, heartbeats, clean-up; and its guard.
 
-What it computes is in :mod:`exp.session`. Torch's agent forks it (:mod:`exp.launcher.agent`) or runs
-``python -m exp.launcher.worker RUN_FOLDER``. ``launcher=external`` runs ``python -m exp.launcher.worker GIVEN`` (JSON);
-such a worker first checks that all ranks have the same command and run folder.
+What it computes is in :mod:`exp.session`. Each worker is forked from a guard, a small process that waits for it and
+records how it ended: only the parent of a process learns its exit status. The guard is forked by torch's agent
+(:mod:`exp.launcher.agent`) or by ``launcher=local``, or runs ``python -m exp.launcher.worker RUN_FOLDER``.
+``launcher=external`` runs ``python -m exp.launcher.worker GIVEN`` (JSON); such a worker first checks that all ranks
+have the same command and run folder.
 """
 
 from __future__ import annotations
 
 import faulthandler
 import functools
+import io
 import json
 import logging
 import os
@@ -18,52 +21,108 @@ import sys
 import time
 import traceback
 from datetime import timedelta
-from multiprocessing import util
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Callable, NoReturn
 
 from exp import session
-from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, ExpError, Preempted, message_of
+from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, ExpError, Preempted, is_users, message_of, no_terminal
 from exp.launcher import processes
 from exp.launcher.processes import AGENT_VARIABLE, REQUEUES_VARIABLE
 from exp.runs import status
-from exp.runs.files import write_json
+from exp.runs.failures import Failures
+from exp.runs.files import read_json, write_json
 from exp.runs.folder import RunFolder
 from exp.runs.lock import LOCK, is_alive, read_holder
-from exp.runs.status import JOINED, Stage, unfinished
+from exp.runs.status import JOINED, Stage
 from exp.session import RankInfo, is_of_peer, make_store, reporting
 from exp.sockets import SCRATCH_VARIABLE, keep_sockets_in
 
-__all__ = ["main", "work_to_end"]
+__all__ = ["guard", "main", "preempted_in", "work_to_end"]
 
 _SEEN_WITHIN_S = 60.0  # an NFS client may report a new file as missing for a while
 _READ_WITHIN_S = 0.5
 _CLEAN_UP_S = 20.0
 _CLEAN_UP_AFTER_FAILURE_S = 3.0  # less than the launcher waits for the other ranks
 _LOOKED_FOR_S = 3.0  # time for the launcher to find the rank that is missing, before the agent ends all others
-_DONE_PATIENCE_S = 60.0
 _STDERR = 2  # file descriptor; in the session it is the log of the rank
 
 
-def main(argument: str, forked: bool = False) -> None:
-    """Run the worker, and end the process.
+def main(argument: str, forked: bool = False) -> int:
+    """Run a worker and its guard; return the exit code of the guard (:func:`guard`).
 
     Args:
         argument: the run folder; with ``launcher=external`` what this rank knows of the run, as JSON.
         forked: whether the fork server forked this process, which must not outlive it; otherwise the agent or the
-            external launcher started this process. After a fork, this function returns on success, because torch's
-            agent waits for that.
+            external launcher started this process.
     """
-    agent = int(os.environ[AGENT_VARIABLE])
-    processes.die_with_parent(signal.SIGKILL, os.getppid() if forked else agent)
+    agent, external = int(os.environ[AGENT_VARIABLE]), argument.startswith("{")
+    if not external:
+        processes.die_with_parent(signal.SIGKILL, os.getppid() if forked else agent)
     if not is_alive(agent):
         os._exit(EXIT_FAILED)
+    info = RankInfo.of(os.environ, preempted=preempted_in(os.environ[SCRATCH_VARIABLE]))
+    return guard(lambda: _work(argument, info), info, None if external else argument, agent if external else None)
+
+
+def preempted_in(scratch: str) -> Callable[[], bool]:
+    """A function that tells whether the job with this private folder has to save its state and end."""
+    return functools.partial(os.path.exists, str(Path(scratch, status.NOTICE)))
+
+
+def guard(work: Callable[[], NoReturn], info: RankInfo, folder: str | None, parent: int | None = None) -> int:
+    """Fork the worker, wait for its end, and write the error file of a worker that ended before its work was done.
+
+    Args:
+        work: what the worker does; it ends the process.
+        info: of the rank.
+        folder: the run folder; None: the worker reports it once all ranks have met.
+        parent: process id of the launcher, whose death is to end the job; None: the kernel ends this process then.
+
+    Returns:
+        0 if the worker reached its end, also if it died after that, in the clean-up of its device; otherwise its exit
+        code, 128 + the number of the signal that killed it, or 1.
+    """
+    own, scratch = os.getpid(), os.environ[SCRATCH_VARIABLE]
+    pid = os.fork()
+    if pid == 0:
+        try:
+            processes.die_with_parent(signal.SIGKILL, own)
+            processes.name_process(f"exp-rank{info.rank}")
+            work()
+        finally:
+            os._exit(EXIT_FAILED)
+    processes.name_process(f"exp-guard{info.rank}")
+    stopped = False
+
+    def stop(_number: int, _frame: object) -> None:
+        # By torch's agent, which may be faster than this process's turn to record an end; or the parent has died.
+        nonlocal stopped
+        if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            stopped = True
+            os.kill(pid, signal.SIGKILL)
+
+    signal.signal(signal.SIGTERM, stop)
+    watcher = None
+    if parent is not None:
+        processes.die_with_parent(signal.SIGTERM, parent)
+        watcher = processes.watch_parent(parent, scratch)
+    code = processes.exit_code_of(os.waitpid(pid, 0)[1])
+    if watcher is not None and os.getppid() != parent:
+        watcher.join()  # it ends the job and this process
+    if stopped:
+        return EXIT_FAILED
+    folder = folder or (read_json(Path(scratch, JOINED)) or {}).get("folder")
+    if folder and Failures(RunFolder(Path(folder)), scratch).record_end(info.rank, info.local_rank, code, pid):
+        return EXIT_OK
+    return 128 - code if code < 0 else code or EXIT_FAILED
+
+
+def _work(argument: str, info: RankInfo) -> NoReturn:
+    """Take the rank from the environment, and run the worker."""
     if signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, []):
         processes.start_resource_tracker()  # otherwise the first loader process would start it, which unblocks SIGTERM
     external, scratch = argument.startswith("{"), Path(os.environ[SCRATCH_VARIABLE])
     restarts, requeues = (int(os.environ.get(name, 0)) for name in ("TORCHELASTIC_RESTART_COUNT", REQUEUES_VARIABLE))
-    info = RankInfo.of(os.environ, preempted=functools.partial(os.path.exists, scratch / status.NOTICE))
-    processes.name_process(f"exp-rank{info.rank}")
     # Each attempt leaves a file for the launcher. Torch counts a restart only on the node where a worker died, so the
     # ranks of other nodes would not know that they have to resume.
     earlier = len(list(scratch.glob(f"attempt-{info.local_rank}-*")))
@@ -72,7 +131,7 @@ def main(argument: str, forked: bool = False) -> None:
     if info.single_node and not external:  # a new store for each attempt: the old one holds the keys of dead ranks
         info.store = f"{scratch}/store-{restarts}"
     folder = _join(info, json.loads(argument), scratch / JOINED) if external else argument
-    work_to_end(RunFolder(folder), info, returns=forked)
+    work_to_end(RunFolder(folder), info)
 
 
 def _join(info: RankInfo, given: dict[str, Any], joined: Path) -> str:
@@ -141,36 +200,45 @@ def _first_of(store: Any, rank: int, given: dict[str, Any]) -> tuple[dict[str, A
         time.sleep(0.1)
 
 
-def work_to_end(folder: RunFolder, info: RankInfo, returns: bool = False) -> None:
+class _NoTerminal(io.TextIOBase):
+    """Stdin of a worker: says why there is nothing to read, instead of an end of file (``breakpoint()``, ``input()``).
+
+    In a loader process, Python has replaced it by an empty file.
+    """
+
+    def readline(self, size: int | None = -1) -> str:  # type: ignore[override]
+        """Raise RunError."""
+        frames = [frame for frame in traceback.extract_stack() if is_users(frame.filename)]
+        raise no_terminal(f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else "")
+
+    read = readline
+
+
+def work_to_end(folder: RunFolder, info: RankInfo) -> NoReturn:
     """Run the worker, and end this process. Reports to the launcher go into the job's scratch folder.
 
     Args:
         folder: the run folder.
         info: of this rank.
-        returns: on success return, and run the clean-up when the process exits by itself.
     """
-    scratch = os.environ[SCRATCH_VARIABLE]
-    status.begin(scratch, info.local_rank, info.rank)
-    keep_sockets_in(scratch)
+    scratch, own = os.environ[SCRATCH_VARIABLE], os.getpid()
     try:
         with reporting(folder, info, redirect=True):
+            status.begin(scratch, info.local_rank, info.rank)
+            keep_sockets_in(scratch)
+            sys.stdin = _NoTerminal()
+            faulthandler.enable(_STDERR)
             session.run(folder, info)
     except Preempted as preempted:
         # The exit code stays 0: torch's agent restarts on any other code.
         write_json(Path(scratch, status.PREEMPTED), {"step": preempted.step})
     except BaseException as error:  # noqa: BLE001 - the log and the error file have it
-        if is_of_peer(error):
+        if os.getpid() != own:  # forked by user code
+            os._exit(EXIT_FAILED)
+        if is_of_peer(error, info.world_size):
             time.sleep(_LOOKED_FOR_S)
         _exit(error.exit_code if isinstance(error, ExpError) else EXIT_FAILED, info)
     status.beat(Stage.DONE)
-    if returns:
-        # Runs before all other clean-up of multiprocessing in a forked process.
-        util.Finalize(None, _exit, (EXIT_OK, info), exitpriority=sys.maxsize)
-        return
-    # If the clean-up of a device crashes, torch's agent ends the other ranks of the node: wait for them first.
-    deadline = time.monotonic() + _DONE_PATIENCE_S
-    while time.monotonic() < deadline and any(unfinished(scratch)):
-        time.sleep(0.02)
     _exit(EXIT_OK, info)
 
 
@@ -199,4 +267,4 @@ def _exit(code: int, info: RankInfo) -> NoReturn:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    sys.exit(main(sys.argv[1]))

@@ -8,22 +8,25 @@ import socket
 import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Mapping, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from exp.errors import EXIT_FAILED
 from exp.runs.files import read_json, write_json
-from exp.runs.status import Beat, read, signal_name, unfinished
+from exp.runs.status import ENDING, Beat, Stage, read, signal_name, unfinished
 
 if TYPE_CHECKING:
     from exp.runs.folder import RunFolder
 
-__all__ = ["TERM_PATIENCE_S", "End", "Failures", "RankFailure", "failure_of"]
+__all__ = ["AGENT_LOST", "TERM_PATIENCE_S", "Failures", "RankFailure", "failure_of"]
 
 TERM_PATIENCE_S = 3
 """Seconds between SIGTERM and SIGKILL from torch's agent."""
 
+AGENT_LOST = "AgentLost"
+"""Type of the failure of ranks whose common parent was killed: torch's agent, or the process that has forked them."""
+
 _OTHER_NODES_S = 10.0
-_LOST = "RankLost"
+_AFTER_CHANGE_S = 5.0
 _HINTS = {
     "SIGKILL": "out of memory, or kill -9",
     "SIGSEGV": "a crash in native code",
@@ -57,27 +60,17 @@ class RankFailure:
     own: bool = False
 
 
-class End(NamedTuple):
-    """How the process of a rank ended; torch's ``ProcessFailure`` has the same attributes."""
-
-    local_rank: int
-    pid: int
-    exitcode: int
-    timestamp: float
-
-
 def failure_of(beat: Beat, code: int) -> RankFailure:
-    """The failure of a rank whose process ended without an error file.
+    """The failure of a rank whose process ended, without an error file, before its work was done.
 
     Args:
         beat: the rank's last heartbeat.
-        code: exit code of its process; negative for a signal; 0 also if it is not known.
+        code: exit code of its process; negative for a signal.
     """
-    kind, message = "SystemExit", f"exited with code {code} without an error; see agent*.log"
-    if code == 0:
-        kind, message = _LOST, f"exited with code 0, or was killed, before its time, in step {beat.step}"
-    elif code < 0:
-        kind = signal_name(-code)
+    kind = "SystemExit" if code >= 0 else signal_name(-code)
+    when = f" in step {beat.step}" if beat.step else ""
+    message = f"exited with code {code}{when}, without an error and before its work was done (os._exit?)"
+    if code < 0:
         message = f"killed by {kind}" + (f" ({_HINTS[kind]})" if kind in _HINTS else "")
     return RankFailure(beat.rank, beat.local_rank, kind, message, code or EXIT_FAILED, pid=beat.pid)
 
@@ -85,7 +78,7 @@ def failure_of(beat: Beat, code: int) -> RankFailure:
 class Failures:
     """The failures of one launch: an error file for each rank, and which of them came first.
 
-    A rank writes its own file. If it cannot, torch's agent or the launcher writes it: they wait for its process.
+    A rank writes its own file. If it cannot, its guard writes it (:func:`exp.launcher.worker.guard`).
 
     Args:
         folder: the run folder.
@@ -95,13 +88,16 @@ class Failures:
     def __init__(self, folder: RunFolder, scratch: str | None = None) -> None:
         self.folder = folder
         self.scratch = scratch
+        self._known: list[dict[str, Any]] = []
+        self._changed, self._fresh_until = 0, 0.0
 
     def write(self, failure: RankFailure) -> None:
-        """Write the error file of a rank, unless its process has written one."""
+        """Write the error file of a rank, unless its process has written one; that a peer is lost is no cause."""
         path = self.folder.error_file(failure.rank)
         places = [path, *([] if self.scratch is None else [Path(self.scratch, path.name)])]
         for known in map(read_json, places):
-            if known is not None and known["pid"] == failure.pid and (known["type"] != _LOST or failure.type == _LOST):
+            named = known is not None and not (known["of_peer"] and failure.type == AGENT_LOST)
+            if known is not None and known["pid"] == failure.pid and named:
                 return
         for place in places:
             with contextlib.suppress(OSError):
@@ -109,55 +105,52 @@ class Failures:
                     write_json(place, asdict(failure))
                     return
 
-    def told(self) -> list[dict[str, Any]]:
-        """The error files in the run folder; a rank that starts again removes its own."""
-        files = self.folder.logs.glob("rank*.error.json")
-        return [error for error in map(read_json, files) if error is not None]
+    def read(self) -> list[dict[str, Any]]:
+        """The error files in the run folder; a rank that starts again removes its own.
 
-    def write_lost(self, why: str | None = None) -> bool:
-        """Write error files for the workers that are gone before their end.
+        The folder is listed only while it changes: its time of change is cheap to ask a file server for, again and
+        again. A file server's clock may be coarse, so the folder is listed for some seconds after each change.
+        """
+        try:
+            changed = self.folder.logs.stat().st_mtime_ns
+        except OSError:
+            return self._known
+        now = time.monotonic()
+        if changed != self._changed:
+            self._changed, self._fresh_until = changed, now + _AFTER_CHANGE_S
+        if now < self._fresh_until:
+            files = self.folder.logs.glob("rank*.error.json")
+            self._known = [error for error in map(read_json, files) if error is not None]
+        return self._known
+
+    def record_lost(self, why: str) -> None:
+        """Record why all workers of this node are gone that had not reached their end."""
+        for beat in unfinished(str(self.scratch), alive=False):
+            self.write(replace(failure_of(beat, EXIT_FAILED), type=AGENT_LOST, message=why))
+
+    def record_end(self, rank: int, local_rank: int, code: int, pid: int | None = None) -> bool:
+        """Record how the process of a worker ended, unless the launcher has ended it.
 
         Args:
-            why: the reason, for all of them; None: not known.
+            rank: of the worker.
+            local_rank: of the worker.
+            code: its exit code; negative for a signal.
+            pid: process id of the worker; None: not known.
 
         Returns:
-            Whether there are such workers.
+            Whether it had reached its end (stage ``DONE``), with a written result; what follows is its clean-up.
         """
-        assert self.scratch is not None
-        gone = unfinished(self.scratch, alive=False)
-        for beat in gone:
-            failure = failure_of(beat, 0)
-            self.write(failure if why is None else replace(failure, type="AgentLost", message=why))
-        return bool(gone)
-
-    def judge(self, ends: Mapping[int, Any], of_peer: bool = False) -> bool:
-        """Whether all workers of this node reached their end; write error files for those that did not.
-
-        A worker that exits with code 0 before its last heartbeat (stage ``DONE``) has failed: something in it called
-        ``exit``. A worker that dies after it, in its device's clean-up, has succeeded: everything is written.
-
-        Args:
-            ends: an :class:`End` by rank, of the processes that failed, and of those that the agent then ended, by
-                SIGTERM and seconds later by SIGKILL.
-            of_peer: the workers were ended because another rank had failed.
-        """
-        assert self.scratch is not None
-        beats = read(self.scratch)
-        if not ends or not beats:  # without heartbeats the folder is gone, because the parent has died
-            return not self.write_lost() and not ends
-        last = {rank: beats[end.local_rank % len(beats)] for rank, end in ends.items()}
-        if not unfinished(self.scratch, alive=False) and all(beat.pid for beat in last.values()):
+        scratch = str(self.scratch)
+        beats = read(scratch)
+        if not beats:  # the folder is gone, because the launcher has died
+            return False
+        beat = beats[local_rank % len(beats)]
+        if beat.pid == 0 or (pid is not None and beat.pid != pid):  # it died before its first heartbeat
+            beat = Beat(pid or 0, rank, local_rank, 0, 0, 0, 0)
+        if beat.stage == Stage.DONE:
             return True
-        first = min(end.timestamp for end in ends.values())
-        causes = {
-            rank: end
-            for rank, end in ends.items()
-            if end.exitcode != -signal.SIGTERM and end.timestamp < first + TERM_PATIENCE_S
-        }
-        for rank, end in (causes or ends).items():  # without causes, the SIGTERM came from outside the job
-            # There may be no heartbeat yet.
-            failure = failure_of(last[rank]._replace(pid=end.pid, rank=rank, local_rank=end.local_rank), end.exitcode)
-            self.write(replace(failure, time=end.timestamp, of_peer=of_peer))
+        if not Path(scratch, ENDING).exists():
+            self.write(failure_of(beat, code))
         return False
 
     def collect(self, world_size: int = 0, local_world_size: int = 1) -> list[RankFailure]:
@@ -170,8 +163,7 @@ class Failures:
         Returns:
             One failure per rank, the most likely cause first. Time alone does not tell: clocks of nodes differ, and on
             a busy node the error file of a killed rank comes late. The order is: killed by SIGKILL, which is never a
-            consequence of another rank's failure; errors and crashes, by time; ranks that are gone without a known
-            reason, since their agent may have ended them; ranks that lost another rank.
+            consequence of another rank's failure; errors and crashes, by time; ranks that lost another rank.
         """
         folder, deadline = self.folder, time.monotonic() + _OTHER_NODES_S
         while True:
@@ -181,9 +173,8 @@ class Failures:
                 files += Path(self.scratch).glob("rank*.error.json")
             known = {error["rank"]: error for error in map(read_json, files) if error is not None}
             found = [RankFailure(**error) for error in known.values()]
-            found.sort(key=lambda f: (f.of_peer, f.type == _LOST, f.exit_code != -signal.SIGKILL, f.time))
-            is_clear = not all(failure.of_peer or failure.type == _LOST for failure in found)
-            if world_size == 0 or is_clear or time.monotonic() > deadline:
+            found.sort(key=lambda failure: (failure.of_peer, failure.exit_code != -signal.SIGKILL, failure.time))
+            if world_size == 0 or not all(failure.of_peer for failure in found) or time.monotonic() > deadline:
                 break
             time.sleep(0.1)
         if not found or not found[0].of_peer:
@@ -191,4 +182,7 @@ class Failures:
         why = "ended without an error: it was killed, or its node failed"
         lost = [rank for rank in range(world_size) if rank not in known]
         hosts = {rank: f"node {rank // local_world_size}" for rank in lost}
-        return [*(RankFailure(rank, rank % local_world_size, _LOST, why, host=hosts[rank]) for rank in lost), *found]
+        return [
+            *(RankFailure(rank, rank % local_world_size, "RankLost", why, host=hosts[rank]) for rank in lost),
+            *found,
+        ]

@@ -25,14 +25,17 @@ from typing import Callable, Iterable, Iterator, NamedTuple
 from exp.runs.lock import is_alive
 
 __all__ = [
-    "ENDING_SIGNALS", "JOINED", "NOTICE", "PREEMPTED", "PREEMPT_SIGNAL", "STACK_SIGNAL", "Beat", "Stage", "beat",
-    "begin", "handle_signals", "held_back", "make_file", "read", "signal_name", "stack_file", "unfinished",
+    "BEATS", "ENDING", "ENDING_SIGNALS", "JOINED", "NOTICE", "PREEMPTED", "PREEMPT_SIGNAL", "STACK_SIGNAL", "Beat",
+    "Stage", "beat", "begin", "handle_signals", "held_back", "make_file", "read", "signal_name",
+    "stack_file", "unfinished",
 ]  # fmt: skip
 
 STACK_SIGNAL = signal.SIGRTMIN + 7
 """On this signal a worker writes the stacks of its threads. A real-time signal, because libraries do not use these."""
 
-_BEATS = "beats"
+BEATS = "beats"
+"""File in the job's private folder with the heartbeats of its workers."""
+
 _FORMAT = struct.Struct("<7q")  # the fields of Beat
 
 
@@ -78,13 +81,16 @@ _times = [0] * len(Stage)
 
 def make_file(scratch: str, nproc: int) -> None:
     """Create the file for the heartbeats of the ``nproc`` workers that share this private folder."""
-    Path(scratch, _BEATS).write_bytes(bytes(_FORMAT.size * nproc))
+    Path(scratch, BEATS).write_bytes(bytes(_FORMAT.size * nproc))
 
 
 def begin(scratch: str, local_rank: int, rank: int) -> None:
-    """Start heartbeats of this process, and answer :data:`STACK_SIGNAL`; does nothing without a heartbeat file."""
+    """Start heartbeats of this process, and answer :data:`STACK_SIGNAL`; does nothing without a heartbeat file.
+
+    What this process forks keeps the file mapped; :func:`exp.launcher.processes.kill_job` finds it by that.
+    """
     global _map, _offset, _who
-    path = Path(scratch, _BEATS)
+    path = Path(scratch, BEATS)
     if not path.is_file():
         return
     # The stack file stays open: the handler writes to its descriptor.
@@ -110,7 +116,7 @@ def beat(stage: int, step: int | None = None) -> None:
 def read(scratch: str) -> list[Beat]:
     """The last heartbeat of each worker; empty if there is no file."""
     try:
-        content = Path(scratch, _BEATS).read_bytes()
+        content = Path(scratch, BEATS).read_bytes()
     except OSError:
         return []
     return [Beat(*numbers) for numbers in _FORMAT.iter_unpack(content)]
@@ -171,6 +177,9 @@ def held_back(signals: Iterable[signal.Signals]) -> Iterator[None]:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
+
+ENDING = "ending"
+"""File in the job's private folder; once it exists, the launcher ends the workers, so their ends say nothing."""
 
 PREEMPTED = "preempted.json"
 """File in the job's private folder, written by a worker that was preempted: ``step``, its number of optimizer steps."""

@@ -51,7 +51,6 @@ class Doctor(Task):
     """How long every card multiplies matrices, in seconds."""
 
     diagnoses: ClassVar[bool] = True
-    isolated: ClassVar[bool] = True  # the parent must survive a device that hangs or crashes
     work: ClassVar[str] = "exp.checks.doctor.diagnose"
     begin: ClassVar[str] = "exp.checks.doctor.begin"
     end: ClassVar[str] = "exp.checks.doctor.end"
@@ -62,6 +61,7 @@ class Env(Task):
     """Prints a description of the environment as plain text, for bug reports."""
 
     diagnoses: ClassVar[bool] = True
+    uses_hardware: ClassVar[bool] = False  # without it, too, there is something to describe
     compared: ClassVar[bool] = False
     work: ClassVar[str] = "exp.checks.doctor.describe"
 
@@ -134,7 +134,6 @@ class Qualify(ParentTask):
 class _Journaled(Task):
     """Base class of checks that write a journal of what they try; the parent evaluates it at the end."""
 
-    isolated: ClassVar[bool] = True
     compared: ClassVar[bool] = False
     end: ClassVar[str] = "exp.checks.check.end_journaled"
 
@@ -175,7 +174,6 @@ class Speed(Task):
     """Steps at the beginning that are not timed; later ones are timed in groups of as many."""
 
     trains: ClassVar[bool] = True
-    isolated: ClassVar[bool] = True
     compared: ClassVar[bool] = False
     work: ClassVar[str] = "exp.checks.measure.measure_speed"
 
