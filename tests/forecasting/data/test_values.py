@@ -10,6 +10,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from exp.engine.distributed import Distributed
 from exp.errors import DataError
 from exp.forecasting.data.dataset import ForecastingData
 from exp.forecasting.timebridge.model import TimeBridge
@@ -119,3 +120,23 @@ def test_flat_lookbacks_are_said_for_a_model_that_divides_by_their_deviation(mad
         found = [note for note in data.notes if "2% of the windows have a flat lookback of pump:" in note]
         assert bool(found) == expected
         assert all(note in said for note in found)
+
+
+def test_the_scale_of_mase_is_that_of_rows_a_season_apart(made):
+    """Rows 0, 10, 1, 11, 2, 12, ... two a day: a season apart they differ by 1, and neighbors by 10 or 9."""
+    rows = np.arange(400)
+    data = made({"till": rows // 2 + 10.0 * (rows % 2)}, freq="12h")
+    state = data.state_dict()
+    assert (state["season"], data.record(list)["season"]) == (2, 2)
+    assert state["scale"][0] * state["std"][0] == pytest.approx(1.0)
+    metrics, batch = data.metrics(), data.test[[0, 5]]
+    metrics.update(batch["y"] + 3.0 / state["std"][0], batch)  # 3 too many, in the units of the file
+    found = metrics.compute(Distributed())
+    assert (found["mase"], found["mae_file_units"]) == pytest.approx((3.0, 3.0), rel=1e-5)
+    # Over 8 steps the last season is 1, 1, 2, 2, 3, 3, 4, 4 behind.
+    assert found["mae_seasonal_naive"] * state["std"][0] == pytest.approx(2.5)
+    assert made({"till": rows // 2 + 10.0 * (rows % 2)}, freq="12h", season=4).state_dict()["scale"][
+        0
+    ] == pytest.approx(2.0 / state["std"][0])
+    with pytest.raises(DataError, match=r"data\.season=280 must be less than the 280 training rows"):
+        made({"till": rows}, freq="12h", season=280).state_dict()

@@ -196,3 +196,16 @@ def test_the_scores_of_a_gaussian_are_the_same_quantity_whatever_the_intervals_a
         assert found["crps"] == pytest.approx(0.230576, abs=1e-6)  # the exact score is 0.233695
         assert found["wql"] == pytest.approx(2 * mirrored / 19 / 5.0, rel=1e-5)
         assert found["width_80"] == pytest.approx(2 * 1.281552, rel=1e-5)
+
+
+def test_the_bound_is_the_score_of_rank_n_plus_one_times_the_level():
+    """Of ten scores 1 to 10, by hand: ceil(11 * 0.8) = 9, ceil(11 * 0.9) = 10, ceil(11 * 0.5) = 6; mirrored below."""
+    ordered = np.arange(1, 11, dtype=np.float32).reshape(10, 1, 1)
+    assert [bound(ordered, level).item() for level in (0.5, 0.8, 0.9, 0.05)] == [6.0, 9.0, 10.0, 1.0]
+    assert [bound(ordered, level, lower=True).item() for level in (0.5, 0.8, 0.9)] == [5.0, 2.0, 1.0]
+    missing = np.concatenate([ordered[:7], np.full((3, 1, 1), np.nan, dtype=np.float32)])
+    assert bound(missing, 0.8).item() == 7.0  # ceil(8 * 0.8)
+    for level, needed in ((0.8, 4), (0.9, 9), (0.95, 19)):  # the fewest n with ceil((n + 1) * level) <= n
+        check_count(ordered[:1].repeat(needed, axis=0), level, "a", [0])
+        with pytest.raises(ConfigError, match=f"{needed - 1} of {needed - 1} .* {needed} are needed"):
+            check_count(ordered[:1].repeat(needed - 1, axis=0), level, "a", [0])
