@@ -122,6 +122,8 @@ class _Handler(BaseHTTPRequestHandler):
         return None
 
     def _trouble(self, name: str, revision: str):
+        if name == "owner/broken":
+            return 500, "Broken"
         if name not in self.hub.repositories:
             return 401, "RepoNotFound"  # what the real one says to who has no token
         return None if revision in ("main", COMMIT) else (404, "RevisionNotFound")

@@ -126,6 +126,9 @@ def test_what_goes_wrong_is_one_line_and_leaves_nothing(exp, hub, tmp_path):
     shadow.mkdir()
     (shadow / "huggingface_hub.py").write_text("raise ImportError('not here')\n")
     path = os.pathsep.join([str(shadow), clean_environment().get("PYTHONPATH", "")])
+    broken = exp(*SCENE, "init_from=hf:owner/broken", "output_dir=run", **mirror)
+    assert (broken.returncode, "secret" in broken.stdout + broken.stderr) == (3, False), broken.stderr
+    assert hub.url in first_line(broken)
     for more, said in (({"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE"), ({"PYTHONPATH": path}, "huggingface_hub"),
                        ({"HF_ENDPOINT": "http://me:secret@127.0.0.1:9"}, "http://127.0.0.1:9")):  # fmt: skip
         done = exp(*SCENE, "init_from=timm:small", "output_dir=run", **{**environment, **more})
