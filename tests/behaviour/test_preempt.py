@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 
@@ -80,18 +79,3 @@ def test_sigterm_to_every_process_of_a_job_loses_no_step(exp, start):
     output, errors = process.communicate(timeout=280)
     assert process.returncode == 75, output + errors
     assert len(list(exp.path("run").glob("checkpoints/step_*.pth"))) == 1
-
-
-@pytest.mark.extended
-def test_a_validation_that_was_cut_short_is_made_first(exp, start):
-    settings = [*STEPS, "val_every=20", "max_steps=40", "output_dir=run"]
-    metrics = exp.path("run") / "metrics.jsonl"
-    process = start(*settings, "data.eval_batch_size=1")  # thousands of batches
-    wait_for(lambda: metrics.is_file() and '"step": 20' in metrics.read_text(), process)
-    os.kill(process.pid, signal.SIGUSR2)
-    output, errors = process.communicate(timeout=280)
-    assert process.returncode == 75, output + errors
-    done = exp(*settings, "data.eval_batch_size=128", "resume=auto")
-    assert done.returncode == 0, done.stderr
-    records = [json.loads(line) for line in metrics.read_text().splitlines()]
-    assert [record["step"] for record in records if record["split"] == "val"] == [20, 40]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from types import SimpleNamespace
 
 import pytest
 from hydra import initialize_config_module
@@ -18,8 +19,9 @@ from exp.errors import ExpError
 from exp.frozen import FrozenRun, complete, prepare
 from exp.launcher.base import Outcome
 from exp.runs.folder import RunFolder
-from exp.sweep import Job
+from exp.sweep import Job, Sweep
 from exp.sweep.composing import Composer
+from exp.sweep.packing import _Packing
 
 # Jobs that set the same keys, by row: what they set, with %s for their values.
 SHAPES = [
@@ -98,3 +100,23 @@ def test_a_job_is_searched_by_its_validation_never_by_its_test(tmp_path):
     assert job.metric == 1.0
     job.outcome = Outcome(1)
     assert math.isnan(job.metric)
+
+
+@pytest.mark.parametrize(
+    ("codes", "code"), [([0, 0], 0), ([0, 75], 75), ([75, 75], 75), ([0, 1], 1), ([1, 75], 1), ([1, 1], 1), ([0, 2], 1)]
+)
+def test_the_exit_code_of_a_sweep(tmp_path, codes, code):
+    lock = SimpleNamespace(check=lambda: None, made=[], release=lambda: None)
+    jobs = [SimpleNamespace(outcome=Outcome(each)) for each in codes]
+    sweep = SimpleNamespace(lock=lock, jobs=jobs, launched=True, folder=tmp_path, _report=lambda rest: None)
+    assert Sweep.finish(sweep, str) == (code, [])
+
+
+def test_no_more_jobs_run_at_a_time_than_asked_for():
+    backend = {"_target_": "exp.backends.cpu.CpuBackend", "name": "cpu"}
+    runs = [SimpleNamespace(config=SimpleNamespace(backend=backend, nproc=1))] * 3
+    packing = _Packing(runs, parallel_jobs=2)
+    packing.running = {0: (None, [])}
+    assert packing.take(1) == []
+    packing.running[1] = (None, [])
+    assert packing.take(2) is None
