@@ -179,6 +179,24 @@ def test_another_configuration_joins_a_job_that_lives_and_replaces_one_that_is_d
         assert json.loads((tmp_path / LOCK).read_text())["config"] == config
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "logs/rank0.log", "checkpoints"])
+def test_a_link_that_leads_out_of_the_folder_is_refused_by_name(name, tmp_path):
+    """exp appends to its files, and writes into its folders: into somebody else's, if they were links."""
+    run, outside = tmp_path / "run", tmp_path / "outside"
+    (run / name).parent.mkdir(parents=True)
+    outside.mkdir()
+    (run / "trackers").mkdir()
+    (run / "trackers" / "latest").symlink_to("run-7")  # trackers make such links
+    (tmp_path / "linked").symlink_to(run)
+    RunLock(tmp_path / "linked").acquire()
+    (tmp_path / "linked" / LOCK).unlink()
+    (run / name).symlink_to(outside)
+    for folder in (run, tmp_path / "linked"):
+        with pytest.raises(ConfigError, match=f"{name} is a link to {outside}"):
+            RunLock(folder).acquire()
+    assert not (run / LOCK).exists()
+
+
 def test_losing_the_folder_is_noticed(tmp_path):
     lock = RunLock(tmp_path)
     lock.acquire()

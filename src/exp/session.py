@@ -146,6 +146,7 @@ class Session:
         backend: the hardware family.
         device: this rank's device.
         distributed: collectives.
+        store: of the ranks; None if there is only one.
         console: the terminal on rank 0, None elsewhere.
         devices: description of the device of each rank, by rank.
         portable_operators: ATen names of the operators for which this device uses portable kernels.
@@ -175,6 +176,7 @@ class Session:
         self.console: Console | None = None
         self.device: torch.device
         self.distributed: Distributed
+        self.store: Store | None = None
         self.devices: list[dict[str, Any]] = []
         self.portable_operators: frozenset[str] = frozenset()
         self.weights: Weights | None = None
@@ -211,8 +213,8 @@ class Session:
             check_compilation(backend, self.device)
         if info.world_size > 1:
             timeout = timedelta(seconds=config.launcher.timeout_s)
-            store = make_store(info, timeout)
-            self.distributed = Distributed.create(backend, store, info.rank, info.world_size, timeout)
+            self.store = make_store(info, timeout)
+            self.distributed = Distributed.create(backend, self.store, info.rank, info.world_size, timeout)
         else:
             self.distributed = Distributed()
         seed_everything(config.seed, backend)

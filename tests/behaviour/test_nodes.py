@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import pickle
 import signal
@@ -41,6 +42,10 @@ def test_a_stranger_at_the_meeting_point_runs_no_code(exp, start):
     wait_for(lambda: listening(port), process)
     if int(torch.__version__.split(".")[0]) >= 2:  # older torch listens on every interface
         assert listening(port) == {"0100007F"}
+    secret = json.loads((exp.path("run") / ".lock").read_text())["secret"]
+    shown = [Path(f"/proc/{pid}/cmdline").read_text() for pid in family(process.pid)]  # to every user of the machine
+    assert any("exp.launcher.agent" in line for line in shown)
+    assert not any(secret in line for line in shown)
     store = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=60))
     store.set_timeout(timedelta(seconds=1))
     with pytest.raises(RuntimeError):

@@ -67,7 +67,7 @@ def run_exp(arguments: Sequence[str], output: Path, limit_s: float) -> ChildEnd:
     environment = {**os.environ, JOB_VARIABLE: mark}
     environment.pop("HYDRA_FULL_ERROR", None)  # exp's command line sets it for this process only
     deadline, words = time.monotonic() + limit_s, (str(os.getpid()), *searched(), *arguments)
-    with handle_signals(lambda number, _: signals.append(number)), output.open("ab") as log:
+    with handle_signals(lambda number, _: signals.append(number), more_follows=True), output.open("ab") as log:
         place = log.tell()
         process = start_module("exp.checks.child", *words, environment=environment, stdout=log, stderr=log)
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
+import threading
 import time
 from collections import Counter
 from datetime import timedelta
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Container, Mapping, Sequence
 
 import mmengine.hooks
 import torch
+import torch.distributed as dist
 from mmengine.hooks import Hook
 from mmengine.logging import HistoryBuffer
 
@@ -45,7 +47,7 @@ _REDRAW_SECONDS = 0.25  # of the bar on a terminal
 _LINE_SECONDS = 30.0  # between two lines elsewhere
 _SHOWN = 4  # metrics of a validation on the terminal; metrics.jsonl has all
 _HISTORY = 1000  # values of a scalar that the message hub keeps, since it copies them all at each update
-_ASK_EVERY_S = 1.0
+_LOOK_S = 1.0  # seconds between two looks for a preemption
 _NEAR_ZERO = 0.01  # as a share of the first loss
 _VERDICTS = ("best", "best_epoch", "best_step", "last", "last_step", "reference", "bad_epochs")
 """Attributes of :class:`CheckpointHook` with the results of earlier validations, which every checkpoint contains."""
@@ -644,12 +646,14 @@ class PreemptionHook(Hook):
     It can end between two steps, and between two batches of a validation; then the checkpoint says that the validation
     must be done again.
 
-    All ranks end at the same point. They check each other's flags with a collective, about once a second, however short
-    a step is. The number of points between two checks is computed from the sum of all ranks' times, so it is the same
-    on every rank.
+    All ranks end at the same point, within about a second and a step. A thread of each rank looks for the flags of all
+    once a second. When it finds one, it publishes the next point that its rank reaches, and the rank waits there until
+    all have published theirs. The latest is where all end: every rank passes the same points in the same order, and
+    none has passed this one. No rank is late, because a thread answers also while its rank is in a long step, or in a
+    collective operation with a rank that waits.
 
     Args:
-        session: has the notice of preemption and the process group.
+        session: has the notice of preemption and the store of the ranks.
         checkpoints: writes the checkpoint.
     """
 
@@ -657,42 +661,72 @@ class PreemptionHook(Hook):
 
     def __init__(self, session: Session, checkpoints: CheckpointHook) -> None:
         self.preempted, self.distributed = session.info.preempted, session.distributed
+        self.store: Any = session.store and dist.PrefixStore("preemption", session.store)
+        # The ranks of one node share their flag, a file; a file store, which they have then, would grow when asked.
+        self._asks_others = session.info.store is None
         self.checkpoints = checkpoints
-        self._begin()
+        self._common_batches = 0  # of a validation: number of batches that every rank has
+        self._lock, self._agreed, self._over = threading.Lock(), threading.Event(), threading.Event()
+        self._noticed, self._points, self._end = False, 0, 0
 
-    def _begin(self, common_batches: int = 0) -> None:
-        """Start a phase with steps of another duration: check at its first point."""
-        self._common_batches = common_batches  # in an evaluation: number of batches that every rank has
-        self._interval = self._left = 1
-        self._asked = time.monotonic()
+    def before_train(self, runner: Any) -> None:
+        """Start the thread, if there are several ranks."""
+        if self.distributed.world_size > 1:
+            threading.Thread(target=self._watch, name="preemption", daemon=True).start()
+
+    def after_train(self, runner: Any) -> None:
+        """Wait until all ranks have passed their last point, and end the thread."""
+        self.distributed.barrier()
+        self._over.set()
+
+    def _watch(self) -> None:
+        """Wait for the flag of any rank, then agree on the point at which all end."""
+        try:
+            while not self._is_asked():
+                if self._over.wait(_LOOK_S):
+                    return
+            with self._lock:
+                self._noticed, first = True, self._points + 1
+            self.store.add(f"first/{self.distributed.rank}", first)
+            if self.distributed.is_main:
+                firsts = [self._read(f"first/{rank}") for rank in range(self.distributed.world_size)]
+                self.store.add("end", max(firsts))
+            self._end = self._read("end")
+        except (RuntimeError, OSError):  # the store is gone, and its rank with it: the next collective operation fails
+            pass
+        finally:
+            self._agreed.set()
+
+    def _is_asked(self) -> bool:
+        """Whether the flag of any rank is set."""
+        if self.preempted():
+            self.store.add("asked", 1)
+            return True
+        return self._asks_others and bool(self.store.add("asked", 0))
+
+    def _read(self, key: str) -> int:
+        """A number that another rank writes; 0 if the training is over before."""
+        while True:
+            value = int(self.store.add(key, 0))
+            if value or self._over.wait(0.02):
+                return value
 
     def _wanted(self) -> bool:
-        """Whether the flag of any rank is set; asks the other ranks about once a second."""
+        """Whether to end at this point; called by every rank at the same points."""
         if self.distributed.world_size == 1:
             return self.preempted()
-        self._left -= 1
-        if self._left:
-            return False
-        now = time.monotonic()
-        # Integers, because their sum is exactly the same on every rank.
-        wanted, milliseconds = self.distributed.sum(
-            torch.tensor([int(self.preempted()), int((now - self._asked) * 1000)])
-        ).tolist()
-        self._asked = now
-        mean_s = max(milliseconds, 1) / 1000 / self.distributed.world_size
-        fitting = int(self._interval * _ASK_EVERY_S / mean_s)
-        self._interval = self._left = max(1, min(fitting, 2 * self._interval))
-        return bool(wanted)
+        with self._lock:
+            self._points += 1
+            noticed, point = self._noticed, self._points
+        if noticed:
+            self._agreed.wait()
+        return noticed and point == self._end
 
     def _check(self, runner: Any, step: int, validation_due: bool = False) -> None:
         """End here if wanted, with a checkpoint; called by every rank at the same points."""
         if self._wanted():
             self.checkpoints.save(runner, step, validation_due=validation_due, waits=True)
             raise Preempted(step)
-
-    def before_train_epoch(self, runner: Any) -> None:
-        """Start the phase of training steps."""
-        self._begin()
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         """End after this step if wanted; if a validation follows, :meth:`before_validation` decides instead."""
@@ -703,17 +737,13 @@ class PreemptionHook(Hook):
         """End before a validation if wanted, before hooks replace the weights for it, such as by averaged ones."""
         # While a hook has replaced the weights, no checkpoint can be written, so do not check during this validation.
         others = runner.hooks_at("before_val", "before_val_epoch", "before_val_iter")
-        self._begin(0 if others else runner.val_loop.dataloader.sampler.common_batches)
+        self._common_batches = 0 if others else runner.val_loop.dataloader.sampler.common_batches
         self._check(runner, runner.iter, validation_due=True)
 
     def before_val_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         """End before a batch of the validation if wanted, but only at batches that every rank has."""
         if batch_idx < self._common_batches:
             self._check(runner, runner.iter, validation_due=True)
-
-    def after_val_epoch(self, runner: Any, metrics: Any = None) -> None:
-        """Start the phase of training steps that follow, if the validation was within an epoch."""
-        self._begin()
 
 
 class OverfitHook(Hook):

@@ -174,7 +174,7 @@ def follow(jobs: Sequence[Followed], watcher: Watcher, poll_s: float) -> list[Ou
     """
     waiting = dict(enumerate(jobs))
     try:
-        with handle_signals(_leave):
+        with handle_signals(_leave, more_follows=True):
             while True:
                 states = slurm.find_states([job.id for job in waiting.values()])
                 for number, job in list(waiting.items()):

@@ -22,7 +22,7 @@ from exp.runs.lock import is_alive, stat_of
 from exp.sockets import SCRATCH_VARIABLE
 
 __all__ = [
-    "AGENT_VARIABLE", "JOB_VARIABLE", "PRELOAD_VARIABLE", "REQUEUES_VARIABLE", "START", "ForkedProcess",
+    "AGENT_VARIABLE", "JOB_VARIABLE", "PRELOAD_VARIABLE", "REQUEUES_VARIABLE", "SPEC", "START", "ForkedProcess",
     "die_with_parent", "exit_code_of", "fork", "kill_job", "name_process", "start_module", "start_resource_tracker",
     "watch_parent",
 ]  # fmt: skip
@@ -38,6 +38,9 @@ PRELOAD_VARIABLE = "EXP_PRELOAD"
 
 REQUEUES_VARIABLE = "EXP_REQUEUES"
 """Environment variable with the number of times that the scheduler has restarted the job."""
+
+SPEC = "launch.json"
+"""File in the private folder of a job: what the agent has to start."""
 
 START = (
     "import sys; sys.path[:1] = [each for each in sys.path[:1] if each]; del sys.argv[0]; import runpy; "

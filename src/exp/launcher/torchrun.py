@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from exp.errors import ConfigError
 from exp.launcher.base import Launcher, Outcome, tail_of
-from exp.launcher.processes import start_module
+from exp.launcher.processes import SPEC, start_module
 from exp.launcher.supervisor import Supervisor
 from exp.runs import status
 from exp.runs.failures import Failures
-from exp.runs.files import to_json
+from exp.runs.files import write_json
 from exp.runs.lock import LOCK, read_holder
 from exp.runs.status import PREEMPT_SIGNAL, signal_name
 from exp.sockets import SCRATCH_VARIABLE, check_endpoint, check_loopback
@@ -76,7 +76,9 @@ class TorchrunLauncher(Launcher):
             known = Failures(folder, scratch)
             environment[SCRATCH_VARIABLE] = scratch
             job = Supervisor(self, run, scratch, self.preemption_signals, known)
-            agent = "exp.launcher.agent", to_json(spec)
+            # A file in the private folder, because everybody on this machine can read the arguments of a process.
+            write_json(Path(scratch, SPEC), spec)
+            agent = "exp.launcher.agent", str(folder.path)
             code = job.watch(lambda log: start_module(*agent, environment=environment, stderr=log), log, nproc, nnodes)
             return job.outcome(lambda: self._failed(known, nproc, job.killed, code, log) if code else Outcome())
 

@@ -22,7 +22,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Iterator
 
 from exp import console
 from exp.errors import ConfigError, RunError
@@ -166,12 +166,21 @@ class RunLock:
             Whether another process of the same job holds it already.
 
         Raises:
-            ConfigError: another run holds the lock, or the folder cannot be made or written.
+            ConfigError: another run holds the lock, the folder cannot be made or written, or something in it is a
+                symbolic link that leads out of it.
             RunError: the disk is full.
         """
         self.made = [each for each in (self.folder, *self.folder.parents) if not each.exists()]
         try:
             self.folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+            root = os.path.realpath(self.folder)
+            for link in _links(root):
+                target = os.path.realpath(link)
+                if os.path.commonpath([root, target]) != root:
+                    raise ConfigError(
+                        f"{link} is a link to {target}, outside of this folder, and exp might write there; remove the "
+                        f"link, or use another {self.key}"
+                    )
             with tempfile.TemporaryFile(dir=str(self.folder)) as file:
                 file.write(b"\1" * _LEAST_BYTES)  # a full disk accepts empty files
             joined = self._take(Holder.me(self.token, job, self._several, config))
@@ -302,6 +311,16 @@ def _keep() -> None:
             if lock.check() is not None and lock in _held:
                 _held.remove(lock)  # the others are kept until they are released
                 os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _links(folder: str) -> Iterator[str]:
+    """The symbolic links in a folder and below; none is followed."""
+    with contextlib.suppress(PermissionError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_symlink():
+                yield entry.path
+            elif entry.is_dir(follow_symlinks=False):
+                yield from _links(entry.path)
 
 
 def _created(path: Path, content: bytes) -> bool:

@@ -135,12 +135,17 @@ ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, 
 
 
 @contextlib.contextmanager
-def handle_signals(handler: Callable[[int, object], None]) -> Iterator[None]:
+def handle_signals(handler: Callable[[int, object], None], more_follows: bool = False) -> Iterator[None]:
     """Context in which ``handler`` receives :data:`ENDING_SIGNALS`.
 
     Signals that this process ignores from its start stay ignored (``nohup`` ignores SIGHUP, a shell's ``&`` SIGINT),
-    except the preemption signal. After the block the preemption signal is ignored: only the report of the end is left
-    to do, and the default action of the signal would kill the process.
+    except the preemption signal.
+
+    Args:
+        handler: takes the number of the signal, and the frame.
+        more_follows: whether this process has more to do after the block, such as the next batch of a sweep. Otherwise
+            the preemption signal is ignored from then on: only the report of the end is left to do, and the default
+            action of the signal would kill the process.
     """
     before = {}
     for number in ENDING_SIGNALS:
@@ -150,7 +155,7 @@ def handle_signals(handler: Callable[[int, object], None]) -> Iterator[None]:
         yield
     finally:
         for number, previous in before.items():
-            signal.signal(number, signal.SIG_IGN if number == PREEMPT_SIGNAL else previous)
+            signal.signal(number, signal.SIG_IGN if number == PREEMPT_SIGNAL and not more_follows else previous)
 
 
 def signal_name(number: int) -> str:

@@ -66,16 +66,21 @@ class _Packing:
         return free[:needed] if len(free) >= needed else None
 
     def start_what_fits(self) -> None:
-        """Start the waiting jobs whose devices are free, in order.
+        """Start the waiting jobs whose devices are free, in order; to be called when a job has ended.
 
         Raises:
             RunError: somebody has deleted the folder of such a job.
         """
-        for number in list(self.waiting):
-            run, taken = self.runs[number], self.take(number)
-            if taken is None:
+        waiting, self.waiting = self.waiting, []
+        too_large: set[tuple[object, ...]] = set()
+        for number in waiting:
+            run, backend = self.runs[number], self.backends[number]
+            needs = backend.name, backend.simulate, run.config.nproc
+            taken = None if needs in too_large else self.take(number)
+            if taken is None:  # nor are the devices of an equal job free
+                too_large.add(needs)
+                self.waiting.append(number)
                 continue
-            self.waiting.remove(number)
             assert run.lock is not None, "it has been written"
             run.folder.check_there()
             arguments = [str(run.folder.path), str(os.getpid()), run.lock.token]
@@ -143,15 +148,17 @@ def pack(
     packing = _Packing(runs, parallel_jobs)
     outcomes: dict[int, Outcome] = {}
     try:
-        with handle_signals(packing.on_signal):
+        with handle_signals(packing.on_signal, more_follows=True):
+            has_changed = True
             while packing.running or (packing.waiting and packing.received is None):
-                if packing.received is None:
+                if has_changed and packing.received is None:
                     packing.start_what_fits()
+                has_changed = False
                 for number, (process, _) in list(packing.running.items()):
                     if process.poll() is None:
                         watcher.state(number, f"running  {progress_of(runs[number].folder)}".rstrip())
                     else:
-                        outcomes[number] = packing.ended(number)
+                        outcomes[number], has_changed = packing.ended(number), True
                         watcher.ended(number, outcomes[number])
                 if time.monotonic() > packing.deadline:
                     kill_job(packing.mark)
