@@ -236,7 +236,7 @@ def beside(source: Path) -> Beside:
     """
     files = [source.parent / name for name in ("config.json", "preprocessor_config.json")]
     try:
-        config, processor = (read_json(file) or {} for file in files)
+        config, processor = (read_json(file) if file.is_file() else {} for file in files)
         activation = "silu" if config.get("use_gated_mlp") else "gelu"
         wanted = {"model_type": _MODEL_TYPE, "layer_norm_eps": NORM_EPS, "hidden_act": activation}
         other = [f"{key}={config[key]}" for key, value in wanted.items() if config.get(key, value) != value]
