@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
+from types import SimpleNamespace
 
 import pytest
+from omegaconf import OmegaConf
 
 from exp.launcher.base import Outcome, describe_failure, tail_of
+from exp.launcher.supervisor import Supervisor
 from exp.runs.failures import Failures, failure_of
 from exp.runs.files import write_json
 from exp.runs.folder import RunFolder
-from exp.runs.status import Beat, Stage
+from exp.runs.status import NOTICE, Beat, Stage
+from exp.tasks.train import Train
 
 
 @pytest.fixture
@@ -76,3 +81,13 @@ def test_the_folder_of_logs_is_listed_only_while_it_changes(folder):
         failures._fresh_until = 0.0  # some seconds later
     os.utime(folder.logs, ns=(when, when + 1))
     assert sorted(error["rank"] for error in failures.read()) == [1, 2, 3]
+
+
+def test_a_first_notice_saves_the_state_and_a_second_ends_the_job(tmp_path, folder):
+    run = SimpleNamespace(config=OmegaConf.create({"task": OmegaConf.structured(Train)}))
+    launcher, usr2 = SimpleNamespace(joins=False), signal.SIGUSR2
+    supervisor = Supervisor(launcher, run, str(tmp_path), [usr2], Failures(folder))
+    for received in (None, usr2):
+        supervisor._on_signal(usr2, None)
+        assert (supervisor.notices, supervisor.received) == ([usr2], received)
+    assert (tmp_path / NOTICE).exists()
