@@ -52,6 +52,7 @@ class AcceleratorBackend(Backend):
 
     capabilities = Capabilities(precisions=("fp32", "bf16", "fp16"))
     collectives = Collectives("cpu:gloo")
+    option_names = ("imports", "visible_variables")
     variables: tuple[str, ...] = (AUTOLOAD,)
 
     imports: tuple[str, ...] = ()
@@ -60,10 +61,8 @@ class AcceleratorBackend(Backend):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         for key, value in self.options.items():
-            if key not in ("imports", "visible_variables") or not isinstance(value, (list, tuple)):
-                raise ConfigError(
-                    f"backend.options.{key}={value}: backend={self.name} has imports=[...] and visible_variables=[...]"
-                )
+            if not isinstance(value, (list, tuple)):
+                raise ConfigError(f"backend.options.{key}={value} must be a list; write backend.options.{key}=[...]")
             if value:
                 setattr(self, key, tuple(value))
         self.variables = (*self.visible_variables, *self.variables)

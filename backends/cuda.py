@@ -29,6 +29,7 @@ class CudaBackend(Backend):
     """NVIDIA cards through ``torch.cuda``, with NCCL for tensors on cards and gloo for CPU tensors."""
 
     device_type = "cuda"
+    option_names = ()
     collectives = Collectives("cpu:gloo,cuda:nccl", averages=True, gloo=True)
     capabilities = Capabilities(
         precisions=("fp32", "bf16", "fp16", "tf32"),

@@ -57,6 +57,7 @@ class GcuBackend(Backend):
     """GCU cards. The constructor returns the class of the generation that fits the installed torch."""
 
     device_type = "gcu"
+    option_names = ("native",)
     collectives = Collectives("cpu:gloo,gcu:eccl")
     visible_variables = (_VISIBLE,)
     variables = REPORTED

@@ -42,6 +42,7 @@ class LegacyGcuBackend(GcuBackend):
     """
 
     device_type = "xla"
+    option_names = ("step",)
     count_script = "import torch, torch_gcu; print('answer', torch_gcu.device_count())"
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

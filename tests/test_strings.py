@@ -141,11 +141,11 @@ def defined() -> frozenset[str]:
 
 # Attributes of others, which a version, a package or an object may lack.
 FOREIGN_ATTRIBUTES = {
-    "Python": {"__name__", "_fields", "orig_argv", "safe_path"},
+    "Python": {"__func__", "__name__", "_fields", "orig_argv", "safe_path"},
     "torch": {
         "Stream", "TorchDispatchMode", "TorchFunctionMode", "_schema", "amp", "conv", "full_tensor", "gcnArchName",
         "get_backend_config", "inner_exception", "is_backend_available", "is_mutable", "set_device_index",
-        "set_float32_matmul_precision", "to_local", "unshard",
+        "set_float32_matmul_precision", "static_graph", "to_local", "unshard",
     },
     "mmengine": {"data_preprocessor", "init_cfg", "need_val_args", "profiler"},
     "omegaconf, yaml, requests": {"CSafeLoader", "full_key", "parent_node", "response", "status_code"},

@@ -159,6 +159,7 @@ class Session:
         resumed_from: the checkpoint from which a training resumed; None: it started from the beginning.
         changed: settings in which a resumed training differs from the earlier run.
         pending: whether the folder still has the records of an earlier run, which :meth:`begin` replaces.
+        warnings: what :meth:`warn` has printed, for ``result.json``.
         begun: whether the run has started (:meth:`begin`).
         reporters: connections to the trackers, on rank 0, once the run has begun.
         run_id: of the run whose folder this is, on rank 0; ``env.json``, ``result.json`` and checkpoints have it.
@@ -187,6 +188,7 @@ class Session:
         self.changed: Sequence[Change] = ()
         self.pending = folder.pending
         self.reporters: list[Reporter] = []
+        self.warnings: list[str] = []
         self.begun = False
         self._when_started: list[Callable[[], object]] = []
         self._when_built: list[Callable[[nn.Module], object]] = []
@@ -255,6 +257,12 @@ class Session:
         logger.info(text)
         if self.console is not None:
             self.console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+    def warn(self, *texts: str) -> None:
+        """Print warnings like :meth:`say`, and record them in ``result.json``."""
+        for text in texts:
+            self.say(f"warning: {text}")
+            self.warnings.append(text)
 
     def when_started(self, action: Callable[[], object]) -> None:
         """Register an action for :meth:`begin` on rank 0, for changes to files that an earlier attempt has left."""

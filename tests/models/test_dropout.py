@@ -67,11 +67,12 @@ def test_a_module_that_is_used_twice_has_two_masks_and_the_same_ones_when_comput
         stream.begin(0, 0)
         first, second, third = net.a(ones), net.a(ones), net.b(ones)
         assert not torch.equal(first, second)
-        stream.begin_backward()
-        for _ in range(2):
-            assert torch.equal(net.b(ones), third)  # as activation checkpointing does
-        with pytest.raises(ConfigError, match=r"slot="):
-            net.a(ones)
+        with stream.during_backward():
+            for _ in range(2):
+                assert torch.equal(net.b(ones), third)  # as activation checkpointing does
+            with pytest.raises(ConfigError, match=r"slot="):
+                net.a(ones)
+        assert not torch.equal(net.b(ones), third)  # a further forward pass of the same step
         stream.end()
 
 

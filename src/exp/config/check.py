@@ -13,7 +13,7 @@ from exp import console
 from exp.config.compose import check_weights_there, is_of_hub, load, run_folder_of
 from exp.config.differences import changes, refusal
 from exp.config.resolve import as_plain, check_names, check_target, nodes
-from exp.config.schema import PRECISIONS
+from exp.config.schema import DDP_KEYS, PRECISIONS, WrapperConfig
 from exp.errors import ConfigError, UnavailableError, asked
 from exp.plugins import Family, installed
 from exp.runs.files import read_json, without_credentials
@@ -181,8 +181,13 @@ def _check_wrapper(config: ExpConfig) -> None:
             f"wrapper=none with {processes} processes would train {processes} independent models; "
             "use wrapper=mmddp or wrapper=ddp, or nproc=1"
         )
-    if wrapper.kind == "fsdp" and (wrapper.sync_batchnorm or wrapper.find_unused_parameters):
-        raise ConfigError("wrapper.sync_batchnorm and wrapper.find_unused_parameters are for wrapper=ddp, not fsdp")
+    if wrapper.kind == "none" and wrapper.options:
+        raise ConfigError(f"wrapper=none takes no wrapper.options: {', '.join(map(str, wrapper.options))}")
+    default = WrapperConfig()
+    unread = [*(DDP_KEYS if wrapper._target_ else ()), *(["sync_batchnorm"] if wrapper.kind == "fsdp" else [])]
+    for key in unread:
+        if wrapper[key] != getattr(default, key):  # type: ignore[index]
+            raise ConfigError(f"wrapper.{key} is for wrapper=ddp, and wrapper={wrapper.kind} does not read it")
     if wrapper.kind == "fsdp" and config.precision == "fp16":
         raise ConfigError(
             "wrapper=fsdp does not support precision=fp16, because the loss scaler would see the shards of one rank "

@@ -15,7 +15,7 @@ import inspect
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Iterable, Iterator, Mapping, Sequence
 
 from omegaconf import OmegaConf
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
 
 __all__ = [
-    "allow", "as_plain", "check_names", "check_path_part", "check_target", "check_type", "create", "distrust",
-    "find_own_module", "is_own", "make", "names_in", "nodes", "resolve", "without_scope",
+    "allow", "as_plain", "check_arguments", "check_names", "check_path_part", "check_target", "check_type", "create",
+    "distrust", "find_own_module", "is_own", "make", "names_in", "nodes", "resolve", "without_scope",
 ]  # fmt: skip
 
 _OPEN = ("exp", "torch.nn", "torch.optim", "mmengine", "mmcv")
@@ -288,6 +288,7 @@ def make(cls: Any, key: str, content: Mapping[str, Any], arguments: Mapping[str,
         ConfigError: see :func:`create`.
         UnavailableError: see :func:`create`.
     """
+    check_arguments(key, cls, content, dict.fromkeys(arguments or (), "exp sets it"))
     parts = {name: content[name] for name in getattr(cls, "makes", ()) if name in content}
     others = {name: value for name, value in content.items() if name not in parts}
     given = {**_arguments(others, key, asks_registries=not is_own(cls)), **parts}
@@ -301,6 +302,50 @@ def make(cls: Any, key: str, content: Mapping[str, Any], arguments: Mapping[str,
             raise ConfigError(f"there is no key '{key}.{name}', since {shown(cls)} takes no such argument{near}")
     with asked(key, cls):
         return cls(**given, **(arguments or {}))
+
+
+def check_arguments(key: str, cls: type, names: Iterable[str], reserved: Mapping[str, str] | None = None) -> None:
+    """Refuse options that the constructor of a class does not take, or that exp sets itself.
+
+    Args:
+        key: the key of the options.
+        cls: the class. If its constructor takes ``**kwargs``, Python checks the names when it is called.
+        names: names of the options.
+        reserved: names that an option must not have, with the reason.
+
+    Raises:
+        ConfigError: there is such an option; the message has the nearest valid name.
+    """
+    known, reserved = _parameters(cls), reserved or {}
+    for name in names:
+        if name in reserved:
+            raise ConfigError(f"{key}.{name} cannot be set here: {reserved[name]}")
+        if known is not None and name not in known:
+            valid = nearest(str(name), known.difference(reserved))
+            raise ConfigError(f"{key}.{name}: {shown(cls)} has no such argument{valid}")
+
+
+def _parameters(cls: type) -> set[str] | None:
+    """Names of a constructor's parameters; None: it may take any.
+
+    Classes of MMEngine and torch, and schedules of exp, pass ``**kwargs`` on to their base classes. Others may use them
+    themselves.
+    """
+    names: set[str] = set()
+    for base in cls.__mro__[:-1]:
+        if "__init__" not in vars(base):
+            continue
+        try:
+            parameters = [*inspect.signature(base.__init__).parameters.values()][1:]  # type: ignore[misc]
+        except ValueError:  # of a class in C
+            return None
+        names.update(each.name for each in parameters)
+        if all(each.kind != inspect.Parameter.VAR_KEYWORD for each in parameters):
+            return names
+        if not shown(base).startswith(("mmengine.", "torch.", "exp.engine.optim.")):
+            return None
+    makes: Any = cls.__new__
+    return None if names or makes is not object.__new__ else names
 
 
 def _arguments(value: Any, key: str, asks_registries: bool) -> Any:

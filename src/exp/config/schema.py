@@ -12,15 +12,17 @@ from typing import Any, Dict, List, Optional
 from omegaconf import MISSING
 
 __all__ = [
-    "FLOAT32", "PRECISIONS", "BackendConfig", "CheckpointConfig", "DebugConfig", "ExpConfig", "FiguresConfig",
-    "LauncherConfig", "LoggerConfig", "OptimConfig", "RecordConfig", "ScheduleConfig", "SubmititConfig", "SweepConfig",
-    "WrapperConfig",
+    "DDP_KEYS", "FLOAT32", "PRECISIONS", "BackendConfig", "CheckpointConfig", "DebugConfig", "ExpConfig",
+    "FiguresConfig", "LauncherConfig", "LoggerConfig", "OptimConfig", "RecordConfig", "ScheduleConfig",
+    "SubmititConfig", "SweepConfig", "WrapperConfig",
 ]  # fmt: skip
 
 PRECISIONS = ("fp32", "bf16", "fp16", "tf32", "efp")
 FLOAT32 = ("fp32", "tf32", "efp")
 """Precisions that store all values as float32. ``tf32`` rounds the inputs of matrix products and convolutions to
 mantissas of 10 bits; with ``efp`` the device's compiler chooses how to compute products."""
+DDP_KEYS = ("find_unused_parameters", "broadcast_buffers", "bucket_cap_mb")
+"""Keys of ``wrapper`` that are arguments of DDP."""
 
 # OmegaConf reads these annotations at run time, on Python 3.8 too: hence typing's generics, not the builtin ones.
 
@@ -124,9 +126,11 @@ class WrapperConfig:
     kind: str = MISSING
     """``mmddp``, ``ddp``, ``fsdp`` or ``none``; for another wrapper (``_target_``) its name in the results."""
     _target_: Optional[str] = None
-    """A subclass of :class:`exp.engine.wrapper.Wrapper`; null for DDP, to which the keys below ``options`` apply."""
+    """A subclass of :class:`exp.engine.wrapper.Wrapper`; null for DDP. ``find_unused_parameters``,
+    ``broadcast_buffers`` and ``bucket_cap_mb`` are for DDP."""
     options: Dict[str, Any] = field(default_factory=dict)
-    """Constructor arguments of the class in ``_target_``."""
+    """Constructor arguments of the class in ``_target_``; without it, further ones of the DDP class, such as
+    ``static_graph``."""
     find_unused_parameters: bool = False
     broadcast_buffers: bool = False
     """Copy the buffers of rank 0 to every rank before each forward pass."""

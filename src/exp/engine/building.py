@@ -27,7 +27,7 @@ import torch
 from mmengine.hooks import Hook
 from mmengine.logging import MMLogger
 from mmengine.model import BaseModel
-from mmengine.registry import HOOKS, VISBACKENDS, Registry
+from mmengine.registry import HOOKS, MODELS, VISBACKENDS, Registry
 from mmengine.runner import get_priority
 from mmengine.visualization import BaseVisBackend
 from omegaconf import OmegaConf
@@ -37,7 +37,7 @@ from exp import hub
 from exp.config.check import REFUSED, refused_hook
 from exp.config.compose import is_of_hub
 from exp.config.differences import text_of
-from exp.config.resolve import create, find_own_module, make, resolve, without_scope
+from exp.config.resolve import check_arguments, create, find_own_module, make, resolve, without_scope
 from exp.data.base import Data, Extras, split_of
 from exp.data.places import content_of, shortened
 from exp.data.sampler import preserved_generators
@@ -669,6 +669,11 @@ def build_hooks(
             hook: Hook = make(next(ours, cls), key, config)
             hook.priority = hook.priority if priority is None else priority
             get_priority(hook.priority)
+            if isinstance(
+                hook, mmengine.hooks.EMAHook
+            ):  # makes the average of the weights later, of its other arguments
+                options = [name for name in hook.ema_cfg if name != "type"]
+                check_arguments(key, MODELS.get(hook.ema_cfg["type"]), options, {"model": "exp sets it"})
         except ImportError as error:
             raise UnavailableError(f"hooks: {name} needs a package that is not installed: {error}") from error
         except (AssertionError, KeyError, TypeError, ValueError) as error:

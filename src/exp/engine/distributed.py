@@ -10,6 +10,7 @@ it is used only if the configuration asks for it or allows it. Every rank logs i
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import os
@@ -24,7 +25,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from exp.errors import ConfigError, ExpError, UnavailableError
+from exp.errors import ConfigError, ExpError, RunError, UnavailableError
 from exp.hardware.backend import Collectives, device_part_of
 from exp.hardware.compat import TORCH_VERSION, forbid_fused_attention, supports_compilation, supports_portable_operators
 
@@ -62,7 +63,7 @@ class Distributed:
 
     @classmethod
     def create(cls, backend: Backend, store: Store, rank: int, world_size: int, timeout: timedelta) -> Distributed:
-        """Make the process group of ``backend`` and, if it does not support CPU tensors, a gloo group.
+        """Make the process group of ``backend``, and a gloo group for CPU values unless it has one beside the device's.
 
         Args:
             backend: the backend of this worker; its ``collectives`` are replaced if the fallback is used.
@@ -78,13 +79,15 @@ class Distributed:
         process_group, _ = chosen_group(backend)
         if fallback is not None:
             backend.collectives, process_group = StagedCollectives(), STAGED
+        device = backend.device_type
         how: Any = {"store": store, "rank": rank, "world_size": world_size, "timeout": timeout}
-        backend.collectives.init(process_group, backend.device_type, **how)
+        backend.collectives.init(process_group, device, **how)
         group = None
         if not dist.is_initialized():
             # The vendor has its own collectives, outside torch.distributed; CPU values use gloo.
             dist.init_process_group("gloo", **how)
-        elif fallback is None and dist.get_backend() != "gloo" and not _composite_has_cpu():
+        elif fallback is not None or not _composite_has_cpu() or device_part_of(process_group, device) == "gloo":
+            # Not the group of the gradients: if a rank hangs in their exchange, values of others must not meet it.
             group = dist.new_group(backend="gloo", timeout=timeout)
         return cls(rank, world_size, group, fallback, process_group)
 
@@ -230,25 +233,52 @@ class StagedCollectives(Collectives):
 
     @property
     def ddp_class(self) -> type:
-        """:class:`StagedDataParallel`."""
-        return StagedDataParallel
+        """:class:`AveragingDataParallel`, which copies gradients through the CPU."""
+        return AveragingDataParallel
 
 
-class StagedDataParallel(nn.Module):
-    """Data-parallel training that averages gradients on the CPU, one parameter after another, before each update.
+class AveragingDataParallel(nn.Module):
+    """Data-parallel training that averages gradients before each update, not in the backward pass.
 
-    A parameter without a gradient counts as zero. Each rank has buffers of its own.
+    So a step may have any number of forward and backward passes, of any part of the model. Each rank has buffers of its
+    own. A parameter without a gradient counts as zero; if no rank has a gradient, it stays without one.
 
     Args:
         module: the model on its device; its parameters and buffers are overwritten by those of rank 0.
-        **_: options of DDP, which are ignored.
+        device_ids: ignored, as all other arguments of DDP that its callers set.
+        output_device: ignored.
+        broadcast_buffers: must be False.
+        find_unused_parameters: ignored: a parameter may always be unused.
+        bucket_cap_mb: largest size of the tensors that are averaged together, in MiB.
+        all_reduce: sums a tensor of the device over all ranks, in place; None: through the CPU.
+        group: the process group for CPU tensors; None: the default group.
+
+    Raises:
+        ConfigError: ``broadcast_buffers`` is set.
     """
 
-    def __init__(self, module: nn.Module, **_: Any) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        device_ids: Any = None,
+        output_device: Any = None,
+        broadcast_buffers: bool = False,
+        find_unused_parameters: bool = False,
+        bucket_cap_mb: int = 25,
+        all_reduce: Callable[[torch.Tensor], None] | None = None,
+        group: Any = None,
+    ) -> None:
         super().__init__()
-        self.module = module
+        if broadcast_buffers:
+            raise ConfigError(
+                "wrapper.broadcast_buffers=true: gradients are averaged without DDP here, so each rank has buffers of "
+                "its own; leave it out"
+            )
+        self.module, self.group = module, group
+        self._all_reduce = all_reduce or functools.partial(_through_cpu, collective=dist.all_reduce)
+        self._bucket_bytes = bucket_cap_mb * 2**20
         for tensor in (*module.parameters(), *module.buffers()):
-            _through_cpu(tensor, dist.broadcast, src=0)
+            _through_cpu(tensor, dist.broadcast, src=0, group=group)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Call the module."""
@@ -256,13 +286,49 @@ class StagedDataParallel(nn.Module):
 
     @torch.no_grad()
     def exchange_gradients(self) -> None:
-        """Average the gradients over all ranks, in place; called after the last backward pass of a step."""
-        for parameter in self.module.parameters():
-            if parameter.requires_grad:
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-                _through_cpu(parameter.grad, dist.all_reduce)
-                parameter.grad.div_(dist.get_world_size())
+        """Average the gradients over all ranks, in place; called before each update.
+
+        Raises:
+            RunError: another rank makes fewer updates in this step.
+        """
+        parameters, world_size = [*self.module.parameters()], dist.get_world_size()
+        having = self._meet(True, [parameter.grad is not None for parameter in parameters])
+        buckets: list[list[torch.Tensor]] = []
+        size = 0
+        for parameter in (parameter for parameter, ranks in zip(parameters, having) if ranks):
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            size += parameter.grad.numel() * parameter.grad.element_size()
+            if not buckets or size > self._bucket_bytes or buckets[-1][0].dtype != parameter.grad.dtype:
+                buckets.append([])
+                size = parameter.grad.numel() * parameter.grad.element_size()
+            buckets[-1].append(parameter.grad)
+        for bucket in buckets:
+            flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
+            self._all_reduce(flat)
+            flat.div_(world_size)
+            for gradient, mean in zip(bucket, flat.split([gradient.numel() for gradient in bucket])):
+                gradient.copy_(mean.view_as(gradient))
+
+    def end_step(self) -> None:
+        """Check that all ranks have made the same number of updates in this step. A collective.
+
+        Raises:
+            RunError: they have not.
+        """
+        self._meet(False, [False] * sum(1 for _ in self.module.parameters()))
+
+    def _meet(self, updates: bool, flags: list[bool]) -> list[int]:
+        """Number of ranks with each flag; refuses ranks of which only some update the weights now."""
+        counts = torch.tensor([updates, *flags], dtype=torch.int32)  # on the CPU, so no rank waits for its device
+        dist.all_reduce(counts, group=self.group)
+        updating, *having = counts.tolist()
+        if updating != updates * dist.get_world_size():
+            raise RunError(
+                f"this rank updates the weights {'more' if updates else 'less'} often in a step than another rank; the "
+                "train_step of the model must make as many updates on every rank"
+            )
+        return having
 
 
 # -- the device --------------------------------------------------------------------------------------------------------

@@ -274,13 +274,21 @@ class MetricsHook(Hook):
 
     def before_val_epoch(self, runner: Any) -> None:
         """Pause the training time during a validation within an epoch."""
+        self.pause()
+
+    def pause(self) -> None:
+        """Stop counting time and CPU fallbacks, until :meth:`resume`."""
         self._paused = time.perf_counter()
         self.left_device.pause()
 
-    def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
-        """Record the validation metrics."""
+    def resume(self) -> None:
+        """Count again."""
         self._mark += time.perf_counter() - self._paused
         self.left_device.begin()
+
+    def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
+        """Record the validation metrics."""
+        self.resume()
         units, metrics = runner.val_loop.evaluator.units, metrics or {}
         self._write(runner, "val", runner.iter, metrics, units)
         unit = {name: f" ({each})" for name, each in units.items()}

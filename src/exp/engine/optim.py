@@ -8,6 +8,7 @@ of the groups.
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import TYPE_CHECKING, Any, Callable, Collection, ContextManager, Iterator, Mapping, Sequence
 
 import torch
@@ -19,8 +20,10 @@ from omegaconf import OmegaConf
 from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR
 
+from exp.config.resolve import check_arguments
+from exp.data.places import shortened
 from exp.engine.building import check_monitor, registered
-from exp.errors import ConfigError, first_line
+from exp.errors import ConfigError, RunError, first_line
 from exp.runs.status import Stage, beat
 
 if TYPE_CHECKING:
@@ -29,6 +32,11 @@ if TYPE_CHECKING:
 _UNDECAYED = ("bias", "token", "tokens")  # ends of names without weight decay, also for parameters with several axes
 # A learning rate of this share of the largest one is next to nothing; before this share of the steps, that is early.
 _VANISHED, _EARLY = 0.01, 0.75
+_SET_ELSEWHERE = {
+    "params": "exp sets it",
+    "lr": "set optim.lr",
+    "weight_decay": "set optim.weight_decay",
+}  # arguments of optimizers
 _FORMS = ("foreach", "fused")  # implementations of a step in torch's optimizers, which give the same result
 
 
@@ -79,10 +87,12 @@ class BackendOptimWrapper(OptimWrapper):
         accumulate: micro-batches per optimizer step.
         clip_grad_norm: largest L2 norm of all gradients together; None: no clipping.
         model: the trained model, for lazy devices; None: not known.
+        awaited: parameters by name whose gradients the backward pass exchanges with other ranks, which wait for them
+            (:func:`exp.engine.wrapper.awaited_parameters`).
 
     Attributes:
         exchange_gradients: averages the gradients of a step over the ranks, if the backward pass does not do it.
-        before_backward: called between the forward and the backward pass of each micro-batch.
+        during_backward: context of each backward pass.
         before_step: called before each step, with the complete, unscaled gradients, before they are clipped.
     """
 
@@ -94,6 +104,7 @@ class BackendOptimWrapper(OptimWrapper):
         accumulate: int = 1,
         clip_grad_norm: float | None = None,
         model: nn.Module | None = None,
+        awaited: Mapping[str, nn.Parameter] | None = None,
     ) -> None:
         super().__init__(optimizer, accumulative_counts=accumulate)
         self.backend = backend
@@ -105,10 +116,34 @@ class BackendOptimWrapper(OptimWrapper):
         self.clip_grad_norm = clip_grad_norm
         self.grad_norm: torch.Tensor | None = None
         self.exchange_gradients: Callable[[], None] | None = None
-        self.before_backward: Callable[[], None] | None = None
+        self.during_backward: Callable[[], ContextManager[object]] = contextlib.nullcontext
         self.before_step: Callable[[], None] | None = None
         self._losses: list[torch.Tensor] = []
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self._updates, self._counted = 0, (0, 0)
+        self._awaited = dict(awaited or {})
+        self._arrived: set[str] = set()  # names of parameters with a gradient in this backward pass
+        for name, parameter in self._awaited.items() if accumulate > 1 else ():  # else it is seen by their gradients
+            parameter.register_hook(functools.partial(self._arrive, name))
+
+    def __getitem__(self, name: str) -> Any:
+        """Refuse what MMEngine has for several optimizers.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            f"model: train_step asks for the optimizer '{name}', and exp trains with one optimizer: use optim_wrapper "
+            "itself, for example with requires_grad_(False) for the parameters that an update must not change"
+        )
+
+    def _arrive(self, name: str, _gradient: torch.Tensor) -> None:
+        self._arrived.add(name)
+
+    def count(self) -> tuple[int, int]:
+        """Number of backward passes and of updates since the last call."""
+        (passes, updates), self._counted = self._counted, (self.inner_count, self._updates)
+        return self._counted[0] - passes, self._counted[1] - updates
 
     def optim_context(self, model: nn.Module) -> ContextManager[None]:
         """Context of a forward pass: autocast, and no gradient exchange before the last micro-batch of a step."""
@@ -130,18 +165,50 @@ class BackendOptimWrapper(OptimWrapper):
             step_kwargs: arguments of :meth:`step`.
             zero_kwargs: arguments of the optimizer's ``zero_grad``.
         """
-        beat(Stage.BACKWARD)
         self._losses.append(loss.detach())  # detached, so that the graph is freed after the micro-batch
         if self.accumulate > 1:
             loss = loss / self.accumulate
-        if self.scaler is not None:
-            loss = self.scaler.scale(loss)
-        if self.before_backward is not None:
-            self.before_backward()
         self.backward(loss)
         if self.should_update():
             self.step(**(step_kwargs or {}))
             self.zero_grad(**(zero_kwargs or {}))
+
+    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
+        """Backward pass; with fp16 of the scaled loss.
+
+        Args:
+            loss: 0-dim, divided by the number of micro-batches.
+            **kwargs: of :meth:`torch.Tensor.backward`.
+
+        Raises:
+            RunError: a parameter got no gradient, and the other ranks wait for it.
+        """
+        beat(Stage.BACKWARD)
+        if self.scaler is not None:
+            loss = self.scaler.scale(loss)
+        if self.accumulate > 1:
+            self._arrived.clear()
+        with self.during_backward():
+            super().backward(loss, **kwargs)
+        if self._awaited and self.should_update():
+            self._check_gradients()
+
+    def _check_gradients(self) -> None:
+        """Refuse a parameter without a gradient, before this rank waits for ranks that wait for the gradient.
+
+        Raises:
+            RunError: there is one; the message has the parameters.
+        """
+        if self.accumulate > 1:
+            missing = [name for name in self._awaited if name not in self._arrived]
+        else:
+            missing = [name for name, parameter in self._awaited.items() if parameter.grad is None]
+        if missing:
+            step = -(-self.inner_count // self.accumulate)
+            raise RunError(
+                f"no gradient on this rank in step {step} for {shortened(missing)}, and other ranks wait for it; set "
+                "wrapper.find_unused_parameters=true if a step may leave parameters unused"
+            )
 
     def step(self, **kwargs: Any) -> None:
         """Clip the gradients, and step by the backend; a loss scaler skips the step if gradients overflow (fp16)."""
@@ -157,6 +224,7 @@ class BackendOptimWrapper(OptimWrapper):
         outputs = self._losses if self.grad_norm is None else [*self._losses, self.grad_norm]
         self.backend.end_step(self._stepper, model=self.model, outputs=outputs, **kwargs)
         self._losses = []
+        self._updates += 1
 
     def zero_grad(self, **kwargs: Any) -> None:
         """Set all gradients to None, which launches no kernel.
@@ -214,6 +282,7 @@ def build_optimizer(model: nn.Module, config: Any, lacking: Collection[str] = fr
     options = {name: tuple(value) if isinstance(value, list) else value for name, value in content.items()}
     if options.get("fused") and f"_fused_{config.type.lower()}_" in lacking:
         options.update(fused=False, foreach=True)
+    check_arguments("optim.options", cls, options, _SET_ELSEWHERE)
     groups = parameter_groups(model, config)
     try:
         made: torch.optim.Optimizer = cls(groups, lr=config.lr, weight_decay=config.weight_decay, **options)
@@ -349,11 +418,14 @@ def build_schedulers(configs: Sequence[Mapping[str, Any]], runner: Any) -> list[
         UnavailableError: the module of a scheduler cannot be imported.
     """
     built, loop = [], runner.train_loop
-    for each in configs:
+    for number, each in enumerate(configs):
         config = {name: value for name, value in each.items() if value is not None}
         kind = str(config.get("type"))
         interfaces = LRSchedulerMixin, MomentumSchedulerMixin
         cls = registered("schedule.param_scheduler.type", kind, PARAM_SCHEDULERS, interfaces)
+        reserved = dict.fromkeys(("optimizer", "param_name", "epoch_length"), "exp sets it")
+        names = [name for name in each if name not in ("type", "_scope_", "convert_to_iter_based", "end")]
+        check_arguments(f"schedule.param_scheduler[{number}]", cls, names, reserved)
         by_epoch = config.get("by_epoch", getattr(cls, "by_epoch", True))
         end = config.setdefault("end", loop.max_epochs if by_epoch else loop.max_iters)
         begin = config.get("begin", 0)

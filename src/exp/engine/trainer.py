@@ -188,10 +188,11 @@ class Trainer:
         self.call_hook("before_run")
         if load is not None:
             load()
-        self.optim_wrapper.initialize_count_status(self.model, 0, -1)
+        self.optim_wrapper.initialize_count_status(self.model, loop.iter * loop.accumulate, -1)
+        self.optim_wrapper.count()
         self.call_hook("before_train")
         if dropouts is not None:
-            self.optim_wrapper.before_backward = dropouts.begin_backward
+            self.optim_wrapper.during_backward = dropouts.during_backward
         if loop.validation_due:
             self._validate()
         start_epoch: Any = getattr(unwrapped(self.model), "start_epoch", None)  # models of MMEngine do not have it
@@ -218,6 +219,7 @@ class Trainer:
                     if dropouts is not None:
                         dropouts.end()
                 loop.sampler.advance()
+                self._check_updates()
                 beat(Stage.HOOKS)
                 self.session.begin()  # after the first step, which would have failed if the memory were too small
                 self.call_hook("after_train_iter", batch_idx=index, data_batch=batch, outputs=outputs)
@@ -239,6 +241,22 @@ class Trainer:
         self.session.begin()  # for a resumed run without a step left
         self.call_hook("after_train")
         self.call_hook("after_run")
+
+    def _check_updates(self) -> None:
+        """Refuse a step without an update of the weights, and other numbers than one if micro-batches accumulate.
+
+        Raises:
+            ConfigError: the model's own ``train_step`` does so in the first step.
+            RunError: in a later one.
+        """
+        passes, updates = self.optim_wrapper.count()
+        accumulate = self.train_loop.accumulate
+        if not updates or (accumulate > 1 and (passes, updates) != (accumulate, 1)):
+            raise (RunError if self.session.begun else ConfigError)(
+                f"{shown(unwrapped(self.model))}.train_step has made {passes} backward passes and "
+                f"{updates} updates of the weights in step {self.iter + 1}, with accumulate={accumulate}; it must call "
+                f"update_params {'once' if accumulate > 1 else 'at least once'} per micro-batch"
+            )
 
     def _validate(self) -> None:
         if self.val_loop is not None and self.train_loop.validated != self.iter:

@@ -25,10 +25,11 @@ from exp.data.sampler import TrainBatchSampler
 from exp.engine import building, checkpoint
 from exp.engine.building import build_data, build_evaluator, build_model, make_result, split_in_use
 from exp.engine.distributed import rng_state, seed_everything, set_rng_state
+from exp.engine.invariance import SplitCheck, has_foreign_loss
 from exp.engine.optim import BackendOptimWrapper, build_optimizer, parameter_groups, vanished_rate
 from exp.engine.outputs import draw_extras, training_pictures
 from exp.engine.trainer import EvalLoop, Trainer, TrainLoop
-from exp.engine.wrapper import is_sharded, place_and_wrap, unwrapped
+from exp.engine.wrapper import awaited_parameters, is_sharded, place_and_wrap, unwrapped
 from exp.errors import CheckpointError, ConfigError, DataError, RunError, asked, is_out_of_memory
 from exp.models.base import parameter_counts
 from exp.models.dropout import DropoutStream
@@ -104,6 +105,7 @@ def train(session: Session, rate: Callable[..., dict[str, float]], what_fits: Ca
             **parameter_counts(unwrapped(trainer.model)),
             left_device=figures.left_device.summary(session.distributed),
             resumed_from=source,
+            warnings=session.warnings,
             changed_on_resume={change.key: {"old": change.old, "new": change.new} for change in session.changed},
             **tested,
         )
@@ -143,6 +145,8 @@ def build_trainer(session: Session, data: Any, model: Any) -> Trainer:
     seed_everything(config.seed + session.info.rank, session.backend)  # ranks draw different dropout masks
     hooks: Any = OmegaConf.to_container(config.hooks, resolve=True)
     user_hooks = building.build_hooks(hooks, evaluator.metric_name, evaluator.greater_is_better, evaluator.names)
+    if config.rehearsal and has_foreign_loss(bare):
+        user_hooks.append(SplitCheck(session))
     dropouts = DropoutStream(bare, sampler, config.seed) if config.dropout_by_sample else None
     if dropouts is not None and dropouts.left_out:
         session.say(
@@ -160,6 +164,7 @@ def build_trainer(session: Session, data: Any, model: Any) -> Trainer:
             accumulate=config.accumulate,
             clip_grad_norm=config.optim.clip_grad_norm,
             model=bare,
+            awaited=awaited_parameters(model),
         ),
         TrainLoop(loader, config.max_epochs, config.max_steps, config.accumulate, config.val_every, dropouts),
         EvalLoop(session, model, share_loader(val, data, session), build_evaluator(session, data), "val"),

@@ -15,14 +15,15 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Iterator, Mapping
 
 import torch
-from mmengine.model import MMDistributedDataParallel, revert_sync_batchnorm
+from mmengine.model import BaseModel, MMDistributedDataParallel, revert_sync_batchnorm
 from mmengine.registry import MODEL_WRAPPERS
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from exp.config.resolve import create
+from exp.config.resolve import as_plain, check_arguments, make, resolve
+from exp.config.schema import DDP_KEYS
 from exp.data.places import shortened
-from exp.engine.distributed import StagedCollectives
+from exp.engine.distributed import AveragingDataParallel, StagedCollectives
 from exp.errors import ConfigError, PlacementError, UnavailableError, shown
 from exp.hardware.backend import ddp_arguments
 from exp.hardware.compat import supports_full_sharding
@@ -43,6 +44,14 @@ _DEFAULTS = {
     "gradient_as_bucket_view": False,
     "bucket_cap_mb": 25,
 }
+_SET_BY_EXP = {
+    **dict.fromkeys(
+        ("module", "device_ids", "output_device", "process_group", "device_mesh", "all_reduce", "group"),
+        "exp sets it, from rank and backend",
+    ),
+    **{name: f"set wrapper.{name}" for name in DDP_KEYS},
+}
+"""Arguments of DDP classes that ``wrapper.options`` must not have."""
 
 
 class Wrapper(abc.ABC):
@@ -81,11 +90,23 @@ class Wrapper(abc.ABC):
             A module with the model as ``module``, and ``train_step(data, optim_wrapper)``, as :class:`TrainStep` has it
             and :func:`wrap` returns it for DDP; or the model itself, for example with hooks on its gradients.
             Checkpoints contain the weights of the model alone, and evaluation uses the model without the wrapper.
+            For a model with a ``train_step`` of its own the module also needs ``exchange_gradients()``, which averages
+            the gradients before each update; see :class:`TrainStep`.
         """
 
 
+def has_own_step(model: nn.Module) -> bool:
+    """Whether a model defines how it is trained: MMEngine's ``train_step``, or the forward pass within it."""
+    names = ("train_step", "_run_forward")
+    return any(getattr(getattr(model, name, None), "__func__", None) is not getattr(BaseModel, name) for name in names)
+
+
 class TrainStep:
-    """Mixin with the ``train_step`` that the training loop calls, for a wrapper class with the model as ``module``."""
+    """Mixin with the ``train_step`` that the training loop calls, for a wrapper class with the model as ``module``.
+
+    If the class has ``exchange_gradients()``, it is called before each update of the weights, to average the gradients
+    over the ranks. Then a model's own ``train_step`` is used instead of this one.
+    """
 
     module: nn.Module
 
@@ -100,12 +121,20 @@ class TrainStep:
             The losses by name, 0-dim tensors on the device.
         """
         optim_wrapper.exchange_gradients = getattr(self, "exchange_gradients", None)
+        if optim_wrapper.exchange_gradients is not None and has_own_step(self.module):
+            losses = self.module.train_step(data, optim_wrapper)
+            getattr(self, "end_step", lambda: None)()
+            return losses  # type: ignore[no-any-return]
         with optim_wrapper.optim_context(self):
             losses = forward(self, preprocessed(self.module, data, training=True), "loss")
         log_vars: dict[str, torch.Tensor]
         loss, log_vars = self.module.parse_losses(losses)
         optim_wrapper.update_params(loss)
         return log_vars
+
+
+class OwnStepDataParallel(TrainStep, AveragingDataParallel):
+    """The wrapper of a model with a ``train_step`` of its own, whose backward passes DDP does not know."""
 
 
 def place_and_wrap(model: nn.Module, session: Session, trains: bool = True) -> nn.Module:
@@ -118,16 +147,23 @@ def place_and_wrap(model: nn.Module, session: Session, trains: bool = True) -> n
             numbers of batches.
 
     Raises:
+        ConfigError: the wrapper does not take its options, or does not support the model.
         PlacementError: the model is not wholly on the device.
         UnavailableError: this version of torch, or the collectives, do not support the wrapper.
     """
     config: Any = session.config.wrapper
     backend, device, info = session.backend, session.device, session.info
-    several = trains and info.world_size > 1
-    target = config.get("_target_") if several else None
+    several, own_step = trains and info.world_size > 1, has_own_step(model)
     made: Wrapper | None = None
-    if target is not None:
-        made = create({"_target_": target, **config.options}, Wrapper, "wrapper")
+    options = dict(as_plain(config.options))
+    if trains and (several or options):  # options are checked on one rank, too
+        if config._target_ is not None:
+            cls = resolve("wrapper._target_", config._target_, Wrapper)
+            check_arguments("wrapper.options", cls, options)
+            made = make(cls, "wrapper.options", options) if several else None
+        else:
+            cls = OwnStepDataParallel if own_step else data_parallel_class(config.kind, backend)
+            check_arguments("wrapper.options", cls, options, _SET_BY_EXP)
     model = model.to(device) if made is None else made.place(model, backend, device)
     if not is_sharded(model):
         model = fit_batchnorm(model, session, config.sync_batchnorm and info.world_size > 1).to(device)
@@ -137,11 +173,19 @@ def place_and_wrap(model: nn.Module, session: Session, trains: bool = True) -> n
     if not several:
         return model
     if made is None:
-        left_out = ("kind", "sync_batchnorm", "_target_", "options")
-        options = {key: value for key, value in config.items() if key not in left_out}
-        return wrap(model, config.kind, options, backend, device)
+        options.update({name: config[name] for name in DDP_KEYS})
+        if not own_step:
+            return wrap(model, config.kind, options, backend, device)
+        return OwnStepDataParallel(
+            model, **options, all_reduce=backend.collectives.all_reduce, group=session.distributed.cpu_group
+        )
     wrapped = made.wrap(model, backend, device)
     if wrapped is not model:
+        if own_step and not hasattr(wrapped, "exchange_gradients"):
+            raise ConfigError(
+                f"wrapper={config.kind}: {shown(model)} has a train_step of its own, which {shown(wrapped)} does not "
+                "run; use wrapper=ddp, or give the wrapper exchange_gradients() (docs/extend/add-a-task.md)"
+            )
         MODEL_WRAPPERS.register_module(name=shown(wrapped), module=type(wrapped), force=True)  # see wrap()
     return wrapped
 
@@ -222,19 +266,33 @@ def wrap(model: nn.Module, kind: str, options: dict[str, Any], backend: Backend,
     """
     if kind == "none":
         return model
-    base: type = backend.collectives.ddp_class
     # It saves a second set of gradients, and a copy of them at each step. Classes of vendors may not support it.
-    options = {"gradient_as_bucket_view": base is DistributedDataParallel, **options}
+    options = {"gradient_as_bucket_view": backend.collectives.ddp_class is DistributedDataParallel, **options}
     # Pass only options that differ from the defaults: classes of old torch and of vendors do not have every option.
     options = {key: value for key, value in options.items() if value != _DEFAULTS.get(key)}
+    wrapped: nn.Module = data_parallel_class(kind, backend)(model, **options, **ddp_arguments(device))
+    return wrapped
+
+
+def data_parallel_class(kind: str, backend: Backend) -> Any:
+    """The class for ``wrapper=mmddp`` or ``ddp``: MMEngine's, torch's or the vendor's; it has ``train_step``."""
+    base = backend.collectives.ddp_class
     if kind == "mmddp" and base is DistributedDataParallel:
-        wrapped: torch.nn.Module = MMDistributedDataParallel(model, **options, **ddp_arguments(device))
-        return wrapped
-    # The DDP class of torch or of the vendor, with the method that the training loop calls.
-    ddp: type[torch.nn.Module] = type(base.__name__, (TrainStep, base), {})
+        return MMDistributedDataParallel
     # MMEngine unwraps models only of registered wrapper classes.
+    ddp = type(base.__name__, (TrainStep, base), {"__module__": base.__module__})
     MODEL_WRAPPERS.register_module(name=f"{base.__module__}.{base.__name__}", module=ddp, force=True)
-    return ddp(model, **options, **ddp_arguments(device))
+    return ddp
+
+
+def awaited_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters by name, if ``model`` is DDP that waits for all their gradients in each backward pass; else none.
+
+    With ``find_unused_parameters`` or ``static_graph`` DDP knows the parameters without a gradient.
+    """
+    unused_are_found = getattr(model, "find_unused_parameters", True) or getattr(model, "static_graph", False)
+    parameters = {} if unused_are_found else dict(unwrapped(model).named_parameters())
+    return {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
 
 
 def preprocessed(model: nn.Module, data: Any, training: bool = False) -> Any:
@@ -307,13 +365,18 @@ class FullyShard(Wrapper):
             device: the device of this rank.
 
         Raises:
-            ConfigError: two names of the model are the same parameter.
+            ConfigError: two names of the model are the same parameter, or it has a ``train_step`` of its own.
             UnavailableError: this version of torch, or the collectives of this backend, do not support sharding.
         """
         if not supports_full_sharding() or isinstance(backend.collectives, StagedCollectives):
             raise UnavailableError(
                 f"wrapper=fsdp needs torch >= 2.7 (this is {torch.__version__}), and collectives that do not copy "
                 f"tensors through the CPU; use wrapper=ddp (see {_PAGE})"
+            )
+        if has_own_step(model):
+            raise ConfigError(
+                f"wrapper=fsdp: {shown(model)} has a train_step of its own, whose passes through parts of the model "
+                "cannot be sharded; use wrapper=ddp"
             )
         units = units_of(model)
         _refuse_tied(model)

@@ -160,7 +160,7 @@ class Backend(abc.ABC):
         simulate: use simulated devices.
 
     Raises:
-        ConfigError: ``simulate`` is set, but the backend has no simulated devices.
+        ConfigError: there is no such option; or ``simulate`` is set, but the backend has no simulated devices.
     """
 
     device_type: str
@@ -177,6 +177,9 @@ class Backend(abc.ABC):
 
     visible_variables: tuple[str, ...] = ()
     """Environment variables with a list of the cards that a process may see; the first that is set counts."""
+
+    option_names: tuple[str, ...] | None = None
+    """Names that ``options`` may have; None: any."""
 
     variables: tuple[str, ...] = ()
     """Beginnings of the names of environment variables that change how this family behaves, for reports. Never of one
@@ -195,6 +198,12 @@ class Backend(abc.ABC):
         self.requested_process_group = process_group
         self.env = dict(env or {})
         self.options = dict(options or {})
+        known = self.option_names
+        wrong = [] if known is None else [str(each) for each in self.options if each not in known]
+        if wrong:
+            raise ConfigError(
+                f"backend.options.{wrong[0]}: backend={name} has no such option; it has {', '.join(known or ['none'])}"
+            )
         self.allow_fallback = allow_fallback
         self.simulate = simulate
         if simulate and not self.capabilities.simulation:

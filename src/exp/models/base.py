@@ -57,6 +57,10 @@ class Model(BaseModel):
     parts to shard (see :func:`exp.engine.wrapper.units_of`).
     """
 
+    loss_is_mean: bool = True
+    """Whether the loss is a mean over samples, so that it does not depend on how a batch is split. False for a
+    contrastive loss, for example; a user's model is then not checked. A head or loss module may have it, too."""
+
     taken_on_trust: Sequence[str] = ()
     """Keys of ``model`` that names and shapes of weights cannot confirm, such as the number of heads. If weights come
     without a configuration, the values of these keys are reported to the user."""

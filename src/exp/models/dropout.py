@@ -13,10 +13,11 @@ the caller must distinguish the calls by ``slot``.
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import zlib
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Iterator
 
 import torch
 from torch import nn
@@ -26,7 +27,7 @@ from exp.errors import ConfigError
 if TYPE_CHECKING:
     from exp.data.sampler import TrainBatchSampler
 
-__all__ = ["Dropout", "Dropout2d", "DropoutStream", "draws_by_sample", "sample_mask"]
+__all__ = ["Dropout", "Dropout2d", "DropoutStream", "draws_by_itself", "draws_by_sample", "sample_mask"]
 
 _active: DropoutStream | None = None
 
@@ -43,33 +44,40 @@ class DropoutStream:
     def __init__(self, model: nn.Module, sampler: TrainBatchSampler, seed: int) -> None:
         self.sampler, self.seed = sampler, seed
         self.step = self.first = 0
+        self.size = sampler.batch_size
         self._uses: Counter[tuple[int, int]] = Counter()  # by module and slot
         self._backward = False
         for name, module in model.named_modules():
             module.dropout_key = zlib.crc32(name.encode())
-        drawing = ((name, module) for name, module in model.named_modules() if _draws_by_itself(module))
+        drawing = ((name, module) for name, module in model.named_modules() if draws_by_itself(module))
         self.left_out = [name or type(module).__name__ for name, module in drawing]
         """Names of the modules that still draw from the device's generator."""
 
-    def begin(self, step: int, micro_batch: int) -> None:
+    def begin(self, step: int, micro_batch: int, first: int = 0, size: int | None = None) -> None:
         """Start a micro-batch: until :meth:`end`, masks are those of its samples.
 
         Args:
             step: number of completed optimizer steps.
             micro_batch: index of the micro-batch within the step.
+            first: index of the first sample in the micro-batch, if only some of its samples are used.
+            size: number of samples; None: all.
         """
         global _active
         sampler = self.sampler
         self.step = step
         # Index of the first sample within the step, so that the masks do not depend on the number of ranks.
-        self.first = (micro_batch * sampler.world_size + sampler.rank) * sampler.batch_size
+        self.first = (micro_batch * sampler.world_size + sampler.rank) * sampler.batch_size + first
+        self.size = size or sampler.batch_size
         self._uses.clear()
         self._backward = False
         _active = self
 
-    def begin_backward(self) -> None:
-        """End the forward pass: later masks are for recomputed activations, and repeat those of the forward pass."""
+    @contextlib.contextmanager
+    def during_backward(self) -> Iterator[None]:
+        """Context of a backward pass: masks are for recomputed activations, and repeat those of the forward pass."""
         self._backward = True
+        yield
+        self._backward = False
 
     def use_of(self, module: nn.Module, slot: int) -> int:
         """Index of the current mask of a module and slot in this forward pass.
@@ -96,7 +104,8 @@ class DropoutStream:
         _active = None
 
 
-def _draws_by_itself(module: nn.Module) -> bool:
+def draws_by_itself(module: nn.Module) -> bool:
+    """Whether a module draws random numbers from the device's generator, also with ``dropout_by_sample=true``."""
     if getattr(module, "draws_by_itself", False):
         return True
     dropouts = tuple(kind for name, kind in vars(nn).items() if "Dropout" in name)
@@ -132,7 +141,7 @@ def sample_mask(
     """
     stream = _active
     assert stream is not None
-    size = stream.sampler.batch_size
+    size = stream.size
     shape = (like.shape[0], *[1] * (like.dim() - 1)) if per_sample else tuple(like.shape)
     if like.shape[0] % size:
         raise ValueError(

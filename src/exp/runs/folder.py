@@ -289,6 +289,7 @@ def blank_result(config: ExpConfig) -> dict[str, Any]:
         "greater_is_better": False,
         "measured_on": "test",
         "differs": [],
+        "warnings": [],
         "weights": weights or None,
         "backend": config.backend.name,
         "simulated": config.backend.simulate,
