@@ -169,3 +169,26 @@ def test_spacing_is_the_same_for_months_of_any_length_and_other_for_other_freque
     assert not any(same_spacing(found[one], found[other]) for one, other in zip(frequencies, frequencies[1:]))
     assert Calendar.of(DAYS[:1]) is None
     assert seconds(pd.DatetimeIndex(["2020-01-01", "2020-01-02", "2020-02-01", "2021-01-01"])) is None
+
+
+@pytest.mark.parametrize(
+    ("dates", "season"),
+    [
+        (pd.date_range("2024-01-01", periods=400, freq="h"), 24),
+        (pd.bdate_range("2024-01-01", periods=120), 5),
+        (pd.bdate_range("2024-01-01", periods=150, freq="C", weekmask="1111110"), 6),
+        (sessions(pd.bdate_range("2024-01-01", periods=30), LUNCH), 8),
+        (pd.date_range("2014-01-01", periods=90, freq=pd.offsets.BMonthEnd()), 12),
+        (pd.date_range("2022-01-07", periods=120, freq="7D"), 52),
+    ],
+    ids=["hours", "working days", "six days", "sessions", "month ends", "weeks"],
+)
+def test_rows_that_are_missing_by_chance_make_no_calendar(dates, season):
+    """Every tenth row is missing, at random: of some weeks of hours a few never come at their time of the week."""
+    for seed in range(5):
+        kept = dates[np.random.default_rng(seed).random(len(dates)) > 0.1]
+        calendar = Calendar.of(kept, recent=24)
+        assert calendar.season == season, calendar.text
+        assert calendar.ahead(kept, 1)[0] == next(
+            date for date in [*dates, *calendar.ahead(dates, 1)] if date > kept[-1]
+        )

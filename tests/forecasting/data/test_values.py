@@ -140,3 +140,25 @@ def test_the_scale_of_mase_is_that_of_rows_a_season_apart(made):
     ] == pytest.approx(2.0 / state["std"][0])
     with pytest.raises(DataError, match=r"data\.season=280 must be less than the 280 training rows"):
         made({"till": rows}, freq="12h", season=280).state_dict()
+
+
+def test_what_is_saved_of_a_series_is_that_of_its_training_rows(made):
+    """Of 0, 1, ... 499 the first 350: by hand mean 174.5, variance (350 ** 2 - 1) / 12, 1 % and 99 % quantiles."""
+    data = made({"ramp": np.arange(500.0)})
+    state = data.state_dict()
+    expected = {"mean": 174.5, "std": ((350**2 - 1) / 12) ** 0.5, "low": 3.49, "high": 345.51, "missing": 0.0}
+    assert {name: state[name][0] for name in expected} == pytest.approx(expected)
+    window, dates = data.future_window()  # after the last row, 499, of 2020-01-21 19:00
+    seen = data.to_original_units(window["x"].double())[0, :, 0]
+    np.testing.assert_allclose(seen, np.arange(476, 500), atol=1e-4)
+    assert [str(dates[0]), len(dates)] == ["2020-01-21 20:00:00", 8]
+    np.testing.assert_allclose(data.past(476)[:, 0], window["x"][0, :, 0])
+
+
+def test_an_outlier_is_twenty_scaled_median_deviations_away(made):
+    """Of 0, 1, -1, 2, -2 again and again the usual distance from the median is 1.5, so 20 * 1.4826 * 1.5 = 44.5."""
+    for value, named in ((44.0, False), (45.0, True)):
+        column = np.tile([0.0, 1.0, -1.0, 2.0, -2.0], 20)
+        column[3] = value
+        notes = [note for note in made({"gauge": column}).notes if "column gauge" in note]
+        assert bool(notes) == named, notes

@@ -24,9 +24,11 @@ _ZONES = ("America/New_York", "Europe/London", "Australia/Sydney", "Pacific/Auck
           "Asia/Jerusalem", "America/Sao_Paulo", "America/Mexico_City", "Africa/Cairo")  # fmt: skip
 _FEWER = 0.97  # times of day on such a clock, as a ratio of those in the file
 _OFTEN = 0.25  # how often rows come at a slot, as a ratio of the most frequent one; less often they are exceptions
-# Shares of the time that regular steps cover: enough to look no further; what a less simple grid must gain; so few that
-# the rows may have followed another calendar at first; and what that of the later rows alone must gain among these.
-_ENOUGH, _GAIN, _CHANGED, _BETTER = 0.985, 0.015, 0.9, 0.3
+_ENOUGH = 0.985  # share of slots with a row that is enough to look for no less simple grid
+_FEWER_EMPTY = 0.6  # slots without a row that a less simple grid may have, as a ratio of those of a simpler one
+# Shares of the time that regular steps cover: so few that the rows may have followed another calendar at first; and
+# what that of the later rows alone must gain among these.
+_CHANGED, _BETTER = 0.9, 0.3
 _LATEST = 3  # rows that tell where equal steps go on; days that show when rows come in a day
 _IN_PHASE = 0.9  # share of slots that have the time of day of the slot a season before
 _NEAR = 1 / 50  # how far a season of equal steps may be from whole days, weeks or years, as a ratio of these
@@ -66,6 +68,13 @@ class Grid:
         if len(self.slots) == 1:  # equal steps, also after one that was not
             found |= np.diff(times) == self.cycle
         return found
+
+    def filled(self, dates: pd.DatetimeIndex) -> float:
+        """The share of slots between the first and the last date that have a row, or of rows that have a slot."""
+        times = _nanoseconds(_on_clock(dates, self.zone))
+        numbers = self._numbers(times)
+        there = np.unique(numbers[self._times(numbers) == times])
+        return len(there) / float(max((numbers[-1] - numbers[0]) / self.stride + 1, len(dates)))
 
     def ahead(self, last: pd.DatetimeIndex, count: int) -> pd.DatetimeIndex:
         """The ``count`` dates after ``last``, which has one date."""
@@ -250,8 +259,9 @@ def _chosen(dates: pd.DatetimeIndex, recent: int, known: Grid | None) -> tuple[G
     found: list[tuple[Grid, pd.DatetimeIndex]] = []
     while not found or len(part) > recent:
         part = part[-max(len(part) // 2, recent) :] if found else dates
-        covered, grid = max(_candidates(part, clock), key=lambda each: each[0])
+        grid = _simplest(part, clock)
         found.append((grid, part))
+        covered = _covered(grid, part)
         better = len(found) == 1 or covered > _covered(found[0][0], part) + _BETTER
         if covered >= _CHANGED and better and grid.regular(part)[-recent:].mean() >= 1 / 2:
             return grid, part
@@ -268,16 +278,20 @@ def _chosen(dates: pd.DatetimeIndex, recent: int, known: Grid | None) -> tuple[G
     return None, dates
 
 
-def _candidates(dates: pd.DatetimeIndex, clock: str | None) -> Iterator[tuple[float, Grid]]:
-    """Grids from the simplest on, each if it covers clearly more than the one before it, with the share covered."""
-    best = -_GAIN
+def _simplest(dates: pd.DatetimeIndex, clock: str | None) -> Grid:
+    """The simplest grid of those that leave few slots without a row.
+
+    Rows that are missing by chance are missing on any grid; hours in which a shop is closed are not.
+    """
+    chosen, filled = None, -1.0
     for grid in _grids(dates, clock):
-        covered = _covered(grid, dates)
-        if covered > best + _GAIN:
-            best = covered
-            yield covered, grid
-        if covered >= _ENOUGH:
-            return
+        share = grid.filled(dates)
+        if chosen is None or 1.0 - share <= (1.0 - filled) * _FEWER_EMPTY:
+            chosen, filled = grid, share
+        if filled >= _ENOUGH:
+            break
+    assert chosen is not None
+    return chosen
 
 
 def _grids(dates: pd.DatetimeIndex, clock: str | None) -> Iterator[Grid]:
@@ -365,10 +379,10 @@ def _mode(values: Any) -> int:
 
 
 def _frequent(values: Any) -> list[int]:
-    """The values that come twice or more, and not much less than the most frequent one, ascending."""
+    """The values that are not much less frequent than the most frequent one, ascending; none if few come again."""
     each, counts = np.unique(values, return_counts=True)
-    found: list[int] = each[counts >= max(_OFTEN * counts.max(), 2)].tolist()
-    return found
+    found: list[int] = each[counts >= _OFTEN * counts.max()].tolist()
+    return found if len(values) > 2 * len(found) else []
 
 
 def _alike(steps: np.ndarray, usual: int) -> np.ndarray:
