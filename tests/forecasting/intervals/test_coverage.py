@@ -20,6 +20,7 @@ from exp.forecasting.intervals import (
     bound,
     calibrated,
     check_count,
+    prepare,
     quantile_levels,
 )
 from exp.hardware.registry import create_backend
@@ -209,3 +210,15 @@ def test_the_bound_is_the_score_of_rank_n_plus_one_times_the_level():
         check_count(ordered[:1].repeat(needed, axis=0), level, "a", [0])
         with pytest.raises(ConfigError, match=f"{needed - 1} of {needed - 1} .* {needed} are needed"):
             check_count(ordered[:1].repeat(needed - 1, axis=0), level, "a", [0])
+
+
+def test_a_model_s_own_deviations_are_those_of_a_gaussian_unless_they_are_corrected():
+    """Of a truth N(0, 2) around 10 with deviation 2: ends at 10 -+ 1.281552 * 2."""
+    task = SimpleNamespace(intervals=[0.8], intervals_from="model", intervals_rescaled=False, intervals_signed=False)
+    task.get = lambda key: getattr(task, key)
+    session = SimpleNamespace(config=SimpleNamespace(task=task), device=torch.device("cpu"))
+    intervals = prepare(session, None, Signal("std"))
+    assert intervals.record == {"from": "std", "levels": [0.8]}
+    quantiles = dict(intervals.quantiles(torch.full((1, 1, 1), 10.0), torch.full((1, 1, 1), 2.0)))
+    (band,) = intervals.bands(quantiles)
+    assert [band.lower.item(), band.upper.item()] == pytest.approx([10 - 2.563103, 10 + 2.563103], rel=1e-6)
