@@ -23,7 +23,6 @@ from exp.forecasting.data.preflight import locate
 from exp.forecasting.data.series import Contract, contract_of, read_series, warn_of_outliers, with_computed
 from exp.forecasting.intervals import IntervalMetrics, Intervals, prepare
 from exp.forecasting.metrics import Baselines, ForecastMetrics
-from exp.forecasting.timebridge.model import TimeBridge
 
 if TYPE_CHECKING:
     from exp.data.places import Fingerprint
@@ -248,7 +247,10 @@ class ForecastingData(Data):
         return f"{text}; {why}"
 
     def _fit_to_model(self, session: Session, model: torch.nn.Module) -> None:
-        """Say what this model makes of these data: future values that it does not use, and flat lookbacks."""
+        """Say what this model makes of these data: future values that it does not use, and flat lookbacks.
+
+        A model that divides each lookback by its own deviation says so by ``standardizes_lookback = True``.
+        """
         said = []
         if self.config.covariates is not None:
             self._uses_future = _uses_future(model, self.example_batch(**vars(self.config)).train)
@@ -259,7 +261,7 @@ class ForecastingData(Data):
                     "only"
                 )
         share, names = _flat(self._series["x"].numpy(), self.lookback)
-        if isinstance(model, TimeBridge) and share >= _FLAT:
+        if getattr(model, "standardizes_lookback", False) and share >= _FLAT:
             said.append(
                 f"{self.path}: {share:.0%} of the windows have a flat lookback of "
                 f"{shortened([self.names[number] for number in names])}: the model divides what rounding leaves there "

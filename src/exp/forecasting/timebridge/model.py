@@ -45,6 +45,7 @@ class TimeBridge(Model):
     """
 
     config_class: ClassVar[Any] = TimeBridgeConfig
+    standardizes_lookback = True
 
     def __init__(self, **keys: Any) -> None:
         super().__init__()
