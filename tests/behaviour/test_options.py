@@ -14,7 +14,7 @@ from tests.behaviour.conftest import TINY, first_line, ran, result
 
 WRONG = {
     "backend.options": (["+backend.options.nonsense=1"], "backend.options.nonsense"),
-    "wrapper.options": (["+wrapper.options.static_graf=true"], "'static_graph'"),
+    "wrapper.options": (["+wrapper.options.gradient_as_bucket_vew=true"], "'gradient_as_bucket_view'"),
     "optim.options": (["optim.type=Adam", "+optim.options.bets=[0.9,0.99]"], "'betas'"),
     "schedule.param_scheduler": (
         ["schedule.param_scheduler=[{type:CosineAnnealingLR,begin:5000,T_mex:3}]"],

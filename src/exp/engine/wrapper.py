@@ -97,8 +97,11 @@ class Wrapper(abc.ABC):
 
 def has_own_step(model: nn.Module) -> bool:
     """Whether a model defines how it is trained: MMEngine's ``train_step``, or the forward pass within it."""
-    names = ("train_step", "_run_forward")
-    return any(getattr(getattr(model, name, None), "__func__", None) is not getattr(BaseModel, name) for name in names)
+    methods = {name: getattr(model, name, None) for name in ("train_step", "_run_forward")}
+    return any(
+        method is not None and getattr(method, "__func__", None) is not getattr(BaseModel, name)
+        for name, method in methods.items()
+    )
 
 
 class TrainStep:
