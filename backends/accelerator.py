@@ -41,7 +41,7 @@ print("answer", json.dumps([device and device.type, torch.accelerator.device_cou
 _NAMED = {"cuda": "cuda or backend=rocm"}
 
 
-class AcceleratorBackend(Backend):
+class AcceleratorBackend(Backend, options=("imports", "visible_variables")):
     """Cards of the type that ``torch.accelerator`` names; :meth:`set_device` sets ``device_type``.
 
     ``options`` of the config: ``imports`` and ``visible_variables``, which replace the attributes of these names.
@@ -52,7 +52,6 @@ class AcceleratorBackend(Backend):
 
     capabilities = Capabilities(precisions=("fp32", "bf16", "fp16"))
     collectives = Collectives("cpu:gloo")
-    option_names = ("imports", "visible_variables")
     variables: tuple[str, ...] = (AUTOLOAD,)
 
     imports: tuple[str, ...] = ()

@@ -20,11 +20,10 @@ _MEMINFO = Path("/proc/meminfo")
 _CPUINFO = Path("/proc/cpuinfo")
 
 
-class CpuBackend(Backend):
+class CpuBackend(Backend, options=()):
     """Processes on the CPU; ranks share it, so their number is not limited by the number of cores."""
 
     device_type = "cpu"
-    option_names = ()
     collectives = Collectives("gloo", averages=True, gloo=True)
     capabilities = Capabilities(precisions=("fp32", "bf16"), fused_attention=PRECISIONS, forking=True)
     exclusive_devices = False

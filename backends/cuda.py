@@ -25,11 +25,10 @@ _UPSTREAM = re.compile(r"[^+]*(\+(cpu|cu\d+|rocm[\d.]+))?")  # versions of PyTor
 _AMPERE = 8  # compute capability: the first with bf16 and TF32
 
 
-class CudaBackend(Backend):
+class CudaBackend(Backend, options=()):
     """NVIDIA cards through ``torch.cuda``, with NCCL for tensors on cards and gloo for CPU tensors."""
 
     device_type = "cuda"
-    option_names = ()
     collectives = Collectives("cpu:gloo,cuda:nccl", averages=True, gloo=True)
     capabilities = Capabilities(
         precisions=("fp32", "bf16", "fp16", "tf32"),

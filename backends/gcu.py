@@ -53,11 +53,10 @@ def _why_not_simulated() -> str | None:
     return "there is no simulated card; see above" if done.returncode else None
 
 
-class GcuBackend(Backend):
+class GcuBackend(Backend, options=("native",)):
     """GCU cards. The constructor returns the class of the generation that fits the installed torch."""
 
     device_type = "gcu"
-    option_names = ("native",)
     collectives = Collectives("cpu:gloo,gcu:eccl")
     visible_variables = (_VISIBLE,)
     variables = REPORTED

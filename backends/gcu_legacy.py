@@ -29,7 +29,7 @@ _STEPS = ("live", "model")
 _BATCHES_PER_GRAPH = 32
 
 
-class LegacyGcuBackend(GcuBackend):
+class LegacyGcuBackend(GcuBackend, options=("step",)):
     """Legacy cards: lazy graphs, the vendor's own collectives (``eccl`` only) and DDP.
 
     There is no ``bf16`` or ``fp16``: users report that mixed precision of this generation (``torch_gcu.amp``) crashes
@@ -42,7 +42,6 @@ class LegacyGcuBackend(GcuBackend):
     """
 
     device_type = "xla"
-    option_names = ("step",)
     count_script = "import torch, torch_gcu; print('answer', torch_gcu.device_count())"
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -63,9 +63,10 @@ def naming_stdout() -> Iterator[None]:
     """
     try:
         yield
-    except BrokenPipeError:
-        raise
     except OSError as error:
+        # One with a file, or without a number, as Hydra's for a choice that is not there, is not of the output.
+        if isinstance(error, BrokenPipeError) or error.errno is None or error.filename is not None:
+            raise
         raise OSError(error.errno, error.strerror, "stdout") from error
 
 

@@ -14,15 +14,15 @@ from tests.behaviour.conftest import TINY, first_line, ran, result
 
 WRONG = {
     "backend.options": (["+backend.options.nonsense=1"], "backend.options.nonsense"),
-    "wrapper.options": (["+wrapper.options.gradient_as_bucket_vew=true"], "'gradient_as_bucket_view'"),
-    "optim.options": (["optim.type=Adam", "+optim.options.bets=[0.9,0.99]"], "'betas'"),
+    "wrapper.options": (["+wrapper.options.gradient_as_bucket_vew=true"], "gradient_as_bucket_view'"),
+    "optim.options": (["optim.type=Adam", "+optim.options.bets=[0.9,0.99]"], "betas'"),
     "schedule.param_scheduler": (
         ["schedule.param_scheduler=[{type:CosineAnnealingLR,begin:5000,T_mex:3}]"],
         "schedule.param_scheduler[0].T_mex",
     ),
     "logger.trackers": (["logger=tensorboard", "+logger.trackers.tensorboard.foldr=x"], "tensorboard.foldr"),
-    "logger.vis_backends": (["logger.vis_backends=[{type:LocalVisBackend,save_dr:x}]"], "'save_dir'"),
-    "hooks": (["hooks=[{type:EMAHook,momentun:0.1}]"], "'momentum'"),
+    "logger.vis_backends": (["logger.vis_backends=[{type:LocalVisBackend,save_dr:x}]"], "save_dir'"),
+    "hooks": (["hooks=[{type:EMAHook,momentun:0.1}]"], "momentum'"),
     "metrics": (["metrics=[{_target_:exp.forecasting.metrics.ForecastMetrics,nonsense:1}]"], "metrics[0].nonsense"),
 }
 FURTHER = [
@@ -31,11 +31,11 @@ FURTHER = [
     (["+wrapper.options.bucket_cap_mb=5"], "wrapper.bucket_cap_mb"),
     (["+wrapper.options.nonsense=1", "nproc=2"], "wrapper.options.nonsense"),
     (["+wrapper.options.static_graph=1", "wrapper=none"], "static_graph"),
-    (["+wrapper.options.precison=fp32", "wrapper=fsdp"], "'precision'"),
+    (["+wrapper.options.precison=fp32", "wrapper=fsdp"], "precision'"),
     (["wrapper=fsdp", "wrapper.bucket_cap_mb=5"], "wrapper.bucket_cap_mb"),
     (["+optim.options.lr=3"], "optim.lr"),
     (["schedule.param_scheduler=[{type:CosineAnnealingLR,epoch_length:3}]"], "param_scheduler[0].epoch_length"),
-    (["hooks=[{type:EarlyStoppingHook,patiense:3}]"], "'patience'"),
+    (["hooks=[{type:EarlyStoppingHook,patiense:3}]"], "patience'"),
 ]
 NO_OPTIONS = {
     "launcher", "task", "model", "data",  # typed, or a user's class; tests/behaviour/test_refusals.py

@@ -103,8 +103,7 @@ def test_modules_of_the_current_folder_are_no_strangers_to_name(stranger, refuse
     sweep = exp("-m", *FORECAST, "seed=2023", "sweep.resume=true", "output_dir=.")
     assert sweep.returncode == 0, sweep.stderr
     stranger("task:\n  _target_: exp.tasks.train.Train\n", "task:\n  _target_: evil.Evil\n")
-    holder = {"job": "1", "cluster": "slurm"}
-    exp.path("run/logs/job.json").write_text(json.dumps({"holder": holder}))
+    exp.path("run/logs/job.json").write_text(json.dumps({"job": "1", "cluster": "", "logs": "logs"}))
     refused("task=attach", "run=run", says="task._target_")
     assert not exp.path("executed").exists()
 

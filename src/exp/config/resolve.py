@@ -7,7 +7,6 @@ class and checks its interface; :func:`create` makes the object. Imports neither
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import importlib.util
@@ -292,14 +291,6 @@ def make(cls: Any, key: str, content: Mapping[str, Any], arguments: Mapping[str,
     parts = {name: content[name] for name in getattr(cls, "makes", ()) if name in content}
     others = {name: value for name, value in content.items() if name not in parts}
     given = {**_arguments(others, key, asks_registries=not is_own(cls)), **parts}
-    with contextlib.suppress(ValueError):  # a class in C may have no signature
-        taken = inspect.signature(cls).parameters
-        unknown = (
-            [] if any(each.kind is each.VAR_KEYWORD for each in taken.values()) else [*given.keys() - taken.keys()]
-        )
-        for name in unknown:
-            near = nearest(f"{key}.{name}", [f"{key}.{each}" for each in taken])
-            raise ConfigError(f"there is no key '{key}.{name}', since {shown(cls)} takes no such argument{near}")
     with asked(key, cls):
         return cls(**given, **(arguments or {}))
 
@@ -321,15 +312,14 @@ def check_arguments(key: str, cls: type, names: Iterable[str], reserved: Mapping
         if name in reserved:
             raise ConfigError(f"{key}.{name} cannot be set here: {reserved[name]}")
         if known is not None and name not in known:
-            valid = nearest(str(name), known.difference(reserved))
+            valid = nearest(f"{key}.{name}", [f"{key}.{each}" for each in known.difference(reserved)])
             raise ConfigError(f"{key}.{name}: {shown(cls)} has no such argument{valid}")
 
 
 def _parameters(cls: type) -> set[str] | None:
     """Names of a constructor's parameters; None: it may take any.
 
-    Classes of MMEngine and torch, and schedules of exp, pass ``**kwargs`` on to their base classes. Others may use them
-    themselves.
+    Classes of MMEngine, and schedules of exp, pass ``**kwargs`` on to their bases. Others may use them themselves.
     """
     names: set[str] = set()
     for base in cls.__mro__[:-1]:
@@ -342,7 +332,7 @@ def _parameters(cls: type) -> set[str] | None:
         names.update(each.name for each in parameters)
         if all(each.kind != inspect.Parameter.VAR_KEYWORD for each in parameters):
             return names
-        if not shown(base).startswith(("mmengine.", "torch.", "exp.engine.optim.")):
+        if not shown(base).startswith(("mmengine.", "exp.engine.optim.")):
             return None
     makes: Any = cls.__new__
     return None if names or makes is not object.__new__ else names

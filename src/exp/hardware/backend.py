@@ -150,6 +150,8 @@ def ddp_arguments(device: torch.device) -> dict[str, Any]:
 class Backend(abc.ABC):
     """One hardware family. A class must set ``device_type`` and ``collectives`` and write the abstract methods.
 
+    ``class MyBackend(Backend, options=("mode",))`` names the keys that ``options`` may have; without names, any may be.
+
     Args:
         name: name in the configuration, for messages and records (``"cpu"``).
         process_group: process group to use instead of that of :attr:`collectives`.
@@ -178,12 +180,16 @@ class Backend(abc.ABC):
     visible_variables: tuple[str, ...] = ()
     """Environment variables with a list of the cards that a process may see; the first that is set counts."""
 
-    option_names: tuple[str, ...] | None = None
-    """Names that ``options`` may have; None: any."""
-
     variables: tuple[str, ...] = ()
     """Beginnings of the names of environment variables that change how this family behaves, for reports. Never of one
     that may contain a secret."""
+
+    _option_names: Sequence[str] | None = None
+
+    def __init_subclass__(cls, options: Sequence[str] | None = None, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        if options is not None:
+            cls._option_names = options
 
     def __init__(
         self,
@@ -198,7 +204,7 @@ class Backend(abc.ABC):
         self.requested_process_group = process_group
         self.env = dict(env or {})
         self.options = dict(options or {})
-        known = self.option_names
+        known = self._option_names
         wrong = [] if known is None else [str(each) for each in self.options if each not in known]
         if wrong:
             raise ConfigError(

@@ -90,7 +90,7 @@ def test_saturation_and_hue():
 
 @pytest.mark.parametrize(("spec", "said"), [
     ({"type": "RandomFlop"}, "RandomFlop.*'RandomFlip'"),
-    ({"type": "RandomCrop", "crop": 3}, r"\.crop'.*RandomCrop"),
+    ({"type": "RandomCrop", "crop": 3}, r"\.crop: .*RandomCrop.*crop_size'"),
     ({"prob": 1}, "must be a transform"),
 ])  # fmt: skip
 def test_a_wrong_transform_is_named(spec, said):
