@@ -29,7 +29,7 @@ _STEPS = ("live", "model")
 _BATCHES_PER_GRAPH = 32
 
 
-class LegacyGcuBackend(GcuBackend, options=("step",)):
+class LegacyGcuBackend(GcuBackend, options=("step",)):  # type: ignore[call-arg]
     """Legacy cards: lazy graphs, the vendor's own collectives (``eccl`` only) and DDP.
 
     There is no ``bf16`` or ``fp16``: users report that mixed precision of this generation (``torch_gcu.amp``) crashes
