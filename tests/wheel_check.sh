@@ -22,6 +22,7 @@ cd "$work"
 "$work/venv/bin/python" -m exp backend=cpu experiment=dinov3_eurosat max_steps=1 model.depth=1 output_dir="$work/scenes"
 "$work/venv/bin/python" -m exp -m backend=cpu,gcu_simulated max_steps=2 data.lookback=96 plots=false output_dir="$work/sweep"
 test -s "$work/sweep/report.html"
-"$work/venv/bin/python" -m exp launcher=submitit launcher.dry_run=true launcher.nodes=2 nproc=8 backend=gcu >"$work/script.txt"
+"$work/venv/bin/python" -m exp launcher=submitit launcher.dry_run=true launcher.nodes=2 nproc=8 backend=gcu \
+    launcher.gres=gcu:8 >"$work/script.txt"
 grep -q -- --nodes=2 "$work/script.txt"
 echo "wheels: ok"
