@@ -120,6 +120,7 @@ class ForecastingDataConfig:
     """A multivariate series on disk, cut into windows (:class:`exp.forecasting.data.dataset.ForecastingData`)."""
 
     preflight: ClassVar[str] = "exp.forecasting.data.preflight"
+    """The module that checks the files before a run (:class:`exp.plugins.Plugin`)."""
 
     _target_: str = "exp.forecasting.data.dataset.ForecastingData"
     name: str = MISSING

@@ -23,6 +23,7 @@ class ImageDataConfig:
     """Keys of all image data (:class:`exp.vision.data.base.ImageData`)."""
 
     preflight: ClassVar[str] = "exp.vision.data.preflight"
+    """The module that checks the files before a run (:class:`exp.plugins.Plugin`)."""
 
     name: str = MISSING
     root: Optional[str] = None
