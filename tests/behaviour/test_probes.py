@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import exp as public
-from tests.behaviour.conftest import result, table
+from tests.behaviour.conftest import family, result, table
 from tests.conftest import Forked
 from tests.simulators import needs_current_card
 
@@ -115,11 +115,14 @@ def test_another_run_is_kept_out_and_a_killed_one_continued(exp, trained):
             break
         process._process.join(0.05)
         assert process.poll() is None
-    os.killpg(process.pid, signal.SIGSTOP)
+    everybody = family(process.pid)
+    for pid in everybody:
+        os.kill(pid, signal.SIGSTOP)
     done = exp(*keep(scenes))
     assert done.returncode == 2
     assert "kept" in done.stderr.splitlines()[0]
-    os.killpg(process.pid, signal.SIGKILL)
+    for pid in everybody:
+        os.kill(pid, signal.SIGKILL)
     process.communicate(60)
     done = exp(*probe("output_dir=refused"))
     assert done.returncode == 2
