@@ -21,7 +21,7 @@ def test_a_default_run_is_quiet_and_without_colors_in_a_pipe(exp):
     """Also where they are asked for, as Jupyter does for its kernels."""
     done = exp(*TINY, "output_dir=run", FORCE_COLOR="1", CLICOLOR_FORCE="1")
     assert (done.returncode, done.stderr) == (0, "")
-    assert len(done.stdout.splitlines()) <= 20, done.stdout
+    assert len(done.stdout.splitlines()) <= 21, done.stdout
     for words in ("rank 0/1  local_rank 0  cpu", "MSE", "MAE", "published", "samples/s", "run"):
         assert words in done.stdout, done.stdout
     assert "\x1b" not in done.stdout

@@ -60,7 +60,7 @@ def test_a_run_whose_test_metric_is_not_finite_has_failed(exp):
     content = torch.load(str(exp.path("sweep/0/checkpoints/best.pth")))
     content["state_dict"]["decoder.1.weight"].fill_(1e30)
     torch.save(content, str(exp.path("spoilt.pth")))
-    done = exp(*TINY, "task=predict", "init_from=spoilt.pth", "output_dir=predict")
+    done = exp(*TINY, "task=predict", "init_from=spoilt.pth", "checkpoint.trusted=true", "output_dir=predict")
     assert done.returncode == 1, done.stdout
     assert "plotted windows mse is inf" in done.stderr.splitlines()[0]
     for name, measured_on in (("sweep/1", "test"), ("predict", "plotted windows")):

@@ -225,8 +225,9 @@ def _tar(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "write", [_pickle, *(pytest.param(each, marks=pytest.mark.extended) for each in (_script, _tar))]
+    ("write", "code"),
+    [(_pickle, 1), *(pytest.param(*each, marks=pytest.mark.extended) for each in ((_script, 1), (_tar, 2)))],
 )
-def test_weights_are_plain_data(refused, exp, write):
+def test_weights_are_plain_data(refused, exp, write, code):
     write(exp.path("weights.pth"))
-    refused(*FORECAST, "init_from=weights.pth", says="weights.pth", code=1)
+    refused(*FORECAST, "init_from=weights.pth", says="weights.pth", code=code)

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import NamedTemporaryFile
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, BinaryIO, Callable, Iterator, NamedTuple, Sequence
 
 import numpy as np
@@ -378,7 +378,7 @@ def label_map(path: Path, image: Any) -> Iterator[np.ndarray]:
         image: has ``height`` and ``width``.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with NamedTemporaryFile(dir=path.parent, prefix=".", suffix=".tmp") as file:
+    with TemporaryFile(dir=path.parent) as file:  # without a name: nothing is left of it if the process is killed
         yield np.memmap(file, np.uint8, "w+", shape=(image.height, image.width))
 
 
