@@ -53,8 +53,8 @@ def forecasts_of(name: str, data: Path, folder: Path, overrides: list[str]) -> p
     last = folder / f"{name}_last.csv"  # the backtest's windows are 168 rows apart, as the benchmark's
     last.write_text("".join([lines[0], *lines[-(run.config.data.lookback + WINDOWS * HORIZON) :]]))
     found = run.predict(
-        f"data.root={folder}", f"data.file={last.name}", "data.split=new", "task.intervals=[0.2,0.4,0.6,0.8]",
-        "task.num_windows=0", "task.backtest=windows.csv", f"task.backtest_windows={WINDOWS}", "plots=false",
+        f"data.root={folder}", f"data.file={last.name}", "data.split=test_only", "task.intervals=[0.2,0.4,0.6,0.8]",
+        "task.num_windows=0", "task.backtest_file=windows.csv", f"task.backtest_windows={WINDOWS}", "plots=false",
     )  # fmt: skip
     return found.tables["forecasts/windows.csv"]
 

@@ -43,7 +43,7 @@ NO_OPTIONS = {
     "published", "record.chosen", "record.follows", "record.weights",
 }  # fmt: skip
 OF_FAMILIES = {  # names in these are those of columns, classes, modalities; objects are checked as any ``_target_``
-    "columns", "on_device", "channels", "layout", "mean", "std", "modality_weights", "modality_statistics",
+    "derived_columns", "on_device", "channels", "layout", "mean", "std", "modality_weights", "modality_statistics",
     "value_range", "parts", "palette", "mask_values", "freeze", "head",
 }  # fmt: skip
 

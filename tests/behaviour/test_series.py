@@ -62,7 +62,9 @@ def test_units_gaps_and_dates_are_those_of_the_file(exp):
     assert 4000 < float(future[0]["load"]) < 6000  # by the run's standardisation
     refused = ran(exp, "task=predict", "init_from=run", "task.input=new.csv", ASKED, "output_dir=no", code=2)
     assert "plant.csv" in refused.stderr  # nothing to calibrate with
-    refused = ran(exp, "task=eval", "init_from=run", "data.split=new", "data.file=new.csv", "output_dir=no", code=2)
+    refused = ran(
+        exp, "task=eval", "init_from=run", "data.split=test_only", "data.file=new.csv", "output_dir=no", code=2
+    )
     assert "new.csv" in refused.stderr.splitlines()[0]
 
 
@@ -79,8 +81,9 @@ def holes(exp):
     frame.insert(0, "date", pd.date_range("2020-01-01", periods=ROWS, freq="h"))
     frame.to_csv(exp.path("plant.csv"), index=False)
     words = ["data=csv", "data.name=plant", f"data.file={exp.path('plant.csv')}", "data.channels=4", "data.horizon=24",
-             "data.targets=[OT,b b]", "data.covariates=[price]", "data.missing=mask", "model.attention_dropout=0",
-             "model.cointegrated_layers=1", HEADS, "log_every=1", "val_every=2"]  # fmt: skip
+             "data.targets=[OT,b b]", "data.future_covariates=[price]", "data.missing=mask",
+             "model.attention_dropout=0", "model.cointegrated_layers=1", HEADS, "log_every=1",
+             "val_every=2"]  # fmt: skip
     return [*TINY, *words], empty
 
 
@@ -115,7 +118,7 @@ def test_what_is_not_forecast_or_empty_does_not_count(exp, holes):
     assert {name: tested["metrics"][name] for name in trained["metrics"]} == trained["metrics"]
     for name in ("metrics_per_channel.csv", "metrics_intervals_per_channel.csv"):
         assert [row["channel"] for row in table(exp.path("eval") / name)] == ["b b", "OT"]
-    ran(exp, "task=predict", *common, "task.intervals_from=residuals", "task.num_windows=1", "output_dir=said")
+    ran(exp, "task=predict", *common, "task.intervals_method=conformal", "task.num_windows=1", "output_dir=said")
     rows = table(exp.path("said") / "forecasts" / "window_00000.csv")
     ends = [f"{name}{end}" for name in ("b b", "OT") for end in ("", "_lo80", "_hi80", "_truth")]
     assert list(rows[0]) == ["date", *ends]
@@ -136,17 +139,17 @@ def test_columns_and_heads_on_several_processes_and_resumed(exp, holes):
     ran(exp, *words, "output_dir=half", "resume=auto")
     assert result(exp.path("half"))["metrics"] == one
     assert losses(exp.path("half")) == losses(exp.path("one"))
-    for number, kind in enumerate(("model", "model task.intervals_rescaled=true", "residuals", "residuals")):
+    for number, kind in enumerate(("model", "model task.intervals_calibrate=true", "conformal", "conformal")):
         ask = [
             "task=eval",
             "init_from=one",
             "backend=cpu",
             ASKED,
-            *f"task.intervals_from={kind}".split(),
+            *f"task.intervals_method={kind}".split(),
             "plots=false",
         ]
         if number == 3:
-            ask += ["task.intervals_signed=true"]
+            ask += ["task.intervals_symmetric=false"]
         ran(exp, *ask, "output_dir=alone", "overwrite=true")
         ran(exp, *ask, "output_dir=both", "nproc=2", "overwrite=true")
         alone, both = (result(exp.path(name))["metrics"] for name in ("alone", "both"))
@@ -165,8 +168,8 @@ def test_columns_heads_and_intervals_stay_on_the_card(exp, holes):
     assert result(exp.path("cards"))["metrics"] == pytest.approx(result(exp.path("cpu"))["metrics"], rel=1e-5)
     assert losses(exp.path("cards")) == pytest.approx(losses(exp.path("cpu")), rel=1e-4)
     for kind in (
-        "eval task.intervals_rescaled=true",
-        "eval task.intervals_from=residuals",
+        "eval task.intervals_calibrate=true",
+        "eval task.intervals_method=conformal",
         "predict task.num_windows=2",
     ):
         ask = [*f"task={kind}".split(), "init_from=cpu", ASKED, "plots=false", "overwrite=true"]
@@ -179,7 +182,7 @@ def test_columns_heads_and_intervals_stay_on_the_card(exp, holes):
 
 PRIOR = [*TINY, "experiment=timebridge_prior_etth1", "model.integrated_layers=1", "model.prior_hidden=8", "log_every=1",
          "data.horizon=24"]  # fmt: skip
-TERMS = ["loss_forecast", "loss_reconstruction", "loss_stationary_kl", "loss_changing_kl", "loss_hmm"]
+TERMS = ["loss_forecast", "loss_reconstruction", "loss_stationary_kl", "loss_nonstationary_kl", "loss_hmm"]
 
 
 def terms(run):
@@ -192,9 +195,9 @@ def test_the_prior_trains_in_two_phases_and_its_deviations_are_corrected(exp):
     assert np.isfinite(found.to_numpy()).all()
     assert (found["loss_hmm"] == 0).tolist() == [False] * 4 + [True]  # frozen after the first epoch
     off = []
-    for name, words in (("plain", ["task.intervals_rescaled=false"]), ("mended", [])):  # which nobody has to ask for
-        ran(exp, "backend=cpu", "task=eval", "init_from=run", ASKED, "task.intervals_from=model", *words, "plots=false",
-            f"output_dir={name}")  # fmt: skip
+    for name, words in (("plain", ["task.intervals_calibrate=false"]), ("mended", [])):  # which nobody has to ask for
+        ran(exp, "backend=cpu", "task=eval", "init_from=run", ASKED, "task.intervals_method=model", *words,
+            "plots=false", f"output_dir={name}")  # fmt: skip
         assert result(exp.path(name))["data"]["intervals"]["from"] == "std"
         off.append(abs(result(exp.path(name))["metrics"]["coverage_80"] - 0.8))
     assert off[1] < off[0]

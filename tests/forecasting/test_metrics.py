@@ -40,7 +40,7 @@ def test_both_units_against_float64(largest, missing):
     for size in (23, 7, 1):
         metrics = ForecastMetrics(["a", "b", "c"], std, scored if missing else None, baselines)
         for index in torch.arange(23).split(size):
-            batch = {"x": x[index], "y": truth[index], "known": (~truth[index].isnan()).float()}
+            batch = {"x": x[index], "y": truth[index], "observed": (~truth[index].isnan()).float()}
             metrics.update(outputs[index], batch)
         results.append(metrics.compute(Distributed()))
         assert results[-1] == pytest.approx(expected, rel=1e-6)
@@ -62,7 +62,7 @@ def test_a_rank_without_a_window_has_the_figures_of_all(kind):
         "intervals": lambda: IntervalMetrics(intervals, names, mean, std),
     }[kind]
     full, empty = make(), make()
-    full.update(torch.zeros(3, 5, 2), {"y": torch.randn(3, 5, 2), "known": torch.ones(3, 5, 2)})
+    full.update(torch.zeros(3, 5, 2), {"y": torch.randn(3, 5, 2), "observed": torch.ones(3, 5, 2)})
     given: list = []  # what the first rank hands in, which the second one gets
     alone = {
         "sum": lambda value: given.append(value.clone()) or value,
@@ -106,7 +106,7 @@ def test_the_verdict_knows_the_mean_and_zero_for_counts():
 def test_only_cells_of_series_with_a_scale_count_for_mase():
     """By hand: errors 2, 4, -, of a series whose rows differ by 0.5; and four cells of one that is constant."""
     y = torch.tensor([[2.0, 5.0], [-4.0, 5.0], [np.nan, 5.0], [np.nan, 5.0]]).view(1, 4, 2)
-    batch = {"x": torch.zeros(1, 2, 2), "y": y, "known": (~y.isnan()).float()}
+    batch = {"x": torch.zeros(1, 2, 2), "y": y, "observed": (~y.isnan()).float()}
     metrics = ForecastMetrics(None, None, [0, 1], Baselines(1, False, torch.tensor([0.5, 0.0]).double()))
     metrics.update(torch.zeros(1, 4, 2), batch)
     assert metrics.compute(Distributed())["mase"] == pytest.approx((2.0 + 4.0) / 2 / 0.5)

@@ -89,7 +89,7 @@ def test_a_backtest_has_a_row_for_each_window_series_and_step():
 def test_a_backtest_is_of_all_windows_and_a_model_that_repeating_beats_is_named(exp):
     exp.train("run")
     words = ["task=predict", "init_from=run", "backend=cpu", "plots=false", "task.num_windows=0"]
-    done = exp(*words, "task.intervals=[0.8]", "task.backtest=all.csv", "task.backtest_windows=200",
+    done = exp(*words, "task.intervals=[0.8]", "task.backtest_file=all.csv", "task.backtest_windows=200",
                "output_dir=all")  # fmt: skip
     assert done.returncode == 0, done.stderr
     found, table = exp.result("all"), pd.read_csv(exp.path("all") / "forecasts" / "all.csv")

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from exp.errors import ConfigError
-from exp.forecasting.known import known_difference, mean_over_known
+from exp.forecasting.masking import masked_difference, masked_mean
 from exp.models.base import Model
 
 __all__ = ["DLinear", "SeasonalNaive"]
@@ -26,20 +26,20 @@ class _Forecast(Model):
         self,
         x: torch.Tensor,
         y: torch.Tensor | None = None,
-        known: torch.Tensor | None = None,
+        observed: torch.Tensor | None = None,
         mode: str = "tensor",
         **_: Any,
     ) -> torch.Tensor | dict[str, torch.Tensor]:
         """The forecast (B, H, C); with mode ``loss`` the mean squared error against ``y`` (B, H, C), over the cells in
-        which ``known`` (B, H, C) is 1, or over all cells if it is None.
+        which ``observed`` (B, H, C) is 1, or over all cells if it is None.
         """
         forecast = self.forecast(x)
         if mode != "loss":
             return forecast
         assert y is not None
-        if known is None:
+        if observed is None:
             return {"loss": F.mse_loss(forecast, y)}
-        return {"loss": mean_over_known(known_difference(forecast, y, known).square(), known)}
+        return {"loss": masked_mean(masked_difference(forecast, y, observed).square(), observed)}
 
 
 class DLinear(_Forecast):

@@ -14,7 +14,7 @@ __all__ = [
     "TimeBridgeConfig", "TimeBridgePriorConfig", "plugin",
 ]  # fmt: skip
 
-SPLITS = ("ett_hour", "ett_minute", "ratio", "pems", "new")
+SPLITS = ("ett_hour", "ett_minute", "ratio", "pems", "test_only")
 # OmegaConf reads these annotations at run time, on Python 3.8 too: hence typing's generics, not the builtin ones.
 
 
@@ -24,9 +24,10 @@ class ForecastingModelConfig:
 
     ``forward`` gets ``x`` (B, lookback, channels), ``marks`` (B, lookback, time features), ``y`` (B, horizon, channels)
     and ``index`` (B,), and predicts (B, horizon, channels). Where some cells of ``y`` have no truth
-    (``data.targets``, ``data.covariates``, ``data.missing``), it also gets ``known`` (B, horizon, channels): 1 where
-    ``y`` has a truth, else 0. ``y`` is NaN where ``known`` is 0, so that a loss that ignores ``known`` fails. With
-    ``data.covariates`` it also gets ``future`` (B, horizon, covariates + time features).
+    (``data.targets``, ``data.future_covariates``, ``data.missing``), it also gets ``observed`` (B, horizon,
+    channels): 1 where ``y`` has a truth, else 0. ``y`` is NaN where ``observed`` is 0, so that a loss that ignores
+    ``observed`` fails. With ``data.future_covariates`` it also gets ``future`` (B, horizon, covariates +
+    time features).
     """
 
     _target_: str = MISSING
@@ -78,8 +79,8 @@ class TimeBridgePriorConfig(TimeBridgeConfig):
     _target_: str = "exp.forecasting.timebridge.TimeBridgePrior"
     prior: bool = True
     """Whether the model has a transition prior and regimes."""
-    stationary_share: float = 0.7
-    """Share of the channels, in [0, 1], whose latents are stationary; their number is rounded down."""
+    stationary_ratio: float = 0.7
+    """Fraction of the channels, in [0, 1], whose latents are stationary; their number is rounded down."""
     lags: int = 1
     """Past steps that a stationary latent depends on."""
     regimes: int = 4
@@ -88,12 +89,12 @@ class TimeBridgePriorConfig(TimeBridgeConfig):
     """Number of channels, from the first on, that the hidden Markov model observes."""
     regime_epochs: int = 1
     """Epochs before the regimes are frozen."""
-    regime_embedding: int = 2
+    regime_embedding_dim: int = 2
     """Elements of a regime's embedding."""
     prior_hidden: Optional[int] = None
     """Units of the hidden layer of a stationary latent's MLP; null: 384, and 3 from 100 channels on."""
-    changing_hidden: Optional[int] = None
-    """Units of the hidden layer of a changing latent's MLP; null: ``prior_hidden`` if set, else 384."""
+    nonstationary_hidden: Optional[int] = None
+    """Units of the hidden layer of a nonstationary latent's MLP; null: ``prior_hidden`` if set, else 384."""
     prior_layers: int = 1
     """Hidden layers of both kinds of MLP."""
     prior_context: Optional[int] = None
@@ -103,8 +104,8 @@ class TimeBridgePriorConfig(TimeBridgeConfig):
     """Weight of the loss over the lookback."""
     stationary_kl_weight: float = 1e-3
     """Weight of the KL term of the stationary latents, per time step."""
-    changing_kl_weight: float = 1e-3
-    """Weight of the KL term of the changing latents, per time step."""
+    nonstationary_kl_weight: float = 1e-3
+    """Weight of the KL term of the nonstationary latents, per time step."""
     hmm_weight: float = 1.0
     """Weight of the regimes' negative log-likelihood per time step. No other term trains the regimes."""
     initial_log_variance: float = -4.0
@@ -132,21 +133,21 @@ class ForecastingDataConfig:
     """Folder below ``root`` in which the Time-Series-Library's archive has the file; searched after ``root``."""
     split: str = "ratio"
     """``ett_hour``, ``ett_minute`` (12/4/4 months of 30 days), ``ratio`` (70/10/20 %), ``pems`` (60/20/20 %,
-    without common rows), or ``new``: all rows are for testing, with the weights of another run."""
+    without common rows), or ``test_only``: all rows are for testing, with the weights of another run."""
     channels: int = MISSING
     """Number of series that are read."""
-    columns: Dict[str, Any] = field(default_factory=dict)
+    derived_columns: Dict[str, Any] = field(default_factory=dict)
     """Columns that are computed: name -> {_target_: <path of a subclass of exp.forecasting.data.series.Column>, <its
     arguments>}. ``channels`` counts them."""
     inputs: Optional[List[str]] = None
     """Columns that are read, in this order; null: all."""
     targets: Optional[List[str]] = None
     """Columns of ``inputs`` that are forecast and scored; null: all but the covariates."""
-    covariates: Optional[List[str]] = None
+    future_covariates: Optional[List[str]] = None
     """Columns whose future values are known. They are inputs and not scored; ``future`` has their values over the
     horizon beside its time features. ``[]``: the time features alone."""
-    missing: str = "refuse"
-    """Empty cells: ``refuse`` raises; ``mask`` fills them in the inputs and leaves them out of loss and metrics."""
+    missing: str = "error"
+    """Empty cells: ``error`` raises; ``mask`` fills them in the inputs and leaves them out of loss and metrics."""
     lookback: int = 720
     horizon: int = 96
     header: bool = True
@@ -172,15 +173,15 @@ class IntervalKeys:
 
     intervals: Optional[List[float]] = None
     """Coverages of the intervals around forecasts, such as ``[0.8,0.95]``; null: no intervals."""
-    intervals_from: Optional[str] = None
-    """``residuals``: those of the validation split, for any model; ``model``: the model's own quantiles or standard
-    deviations; null: the model's quantiles if it has any, else residuals."""
-    intervals_rescaled: Optional[bool] = None
+    intervals_method: Optional[str] = None
+    """``conformal``: from the residuals of the validation split, for any model; ``model``: the model's own quantiles or
+    standard deviations; null: the model's quantiles if it has any, else ``conformal``."""
+    intervals_calibrate: Optional[bool] = None
     """Whether the model's own quantiles or standard deviations are corrected on the validation split; null: standard
     deviations are, since a loss need not have fitted them to errors, and quantiles are not."""
-    intervals_signed: bool = False
-    """Whether the lower and the upper end use separate quantiles of the signed residual; false: both use the same
-    quantile of the absolute residual."""
+    intervals_symmetric: bool = True
+    """Whether the lower and the upper end use the same quantile of the absolute residual; false: separate quantiles of
+    the signed residual."""
 
 
 @dataclass
@@ -189,7 +190,7 @@ class PredictKeys(IntervalKeys):
 
     num_windows: int = 4
     """Number of windows, spread evenly over the test split, that get a file and pictures of their own."""
-    backtest: Optional[str] = None
+    backtest_file: Optional[str] = None
     """Name of a file in ``forecasts/`` for all windows of the test split as one long table: ``backtest.csv`` or
     ``backtest.parquet`` (needs pyarrow); null: no such file."""
     backtest_windows: Optional[int] = None

@@ -229,9 +229,9 @@ def prepare(session: Session, data: Any, model: Any) -> Intervals | None:
     own = data if "val" in data.rows and len(data.val) > 0 else _trained_on(session, data)
     val = split_in_use(session, own, "val")
     scores = Scores(session, own, val, model, spread)
-    offsets, windows = calibrated(scores, kind, levels, taus, bool(task.intervals_signed))
+    offsets, windows = calibrated(scores, kind, levels, taus, task.intervals_symmetric)
     used = f" ({len(val)} of {len(own.val)} windows)" if len(val) < len(own.val) else ""
-    record.update(signed=bool(task.intervals_signed), calibrated_on=f"val of {own.path.name}{used}")
+    record.update(symmetric=task.intervals_symmetric, calibrated_on=f"val of {own.path.name}{used}")
     record.update(windows=windows, of=len(val))
     if session.distributed.is_main:
         session.say(f"intervals: calibrated on {windows} of {len(val)} validation windows of {own.path.name}")
@@ -240,11 +240,11 @@ def prepare(session: Session, data: Any, model: Any) -> Intervals | None:
 
 def _kind(task: Any, model: Any, levels: Sequence[float]) -> tuple[str, bool]:
     """What the intervals are made of (:class:`Intervals`), and whether the validation split is needed."""
-    offered, wanted = getattr(model, "spread", None), task.intervals_from
+    offered, wanted = getattr(model, "spread", None), task.intervals_method
     if wanted == "model" and offered not in ("std", "quantiles"):
         raise ConfigError(
-            f"task.intervals_from=model: {shown(model)} has neither quantiles nor standard deviations; set "
-            f"model.quantiles for the training, or task.intervals_from=residuals"
+            f"task.intervals_method=model: {shown(model)} has neither quantiles nor standard deviations; set "
+            f"model.quantiles for the training, or task.intervals_method=conformal"
         )
     kind = str(offered) if wanted == "model" or (wanted is None and offered == "quantiles") else "residuals"
     if kind == "quantiles":
@@ -253,13 +253,13 @@ def _kind(task: Any, model: Any, levels: Sequence[float]) -> tuple[str, bool]:
         if missing:
             raise ConfigError(
                 f"task.intervals: {missing[0]:g} needs two levels that model.quantiles={list(model.quantiles)} lacks; "
-                f"these give {sorted(there)}; or set task.intervals_from=residuals"
+                f"these give {sorted(there)}; or set task.intervals_method=conformal"
             )
-    rescaled = kind == "residuals" or (kind == "std" if task.intervals_rescaled is None else task.intervals_rescaled)
-    if task.intervals_signed and (kind == "quantiles" or not rescaled):
+    rescaled = kind == "residuals" or (kind == "std" if task.intervals_calibrate is None else task.intervals_calibrate)
+    if not task.intervals_symmetric and (kind == "quantiles" or not rescaled):
         raise ConfigError(
-            "task.intervals_signed=true needs residuals of the validation split: set task.intervals_from=residuals, or "
-            "correct standard deviations by task.intervals_rescaled=true"
+            "task.intervals_symmetric=false needs residuals of the validation split: set "
+            "task.intervals_method=conformal, or correct standard deviations by task.intervals_calibrate=true"
         )
     return kind, rescaled
 
@@ -331,7 +331,7 @@ class Scores(NamedTuple):
 
 
 def calibrated(
-    given: Scores, kind: str, levels: Sequence[float], taus: Sequence[float], signed: bool = False
+    given: Scores, kind: str, levels: Sequence[float], taus: Sequence[float], symmetric: bool = True
 ) -> tuple[torch.Tensor, int]:
     """Compute the offsets of :class:`exp.forecasting.intervals.Intervals` from the validation split.
 
@@ -341,7 +341,8 @@ def calibrated(
         levels: coverages, for which there must be enough windows. The other central intervals of ``taus`` use the
             largest score if there are too few windows.
         taus: the K quantile levels, ascending.
-        signed: whether both ends use separate quantiles of the signed residual.
+        symmetric: whether both ends use the same quantile of the absolute residual; false: separate quantiles of the
+            signed residual.
 
     Returns:
         Offsets, float32 (K, H, C), and the number of windows that they were computed from.
@@ -358,17 +359,17 @@ def calibrated(
         error = truth - forecast
         if spread is not None:
             error = error / spread.clamp_min(LEAST_STD)
-        return [error if signed else error.abs()]
+        return [error.abs() if symmetric else error]
 
     scores = given.collect(score, len(pairs) if kind == "quantiles" else 1)
     offsets = np.zeros((len(taus), *scores.shape[2:]), dtype=np.float32)
-    asked = (1.0 + max(levels)) / 2.0 if signed else max(levels)
+    asked = max(levels) if symmetric else (1.0 + max(levels)) / 2.0
     check_count(scores[0], asked, given.data.names, given.data.scored)
     for number, (low, high) in enumerate(pairs):
         ordered = scores[number if kind == "quantiles" else 0]
-        offsets[high] = bound(ordered, taus[high] if signed else round(taus[high] - taus[low], 6))
-        offsets[low] = bound(ordered, taus[high], lower=True) if signed else -offsets[high]
-    if signed:
+        offsets[high] = bound(ordered, round(taus[high] - taus[low], 6) if symmetric else taus[high])
+        offsets[low] = -offsets[high] if symmetric else bound(ordered, taus[high], lower=True)
+    if not symmetric:
         offsets[numbers[0.5]] = bound(scores[0], 0.5)
     return torch.from_numpy(offsets), scores.shape[1]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Mapping, Sequence
 import torch
 
 from exp.errors import DataError
-from exp.forecasting.known import known_difference
+from exp.forecasting.masking import masked_difference
 from exp.metrics import Metric, Table
 
 if TYPE_CHECKING:
@@ -163,10 +163,10 @@ class ForecastMetrics(WindowMetric):
 
         Args:
             outputs: forecasts (B, H, C), any floating dtype.
-            batch: ``y`` (B, H, C) is the truth; with ``scored``, ``known`` (B, H, C) is 1 where ``y`` has a truth; with
-                ``baselines``, ``x`` (B, L, C) is the lookback.
+            batch: ``y`` (B, H, C) is the truth; with ``scored``, ``observed`` (B, H, C) is 1 where ``y`` has a truth;
+                with ``baselines``, ``x`` (B, L, C) is the lookback.
         """
-        error, known = self._error(outputs.float(), batch)
+        error, observed = self._error(outputs.float(), batch)
         values = [error.square(), error.abs()]
         if self._relative is not None:
             self._relative = self._relative.to(error.device)
@@ -179,10 +179,10 @@ class ForecastMetrics(WindowMetric):
             other, _ = self._error(forecast, batch)
             values += [other.square(), other.abs()]
         if self._weights is not None:
-            values.append(known * (self._weights > 0))
+            values.append(observed * (self._weights > 0))
         values += [self._error(forecast, batch)[0].square() for forecast in self._flat(batch)]
         of_window = torch.Tensor.mean if self.scored is None else torch.Tensor.sum
-        self._add([of_window(value, dim=(1, 2)) for value in [*values, known]], [*values[:2], known])
+        self._add([of_window(value, dim=(1, 2)) for value in [*values, observed]], [*values[:2], observed])
 
     def _error(self, forecast: torch.Tensor, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
         """For the scored series: the difference to the truth, and 1 where there is a truth, (B, H, scored) each."""
@@ -190,8 +190,8 @@ class ForecastMetrics(WindowMetric):
             error = forecast - batch["y"]
             return error, torch.ones_like(error)
         self.scored = self.scored.to(forecast.device)
-        error = known_difference(forecast, batch["y"], batch["known"])
-        return error.index_select(2, self.scored), batch["known"].index_select(2, self.scored)
+        error = masked_difference(forecast, batch["y"], batch["observed"])
+        return error.index_select(2, self.scored), batch["observed"].index_select(2, self.scored)
 
     def _naive(self, batch: dict[str, Any]) -> list[torch.Tensor]:
         """The forecasts that repeat the last value and the last season, (B, H, C) each."""

@@ -36,7 +36,7 @@ def predict(session: Session, data: Any, model: Any) -> Prediction:
 
     Rank 0 alone computes and writes ``forecasts/future.csv`` (without truth) and, for ``task.num_windows`` windows,
     ``forecasts/window_<n>.csv`` (date; for each target the forecast, ends of intervals and truth), each with plots of
-    the chosen channels in ``plots/``. If ``task.backtest`` names a file, it has all windows as one table
+    the chosen channels in ``plots/``. If ``task.backtest_file`` names a file, it has all windows as one table
     (:func:`backtest_table`). If new rows are too few for a window with truth, only ``future`` is written.
 
     Args:
@@ -56,7 +56,7 @@ def predict(session: Session, data: Any, model: Any) -> Prediction:
     if not session.distributed.is_main:
         return Prediction({}, [], "")
     count = min(task.num_windows, len(data.test))
-    if (task.num_windows or task.backtest) and not len(data.test):
+    if (task.num_windows or task.backtest_file) and not len(data.test):
         session.say(
             f"{data.path} has {data.num_rows} rows, too few for a window with truth (data.lookback + data.horizon = "
             f"{data.lookback + data.horizon}): only the rows after them are forecast"
@@ -84,16 +84,16 @@ def predict(session: Session, data: Any, model: Any) -> Prediction:
             for page, channels in drawn.items():
                 picture = draw_forecast(window, data.target_names, channels)
                 files += write_picture(session, f"plots/{name}_{page}.png", picture)
-    if task.backtest and len(data.test):
+    if task.backtest_file and len(data.test):
         count = min(task.backtest_windows or len(data.test), len(data.test))
         evaluator.reset()
-        path = session.folder.forecasts / task.backtest
+        path = session.folder.forecasts / task.backtest_file
         tables = _backtest(session, data, model, _spread(len(data.test), count), evaluator)
         write = _write_parquet if path.suffix == ".parquet" else _write_csv
         write_atomically(path, lambda file: write(file, tables))
         files.append(str(path.relative_to(session.folder.path)))
     metrics = evaluator.compute(Distributed()) if count else {}  # of this rank alone: no other rank calls it
-    return Prediction({**metrics, "windows": count}, files, "backtest" if task.backtest else "plotted windows")
+    return Prediction({**metrics, "windows": count}, files, "backtest" if task.backtest_file else "plotted windows")
 
 
 def _spread(windows: int, count: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""``data.inputs``, ``data.targets``, ``data.covariates`` and ``data.missing``: what a batch has, and what is scored."""
+"""``data.inputs``, ``targets``, ``future_covariates`` and ``missing``: what a batch has, and what is scored."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def test_empty_cells_are_filled_where_they_are_seen_and_nan_where_they_are_truth
     assert seen[10] == seen[11] == seen[9]
     batch = data.test[torch.arange(len(data.test))]
     truth = np.stack([values[160 + n : 168 + n] for n in range(len(data.test))])
-    np.testing.assert_array_equal(batch["known"].numpy(), ~np.isnan(truth))
+    np.testing.assert_array_equal(batch["observed"].numpy(), ~np.isnan(truth))
     np.testing.assert_allclose(data.to_original_units(batch["y"].double()), truth, atol=1e-6)
-    there = plant(values, targets=["flow"], covariates=["temp"], on_device=True).test
+    there = plant(values, targets=["flow"], future_covariates=["temp"], on_device=True).test
     cut = there.on_device(torch.device("cpu"), None)(torch.tensor([5, 0, 17]))
     torch.testing.assert_close(cut, there[[5, 0, 17]], rtol=0, atol=0, equal_nan=True)
 
@@ -61,18 +61,18 @@ def test_covariates_come_ahead_and_beyond_the_last_target(plant, values):
     plan = np.full((8, 3), np.nan)  # of the pump
     plan[:, 0] = np.arange(8) + 0.5
     values = np.concatenate([values, plan])
-    data = plant(values, covariates=["pump"])
+    data = plant(values, future_covariates=["pump"])
     batch = data.test[[3]]
     begin = data.rows["test"].start + 3 + 24
     pump = values[begin : begin + 8, 0]
     later = batch["future"][0, :, 0].double() * data.std[0] + data.mean[0]
     np.testing.assert_allclose(later[~np.isnan(pump)], pump[~np.isnan(pump)], atol=1e-6)
-    assert batch["known"][0, :, 0].sum() == 0
+    assert batch["observed"][0, :, 0].sum() == 0
     dates, ahead = ahead_of(data)
     assert [dates[place] for place in (0, -1)] == ["2020-01-09 08:00:00", "2020-01-09 15:00:00"]
     np.testing.assert_allclose(ahead, [0.5, 1.5, 2.5, 3.5, 4.5, 5.5, 6.5, 7.5], atol=1e-6)
     np.testing.assert_allclose(data.future_window()[0]["future"][0, :, 1], np.arange(8, 16) / 23 - 0.5, atol=1e-6)
-    assert plant(values, covariates=[]).test[[0]]["future"].shape[-1] == 4
+    assert plant(values, future_covariates=[]).test[[0]]["future"].shape[-1] == 4
 
 
 def test_a_covariate_that_is_not_known_ahead_is_an_error_with_rows_and_columns(plant, values):
@@ -81,15 +81,16 @@ def test_a_covariate_that_is_not_known_ahead_is_an_error_with_rows_and_columns(p
     plan[2, 1] = np.nan
     longer = np.concatenate([values, plan])
     with pytest.raises(DataError) as refused:
-        plant(longer, covariates=["pump", "temp"]).future_window()
+        plant(longer, future_covariates=["pump", "temp"]).future_window()
     late = "row 208 (2020-01-09 14:00:00), row 209 (2020-01-09 15:00:00)"
     assert (
-        f"s.csv: the forecast takes data.covariates as known, and there is no value of pump in {late}; nor of temp in "
+        f"s.csv: the forecast takes data.future_covariates as known, and there is no value of pump in {late}; nor of "
+        "temp in "
         f"row 204 (2020-01-09 10:00:00), {late};" in str(refused.value)
     )
     with pytest.raises(DataError, match=r"no value of temp in row 204 \(2020-01-09 10:00:00\);"):
-        plant(longer, targets=["flow"], covariates=["temp"], horizon=6).future_window()
-    plant(longer, targets=["flow"], covariates=["temp"], horizon=2).future_window()
+        plant(longer, targets=["flow"], future_covariates=["temp"], horizon=6).future_window()
+    plant(longer, targets=["flow"], future_covariates=["temp"], horizon=2).future_window()
 
 
 class Weekend(Column):
@@ -109,14 +110,16 @@ def test_a_computed_covariate_is_computed_ahead(plant, values):
     """From Saturday, July 18; what is computed from cells is known where these are."""
     here = __name__
     columns = {"weekend": {"_target_": f"{here}.Weekend"}, "twice": {"_target_": f"{here}.Twice", "of": "pump"}}
-    data = plant(values, freq="D", columns=columns, channels=5, covariates=["weekend"])
+    data = plant(values, freq="D", derived_columns=columns, channels=5, future_covariates=["weekend"])
     window, dates = data.future_window()
     assert [str(date)[:10] for date in dates[:2]] == ["2020-07-19", "2020-07-20"]
     assert window["future"].shape == (1, 8, 5)
     found = window["future"][0, :, 0].double() * data.std[3] + data.mean[3]
     np.testing.assert_allclose(found, [1, 0, 0, 0, 0, 0, 1, 1], atol=1e-6)
     with pytest.raises(DataError, match=r"no value of twice in row 202 \(2020-07-19"):
-        plant(values, freq="D", columns=columns, channels=5, covariates=["weekend", "twice"]).future_window()
+        plant(
+            values, freq="D", derived_columns=columns, channels=5, future_covariates=["weekend", "twice"]
+        ).future_window()
 
 
 class Uses(Model):
@@ -137,14 +140,16 @@ class Uses(Model):
 )
 def test_a_model_that_does_not_use_the_future_is_named_and_may_lack_it(plant, values, how, used):
     """Also one whose weight for it is still 0."""
-    data, said, actions = plant(values, covariates=[]), [], []
+    data, said, actions = plant(values, future_covariates=[]), [], []
     config = OmegaConf.create({"task": {"name": "predict"}, "model": {}})
     session = SimpleNamespace(say=said.append, when_built=actions.append, config=config)
     data.setup(session)
     for action in actions:
         action(Uses(how))
     named = [
-        line for line in data.notes if "Uses does not use the future of data.covariates (the time features)" in line
+        line
+        for line in data.notes
+        if "Uses does not use the future of data.future_covariates (the time features)" in line
     ]
     assert (len(named), len([line for line in said if line in named])) == ((0, 0) if used else (1, 1))
     assert data.record(list).get("notes", []) == data.notes
@@ -155,8 +160,8 @@ def test_a_model_that_does_not_use_the_future_is_named_and_may_lack_it(plant, va
     [
         ({"missing": "drop"}, "data.missing=drop"),
         ({"targets": ["flw"]}, "'flow'"),
-        ({"targets": ["pump"], "covariates": ["pump"]}, "'pump'.*data.covariates"),
-        ({"covariates": NAMES}, "data.covariates"),
+        ({"targets": ["pump"], "future_covariates": ["pump"]}, "'pump'.*data.future_covariates"),
+        ({"future_covariates": NAMES}, "data.future_covariates"),
         ({"targets": ["flow", "flow"]}, "data.targets"),
         ({"targets": []}, r"data.targets=\[\]"),
         ({"inputs": ["flow"]}, "data.channels=1"),
@@ -170,13 +175,13 @@ def test_roles_that_cannot_be_are_refused_before_anything_starts(plant, values, 
 
 
 def test_rows_that_are_known_ahead_are_in_no_part(plant, values):
-    before = plant(values, covariates=["temp"])
+    before = plant(values, future_covariates=["temp"])
     longer = np.concatenate([values, np.full((60, 3), 0.5) * [np.nan, 1, np.nan]])
-    after = plant(longer, covariates=["temp"])
+    after = plant(longer, future_covariates=["temp"])
     assert after.rows == before.rows
     assert after.num_past == 200
     assert torch.equal(after.mean, before.mean)
-    new = plant(longer, covariates=["temp"], split="new")
+    new = plant(longer, future_covariates=["temp"], split="test_only")
     new.load_state_dict(before.state_dict())
     assert new.rows == {"test": range(260)}
 
@@ -199,7 +204,7 @@ name: oil
 file: {file}
 channels: 8
 targets: [OT]
-columns:
+derived_columns:
   weekend: {{_target_: my_columns.Weekend}}
   HUFL: {{_target_: my_columns.Asinh, of: OT}}
 """
@@ -224,5 +229,7 @@ def test_a_column_type_of_ones_own_is_one_module_and_one_yaml(exp):
     assert state["mean"][-1] == pytest.approx(weekend.mean())
     exp.path("short.py").write_text("from my_columns import Column\nclass Short(Column): values = lambda *_: [1.0]\n")
     for target in ("collections.OrderedDict", "short.Short"):
-        done = exp(*words, f"data.columns={{weekend: {{_target_: {target}}}}}", "plugins=[short]", "output_dir=no")
-        assert (done.returncode, "data.columns.weekend" in done.stderr) == (2, True), done.stderr
+        done = exp(
+            *words, f"data.derived_columns={{weekend: {{_target_: {target}}}}}", "plugins=[short]", "output_dir=no"
+        )
+        assert (done.returncode, "data.derived_columns.weekend" in done.stderr) == (2, True), done.stderr

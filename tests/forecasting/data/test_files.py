@@ -210,12 +210,12 @@ def test_what_the_parent_sees_before_anything_starts(tmp_path):
     for name in ("ETT-small/ETTh1.csv", "dir.csv/weather.csv", "weather.csv"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    new = {"root": root, "file": "own.csv", "split": "new", "channels": 3}
+    new = {"root": root, "file": "own.csv", "split": "test_only", "channels": 3}
     for header, keys, *words in (
         ("", {"file": "ETTh2.csv"}, "data.root", "ETTh2.csv", "ETTh1.csv"),  # what is bundled
         ("", {"root": root}, "data.file=ETTh1.csv", "weather.csv", "ETT-small/"),
         ("", {"root": root, "file": "dir.csv"}, "dir.csv/"),
-        ("", {"file": f"{root}/no.csv", "split": "new"}, f"{root}/no.csv"),
+        ("", {"file": f"{root}/no.csv", "split": "test_only"}, f"{root}/no.csv"),
         ("", {"split": "thirds"}, "data.split=thirds"),
         ("", {"horizon": 0}, "data.horizon=0"),
         ("date,a\n", {**new, "split": "ratio"}, "data.channels=3"),
@@ -233,8 +233,8 @@ def test_what_the_parent_sees_before_anything_starts(tmp_path):
 
 def test_keys_of_intervals_are_judged_by_themselves():
     for changed, named in (
-        ({"intervals_from": "nonsense"}, "task.intervals_from=nonsense"),
-        ({"intervals_signed": True}, "task.intervals_signed=true"),
+        ({"intervals_method": "nonsense"}, "task.intervals_method=nonsense"),
+        ({"intervals_symmetric": False}, "task.intervals_symmetric=false"),
         ({"intervals": [80]}, "task.intervals: 80"),
     ):
         with pytest.raises(ConfigError, match=re.escape(named)):

@@ -56,7 +56,7 @@ def test_rows_with_a_standardisation_of_their_own_take_that_of_the_training(made
     own.load_state_dict({**first.state_dict(), "name": "another"})
     np.testing.assert_array_equal(own.test[[3]]["x"], first.test[[3]]["x"])
     with pytest.raises(DataError, match="wind"):
-        made({**SUN, "wind": USUAL["walk"]}, split="new").load_state_dict(first.state_dict())
+        made({**SUN, "wind": USUAL["walk"]}, split="test_only").load_state_dict(first.state_dict())
 
 
 def test_rows_unlike_those_of_the_training_are_named(made):
@@ -64,8 +64,8 @@ def test_rows_unlike_those_of_the_training_are_named(made):
     gaps, later = SUN["sun"].copy(), SUN["sun"].copy()
     gaps[::3], later[4500:] = np.nan, 5000.0  # in the test part alone
     for sun, keys, named in (
-        (SUN["sun"] * 100, {"split": "new"}, "far outside"),
-        (gaps, {"split": "new", "missing": "mask"}, "more empty cells"),
+        (SUN["sun"] * 100, {"split": "test_only"}, "far outside"),
+        (gaps, {"split": "test_only", "missing": "mask"}, "more empty cells"),
         (later, {}, "far outside"),
         (SUN["sun"], {}, None),
     ):
@@ -75,13 +75,13 @@ def test_rows_unlike_those_of_the_training_are_named(made):
         assert len(found) == (named is not None)
         assert all("sun (" in note for note in found)
     with pytest.raises(DataError, match=r"s\.csv: its rows are 2:00:00 apart"):
-        made(SUN, freq="2h", split="new").load_state_dict(state)
+        made(SUN, freq="2h", split="test_only").load_state_dict(state)
 
 
 def test_too_few_new_rows_and_what_they_cannot_do(made):
     state = made(SUN).state_dict()
     with pytest.raises(DataError, match=r"data\.lookback=24"):
-        made(SUN, slice(23), split="new").load_state_dict(state)
+        made(SUN, slice(23), split="test_only").load_state_dict(state)
     data = made(SUN, slice(30))  # too few for its own split
     with pytest.raises(DataError, match=r"task.input="):
         data.test  # noqa: B018 - the access raises

@@ -89,16 +89,16 @@ def filled(metrics, windows, order, size):
 
 
 @pytest.mark.parametrize(
-    ("kind", "noise", "signed", "width"),
+    ("kind", "noise", "symmetric", "width"),
     # The skewed residuals from 0 to -log(0.05), and to either side; or from -log(0.975) to -log(0.025).
-    [("residuals", skewed, True, 3.66), ("residuals", skewed, False, 2 * 3.0), ("std", gaussian, False, 2 * Z95),
-     ("quantiles", gaussian, False, 2 * Z95)],
+    [("residuals", skewed, False, 3.66), ("residuals", skewed, True, 2 * 3.0), ("std", gaussian, True, 2 * Z95),
+     ("quantiles", gaussian, True, 2 * Z95)],
 )  # fmt: skip
-def test_calibrated_intervals_cover_at_every_step_and_channel(kind, noise, signed, width):
+def test_calibrated_intervals_cover_at_every_step_and_channel(kind, noise, symmetric, width):
     """Noise of any distribution; also where the model says half of the deviation that there is."""
     given = scores(noise, None if kind == "residuals" else kind, factor=0.5)
     taus = QUANTILES if kind == "quantiles" else TAUS
-    offsets, _ = calibrated(given, kind, LEVELS, taus, signed)
+    offsets, _ = calibrated(given, kind, LEVELS, taus, symmetric)
     intervals = Intervals(kind, LEVELS, taus, offsets, given.spread)
     metrics = IntervalMetrics(intervals, ["a", "b"], torch.zeros(2).double(), torch.ones(2).double())
     figures = filled(metrics, Windows(4000, noise, seed=1), torch.arange(4000), 256)
@@ -214,7 +214,9 @@ def test_the_bound_is_the_score_of_rank_n_plus_one_times_the_level():
 
 def test_a_model_s_own_deviations_are_those_of_a_gaussian_unless_they_are_corrected():
     """Of a truth N(0, 2) around 10 with deviation 2: ends at 10 -+ 1.281552 * 2."""
-    task = SimpleNamespace(intervals=[0.8], intervals_from="model", intervals_rescaled=False, intervals_signed=False)
+    task = SimpleNamespace(
+        intervals=[0.8], intervals_method="model", intervals_calibrate=False, intervals_symmetric=True
+    )
     task.get = lambda key: getattr(task, key)
     session = SimpleNamespace(config=SimpleNamespace(task=task), device=torch.device("cpu"))
     intervals = prepare(session, None, Signal("std"))

@@ -55,12 +55,12 @@ def test_quantile_heads_have_the_pinball_loss_and_do_not_cross(batch):
     for level in (0.1, 0.9):
         expected = 2 * torch.where(error > 0, level * error, (level - 1) * error).mean()
         torch.testing.assert_close(quantile_loss([forecast], batch["y"], [level]), expected)
-    known = (torch.rand(error.shape) < 0.5).float()
-    known[0] = 0.0
-    y = torch.where(known > 0, batch["y"], torch.tensor(float("nan")))
-    each = [(e.abs() * k).sum() / max(k.sum(), 1) for e, k in zip(error, known)]
-    torch.testing.assert_close(quantile_loss([forecast], y, [0.5], known), torch.stack(each).mean())
-    losses = model(**{**batch, "y": y}, known=known, mode="loss")
+    observed = (torch.rand(error.shape) < 0.5).float()
+    observed[0] = 0.0
+    y = torch.where(observed > 0, batch["y"], torch.tensor(float("nan")))
+    each = [(e.abs() * k).sum() / max(k.sum(), 1) for e, k in zip(error, observed)]
+    torch.testing.assert_close(quantile_loss([forecast], y, [0.5], observed), torch.stack(each).mean())
+    losses = model(**{**batch, "y": y}, observed=observed, mode="loss")
     assert all(torch.isfinite(loss) for loss in losses.values())
 
 

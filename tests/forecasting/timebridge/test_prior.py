@@ -22,7 +22,7 @@ from tests.forecasting.timebridge.conftest import log_density
 SIZES = {"lookback": 48, "period": 12, "num_patches_out": 2, "d_model": 8, "d_ff": 12, "num_heads": 2}
 SIZES.update(integrated_layers=1, downsampling_layers=1, cointegrated_layers=1)
 HORIZON, CLASSES, EMBEDDING, LAGS = 24, 4, 2, 2
-TERMS = ["loss_forecast", "loss_reconstruction", "loss_stationary_kl", "loss_changing_kl", "loss_hmm"]
+TERMS = ["loss_forecast", "loss_reconstruction", "loss_stationary_kl", "loss_nonstationary_kl", "loss_hmm"]
 NEVER_READ = ("encoder_zc.stationary_dist.0.weight", "encoder_zd.enc_embedding.0.weight", "encoder_u.trans.0.weight",
               "encoder_u.initial_prob", "encoder_u.transition_matrix.0.weight", "final_mlp.0.weight")  # fmt: skip
 
@@ -93,13 +93,13 @@ class Variant:
             "loss_forecast": plain_loss(observed[:, lookback:], batch["y"], 0.35),
             "loss_reconstruction": plain_loss(observed[:, :lookback], batch["x"], 0.35),
             "loss_stationary_kl": (posterior[..., :split].sum(-1) - prior).mean(),
-            "loss_changing_kl": (posterior[..., split:].sum(-1) - changing).mean(),
+            "loss_nonstationary_kl": (posterior[..., split:].sum(-1) - changing).mean(),
             "loss_hmm": -log_likelihood(*regimes).mean() / series.shape[1],
         }
 
 
 def ours(channels, **settings):
-    weights = {f"{name}_weight": 1.0 for name in ("reconstruction", "stationary_kl", "changing_kl", "hmm")}
+    weights = {f"{name}_weight": 1.0 for name in ("reconstruction", "stationary_kl", "nonstationary_kl", "hmm")}
     sizes = {**SIZES, "channels": channels, "horizon": HORIZON, "lags": LAGS, "sampling": False, **weights}
     torch.manual_seed(0)
     return TimeBridgePrior(**{**sizes, **settings}).eval()
@@ -132,7 +132,7 @@ def test_a_checkpoint_of_the_variant_loads_wholly_and_computes_the_same(batch):
 @pytest.mark.parametrize("channels", [120, 150])
 def test_from_100_channels_on_it_fits_too(channels):
     """Three hidden units of stationary latents, and a compressed context where these are more than 100."""
-    variant, model = Variant(channels), ours(channels, changing_hidden=6)
+    variant, model = Variant(channels), ours(channels, nonstationary_hidden=6)
     model.load_state_dict(model.adapt_state_dict(variant.state, Path("checkpoint.pth")), strict=True)
     z = torch.randn(2, 9, channels)[..., : variant.split]
     lagged = torch.cat([z[:, lag : lag - LAGS] for lag in range(LAGS)], dim=-1)
@@ -145,8 +145,8 @@ def test_from_100_channels_on_it_fits_too(channels):
     [
         ({"sampling": True}, TERMS),
         ({"sampling": True, "cointegrated_layers": 0}, TERMS),
-        ({"stationary_share": 1.0}, TERMS[:3]),
-        ({"stationary_share": 0.0}, [*TERMS[:2], *TERMS[3:]]),
+        ({"stationary_ratio": 1.0}, TERMS[:3]),
+        ({"stationary_ratio": 0.0}, [*TERMS[:2], *TERMS[3:]]),
         ({"prior": False}, TERMS[:2]),
     ],
 )
@@ -162,7 +162,7 @@ def test_terms_are_apart_and_every_parameter_learns(batch, settings, expected):
 
 
 def test_a_change_after_a_flat_lookback_does_not_drown_the_other_terms(batch):
-    model = ours(7, stationary_share=0.5, sampling=False)
+    model = ours(7, stationary_ratio=0.5, sampling=False)
     model.start_epoch(0)
     usual = model(**batch, mode="loss")["loss_hmm"]
     batch["x"][0, :, 1], batch["y"][0, :, 1] = 0.3, 0.3
@@ -188,7 +188,7 @@ def test_frozen_regimes_stay_whatever_the_optimizer_does(batch):
 
 
 def test_wrong_settings_are_refused():
-    for wrong in ({"stationary_share": 1.2}, {"lags": 96}, {"quantiles": [0.1, 0.5, 0.9]}):
+    for wrong in ({"stationary_ratio": 1.2}, {"lags": 96}, {"quantiles": [0.1, 0.5, 0.9]}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             ours(7, **wrong)
 
@@ -201,7 +201,7 @@ def test_autocast_does_not_reach_the_densities():
     def densities():
         path = model.regimes.path(series, frozen=False)
         return [model.regimes.negative_log_likelihood(series), path.float(), model.stationary_prior(stationary),
-                model.changing_prior(changing, model.regime_embedding(path))]  # fmt: skip
+                model.nonstationary_prior(changing, model.regime_embedding(path))]  # fmt: skip
 
     exact = densities()
     for dtype in (torch.bfloat16, *([torch.float16] if TORCH_VERSION >= (2, 3) else [])):

@@ -37,8 +37,8 @@ class ForecastingData(Data):
     """A multivariate series for forecasting, standardized in float64 with the training rows' mean and deviation.
 
     The file is read when something of it is first asked for, or by :meth:`load_state_dict`: with the :class:`Contract`
-    of weights, a file can be used that is too short for its split, that has no training rows (``split=new``), or whose
-    dates are ambiguous. If it is too short, all of its rows are then for testing.
+    of weights, a file can be used that is too short for its split, that has no training rows (``split=test_only``), or
+    whose dates are ambiguous. If it is too short, all of its rows are then for testing.
 
     Attributes:
         train, val, test: windows of each split, views of one series.
@@ -65,7 +65,7 @@ class ForecastingData(Data):
         DataError: there is no such file.
     """
 
-    makes = ("columns",)
+    makes = ("derived_columns",)
     num_marks = NUM_TIME_FEATURES
     intervals: Intervals | None = None
     rows: dict[str, range]
@@ -110,15 +110,15 @@ class ForecastingData(Data):
         self.target_names = [self.names[position] for position in self.scored]
         self.num_rows, self.dates, self.calendar = len(series.values), series.dates.index, series.dates.calendar
         self.num_past = self.num_rows
-        if self.config.covariates is not None and self.config.missing == "mask":  # covariates may run ahead
+        if self.config.future_covariates is not None and self.config.missing == "mask":  # covariates may run ahead
             known = ~np.isnan(series.values[:, self.scored]).all(axis=1)
             self.num_past -= int(known[::-1].argmax()) if known.any() else self.num_rows
         # Rows after the last truth have covariates only: no error can be measured there.
-        past = self.num_rows if self.config.split == "new" else self.num_past
+        past = self.num_rows if self.config.split == "test_only" else self.num_past
         try:
             rows = borders(self.config.split, past, self.lookback, self.horizon)
             if theirs is None and "train" not in rows:
-                raise DataError("data.split=new has no rows for training, and so no standardization")
+                raise DataError("data.split=test_only has no rows for training, and so no standardization")
         except DataError as error:
             if theirs is None or self.num_rows < self.lookback:
                 raise DataError(
@@ -183,10 +183,10 @@ class ForecastingData(Data):
         config = ForecastingDataConfig(**keys)
         rows = config.lookback + config.horizon
         widths = {"x": config.channels, "marks": cls.num_marks}
-        if config.missing == "mask" or config.targets or config.covariates:
+        if config.missing == "mask" or config.targets or config.future_covariates:
             widths["y"] = config.channels
-        if config.covariates is not None:
-            widths["future"] = len(config.covariates) + cls.num_marks
+        if config.future_covariates is not None:
+            widths["future"] = len(config.future_covariates) + cls.num_marks
         series = {name: _series_contiguous(np.zeros((rows, width))) for name, width in widths.items()}
         window = WindowDataset(series, range(rows), config.lookback, config.horizon)[[0]]
         return ExampleBatch(window, window, {}, config.eval_batch_size)
@@ -252,13 +252,13 @@ class ForecastingData(Data):
         A model that divides each lookback by its own deviation says so by ``standardizes_lookback = True``.
         """
         said = []
-        if self.config.covariates is not None:
+        if self.config.future_covariates is not None:
             self._uses_future = _uses_future(model, self.example_batch(**vars(self.config)).train)
             if not self._uses_future:
                 said.append(
-                    f"{type(model).__name__} does not use the future of data.covariates "
-                    f"({shortened([*self.config.covariates, 'the time features'])}): they are inputs over the lookback "
-                    "only"
+                    f"{type(model).__name__} does not use the future of data.future_covariates "
+                    f"({shortened([*self.config.future_covariates, 'the time features'])}): they are inputs over the "
+                    "lookback only"
                 )
         share, names = _flat(self._series["x"].numpy(), self.lookback)
         if getattr(model, "standardizes_lookback", False) and share >= _FLAT:
@@ -362,10 +362,10 @@ class ForecastingData(Data):
         """The batch for a forecast of the H rows after :attr:`num_past`, and their dates.
 
         Returns:
-            ``{"x": (1, L, C), "marks": (1, L, M)}``, with ``data.covariates`` also ``"future"`` (1, H, K); and the
-            dates, which continue the file's (:meth:`exp.forecasting.data.calendar.Calendar.ahead`), or None if it has
-            no dates or only one. Beyond the end of the file, covariates of ``data.columns`` are computed; for a model
-            that does not use ``future``, others have their last values.
+            ``{"x": (1, L, C), "marks": (1, L, M)}``, with ``data.future_covariates`` also ``"future"`` (1, H, K); and
+            the dates, which continue the file's (:meth:`exp.forecasting.data.calendar.Calendar.ahead`), or None if it
+            has no dates or only one. Beyond the end of the file, covariates of ``data.derived_columns`` are computed;
+            for a model that does not use ``future``, others have their last values.
 
         Raises:
             DataError: too few rows have values of targets, or a covariate has no value in one of the H rows; the
@@ -402,7 +402,7 @@ class ForecastingData(Data):
         if rest and series.cells is not None:
             index = pd.RangeIndex(len(values)) if dates is None else series.cells.index.append(dates[-rest:])
             table = with_computed(series.cells.reindex(index), config)
-            for name in set(columns) & set(config.columns):
+            for name in set(columns) & set(config.derived_columns):
                 values[-rest:, self.names.index(name)] = table[name].to_numpy()[-rest:]
         empty = np.isnan(values[self.num_past :][: self.horizon, series.columns.ahead])
         if empty.any() and self._uses_future:
@@ -414,9 +414,9 @@ class ForecastingData(Data):
                 if lacks.any()
             ]
             raise DataError(
-                f"{self.path}: the forecast takes data.covariates as known, and there is no value of "
+                f"{self.path}: the forecast takes data.future_covariates as known, and there is no value of "
                 f"{'; nor of '.join(lacking)}; give these rows, with the targets empty (data.missing=mask), or compute "
-                "the column (data.columns)"
+                "the column (data.derived_columns)"
             )
         standardized = (values - self.mean.numpy()) / self.std.numpy()
         filled = pd.DataFrame(standardized).ffill().fillna(0.0).to_numpy()
@@ -483,8 +483,8 @@ def borders(split: str, num_rows: int, lookback: int, horizon: int) -> dict[str,
       for validation.
     - ``pems``: the first 60 %, the next 20 % and the rest (the loaders of PEMS in SCINet, arXiv 2106.09305, and
       iTransformer, arXiv 2310.06625).
-    - ``new``: all rows are for testing. They may be too few for a window, but not for a forecast of the rows after
-      them.
+    - ``test_only``: all rows are for testing. They may be too few for a window, but not for a forecast of the rows
+      after them.
 
     Validation and test begin ``lookback`` rows early, so that their first window forecasts the first row of the split;
     not with ``pems``, whose splits have no common rows.
@@ -497,12 +497,12 @@ def borders(split: str, num_rows: int, lookback: int, horizon: int) -> dict[str,
 
     Returns:
         ``{"train": range(first, last + 1), "val": ..., "test": ...}``, each with at least one window; only ``test``
-        with ``new``.
+        with ``test_only``.
 
     Raises:
         DataError: a split has too few rows; the message has the rows of each split and the rows needed.
     """
-    if split == "new":
+    if split == "test_only":
         if num_rows < lookback:
             raise DataError(f"{num_rows} rows are too few: a forecast sees data.lookback={lookback} of them")
         return {"test": range(num_rows)}
@@ -571,8 +571,8 @@ class WindowDataset(Dataset):
 
         Returns:
             ``{"x": (B, L, C), "marks": (B, L, M), "y": (B, H, C)}``, float32, transposed views of contiguous (B, C, L);
-            and ``"index"``: the window numbers, (B,). With ``y`` also ``"known"`` (B, H, C): 1 where it is known, else
-            0; with ``future`` also ``"future"`` (B, H, K).
+            and ``"index"``: the window numbers, (B,). With ``y`` also ``"observed"`` (B, H, C): 1 where it has a value,
+            else 0; with ``future`` also ``"future"`` (B, H, K).
 
         Raises:
             IndexError: a number is negative or not below ``len(self)``.
@@ -592,7 +592,7 @@ class WindowDataset(Dataset):
         if "future" in self._series:
             batch["future"] = cut("future", ahead).transpose(1, 2)
         if "y" in self._series:
-            batch["known"] = (batch["y"] == batch["y"]).to(torch.float32)  # only NaN differs from itself
+            batch["observed"] = (batch["y"] == batch["y"]).to(torch.float32)  # only NaN differs from itself
         return {**batch, "index": index}
 
     def numbers(self, keys: torch.Tensor) -> torch.Tensor:

@@ -35,7 +35,7 @@ def preflight(data: Mapping[str, Any]) -> None:
         DataError: a value is out of range; or see :func:`locate`, :func:`read_header` and :func:`choose`.
     """
     config = ForecastingDataConfig(**data)
-    for key, known in (("split", SPLITS), ("missing", ("refuse", "mask")), ("on_device", (True, False, "auto"))):
+    for key, known in (("split", SPLITS), ("missing", ("error", "mask")), ("on_device", (True, False, "auto"))):
         value = getattr(config, key)
         if value not in known:
             raise DataError(f"data.{key}={value} is not one of {', '.join(map(str, known))}")
@@ -57,18 +57,18 @@ def check_task(task: Any) -> None:
         task: ``config.task``.
 
     Raises:
-        ConfigError: ``backtest`` is not a file name that ends in .csv or .parquet; ``backtest_windows`` is below 1 or
-            set without ``backtest``; or see :func:`interval_levels`.
-        UnavailableError: ``backtest`` is a Parquet file, and pyarrow is not installed.
+        ConfigError: ``backtest_file`` is not a file name that ends in .csv or .parquet; ``backtest_windows`` is below 1
+            or set without ``backtest_file``; or see :func:`interval_levels`.
+        UnavailableError: ``backtest_file`` is a Parquet file, and pyarrow is not installed.
     """
     interval_levels(task)
-    name, windows = task.get("backtest"), task.get("backtest_windows")
+    name, windows = task.get("backtest_file"), task.get("backtest_windows")
     if name is not None and (Path(name).name != name or Path(name).suffix not in (".csv", ".parquet")):
-        raise ConfigError(f"task.backtest={name} must be the name of a file that ends in .csv or .parquet")
+        raise ConfigError(f"task.backtest_file={name} must be the name of a file that ends in .csv or .parquet")
     if windows is not None and (windows < 1 or name is None):
-        raise ConfigError(f"task.backtest_windows={windows} must be at least 1, and needs task.backtest")
+        raise ConfigError(f"task.backtest_windows={windows} must be at least 1, and needs task.backtest_file")
     if name is not None and name.endswith(".parquet") and not find_spec("pyarrow"):
-        raise UnavailableError(f"task.backtest={name} needs pyarrow: pip install pyarrow, or take a name in .csv")
+        raise UnavailableError(f"task.backtest_file={name} needs pyarrow: pip install pyarrow, or take a name in .csv")
 
 
 def interval_levels(task: Any) -> list[float]:
@@ -84,9 +84,9 @@ def interval_levels(task: Any) -> list[float]:
     for level in levels:
         if not 0.0 < level < 1.0:
             raise ConfigError(f"task.intervals: {level:g} must be between 0 and 1, such as [0.8,0.95]")
-    wanted = task.get("intervals_from")
+    wanted = task.get("intervals_method")
     if wanted not in (None, "residuals", "model"):
-        raise ConfigError(f"task.intervals_from={wanted} must be residuals or model (null: as the model allows)")
+        raise ConfigError(f"task.intervals_method={wanted} must be conformal or model (null: as the model allows)")
     for key in fields(IntervalKeys):
         value = task.get(key.name)
         if not levels and value is not None and value != key.default:
@@ -96,13 +96,13 @@ def interval_levels(task: Any) -> list[float]:
 
 
 def take_input(data: Any, wanted: str) -> None:
-    """Replace the data file by ``task.input``, with ``split=new``.
+    """Replace the data file by ``task.input``, with ``split=test_only``.
 
     Args:
         data: ``config.data``; changed in place.
         wanted: path of a file, relative to the current folder.
     """
-    data.root, data.file, data.split = None, str(Path(wanted).expanduser().absolute()), "new"
+    data.root, data.file, data.split = None, str(Path(wanted).expanduser().absolute()), "test_only"
     data.archive_folder = None
 
 
@@ -249,7 +249,8 @@ class Columns(NamedTuple):
     Attributes:
         names: the C columns that are read (``inputs``).
         scored: positions in ``names`` of the columns that are forecast and scored (``targets``).
-        ahead: positions in ``names`` of the columns whose future is known (``covariates``); None: the key is null.
+        ahead: positions in ``names`` of the columns whose future is known (``future_covariates``); None: the key is
+            null.
     """
 
     names: list[str]
@@ -263,13 +264,13 @@ def choose(path: Path, series: Sequence[str], config: ForecastingDataConfig) -> 
     Args:
         path: of the file, for messages.
         series: names of all series of the file.
-        config: ``columns``, ``inputs``, ``targets``, ``covariates`` and ``channels`` are read.
+        config: ``derived_columns``, ``inputs``, ``targets``, ``future_covariates`` and ``channels`` are read.
 
     Raises:
         DataError: a name does not exist or occurs twice; a column is both target and covariate; no column is left to be
             forecast; or ``channels`` is not the number of columns that are read.
     """
-    names = _named(path, "inputs", config.inputs, list(dict.fromkeys([*series, *config.columns])))
+    names = _named(path, "inputs", config.inputs, list(dict.fromkeys([*series, *config.derived_columns])))
     if config.channels != len(names):
         what = "has" if config.inputs is None else "data.inputs names"
         raise DataError(
@@ -278,14 +279,18 @@ def choose(path: Path, series: Sequence[str], config: ForecastingDataConfig) -> 
             "weights those of the training, in their order"
         )
     targets = _named(path, "targets", config.targets, names)
-    ahead = [] if config.covariates is None else _named(path, "covariates", config.covariates, names)
+    ahead = (
+        [] if config.future_covariates is None else _named(path, "future_covariates", config.future_covariates, names)
+    )
     both = [name for name in ahead if name in targets and config.targets is not None]
     if both:
-        raise DataError(f"{both[0]!r} is in data.targets and in data.covariates; what is known is not forecast")
+        raise DataError(f"{both[0]!r} is in data.targets and in data.future_covariates; what is known is not forecast")
     scored = [position for position, name in enumerate(names) if name in targets and name not in ahead]
     if not scored:
-        raise DataError(f"{path}: data.targets={targets} and data.covariates={ahead} leave no column to be forecast")
-    known = None if config.covariates is None else [names.index(name) for name in ahead]
+        raise DataError(
+            f"{path}: data.targets={targets} and data.future_covariates={ahead} leave no column to be forecast"
+        )
+    known = None if config.future_covariates is None else [names.index(name) for name in ahead]
     return Columns(names, scored, known)
 
 

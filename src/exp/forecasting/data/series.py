@@ -47,8 +47,8 @@ _SINCE_1970 = {10: "%s", 13: "%s ms", 16: "%s us", 19: "%s ns"}
 class Column(abc.ABC):
     """A column that is computed from the rows of a file.
 
-    ``data.columns={<name>: {_target_: <path of a subclass>, <arguments of its constructor>}}`` adds it to the columns
-    of the file, or replaces the one of that name.
+    ``data.derived_columns={<name>: {_target_: <path of a subclass>, <arguments of its constructor>}}`` adds it to the
+    columns of the file, or replaces the one of that name.
     """
 
     @abc.abstractmethod
@@ -132,7 +132,7 @@ def read_series(path: Path, config: ForecastingDataConfig, of_weights: Contract 
         if header.date is not None:
             dates = read_dates(table, header, config, of_weights)
             table = table.drop(columns=header.date).set_index(dates.index)
-    cells = table if not set(config.columns).isdisjoint(config.covariates or ()) else None
+    cells = table if not set(config.derived_columns).isdisjoint(config.future_covariates or ()) else None
     table = with_computed(table, config)
     columns = choose(path, list(table), config)
     values, empty = _to_numbers(table[columns.names])
@@ -151,17 +151,17 @@ def read_series(path: Path, config: ForecastingDataConfig, of_weights: Contract 
 
 
 def with_computed(table: pd.DataFrame, config: ForecastingDataConfig) -> pd.DataFrame:
-    """A copy of cells with the columns that are computed from them (``data.columns``).
+    """A copy of cells with the columns that are computed from them (``data.derived_columns``).
 
     Raises:
         DataError: a column has another number of values than the table has rows.
     """
-    table = table.copy() if config.columns else table
-    for name, keys in config.columns.items():
-        computed = np.asarray(create(keys, Column, f"data.columns.{name}").values(table), dtype=np.float64)
+    table = table.copy() if config.derived_columns else table
+    for name, keys in config.derived_columns.items():
+        computed = np.asarray(create(keys, Column, f"data.derived_columns.{name}").values(table), dtype=np.float64)
         if computed.shape != (len(table),):
             raise DataError(
-                f"data.columns.{name} has {computed.shape} values for {len(table)} rows; return one for each"
+                f"data.derived_columns.{name} has {computed.shape} values for {len(table)} rows; return one for each"
             )
         table[name] = computed
     return table

@@ -8,7 +8,7 @@ from typing import Sequence
 import torch
 from torch import nn
 
-from exp.forecasting.known import known_difference, mean_over_known
+from exp.forecasting.masking import masked_difference, masked_mean
 from exp.hardware.compat import autocast_disabled
 
 __all__ = ["TimeFrequencyLoss", "dft_matrix", "quantile_loss", "uncrossed"]
@@ -53,17 +53,17 @@ class TimeFrequencyLoss(nn.Module):
         self.register_buffer("dft", dft_matrix(horizon), persistent=False)
 
     def forward(
-        self, prediction: torch.Tensor, target: torch.Tensor, known: torch.Tensor | None = None
+        self, prediction: torch.Tensor, target: torch.Tensor, observed: torch.Tensor | None = None
     ) -> torch.Tensor:
         """``prediction`` and ``target``: (B, H, C); result: 0-dim, float32.
 
-        ``known`` (B, H, C) is 1 where there is a truth, else 0; None: 1 everywhere. The difference is 0 where there is
-        no truth. Means are over each window's cells with a truth (in time) or its series with a truth (in frequency),
-        and then over windows (:func:`exp.forecasting.known.mean_over_known`).
+        ``observed`` (B, H, C) is 1 where there is a truth, else 0; None: 1 everywhere. The difference is 0 where there
+        is no truth. Means are over each window's cells with a truth (in time) or its series with a truth (in
+        frequency), and then over windows (:func:`exp.forecasting.masking.masked_mean`).
         """
         with autocast_disabled(prediction.device.type):
-            if known is not None:
-                return self._over_known(known_difference(prediction.float(), target.float(), known), known)
+            if observed is not None:
+                return self._masked(masked_difference(prediction.float(), target.float(), observed), observed)
             difference = prediction.float() - target.float()
             magnitude = self._magnitude(difference)
             return (1.0 - self.alpha) * difference.abs().mean() + self.alpha * magnitude.mean()
@@ -73,15 +73,15 @@ class TimeFrequencyLoss(nn.Module):
         real, imaginary = (difference.transpose(1, 2) @ self.dft).chunk(2, dim=-1)
         return (real * real + imaginary * imaginary).clamp_min(_TINY).sqrt()
 
-    def _over_known(self, difference: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
-        series = known.sum(dim=1).clamp_max(1.0)  # (B, C): 1 where a series has a truth in a window
+    def _masked(self, difference: torch.Tensor, observed: torch.Tensor) -> torch.Tensor:
+        series = observed.sum(dim=1).clamp_max(1.0)  # (B, C): 1 where a series has a truth in a window
         magnitude = (self._magnitude(difference).mean(dim=2) * series).sum(dim=1)
         in_frequency = (magnitude / series.sum(dim=1).clamp_min(1.0)).mean()
-        return (1.0 - self.alpha) * mean_over_known(difference.abs(), known) + self.alpha * in_frequency
+        return (1.0 - self.alpha) * masked_mean(difference.abs(), observed) + self.alpha * in_frequency
 
 
 def quantile_loss(
-    others: Sequence[torch.Tensor], y: torch.Tensor, levels: Sequence[float], known: torch.Tensor | None = None
+    others: Sequence[torch.Tensor], y: torch.Tensor, levels: Sequence[float], observed: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Twice the pinball loss (Koenker and Bassett, Econometrica 46(1), 1978), averaged over levels, 0-dim, float32.
 
@@ -91,13 +91,13 @@ def quantile_loss(
         others: a quantile for each level, (B, H, C) each.
         y: (B, H, C), the truth.
         levels: quantile levels, between 0 and 1.
-        known: (B, H, C), 1 where ``y`` has a truth, else 0; None: 1 everywhere.
+        observed: (B, H, C), 1 where ``y`` has a truth, else 0; None: 1 everywhere.
     """
     losses = []
     for quantile, tau in zip(others, levels):
-        error = y - quantile if known is None else known_difference(y, quantile, known)
+        error = y - quantile if observed is None else masked_difference(y, quantile, observed)
         loss = torch.maximum(tau * error, (tau - 1.0) * error)
-        losses.append(loss.mean() if known is None else mean_over_known(loss, known))
+        losses.append(loss.mean() if observed is None else masked_mean(loss, observed))
     return 2.0 * torch.stack(losses).mean()
 
 

@@ -90,7 +90,7 @@ class TimeBridge(Model):
         marks: torch.Tensor,
         y: torch.Tensor | None = None,
         index: torch.Tensor | None = None,
-        known: torch.Tensor | None = None,
+        observed: torch.Tensor | None = None,
         future: torch.Tensor | None = None,
         mode: str = "tensor",
     ) -> torch.Tensor | dict[str, torch.Tensor]:
@@ -101,7 +101,7 @@ class TimeBridge(Model):
             marks: (B, L, M), time features in [-0.5, 0.5]; not read without Cointegrated Attention.
             y: (B, H, C), the truth; only for the loss.
             index: (B,), number of each window; not used.
-            known: (B, H, C), 1 where ``y`` has a truth, else 0; None: 1 everywhere.
+            observed: (B, H, C), 1 where ``y`` has a truth, else 0; None: 1 everywhere.
             future: (B, H, K), covariates and time features of the horizon; not used: the model uses covariates over the
                 lookback only, as further series.
             mode: ``"loss"``, ``"predict"`` or ``"tensor"`` (:class:`exp.models.base.Model`); ``"spread"`` where
@@ -118,19 +118,19 @@ class TimeBridge(Model):
             return self.spread_of(x, marks)
         assert mode == "loss"
         assert y is not None
-        return self.losses(x, marks, y, known)
+        return self.losses(x, marks, y, observed)
 
     def losses(
-        self, x: torch.Tensor, marks: torch.Tensor, y: torch.Tensor, known: torch.Tensor | None = None
+        self, x: torch.Tensor, marks: torch.Tensor, y: torch.Tensor, observed: torch.Tensor | None = None
     ) -> dict[str, torch.Tensor]:
         """The terms of the loss by name, 0-dim each; arguments as for :meth:`forward`."""
         if self.quantiles is None:
-            return {"loss": self.loss(self._forecast(x, marks), y, known)}
+            return {"loss": self.loss(self._forecast(x, marks), y, observed)}
         forecast, others = self._heads(x, marks)
         levels = [tau for tau in self.quantiles if tau != _MEDIAN]
         return {
-            "loss_forecast": self.loss(forecast, y, known),
-            "loss_quantiles": quantile_loss(others, y, levels, known),
+            "loss_forecast": self.loss(forecast, y, observed),
+            "loss_quantiles": quantile_loss(others, y, levels, observed),
         }
 
     def spread_of(self, x: torch.Tensor, marks: torch.Tensor) -> torch.Tensor:
@@ -234,7 +234,7 @@ _RENAMED = {
 }
 _PRIORS = {
     "encoder_zc.stationary_transition_prior.": "stationary_prior.",
-    "encoder_zd.nonstationary_transition_prior.": "changing_prior.",
+    "encoder_zd.nonstationary_transition_prior.": "nonstationary_prior.",
 }
 _MLP = re.compile(r"gs\.(\d+)\.net\.(\d+)\.(weight|bias)$")
 _REGIME_CHANNELS = 4

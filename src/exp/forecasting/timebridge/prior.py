@@ -7,7 +7,7 @@ Jacobian of z_t -> eps_t is diagonal, so that
 
 (Yao et al., "Learning temporally causal latent processes from general temporal data", ICLR 2022, arXiv 2110.05428,
 sec. 3.2). There are two kinds of context: the last L steps of all latents (:class:`StationaryPrior`), and an embedding
-of the step's regime (:class:`ChangingPrior`).
+of the step's regime (:class:`NonstationaryPrior`).
 
 A variational model adds weighted divergences between the posterior q, from which z is drawn, and the prior to its loss,
 estimated at z (:func:`~exp.forecasting.timebridge.density.gaussian_log_density` gives log q):
@@ -53,11 +53,11 @@ class TimeBridgePrior(TimeBridge):
     the mean of q(z | x), another its log-variance. Training draws latents from q, with
 
         loss = forecast(z over the horizon) + reconstruction(z over the lookback)
-             + KL of the stationary latents + KL of the changing latents - log p(x) of the regimes,
+             + KL of the stationary latents + KL of the nonstationary latents - log p(x) of the regimes,
 
     each term with its weight. A KL term is the mean over steps of log q(z_t) - log p(z_t | ...) at the latents drawn.
-    p is a :class:`StationaryPrior` for the first channels, and for the rest a :class:`ChangingPrior` that depends on
-    the step's most probable regime (:class:`Regimes`). The regimes learn from the data alone during the first
+    p is a :class:`StationaryPrior` for the first channels, and for the rest a :class:`NonstationaryPrior` that depends
+    on the step's most probable regime (:class:`Regimes`). The regimes learn from the data alone during the first
     ``regime_epochs`` epochs, and are then frozen; they see values of the horizon up to :data:`FARTHEST`. A forecast is
     the mean, without drawing. It does not need the prior, so weights of a plain TimeBridge fit unchanged.
 
@@ -79,8 +79,8 @@ class TimeBridgePrior(TimeBridge):
         config, channels = self.config, self.config.channels
         self.prior, self.sampling = config.prior, config.sampling
         self.draws_by_itself = config.sampling  # latents, from the device's generator
-        self.stationary = int(channels * config.stationary_share + 1e-9)
-        terms = ("reconstruction", "stationary_kl", "changing_kl", "hmm")
+        self.stationary = int(channels * config.stationary_ratio + 1e-9)
+        terms = ("reconstruction", "stationary_kl", "nonstationary_kl", "hmm")
         self.weights = {term: getattr(config, f"{term}_weight") for term in terms}
         self._frozen = False
         self.past_decoder = head(self.token_elements, config.lookback)
@@ -99,10 +99,12 @@ class TimeBridgePrior(TimeBridge):
             context = 10 if self.stationary > 100 and config.prior_context is None else config.prior_context
             self.stationary_prior = StationaryPrior(self.stationary, config.lags, hidden, layers, context)
         if self.stationary < channels:
-            hidden = config.changing_hidden or config.prior_hidden or 384
-            self.changing_prior = ChangingPrior(channels - self.stationary, config.regime_embedding, hidden, layers)
+            hidden = config.nonstationary_hidden or config.prior_hidden or 384
+            self.nonstationary_prior = NonstationaryPrior(
+                channels - self.stationary, config.regime_embedding_dim, hidden, layers
+            )
             self.regimes = Regimes(config.regimes, min(config.regime_channels, channels))
-            self.regime_embedding = nn.Embedding(config.regimes, config.regime_embedding)
+            self.regime_embedding = nn.Embedding(config.regimes, config.regime_embedding_dim)
 
     @staticmethod
     def _check(config: TimeBridgePriorConfig) -> None:
@@ -111,8 +113,8 @@ class TimeBridgePrior(TimeBridge):
                 "model.quantiles: the variant with a prior has standard deviations, not quantiles; leave them out, or "
                 "use model=timebridge"
             )
-        if config.stationary_share > 1.0:
-            raise ConfigError(f"model.stationary_share={config.stationary_share} is not a share; set one from 0 to 1")
+        if config.stationary_ratio > 1.0:
+            raise ConfigError(f"model.stationary_ratio={config.stationary_ratio} is not a share; set one from 0 to 1")
         if config.lags >= config.lookback:
             raise ConfigError(f"model.lags={config.lags} must be less than lookback={config.lookback}")
 
@@ -140,16 +142,16 @@ class TimeBridgePrior(TimeBridge):
         return torch.exp(0.5 * (log_variance + self.log_variance_shift)) * std
 
     def losses(
-        self, x: torch.Tensor, marks: torch.Tensor, y: torch.Tensor, known: torch.Tensor | None = None
+        self, x: torch.Tensor, marks: torch.Tensor, y: torch.Tensor, observed: torch.Tensor | None = None
     ) -> dict[str, torch.Tensor]:
         """The weighted terms of the loss by name, 0-dim each; arguments as for :meth:`forward`.
 
-        ``loss_forecast``, ``loss_reconstruction`` and, with the prior, ``loss_stationary_kl``, ``loss_changing_kl`` and
-        ``loss_hmm``. Where ``y`` has no truth, the regimes see the last value of the lookback. The reconstruction
-        counts filled cells of the lookback, too.
+        ``loss_forecast``, ``loss_reconstruction`` and, with the prior, ``loss_stationary_kl``,
+        ``loss_nonstationary_kl`` and ``loss_hmm``. Where ``y`` has no truth, the regimes see the last value of the
+        lookback. The reconstruction counts filled cells of the lookback, too.
         """
-        if known is not None:
-            y = torch.where(known > 0, y, x[:, -1:].expand_as(y))
+        if observed is not None:
+            y = torch.where(observed > 0, y, x[:, -1:].expand_as(y))
         series, mean, std = standardized(x)
         tokens = self.encode(series, marks)
         heads = (self.past_decoder, self.decoder)
@@ -162,11 +164,11 @@ class TimeBridgePrior(TimeBridge):
             log_variance = log_variance + self.log_variance_shift
         if self.sampling and log_variance is not None:
             z = latent_mean + torch.exp(0.5 * log_variance) * torch.randn_like(latent_mean)
-        observed = z * std + mean
+        decoded = z * std + mean
         lookback = x.shape[1]
         terms = {
-            "forecast": self.loss(observed[:, lookback:], y, known),
-            "reconstruction": self.past_loss(observed[:, :lookback], x),
+            "forecast": self.loss(decoded[:, lookback:], y, observed),
+            "reconstruction": self.past_loss(decoded[:, :lookback], x),
         }
         if self.prior and log_variance is not None:
             ahead = ((y - mean) / (std + STD_EPS)).clamp(-FARTHEST, FARTHEST)
@@ -186,7 +188,7 @@ class TimeBridgePrior(TimeBridge):
         if split < self.channels:
             embeddings = self.regime_embedding(self.regimes.path(series, self._frozen))
             density = gaussian_log_density(z[..., split:], mean[..., split:], log_variance[..., split:])
-            terms["changing_kl"] = (density - self.changing_prior(z[..., split:], embeddings)).mean()
+            terms["nonstationary_kl"] = (density - self.nonstationary_prior(z[..., split:], embeddings)).mean()
             if self._frozen:
                 # DDP waits for a gradient of every parameter: frozen regimes get zeros.
                 terms["hmm"] = sum((p.sum() for p in self.regimes.parameters()), z.new_zeros(())) * 0.0
@@ -278,7 +280,7 @@ class StationaryPrior(nn.Module):
         return torch.cat([gaussian_log_density(z[:, : self.lags]).to(later.dtype), later], dim=1)
 
 
-class ChangingPrior(nn.Module):
+class NonstationaryPrior(nn.Module):
     """Prior of latents whose distribution changes with the regime: eps_t^c = f_c(embedding_t, z_t^c).
 
     Args:
