@@ -24,8 +24,8 @@ from positions import Positions
 from torch.utils.data import DataLoader
 
 from exp.config.schema import ExpConfig
+from exp.distributed import Distributed
 from exp.engine import checkpoint
-from exp.engine.distributed import Distributed
 from exp.engine.hooks import CheckpointHook, check_finite
 from exp.engine.optim import BackendOptimWrapper
 from exp.engine.trainer import Trainer, TrainLoop

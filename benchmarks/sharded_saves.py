@@ -25,8 +25,8 @@ import torch
 import torch.distributed as dist
 from exp.backends.cpu import CpuBackend
 
+from exp.distributed import Distributed
 from exp.engine.checkpoint import CheckpointWriter
-from exp.engine.distributed import Distributed
 from exp.engine.optim import BackendOptimWrapper
 from exp.engine.wrapper import FullyShard
 

@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from exp.config.schema import ExpConfig
 from exp.data.loader import train_loader
-from exp.engine.distributed import Distributed
+from exp.distributed import Distributed
 from exp.engine.optim import BackendOptimWrapper
 from exp.engine.trainer import Trainer, TrainLoop
 from exp.models.base import Model

@@ -179,7 +179,7 @@ def ended_well(workers: list[Any]) -> list[tuple[str, str]]:
 @functools.lru_cache(maxsize=None)
 def _template():
     context = multiprocessing.get_context("forkserver")
-    modules = ["tests.conftest", "pandas", "exp.launcher.preload", "exp.cli", "tests.warm"]
+    modules = ["tests.conftest", "pandas", "exp.worker.preload", "exp.cli", "tests.warm"]
     context.set_forkserver_preload(modules)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")  # read when torch is loaded
@@ -245,7 +245,7 @@ from exp.hardware.registry import create_backend
 backend = create_backend({"_target_": name, "name": name})
 def join():
     import torch.distributed as dist
-    from exp.engine.distributed import Distributed
+    from exp.distributed import Distributed
     store = dist.FileStore(folder + "/store", world_size)
     return Distributed.create(backend, store, rank, world_size, timedelta(seconds=240))
 """

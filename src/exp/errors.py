@@ -105,7 +105,7 @@ class Ended(KeyboardInterrupt):
     def __init__(self, number: int = signal.SIGINT) -> None:
         super().__init__(number)
         self.number = number
-        # SIGUSR2 announces preemption (exp.runs.status).
+        # SIGUSR2 announces preemption (exp.runs.signals).
         self.exit_code = EXIT_PREEMPTED if number == signal.SIGUSR2 else 128 + number
 
     def tell(self) -> int:

@@ -13,7 +13,7 @@ import torch
 from exp.errors import EXPERIMENT_PAGE, ConfigError, DataError, RunError, shown
 
 if TYPE_CHECKING:
-    from exp.engine.distributed import Distributed
+    from exp.distributed import Distributed
 
 __all__ = ["LINE_KEYS", "Evaluator", "Metric", "SampleMetric", "Table"]
 

@@ -33,7 +33,7 @@ from exp.hardware.environment import describe_environment
 from exp.hardware.registry import create_backend
 from exp.runs.failures import Failures, RankFailure
 from exp.runs.files import write_json
-from exp.sockets import SCRATCH_VARIABLE
+from exp.runs.scratch import SCRATCH_VARIABLE
 from exp.task import call, create_task
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from exp.config.differences import Change
     from exp.data.base import Extras
     from exp.data.places import Fingerprint
+    from exp.distributed import Distributed
     from exp.engine.building import Weights
-    from exp.engine.distributed import Distributed
     from exp.hardware.backend import Backend
     from exp.runs.folder import RunFolder
     from exp.trackers import Reporter
@@ -57,7 +57,7 @@ logger = logging.getLogger(__name__)
 
 _TRACKERS_AFTER_FAILURE_S = 2.0  # less than the launcher waits for ranks after one has failed
 _STDERR = 2  # file descriptor
-_EXCHANGE = ("/torch/autograd/", "/torch/nn/parallel/", "/mmengine/model/wrappers/", "/exp/engine/distributed.py")
+_EXCHANGE = ("/torch/autograd/", "/torch/nn/parallel/", "/mmengine/model/wrappers/", "/exp/distributed.py")
 """Source files that wait for other ranks in native code."""
 _CONNECTION = (
     "closed by peer", "reset by peer", "broken pipe", "socket closed", "connection refused", "connectfullmesh",
@@ -200,7 +200,7 @@ class Session:
             ConfigError: the device does not support the precision, or ``compile=true`` does not work on it.
             RunError: two ranks share a card.
         """
-        from exp.engine.distributed import Distributed, check_compilation, seed_everything, settle_kernels
+        from exp.distributed import Distributed, check_compilation, seed_everything, settle_kernels
 
         info, config, backend = self.info, self.config, self.backend
         self.device = backend.set_device(info.local_rank)

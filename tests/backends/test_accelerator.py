@@ -60,7 +60,7 @@ def test_a_plugin_that_does_not_load_is_named(asked, tmp_path):
 def test_a_card_is_asked_for_all_that_it_can_do(asked, name):
     script = """
         import pytest, torch
-        from exp.engine.distributed import device_state
+        from exp.distributed import device_state
         from exp.errors import UnavailableError
         from exp.engine.optim import grad_scaler
         device = backend.set_device(3)

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from exp.config.schema import ExpConfig
 from exp.data.sampler import EvalBatchSampler, TrainBatchSampler
-from exp.engine.distributed import Distributed
+from exp.distributed import Distributed
 from exp.engine.optim import BackendOptimWrapper
 from exp.engine.trainer import EvalLoop, Trainer, TrainLoop
 from exp.hardware.compat import supports_full_sharding

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from exp.data.base import Data
+from exp.distributed import Distributed, rng_state, seed_everything, set_rng_state
 from exp.engine import checkpoint
 from exp.engine.building import build_data, build_model
-from exp.engine.distributed import Distributed, rng_state, seed_everything, set_rng_state
 from exp.engine.training import _resume, build_trainer, train
 from exp.hardware.backend import Collectives
 from exp.models.base import Model

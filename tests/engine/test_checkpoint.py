@@ -18,9 +18,9 @@ import torch
 from exp.backends.cpu import CpuBackend
 from mmengine.config import ConfigDict
 
+from exp.distributed import Distributed
 from exp.engine import checkpoint
 from exp.engine.checkpoint import CheckpointWriter
-from exp.engine.distributed import Distributed
 from exp.engine.optim import BackendOptimWrapper
 from exp.errors import CheckpointError
 

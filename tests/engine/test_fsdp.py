@@ -163,7 +163,7 @@ import os, signal, sys, torch, torch.distributed as dist
 from pathlib import Path
 from exp.backends.cpu import CpuBackend
 from exp.engine import checkpoint
-from exp.engine.distributed import Distributed
+from exp.distributed import Distributed
 from exp.engine.wrapper import FullyShard
 from exp.engine.checkpoint import CheckpointWriter
 

@@ -6,7 +6,7 @@ from tests.engine.conftest import ON_DEVICES
 
 TRAIN = """
 import contextlib
-from exp.engine.distributed import AveragingDataParallel
+from exp.distributed import AveragingDataParallel
 
 class Net(nn.Module):
     def __init__(self):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from exp.engine.distributed import Distributed
+from exp.distributed import Distributed
 from exp.forecasting.intervals import IntervalMetrics, Intervals
 from exp.forecasting.metrics import Baselines, ForecastMetrics
 

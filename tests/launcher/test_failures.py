@@ -15,7 +15,8 @@ from exp.launcher.supervisor import Supervisor
 from exp.runs.failures import Failures, failure_of
 from exp.runs.files import write_json
 from exp.runs.folder import RunFolder
-from exp.runs.status import NOTICE, Beat, Stage
+from exp.runs.heartbeat import Heartbeat, Stage
+from exp.runs.scratch import PREEMPT_FLAG
 from exp.tasks.train import Train
 
 
@@ -51,7 +52,7 @@ def test_the_cause_comes_first(folder, errors, ranks):
 
 def test_the_cause_is_told_first_then_who_failed_after_it_where_the_log_is_and_what_still_runs(folder):
     collected(folder, [(0, 2.0, False, 1)])
-    Failures(folder).write(failure_of(Beat(5, 1, 1, 9, Stage.HOOKS, 3, 1), -9))
+    Failures(folder).write(failure_of(Heartbeat(5, 1, 1, 9, Stage.HOOKS, 3, 1), -9))
     failures = Failures(folder).collect()
     folder.log_file(1).touch()
     assert describe_failure(Outcome(1, failures=failures), folder).splitlines() == [
@@ -90,4 +91,4 @@ def test_a_first_notice_saves_the_state_and_a_second_ends_the_job(tmp_path, fold
     for received in (None, usr2):
         supervisor._on_signal(usr2, None)
         assert (supervisor.notices, supervisor.received) == ([usr2], received)
-    assert (tmp_path / NOTICE).exists()
+    assert (tmp_path / PREEMPT_FLAG).exists()

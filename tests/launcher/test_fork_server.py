@@ -30,7 +30,7 @@ class Mine(CpuBackend):
     def set_device(self, local_rank):
         import torch
         started = Path("/proc/self/cmdline").read_text()
-        how = next(name for name in ("forkserver", "exp.launcher.worker") if name in started)
+        how = next(name for name in ("forkserver", "exp.worker.main") if name in started)
         early = torch.jit.script(BACKEND) is BACKEND
         multiprocessing.get_context("spawn").Semaphore()  # has a name: Python's resource tracker has to hear of it
         family = (os.getpid(), os.getppid(), os.environ["EXP_AGENT_PID"])
@@ -44,7 +44,7 @@ class Mine(CpuBackend):
 NOTICE = 1 << (signal.SIGTERM - 1) | 1 << (signal.SIGUSR2 - 1)
 
 
-@pytest.mark.parametrize(("mine", "parent"), [("safe, and loads plugins", "forkserver"), ("", "exp.launcher.worker")])
+@pytest.mark.parametrize(("mine", "parent"), [("safe, and loads plugins", "forkserver"), ("", "exp.worker.main")])
 def test_workers_are_forked_where_that_is_safe(exp, trained, mine, parent):
     """What all ranks have in common is set before torch loads, and CUDA is hidden.
 

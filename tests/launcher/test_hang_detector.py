@@ -7,10 +7,10 @@ import os
 import pytest
 
 from exp.launcher.supervisor import HangDetector
-from exp.runs import status
+from exp.runs import heartbeat
 from exp.runs.failures import Failures
 from exp.runs.folder import RunFolder
-from exp.runs.status import Stage
+from exp.runs.heartbeat import Stage
 
 
 class Watch:
@@ -23,7 +23,7 @@ class Watch:
         self.detectors = []
         for scratch in self.scratch:
             scratch.mkdir()
-            status.make_file(str(scratch), nproc)
+            heartbeat.make_file(str(scratch), nproc)
             failures = Failures(self.folder, str(scratch))
             self.detectors.append(HangDetector(failures, str(scratch), nnodes, 1800, step_timeout_s))
             self.detectors[-1]._view = self.folder.logs / f"stuck-{scratch.name}.json"
@@ -32,7 +32,7 @@ class Watch:
         beats = self.scratch[rank // 2] / "beats"
         content = bytearray(beats.read_bytes())
         numbers = (os.getpid() * 1000 + rank, rank, rank % 2, count, stage, step, times)
-        status._FORMAT.pack_into(content, status._FORMAT.size * (rank % 2), *numbers)
+        heartbeat._FORMAT.pack_into(content, heartbeat._FORMAT.size * (rank % 2), *numbers)
         beats.write_bytes(content)
 
     def wait(self, seconds, node=0):

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import pytest
 
-from exp.runs import status
+from exp.runs import heartbeat
 from exp.runs.failures import Failures
 from exp.runs.files import read_json
 from exp.runs.folder import RunFolder
-from exp.runs.status import Stage
+from exp.runs.heartbeat import Stage
 from tests.conftest import Forked
 
 PLACE = {"RANK": "0", "LOCAL_RANK": "0", "EXP_SCRATCH": "."}
 WORKER = """
 import ctypes, os, signal, sys, threading, time
 from exp import session
-from exp.runs import status
+from exp.runs import heartbeat
 from exp.errors import Preempted, UnavailableError
-from exp.launcher import worker
+from exp.worker import main
 from exp.session import RankInfo
 from exp.runs.folder import RunFolder
 how, last = sys.argv[1:]
-worker._CLEAN_UP_S = worker._CLEAN_UP_AFTER_FAILURE_S = 0.5
+main._CLEAN_UP_S = main._CLEAN_UP_AFTER_FAILURE_S = 0.5
 folder = RunFolder(".")
 folder.logs.mkdir()
-status.make_file(".", 1)
+heartbeat.make_file(".", 1)
 def closes():
     print("main thread" if threading.current_thread() is threading.main_thread() else "another", flush=True)
 def hangs():
@@ -44,7 +44,7 @@ def body(folder, info):
     if how == "failed":
         raise ValueError("planted")
 session.run = body
-worker.work_to_end(folder, RankInfo())
+main.work_to_end(folder, RankInfo())
 """
 
 
@@ -79,8 +79,8 @@ def test_what_comes_last_is_done_and_bounded_and_does_not_change_the_end(tmp_pat
 def test_the_guard_leaves_a_word_for_a_worker_that_could_not(tmp_path, stage, code, well, word):
     folder = RunFolder(tmp_path)
     folder.create()
-    status.make_file(str(tmp_path), 2)
-    (tmp_path / "beats").write_bytes(bytes(56) + status._FORMAT.pack(11, 3, 1, 9, stage, 7, 1))
+    heartbeat.make_file(str(tmp_path), 2)
+    (tmp_path / "beats").write_bytes(bytes(56) + heartbeat._FORMAT.pack(11, 3, 1, 9, stage, 7, 1))
     assert Failures(folder, str(tmp_path)).record_end(3, 1, code, 11) is well
     told = read_json(folder.error_file(3))
     assert (told and told["message"].startswith(word)) is (None if word is None else True)

@@ -11,7 +11,7 @@ from exp.backends.cpu import CpuBackend
 from exp.launcher.follow import Watcher, follow
 from exp.runs.folder import RunFolder
 from exp.runs.lock import RunLock
-from exp.runs.status import PREEMPT_SIGNAL, handle_signals
+from exp.runs.signals import PREEMPT_SIGNAL, handle_signals
 from exp.sweep.packing import pack
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from exp.engine.distributed import Distributed
+from exp.distributed import Distributed
 from exp.vision.metrics import PixelsRight, SceneMetrics, SegmentationMetrics
 
 CLASSES = ["water", "road", "snow"]

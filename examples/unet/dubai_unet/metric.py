@@ -6,7 +6,7 @@ from typing import Any, Sequence
 
 import torch
 
-from exp.engine.distributed import Distributed
+from exp.distributed import Distributed
 from exp.metrics import Metric, Table
 
 __all__ = ["MeanIou"]

@@ -17,7 +17,7 @@ from exp.config.sources import own_folders
 from exp.console import errors_in
 from exp.errors import EXIT_PREEMPTED
 from exp.launcher.processes import JOB_VARIABLE, die_with_parent, kill_job, start_module
-from exp.runs.status import PREEMPT_SIGNAL, handle_signals, signal_name
+from exp.runs.signals import PREEMPT_SIGNAL, handle_signals, signal_name
 
 if TYPE_CHECKING:
     from pathlib import Path

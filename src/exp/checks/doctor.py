@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
     from exp.config.schema import ExpConfig
-    from exp.engine.distributed import Distributed
+    from exp.distributed import Distributed
     from exp.hardware.backend import Backend
     from exp.launcher.base import Outcome
     from exp.runs.folder import RunFolder
@@ -268,7 +268,7 @@ def _memory(bench: Bench) -> Answer:
 
 def _group(bench: Bench) -> Answer:
     """The process group can be created, and is the requested one."""
-    from exp.engine.distributed import Distributed, chosen_group
+    from exp.distributed import Distributed, chosen_group
 
     assert bench.store is not None
     backend, info, started = bench.backend, bench.info, time.monotonic()

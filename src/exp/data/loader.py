@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from exp.data.sampler import EvalBatchSampler
 from exp.hardware.compat import pinned_by
-from exp.runs.status import PREEMPT_SIGNAL, held_back
-from exp.sockets import make_sockets_possible
+from exp.runs.scratch import ensure_socket_folder
+from exp.runs.signals import PREEMPT_SIGNAL, block_signals
 
 if TYPE_CHECKING:
     from exp.data.base import Data
@@ -42,8 +42,8 @@ class _Loader(DataLoader[Any]):
 
     def __iter__(self) -> Any:
         if self.num_workers > 0:
-            make_sockets_possible()
-        with held_back((PREEMPT_SIGNAL,)):
+            ensure_socket_folder()
+        with block_signals((PREEMPT_SIGNAL,)):
             return super().__iter__()
 
 

@@ -43,12 +43,12 @@ from exp.hardware.compat import TORCH_VERSION
 from exp.hub import shards_of
 from exp.runs.files import NO_COMMENT, NO_RUN, SEAL_BYTES, Seal, digest_of, seal_of, write_atomically
 from exp.runs.folder import CHECKPOINT_NAME, RunFolder
-from exp.runs.status import Stage, beat
+from exp.runs.heartbeat import Stage, report_stage
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from exp.engine.distributed import Distributed
+    from exp.distributed import Distributed
     from exp.hardware.backend import Backend
 
 logger = logging.getLogger(__name__)
@@ -485,7 +485,7 @@ class CheckpointWriter:
         if not self._is_main and self._group is None:
             return
         self.wait()
-        beat(Stage.CHECKPOINT)
+        report_stage(Stage.CHECKPOINT)
         pinned = self._backend.capabilities.pinned_memory
         used: defaultdict[Any, int] = defaultdict(int)
 
@@ -553,7 +553,7 @@ class CheckpointWriter:
         """
         saving, self._saving = self._saving, None
         if saving is not None:
-            beat(Stage.CHECKPOINT)
+            report_stage(Stage.CHECKPOINT)
             saving.result()
 
     def close(self) -> None:

@@ -24,8 +24,8 @@ from mmengine.logging import HistoryBuffer
 from exp import console
 from exp.data.loader import tensors_of
 from exp.data.places import shortened
+from exp.distributed import staged_bytes
 from exp.engine import checkpoint
-from exp.engine.distributed import staged_bytes
 from exp.engine.wrapper import unwrapped
 from exp.errors import Preempted, RunError
 from exp.runs.files import to_json, write_atomically
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from exp.engine.distributed import Distributed
+    from exp.distributed import Distributed
     from exp.hardware.backend import Backend
     from exp.session import Session
 

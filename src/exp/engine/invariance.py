@@ -19,11 +19,11 @@ from mmengine.hooks import Hook
 from torch import nn
 
 from exp.data.places import shortened
-from exp.engine.distributed import rng_state, seed_everything, set_rng_state
+from exp.distributed import rng_state, seed_everything, set_rng_state
 from exp.engine.wrapper import is_sharded, unwrapped
 from exp.errors import first_line, shown
 from exp.models.dropout import draws_by_itself
-from exp.runs.status import Stage, beat
+from exp.runs.heartbeat import Stage, report_stage
 
 if TYPE_CHECKING:
     from exp.session import Session
@@ -105,7 +105,7 @@ class SplitCheck(Hook):
         model, size = unwrapped(runner.model), runner.train_loop.sampler.batch_size
         if runner.iter or size == 1 or is_sharded(model):
             return
-        beat(Stage.FREE)  # no time limit
+        report_stage(Stage.FREE)  # no time limit
         runner.figures.pause()
         state, warning = rng_state(runner.backend), None
         try:

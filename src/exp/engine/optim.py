@@ -24,7 +24,7 @@ from exp.config.resolve import check_arguments
 from exp.data.places import shortened
 from exp.engine.building import check_monitor, registered
 from exp.errors import ConfigError, RunError, first_line
-from exp.runs.status import Stage, beat
+from exp.runs.heartbeat import Stage, report_stage
 
 if TYPE_CHECKING:
     from exp.hardware.backend import Backend
@@ -183,7 +183,7 @@ class BackendOptimWrapper(OptimWrapper):
         Raises:
             RunError: a parameter got no gradient, and the other ranks wait for it.
         """
-        beat(Stage.BACKWARD)
+        report_stage(Stage.BACKWARD)
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
         if self.accumulate > 1:

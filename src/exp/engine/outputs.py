@@ -18,7 +18,7 @@ from exp.engine.wrapper import is_sharded, place_and_wrap, unwrapped
 from exp.errors import EXPERIMENT_PAGE, ConfigError, shown
 from exp.runs.files import csv_content, write_atomically
 from exp.runs.folder import blank_result
-from exp.runs.status import Stage, beat
+from exp.runs.heartbeat import Stage, report_stage
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -217,7 +217,7 @@ def measure(
     """
     loader = share_loader(split_in_use(session, data, "test"), data, session)
     metrics = EvalLoop(session, model, loader, evaluator, "test", change, each).measure()
-    beat(Stage.FREE)  # no time limit for what follows, such as pictures
+    report_stage(Stage.FREE)  # no time limit for what follows, such as pictures
     return metrics
 
 

@@ -27,23 +27,14 @@ from omegaconf import OmegaConf
 
 from exp.config.differences import of_training
 from exp.data.loader import move, tensors_of
+from exp.distributed import rng_state
 from exp.engine import checkpoint
 from exp.engine.building import CountersHook, build_loggers, rank_logger
-from exp.engine.distributed import rng_state
 from exp.engine.hooks import CheckpointHook, LossMeter, MetricsHook, OverfitHook, PreemptionHook, what_to_do
 from exp.engine.optim import build_schedulers
 from exp.engine.wrapper import is_sharded, unwrapped, whole
-from exp.errors import (
-    EXPERIMENT_PAGE,
-    ConfigError,
-    RunError,
-    is_about_shapes,
-    is_of_user,
-    message_of,
-    shown,
-    told,
-)
-from exp.runs.status import Stage, beat
+from exp.errors import EXPERIMENT_PAGE, ConfigError, RunError, is_about_shapes, is_of_user, message_of, shown, told
+from exp.runs.heartbeat import Stage, report_stage
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -206,11 +197,11 @@ class Trainer:
             while index < loop.steps_per_epoch and loop.iter < loop.max_iters and not loop.stop_training:
                 try:
                     for micro in range(loop.accumulate):
-                        beat(Stage.DATA, loop.iter + 1)
+                        report_stage(Stage.DATA, loop.iter + 1)
                         batch = move(next(batches), self.device)
                         if micro == 0:
                             self.call_hook("before_train_iter", batch_idx=index, data_batch=batch)
-                        beat(Stage.FORWARD)
+                        report_stage(Stage.FORWARD)
                         if dropouts is not None:
                             dropouts.begin(loop.iter, micro)
                         outputs = self.model.train_step(batch, optim_wrapper=self.optim_wrapper)  # type: ignore[operator]
@@ -220,7 +211,7 @@ class Trainer:
                         dropouts.end()
                 loop.sampler.advance()
                 self._check_updates()
-                beat(Stage.HOOKS)
+                report_stage(Stage.HOOKS)
                 self.session.begin()  # after the first step, which would have failed if the memory were too small
                 self.call_hook("after_train_iter", batch_idx=index, data_batch=batch, outputs=outputs)
                 del batch, outputs  # free their memory before the next batch or a validation
@@ -237,7 +228,7 @@ class Trainer:
                 loop.sampler.set_position(loop.epoch, 0)
             if loop.val_every is None or loop.iter == loop.max_iters:
                 self._validate()
-        beat(Stage.FREE)  # no time limit for what follows, which is done once
+        report_stage(Stage.FREE)  # no time limit for what follows, which is done once
         self.session.begin()  # for a resumed run without a step left
         self.call_hook("after_train")
         self.call_hook("after_run")
@@ -528,10 +519,10 @@ class EvalLoop:
         runner.call_hook(f"before_{stage}")
         self.session.begin()  # a collective, so before the first batch: ranks may have different numbers of batches
         runner.call_hook(f"before_{stage}_epoch")
-        beat(self._heartbeat, runner.iter)
+        report_stage(self._heartbeat, runner.iter)
         metrics = self.measure()
         # No time limit for what follows the test, such as pictures.
-        beat(Stage.AFTER_VALIDATION if validates else Stage.FREE)
+        report_stage(Stage.AFTER_VALIDATION if validates else Stage.FREE)
         runner.call_hook(f"after_{stage}_epoch", metrics=metrics)
         runner.call_hook(f"after_{stage}")
         return metrics
@@ -549,7 +540,7 @@ class EvalLoop:
         with whole(self.model):
             for index, batch in enumerate(self.dataloader):
                 self.run_iter(index, batch, next(numbers) if self.change is not None else None)
-        beat(Stage.METRICS if self.stage == "val" else Stage.TEST_METRICS)
+        report_stage(Stage.METRICS if self.stage == "val" else Stage.TEST_METRICS)
         self._refuse_nan()
         metrics: dict[str, float] = self.evaluator.compute(self.session.distributed)
         return metrics
@@ -564,7 +555,7 @@ class EvalLoop:
             numbers: indices of its samples in the split, int64 (B,) on the CPU; used only with ``change``.
         """
         runner, stage, session = self.runner, self.stage, self.session
-        beat(self._heartbeat)
+        report_stage(self._heartbeat)
         batch = move(data_batch, session.device)
         if runner is not None:
             runner.call_hook(f"before_{stage}_iter", batch_idx=idx, data_batch=batch)

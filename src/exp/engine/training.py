@@ -22,9 +22,9 @@ from exp.console import size
 from exp.data.loader import device_loader, eval_loader, share_loader
 from exp.data.places import differences, shortened
 from exp.data.sampler import TrainBatchSampler
+from exp.distributed import rng_state, seed_everything, set_rng_state
 from exp.engine import building, checkpoint
 from exp.engine.building import build_data, build_evaluator, build_model, make_result, split_in_use
-from exp.engine.distributed import rng_state, seed_everything, set_rng_state
 from exp.engine.invariance import SplitCheck, has_foreign_loss
 from exp.engine.optim import BackendOptimWrapper, build_optimizer, parameter_groups, vanished_rate
 from exp.engine.outputs import draw_extras, training_pictures
@@ -34,7 +34,7 @@ from exp.errors import CheckpointError, ConfigError, DataError, RunError, asked,
 from exp.models.base import parameter_counts
 from exp.models.dropout import DropoutStream
 from exp.runs.files import seal_of
-from exp.runs.status import Stage, beat
+from exp.runs.heartbeat import Stage, report_stage
 
 if TYPE_CHECKING:
     from torch import nn
@@ -215,7 +215,7 @@ def _explained(session: Session, what_fits: Callable[..., Any]) -> Iterator[None
 
 
 def _out_of_memory(session: Session, what_fits: Callable[..., Any]) -> str:
-    beat(Stage.FREE)  # no time limit for the estimate
+    report_stage(Stage.FREE)  # no time limit for the estimate
     config, total = session.config, session.backend.usage().get("total")
     fits = what_fits(config, session.backend, total) or {}
     assert config.batch_size is not None  # validate() has derived it

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from exp.config.resolve import as_plain, check_arguments, make, resolve
 from exp.config.schema import DDP_KEYS
 from exp.data.places import shortened
-from exp.engine.distributed import AveragingDataParallel, StagedCollectives
+from exp.distributed import AveragingDataParallel, StagedCollectives
 from exp.errors import ConfigError, PlacementError, UnavailableError, shown
 from exp.hardware.backend import ddp_arguments
 from exp.hardware.compat import supports_full_sharding

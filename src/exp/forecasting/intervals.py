@@ -35,7 +35,7 @@ from exp.forecasting.data.preflight import interval_levels
 from exp.forecasting.metrics import WindowMetric
 
 if TYPE_CHECKING:
-    from exp.engine.distributed import Distributed
+    from exp.distributed import Distributed
     from exp.session import Session
 
 __all__ = ["GRID", "Band", "IntervalMetrics", "Intervals", "Scores", "Spread", "bound", "calibrated", "check_count",

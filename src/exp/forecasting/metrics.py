@@ -13,7 +13,7 @@ from exp.forecasting.masking import masked_difference
 from exp.metrics import Metric, Table
 
 if TYPE_CHECKING:
-    from exp.engine.distributed import Distributed
+    from exp.distributed import Distributed
 
 __all__ = ["Baselines", "ForecastMetrics", "WindowMetric"]
 

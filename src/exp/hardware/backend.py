@@ -103,7 +103,7 @@ class Collectives:
         """Make the default process group over ``store``.
 
         torch < 2.0 refuses composite strings such as ``"cpu:gloo,x:y"``. There the default group uses only the device's
-        backend, and :class:`exp.engine.distributed.Distributed` makes a second group with gloo for CPU tensors.
+        backend, and :class:`exp.distributed.Distributed` makes a second group with gloo for CPU tensors.
         """
         import torch.distributed as dist
 

@@ -8,7 +8,7 @@ from typing import Any, Callable, ContextManager, Sequence
 
 import torch
 
-from exp.sockets import listen_at
+from exp.hardware.ports import listen_at
 
 __all__ = [
     "TORCH_VERSION", "autocast_disabled", "backward_below_modes", "every_operator", "forbid_fused_attention",
@@ -32,8 +32,8 @@ def serving_store(host: str, port: int, timeout: timedelta, world_size: int | No
         world_size: number of clients to wait for; None: do not wait.
 
     Returns:
-        The store; None if this process cannot serve it (:func:`exp.sockets.listen_at`), or if this torch can only open
-        a port by itself.
+        The store; None if this process cannot serve it (:func:`exp.hardware.ports.listen_at`), or if this torch can
+        only open a port by itself.
     """
     store = torch.distributed.TCPStore
     listener = listen_at(host, port) if "master_listen_fd" in str(store.__init__.__doc__) else None

@@ -1,7 +1,7 @@
 """The agent process: torch's elastic agent around the workers of one node. Run as ``python -m exp.launcher.agent``.
 
 If the backend allows it, the workers are forked from one process that has imported everything
-(:mod:`exp.launcher.preload`), so that eight imports become one. This process is the fork server of Python's
+(:mod:`exp.worker.preload`), so that eight imports become one. This process is the fork server of Python's
 multiprocessing: it has no threads and touches no device. Torch's agent starts its workers through it
 (``start_method="forkserver"``), and imports torch in the meantime.
 """
@@ -25,13 +25,14 @@ from typing import Any, Mapping
 from omegaconf import OmegaConf
 
 from exp.config.resolve import allow
+from exp.hardware.ports import local_address_for
 from exp.hardware.registry import create_backend
 from exp.launcher import processes
 from exp.launcher.processes import AGENT_VARIABLE, PRELOAD_VARIABLE, START
 from exp.runs.failures import TERM_PATIENCE_S, Failures
 from exp.runs.folder import RunFolder
-from exp.runs.status import signal_name
-from exp.sockets import SCRATCH_VARIABLE, address_towards, keep_sockets_in
+from exp.runs.scratch import SCRATCH_VARIABLE, set_socket_folder
+from exp.runs.signals import signal_name
 from exp.task import task_class
 
 __all__ = ["main", "work"]
@@ -69,7 +70,7 @@ def main() -> int:
         if forked:
             elastic_launch(_launch_config(spec), work)(spec["run_dir"])
         else:
-            elastic_launch(_launch_config(spec), sys.executable)("-c", START, "exp.launcher.worker", spec["run_dir"])
+            elastic_launch(_launch_config(spec), sys.executable)("-c", START, "exp.worker.main", spec["run_dir"])
         succeeded = True
     except ChildFailedError as error:
         _record_killed(Failures(folder, scratch), error.failures)
@@ -87,7 +88,7 @@ def work(run_dir: str) -> None:
     Args:
         run_dir: the run folder.
     """
-    from exp.launcher.worker import main
+    from exp.worker.main import main
 
     code = main(run_dir, forked=True)  # the fork server ends with the agent
     if code:
@@ -133,7 +134,7 @@ def _start_fork_server(folder: RunFolder, nproc: int, single_node: bool) -> bool
         return False
     backend = create_backend(config.backend)
     # The fork server listens on a Unix socket in this folder.
-    if not backend.capabilities.forking or not keep_sockets_in(os.environ[SCRATCH_VARIABLE]):
+    if not backend.capabilities.forking or not set_socket_folder(os.environ[SCRATCH_VARIABLE]):
         return False
     first, *others = (backend.worker_env(rank, nproc, single_node) for rank in range(nproc))
     for name, value in first.items():
@@ -144,7 +145,7 @@ def _start_fork_server(folder: RunFolder, nproc: int, single_node: bool) -> bool
     # Users' modules are left to the workers: what they do at import may not survive a fork.
     modules = [module for module in targets if module.startswith("exp.")]
     os.environ[PRELOAD_VARIABLE] = ",".join([*modules, *filter(None, [task.work.rpartition(".")[0]])])
-    multiprocessing.get_context(_START_METHOD).set_forkserver_preload(["exp.launcher.preload"])
+    multiprocessing.get_context(_START_METHOD).set_forkserver_preload(["exp.worker.preload"])
     here = Path.cwd()
     # A new interpreter looks for modules in the current folder first. The workers change back to this folder.
     os.chdir(os.environ[SCRATCH_VARIABLE])
@@ -167,7 +168,7 @@ def _launch_config(spec: dict[str, Any]) -> Any:
 
         # Nodes may join at any time within the time-out; torch's own default is one minute.
         configs = {"timeout": timeout_s, "join_timeout": timeout_s, "read_timeout": min(timeout_s, 60)}
-        rendezvous, address = RENDEZVOUS, address_towards(spec["rdzv_endpoint"])
+        rendezvous, address = RENDEZVOUS, local_address_for(spec["rdzv_endpoint"])
     settings: dict[str, Any] = {
         "min_nodes": spec["nnodes"],
         "max_nodes": spec["nnodes"],

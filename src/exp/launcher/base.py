@@ -23,7 +23,7 @@ from exp.config.schema import ExpConfig, LauncherConfig
 from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, EXIT_UNAVAILABLE, REFUSED, ConfigError
 from exp.runs.failures import AGENT_LOST, RankFailure
 from exp.runs.files import read_json
-from exp.runs.status import PREEMPT_SIGNAL, signal_name
+from exp.runs.signals import PREEMPT_SIGNAL, signal_name
 
 if TYPE_CHECKING:
     from exp.frozen import FrozenRun

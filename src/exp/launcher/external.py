@@ -1,7 +1,7 @@
 """launcher=external: another launcher (torchrun, MPI, srun) has started one process per rank.
 
 Every process composes and checks the configuration, and starts one worker. The process of rank 0 writes the run folder;
-the workers of the other ranks get its path over the store at MASTER_ADDR:MASTER_PORT (:mod:`exp.launcher.worker`).
+the workers of the other ranks get its path over the store at MASTER_ADDR:MASTER_PORT (:mod:`exp.worker.main`).
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from typing import TYPE_CHECKING, ClassVar, Sequence
 
 from exp import console
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, ConfigError
+from exp.hardware.ports import check_host, port_owner
 from exp.hardware.registry import create_backend
 from exp.launcher.base import Launcher, Outcome, place_of, tail_of
 from exp.launcher.processes import AGENT_VARIABLE, start_module
 from exp.launcher.supervisor import Supervisor
 from exp.runs.files import read_json, to_json
-from exp.runs.status import JOINED, PREEMPT_SIGNAL, signal_name
+from exp.runs.scratch import RUN_FOLDER_FILE, SCRATCH_VARIABLE
+from exp.runs.signals import PREEMPT_SIGNAL, signal_name
 from exp.session import RankInfo
-from exp.sockets import SCRATCH_VARIABLE, check_host, taken_by
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
@@ -101,11 +102,11 @@ class ExternalLauncher(Launcher):
             log, began = Path(scratch, "early.log"), time.monotonic()
             environment[SCRATCH_VARIABLE] = scratch
             job = Supervisor(self, run, scratch, (PREEMPT_SIGNAL, signal.SIGTERM))
-            worker = "exp.launcher.worker", to_json(given)
+            worker = "exp.worker.main", to_json(given)
             code = job.watch(
                 lambda stderr: start_module(*worker, environment=environment, stderr=stderr), log, 1, place.world_size
             )
-            refused = (read_json(Path(scratch, JOINED)) or {}).get("refused")
+            refused = (read_json(Path(scratch, RUN_FOLDER_FILE)) or {}).get("refused")
             if refused is not None:
                 if self.leads:
                     raise ConfigError(refused)
@@ -125,7 +126,7 @@ class ExternalLauncher(Launcher):
         """The outcome of a worker that did not meet the other ranks, and ended with this exit code after so long."""
         place, host, port = self.place, os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
         where, here = f"MASTER_ADDR={host} MASTER_PORT={port}", f"rank {place.rank} on {socket.gethostname()}"
-        taken = taken_by(int(port)) if self.leads else None
+        taken = port_owner(int(port)) if self.leads else None
         if taken is not None:
             detail = f"{where}: the port is taken by {taken}; choose another one, the same for every process"
         else:

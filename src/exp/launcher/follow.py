@@ -22,8 +22,8 @@ from exp.runs import slurm
 from exp.runs.files import read_json
 from exp.runs.folder import TAIL_BYTES, RunFolder
 from exp.runs.lock import holder_of
+from exp.runs.signals import handle_signals, signal_name
 from exp.runs.slurm import JobState
-from exp.runs.status import handle_signals, signal_name
 from exp.task import to_continue
 
 if TYPE_CHECKING:

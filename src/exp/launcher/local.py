@@ -10,13 +10,13 @@ from exp.errors import ConfigError, Ended, Preempted
 from exp.launcher.base import Launcher, Outcome
 from exp.launcher.processes import fork
 from exp.launcher.supervisor import Supervisor
-from exp.launcher.worker import guard, preempted_in, work_to_end
-from exp.runs import status
+from exp.runs import signals
 from exp.runs.failures import Failures
+from exp.runs.scratch import SCRATCH_VARIABLE
 from exp.session import RankInfo, describe_error, reporting
 from exp.session import run as run_rank
-from exp.sockets import SCRATCH_VARIABLE
 from exp.task import task_class
+from exp.worker.main import guard, preempted_in, work_to_end
 
 if TYPE_CHECKING:
     from exp.frozen import FrozenRun
@@ -25,7 +25,7 @@ __all__ = ["LocalLauncher"]
 
 
 class LocalLauncher(Launcher):
-    """Forks a guard, which forks the only worker (:mod:`exp.launcher.worker`): a new interpreter would take longer."""
+    """Forks a guard, which forks the only worker (:mod:`exp.worker.main`): a new interpreter would take longer."""
 
     def check(self, nproc: int) -> None:
         """Refuse more than one worker, restarts, and more than one node."""
@@ -48,7 +48,7 @@ class LocalLauncher(Launcher):
                 return guard(lambda: work_to_end(folder, info), info, str(folder.path), parent)
 
             failures = Failures(folder, scratch)
-            job = Supervisor(self, run, scratch, (status.PREEMPT_SIGNAL,), failures)
+            job = Supervisor(self, run, scratch, (signals.PREEMPT_SIGNAL,), failures)
             code = job.watch(lambda log: fork(main, log), folder.log_file(0), 1, 1)
             detail = f"the process that waited for the worker ended with {code}"
             return job.outcome(lambda: Outcome.of(failures.collect(), detail) if code else Outcome())

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import IO, Callable, Mapping
 
 from exp.errors import EXIT_FAILED
-from exp.runs import status
+from exp.runs import signals
 from exp.runs.lock import is_alive, stat_of
-from exp.sockets import SCRATCH_VARIABLE
+from exp.runs.scratch import HEARTBEATS_FILE, SCRATCH_VARIABLE
 
 __all__ = [
     "AGENT_VARIABLE", "JOB_VARIABLE", "PRELOAD_VARIABLE", "REQUEUES_VARIABLE", "SPEC", "START", "ForkedProcess",
@@ -126,12 +126,12 @@ def fork(main: Callable[[], int], stderr: IO[bytes]) -> ForkedProcess:
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    with status.held_back(status.ENDING_SIGNALS):  # a signal for this process must not run a handler in the child
+    with signals.block_signals(signals.ENDING_SIGNALS):  # a signal for this process must not run a handler in the child
         pid = os.fork()
         if pid:
             return ForkedProcess(pid)
         os.setsid()
-        for number in status.ENDING_SIGNALS:
+        for number in signals.ENDING_SIGNALS:
             if callable(signal.getsignal(number)):
                 signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     code = EXIT_FAILED
@@ -202,9 +202,9 @@ def kill_job(job: str, session: int | None = None, patience_s: float = 3.0) -> l
     """Kill all remaining processes of the job except this one.
 
     They belong to ``session``, or have inherited ``job`` as the value of :data:`JOB_VARIABLE` or
-    :data:`exp.sockets.SCRATCH_VARIABLE`, or the mapped file of heartbeats (:func:`exp.runs.status.begin`). Python's
-    resource trackers get ``patience_s`` to end by themselves: a tracker ends when all its users have ended, and removes
-    the semaphores that they left. A tracker that this process started is not touched.
+    :data:`exp.runs.scratch.SCRATCH_VARIABLE`, or the mapped file of heartbeats (:func:`exp.runs.heartbeat.start`).
+    Python's resource trackers get ``patience_s`` to end by themselves: a tracker ends when all its users have ended,
+    and removes the semaphores that they left. A tracker that this process started is not touched.
 
     Returns:
         Ids of processes that are still there after ``patience_s`` seconds (stuck in the kernel).
@@ -226,7 +226,7 @@ def kill_job(job: str, session: int | None = None, patience_s: float = 3.0) -> l
 def _processes_of(job: str, session: int | None) -> dict[int, bool]:
     """Whether each running process of a job is a resource tracker, by process id."""
     marks, found = {f"{name}={job}".encode() for name in (JOB_VARIABLE, SCRATCH_VARIABLE)}, {}
-    mapped = os.fsencode(os.path.realpath(job) + f"/{status.BEATS}")
+    mapped = os.fsencode(os.path.realpath(job) + f"/{HEARTBEATS_FILE}")
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
             pid = int(entry.name)

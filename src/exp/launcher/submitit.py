@@ -37,7 +37,7 @@ from exp.runs.failures import Failures, RankFailure
 from exp.runs.files import UMASK, write_json
 from exp.runs.folder import RunFolder
 from exp.runs.lock import RunLock
-from exp.runs.status import PREEMPT_SIGNAL
+from exp.runs.signals import PREEMPT_SIGNAL
 from exp.task import task_class
 
 if TYPE_CHECKING:

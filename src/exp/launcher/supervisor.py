@@ -21,12 +21,14 @@ from exp import console
 from exp.errors import EXIT_PREEMPTED
 from exp.launcher.base import Launcher, Outcome
 from exp.launcher.processes import ForkedProcess, kill_job
-from exp.runs import status
+from exp.runs import heartbeat, signals
 from exp.runs.failures import Failures, RankFailure
 from exp.runs.files import read_json, write_json
 from exp.runs.folder import RunFolder
+from exp.runs.heartbeat import Heartbeat, Stage, running_ranks
 from exp.runs.lock import is_alive, stat_of
-from exp.runs.status import Beat, Stage, signal_name, unfinished
+from exp.runs.scratch import ENDING_FLAG, PREEMPT_FLAG, PREEMPTED_FILE, RUN_FOLDER_FILE
+from exp.runs.signals import signal_name
 from exp.task import task_class
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ _RESTART_PATIENCE_S = 60.0  # with restarts: the agent needs time to start the w
 _SHARE = 0.9  # of the time-out of collectives: the launcher reports before the waiting ranks time out
 _STACKS_WITHIN_S = 1.5
 _SHOWN_FRAMES = 12
-_WAITING = ("/torch/distributed/", "/torch/autograd/", "/exp/engine/distributed.py")
+_WAITING = ("/torch/distributed/", "/torch/autograd/", "/exp/distributed.py")
 _UNTIMED = (Stage.FREE, Stage.DONE)
 _STOPPED = {"T": "; it is stopped (SIGSTOP)", "D": "; it is stuck in the kernel"}
 
@@ -89,10 +91,10 @@ class Supervisor:
             nproc: workers to supervise.
             groups: number of supervisors in the job; together they find the rank that hangs.
         """
-        status.make_file(self.scratch, nproc)
+        heartbeat.make_file(self.scratch, nproc)
         try:
-            with status.handle_signals(self._on_signal):
-                with status.held_back(self.signals), log.open("ab") as stderr:
+            with signals.handle_signals(self._on_signal):
+                with signals.block_signals(self.signals), log.open("ab") as stderr:
                     process = start(stderr)
                 self._session = process.pid
                 while process.poll() is None:
@@ -116,7 +118,7 @@ class Supervisor:
         Args:
             ended: returns it if neither preemption nor another signal has ended the job.
         """
-        preempted = read_json(Path(self.scratch, status.PREEMPTED))
+        preempted = read_json(Path(self.scratch, PREEMPTED_FILE))
         if preempted is not None:
             notices = [signal_name(number) for number in self.notices]
             outcome = Outcome(EXIT_PREEMPTED, preempted={**preempted, "signals": notices})
@@ -130,7 +132,7 @@ class Supervisor:
 
     def _meet(self) -> None:
         """Look for the run folder that the worker reports, if it is not known."""
-        joined = (read_json(Path(self.scratch, status.JOINED)) or {}) if self.failures is None else {}
+        joined = (read_json(Path(self.scratch, RUN_FOLDER_FILE)) or {}) if self.failures is None else {}
         if "folder" in joined:
             self.failures = Failures(RunFolder(joined["folder"]), self.scratch)
 
@@ -154,7 +156,7 @@ class Supervisor:
             # Torch's agent ends the other ranks, and may restart all; a restarted rank removes its error file.
             restarts = self.launcher.config.max_restarts > 0
             patience_s = _RESTART_PATIENCE_S if restarts else _ERROR_PATIENCE_S
-            ends = self._is_explained(errors) and (not restarts or any(unfinished(self.scratch)))
+            ends = self._is_explained(errors) and (not restarts or any(running_ranks(self.scratch)))
             self._deadline = (self._deadline or now + patience_s) if ends else None
 
     def _is_explained(self, errors: Sequence[Mapping[str, Any]]) -> bool:
@@ -164,13 +166,13 @@ class Supervisor:
         however busy the node is.
         """
         explained = {error["pid"] for error in errors}
-        gone = any(beat.pid not in explained for beat in unfinished(self.scratch, alive=False))
+        gone = any(beat.pid not in explained for beat in running_ranks(self.scratch, alive=False))
         return any(not error["of_peer"] for error in errors) or (bool(errors) and not gone)
 
     def _interrupt(self, now: float) -> None:
         """After a signal: ask the workers to end; they are killed if they do not."""
-        running = unfinished(self.scratch)
-        Path(self.scratch, status.ENDING).touch()
+        running = running_ranks(self.scratch)
+        Path(self.scratch, ENDING_FLAG).touch()
         for beat in running:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(beat.pid, signal.SIGINT)
@@ -179,11 +181,11 @@ class Supervisor:
     def _kill(self) -> None:
         """Kill the job. The ranks that did not end after another one had failed are not the cause."""
         if self.failures is not None and self.received is None:
-            for beat in unfinished(self.scratch):
+            for beat in running_ranks(self.scratch):
                 ended = "ended, because another rank had failed"
                 self.failures.write(RankFailure(beat.rank, beat.local_rank, "Ended", ended, pid=beat.pid, of_peer=True))
         self.killed = True
-        Path(self.scratch, status.ENDING).touch()
+        Path(self.scratch, ENDING_FLAG).touch()
         kill_job(self.scratch, self._session)
 
     def _on_signal(self, number: int, frame: object) -> None:
@@ -193,7 +195,7 @@ class Supervisor:
         early = self.failures is None and number == signal.SIGTERM  # the ranks have not met: there is nothing to save
         if self._saves and not early and number in self.signals and (self.launcher.joins or number not in self.notices):
             self.notices.append(number)
-            Path(self.scratch, status.NOTICE).touch()
+            Path(self.scratch, PREEMPT_FLAG).touch()
         elif self.received is None:
             self.received, self._deadline = number, None
         else:
@@ -220,7 +222,7 @@ class HangDetector:
     nnodes: int
     timeout_s: float
     step_timeout_s: float | None
-    _still: list[tuple[Beat, float]] = field(default_factory=list)
+    _still: list[tuple[Heartbeat, float]] = field(default_factory=list)
     _looked: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
@@ -238,7 +240,7 @@ class HangDetector:
         """
         now = time.monotonic()
         passed, self._looked = min(now - self._looked, 1.0), now
-        beats = status.read(self.scratch)
+        beats = heartbeat.read(self.scratch)
         if not beats or any(beat.pid == 0 for beat in beats):
             return None
         before = self._still if len(self._still) == len(beats) else [(beat, 0.0) for beat in beats]
@@ -260,7 +262,7 @@ class HangDetector:
         """Remove this node's view from the run folder: the job is over, or its ranks make progress again."""
         self._view.unlink(missing_ok=True)
 
-    def _limit(self, beat: Beat) -> float:
+    def _limit(self, beat: Heartbeat) -> float:
         """Seconds that a rank may stay in the stage of its last heartbeat.
 
         From outside, a compilation or a file system that stalls looks like a hang. The others wait for this rank as
@@ -275,7 +277,7 @@ class HangDetector:
             return most
         return self.step_timeout_s
 
-    def _judge(self, going: list[tuple[Beat, float]], only_busy: bool = False) -> int | None:
+    def _judge(self, going: list[tuple[Heartbeat, float]], only_busy: bool = False) -> int | None:
         """Agree with the other nodes on the rank that hangs; return its process id if it is one of this node.
 
         Args:
@@ -305,7 +307,7 @@ class HangDetector:
         return int(first["pid"])
 
 
-def _describe(beat: Beat, still: float, stack: str) -> dict[str, Any]:
+def _describe(beat: Heartbeat, still: float, stack: str) -> dict[str, Any]:
     """One rank in a node's view; the rank with the smallest ``order`` over all nodes is the one that hangs."""
     stopped = _STOPPED.get("".join(stat_of(beat.pid)[:1]), "")
     frames = [line for line in stack.splitlines() if line.lstrip().startswith("File ")]
@@ -323,13 +325,13 @@ def _describe(beat: Beat, still: float, stack: str) -> dict[str, Any]:
     }
 
 
-def _stacks(scratch: str, beats: list[Beat]) -> dict[int, str]:
+def _stacks(scratch: str, beats: list[Heartbeat]) -> dict[int, str]:
     """The stacks of workers, by process id; the stack of a stopped process is empty."""
-    files = {beat.pid: status.stack_file(scratch, beat.local_rank) for beat in beats}
+    files = {beat.pid: heartbeat.stack_file(scratch, beat.local_rank) for beat in beats}
     sizes = {pid: file.stat().st_size if file.is_file() else 0 for pid, file in files.items()}
     for beat in beats:
         with contextlib.suppress(OSError):
-            os.kill(beat.pid, status.STACK_SIGNAL)
+            os.kill(beat.pid, heartbeat.STACK_SIGNAL)
     time.sleep(_STACKS_WITHIN_S)
     found = {}
     for pid, file in files.items():

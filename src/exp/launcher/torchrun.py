@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from exp.errors import ConfigError
+from exp.hardware.ports import check_endpoint, check_loopback
 from exp.launcher.base import Launcher, Outcome, tail_of
 from exp.launcher.processes import SPEC, start_module
 from exp.launcher.supervisor import Supervisor
-from exp.runs import status
+from exp.runs import heartbeat
 from exp.runs.failures import Failures
 from exp.runs.files import write_json
 from exp.runs.lock import LOCK, read_holder
-from exp.runs.status import PREEMPT_SIGNAL, signal_name
-from exp.sockets import SCRATCH_VARIABLE, check_endpoint, check_loopback
+from exp.runs.scratch import SCRATCH_VARIABLE
+from exp.runs.signals import PREEMPT_SIGNAL, signal_name
 
 if TYPE_CHECKING:
     from exp.frozen import FrozenRun
@@ -89,7 +90,7 @@ class TorchrunLauncher(Launcher):
         if of_agent:  # the other nodes read the cause from the run folder
             known.record_lost(why)
         failures = known.collect(0 if nnodes == 1 else nproc * nnodes, nproc)
-        if nnodes > 1 and not any(beat.pid for beat in status.read(str(known.scratch))):
+        if nnodes > 1 and not any(beat.pid for beat in heartbeat.read(str(known.scratch))):
             why = (
                 f"the {nnodes} nodes did not meet at launcher.rdzv_endpoint={self.config.rdzv_endpoint} within "
                 f"launcher.timeout_s={self.config.timeout_s}; start the same command on every node, and check that "

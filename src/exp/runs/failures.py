@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from exp.errors import EXIT_FAILED
 from exp.runs.files import read_json, write_json
-from exp.runs.status import ENDING, Beat, Stage, read, signal_name, unfinished
+from exp.runs.heartbeat import Heartbeat, Stage, read, running_ranks
+from exp.runs.scratch import ENDING_FLAG
+from exp.runs.signals import signal_name
 
 if TYPE_CHECKING:
     from exp.runs.folder import RunFolder
@@ -60,7 +62,7 @@ class RankFailure:
     own: bool = False
 
 
-def failure_of(beat: Beat, code: int) -> RankFailure:
+def failure_of(beat: Heartbeat, code: int) -> RankFailure:
     """The failure of a rank whose process ended, without an error file, before its work was done.
 
     Args:
@@ -78,7 +80,7 @@ def failure_of(beat: Beat, code: int) -> RankFailure:
 class Failures:
     """The failures of one launch: an error file for each rank, and which of them came first.
 
-    A rank writes its own file. If it cannot, its guard writes it (:func:`exp.launcher.worker.guard`).
+    A rank writes its own file. If it cannot, its guard writes it (:func:`exp.worker.main.guard`).
 
     Args:
         folder: the run folder.
@@ -125,7 +127,7 @@ class Failures:
 
     def record_lost(self, why: str) -> None:
         """Record why all workers of this node are gone that had not reached their end."""
-        for beat in unfinished(str(self.scratch), alive=False):
+        for beat in running_ranks(str(self.scratch), alive=False):
             self.write(replace(failure_of(beat, EXIT_FAILED), type=AGENT_LOST, message=why))
 
     def record_end(self, rank: int, local_rank: int, code: int, pid: int | None = None) -> bool:
@@ -146,10 +148,10 @@ class Failures:
             return False
         beat = beats[local_rank % len(beats)]
         if beat.pid == 0 or (pid is not None and beat.pid != pid):  # it died before its first heartbeat
-            beat = Beat(pid or 0, rank, local_rank, 0, 0, 0, 0)
+            beat = Heartbeat(pid or 0, rank, local_rank, 0, 0, 0, 0)
         if beat.stage == Stage.DONE:
             return True
-        if not Path(scratch, ENDING).exists():
+        if not Path(scratch, ENDING_FLAG).exists():
             self.write(failure_of(beat, code))
         return False
 

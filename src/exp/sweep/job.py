@@ -16,7 +16,7 @@ from exp.launcher.processes import die_with_parent
 from exp.runs.files import read_json, write_json
 from exp.runs.folder import RunFolder
 from exp.runs.lock import RunLock
-from exp.runs.status import PREEMPT_SIGNAL, handle_signals, signal_name
+from exp.runs.signals import PREEMPT_SIGNAL, handle_signals, signal_name
 
 __all__ = ["main"]
 

@@ -15,7 +15,7 @@ from exp.hardware.registry import create_backend
 from exp.launcher.base import Outcome, outcome_file, tail_of
 from exp.launcher.follow import progress_of
 from exp.launcher.processes import JOB_VARIABLE, kill_job, start_module
-from exp.runs.status import PREEMPT_SIGNAL, handle_signals, held_back, signal_name
+from exp.runs.signals import PREEMPT_SIGNAL, block_signals, handle_signals, signal_name
 
 if TYPE_CHECKING:
     from exp.frozen import FrozenRun
@@ -85,7 +85,7 @@ class _Packing:
             run.folder.check_there()
             arguments = [str(run.folder.path), str(os.getpid()), run.lock.token]
             environment = {**os.environ, **self._own(number, taken), JOB_VARIABLE: self.mark}
-            with held_back((PREEMPT_SIGNAL,)), (run.folder.logs / _LOG).open("wb") as log:
+            with block_signals((PREEMPT_SIGNAL,)), (run.folder.logs / _LOG).open("wb") as log:
                 process = start_module("exp.sweep.job", *arguments, environment=environment, stdout=log, stderr=log)
             run.lock.pass_to(pid=process.pid)
             self.running[number] = process, taken

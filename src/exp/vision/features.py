@@ -28,7 +28,7 @@ from exp.vision.store import DONE, TO_DO, UNUSABLE, Store
 from exp.vision.tiling import cells
 
 if TYPE_CHECKING:
-    from exp.engine.distributed import Distributed
+    from exp.distributed import Distributed
     from exp.session import Session
     from exp.vision.predict import Input
 

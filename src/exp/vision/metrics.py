@@ -13,7 +13,7 @@ from exp.metrics import Metric, SampleMetric, Table
 from exp.vision.data.labels import IGNORED
 
 if TYPE_CHECKING:
-    from exp.engine.distributed import Distributed
+    from exp.distributed import Distributed
 
 __all__ = ["ConfusionMatrix", "FeatureAgreement", "PixelsRight", "SceneMetrics", "SegmentationMetrics",
            "TrueClassProbability", "as_in_file", "mean_of_known"]  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from exp.engine.distributed import Distributed
+from exp.distributed import Distributed
 from exp.errors import DataError
 from exp.forecasting.data.dataset import ForecastingData
 from exp.forecasting.timebridge.model import TimeBridge

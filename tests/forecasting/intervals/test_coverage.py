@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from exp.engine.distributed import Distributed
+from exp.distributed import Distributed
 from exp.errors import ConfigError
 from exp.forecasting.intervals import (
     GRID,

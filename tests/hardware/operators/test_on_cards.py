@@ -15,7 +15,7 @@ BEGIN = """
 import logging, torch
 from torch import nn
 from exp.backends.gcu import GcuBackend
-from exp.engine.distributed import settle_kernels
+from exp.distributed import settle_kernels
 from tests.simulators.network import train
 from tests.simulators.scripts import refused
 logging.basicConfig(level=logging.INFO)

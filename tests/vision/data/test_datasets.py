@@ -10,7 +10,7 @@ import torch
 
 from exp.data.loader import train_loader
 from exp.data.sampler import TrainBatchSampler
-from exp.engine.distributed import Distributed
+from exp.distributed import Distributed
 from exp.errors import ConfigError
 from tests.vision.data.conftest import CROP, cut, keys, record, refused
 

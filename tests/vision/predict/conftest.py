@@ -7,7 +7,7 @@ import torch
 from exp.backends.cpu import CpuBackend
 
 from exp.config.sources import task_named
-from exp.engine.distributed import Distributed
+from exp.distributed import Distributed
 from exp.session import RankInfo
 from tests.vision.data.conftest import tiff  # noqa: F401 - a fixture
 

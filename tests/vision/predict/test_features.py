@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from exp.engine.distributed import Distributed
+from exp.distributed import Distributed
 from exp.errors import RunError
 from exp.vision.dinov3 import SceneClassifier
 from exp.vision.features import Components, image_features, write_image

@@ -322,7 +322,7 @@ class ForecastingData(Data):
         """Entries for the result of a run: windows per split, cells without truth, regularity of the dates, warnings.
 
         Args:
-            gather: of :class:`exp.engine.distributed.Distributed`; not needed, since every rank knows the same.
+            gather: of :class:`exp.distributed.Distributed`; not needed, since every rank knows the same.
         """
         content: dict[str, Any] = {split: len(getattr(self, split)) for split in self.rows}
         if self._truth is not None:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Mapping, Sequence
 import numpy as np
 import torch
 
+from exp.distributed import Distributed
 from exp.engine.building import build_data, make_result
-from exp.engine.distributed import Distributed
 from exp.errors import ConfigError, DataError
 from exp.runs.files import read_json, write_json
 from exp.vision.data.decode import read_raw

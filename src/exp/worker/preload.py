@@ -15,11 +15,11 @@ _MODULES = [
     "mmengine.runner",
     "matplotlib.backends.backend_agg",  # MMEngine's visualizer always makes a figure
     "matplotlib.figure",
-    "exp.engine.distributed",
+    "exp.distributed",
     "exp.engine.building",
     "exp.session",
     "exp.launcher.agent",
-    "exp.launcher.worker",
+    "exp.worker.main",
     *os.environ.get(PRELOAD_VARIABLE, "").split(","),
 ]
 

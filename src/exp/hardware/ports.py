@@ -1,40 +1,19 @@
-"""Sockets of loader processes, and checks of hosts and ports before a rendezvous.
-
-A loader process sends a tensor as an open file over a Unix socket. The path of a socket may have at most 107 bytes on
-Linux (unix(7)). If the temporary folder has a longer path, no socket can be made: the thread of the loader process that
-sends the first batch dies, and the training waits for the batch forever.
-
-The checks of a rendezvous raise a clear error instead of a time-out.
-"""
+"""Checks of hosts and ports before a rendezvous: a clear error instead of a time-out."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import ipaddress
-import multiprocessing
 import os
-import shutil
 import socket
-import tempfile
-from multiprocessing import util
 from pathlib import Path
 from typing import Any, Sequence
 
-from exp.errors import ConfigError, RunError, UnavailableError
+from exp.errors import ConfigError, UnavailableError
 
-__all__ = [
-    "SCRATCH_VARIABLE", "address_towards", "check_endpoint", "check_host", "check_loopback", "keep_sockets_in",
-    "listen_at", "make_sockets_possible", "taken_by",
-]  # fmt: skip
-
-SCRATCH_VARIABLE = "EXP_SCRATCH"
-"""Environment variable with the path of the job's private folder on this node."""
-
+__all__ = ["check_endpoint", "check_host", "check_loopback", "listen_at", "local_address_for", "port_owner"]
 _LISTEN = "0A"  # the kernel's code in /proc/net/tcp
-_LONGEST = 107
-_SOCKET = "/listener-12345678"
-_PRIVATE = "/pymp-12345678"  # multiprocessing's own folder; that of exp has a shorter name
 
 
 def listen_at(host: str, port: int) -> socket.socket | None:
@@ -80,7 +59,7 @@ def check_endpoint(endpoint: str) -> None:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(address)
             except OSError as error:  # EADDRNOTAVAIL: the address belongs to another machine
-                holder = taken_by(int(port)) if error.errno == errno.EADDRINUSE else None
+                holder = port_owner(int(port)) if error.errno == errno.EADDRINUSE else None
                 if holder is not None:
                     raise ConfigError(
                         f"launcher.rdzv_endpoint={endpoint}: port {port} is taken by {holder}; choose another port, "
@@ -121,7 +100,7 @@ def check_loopback() -> None:
             ) from error
 
 
-def address_towards(endpoint: str) -> str | None:
+def local_address_for(endpoint: str) -> str | None:
     """This machine's address on the interface that leads to an endpoint; None: only a loopback address leads there."""
     host, _, port = endpoint.rpartition(":")
     host = host.strip("[]")
@@ -133,7 +112,7 @@ def address_towards(endpoint: str) -> str | None:
     return None
 
 
-def taken_by(port: int) -> str | None:
+def port_owner(port: int) -> str | None:
     """The program that listens on ``port``, as far as ``/proc`` shows it to this user.
 
     Returns:
@@ -150,45 +129,3 @@ def taken_by(port: int) -> str | None:
                 program = Path(command.split("\0")[0]).name or "a program"
                 return None if "exp.launcher.agent" in command else f"{program} (pid {entry.name})"
     return None
-
-
-def keep_sockets_in(scratch: str) -> bool:
-    """Make multiprocessing put its sockets into the private folder of the job, which is removed with the job.
-
-    Otherwise every process that is killed, or ends without clean-up, leaves a folder in the temporary folder.
-
-    Returns:
-        Whether the path of the folder is short enough for sockets.
-    """
-    multiprocessing.current_process()._config["tempdir"] = scratch  # type: ignore[attr-defined]
-    return _fits(scratch)
-
-
-def make_sockets_possible() -> None:
-    """Provide a folder for the sockets of loader processes; call it before they start.
-
-    Raises:
-        ConfigError: the path of the temporary folder is too long.
-        RunError: the machine provides no semaphores.
-    """
-    try:
-        multiprocessing.Lock()
-    except OSError as error:
-        raise RunError(
-            f"loader processes need semaphores in /dev/shm: {error.strerror}; mount it writable, or set "
-            "data.num_workers=0"
-        ) from error
-    chosen = multiprocessing.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
-    if chosen is None:  # launcher.in_process=true: there is no private folder
-        chosen = tempfile.mkdtemp(prefix="exp-")
-        keep_sockets_in(chosen)
-        util.Finalize(None, shutil.rmtree, (chosen, True), exitpriority=-100)  # after the sockets in it were closed
-    if not _fits(chosen):
-        raise ConfigError(
-            f"TMPDIR={tempfile.gettempdir()} is too long for the sockets of loader processes; set it to a folder of "
-            f"at most {_LONGEST - len(_PRIVATE + _SOCKET)} bytes, or data.num_workers=0"
-        )
-
-
-def _fits(private: str) -> bool:
-    return len(os.fsencode(private + _SOCKET)) <= _LONGEST

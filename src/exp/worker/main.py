@@ -2,8 +2,8 @@
 
 What it computes is in :mod:`exp.session`. Each worker is forked from a guard, a small process that waits for it and
 records how it ended: only the parent of a process learns its exit status. The guard is forked by torch's agent
-(:mod:`exp.launcher.agent`) or by ``launcher=local``, or runs ``python -m exp.launcher.worker RUN_FOLDER``.
-``launcher=external`` runs ``python -m exp.launcher.worker GIVEN`` (JSON); such a worker first checks that all ranks
+(:mod:`exp.launcher.agent`) or by ``launcher=local``, or runs ``python -m exp.worker.main RUN_FOLDER``.
+``launcher=external`` runs ``python -m exp.worker.main GIVEN`` (JSON); such a worker first checks that all ranks
 have the same command and run folder.
 """
 
@@ -28,14 +28,14 @@ from exp import session
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, ExpError, Preempted, is_users, message_of, no_terminal
 from exp.launcher import processes
 from exp.launcher.processes import AGENT_VARIABLE, REQUEUES_VARIABLE
-from exp.runs import status
+from exp.runs import heartbeat
 from exp.runs.failures import Failures
 from exp.runs.files import read_json, write_json
 from exp.runs.folder import RunFolder
+from exp.runs.heartbeat import Stage
 from exp.runs.lock import LOCK, is_alive, read_holder
-from exp.runs.status import JOINED, Stage
+from exp.runs.scratch import PREEMPT_FLAG, PREEMPTED_FILE, RUN_FOLDER_FILE, SCRATCH_VARIABLE, set_socket_folder
 from exp.session import RankInfo, is_of_peer, make_store, reporting
-from exp.sockets import SCRATCH_VARIABLE, keep_sockets_in
 
 __all__ = ["guard", "main", "preempted_in", "work_to_end"]
 
@@ -66,7 +66,7 @@ def main(argument: str, forked: bool = False) -> int:
 
 def preempted_in(scratch: str) -> Callable[[], bool]:
     """A function that tells whether the job with this private folder has to save its state and end."""
-    return functools.partial(os.path.exists, str(Path(scratch, status.NOTICE)))
+    return functools.partial(os.path.exists, str(Path(scratch, PREEMPT_FLAG)))
 
 
 def guard(work: Callable[[], NoReturn], info: RankInfo, folder: str | None, parent: int | None = None) -> int:
@@ -111,7 +111,7 @@ def guard(work: Callable[[], NoReturn], info: RankInfo, folder: str | None, pare
         watcher.join()  # it ends the job and this process
     if stopped:
         return EXIT_FAILED
-    folder = folder or (read_json(Path(scratch, JOINED)) or {}).get("folder")
+    folder = folder or (read_json(Path(scratch, RUN_FOLDER_FILE)) or {}).get("folder")
     if folder and Failures(RunFolder(Path(folder)), scratch).record_end(info.rank, info.local_rank, code, pid):
         return EXIT_OK
     return 128 - code if code < 0 else code or EXIT_FAILED
@@ -130,7 +130,7 @@ def _work(argument: str, info: RankInfo) -> NoReturn:
     info.restart_count = max(restarts, earlier) + requeues
     if info.single_node and not external:  # a new store for each attempt: the old one holds the keys of dead ranks
         info.store = f"{scratch}/store-{restarts}"
-    folder = _join(info, json.loads(argument), scratch / JOINED) if external else argument
+    folder = _join(info, json.loads(argument), scratch / RUN_FOLDER_FILE) if external else argument
     work_to_end(RunFolder(folder), info)
 
 
@@ -224,21 +224,21 @@ def work_to_end(folder: RunFolder, info: RankInfo) -> NoReturn:
     scratch, own = os.environ[SCRATCH_VARIABLE], os.getpid()
     try:
         with reporting(folder, info, redirect=True):
-            status.begin(scratch, info.local_rank, info.rank)
-            keep_sockets_in(scratch)
+            heartbeat.start(scratch, info.local_rank, info.rank)
+            set_socket_folder(scratch)
             sys.stdin = _NoTerminal()
             faulthandler.enable(_STDERR)
             session.run(folder, info)
     except Preempted as preempted:
         # The exit code stays 0: torch's agent restarts on any other code.
-        write_json(Path(scratch, status.PREEMPTED), {"step": preempted.step})
+        write_json(Path(scratch, PREEMPTED_FILE), {"step": preempted.step})
     except BaseException as error:  # noqa: BLE001 - the log and the error file have it
         if os.getpid() != own:  # forked by user code
             os._exit(EXIT_FAILED)
         if is_of_peer(error, info.world_size):
             time.sleep(_LOOKED_FOR_S)
         _exit(error.exit_code if isinstance(error, ExpError) else EXIT_FAILED, info)
-    status.beat(Stage.DONE)
+    heartbeat.report_stage(Stage.DONE)
     _exit(EXIT_OK, info)
 
 

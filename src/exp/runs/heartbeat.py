@@ -1,0 +1,135 @@
+"""Heartbeats of workers: how far each has come, for the launcher.
+
+From outside, a worker that hangs looks like the workers that wait for it. So each worker writes heartbeats (a counter,
+stage and step) into a memory-mapped file, without any system call. The launcher reads the file from time to time
+(:mod:`exp.launcher.supervisor`), and can ask for a worker's stack by a signal.
+"""
+
+from __future__ import annotations
+
+import enum
+import faulthandler
+import mmap
+import os
+import signal
+import struct
+from pathlib import Path
+from typing import NamedTuple
+
+from exp.runs.lock import is_alive
+from exp.runs.scratch import HEARTBEATS_FILE
+
+__all__ = [
+    "STACK_SIGNAL",
+    "Heartbeat",
+    "Stage",
+    "make_file",
+    "read",
+    "report_stage",
+    "running_ranks",
+    "stack_file",
+    "start",
+]
+
+STACK_SIGNAL = signal.SIGRTMIN + 7
+"""On this signal a worker writes the stacks of its threads. A real-time signal, because libraries do not use these."""
+
+_FORMAT = struct.Struct("<7q")  # the fields of Heartbeat
+
+
+class Stage(enum.IntEnum):
+    """What a worker is doing; within one step, a larger number comes later."""
+
+    FREE = 0
+    """Work without a time limit, such as set-up."""
+    DATA = 1
+    FORWARD = 2
+    BACKWARD = 3
+    HOOKS = 4
+    VALIDATION = 5
+    METRICS = 6
+    AFTER_VALIDATION = 7
+    CHECKPOINT = 8
+    TEST = 9
+    TEST_METRICS = 10
+    DONE = 11
+
+
+class Heartbeat(NamedTuple):
+    """The last heartbeat of a worker; all fields are 0 before the first.
+
+    Attributes:
+        times: how often the worker has entered this stage. The first time is slower: it may compile, or fill caches.
+    """
+
+    pid: int
+    rank: int
+    local_rank: int
+    counter: int
+    stage: int
+    step: int
+    times: int
+
+
+_map: mmap.mmap | None = None
+_offset = _count = _step = 0
+_who = 0, 0, 0
+_times = [0] * len(Stage)
+
+
+def make_file(scratch: str, nproc: int) -> None:
+    """Create the file for the heartbeats of the ``nproc`` workers that share this private folder."""
+    Path(scratch, HEARTBEATS_FILE).write_bytes(bytes(_FORMAT.size * nproc))
+
+
+def start(scratch: str, local_rank: int, rank: int) -> None:
+    """Start heartbeats of this process, and answer :data:`STACK_SIGNAL`; does nothing without a heartbeat file.
+
+    What this process forks keeps the file mapped; :func:`exp.launcher.processes.kill_job` finds it by that.
+    """
+    global _map, _offset, _who
+    path = Path(scratch, HEARTBEATS_FILE)
+    if not path.is_file():
+        return
+    # The stack file stays open: the handler writes to its descriptor.
+    faulthandler.register(STACK_SIGNAL, stack_file(scratch, local_rank).open("wb", buffering=0), all_threads=True)
+    with path.open("r+b") as file:
+        _map = mmap.mmap(file.fileno(), 0)
+    _offset, _who = _FORMAT.size * local_rank % len(_map), (os.getpid(), rank, local_rank)
+    report_stage(Stage.FREE, 0)
+
+
+def report_stage(stage: int, step: int | None = None) -> None:
+    """Write a heartbeat: this worker has come to ``stage`` of ``step`` (None: the same step as before)."""
+    global _count, _step
+    if _map is None:
+        return
+    _count += 1
+    _times[stage] += 1
+    if step is not None:
+        _step = step
+    _FORMAT.pack_into(_map, _offset, *_who, _count, stage, _step, _times[stage])
+
+
+def read(scratch: str) -> list[Heartbeat]:
+    """The last heartbeat of each worker; empty if there is no file."""
+    try:
+        content = Path(scratch, HEARTBEATS_FILE).read_bytes()
+    except OSError:
+        return []
+    return [Heartbeat(*numbers) for numbers in _FORMAT.iter_unpack(content)]
+
+
+def stack_file(scratch: str, local_rank: int) -> Path:
+    """The file to which a worker writes its stacks."""
+    return Path(scratch, f"stack-{local_rank}")
+
+
+def running_ranks(scratch: str, alive: bool = True) -> list[Heartbeat]:
+    """The last heartbeats of workers that have begun and have not reported stage ``DONE``.
+
+    Args:
+        scratch: the private folder of the job on this node.
+        alive: True for workers whose process runs, False for workers whose process is gone.
+    """
+    return [b for b in read(scratch) if b.pid and b.stage != Stage.DONE and is_alive(b.pid) is alive]

@@ -1,0 +1,1 @@
+"""The worker: what one rank does, from its start to its exit."""
