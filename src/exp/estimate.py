@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
     from exp.hardware.backend import Backend
     from exp.session import Session
-    from exp.tasks.train import Estimate
 
 __all__ = ["LEAST_SECONDS", "PaperCard", "Tracer", "trace_flops", "training_rate", "what_fits", "write_estimate"]
 
@@ -537,13 +536,12 @@ def training_rate(session: Session, data: Data, samples_per_second: float, secon
     return {"flops_per_second": flops * samples_per_second, "flops_share": flops * samples_per_second / rate}
 
 
-def write_estimate(composed: ExpConfig, overrides: list[str], task: Estimate) -> int:
+def write_estimate(composed: ExpConfig, overrides: list[str], *_: Any) -> int:
     """Estimate, print the result, and write it to ``result.json`` in a run folder.
 
     Args:
         composed: composed configuration.
         overrides: overrides of the user.
-        task: the task of the configuration.
 
     Returns:
         The exit code.
@@ -555,6 +553,7 @@ def write_estimate(composed: ExpConfig, overrides: list[str], task: Estimate) ->
     """
     run = freeze(composed, overrides)
     config: Any = run.config
+    task = config.task
     import_plugins(config.plugins)
     backend = create_backend(config.backend)
     tracer = Tracer(config, backend)

@@ -27,7 +27,6 @@ from exp.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
-    from exp.tasks.checks import Parity
 
 __all__ = ["Difference", "apart", "compare", "compare_backends", "largest", "read_losses"]
 
@@ -141,13 +140,12 @@ def apart(ours: Any, theirs: Any, floor: float) -> tuple[float, float]:
     return absolute, absolute / max(largest(theirs), floor, 1e-30)
 
 
-def compare_backends(config: ExpConfig, overrides: list[str], task: Parity) -> int:
+def compare_backends(config: ExpConfig, overrides: list[str], *_: Any) -> int:
     """Run the experiment in ``reference/`` and, if that succeeds, in ``tested/``; then compare the two.
 
     Args:
         config: composed configuration.
         overrides: overrides of the user.
-        task: the task of the configuration.
 
     Returns:
         The exit code.
@@ -157,7 +155,7 @@ def compare_backends(config: ExpConfig, overrides: list[str], task: Parity) -> i
         UnavailableError: a backend or a package is not available.
     """
     run = freeze(config, overrides)
-    config, folder = run.config, run.folder
+    config, folder, task = run.config, run.folder, run.config.task
     epochs = max(config.max_epochs or 0, task.steps)
     keys = flattened(OmegaConf.to_container(config.model, resolve=True), "model")
     dropout = {key: value for key, value in keys.items() if _DROPOUT.search(key) and isinstance(value, float) and value}

@@ -35,7 +35,6 @@ from exp.task import create_task
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
     from exp.hardware.backend import Backend
-    from exp.tasks.checks import Qualify
 
 __all__ = ["machine_of", "qualify"]
 
@@ -56,13 +55,12 @@ _BATCH = {"operators": 4, "parity": 2, "speed": 8}
 """Samples per card, if the user sets no batch size."""
 
 
-def plan(config: ExpConfig, overrides: Sequence[str], task: Qualify, backend: Backend) -> dict[str, list[str]]:
+def plan(config: ExpConfig, overrides: Sequence[str], backend: Backend) -> dict[str, list[str]]:
     """All checks, the most important first, because the time budget may end the suite early.
 
     Args:
         config: configuration, with the backend already chosen.
         overrides: overrides of the user; every check gets them, except those that the suite itself sets (``_OWN``).
-        task: the task of ``config``.
         backend: the backend of ``config``.
 
     Returns:
@@ -74,7 +72,7 @@ def plan(config: ExpConfig, overrides: Sequence[str], task: Qualify, backend: Ba
     made_up = backend.simulate or not backend.exclusive_devices
     families = [family for plugin in installed().values() for family in plugin.families.values()]
     examples: dict[str, Sequence[str]] = {family.example: family.small for family in families}
-    small = {name: examples.get(name, ()) for name in task.experiments or examples}
+    small = {name: examples.get(name, ()) for name in config.task.experiments or examples}
     usual = small if made_up else dict.fromkeys(small, ())
     precisions, nproc = backend.capabilities.precisions, config.nproc
     rows: dict[str, list[str]] = {}
@@ -99,7 +97,7 @@ def plan(config: ExpConfig, overrides: Sequence[str], task: Qualify, backend: Ba
     for precision in precisions[1:]:
         add("operators", precision, 1, precision=precision)
     for number in [*(2**power for power in range(20) if 2**power < nproc), nproc]:
-        add("speed", number, task.steps, "val_every=10000000", cards=number)
+        add("speed", number, config.task.steps, "val_every=10000000", cards=number)
     return rows
 
 
@@ -119,12 +117,11 @@ def qualify(config: ExpConfig, overrides: list[str], *_: Any) -> int:
         UnavailableError: the backend is not available, or has fewer cards than ``nproc``.
     """
     config = prepare(config, overrides)
-    task: Any = create_task(config)
-    task.check(config)
+    create_task(config).check(config)
     backend = create_backend(config.backend)
     check_hardware(config, backend)
-    rows = plan(config, overrides, task, backend)
-    for pattern in task.rows or ():
+    rows = plan(config, overrides, backend)
+    for pattern in config.task.rows or ():
         if not fnmatch.filter(rows, pattern):
             raise ConfigError(f"task.rows: {pattern} matches no row; the rows are {', '.join(rows)}")
     place = RunFolder(config.output_dir if sets_folder(config) else f"outputs/qualify/{backend.name}_{config.nproc}")
@@ -139,7 +136,7 @@ def qualify(config: ExpConfig, overrides: list[str], *_: Any) -> int:
             found = ", ".join(f"{name}={before.get(name)}, and this one has {machine.get(name)}" for name in differ)
             advice = "set another output_dir, or overwrite=true to start from the beginning"
             raise ConfigError(f"{place.path} holds a suite of {found}; {advice}")
-        return _Suite(task, rows, backend, place.path, machine, {} if record is None else record["rows"]).run()
+        return _Suite(config.task, rows, backend, place.path, machine, {} if record is None else record["rows"]).run()
     finally:
         lock.release()
 
@@ -171,7 +168,7 @@ class _Suite:
         interrupted: how a check ended for which this process received a signal; None: no signal.
     """
 
-    task: Qualify
+    task: Any
     plan: Mapping[str, list[str]]
     backend: Backend
     place: Path
