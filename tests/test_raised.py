@@ -16,7 +16,15 @@ from torch import nn
 from exp.data.base import Data, split_of
 from exp.data.loader import eval_loader
 from exp.data.sampler import EvalBatchSampler
-from exp.errors import RunError, SampleError, UnavailableError, as_ours, is_out_of_memory, message_of, told
+from exp.errors import (
+    RunError,
+    SampleError,
+    UnavailableError,
+    as_exp_error,
+    error_message,
+    format_user_error,
+    is_out_of_memory,
+)
 from exp.metrics import SampleMetric
 from exp.session import is_of_peer
 
@@ -81,7 +89,7 @@ def caught(call, *arguments) -> Exception:
     ],
 )  # fmt: skip
 def test_the_line_has_the_member_and_the_innermost_place(call, arguments, said):
-    assert re.fullmatch(said, told(caught(call, *arguments)))
+    assert re.fullmatch(said, format_user_error(caught(call, *arguments)))
 
 
 @pytest.mark.parametrize(
@@ -89,7 +97,7 @@ def test_the_line_has_the_member_and_the_innermost_place(call, arguments, said):
     [(nn.Linear(2, 2), [torch.ones(3)]), (EvalBatchSampler, ["many", 2]), (int, ["x"]), (raising, [RunError("ours")])],
 )
 def test_what_is_torchs_or_pythons_or_ours_is_told_as_it_is(call, arguments):
-    assert told(caught(call, *arguments)) is None
+    assert format_user_error(caught(call, *arguments)) is None
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -102,7 +110,7 @@ def test_a_late_sample_is_named_with_split_number_and_place(workers):
         dataset = split_of(Photos(Samples(fault)), "test", 0)
         with pytest.raises(SampleError) as info:
             list(eval_loader(dataset, EvalBatchSampler(12, 4), workers))
-        assert re.fullmatch(said, message_of(info.value)), message_of(info.value)
+        assert re.fullmatch(said, error_message(info.value)), error_message(info.value)
 
 
 @pytest.mark.parametrize("error", [
@@ -143,6 +151,6 @@ def test_a_device_is_out_of_memory_by_type_or_by_the_allocators_message(error, w
 
 def test_a_library_that_does_not_load_is_told_from_a_word(tmp_path):
     (tmp_path / "none.so").touch()
-    assert isinstance(as_ours(caught(ctypes.CDLL, str(tmp_path / "none.so"))), UnavailableError)
-    assert as_ours(caught(raising, OSError("weights.so is missing"))) is None
-    assert as_ours(caught(raising, ImportError("weights.so is missing"))) is None
+    assert isinstance(as_exp_error(caught(ctypes.CDLL, str(tmp_path / "none.so"))), UnavailableError)
+    assert as_exp_error(caught(raising, OSError("weights.so is missing"))) is None
+    assert as_exp_error(caught(raising, ImportError("weights.so is missing"))) is None

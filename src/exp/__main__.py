@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 
-from exp.errors import Ended
+from exp.errors import SignalReceived
 from exp.runs.signals import ENDING_SIGNALS, PREEMPT_SIGNAL
 
 __all__ = ["main"]
@@ -14,17 +14,17 @@ __all__ = ["main"]
 def main() -> int:
     """Run the command line in ``sys.argv``, and return the exit code (docs/concepts/run.md lists the codes).
 
-    While no launcher handles signals, the signals that end a run raise :class:`exp.errors.Ended`. Their default actions
-    would end this process without a message, and after SIGUSR2 with an exit code that does not ask a scheduler to run
-    it again. Signals that this process ignores from its start stay ignored, except the preemption signal. Only the
-    first signal counts, since a later one would interrupt the clean-up; Ctrl-C may do that.
+    While no launcher handles signals, the signals that end a run raise :class:`exp.errors.SignalReceived`. Their
+    default actions would end this process without a message, and after SIGUSR2 with an exit code that does not ask a
+    scheduler to run it again. Signals that this process ignores from its start stay ignored, except the preemption
+    signal. Only the first signal counts, since a later one would interrupt the clean-up; Ctrl-C may do that.
     """
     came: list[int] = []
 
     def hear(number: int, _frame: object) -> None:
         if not came or number == signal.SIGINT:
             came.append(number)
-            raise Ended(number)
+            raise SignalReceived(number)
 
     for number in ENDING_SIGNALS:
         if number == PREEMPT_SIGNAL or signal.getsignal(number) is not signal.SIG_IGN:
@@ -33,8 +33,8 @@ def main() -> int:
         from exp.cli import main as run  # takes most of a second
 
         return run()
-    except Ended as ended:
-        return ended.tell()
+    except SignalReceived as ended:
+        return ended.report()
     finally:
         came.append(0)  # the exit code is decided
 

@@ -21,7 +21,16 @@ from exp import __version__, console
 from exp.config import compose, explain
 from exp.config.options import Options, read_options
 from exp.config.sources import register
-from exp.errors import EXIT_FAILED, EXIT_OK, ConfigError, Ended, ExpError, as_ours, frames_of, told
+from exp.errors import (
+    EXIT_FAILED,
+    EXIT_OK,
+    ConfigError,
+    ExpError,
+    SignalReceived,
+    as_exp_error,
+    format_user_error,
+    user_traceback,
+)
 from exp.frozen import freeze
 from exp.launcher.base import launcher_class
 from exp.runs.files import UMASK, write_json
@@ -67,12 +76,12 @@ def main() -> int:
         if arguments is not None:
             primary, overrides, _ = compose.base_of(arguments.overrides)
             sys.argv[1:] = [*arguments.flags, *overrides]
-            with console.naming_stdout() if arguments.prints else contextlib.nullcontext():
+            with console.stdout_errors() if arguments.prints else contextlib.nullcontext():
                 hydra.main(version_base="1.3", config_path="pkg://exp.conf", config_name=primary)(job)()
-        with console.naming_stdout():
+        with console.stdout_errors():
             sys.stdout.flush()
     except BrokenPipeError:  # the reader of --help or --cfg has closed the pipe, as head does
-        console.write_nowhere(sys.stdout)
+        console.redirect_to_devnull(sys.stdout)
     except (Exception, KeyboardInterrupt) as caught:  # noqa: BLE001 - reported below, or raised again
         error = caught
     finally:
@@ -108,7 +117,7 @@ def _parse(arguments: list[str]) -> Options | None:
     register(options.folders)
     Plugins.instance().register(exp_sweeps.ExpLauncher)  # Hydra finds it if exp is installed, but not in a checkout
     if options.help:
-        with console.naming_stdout():
+        with console.stdout_errors():
             print(explain.help_text())  # noqa: T201
         return None
     return options
@@ -146,14 +155,14 @@ def _report(error: BaseException, full: bool, usage: bool = False) -> int:
         The exit code.
     """
     if not isinstance(error, Exception):
-        return (error if isinstance(error, Ended) else Ended()).tell()
+        return (error if isinstance(error, SignalReceived) else SignalReceived()).report()
     if full and not isinstance(error, ExpError):
         traceback.print_exception(type(error), error, error.__traceback__)
-    ours = as_ours(ConfigError(explain.explain(error)) if explain.is_of_composition(error) else error, usage=usage)
-    message = ours or told(error)
+    ours = as_exp_error(ConfigError(explain.explain(error)) if explain.is_of_composition(error) else error, usage=usage)
+    message = ours or format_user_error(error)
     if message is None:
         raise error
     console.error(str(message))
     if ours is None:
-        print(frames_of(error), end="", file=sys.stderr)  # noqa: T201
+        print(user_traceback(error), end="", file=sys.stderr)  # noqa: T201
     return EXIT_FAILED if ours is None else ours.exit_code

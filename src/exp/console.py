@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 __all__ = [
-    "error", "errors_in", "flops", "make_console", "naming_stdout", "number_text", "printable", "shown", "size", "warn",
-    "write_nowhere",
+    "display_path", "error", "errors_in", "format_bytes", "format_flops", "format_metric", "make_console", "printable",
+    "redirect_to_devnull", "stdout_errors", "warn",
 ]  # fmt: skip
 
 # Control characters except tab and newline, characters that change the direction of text, and lone surrogates.
@@ -36,14 +36,14 @@ def make_console() -> Console:
 
     class Terminal(Console):
         def print(self, *objects: Any, **options: Any) -> None:
-            """Print; see :func:`naming_stdout`."""
-            with naming_stdout():
+            """Print; see :func:`stdout_errors`."""
+            with stdout_errors():
                 super().print(*objects, **options)
 
         def on_broken_pipe(self) -> None:
             """Print nothing more; rich's own method would end the process."""
             self.quiet = True
-            write_nowhere(sys.stdout)
+            redirect_to_devnull(sys.stdout)
 
         def render_str(self, text: str, **options: Any) -> Text:
             """Rich's text of a string, without control characters."""
@@ -55,16 +55,16 @@ def make_console() -> Console:
 
 
 @contextlib.contextmanager
-def naming_stdout() -> Iterator[None]:
-    """Context for code that only prints: an error of the machine is one of ``stdout``, perhaps a file on a full disk.
+def stdout_errors() -> Iterator[None]:
+    """Context for code that only prints: its OSErrors get the file name ``stdout``, which may be a file on a full disk.
 
     Raises:
-        OSError: stdout cannot be written; this is the ``filename``.
+        OSError: stdout cannot be written.
     """
     try:
         yield
     except OSError as error:
-        # One with a file, or without a number, as Hydra's for a choice that is not there, is not of the output.
+        # An error with a file name, or without a number (Hydra's for a missing choice), does not come from the output.
         if isinstance(error, BrokenPipeError) or error.errno is None or error.filename is not None:
             raise
         raise OSError(error.errno, error.strerror, "stdout") from error
@@ -73,21 +73,21 @@ def naming_stdout() -> Iterator[None]:
 def printable(text: str) -> str:
     r"""``text`` with escapes such as ``\x1b`` in place of characters that control a terminal.
 
-    Text of somebody else's files may have them.
+    The text of a user's files may contain them.
     """
     return _UNPRINTABLE.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
-def shown(path: Path) -> str:
+def display_path(path: Path) -> str:
     """A path for messages: relative to the current folder, if the path is inside it."""
     try:
-        here = Path.cwd()
+        current = Path.cwd()
     except FileNotFoundError:  # it was deleted
         return str(path)
-    return str(path.relative_to(here) if here in (path, *path.parents) else path)
+    return str(path.relative_to(current) if current in (path, *path.parents) else path)
 
 
-def size(value: Any) -> str:
+def format_bytes(value: Any) -> str:
     """A number of bytes as text, such as ``41.9 GiB``; ``?`` for None."""
     if value is None:
         return "?"
@@ -99,7 +99,7 @@ def size(value: Any) -> str:
     return f"{amount:.1f} GiB" if amount < 100 else f"{amount:.0f} GiB"
 
 
-def flops(value: float) -> str:
+def format_flops(value: float) -> str:
     """A number of operations as text, such as ``1.2 T``, to which the caller appends ``FLOP`` or ``FLOP/s``."""
     for unit, factor in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6)):
         if value >= factor:
@@ -127,17 +127,17 @@ def _write(stream: TextIO, text: str) -> None:
         stream.write(printable(text))
         stream.flush()
     except BrokenPipeError:
-        write_nowhere(stream)
+        redirect_to_devnull(stream)
 
 
-def write_nowhere(stream: TextIO) -> None:
+def redirect_to_devnull(stream: TextIO) -> None:
     """Redirect a stream to /dev/null, with its buffered text; otherwise Python reports a broken pipe at exit."""
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, stream.fileno())
     os.close(devnull)
 
 
-def number_text(value: float, like: float | None = None) -> str:
+def format_metric(value: float, like: float | None = None) -> str:
     """A metric as text: four decimals; if its size is below 1e-3 or from 1e5 on, four significant digits.
 
     Args:

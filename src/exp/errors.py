@@ -21,13 +21,14 @@ import traceback
 from pathlib import Path
 from typing import Any, Iterable, Iterator
 
-from exp.console import error as say
+from exp.console import error as print_error
 
 __all__ = [
-    "EXIT_CONFIG", "EXIT_FAILED", "EXIT_OK", "EXIT_PREEMPTED", "EXIT_UNAVAILABLE", "EXPERIMENT_PAGE", "REFUSED",
-    "CheckpointError", "ConfigError", "DataError", "Ended", "ExpError", "PlacementError", "Preempted", "RunError",
-    "SampleError", "UnavailableError", "as_ours", "asked", "first_line", "frames_of", "is_about_shapes", "is_of_user",
-    "is_out_of_memory", "is_users", "message_of", "nearest", "no_terminal", "place_of", "shown", "told",
+    "EXIT_CONFIG", "EXIT_FAILED", "EXIT_OK", "EXIT_PREEMPTED", "EXIT_UNAVAILABLE", "EXPERIMENT_PAGE", "REFUSAL_CODES",
+    "CheckpointError", "ConfigError", "DataError", "ExpError", "PlacementError", "Preempted", "RunError", "SampleError",
+    "SignalReceived", "UnavailableError", "as_exp_error", "error_message", "first_line", "format_user_error",
+    "is_about_shapes", "is_out_of_memory", "is_user_file", "nearest", "no_terminal", "qualified_name",
+    "raised_by_user_code", "user_code_errors", "user_location", "user_traceback",
 ]  # fmt: skip
 
 EXIT_OK = 0
@@ -36,7 +37,7 @@ EXIT_CONFIG = 2
 EXIT_UNAVAILABLE = 3
 EXIT_PREEMPTED = 75
 
-REFUSED = (EXIT_CONFIG, EXIT_UNAVAILABLE)
+REFUSAL_CODES = (EXIT_CONFIG, EXIT_UNAVAILABLE)
 """Exit codes of a run that was refused before it began; it leaves no folder."""
 
 
@@ -92,11 +93,11 @@ class CheckpointError(RunError):
     """A checkpoint cannot be read, or does not belong to this model."""
 
 
-class Ended(KeyboardInterrupt):
+class SignalReceived(KeyboardInterrupt):
     """A signal arrived while no launcher handled signals. Code that catches KeyboardInterrupt catches it, too.
 
-    A class of its own: once a plain KeyboardInterrupt has passed through an ``exec`` of text, as in the definition of a
-    dataclass, Python ends by SIGINT, whatever the exit code.
+    This is a class of its own because of Python: once a plain KeyboardInterrupt has passed through an ``exec`` of
+    text, as in the definition of a dataclass, Python ends by SIGINT, whatever the exit code.
 
     Args:
         number: number of the signal.
@@ -108,19 +109,19 @@ class Ended(KeyboardInterrupt):
         # SIGUSR2 announces preemption (exp.runs.signals).
         self.exit_code = EXIT_PREEMPTED if number == signal.SIGUSR2 else 128 + number
 
-    def tell(self) -> int:
-        """Report on stderr which signal has ended the command; return the exit code (docs/concepts/run.md)."""
-        say(f"interrupted by {signal.Signals(self.number).name}")
+    def report(self) -> int:
+        """Report on stderr which signal ended the command; return the exit code (docs/concepts/run.md)."""
+        print_error(f"interrupted by {signal.Signals(self.number).name}")
         return self.exit_code
 
 
-_FORBIDDEN = (
+_UNUSABLE_PATH = (
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP,
 )  # fmt: skip
 
 
-def as_ours(error: BaseException, folder: Path | None = None, usage: bool = False) -> ExpError | None:
-    """Translate an error of the machine (memory, disk, permissions, libraries) into one of exp's.
+def as_exp_error(error: BaseException, folder: Path | None = None, usage: bool = False) -> ExpError | None:
+    """Translate an error of the system (memory, disk, permissions, libraries) into one of exp's.
 
     Args:
         error: any error.
@@ -128,11 +129,11 @@ def as_ours(error: BaseException, folder: Path | None = None, usage: bool = Fals
         usage: whether nothing had been started; then a path that cannot be used is a wrong argument (ConfigError).
 
     Returns:
-        The error itself if it is one of exp's; None if it is not an error of the machine.
+        The error itself if it is one of exp's; None if it is not an error of the system.
     """
     if isinstance(error, ExpError):
         return error
-    if isinstance(error, bdb.BdbQuit) and _OF_LOADER.match(str(error)):
+    if isinstance(error, bdb.BdbQuit) and _LOADER_PREFIX.match(str(error)):
         return no_terminal()
     number = error.errno if isinstance(error, OSError) else None
     if isinstance(error, MemoryError) or number == errno.ENOMEM:
@@ -140,10 +141,10 @@ def as_ours(error: BaseException, folder: Path | None = None, usage: bool = Fals
             f"the machine's memory, or the limit on it, is exhausted ({error!r}); lower batch_size or "
             "data.num_workers, or raise the limit (ulimit -v, launcher.mem_gib)"
         )
-    if _is_of_library(error):
-        said = str(error).splitlines()[0]
+    if _is_library_load_error(error):
         return UnavailableError(
-            f"a library does not load: {said}; is it installed, and is there enough memory for it (ulimit -v)?"
+            f"a library does not load: {first_line(error)}; is it installed, and is there enough memory for it "
+            "(ulimit -v)?"
         )
     if not isinstance(error, OSError) or number is None:
         return None
@@ -152,13 +153,13 @@ def as_ours(error: BaseException, folder: Path | None = None, usage: bool = Fals
     where = ": ".join(str(part) for part in (error.filename or folder, error.strerror) if part is not None)
     if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return RunError(f"cannot write {where}; make space, or set output_dir, and go on with resume=auto")
-    if number in _FORBIDDEN or usage:
+    if number in _UNUSABLE_PATH or usage:
         kind = ConfigError if usage else RunError
         return kind(f"cannot use {where}; correct the path (such as output_dir), or its permissions")
     return None
 
 
-def _is_of_library(error: BaseException) -> bool:
+def _is_library_load_error(error: BaseException) -> bool:
     """Whether a shared library does not load: ctypes raised the error, or the import of an extension module."""
     if isinstance(error, ImportError):
         return ".so" in str(error.path)
@@ -166,27 +167,31 @@ def _is_of_library(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno is None and bool(frames) and "/ctypes/" in frames[-1]
 
 
-_ALLOCATOR = re.compile(r"\w+ (driver )?error: out of memory|.*\bout of memory[.:] tried to allocate", re.IGNORECASE)
+_OUT_OF_MEMORY = re.compile(
+    r"\w+ (driver )?error: out of memory|.*\bout of memory[.:] tried to allocate", re.IGNORECASE
+)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether a device is out of memory: torch's type for that, or on older torch its allocator's message."""
     if any(cls.__name__ == "OutOfMemoryError" for cls in type(error).__mro__):
         return True
-    return isinstance(error, RuntimeError) and not isinstance(error, ExpError) and bool(_ALLOCATOR.match(str(error)))
+    return (
+        isinstance(error, RuntimeError) and not isinstance(error, ExpError) and bool(_OUT_OF_MEMORY.match(str(error)))
+    )
 
 
-def no_terminal(place: str = "") -> RunError:
-    """The error of a ``breakpoint()`` or an ``input()`` in a process without a terminal; ``place``: as in brackets."""
+def no_terminal(location: str = "") -> RunError:
+    """The error of ``breakpoint()`` or ``input()`` in a process without a terminal; ``location``: `` (file, line)``."""
     return RunError(
-        f"a breakpoint() or input(){place} needs a terminal, which worker and loader processes do not have; set "
+        f"a breakpoint() or input(){location} needs a terminal, which worker and loader processes do not have; set "
         "nproc=1 data.num_workers=0 launcher.in_process=true"
     )
 
 
-def nearest(wrong: str, known: Iterable[str]) -> str:
-    """``; did you mean 'x'?`` with the most similar of ``known``; empty if none is similar."""
-    matches = difflib.get_close_matches(wrong, list(known), n=1, cutoff=0.6)
+def nearest(wrong: str, names: Iterable[str]) -> str:
+    """``; did you mean 'x'?`` with the most similar of ``names``; empty if none is similar."""
+    matches = difflib.get_close_matches(wrong, list(names), n=1, cutoff=0.6)
     return f"; did you mean '{matches[0]}'?" if matches else ""
 
 
@@ -196,23 +201,23 @@ _INTERFACES = {
 """Base classes of what a configuration can name."""
 
 _ARRAYS = {"Tensor", "Parameter", "ndarray"}
-_SHAPES_SHOWN = 12
-_BELOW = ("exp", "exp.backends", "torch", "mmengine")
-_OF_LOADER = re.compile(r"Caught \w+ in DataLoader worker process")
-_OF_SHAPES = re.compile(r"size of tensor|shape|sizes|dimension|batch_size|expanded size|out of range", re.IGNORECASE)
-_NATIVE = re.compile(r"\n?(?:Exception raised from |C\+\+ CapturedTraceback:)")  # torch appends its C++ frames
+_MAX_SHAPES = 12
+_FRAMEWORKS = ("exp", "exp.backends", "torch", "mmengine")
+_LOADER_PREFIX = re.compile(r"Caught \w+ in DataLoader worker process")
+_SHAPE_ERROR = re.compile(r"size of tensor|shape|sizes|dimension|batch_size|expanded size|out of range", re.IGNORECASE)
+_CPP_TRACE = re.compile(r"\n?(?:Exception raised from |C\+\+ CapturedTraceback:)")  # torch appends its C++ frames
 
 
-def shown(thing: Any) -> str:
+def qualified_name(value: Any) -> str:
     """The dotted path of a class or function; for any other object, that of its class."""
-    named = thing if inspect.isclass(thing) or inspect.isroutine(thing) else type(thing)
-    return f"{named.__module__}.{named.__qualname__}"
+    definition = value if inspect.isclass(value) or inspect.isroutine(value) else type(value)
+    return f"{definition.__module__}.{definition.__qualname__}"
 
 
-def message_of(error: BaseException) -> str:
+def error_message(error: BaseException) -> str:
     """The text of an error; for an error that a loader process has passed on, the text of the original error."""
-    text = _NATIVE.split(str(error))[0].rstrip()
-    if _OF_LOADER.match(text):
+    text = _CPP_TRACE.split(str(error))[0].rstrip()
+    if _LOADER_PREFIX.match(text):
         # torch puts a sentence and the traceback before the text
         return text.rpartition(f"{type(error).__name__}: ")[2].strip()
     return text
@@ -220,29 +225,29 @@ def message_of(error: BaseException) -> str:
 
 def first_line(error: BaseException) -> str:
     """The first line of an error's text, without the quotes that Python puts around the text of a KeyError."""
-    said = str(error.args[0] if error.args else error).splitlines()
-    return said[0] if said else str(error)
+    lines = str(error.args[0] if error.args else error).splitlines()
+    return lines[0] if lines else str(error)
 
 
-def is_of_user(error: BaseException) -> bool:
-    """Whether user code may have raised an error: it is not exp's, the machine's, or a device that is out of memory."""
-    return isinstance(error, Exception) and as_ours(error) is None and not is_out_of_memory(error)
+def raised_by_user_code(error: BaseException) -> bool:
+    """Whether user code may have raised an error: it is not exp's, the system's, or a device that is out of memory."""
+    return isinstance(error, Exception) and as_exp_error(error) is None and not is_out_of_memory(error)
 
 
-def place_of(error: BaseException) -> str:
+def user_location(error: BaseException) -> str:
     """The innermost line of user code in the traceback, as `` (file.py, line n)``; empty if there is none."""
-    found = _innermost(error)
-    return f" ({found[0]}, line {found[1]})" if found else ""
+    frame = _user_frame(error)
+    return f" ({frame[0]}, line {frame[1]})" if frame else ""
 
 
-def frames_of(error: BaseException) -> str:
-    """The traceback of an error, without the frames of other code than the user's."""
+def user_traceback(error: BaseException) -> str:
+    """The traceback of an error, with the frames of user code only."""
     frames = traceback.extract_tb(error.__traceback__)
-    return "".join(traceback.format_list([frame for frame in frames if is_users(frame.filename)]))
+    return "".join(traceback.format_list([frame for frame in frames if is_user_file(frame.filename)]))
 
 
-def told(error: BaseException) -> str | None:
-    """The message for an error of user code: one line with owner, error and place, then further lines of the error.
+def format_user_error(error: BaseException) -> str | None:
+    """The message for an error of user code: one line with owner, error and location, then further lines of the error.
 
     For example ``model: mine.Net.forward raises RuntimeError: boom (mine.py, line 7)``. If the error is about shapes,
     the line ends with those of the tensors there: ``; x (32, 96, 7), outputs (32, 48, 7)``.
@@ -253,50 +258,52 @@ def told(error: BaseException) -> str | None:
     Returns:
         The message; None if user code did not raise the error, or is not in its traceback.
     """
-    found = _innermost(error) if is_of_user(error) else None
-    if found is None:
+    frame = _user_frame(error) if raised_by_user_code(error) else None
+    if frame is None:
         return None
-    file, line, owner, tensors = found
-    said, *more = f"{type(error).__name__}: {message_of(error).strip()}".splitlines()
+    file, line, owner, tensors = frame
+    headline, *details = f"{type(error).__name__}: {error_message(error).strip()}".splitlines()
     shapes = f"; {', '.join(tensors)}" if tensors and is_about_shapes(error) else ""
-    return "\n".join([f"{owner} raises {said} ({file}, line {line}){shapes}", *more])
+    return "\n".join([f"{owner} raises {headline} ({file}, line {line}){shapes}", *details])
 
 
 def is_about_shapes(error: BaseException) -> bool:
     """Whether torch, NumPy or Python has raised an error because shapes or sizes do not fit."""
-    return isinstance(error, (IndexError, RuntimeError, ValueError)) and bool(_OF_SHAPES.search(message_of(error)))
+    return isinstance(error, (IndexError, RuntimeError, ValueError)) and bool(_SHAPE_ERROR.search(error_message(error)))
 
 
-def _innermost(error: BaseException) -> tuple[str, int, str, list[str]] | None:
+def _user_frame(error: BaseException) -> tuple[str, int, str, list[str]] | None:
     """The innermost frame of user code: file name, line, owner, such as ``model: mine.Net.forward``, and shapes there.
 
     Shapes are those of tensors and arrays in local variables, and in dicts such as a batch.
     """
-    frames = [each for each in traceback.walk_tb(error.__traceback__) if is_users(each[0].f_code.co_filename)]
+    frames = [(f, line) for f, line in traceback.walk_tb(error.__traceback__) if is_user_file(f.f_code.co_filename)]
     if not frames:
         return None
     frame, line = frames[-1]
-    member = next(filter(None, (_member(each) for each, _ in reversed(frames))), None)
+    method = next(filter(None, (_interface_method(f) for f, _ in reversed(frames))), None)
     function = f"{frame.f_globals.get('__name__')}.{frame.f_code.co_name}"
     shapes = []
     for name, value in frame.f_locals.items():
-        items = {f"{name}[{key!r}]": each for key, each in value.items()} if isinstance(value, dict) else {name: value}
-        shapes += [f"{key} {tuple(each.shape)}" for key, each in items.items() if type(each).__name__ in _ARRAYS]
-    return Path(frame.f_code.co_filename).name, line, member or function, shapes[:_SHAPES_SHOWN]
+        arrays = (
+            {f"{name}[{key!r}]": array for key, array in value.items()} if isinstance(value, dict) else {name: value}
+        )
+        shapes += [f"{key} {tuple(array.shape)}" for key, array in arrays.items() if type(array).__name__ in _ARRAYS]
+    return Path(frame.f_code.co_filename).name, line, method or function, shapes[:_MAX_SHAPES]
 
 
-def _member(frame: Any) -> str | None:
+def _interface_method(frame: Any) -> str | None:
     """``model: mine.Net.forward`` for a frame in a method of a class with one of the interfaces; otherwise None."""
     code = frame.f_code
-    thing = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
-    cls = thing if inspect.isclass(thing) else type(thing)
+    owner = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None  # self or cls
+    cls = owner if inspect.isclass(owner) else type(owner)
     kind = next((base.__name__.lower() for base in cls.__mro__ if base.__name__ in _INTERFACES), None)
-    return kind and f"{kind}: {shown(cls)}" + ("(...)" if code.co_name == "__init__" else f".{code.co_name}")
+    return kind and f"{kind}: {qualified_name(cls)}" + ("(...)" if code.co_name == "__init__" else f".{code.co_name}")
 
 
-def is_users(file: str) -> bool:
+def is_user_file(file: str) -> bool:
     """Whether a source file is user code: it is not installed, and not of exp, Python, torch or MMEngine."""
-    roots = [f"{Path(str(sys.modules[name].__file__)).parent}/" for name in _BELOW if name in sys.modules]
+    roots = [f"{Path(str(sys.modules[name].__file__)).parent}/" for name in _FRAMEWORKS if name in sys.modules]
     roots += [f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib")]
     return {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts) and not file.startswith(("<", *roots))
 
@@ -306,23 +313,24 @@ EXPERIMENT_PAGE = "docs/tutorial/add-an-experiment.md"
 
 
 @contextlib.contextmanager
-def asked(key: str, owner: Any) -> Iterator[None]:
-    """Context for user code that is called before a run begins: its errors become one line with the place.
+def user_code_errors(key: str, owner: Any) -> Iterator[None]:
+    """Context for user code that is called before a run begins: its errors become one line that names the location.
 
     Args:
         key: configuration key of the object, such as ``metric``.
         owner: the object, its class, or a function that makes it.
 
     Raises:
-        ConfigError: user code has raised an error. Errors of exp, of the machine, and of a device that is out of memory
+        ConfigError: user code has raised an error. Errors of exp, of the system, and of a device that is out of memory
             are raised unchanged; but a SampleError becomes a ConfigError, too.
     """
     try:
         yield
-    except SampleError as error:  # its text already names key and place
-        raise ConfigError(message_of(error)) from error
+    except SampleError as error:  # its text already names key and location
+        raise ConfigError(error_message(error)) from error
     except Exception as error:  # user code may raise anything
-        if not is_of_user(error):
+        if not raised_by_user_code(error):
             raise
-        said = told(error) or f"{key}: {shown(owner)} raises {type(error).__name__}: {message_of(error).strip()}"
-        raise ConfigError(said.splitlines()[0]) from error
+        headline = f"{type(error).__name__}: {error_message(error).strip()}"
+        message = format_user_error(error) or f"{key}: {qualified_name(owner)} raises {headline}"
+        raise ConfigError(message.splitlines()[0]) from error

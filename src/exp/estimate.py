@@ -21,13 +21,22 @@ from torch import nn
 
 from exp import console
 from exp.config.resolve import create, resolve
-from exp.console import flops, size
+from exp.console import format_bytes, format_flops
 from exp.data.base import Data, ExampleBatch, split_of
 from exp.data.loader import map_tensors, tensors_of
 from exp.engine.building import import_plugins
 from exp.engine.optim import build_optimizer
 from exp.engine.wrapper import units_of
-from exp.errors import EXIT_OK, ConfigError, DataError, ExpError, UnavailableError, asked, first_line, told
+from exp.errors import (
+    EXIT_OK,
+    ConfigError,
+    DataError,
+    ExpError,
+    UnavailableError,
+    first_line,
+    format_user_error,
+    user_code_errors,
+)
 from exp.frozen import freeze
 from exp.hardware.backend import Collectives
 from exp.hardware.compat import TORCH_VERSION, backward_below_modes, every_operator, supports_estimates
@@ -311,8 +320,8 @@ class Tracer:
             raise
         except Exception as error:  # a model may raise any exception
             raise ConfigError(
-                f"{told(error) or first_line(error)}; task=estimate runs the model on tensors without values: a "
-                "training step that reads values cannot be estimated"
+                f"{format_user_error(error) or first_line(error)}; task=estimate runs the model on tensors without "
+                "values: a training step that reads values cannot be estimated"
             ) from error
 
     def train(self, batch_size: int, accumulate: int = 1) -> dict[str, int]:
@@ -428,7 +437,7 @@ def largest_sample(data: Data, split: str, seed: int) -> Mapping[str, Any]:
     dataset = split_of(data, split, seed)
     numbers = sorted({number * len(dataset) // _SAMPLES for number in range(_SAMPLES)})
     keys = [[number, 0] if getattr(dataset, "needs_epoch", False) else number for number in numbers]
-    with asked("data", data):
+    with user_code_errors("data", data):
         found: list[Mapping[str, Any]] = [dataset[torch.tensor([key], dtype=torch.int64)] for key in keys]
     return max(found, key=lambda batch: _bytes(tensors_of(batch)))
 
@@ -597,15 +606,16 @@ def _show(config: Any, found: Mapping[str, Any]) -> None:
     """Print an estimate; ``found`` is ``estimate`` in ``result.json``."""
     batches = {"training": config.batch_size, "validation": found["eval_batch_size"]}
     passes = {f"{name}, batch {batches[name]}": each for name, each in found["memory"].items() if each is not None}
-    rows = [{"memory of each rank": kind, **{title: size(each[kind]) for title, each in passes.items()}}
+    rows = [{"memory of each rank": kind, **{title: format_bytes(each[kind]) for title, each in passes.items()}}
             for kind in (*KINDS, "total") if any(each[kind] for each in passes.values())]  # fmt: skip
     lines = [
         "parameters: {parameters:,}, {trained_parameters:,} of them trained".format(**found),
-        f"operations: {flops(found['flops_per_sample'])}FLOP per sample, {flops(found['flops_per_step'])}FLOP per step",
-        f"checkpoint: {size(found['checkpoint_bytes'])}; weights alone {size(found['weights_bytes'])}",
+        f"operations: {format_flops(found['flops_per_sample'])}FLOP per sample, "
+        f"{format_flops(found['flops_per_step'])}FLOP per step",
+        f"checkpoint: {format_bytes(found['checkpoint_bytes'])}; weights alone {format_bytes(found['weights_bytes'])}",
     ]
     if found["card_memory"] is not None:
-        lines.append(f"card: {size(found['card_memory'])}, less headroom: {_fit(config, found)}")
+        lines.append(f"card: {format_bytes(found['card_memory'])}, less headroom: {_fit(config, found)}")
     terminal = console.make_console()
     terminal.print(as_rich(Table.of(rows)))
     terminal.print("\n".join([*lines, *(f"note: {note}" for note in found["notes"])]), soft_wrap=True, markup=False)
@@ -617,5 +627,5 @@ def _fit(config: Any, found: Mapping[str, Any]) -> str:
         return "not even a batch of 1 fits; try wrapper=fsdp, precision=bf16 or a smaller model"
     fits, largest = "fits" if found["fits"] else "does NOT fit", found["largest_batch_size"]
     kept = f"batch_size={advice['batch_size']} accumulate={advice['accumulate']} keeps the global batch"
-    more = f"; {kept} ({size(advice['memory'])})" * (advice["accumulate"] != config.accumulate)
+    more = f"; {kept} ({format_bytes(advice['memory'])})" * (advice["accumulate"] != config.accumulate)
     return f"it {fits}; at most batch_size={largest} per device{more}"

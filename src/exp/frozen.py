@@ -25,8 +25,8 @@ from exp.config import compose, differences
 from exp.config.differences import text_of
 from exp.config.resolve import allow, distrust
 from exp.config.schema import ExpConfig
-from exp.console import flops
-from exp.errors import EXIT_OK, EXIT_PREEMPTED, REFUSED, ConfigError, ExpError, RunError
+from exp.console import format_flops
+from exp.errors import EXIT_OK, EXIT_PREEMPTED, REFUSAL_CODES, ConfigError, ExpError, RunError
 from exp.hardware.registry import choose, create_backend
 from exp.hub import bring
 from exp.launcher.base import Outcome, describe_failure, launcher_class, resolve
@@ -206,14 +206,14 @@ class FrozenRun:
                 self.check_folder()  # if it is lost, SIGTERM may end the run after the launcher
             if chosen.leads:
                 outcome.exit_code = self.tell_end(outcome)
-            if outcome.exit_code in REFUSED:
+            if outcome.exit_code in REFUSAL_CODES:
                 for file in sorted(folder.logs.glob("rank*.error.json")) if tracebacks else ():
                     log = file.with_name(file.name.replace(".error.json", ".log"))
                     print(log.read_text(encoding="utf-8", errors="replace"), file=sys.stderr)  # noqa: T201
                 self.take_back()
             return outcome
         except (ExpError, KeyboardInterrupt) as error:
-            if error.exit_code in REFUSED if isinstance(error, ExpError) else not begun:
+            if error.exit_code in REFUSAL_CODES if isinstance(error, ExpError) else not begun:
                 self.take_back()
             raise
         finally:
@@ -310,14 +310,14 @@ class FrozenRun:
             if processes > 1 or config.accumulate > 1:
                 batch += f" = {config.batch_size} x {processes} processes x {config.accumulate} micro-batches"
         _say(f"{config.name}: {config.task.name} on {backend}, {config.precision}{batch}")
-        _say(f"run folder: {console.shown(self.folder.path)}")
+        _say(f"run folder: {console.display_path(self.folder.path)}")
         launcher = launcher_class(config)
         if backend.exclusive_devices and not (launcher.joins or launcher.is_elsewhere(config.launcher)):
             count = backend.device_count()
             if count > config.nproc:
                 _say(f"{count - config.nproc} of {count} devices stay idle; nproc={count} uses all", "yellow")
         if config.record.trained_in is not None:
-            _say(f"as trained in {console.shown(Path(config.record.trained_in))}")
+            _say(f"as trained in {console.display_path(Path(config.record.trained_in))}")
             for line in config.record.differs:
                 _say(f"  but {line}", "yellow")
 
@@ -433,7 +433,7 @@ def _print_table(config: ExpConfig, folder: RunFolder, result: dict[str, Any]) -
         short = len(first) <= 3 or (len(first) == 4 and first.isalpha() and first.islower())
         title = " ".join([first.upper() if short else first, *more])  # MSE and MASE, but mIoU and accuracy
         unit = result.get("metric_units", {}).get(name)
-        shown = "-" if value is None else f"{value:,}" if isinstance(value, int) else console.number_text(value)
+        shown = "-" if value is None else f"{value:,}" if isinstance(value, int) else console.format_metric(value)
         known = f"{published[name]:.3f}" if name in published else ""
         rows.append([title + (f" ({unit})" if unit else ""), shown, *[known] * bool(published)])
     heads = [result["measured_on"], "this run", *["published"] * bool(published)]
@@ -455,6 +455,8 @@ def _print_table(config: ExpConfig, folder: RunFolder, result: dict[str, Any]) -
         )
     speed = f", {result['samples_per_second']:,.0f} samples/s" if result.get("samples_per_second") else ""
     if result.get("flops_per_second"):
-        speed += f", {flops(result['flops_per_second'])}FLOP/s ({result['flops_share']:.0%} of plain matrix products)"
+        speed += (
+            f", {format_flops(result['flops_per_second'])}FLOP/s ({result['flops_share']:.0%} of plain matrix products)"
+        )
     steps = f"{result['steps']} steps, " if result["steps"] else ""
-    _say(f"{steps}{result['wall_s']:.0f} s{speed}; results in {console.shown(folder.path)}")
+    _say(f"{steps}{result['wall_s']:.0f} s{speed}; results in {console.display_path(folder.path)}")

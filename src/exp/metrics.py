@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Container, Mapping, NamedTuple, Sequence
 
 import torch
 
-from exp.errors import EXPERIMENT_PAGE, ConfigError, DataError, RunError, shown
+from exp.errors import EXPERIMENT_PAGE, ConfigError, DataError, RunError, qualified_name
 
 if TYPE_CHECKING:
     from exp.distributed import Distributed
@@ -126,7 +126,7 @@ class SampleMetric(Metric):
         if not isinstance(values, torch.Tensor) or values.dim() != 1:
             found = f"shape {tuple(values.shape)}" if isinstance(values, torch.Tensor) else type(values).__name__
             raise ConfigError(
-                f"metric: {shown(self)}.per_sample must give a tensor (B,), not {found}; see {EXPERIMENT_PAGE}"
+                f"metric: {qualified_name(self)}.per_sample must give a tensor (B,), not {found}; see {EXPERIMENT_PAGE}"
             )
         self.values.append(values.detach().float())
 
@@ -169,7 +169,10 @@ class Evaluator:
             _check(metric)
             for name in metric.names:
                 if name in owner:
-                    raise ConfigError(f"two metrics give {name}: {shown(owner[name])} and {shown(metric)}; rename one")
+                    raise ConfigError(
+                        f"two metrics give {name}: {qualified_name(owner[name])} and {qualified_name(metric)}; rename "
+                        "one"
+                    )
                 owner[name] = metric
         if chosen is not None and chosen not in owner:
             raise ConfigError(f"metric={chosen} is not among the metrics that are computed: {', '.join(owner)}")
@@ -198,7 +201,7 @@ class Evaluator:
             wanted = metric.expected_shape(batch)
             if wanted is not None and (found is None or tuple(found) != tuple(wanted)):
                 shape = type(outputs).__name__ if found is None else tuple(found)
-                return f"must return shape {tuple(wanted)} for {shown(metric)}, not {shape}"
+                return f"must return shape {tuple(wanted)} for {qualified_name(metric)}, not {shape}"
         return None
 
     def update(self, outputs: Any, batch: dict[str, Any]) -> None:
@@ -220,7 +223,7 @@ class Evaluator:
                 found[name] = plain_cell(values.get(name)) if isinstance(values, Mapping) else None
                 if not isinstance(found[name], (int, float)):
                     raise ConfigError(
-                        f"metric: {shown(metric)}.compute must return a dict with a number for {name}, not "
+                        f"metric: {qualified_name(metric)}.compute must return a dict with a number for {name}, not "
                         f"{values!r:.200}; see {EXPERIMENT_PAGE}"
                     )
         first, *others = distributed.gather(found)
@@ -229,7 +232,7 @@ class Evaluator:
                 for name in metric.names:
                     if not _same(first[name], other[name]):
                         raise RunError(
-                            f"metric: {shown(metric)}.compute returns {name}={first[name]:.6g} on rank 0, and "
+                            f"metric: {qualified_name(metric)}.compute returns {name}={first[name]:.6g} on rank 0, and "
                             f"{other[name]:.6g} on rank {rank}: add up counts and sums over all ranks with "
                             f"distributed.sum(tensor) before you divide; see {EXPERIMENT_PAGE}"
                         )
@@ -256,7 +259,7 @@ class Evaluator:
                 )
                 name = next(each for each in wanted if each not in tables and each not in taken)
                 if name != table.name:
-                    notes.append(f"warning: the table {table.name} of {shown(metric)} is written as {name}")
+                    notes.append(f"warning: the table {table.name} of {qualified_name(metric)} is written as {name}")
                 try:
                     rows = [str(plain_cell(row)) for row in table.rows]
                     columns = {str(key): [plain_cell(each) for each in cells] for key, cells in table.columns.items()}
@@ -264,7 +267,7 @@ class Evaluator:
                         raise ValueError(f"{len(rows)} rows, and columns of other lengths")
                     tables[name] = Table(name, str(table.key), rows, columns, dict(table.units))
                 except (AttributeError, TypeError, ValueError) as error:
-                    notes.append(f"warning: the table {table.name} of {shown(metric)} is left out: {error}")
+                    notes.append(f"warning: the table {table.name} of {qualified_name(metric)} is left out: {error}")
         return list(tables.values()), notes
 
 
@@ -282,7 +285,7 @@ def _same(one: float, other: float) -> bool:
 
 def _check(metric: Any) -> None:
     if not isinstance(metric, Metric):
-        raise ConfigError(f"metric: {shown(metric)} is not an exp.metrics.Metric; see {EXPERIMENT_PAGE}")
+        raise ConfigError(f"metric: {qualified_name(metric)} is not an exp.metrics.Metric; see {EXPERIMENT_PAGE}")
     names = metric.names
     taken = [name for name in names if name in LINE_KEYS]
     if isinstance(names, str) or not names or taken:
@@ -291,4 +294,4 @@ def _check(metric: Any) -> None:
         wrong = f"greater_is_better must be True or False: whether larger values of {names[0]} are better"
     else:
         return
-    raise ConfigError(f"metric: {shown(metric)}.{wrong}; see {EXPERIMENT_PAGE}")
+    raise ConfigError(f"metric: {qualified_name(metric)}.{wrong}; see {EXPERIMENT_PAGE}")

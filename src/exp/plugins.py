@@ -69,22 +69,22 @@ def entry_points(group: str) -> Mapping[str, Any]:
     """The entry points of a group, by name."""
     points: Any = metadata.entry_points()
     # On Python 3.8 and 3.9 this is a dict by group.
-    found = points.select(group=group) if hasattr(points, "select") else points.get(group, ())
-    return {point.name: point for point in found}
+    members = points.select(group=group) if hasattr(points, "select") else points.get(group, ())
+    return {point.name: point for point in members}
 
 
 @functools.lru_cache(maxsize=None)
 def installed() -> Mapping[str, Plugin]:
-    """All installed plugins, by the names of their entry points; of one that cannot be used there is a warning."""
-    found = {}
+    """All installed plugins, by the names of their entry points; each that cannot be used causes a warning."""
+    plugins = {}
     for name, point in sorted(entry_points(GROUP).items()):
         try:
             plugin = point.load()
-            why = None if isinstance(plugin, Plugin) else f"is {type(plugin).__name__}, no exp.plugins.Plugin"
+            problem = None if isinstance(plugin, Plugin) else f"is {type(plugin).__name__}, no exp.plugins.Plugin"
         except Exception as error:  # noqa: BLE001 - another package may raise anything at its import
-            why = f"does not load ({type(error).__name__}: {first_line(error)})"
-        if why is None:
-            found[name] = plugin
+            problem = f"does not load ({type(error).__name__}: {first_line(error)})"
+        if problem is None:
+            plugins[name] = plugin
         else:
-            warn(f"the plugin '{name}' ({point.value}) {why}, and is left out; repair or remove its package")
-    return found
+            warn(f"the plugin '{name}' ({point.value}) {problem}, and is left out; repair or remove its package")
+    return plugins

@@ -26,7 +26,15 @@ from exp.config.compose import load
 from exp.config.resolve import allow
 from exp.config.schema import ExpConfig
 from exp.console import make_console
-from exp.errors import EXIT_FAILED, ConfigError, Preempted, as_ours, message_of, place_of, told
+from exp.errors import (
+    EXIT_FAILED,
+    ConfigError,
+    Preempted,
+    as_exp_error,
+    error_message,
+    format_user_error,
+    user_location,
+)
 from exp.hardware.backend import PRECISIONS, usable_cores
 from exp.hardware.cards import check_distinct
 from exp.hardware.environment import describe_environment
@@ -429,15 +437,15 @@ def reporting(folder: RunFolder, info: RankInfo, redirect: bool) -> Iterator[Non
 
 def describe_error(error: BaseException, folder: RunFolder, info: RankInfo) -> RankFailure:
     """The failure of this rank, as its error file records it."""
-    ours, of_peer = as_ours(error, folder.path), is_of_peer(error, info.world_size)
-    message = None if ours is not None or of_peer else told(error)
+    ours, of_peer = as_exp_error(error, folder.path), is_of_peer(error, info.world_size)
+    message = None if ours is not None or of_peer else format_user_error(error)
     if isinstance(error, SystemExit):
-        message = f"sys.exit({error.code!r}) before the work was done{place_of(error)}"
+        message = f"sys.exit({error.code!r}) before the work was done{user_location(error)}"
     return RankFailure(
         info.rank,
         info.local_rank,
         type(ours or error).__name__,
-        message or message_of(ours or error) or "no message",
+        message or error_message(ours or error) or "no message",
         EXIT_FAILED if ours is None else ours.exit_code,
         pid=os.getpid(),
         of_peer=of_peer,

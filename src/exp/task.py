@@ -175,7 +175,7 @@ def to_continue(config: ExpConfig, folder: RunFolder, *changes: str) -> str | No
         if not written.is_file():
             return None
         arguments = [str(override) for override in read_yaml(written)]
-    return to_go_on(f"output_dir={console.shown(folder.path)}", "resume=auto", *changes, without=("overwrite",),
+    return to_go_on(f"output_dir={console.display_path(folder.path)}", "resume=auto", *changes, without=("overwrite",),
                     arguments=arguments)  # fmt: skip
 
 

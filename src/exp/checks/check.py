@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 from exp import console
-from exp.console import size
+from exp.console import format_bytes
 from exp.errors import EXIT_FAILED, EXIT_OK, RunError
 from exp.report.tables import Table, as_counts, as_rich
 from exp.runs.files import read_json, to_json
@@ -181,7 +181,7 @@ def finish(config: ExpConfig, folder: RunFolder, answer: Answer, said: Sequence[
         console.make_console().print("\n", as_rich(table), sep="")
     for each in said or [answer]:
         say(each)
-    console.make_console().print(f"run folder: {console.shown(folder.path)}", soft_wrap=True, markup=False)
+    console.make_console().print(f"run folder: {console.display_path(folder.path)}", soft_wrap=True, markup=False)
     failed = answer.status == FAILED
     message = f"{answer.finding}; {answer.advice}" if answer.advice else answer.finding
     result = {**(read_json(folder.result) or blank_result(config)), "status": "failed" if failed else "completed"}
@@ -286,7 +286,9 @@ def _row(line: Mapping[str, Any], precision: str) -> dict[str, Any]:
         "operator": line["name"],
         "status": status,
         "relative": None if relative is None else figure(relative),
-        "left": f"{calls} calls" * (calls > 0) + f", {size(moved)}" * (moved > 0) if line.get("left") else "unknown",
+        "left": f"{calls} calls" * (calls > 0) + f", {format_bytes(moved)}" * (moved > 0)
+        if line.get("left")
+        else "unknown",
         "kernel": "portable" if line.get("portable") else "",
         "call": line.get("detail"),
         "reason": line.get("crash") or line.get("error") or line.get("uncompared"),
@@ -311,12 +313,12 @@ def judge_collectives(lines: Sequence[Mapping[str, Any]], group: str | None) -> 
     bad = [text for line, text in told if line.keys() & {"crash", "error"} and text not in refused]
     measured = [line for line in lines if "seconds" in line]
     table = [{"collective": line["name"], "KiB": line["kib"], "time": f"{line['seconds'] * 1e3:.3g} ms",
-              "link, per second": size(line["bus_bytes_per_second"])} for line in measured]  # fmt: skip
+              "link, per second": format_bytes(line["bus_bytes_per_second"])} for line in measured]  # fmt: skip
     if bad:
         advice = "broken collectives: try another version of the vendor's library, or backend.process_group=gloo"
         return fail("; ".join(bad[:_SHOWN]), advice, table=table)
     best = max(measured, key=lambda line: float(line["bus_bytes_per_second"]))
-    finding = f"{len(measured)} right over {group}; up to {size(best['bus_bytes_per_second'])}/s in {best['name']} of "
-    finding += f"{best['kib']} KiB" + f"; refused: {'; '.join(refused)}" * bool(refused)
+    peak = f"{format_bytes(best['bus_bytes_per_second'])}/s in {best['name']} of {best['kib']} KiB"
+    finding = f"{len(measured)} right over {group}; up to {peak}" + f"; refused: {'; '.join(refused)}" * bool(refused)
     advice = "exp exchanges gradients in fp32; code that exchanges the refused types fails here" if refused else ""
     return ok(finding, advice, table=table)

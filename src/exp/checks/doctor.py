@@ -28,7 +28,7 @@ import yaml
 from exp import console
 from exp.checks.check import FAILED, OK, SKIPPED, WARNING, Answer, Journal, fail, finish, ok, skip, why_ended
 from exp.config.check import check_data
-from exp.console import flops, size
+from exp.console import format_bytes, format_flops
 from exp.errors import ExpError, RunError
 from exp.hardware import cards
 from exp.hardware.backend import PRECISIONS, ddp_arguments, device_part_of
@@ -258,7 +258,10 @@ def _memory(bench: Bench) -> Answer:
         free = total - row["memory_used"]
     if free is None or total is None:
         return ok("this device does not report its memory")
-    finding, values = f"{size(free)} free of {size(total)}", {"shown": size(free), "free": free, "total": total}
+    finding, values = (
+        f"{format_bytes(free)} free of {format_bytes(total)}",
+        {"shown": format_bytes(free), "free": free, "total": total},
+    )
     full, exclusive = free < total * 0.05, bench.backend.exclusive_devices
     advice = "other processes hold the rest: the vendor's monitor or top shows them; wait until they have ended"
     if full and exclusive:
@@ -375,12 +378,12 @@ def _burst(bench: Bench) -> Answer:
     used, least = row.get("utilization_percent"), _SLOW[bool(backend.visible_variables) and not backend.simulate]
     watched = "" if used is None else f"{used:.0f} %"
     values: dict[str, Any] = {"flops": rate, "least": least, **{key: row.get(key) for key in _READINGS}}
-    values["shown"] = f"{flops(rate)}{f', {watched}' * bool(watched)}"
+    values["shown"] = f"{format_flops(rate)}{f', {watched}' * bool(watched)}"
     if used is not None and used < _IDLE_PERCENT:
         finding = f"card idle while it should work: {watched} on the monitor during the burst ({row['state']})"
         advice = "the work runs elsewhere: check the visible-devices variable; operators may fall back to the CPU"
         return fail(finding, advice, **values)
-    return ok(f"{flops(rate)}FLOP/s in {precision}, the monitor shows {watched or 'nothing'}", **values)
+    return ok(f"{format_flops(rate)}FLOP/s in {precision}, the monitor shows {watched or 'nothing'}", **values)
 
 
 def _teardown(bench: Bench) -> Answer:
@@ -412,7 +415,7 @@ def _limits(bench: Bench) -> Answer:
                       "Kubernetes an emptyDir of medium Memory")  # fmt: skip
     if files is not None and files < _FEW_FILES:
         advice.append("ulimit -n 65536")
-    finding = f"{size(free)} free for {path}, {SHM} {size(shm) if shm else 'missing'}, "
+    finding = f"{format_bytes(free)} free for {path}, {SHM} {format_bytes(shm) if shm else 'missing'}, "
     return ok(f"{finding}{'no limit of' if files is None else files} open files", "; ".join(advice), **values)
 
 
@@ -465,7 +468,7 @@ def begin(config: ExpConfig, folder: RunFolder) -> None:
     (folder.path / "doctor.json").unlink(missing_ok=True)
     console.make_console().print(
         f"doctor: {config.nproc * config.launcher.nnodes} x {config.backend.name}, {config.precision}; up to "
-        f"{config.task.timeout_s} s for each check\nrun folder: {console.shown(folder.path)}", soft_wrap=True
+        f"{config.task.timeout_s} s for each check\nrun folder: {console.display_path(folder.path)}", soft_wrap=True
     )  # fmt: skip
 
 
@@ -578,7 +581,7 @@ def _compare(ranks: Sequence[_Rank]) -> None:
             finding = ", ".join(f"{each} {own.get(each)} (rank 0: {reference.get(each)})" for each in differ)
             rank.checks["packages"] = ok(finding, "install the same versions on all nodes", **own)
         if rate and rate < burst.values["least"] * median:
-            finding = f"{flops(rate)}FLOP/s, {rate / median:.0%} of the median card's"
+            finding = f"{format_flops(rate)}FLOP/s, {rate / median:.0%} of the median card's"
             advice = "check whether another process uses the card, or heat throttles it"
             rank.checks["burst"] = ok(finding, advice, **burst.values)
 

@@ -20,7 +20,7 @@ from mmengine.hooks import Hook
 from torch import nn
 
 from exp.checks.check import LIMITS_S, Journal, ok
-from exp.console import size
+from exp.console import format_bytes
 from exp.data.loader import tensors_of
 from exp.engine.building import build_data, build_model, make_result
 from exp.engine.training import build_trainer
@@ -123,7 +123,7 @@ def measure_speed(session: Session) -> dict[str, Any]:
     step_s = config.global_batch_size / rate if rate else None
     figures: dict[str, Any] = {"step_seconds": step_s, "samples_per_second": rate, "memory_peak": memory}
     finding = f"{step_s * 1e3:.4g} ms a step, {rate:.4g} samples/s" if step_s and rate else "no step was timed"
-    finding += f", {size(max(each or 0 for each in memory))} of memory" if any(memory) else ""
+    finding += f", {format_bytes(max(each or 0 for each in memory))} of memory" if any(memory) else ""
     answer = ok(finding, batch_size=config.batch_size, **figures).__dict__
     return make_result(session, {}, None, steps=steps, **figures, answer=answer)
 

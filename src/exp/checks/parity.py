@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from exp import console
 from exp.checks.check import FAILED, OK, fail, figure, finish, ok
 from exp.checks.child import overrides_without, run_exp
-from exp.errors import EXIT_CONFIG, EXIT_OK, REFUSED, ConfigError, UnavailableError
+from exp.errors import EXIT_CONFIG, EXIT_OK, REFUSAL_CODES, ConfigError, UnavailableError
 from exp.frozen import freeze
 from exp.hardware.backend import FLOAT32
 from exp.hardware.registry import create_backend
@@ -178,7 +178,7 @@ def compare_backends(config: ExpConfig, overrides: list[str], *_: Any) -> int:
             if ended.interrupted_by:
                 return ended.code
             name = task.reference if part == "reference" else config.backend.name
-            if ended.code in REFUSED:
+            if ended.code in REFUSAL_CODES:
                 run.take_back()
                 raise (ConfigError if ended.code == EXIT_CONFIG else UnavailableError)(f"{part}={name}: {ended.why}")
             if ended.code != EXIT_OK:

@@ -183,7 +183,7 @@ class _Suite:
         terminal.print(
             f"qualify: {len(self.plan)} rows on {self.machine['nproc']} x {self.backend.name}"
             f"{', SIMULATED' * self.backend.simulate}; {len(self.plan) - len(left)} are done already; time budget "
-            f"{task.budget_minutes:g} minutes\nfolder: {console.shown(self.place)}",
+            f"{task.budget_minutes:g} minutes\nfolder: {console.display_path(self.place)}",
             soft_wrap=True,
         )
         deadline = time.monotonic() + task.budget_minutes * 60
@@ -205,7 +205,7 @@ class _Suite:
         statuses = [self.rows[name]["status"] for name in self.plan]
         unfinished = any(self.rows[name]["advice"] == _LATER for name in self.plan)
         later = "\nthe same command continues with the skipped rows" if unfinished else ""
-        page = console.shown(self.place / "qualify.md")
+        page = console.display_path(self.place / "qualify.md")
         terminal.print(f"{as_counts(statuses)}; the page: {page}{later}", soft_wrap=True)
         if self.interrupted is not None:
             return self.interrupted.code

@@ -14,7 +14,7 @@ from exp.config.compose import check_weights_there, is_of_hub, load, run_folder_
 from exp.config.differences import changes, refusal
 from exp.config.resolve import as_plain, check_names, check_target, nodes
 from exp.config.schema import DDP_KEYS, PRECISIONS, WrapperConfig
-from exp.errors import ConfigError, UnavailableError, asked
+from exp.errors import ConfigError, UnavailableError, user_code_errors
 from exp.plugins import Family, installed
 from exp.runs.files import read_json, without_credentials
 from exp.runs.folder import RunFolder
@@ -61,7 +61,7 @@ def validate(
     check_names(config)
     _check_values(config)
     elsewhere = launcher.is_elsewhere(config.launcher)
-    with asked("task", task):
+    with user_code_errors("task", task):
         task.check(config)
     check_task = getattr(preflight_of(config.data), "check_task", None)
     if check_task is not None:  # checks the keys that the family adds to tasks
@@ -231,7 +231,7 @@ def check_folder(config: ExpConfig, trains: bool) -> None:
         if source.has_checkpoint() and source.config.is_file():
             refused = changes(as_plain(load(source.config)), as_plain(config)).refused
             if refused:
-                raise ConfigError(refusal(refused, console.shown(source.path)))
+                raise ConfigError(refusal(refused, console.display_path(source.path)))
         return
     if not config.overwrite and (completed or saved):
         holds = "a completed run" if completed else "an unfinished training"
@@ -276,8 +276,8 @@ def check_weights(config: ExpConfig, trained: ExpConfig, folder: Path) -> None:
     together = (set(plugin.families) for plugin in installed().values())  # their models may share a backbone
     if wanted and found and not any({wanted, found} <= families for families in together):
         raise ConfigError(
-            f"init_from={console.shown(folder)} has trained a model for {found} ({trained.name}), but this one is for "
-            f"{wanted}; leave out experiment=... to use that of the weights, or use other weights"
+            f"init_from={console.display_path(folder)} has trained a model for {found} ({trained.name}), but this one "
+            f"is for {wanted}; leave out experiment=... to use that of the weights, or use other weights"
         )
 
 

@@ -28,7 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 from exp.config.resolve import distrust, nodes, resolve
 from exp.config.schema import ExpConfig, LauncherConfig
 from exp.config.sources import choices, opened, own_files, structure_of, task_named
-from exp.console import shown
+from exp.console import display_path
 from exp.errors import ConfigError, nearest
 from exp.runs.files import read_yaml
 from exp.runs.folder import RunFolder
@@ -216,12 +216,14 @@ def check_weights_there(value: str, key: str = "init_from") -> None:
         if key == "resume" and path.name.lower() == "true":
             raise ConfigError("resume=true: use resume=auto, or the path of a checkpoint or run folder")
         there = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise ConfigError(f"{key}={shown(path)}: there is no such file or folder{nearest(path.name, there)}")
+        raise ConfigError(f"{key}={display_path(path)}: there is no such file or folder{nearest(path.name, there)}")
     if path.is_file() and path.suffix != ".json":
         with path.open("rb") as file:
             start = file.read(9)
         if start and not start.startswith((b"PK", b"\x80")) and start[8:] != b"{":
-            raise ConfigError(f"{key}={shown(path)} is no file of weights: neither of torch (.pth) nor .safetensors")
+            raise ConfigError(
+                f"{key}={display_path(path)} is no file of weights: neither of torch (.pth) nor .safetensors"
+            )
     if path.is_dir() and run_folder_of(value) is None:
         kinds = (
             "*.pth",
@@ -233,7 +235,7 @@ def check_weights_there(value: str, key: str = "init_from") -> None:
             "snapshots/*",
         )
         if not any(True for kind in kinds for _ in path.glob(kind)):
-            raise ConfigError(f"{key}={shown(path)} is not a run folder: it has neither config.yaml nor weights")
+            raise ConfigError(f"{key}={display_path(path)} is not a run folder: it has neither config.yaml nor weights")
 
 
 def base_of(arguments: Sequence[str], needs_weights: bool | None = None) -> tuple[str, list[str], str | None]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Iterable, Iterator, Mapping, Sequence
 
 from omegaconf import OmegaConf
 
-from exp.errors import ConfigError, UnavailableError, asked, is_users, nearest, shown
+from exp.errors import ConfigError, UnavailableError, is_user_file, nearest, qualified_name, user_code_errors
 from exp.plugins import entry_points
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def _is_own(top: str) -> bool:
     if spec is None:
         return True  # check_target reports a missing module
     place = spec.origin or next(iter(spec.submodule_search_locations or ()), None)
-    return place not in (None, "built-in", "frozen") and is_users(str(place))
+    return place not in (None, "built-in", "frozen") and is_user_file(str(place))
 
 
 def _refusal(key: str, name: str) -> ConfigError:
@@ -224,8 +224,11 @@ def resolve(key: str, path: str, base: type | str | tuple[type, ...]) -> Any:
     if not hasattr(found, name):
         raise ConfigError(f"{key}={path}: {module} has no {name}{nearest(name, dir(found))}")
     found = getattr(found, name)
-    wanted = [each if isinstance(each, str) else shown(each) for each in (base if isinstance(base, tuple) else [base])]
-    if not (inspect.isclass(found) and {shown(each) for each in found.__mro__} & {*wanted}):
+    wanted = [
+        each if isinstance(each, str) else qualified_name(each)
+        for each in (base if isinstance(base, tuple) else [base])
+    ]
+    if not (inspect.isclass(found) and {qualified_name(each) for each in found.__mro__} & {*wanted}):
         raise ConfigError(f"{key}={path} is not a subclass of {' or '.join(wanted)}")
     return found
 
@@ -291,7 +294,7 @@ def make(cls: Any, key: str, content: Mapping[str, Any], arguments: Mapping[str,
     parts = {name: content[name] for name in getattr(cls, "makes", ()) if name in content}
     others = {name: value for name, value in content.items() if name not in parts}
     given = {**_arguments(others, key, asks_registries=not is_own(cls)), **parts}
-    with asked(key, cls):
+    with user_code_errors(key, cls):
         return cls(**given, **(arguments or {}))
 
 
@@ -313,7 +316,7 @@ def check_arguments(key: str, cls: type, names: Iterable[str], reserved: Mapping
             raise ConfigError(f"{key}.{name} cannot be set here: {reserved[name]}")
         if known is not None and name not in known:
             valid = nearest(f"{key}.{name}", [f"{key}.{each}" for each in known.difference(reserved)])
-            raise ConfigError(f"{key}.{name}: {shown(cls)} has no such argument{valid}")
+            raise ConfigError(f"{key}.{name}: {qualified_name(cls)} has no such argument{valid}")
 
 
 def _parameters(cls: type) -> set[str] | None:
@@ -332,7 +335,7 @@ def _parameters(cls: type) -> set[str] | None:
         names.update(each.name for each in parameters)
         if all(each.kind != inspect.Parameter.VAR_KEYWORD for each in parameters):
             return names
-        if not shown(base).startswith(("mmengine.", "exp.engine.optim.")):
+        if not qualified_name(base).startswith(("mmengine.", "exp.engine.optim.")):
             return None
     makes: Any = cls.__new__
     return None if names or makes is not object.__new__ else names
@@ -398,4 +401,4 @@ def without_scope(name: str) -> str:
 
 def is_own(thing: Any) -> bool:
     """Whether a class, or the class of an object, is exp's own."""
-    return shown(thing).partition(".")[0] == "exp"
+    return qualified_name(thing).partition(".")[0] == "exp"

@@ -11,7 +11,16 @@ from torch.utils.data import Dataset
 from torch.utils.data.dataloader import default_collate
 
 from exp.data.sampler import preserved_generators, seed_sample
-from exp.errors import EXPERIMENT_PAGE, ConfigError, DataError, SampleError, is_of_user, message_of, place_of, shown
+from exp.errors import (
+    EXPERIMENT_PAGE,
+    ConfigError,
+    DataError,
+    SampleError,
+    error_message,
+    qualified_name,
+    raised_by_user_code,
+    user_location,
+)
 
 if TYPE_CHECKING:
     from exp.data.places import Fingerprint
@@ -158,7 +167,9 @@ class Data(abc.ABC):
         Raises:
             DataError: these data cannot be used with the weights.
         """
-        raise DataError(f"data: {shown(self)} has state_dict(), but no load_state_dict(state); see {EXPERIMENT_PAGE}")
+        raise DataError(
+            f"data: {qualified_name(self)} has state_dict(), but no load_state_dict(state); see {EXPERIMENT_PAGE}"
+        )
 
     def setup(self, session: Session) -> None:
         """Prepare the data with all ranks or the run folder, for example compute the mean over all files.
@@ -199,16 +210,16 @@ def split_of(data: Data, split: str, seed: int) -> Any:
     dataset: Any = getattr(data, split, None)
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise ConfigError(
-            f"data: {shown(data)}.{split} ({type(dataset).__qualname__}) must be a dataset with a length and [index]; "
-            f"see {EXPERIMENT_PAGE}"
+            f"data: {qualified_name(data)}.{split} ({type(dataset).__qualname__}) must be a dataset with a length and "
+            f"[index]; see {EXPERIMENT_PAGE}"
         )
     if not len(dataset):
         raise DataError(
-            f"data: {shown(data)}.{split} has no sample; add some, or change the split; see {EXPERIMENT_PAGE}"
+            f"data: {qualified_name(data)}.{split} has no sample; add some, or change the split; see {EXPERIMENT_PAGE}"
         )
     if getattr(dataset, "takes_batches", False):
         return dataset
-    return _Batched(dataset, data.collate or default_collate, seed, f"{shown(data)}.{split}")
+    return _Batched(dataset, data.collate or default_collate, seed, f"{qualified_name(data)}.{split}")
 
 
 class _Batched(Dataset[Any]):
@@ -240,19 +251,19 @@ class _Batched(Dataset[Any]):
                     samples.append(self.dataset[number])
             batch = self.collate(samples)
         except Exception as error:  # a dataset may raise anything
-            if not is_of_user(error):
+            if not raised_by_user_code(error):
                 raise
             # Located here, because a loader process passes on only the text of an error.
             numbers = [number for number, _ in pairs]
             which = ", ".join(map(str, numbers[len(samples) :][:1] or numbers))
-            first = f"{type(error).__name__}: {message_of(error).strip()}".splitlines()[0]
+            first = f"{type(error).__name__}: {error_message(error).strip()}".splitlines()[0]
             hint = _difference(samples) if len(samples) == len(numbers) else ""
-            raise SampleError(f"data: {self.name}[{which}] raises {first}{place_of(error)}{hint}") from error
+            raise SampleError(f"data: {self.name}[{which}] raises {first}{user_location(error)}{hint}") from error
         if not isinstance(batch, dict) or not all(isinstance(key, str) for key in batch):
             found = f"with the keys {list(batch)}" if isinstance(batch, dict) else f"not a {type(batch).__name__}"
             raise DataError(
                 f"data: a batch must be a dict whose keys are the arguments of the model's forward, {found}; make "
-                f"samples of {shown(self.dataset)} such dicts, or set data.collate; see {EXPERIMENT_PAGE}"
+                f"samples of {qualified_name(self.dataset)} such dicts, or set data.collate; see {EXPERIMENT_PAGE}"
             )
         return batch
 

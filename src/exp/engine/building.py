@@ -42,7 +42,7 @@ from exp.data.base import Data, Extras, split_of
 from exp.data.places import content_of, shortened
 from exp.data.sampler import preserved_generators
 from exp.engine import checkpoint
-from exp.errors import ConfigError, RunError, UnavailableError, nearest, shown
+from exp.errors import ConfigError, RunError, UnavailableError, nearest, qualified_name
 from exp.metrics import Evaluator, Metric
 from exp.models.base import Model
 from exp.runs.files import digest_of, seal_of
@@ -242,7 +242,7 @@ def _other_classes(session: Session, data: Data, model: nn.Module) -> OtherClass
         axes = dict.fromkeys(declared, 0)
         if not own.keys() >= axes.keys():
             raise ConfigError(
-                f"model: {shown(model)}.class_rows names {', '.join(axes.keys() - own.keys())}, which it lacks"
+                f"model: {qualified_name(model)}.class_rows names {', '.join(axes.keys() - own.keys())}, which it lacks"
             )
     elif "num_classes" in arguments:
         count = arguments["num_classes"]

@@ -38,7 +38,7 @@ import torch
 import torch.distributed as dist
 
 from exp.engine.wrapper import is_sharded, local_part, part_like, sharded_like, sharded_parameters
-from exp.errors import CheckpointError, RunError, message_of
+from exp.errors import CheckpointError, RunError, error_message
 from exp.hardware.compat import TORCH_VERSION
 from exp.hub import shards_of
 from exp.runs.files import NO_COMMENT, NO_RUN, SEAL_BYTES, Seal, digest_of, seal_of, write_atomically
@@ -247,7 +247,7 @@ def _check_origin(path: Path, content: Any, seal: Seal | None) -> None:
 
 def _reason(error: BaseException) -> str:
     """The first line of an error's message, at most 200 characters; its type if there is no message."""
-    return (message_of(error).strip() or type(error).__name__).splitlines()[0][:200]
+    return (error_message(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
 def _safetensors(path: Path) -> dict[str, torch.Tensor]:

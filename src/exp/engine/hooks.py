@@ -293,7 +293,7 @@ class MetricsHook(Hook):
         self._write(runner, "val", runner.iter, metrics, units)
         unit = {name: f" ({each})" for name, each in units.items()}
         first = list(metrics.items())[:_SHOWN]
-        shown = "  ".join(f"val_{name} {console.number_text(value)}{unit.get(name, '')}" for name, value in first)
+        shown = "  ".join(f"val_{name} {console.format_metric(value)}{unit.get(name, '')}" for name, value in first)
         self.progress.tell(f"{self._losses}  {shown}", line=True)
 
     def after_test_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
@@ -824,7 +824,10 @@ def what_to_do(runner: Any) -> str:
         return text
     which, wanted = "newest", "auto"
     if len(saved) > 1 and session.resumed_from is not None and saved[0].samefile(session.resumed_from):
-        which, wanted = "last but one", console.shown(saved[1])  # this run has resumed from the newest, and diverged
+        which, wanted = (
+            "last but one",
+            console.display_path(saved[1]),
+        )  # this run has resumed from the newest, and diverged
     rate = f"optim.lr={session.config.optim.lr / 2:.4g}"
     command = to_continue(session.config, session.folder, f"resume={wanted}", rate)
     return f"{text}\n  to resume from the {which} checkpoint with half the learning rate: {command}"

@@ -21,7 +21,7 @@ from torch import nn
 from exp.data.places import shortened
 from exp.distributed import rng_state, seed_everything, set_rng_state
 from exp.engine.wrapper import is_sharded, unwrapped
-from exp.errors import first_line, shown
+from exp.errors import first_line, qualified_name
 from exp.models.dropout import draws_by_itself
 from exp.runs.heartbeat import Stage, report_stage
 
@@ -45,7 +45,7 @@ def has_foreign_loss(model: nn.Module) -> bool:
         model: the model, not wrapped.
     """
     modules = [*model.modules()]
-    foreign = any(shown(each).partition(".")[0] not in _KNOWN for module in modules for each in _parts(module))
+    foreign = any(qualified_name(each).partition(".")[0] not in _KNOWN for module in modules for each in _parts(module))
     return foreign and all(getattr(module, "loss_is_mean", True) for module in modules)
 
 
@@ -157,7 +157,7 @@ class _Comparison:
                 "divide by the number of samples, or declare it with loss_is_mean = False"
             )
         return (
-            f"the loss of {shown(self.model)} depends on how a batch is split, so it differs with nproc and "
+            f"the loss of {qualified_name(self.model)} depends on how a batch is split, so it differs with nproc and "
             f"accumulate (a batch of {self.used}, whole and as two micro-batches: by {differs:.2g} of its value or "
             f"gradients): {'; and '.join(causes)}"
         )

@@ -15,7 +15,7 @@ from exp.data.loader import move, share_loader
 from exp.engine.building import about_data, build_data, build_evaluator, build_model, make_result, split_in_use
 from exp.engine.trainer import EvalLoop
 from exp.engine.wrapper import is_sharded, place_and_wrap, unwrapped
-from exp.errors import EXPERIMENT_PAGE, ConfigError, shown
+from exp.errors import EXPERIMENT_PAGE, ConfigError, qualified_name
 from exp.runs.files import csv_content, write_atomically
 from exp.runs.folder import blank_result
 from exp.runs.heartbeat import Stage, report_stage
@@ -146,8 +146,8 @@ def batch_outputs(session: Session, model: Any, batch: dict[str, Any]) -> torch.
         outputs = model.test_step(move(batch, session.device))
     if not isinstance(outputs, torch.Tensor):
         raise ConfigError(
-            f"model: {shown(model)} predicts a {type(outputs).__name__}, not a tensor with a row for each sample; "
-            f"override predict in the class of the data, see {EXPERIMENT_PAGE}"
+            f"model: {qualified_name(model)} predicts a {type(outputs).__name__}, not a tensor with a row for each "
+            f"sample; override predict in the class of the data, see {EXPERIMENT_PAGE}"
         )
     return outputs.detach().cpu()
 
@@ -173,8 +173,8 @@ def predict_split(session: Session, data: Data, model: Any) -> Prediction:
         predicted = batch_outputs(session, model, batch)
         if not predicted.dim() or len(predicted) != len(indices):
             raise ConfigError(
-                f"model: {shown(model)} predicts a tensor of shape {tuple(predicted.shape)} for {len(indices)} "
-                f"samples, not a row for each; see {EXPERIMENT_PAGE}"
+                f"model: {qualified_name(model)} predicts a tensor of shape {tuple(predicted.shape)} for "
+                f"{len(indices)} samples, not a row for each; see {EXPERIMENT_PAGE}"
             )
         numbers.append(indices)
         outputs.append(predicted)

@@ -33,7 +33,16 @@ from exp.engine.building import CountersHook, build_loggers, rank_logger
 from exp.engine.hooks import CheckpointHook, LossMeter, MetricsHook, OverfitHook, PreemptionHook, what_to_do
 from exp.engine.optim import build_schedulers
 from exp.engine.wrapper import is_sharded, unwrapped, whole
-from exp.errors import EXPERIMENT_PAGE, ConfigError, RunError, is_about_shapes, is_of_user, message_of, shown, told
+from exp.errors import (
+    EXPERIMENT_PAGE,
+    ConfigError,
+    RunError,
+    error_message,
+    format_user_error,
+    is_about_shapes,
+    qualified_name,
+    raised_by_user_code,
+)
 from exp.runs.heartbeat import Stage, report_stage
 
 if TYPE_CHECKING:
@@ -244,7 +253,7 @@ class Trainer:
         accumulate = self.train_loop.accumulate
         if not updates or (accumulate > 1 and (passes, updates) != (accumulate, 1)):
             raise (RunError if self.session.begun else ConfigError)(
-                f"{shown(unwrapped(self.model))}.train_step has made {passes} backward passes and "
+                f"{qualified_name(unwrapped(self.model))}.train_step has made {passes} backward passes and "
                 f"{updates} updates of the weights in step {self.iter + 1}, with accumulate={accumulate}; it must call "
                 f"update_params {'once' if accumulate > 1 else 'at least once'} per micro-batch"
             )
@@ -575,13 +584,13 @@ class EvalLoop:
         try:
             return getattr(self.model, f"{self.stage}_step")(batch)
         except TypeError as error:
-            if not re.search(r"\bforward\(\) .*argument", str(error)) or told(error) is not None:
+            if not re.search(r"\bforward\(\) .*argument", str(error)) or format_user_error(error) is not None:
                 raise
             # Python's text, as for a wrong call, which does not say who calls, and with what.
             raise ConfigError(
-                f"model: {error}; {shown(self.model)}.forward is called with mode ('loss', 'predict' or 'tensor') and "
-                f"the keys of the batch, {', '.join(batch)}: declare mode='tensor' and the keys that it needs, and "
-                f"accept the others as **_; see {EXPERIMENT_PAGE}"
+                f"model: {error}; {qualified_name(self.model)}.forward is called with mode ('loss', 'predict' or "
+                f"'tensor') and the keys of the batch, {', '.join(batch)}: declare mode='tensor' and the keys that it "
+                f"needs, and accept the others as **_; see {EXPERIMENT_PAGE}"
             ) from error
 
     def _measure(self, outputs: Any, batch: dict[str, Any]) -> None:
@@ -591,14 +600,14 @@ class EvalLoop:
             if misfit is None:
                 self.evaluator.update(outputs, batch)
         except Exception as error:  # a metric may raise anything
-            if not (is_about_shapes(error) and is_of_user(error)) or not isinstance(outputs, torch.Tensor):
+            if not (is_about_shapes(error) and raised_by_user_code(error)) or not isinstance(outputs, torch.Tensor):
                 raise
             targets = ", ".join(f"{key} {tuple(each.shape)}" for key, each in batch.items() if hasattr(each, "shape"))
-            cause = told(error) or f"{type(error).__name__}: {message_of(error)}"
+            cause = format_user_error(error) or f"{type(error).__name__}: {error_message(error)}"
             misfit = f"returns shape {tuple(outputs.shape)} for a batch with {targets}; {cause.splitlines()[0]}"
         if misfit is not None:
             raise ConfigError(
-                f"model: {shown(self.model)}.forward(..., mode='predict') {misfit}; see {EXPERIMENT_PAGE}"
+                f"model: {qualified_name(self.model)}.forward(..., mode='predict') {misfit}; see {EXPERIMENT_PAGE}"
             )
 
     def _refuse_nan(self) -> None:

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from exp.config.differences import Change, changes, refusal, trains_on
 from exp.config.resolve import as_plain, is_own
 from exp.config.schema import OptimConfig
-from exp.console import size
+from exp.console import format_bytes
 from exp.data.loader import device_loader, eval_loader, share_loader
 from exp.data.places import differences, shortened
 from exp.data.sampler import TrainBatchSampler
@@ -30,7 +30,7 @@ from exp.engine.optim import BackendOptimWrapper, build_optimizer, parameter_gro
 from exp.engine.outputs import draw_extras, training_pictures
 from exp.engine.trainer import EvalLoop, Trainer, TrainLoop
 from exp.engine.wrapper import awaited_parameters, is_sharded, place_and_wrap, unwrapped
-from exp.errors import CheckpointError, ConfigError, DataError, RunError, asked, is_out_of_memory
+from exp.errors import CheckpointError, ConfigError, DataError, RunError, is_out_of_memory, user_code_errors
 from exp.models.base import parameter_counts
 from exp.models.dropout import DropoutStream
 from exp.runs.files import seal_of
@@ -193,7 +193,7 @@ def _check_one_batch(session: Session, data: Any, trainer: Trainer) -> None:
     dataset: Any = loop.dataloader.dataset
     first = torch.arange(min(data.eval_batch_size, len(dataset)))
     state = rng_state(session.backend)
-    with asked("data", data):
+    with user_code_errors("data", data):
         # In a loader process, if the other loaders have some: files opened in this process may not be readable there.
         (batch,) = eval_loader(dataset, [first], min(data.num_workers, 1))
     loop.evaluator.reset()
@@ -224,10 +224,10 @@ def _out_of_memory(session: Session, what_fits: Callable[..., Any]) -> str:
     batch = fits.get("batch_size", next(smaller, None))
     advice = "use less memory per sample: a smaller model, a lower precision, more processes"
     if batch is not None:
-        estimated = f" (estimated: {size(fits['memory'])})" if fits else ""
+        estimated = f" (estimated: {format_bytes(fits['memory'])})" if fits else ""
         kept = f"keeps the global batch of {config.global_batch_size}{estimated}"
         advice = f"batch_size={batch} accumulate={share // batch} {kept}"
-    device = f"{session.device} ({size(total)})" if total else session.device
+    device = f"{session.device} ({format_bytes(total)})" if total else session.device
     return f"rank {session.info.rank}: {device} is out of memory at batch_size={config.batch_size}; {advice}"
 
 

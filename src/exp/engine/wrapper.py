@@ -24,7 +24,7 @@ from exp.config.resolve import as_plain, check_arguments, make, resolve
 from exp.config.schema import DDP_KEYS
 from exp.data.places import shortened
 from exp.distributed import AveragingDataParallel, StagedCollectives
-from exp.errors import ConfigError, PlacementError, UnavailableError, shown
+from exp.errors import ConfigError, PlacementError, UnavailableError, qualified_name
 from exp.hardware.backend import ddp_arguments
 from exp.hardware.compat import supports_full_sharding
 
@@ -186,10 +186,11 @@ def place_and_wrap(model: nn.Module, session: Session, trains: bool = True) -> n
     if wrapped is not model:
         if own_step and not hasattr(wrapped, "exchange_gradients"):
             raise ConfigError(
-                f"wrapper={config.kind}: {shown(model)} has a train_step of its own, which {shown(wrapped)} does not "
-                "run; use wrapper=ddp, or give the wrapper exchange_gradients() (docs/extend/add-a-task.md)"
+                f"wrapper={config.kind}: {qualified_name(model)} has a train_step of its own, which "
+                f"{qualified_name(wrapped)} does not run; use wrapper=ddp, or give the wrapper exchange_gradients() "
+                "(docs/extend/add-a-task.md)"
             )
-        MODEL_WRAPPERS.register_module(name=shown(wrapped), module=type(wrapped), force=True)  # see wrap()
+        MODEL_WRAPPERS.register_module(name=qualified_name(wrapped), module=type(wrapped), force=True)  # see wrap()
     return wrapped
 
 
@@ -378,8 +379,8 @@ class FullyShard(Wrapper):
             )
         if has_own_step(model):
             raise ConfigError(
-                f"wrapper=fsdp: {shown(model)} has a train_step of its own, whose passes through parts of the model "
-                "cannot be sharded; use wrapper=ddp"
+                f"wrapper=fsdp: {qualified_name(model)} has a train_step of its own, whose passes through parts of the "
+                "model cannot be sharded; use wrapper=ddp"
             )
         units = units_of(model)
         _refuse_tied(model)

@@ -30,7 +30,7 @@ from exp.data.loader import move
 from exp.engine.building import split_in_use
 from exp.engine.outputs import batch_outputs
 from exp.engine.wrapper import forward, preprocessed, unwrapped
-from exp.errors import ConfigError, DataError, shown
+from exp.errors import ConfigError, DataError, qualified_name
 from exp.forecasting.data.preflight import interval_levels
 from exp.forecasting.metrics import WindowMetric
 
@@ -243,7 +243,7 @@ def _kind(task: Any, model: Any, levels: Sequence[float]) -> tuple[str, bool]:
     offered, wanted = getattr(model, "spread", None), task.intervals_method
     if wanted == "model" and offered not in ("std", "quantiles"):
         raise ConfigError(
-            f"task.intervals_method=model: {shown(model)} has neither quantiles nor standard deviations; set "
+            f"task.intervals_method=model: {qualified_name(model)} has neither quantiles nor standard deviations; set "
             f"model.quantiles for the training, or task.intervals_method=conformal"
         )
     kind = str(offered) if wanted == "model" or (wanted is None and offered == "quantiles") else "residuals"

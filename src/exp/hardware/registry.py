@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 from exp import console
 from exp.config.resolve import resolve
 from exp.config.schema import BackendConfig
-from exp.errors import ConfigError, ExpError, UnavailableError, asked
+from exp.errors import ConfigError, ExpError, UnavailableError, user_code_errors
 from exp.hardware.backend import Backend
 from exp.plugins import entry_points
 
@@ -42,7 +42,7 @@ def create_backend(config: BackendConfig | Mapping[str, Any]) -> Backend:
             )
         target = installed()[target].value.replace(":", ".")
     cls = resolve("backend._target_", target, Backend)
-    with asked("backend", cls):
+    with user_code_errors("backend", cls):
         backend: Backend = cls(**plain)
     return backend
 

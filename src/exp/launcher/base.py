@@ -20,7 +20,7 @@ from exp import console
 from exp.config.resolve import create
 from exp.config.resolve import resolve as resolve_name
 from exp.config.schema import ExpConfig, LauncherConfig
-from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, EXIT_UNAVAILABLE, REFUSED, ConfigError
+from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, EXIT_UNAVAILABLE, REFUSAL_CODES, ConfigError
 from exp.runs.failures import AGENT_LOST, RankFailure
 from exp.runs.files import read_json
 from exp.runs.signals import PREEMPT_SIGNAL, signal_name
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from exp.runs.folder import RunFolder
 
 __all__ = [
-    "Launcher", "Outcome", "describe_failure", "drop_stale_variables", "launcher_class", "outcome_file",
-    "place_of", "resolve", "tail_of", "take_stale_variables",
+    "Launcher", "Outcome", "describe_failure", "drop_stale_variables", "launcher_class", "outcome_file", "place_of",
+    "resolve", "tail_of", "take_stale_variables",
 ]  # fmt: skip
 
 # Variables of rank, world size, local rank and local world size. The first complete family is used; if none is
@@ -253,7 +253,7 @@ def describe_failure(outcome: Outcome, folder: RunFolder) -> str:
             lines.append(f"  failed after it: {', '.join(f'rank {failure.rank}' for failure in others)}")
         if outcome.exit_code == EXIT_UNAVAILABLE:
             lines += tail_of(log)[1:]  # the log itself is removed with the run folder
-        elif log.is_file() and outcome.exit_code not in REFUSED:
+        elif log.is_file() and outcome.exit_code not in REFUSAL_CODES:
             lines.append(f"  log: {log}")
     else:
         detail = outcome.detail or "no rank left an error"

@@ -67,7 +67,7 @@ class ExternalLauncher(Launcher):
         if place.local_rank > 0:
             cls.stderr = os.dup(sys.stderr.fileno())
             for stream in (sys.stdout, sys.stderr):
-                console.write_nowhere(stream)
+                console.redirect_to_devnull(stream)
 
     def check(self, nproc: int) -> None:
         """Refuse restarts, and an unknown host in MASTER_ADDR."""

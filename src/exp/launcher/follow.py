@@ -207,7 +207,11 @@ def attach(config: ExpConfig, *_: Any) -> int:
     if run is None or isinstance(run, ListConfig):
         raise ConfigError("task=attach needs run=<the run folder of a submitted job>")
     folder = RunFolder(Path(str(run)).expanduser())
-    shown, holder, written = console.shown(folder.path), holder_of(folder.path), read_json(folder.logs / JOB_FILE)
+    shown, holder, written = (
+        console.display_path(folder.path),
+        holder_of(folder.path),
+        read_json(folder.logs / JOB_FILE),
+    )
     if not {"job", "cluster", "logs"} <= {*(written or ())} or (holder is not None and holder.job != written["job"]):
         who = "" if holder is None else f": {holder} runs it"
         raise ConfigError(f"run={shown} has no submitted job{who}; task=attach follows jobs of launcher=submitit")

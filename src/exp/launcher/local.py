@@ -6,7 +6,7 @@ import os
 import tempfile
 from typing import TYPE_CHECKING
 
-from exp.errors import ConfigError, Ended, Preempted
+from exp.errors import ConfigError, Preempted, SignalReceived
 from exp.launcher.base import Launcher, Outcome
 from exp.launcher.processes import fork
 from exp.launcher.supervisor import Supervisor
@@ -61,7 +61,7 @@ class LocalLauncher(Launcher):
                 run_rank(folder, info)
         except Preempted as preempted:
             return Outcome(preempted.exit_code, preempted={"step": preempted.step})
-        except Ended as ended:
+        except SignalReceived as ended:
             return Outcome.of_signal(ended.number, task_class(run.config).saves_state)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - reported as with other launchers
             return Outcome.of(Failures(folder).collect() or [describe_error(error, folder, info)])

@@ -12,7 +12,7 @@ import torch
 from mmengine.model import BaseModel
 from torch import nn
 
-from exp.errors import EXPERIMENT_PAGE, ConfigError, shown
+from exp.errors import EXPERIMENT_PAGE, ConfigError, qualified_name
 
 __all__ = ["Model", "best_prefix", "parameter_counts", "under_own_names", "without_prefix"]
 
@@ -148,7 +148,7 @@ class Model(BaseModel):
                 return total, {**losses, "loss": total}
             found = ", ".join(f"{name} of shape {tuple(getattr(each, 'shape', ()))}" for name, each in losses.items())
         raise ConfigError(
-            f"model: {shown(self)}.forward(..., mode='loss') must give a dict of 0-dim tensors such as "
+            f"model: {qualified_name(self)}.forward(..., mode='loss') must give a dict of 0-dim tensors such as "
             f"{{'loss': ...}}, but gives {found}; see {EXPERIMENT_PAGE}"
         )
 

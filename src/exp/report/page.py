@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
 
 from PIL import Image
 
-from exp.console import number_text
+from exp.console import format_metric
 from exp.report import tables
 from exp.report.runs import is_number
 from exp.runs.files import to_json, write_atomically
@@ -255,7 +255,7 @@ def _bars(groups: Sequence[Group], labels: Sequence[str], metric: str | None) ->
         bars.append({"value": box, "name": f"{label}: {tables.mean_text(mean)}", "place": place})
         for run in group.runs:
             if measured in run.numbers:
-                name = f"{run.name}: {number_text(run.numbers[measured])}"
+                name = f"{run.name}: {format_metric(run.numbers[measured])}"
                 points.append({"value": [_rounded(run.numbers[measured]), place], "name": name, "place": place})
     series = [{"type": "boxplot", "data": bars}, {"type": "scatter", "data": points}]
     option = {"yAxis": {"data": list(labels[:_BARS])}, "series": series}

@@ -14,7 +14,7 @@ from collections import Counter
 from html import escape
 from typing import TYPE_CHECKING, Any, Hashable, Iterable, Mapping, NamedTuple, Sequence
 
-from exp.console import number_text, printable
+from exp.console import format_metric, printable
 from exp.report.runs import COLUMNS, NUMBERS, is_number, natural, titled
 from exp.runs.files import csv_content, to_json, write_atomically
 
@@ -256,8 +256,8 @@ def mean_text(mean: Mean | None) -> str:
     """A mean as text: ``0.3541 ± 0.0012``; for a single seed only the value; empty for None."""
     if mean is None:
         return ""
-    text = number_text(mean.value)
-    return text if mean.std is None else f"{text} ± {number_text(mean.std, mean.value)}"
+    text = format_metric(mean.value)
+    return text if mean.std is None else f"{text} ± {format_metric(mean.std, mean.value)}"
 
 
 def _kind(run: Run) -> tuple[object, object]:
@@ -449,7 +449,7 @@ def _results(groups: list[Group], metric: str | None, paper: bool) -> Table:
             row[name] = f"{mean_text(mean) or '-'}{f' ({group.n_text})' * averaged}"
             if name in published:
                 row[f"{name}, published"] = theirs
-                apart = "" if mean is None or theirs is None else number_text(mean.value - theirs, mean.value)
+                apart = "" if mean is None or theirs is None else format_metric(mean.value - theirs, mean.value)
                 row[f"{name}, difference"] = f"+{apart}".replace("+-", "-") if apart else ""
         rows.append({**row, "seconds": "" if paper else _outcome(group)})
     notes = _unit_notes(runs, metrics)

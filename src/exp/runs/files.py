@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, Callable, Iterable, Mapping, NamedTuple
 
 import yaml
 
-from exp.console import printable, size
+from exp.console import format_bytes, printable
 from exp.errors import ConfigError
 
 __all__ = [
@@ -177,7 +177,7 @@ def read_text(path: Path, most: int = _MOST_JSON) -> str:
     with path.open("rb") as file:
         content = file.read(most + 1)
     if len(content) > most:
-        raise ConfigError(f"{path} is larger than {size(most)}, the most that exp reads of such a file")
+        raise ConfigError(f"{path} is larger than {format_bytes(most)}, the most that exp reads of such a file")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

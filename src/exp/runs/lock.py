@@ -151,7 +151,7 @@ class RunLock:
         self._content = b""
         self._inode = 0
         self._guard = threading.RLock()
-        self._shown = console.shown(folder)
+        self._shown = console.display_path(folder)
         self.made: list[Path] = []
         self.lost: str | None = None
 

@@ -22,7 +22,17 @@ from omegaconf.errors import OmegaConfBaseException
 from exp import console
 from exp.config.compose import load, refuse_empty, sets_folder, typed
 from exp.config.resolve import as_plain
-from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, REFUSED, ConfigError, Ended, ExpError, RunError, first_line
+from exp.errors import (
+    EXIT_FAILED,
+    EXIT_OK,
+    EXIT_PREEMPTED,
+    REFUSAL_CODES,
+    ConfigError,
+    ExpError,
+    RunError,
+    SignalReceived,
+    first_line,
+)
 from exp.frozen import FrozenRun, complete
 from exp.hub import bring
 from exp.launcher.base import Launcher, Outcome, describe_failure, drop_stale_variables, launcher_class, resolve
@@ -234,7 +244,7 @@ class Sweep:
                 if done:
                     display.say(f"{done} of {len(batch)} jobs are done already")
                 count = "1 job" if len(runs) == 1 else f"{len(runs)} jobs"
-                display.say(f"{count} to run; sweep folder: {console.shown(self.folder)}")
+                display.say(f"{count} to run; sweep folder: {console.display_path(self.folder)}")
             self.launched = True
             for job in batch:
                 if job.outcome is not None:
@@ -267,7 +277,7 @@ class Sweep:
         names = [job.outcome.interrupted_by for job in batch if job.outcome is not None]
         number = self.received or next((signal.Signals[name] for name in names if name is not None), None)
         if number is not None:
-            raise Ended(number)
+            raise SignalReceived(number)
         direction = str(self.config.hydra.sweeper.get("direction"))  # may be an enum member, or a list of one
         for run in runs:
             greater = bool(run.result.get("greater_is_better"))
@@ -335,8 +345,8 @@ class Sweep:
         failed = codes - {EXIT_OK}
         alike = len(codes) == 1 or failed <= {EXIT_PREEMPTED}
         code = max(failed, default=EXIT_OK) if alike else EXIT_FAILED
-        taken_back = [job.run.take_back() for job in self.jobs if code in REFUSED]
-        refused = not self.launched or (code in REFUSED and all(taken_back))
+        taken_back = [job.run.take_back() for job in self.jobs if code in REFUSAL_CODES]
+        refused = not self.launched or (code in REFUSAL_CODES and all(taken_back))
         if refused and self.lock.made:
             shutil.rmtree(str(self.folder), ignore_errors=True)
         elif refused and not _run_folders(self.folder):
@@ -357,7 +367,7 @@ class Sweep:
             terminal.print(as_rich(table))
         states = Counter(job.state for job in self.jobs)
         text = ", ".join(f"{number} {state}" for state, number in sorted(states.items()))
-        seconds, place = time.monotonic() - self.began, console.shown(self.folder)
+        seconds, place = time.monotonic() - self.began, console.display_path(self.folder)
         terminal.print(f"{text}; {seconds:.0f} s; results in {place}", soft_wrap=True)
         if {"interrupted", "preempted", "not begun"} & states.keys():
             command = rest("sweep.resume=true", f"output_dir={place}")
@@ -367,7 +377,7 @@ class Sweep:
             from exp.report.page import write_report
 
             page = write_report(runs, self.folder, self.config.name)
-            terminal.print(f"report: {console.shown(page)}", soft_wrap=True)
+            terminal.print(f"report: {console.display_path(page)}", soft_wrap=True)
 
 
 def _common_launcher(runs: list[FrozenRun]) -> Launcher | None:
@@ -446,8 +456,8 @@ class SweepDisplay(Watcher):
         text = "preempted" if outcome.exit_code == EXIT_PREEMPTED else "done"
         if result.get("metric") is not None:
             chosen_by = selecting_value(result)
-            text = f"{result['metric_name']} {console.number_text(result['metric'])}"
-            text += "" if chosen_by is None else f" (validation {console.number_text(chosen_by)})"
+            text = f"{result['metric_name']} {console.format_metric(result['metric'])}"
+            text += "" if chosen_by is None else f" (validation {console.format_metric(chosen_by)})"
         seconds = f"  {result['wall_s']:.0f} s" if result.get("wall_s") else ""
         self.say(f"{job.title(self._common)}: {text}{seconds}  ({self._ended} of {len(self.jobs)})")
 

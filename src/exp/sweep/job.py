@@ -9,7 +9,7 @@ import sys
 from dataclasses import asdict
 
 from exp import console
-from exp.errors import EXIT_FAILED, Ended, ExpError
+from exp.errors import EXIT_FAILED, ExpError, SignalReceived
 from exp.frozen import FrozenRun
 from exp.launcher.base import Outcome, outcome_file
 from exp.launcher.processes import die_with_parent
@@ -35,7 +35,7 @@ def main(run_dir: str, parent: str, token: str) -> int:
     file.unlink(missing_ok=True)  # of an earlier process with this number
 
     def hear(number: int, _frame: object) -> None:
-        raise Ended(number)
+        raise SignalReceived(number)
 
     try:
         with handle_signals(hear):  # while no launcher does
@@ -51,7 +51,7 @@ def main(run_dir: str, parent: str, token: str) -> int:
     except ExpError as error:
         console.error(str(error))
         outcome = Outcome(error.exit_code, reported=True, detail=str(error))
-    except Ended as ended:
+    except SignalReceived as ended:
         outcome = Outcome(ended.exit_code, interrupted_by=signal_name(ended.number))
     with contextlib.suppress(OSError):  # on a full disk the sweep shows the end of the log
         if folder.logs.is_dir():

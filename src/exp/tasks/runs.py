@@ -91,7 +91,9 @@ class Track(_OfRuns):
         terminal = console.make_console()
         for run in runs:
             going_on = " is still running, and reports by itself" if holder_of(run.folder) is not None else ""
-            terminal.print(f"{console.shown(run.folder)}{going_on}", highlight=False, markup=False, soft_wrap=True)
+            terminal.print(
+                f"{console.display_path(run.folder)}{going_on}", highlight=False, markup=False, soft_wrap=True
+            )
             if not going_on:
                 for reporter in hand_over(config.logger, RunFolder(run.folder), console.warn):
                     complete &= reporter.state["closed"]

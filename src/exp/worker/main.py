@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Callable, NoReturn
 
 from exp import session
-from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, ExpError, Preempted, is_users, message_of, no_terminal
+from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, ExpError, Preempted, error_message, is_user_file, no_terminal
 from exp.launcher import processes
 from exp.launcher.processes import AGENT_VARIABLE, REQUEUES_VARIABLE
 from exp.runs import heartbeat
@@ -164,7 +164,7 @@ def _join(info: RankInfo, given: dict[str, Any], joined: Path) -> str:
                 own.set("exp/refused", next(filter(None, every), ""))
             refused = own.get("exp/refused").decode()
         except (RuntimeError, OSError) as error:  # there is no log yet; the launcher shows what this process prints
-            os.write(_STDERR, f"{type(error).__name__}: {message_of(error)}\n".encode())
+            os.write(_STDERR, f"{type(error).__name__}: {error_message(error)}\n".encode())
             os._exit(EXIT_FAILED)
         if refused:
             write_json(joined, {"refused": refused})
@@ -208,7 +208,7 @@ class _NoTerminal(io.TextIOBase):
 
     def readline(self, size: int | None = -1) -> str:  # type: ignore[override]
         """Raise RunError."""
-        frames = [frame for frame in traceback.extract_stack() if is_users(frame.filename)]
+        frames = [frame for frame in traceback.extract_stack() if is_user_file(frame.filename)]
         raise no_terminal(f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else "")
 
     read = readline
