@@ -26,7 +26,7 @@ from exp.errors import (
     is_out_of_memory,
 )
 from exp.metrics import SampleMetric
-from exp.session import is_of_peer
+from exp.worker.rank import is_of_peer
 
 HERE = r"\(test_raised.py, line \d+\)"
 

@@ -19,6 +19,7 @@ from exp.engine.building import build_data, build_model
 from exp.engine.training import _resume, build_trainer, train
 from exp.hardware.backend import Collectives
 from exp.models.base import Model
+from exp.worker.session import open_session
 from tests.engine.conftest import Line, Mse
 
 X = [0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0]
@@ -207,7 +208,7 @@ def test_ranks_wait_for_each_other_as_long_as_the_launcher_says(make_session, tm
     session = make_session(1, 2, launcher={"_target_": "auto", "timeout_s": 7})
     session.info.store, session.backend.collectives = str(tmp_path / "store"), Noted("gloo")
     with pytest.raises(KeyError) as found:
-        session.open()
+        open_session(session)
     assert found.value.args == ((1, 2, timedelta(seconds=7), timedelta(seconds=7)),)
 
 

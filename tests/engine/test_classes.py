@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from exp.config.resolve import allow
-from exp.engine.building import Weights, build_model
+from exp.engine.building import build_model
 from exp.models.base import Model
+from exp.session import Weights
 from exp.vision.dinov3.heads import Head
 
 SMALL = {"embed_dim": 32, "depth": 4, "num_heads": 2}

@@ -19,8 +19,9 @@ from mmengine.visualization import Visualizer
 
 from exp.config.check import REFUSED, check_hooks
 from exp.engine import checkpoint
-from exp.engine.building import Weights, build_hooks, build_model
+from exp.engine.building import build_hooks, build_model
 from exp.errors import ConfigError
+from exp.session import Weights
 from tests.engine.conftest import Line, Spy
 
 

@@ -14,7 +14,6 @@ from tests.conftest import Forked
 PLACE = {"RANK": "0", "LOCAL_RANK": "0", "EXP_SCRATCH": "."}
 WORKER = """
 import ctypes, os, signal, sys, threading, time
-from exp import session
 from exp.runs import heartbeat
 from exp.errors import Preempted, UnavailableError
 from exp.worker import main
@@ -43,7 +42,7 @@ def body(folder, info):
         raise UnavailableError("no card")
     if how == "failed":
         raise ValueError("planted")
-session.run = body
+main.run_rank = body
 main.work_to_end(folder, RankInfo())
 """
 

@@ -37,7 +37,7 @@ from exp.hardware.matmul import multiply
 from exp.hardware.registry import create_backend, installed
 from exp.runs.files import to_json, write_json
 from exp.runs.folder import blank_result
-from exp.session import make_store
+from exp.worker.session import make_store
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,7 +18,7 @@ import logging
 import math
 import os
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Container, Mapping, NamedTuple, Sequence
 
@@ -47,6 +47,7 @@ from exp.metrics import Evaluator, Metric
 from exp.models.base import Model
 from exp.runs.files import digest_of, seal_of
 from exp.runs.folder import blank_result
+from exp.session import Weights
 from exp.task import task_class
 
 if TYPE_CHECKING:
@@ -127,24 +128,6 @@ def build_model(session: Session, data: Data, to_place: bool = False) -> nn.Modu
         model.compile()  # compiles at the first call; in place, so names and hooks stay, and it can still be wrapped
     session.built(model)
     return model
-
-
-@dataclass(frozen=True)
-class Weights:
-    """The weights in a file.
-
-    Attributes:
-        path: the file.
-        state: tensors by name, on the CPU.
-        data: state of the data on which the weights were trained (:meth:`exp.data.base.Data.state_dict`); None: the
-            file does not contain it.
-        files: SHA-256 of the file, of those that it lists, and of the JSON files beside it, by name; on rank 0.
-    """
-
-    path: Path
-    state: Mapping[str, torch.Tensor]
-    data: dict[str, Any] | None
-    files: dict[str, str] = field(default_factory=dict)
 
 
 def read_weights(path: Path, trusted: bool = False) -> Weights:

@@ -13,10 +13,11 @@ from exp.launcher.supervisor import Supervisor
 from exp.runs import signals
 from exp.runs.failures import Failures
 from exp.runs.scratch import SCRATCH_VARIABLE
-from exp.session import RankInfo, describe_error, reporting
-from exp.session import run as run_rank
+from exp.session import RankInfo
 from exp.task import task_class
 from exp.worker.main import guard, preempted_in, work_to_end
+from exp.worker.rank import describe_error, reporting
+from exp.worker.session import run_rank
 
 if TYPE_CHECKING:
     from exp.frozen import FrozenRun

@@ -1,10 +1,10 @@
 """A worker process, from its start to its exit: rank environment, heartbeats, clean-up; and its guard.
 
-What it computes is in :mod:`exp.session`. Each worker is forked from a guard, a small process that waits for it and
-records how it ended: only the parent of a process learns its exit status. The guard is forked by torch's agent
+What it computes is in :mod:`exp.worker.session`. Each worker is forked from a guard, a small process that waits for it
+and records how it ended: only the parent of a process learns its exit status. The guard is forked by torch's agent
 (:mod:`exp.launcher.agent`) or by ``launcher=local``, or runs ``python -m exp.worker.main RUN_FOLDER``.
-``launcher=external`` runs ``python -m exp.worker.main GIVEN`` (JSON); such a worker first checks that all ranks
-have the same command and run folder.
+``launcher=external`` runs ``python -m exp.worker.main GIVEN`` (JSON); such a worker first checks that all ranks have
+the same command and run folder.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Callable, NoReturn
 
-from exp import session
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, ExpError, Preempted, error_message, is_user_file, no_terminal
 from exp.launcher import processes
 from exp.launcher.processes import AGENT_VARIABLE, REQUEUES_VARIABLE
@@ -35,7 +34,10 @@ from exp.runs.folder import RunFolder
 from exp.runs.heartbeat import Stage
 from exp.runs.lock import LOCK, is_alive, read_holder
 from exp.runs.scratch import PREEMPT_FLAG, PREEMPTED_FILE, RUN_FOLDER_FILE, SCRATCH_VARIABLE, set_socket_folder
-from exp.session import RankInfo, is_of_peer, make_store, reporting
+from exp.session import RankInfo
+from exp.worker import session
+from exp.worker.rank import is_of_peer, reporting
+from exp.worker.session import make_store
 
 __all__ = ["guard", "main", "preempted_in", "work_to_end"]
 
@@ -228,7 +230,7 @@ def work_to_end(folder: RunFolder, info: RankInfo) -> NoReturn:
             set_socket_folder(scratch)
             sys.stdin = _NoTerminal()
             faulthandler.enable(_STDERR)
-            session.run(folder, info)
+            session.run_rank(folder, info)
     except Preempted as preempted:
         # The exit code stays 0: torch's agent restarts on any other code.
         write_json(Path(scratch, PREEMPTED_FILE), {"step": preempted.step})

@@ -17,7 +17,7 @@ _MODULES = [
     "matplotlib.figure",
     "exp.distributed",
     "exp.engine.building",
-    "exp.session",
+    "exp.worker.session",
     "exp.launcher.agent",
     "exp.worker.main",
     *os.environ.get(PRELOAD_VARIABLE, "").split(","),

@@ -1,0 +1,125 @@
+"""The log of a rank, and its error file."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Iterator
+
+from exp.errors import EXIT_FAILED, Preempted, as_exp_error, error_message, format_user_error, user_location
+from exp.runs.failures import Failures, RankFailure
+from exp.runs.scratch import SCRATCH_VARIABLE
+
+if TYPE_CHECKING:
+    from exp.runs.folder import RunFolder
+    from exp.session import RankInfo
+
+__all__ = ["describe_error", "is_of_peer", "reporting"]
+
+_STDERR = 2  # file descriptor
+_EXCHANGE = ("/torch/autograd/", "/torch/nn/parallel/", "/mmengine/model/wrappers/", "/exp/distributed.py")
+"""Source files that wait for other ranks in native code."""
+_CONNECTION = (
+    "closed by peer", "reset by peer", "broken pipe", "socket closed", "connection refused", "connectfullmesh",
+    "remote process", "timed out", "timeout", "/gloo/",
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def reporting(folder: RunFolder, info: RankInfo, redirect: bool) -> Iterator[None]:
+    """Context in which a rank runs: log records go to the rank's log, an error to the log and the error file.
+
+    Args:
+        folder: the run folder.
+        info: of this rank.
+        redirect: send stderr and stdout to the log of the rank, except what Python prints to stdout on rank 0, which
+            goes to the terminal.
+
+    Raises:
+        Exception: the error of the run, unchanged; ``SystemExit`` counts as a failure, too.
+    """
+    log, process = folder.log_file(info.rank), os.getpid()
+    handler: logging.Handler = logging.NullHandler()
+    try:
+        folder.error_file(info.rank).unlink(missing_ok=True)
+        if redirect:
+            _redirect(log, keep_stdout=info.rank == 0)
+        logging.raiseExceptions = False  # on a full disk the run itself raises a clear error
+        handler = logging.FileHandler(log, encoding="utf-8")
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        logging.getLogger().addHandler(handler)
+        logging.getLogger().setLevel(logging.INFO)
+        logging.captureWarnings(True)
+        yield
+    except Preempted as preempted:
+        logging.getLogger(__name__).info("%s", preempted)
+        raise
+    except (Exception, SystemExit) as error:  # SystemExit: a library that calls sys.exit must not end a run silently
+        if os.getpid() != process:  # user code has forked it; nothing has happened to the rank
+            raise
+        logging.getLogger(__name__).error("rank %d failed\n%s", info.rank, traceback.format_exc())
+        handler.close()  # the error may be that too many files are open
+        Failures(folder, os.environ.get(SCRATCH_VARIABLE)).write(describe_error(error, folder, info))
+        raise
+    finally:
+        if info.world_size > 1:
+            # The frames of the error hold the wrapped model, which must be released before the interpreter exits.
+            traceback.clear_frames(sys.exc_info()[2])
+        logging.getLogger().removeHandler(handler)
+        logging.captureWarnings(False)
+        with contextlib.suppress(OSError):
+            handler.close()
+
+
+def describe_error(error: BaseException, folder: RunFolder, info: RankInfo) -> RankFailure:
+    """The failure of this rank, as its error file records it."""
+    ours, of_peer = as_exp_error(error, folder.path), is_of_peer(error, info.world_size)
+    message = None if ours is not None or of_peer else format_user_error(error)
+    if isinstance(error, SystemExit):
+        message = f"sys.exit({error.code!r}) before the work was done{user_location(error)}"
+    return RankFailure(
+        info.rank,
+        info.local_rank,
+        type(ours or error).__name__,
+        message or error_message(ours or error) or "no message",
+        EXIT_FAILED if ours is None else ours.exit_code,
+        pid=os.getpid(),
+        of_peer=of_peer,
+        own=ours is not None,
+    )
+
+
+def _redirect(log: Path, keep_stdout: bool) -> None:
+    """Point the file descriptors at the log, so that native code writes there too.
+
+    With ``keep_stdout`` Python's ``sys.stdout`` keeps the terminal. Native libraries print to the log: gloo prints a
+    line per peer, vendors' libraries their versions.
+    """
+    descriptor = os.open(str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(descriptor, _STDERR)
+    if keep_stdout:
+        kept = sys.stdout
+        sys.stdout = open(os.dup(1), "w", buffering=1, encoding=kept.encoding, errors=kept.errors)  # noqa: PTH123, SIM115
+    os.dup2(descriptor, 1)
+    os.close(descriptor)
+
+
+def is_of_peer(error: BaseException, world_size: int) -> bool:
+    """Whether an error means that another rank is gone or does not answer, so that this rank is not the cause.
+
+    True if torch's collectives or stores raised it. If native code of the backward pass did, there is no such frame:
+    then torch's message about a connection decides. An error of user code about its own connections is its own.
+    """
+    if world_size == 1 or not isinstance(error, (RuntimeError, OSError)):
+        return False
+    file = ([frame.filename for frame in traceback.extract_tb(error.__traceback__)] or [""])[-1]
+    if "/torch/distributed/" in file:
+        return True
+    native = isinstance(error, RuntimeError) and any(part in file for part in _EXCHANGE)
+    return native and any(word in str(error).lower() for word in _CONNECTION)
