@@ -40,7 +40,7 @@ _SMALLER = {
         "model.size=vits16",
         "model.depth=6",
     ],
-    "dinov3_loveda_finetune": ["model.auxiliary_block=5"],
+    "dinov3_loveda_finetune": ["model.auxiliary_out_index=5"],
     "dinov3_mmrs1m": ["data=eurosat", "model.size=vits16", "model.depth=6"],
     "dinov3_dubai": ["data.size=128", "model.window=128"],
     "dinov3_mmrs1m_segmentation": [
@@ -51,7 +51,7 @@ _SMALLER = {
         "model.window=128",
         "model.size=vits16",
         "model.depth=6",
-        "model.auxiliary_block=5",
+        "model.auxiliary_out_index=5",
     ],
 }
 

@@ -28,7 +28,7 @@ def make_data(experiment: str, overrides: list[str]) -> tuple[Any, tuple[int, in
     """The data set of an experiment, without its cache of decoded files, and the size to which its pipeline resizes."""
     register()
     with initialize_config_module("exp.conf", version_base="1.3"):
-        config = compose("config", [f"experiment={experiment}", "data.cache_megabytes=0", *overrides])
+        config = compose("config", [f"experiment={experiment}", "data.cache_mb=0", *overrides])
     width, height = config.data.train_pipeline[0].scale
     return create(config.data, Data, "data"), (width, height)
 

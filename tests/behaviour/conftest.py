@@ -45,7 +45,7 @@ SCENES = [
     *BACKBONE,
     *SHORT,
     "data.size=32",
-    "data.split=[0.4,0.3,0.3]",
+    "data.split_ratio=[0.4,0.3,0.3]",
     "global_batch_size=8",
 ]
 """Scene classification on EuroSAT, a small DINOv3."""
@@ -60,7 +60,7 @@ TILES = [
     "val_every=2",
     "data.size=64",
     "global_batch_size=8",
-    "data.parts={train:['tile1/*_00[1-3].*','tile2/*_00[1-3].*','tile6/*_00[1-3].*'],val:['tile5/*_008.*']}",
+    "data.splits={train:['tile1/*_00[1-3].*','tile2/*_00[1-3].*','tile6/*_00[1-3].*'],val:['tile5/*_008.*']}",
 ]
 """Segmentation of Dubai's tiles, a small DINOv3."""
 

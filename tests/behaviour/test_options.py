@@ -43,8 +43,8 @@ NO_OPTIONS = {
     "published", "record.chosen", "record.follows", "record.weights",
 }  # fmt: skip
 OF_FAMILIES = {  # names in these are those of columns, classes, modalities; objects are checked as any ``_target_``
-    "derived_columns", "on_device", "channels", "layout", "mean", "std", "modality_weights", "modality_statistics",
-    "value_range", "parts", "palette", "mask_values", "freeze", "head",
+    "derived_columns", "device_cache", "channels", "layout", "mean", "std", "modality_weights", "modality_statistics",
+    "value_range", "splits", "palette", "label_map", "freeze", "head",
 }  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from tests.conftest import Forked
 from tests.simulators import needs_current_card
 
 IMAGES = Path(__file__).parents[2] / "data" / "eurosat_rgb"
-FEW = ["task.strengths=[0.01,1]", "task.k=[5,16]", "task.shots=[4]", "task.seeds=[1,2]", "task.epochs=4"]
+FEW = ["task.C=[0.01,1]", "task.k=[5,16]", "task.shots=[4]", "task.seeds=[1,2]", "task.epochs=4"]
 PARTS = ("train", "val", "test")
 
 
@@ -70,7 +70,7 @@ def test_features_are_kept_once_and_probed(exp, trained):
     chosen = next(each for each in found["chosen"] if (each["probe"], each["seed"]) == ("knn", 2))
     assert chosen["setting"] == best["setting"], "the first of the best on validation"
     assert chosen["test"]["accuracy"] == pytest.approx(float(best["test_accuracy"]))
-    done = exp(*probe("task.probes=[logistic]", "task.strengths=[1e-4,100]", "task.iterations=8"))
+    done = exp(*probe("task.probes=[logistic]", "task.C=[1e-4,100]", "task.max_iter=8"))
     assert done.returncode == 0, done.stderr
     (short,) = exp.path("outputs/dinov3_eurosat").iterdir()  # of the experiment that has kept the features
     assert "not converged" in result(short)["notes"][0]
@@ -90,7 +90,7 @@ def test_images_that_are_left_out_are_said_by_all_who_use_the_store(exp, trained
     broken = exp.path("mine") / "River" / "03.jpg"
     broken.write_bytes(b"no image")
     for count in (40, 0):
-        done = exp(*keep(trained("scenes"), "data.root=mine", "data.on_error=skip", "data.split=[0.6,0.2,0.2]"))
+        done = exp(*keep(trained("scenes"), "data.root=mine", "data.on_error=skip", "data.split_ratio=[0.6,0.2,0.2]"))
         assert done.returncode == 0, done.stderr
         found = result(exp.path("run"))
         assert found["metrics"]["computed"] == count

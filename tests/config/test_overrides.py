@@ -22,11 +22,11 @@ EVERYWHERE = [
 ]  # fmt: skip
 SUBMITTED = ["launcher.setup=[a,b]", "launcher.extra={a: b}", "launcher.srun_args=[a,b]"]
 IMAGES = [
-    "model.blocks=[7,7]", "model.lora.targets=[a]", "model.class_weights=[0.5]",
+    "model.out_indices=[7,7]", "model.lora.targets=[a]", "model.class_weights=[0.5]",
     "model.tta_scales=[0.5,0.5]", "data.bands=[a,7]",
-    "data.modality_weights={a: 0.5}", "data.modality_statistics={a: b}", "data.split=[0.5]", "data.classes=[a]",
-    "data.train_pipeline=[a]", "data.eval_pipeline=[a]", "data.datasets=[a]", "data.parts={a: [b,c]}",
-    'data.palette={a: "6E1234"}', 'data.ignore_colors=["6E1234"]', "data.mask_values={3: 7}", "data.ignore_values=[7]",
+    "data.modality_weights={a: 0.5}", "data.modality_statistics={a: b}", "data.split_ratio=[0.5]", "data.classes=[a]",
+    "data.train_pipeline=[a]", "data.eval_pipeline=[a]", "data.datasets=[a]", "data.splits={a: [b,c]}",
+    'data.palette={a: "6E1234"}', 'data.ignore_colors=["6E1234"]', "data.label_map={3: 7}", "data.ignore_values=[7]",
 ]  # fmt: skip
 
 
@@ -55,8 +55,8 @@ def test_a_dictionary_replaces_that_of_the_experiment_and_members_are_set_one_by
     assert palette("data.palette.road=AAAAAA") == {**own, "road": "AAAAAA"}
     assert palette("data.palette.pond=AAAAAA") == {**own, "pond": "AAAAAA"}
     assert palette("data.palette=null") is None
-    found = given(*SEGMENTATION, "data.mask_values={1: 0, 255: 1}", "data.palette.a=AAAAAA").data
-    assert (found.mask_values, found.palette) == ({1: 0, 255: 1}, {"a": "AAAAAA"})
+    found = given(*SEGMENTATION, "data.label_map={1: 0, 255: 1}", "data.palette.a=AAAAAA").data
+    assert (found.label_map, found.palette) == ({1: 0, 255: 1}, {"a": "AAAAAA"})
 
 
 IN_A_FILE = {

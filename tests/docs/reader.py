@@ -66,10 +66,10 @@ PART = ["debug.eval_batches=1"]
 SHRINK = {
     r"-m exp -m": ["sweep.plots=false"],
     r"optuna": ["hydra.sweeper.n_trials=1", "hydra.sweeper.n_jobs=1"],
-    r"experiment=dinov3_(mmrs1m_segmentation|loveda_finetune)": ["model.auxiliary_block=3"],
+    r"experiment=dinov3_(mmrs1m_segmentation|loveda_finetune)": ["model.auxiliary_out_index=3"],
     r"traffic": ["global_batch_size=2", "data.eval_batch_size=8", "model.cointegrated_layers=0", *PART],
     r"experiment=dinov3_(dubai|loveda)": ["model.window=256"],
-    r"experiment=dinov3_dubai(?!.*data=)": ["data.parts={train: ['tile1/*'], val: ['tile5/*_008.*']}"],
+    r"experiment=dinov3_dubai(?!.*data=)": ["data.splits={train: ['tile1/*'], val: ['tile5/*_008.*']}"],
     r"^(?!.*dry_run).*nproc=8": ["nproc=2"],
     r"model\.teacher\.size=vitl16": ["model.teacher.size=tiny"],
     r"task=doctor": ["task.burst_s=0.1"],

@@ -30,8 +30,8 @@ SECTIONS = {
 }  # fmt: skip
 # Of a training that is continued. All of `model` and `data`, but for these, must stay as it was.
 MAY_CHANGE = {
-    "data.allow_gaps", "data.archive_folder", "data.cache_megabytes", "data.eval_batch_size",
-    "data.num_workers", "data.on_device", "data.on_error", "data.root", "data.sample_data",
+    "data.allow_gaps", "data.archive_folder", "data.cache_mb", "data.eval_batch_size",
+    "data.num_workers", "data.device_cache", "data.on_error", "data.root", "data.sample_data",
     "model.activation_checkpointing",
 }  # fmt: skip
 STAYS = {

@@ -44,7 +44,7 @@ def test_resumed_swept_and_compared_with_a_reference(run, exp):
 
 
 def test_with_the_data_and_the_metrics_of_exp(run, exp):
-    small = ["data.size=64", "data.parts={train: ['tile2/*_00[1-3].*'], val: ['tile2/*_008.*']}"]
+    small = ["data.size=64", "data.splits={train: ['tile2/*_00[1-3].*'], val: ['tile2/*_008.*']}"]
     run("experiment=unet_dubai", "backend=cpu", *small, "model.width=4", "global_batch_size=2", "max_steps=1",
         "plots=false", "output_dir=run")  # fmt: skip
     assert exp.result("run")["metric_name"] == "mIoU"

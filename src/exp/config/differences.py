@@ -20,9 +20,7 @@ _LENGTH = 60  # characters of a value in a message
 _DATA = re.compile(r"data(?:\..*)?")
 # Keys on which the results of a run depend, except _NEUTRAL: those change the speed or the memory, not the results.
 _COMPUTED = re.compile(r"(?:model|data)(?:\..*)?|seed|precision")
-_NEUTRAL = re.compile(
-    r"data\.(?:num_workers|eval_batch_size|cache_megabytes|on_device)|model\.activation_checkpointing"
-)
+_NEUTRAL = re.compile(r"data\.(?:num_workers|eval_batch_size|cache_mb|device_cache)|model\.activation_checkpointing")
 # Keys without a meaning for training: its folder, records, keys of other tasks, and derived keys.
 _SILENT = re.compile(
     r"output_dir|overwrite|checkpoint\.trusted|resume|resume_changed_data|init_partial|batch_size"

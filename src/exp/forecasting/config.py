@@ -161,7 +161,7 @@ class ForecastingDataConfig:
     """Whether the time between rows may vary; if it does, the run logs a warning with the count and the first row."""
     season: Optional[int] = None
     """Rows per season, for the seasonal naive forecast and the scale of MASE; null: by the calendar of the dates."""
-    on_device: Any = "auto"
+    device_cache: Any = "auto"
     """Whether a card keeps the series and cuts windows: true, false, or ``auto``: if it takes little memory."""
     eval_batch_size: int = 128
     num_workers: int = 0

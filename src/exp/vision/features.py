@@ -260,7 +260,7 @@ class Components:
 def keep_features(session: Session) -> dict[str, Any]:
     """Compute the features that the store ``task.store`` lacks; each rank takes a share of the batches.
 
-    All splits go through ``data.eval_pipeline``; features are those of ``model.blocks``.
+    All splits go through ``data.eval_pipeline``; features are those of ``model.out_indices``.
 
     Raises:
         ConfigError: the store has other features, another run is writing to it, or images have different sizes with
@@ -330,7 +330,7 @@ def _open_or_make(session: Session, data: Any, model: Any, splits: dict[str, Any
     fingerprint = _fingerprint(session, data, model, splits)
     if (folder / "about.json").exists():
         store = Store(folder)
-        if any(store.array(split, "state").any() for split in store.about["parts"]):  # else it is empty
+        if any(store.array(split, "state").any() for split in store.about["splits"]):  # else it is empty
             store.check(fingerprint, _kinds(session))
             return
     first = next(iter(splits.values()))
@@ -361,7 +361,7 @@ def _fingerprint(session: Session, data: Any, model: Any, splits: dict[str, Any]
         "eval_pipeline": OmegaConf.to_container(config.data.eval_pipeline, resolve=True),
         "mean": [round(value, 3) for value in model.pixel_mean.flatten().tolist()],
         "std": [round(value, 3) for value in model.pixel_std.flatten().tolist()],
-        "blocks": list(model.blocks),
+        "out_indices": list(model.out_indices),
         "precision": config.precision,
         "dtype": config.task.feature_dtype,
     }
@@ -387,7 +387,7 @@ def _of_batch(session: Session, model: Any, batch: Any) -> dict[str, np.ndarray]
             "task.patches=true needs images of one size; give data.eval_pipeline a Resize(keep_ratio=false) or a crop"
         )
     with torch.no_grad(), session.backend.autocast(session.config.precision):
-        found = model.features(batch["image"].to(session.device), model.blocks)
+        found = model.features(batch["image"].to(session.device), model.out_indices)
     values = {
         "cls": [features.cls.float() for features in found],
         "mean": [features.patches.float().mean(dim=(1, 2)) for features in found],

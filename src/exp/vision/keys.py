@@ -59,7 +59,7 @@ class ImageDataConfig:
     value_range: Any = None
     """[low, high] that become 0 and 255 if values are not 8-bit: numbers for all bands, or a list for each band; null:
     only 8-bit files are allowed."""
-    split: List[float] = field(default_factory=lambda: [0.7, 0.1, 0.2])
+    split_ratio: List[float] = field(default_factory=lambda: [0.7, 0.1, 0.2])
     """Shares of train, val and test if the layout has no splits; with 0 for test, val is the test split, too."""
     classes: Optional[List[str]] = None
     """Names in the order of their numbers; null: those of the files, sorted."""
@@ -69,7 +69,7 @@ class ImageDataConfig:
     """The same for validation, evaluation and prediction."""
     on_error: str = "raise"
     """``raise`` or ``skip`` for a file that cannot be used; the result names skipped files."""
-    cache_megabytes: int = 0
+    cache_mb: int = 0
     """Size of a cache of decoded files in each process that loads data; 0: no cache."""
     seed: int = II("seed")
     """Seed of the augmentation."""
@@ -103,8 +103,8 @@ class SegmentationDataConfig(ImageDataConfig):
     """Name of the folders of images."""
     masks: str = "masks"
     """Name of the folders of masks, beside those of images; a mask has its image's name."""
-    parts: Optional[Dict[str, List[str]]] = field(default_factory=dict)
-    """Instead of ``split``: train, val and test -> patterns of image paths below ``root``."""
+    splits: Optional[Dict[str, List[str]]] = field(default_factory=dict)
+    """Instead of ``split_ratio``: train, val and test -> patterns of image paths below ``root``."""
     palette: Optional[Dict[str, str]] = field(default_factory=dict)
     """Masks of colors: class -> "RRGGBB"; empty: masks of class numbers, with names in ``classes``."""
     ignore_colors: List[str] = field(default_factory=list)
@@ -112,10 +112,10 @@ class SegmentationDataConfig(ImageDataConfig):
     with more than a tenth of them is refused."""
     gsd: Optional[float] = None
     """Ground sampling distance in meters per pixel, for areas, of files without georeference; null: not known."""
-    mask_values: Optional[Dict[int, int]] = field(default_factory=dict)
+    label_map: Optional[Dict[int, int]] = field(default_factory=dict)
     """Masks of numbers: value in the file -> class number; empty: values are class numbers."""
     ignore_values: List[int] = field(default_factory=lambda: [255])
-    """Masks of numbers: values of ignored pixels, also negative ones, unless ``mask_values`` has them. What a file
+    """Masks of numbers: values of ignored pixels, also negative ones, unless ``label_map`` has them. What a file
     declares as no data is ignored, too."""
 
 
@@ -159,11 +159,11 @@ class ImageModelConfig(BackboneConfig):
 
     normalization: str = "auto"
     """Pixel statistics: ``web``, ``satellite``, or ``auto``: those of the weights in ``init_from``, else ``web``."""
-    blocks: Optional[List[int]] = None
+    out_indices: Optional[List[int]] = None
     """Blocks whose features the head gets, from 0 (-1: the last); null: the last, four for ``upernet`` and ``dpt``."""
-    layer_scale: float = 1e-5
+    layer_scale_init: float = 1e-5
     """Initial layer scale; from random weights, the paper's 1e-5 needs long training."""
-    drop_path: float = 0.0
+    drop_path_rate: float = 0.0
     """Probability of skipping a residual branch in the last block; it grows linearly from 0 in the first block."""
     freeze: Any = "none"
     """``none``, ``all`` (linear probe), or the number of first blocks that are not trained."""
@@ -213,7 +213,7 @@ class SegmenterConfig(ImageModelConfig, LossConfig):
     """``batch`` (see ``wrapper.sync_batchnorm``) or ``group``."""
     auxiliary_weight: float = 0.0
     """Weight of the loss of an auxiliary head on an inner block; 0: no such head."""
-    auxiliary_block: Optional[int] = None
+    auxiliary_out_index: Optional[int] = None
     """Block whose features the auxiliary head gets, from 0; null: at two thirds of the depth."""
     dice_weight: float = 0.0
     """Weight of the Dice loss; 0: not used."""
@@ -247,9 +247,9 @@ class DistillerConfig(ImageModelConfig):
     _target_: str = "exp.vision.dinov3.Distiller"
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
     """The teacher; it is not trained, and not in checkpoints."""
-    cls_weight: float = 1.0
+    cls_token_weight: float = 1.0
     """Weight of the loss of the CLS token: one minus the cosine."""
     patch_weight: float = 1.0
     """Weight of the loss of the patches."""
-    smooth_l1_share: float = 0.1
+    smooth_l1_ratio: float = 0.1
     """Share of the smooth L1 distance in the loss of the patches, from 0 to 1; the rest is one minus the cosine."""

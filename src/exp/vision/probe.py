@@ -242,7 +242,7 @@ def _jobs(task: Any) -> list[dict[str, Any]]:
             # Without ``shots``, only sgd depends on the seed.
             for seed in task.seeds if shots or probe == "sgd" else task.seeds[:1]:
                 job = {"probe": probe, "shots": shots, "seed": seed}
-                found += [{**job, "strength": each} for each in task.strengths] if probe == "logistic" else [job]
+                found += [{**job, "strength": each} for each in task.C] if probe == "logistic" else [job]
     return found
 
 
@@ -251,7 +251,7 @@ class _Bench:
 
     def __init__(self, task: Any) -> None:
         self.task, self.store = task, Store(task.store)
-        parts, self.pixels = self.store.about["parts"], self.store.array("train", "labels").ndim == 3
+        parts, self.pixels = self.store.about["splits"], self.store.array("train", "labels").ndim == 3
         self.classes = len(self.store.about["classes"])
         self.metric = "mIoU" if self.pixels else "accuracy"
         self.kind = kind = task.features or ("patches" if self.pixels else "cls+mean")
@@ -318,11 +318,11 @@ class _Bench:
                 (f"lr={rate:g}", *(self._measured(rows, change, head) for rows in (self.val, self.test)), True)
                 for rate, head in zip(_RATES, heads)
             ]
-        head, converged = fit_logistic(table, labels, self.classes, strength, task.iterations)
+        head, converged = fit_logistic(table, labels, self.classes, strength, task.max_iter)
         val = self._measured(self.val, change, head)
         if task.refit:
             table, labels = np.concatenate([table, change(self.val.table)]), np.concatenate([labels, self.val.labels])
-            head, _ = fit_logistic(table, labels, self.classes, strength, task.iterations)
+            head, _ = fit_logistic(table, labels, self.classes, strength, task.max_iter)
         return [(f"C={strength:g}", val, self._measured(self.test, change, head), converged)]
 
     def _measured(self, rows: Rows, change: Any, head: np.ndarray) -> dict[str, float]:
@@ -358,7 +358,7 @@ def run_probes(session: Session) -> dict[str, Any]:
     metrics, best, by_validation, probe = _chosen(table, bench.metric)
     short = table["setting"][table["note"] != ""].unique()
     if len(short):
-        notes.append(f"logistic: not converged after task.iterations={task.iterations}: {', '.join(short)}")
+        notes.append(f"logistic: not converged after task.max_iter={task.max_iter}: {', '.join(short)}")
     for each in notes:
         session.say(each)
     for row in best.to_dict("records"):
@@ -384,7 +384,7 @@ def run_probes(session: Session) -> dict[str, Any]:
         fingerprint=bench.store.used(),
         weights=about["weights"],
         notes=notes,
-        data={**about["parts"], **{key: about[key] for key in ("skipped",) if key in about}},
+        data={**about["splits"], **{key: about[key] for key in ("skipped",) if key in about}},
         measured_on=tested_on,
         published=None,
     )

@@ -70,7 +70,7 @@ class Store:
                 np.lib.format.open_memmap(path, mode="w+", dtype=value.dtype, shape=shape)
         kinds = [name for name in example if name != "labels"]
         # Last, since this file marks the folder as a store.
-        write_json(folder / "about.json", {"version": _VERSION, **about, "kinds": kinds, "parts": dict(counts)})
+        write_json(folder / "about.json", {"version": _VERSION, **about, "kinds": kinds, "splits": dict(counts)})
         return cls(folder)
 
     def array(self, split: str, name: str) -> Any:
@@ -81,7 +81,7 @@ class Store:
         """Split and number of each image in that state."""
         return [
             (split, int(number))
-            for split in self.about["parts"]
+            for split in self.about["splits"]
             for number in np.flatnonzero(np.array(self.array(split, "state")) == state)
         ]
 

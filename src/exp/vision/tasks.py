@@ -125,9 +125,9 @@ class Probe(Task):
     """knn: numbers of neighbors. As for all lists here, the best value on the validation split is reported."""
     temperature: List[float] = field(default_factory=lambda: [0.07])
     """knn: a neighbor votes with the weight exp(similarity / temperature)."""
-    strengths: List[float] = field(default_factory=lambda: [1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0])
+    C: List[float] = field(default_factory=lambda: [1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0])
     """logistic: inverse strengths of the regularization (C of scikit-learn), relative to the sum of the losses."""
-    iterations: int = 1000
+    max_iter: int = 1000
     """logistic: most iterations of L-BFGS."""
     epochs: int = 10
     """sgd: epochs over all rows, in batches of 128."""

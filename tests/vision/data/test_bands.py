@@ -235,7 +235,7 @@ def test_segmentation_does_not_count_pixels_without_data(segmentation, pairs, ti
     resize = {"type": "Resize", "scale": [60, 60], "keep_ratio": True}
     pipeline = [resize, {"type": "RandomFlip", "prob": 0.5}, {"type": "PhotoMetricDistortion"}]
     values = {"value_range": [0, 3000], "train_pipeline": pipeline, "size": 60}
-    data = segmentation(root=root, classes=["a", "b"], split=[0.6, 0.4, 0.0], **values)
+    data = segmentation(root=root, classes=["a", "b"], split_ratio=[0.6, 0.4, 0.0], **values)
     data.read.fill = np.array([100.0, 110.0, 120.0], np.float32)
     batch = data.train[torch.tensor([[0, epoch] for epoch in range(8)])]
     ignored, image = batch["label"] == 255, batch["image"].permute(0, 2, 3, 1)

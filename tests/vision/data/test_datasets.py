@@ -43,7 +43,7 @@ def test_scenes_come_as_models_take_them(thirty):
 
 
 def test_masks_come_with_their_images(masked):
-    data = masked(split=[0.5, 0.5, 0.0])
+    data = masked(split_ratio=[0.5, 0.5, 0.0])
     assert (data.tested_on, data.test) == ("val", data.val)
     batch = data.train[keys(0, 3)]
     assert (batch["image"].shape, batch["label"].shape) == ((2, 3, 32, 32), (2, 32, 32))
@@ -72,7 +72,7 @@ def test_augmentation_depends_on_seed_epoch_and_sample_only(thirty):
 
 
 def test_decoded_files_are_kept_as_far_as_allowed(thirty):
-    data = thirty(cache_megabytes=1)
+    data = thirty(cache_mb=1)
     first = data.train[keys(1, 2)]["image"]
     for path, _ in data.train.samples:  # whoever still shows it has kept it
         cut(path, 0)
@@ -82,7 +82,7 @@ def test_decoded_files_are_kept_as_far_as_allowed(thirty):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_is_skipped_does_not_count_and_is_told(masked, workers):
-    data = masked(on_error="skip", parts={"train": ["*/[0-5].png"], "val": ["*/[6-9].png"]})
+    data = masked(on_error="skip", splits={"train": ["*/[0-5].png"], "val": ["*/[6-9].png"]})
     cut(data.train.samples[3][0])
     cv2.imwrite(data.train.samples[4][1], np.zeros((3, 4), np.uint8))
     refused(r"4\.png is 4x3 pixels, .*4\.png is 50x44", data.train.load, 4)
@@ -112,7 +112,7 @@ def test_a_scene_is_resized_by_the_factor_of_the_images_of_the_data(segmentation
 
 def test_sizes_that_make_no_batch_are_explained(thirty, tmp_path, noise):
     noise(tmp_path / "a" / "0.png", 30, 30)
-    data = thirty(train_pipeline=[{"type": "RandomFlip", "prob": 0.5}], split=[0.9, 0.1, 0.0])
+    data = thirty(train_pipeline=[{"type": "RandomFlip", "prob": 0.5}], split_ratio=[0.9, 0.1, 0.0])
     with pytest.raises(ConfigError, match=r"data.train_pipeline .* \(30x30, 40x50\)"):
         data.train[keys(*range(len(data.train)))]
 
@@ -156,18 +156,18 @@ def settled(data):
 def test_a_class_without_a_pixel_is_said_before_a_training_with_a_hint(segmentation, pairs):
     """Masks of 0 and 255: 255 does not count unless it is asked for."""
     root = pairs(10, lambda number: np.random.default_rng(number).choice([0, 255], (32, 32)))
-    given = {"root": root, "classes": ["land", "water"], "parts": EIGHT_TWO}
+    given = {"root": root, "classes": ["land", "water"], "splits": EIGHT_TWO}
     data = segmentation(**given)
     said, found = settled(data), record(data)
     assert found["classes_without_labels"] == {"train": ["water"], "val": ["water"]}
     assert len(said) == 2
-    assert all("water" in line and "'data.mask_values={0: 0, 255: 1}'" in line for line in said)
-    assert settled(segmentation(**given, mask_values={0: 0, 255: 1})) == []
+    assert all("water" in line and "'data.label_map={0: 0, 255: 1}'" in line for line in said)
+    assert settled(segmentation(**given, label_map={0: 0, 255: 1})) == []
 
 
 def test_a_part_in_which_no_pixel_counts_is_refused_before_the_training(segmentation, pairs):
     root = pairs(10, lambda number: np.full((4, 4), number % 2 if number < 8 else 255))
-    data = segmentation(root=root, classes=["land", "water"], parts=EIGHT_TWO)
+    data = segmentation(root=root, classes=["land", "water"], splits=EIGHT_TWO)
     refused(r"no class is in 2 of 2 val labels.*data.ignore_values=\[255\]", settled, data)
 
 
@@ -180,7 +180,7 @@ def test_no_data_in_masks_and_files_that_are_not_read_are_reported(segmentation,
         tiff(tmp_path / "masks" / f"{number}.tif", labels, nodata=0)
     for name in ("images/10.avif", "images/more.ZIP", "notes.txt"):
         (tmp_path / name).write_bytes(b"x")
-    data = segmentation(root=root, classes=["x", "y", "z"], parts=EIGHT_TWO)
+    data = segmentation(root=root, classes=["x", "y", "z"], splits=EIGHT_TWO)
     assert torch.bincount(data.val[torch.arange(2)]["label"].flatten().int()).nonzero().flatten().tolist() == [
         1,
         2,
@@ -190,6 +190,6 @@ def test_no_data_in_masks_and_files_that_are_not_read_are_reported(segmentation,
     said = settled(data)
     assert record(data)["mask_nodata"] == [0]
     assert [line for line in said if "2 files (.avif, .zip) are not read" in line]
-    data = segmentation(root=root, classes=["x", "y", "z"], parts=EIGHT_TWO, mask_values={0: 0, 1: 1, 2: 2})
+    data = segmentation(root=root, classes=["x", "y", "z"], splits=EIGHT_TWO, label_map={0: 0, 1: 1, 2: 2})
     assert data.val[torch.arange(2)]["label"].unique().tolist() == [0, 1, 2]
     assert [note for note in data.notes if "declare 0 as no data: it is a class" in note]

@@ -70,7 +70,7 @@ def test_masks_of_32_bits_without_rasterio(tmp_path, without_rasterio):
     without_rasterio()
     Image.fromarray(np.array([[-1, 0, 1], [-70000, 1, 0]], np.int32)).save(tmp_path / "x.tif", tiffinfo={42113: "1"})
     assert IndexMasks(2, ignored=[-1, -70000]).read(tmp_path / "x.tif").tolist() == [[255, 0, 255], [255, 255, 0]]
-    refused("data.mask_values=.*2: 2.* class numbers below 2.*data.ignore_values", IndexMasks, 2, {1: 0, 2: 2})
+    refused("data.label_map=.*2: 2.* class numbers below 2.*data.ignore_values", IndexMasks, 2, {1: 0, 2: 2})
     refused(r"data.ignore_values, here \[0, 255\]", IndexMasks, 2, {0: 255, 1: 0}, [255])
 
 
@@ -120,7 +120,7 @@ def test_masks_of_colors_follow_the_names_of_the_bands(tmp_path, tiff, numbers):
 
 
 @pytest.mark.parametrize(("name", "masks", "said"), [
-    ("numbers.png", IndexMasks(3, ignored=[3]), "holds 4, which is no class; .*data.mask_values"),
+    ("numbers.png", IndexMasks(3, ignored=[3]), "holds 4, which is no class; .*data.label_map"),
     ("numbers.png", ColorMasks(COLOURS), "is no mask of colors.*data.classes"),
     ("colours.png", IndexMasks(5), "is no mask of class numbers.*data.palette"),
     ("numbers.jpg", IndexMasks(256), "is a JPEG, which changes values"),

@@ -106,7 +106,7 @@ def test_what_is_no_class_becomes_none(tree, tmp_path, scenes):
 
 @pytest.mark.parametrize(("names", "root", "said"), [
     (["train/a/1.png", "val/a/1.png", "validation/a/1.png"], "", "val and .*validation are both the val split"),
-    (["a/1.png", "a/2.png"], "", r"data.split=\[0.7, 0.1, 0.2\] leaves nothing of the 2 samples"),
+    (["a/1.png", "a/2.png"], "", r"data.split_ratio=\[0.7, 0.1, 0.2\] leaves nothing of the 2 samples"),
     (["scenes/a/1.png", "scenes/b/1.png"], "", "has no folders of images by class.*: scenes/$"),
     (["scenes/a/1.png", "scenes/b/1.png"], "scenes/a", "has no folders of images by class.*: 1.png$"),
     (["b/x.gif", "b/y.gif", "c/z.npy"], "", "files that are read: .png .*: b/, c/$"),
@@ -208,7 +208,7 @@ def tiles(pairs, segmentation):
 
 
 def test_pairs_are_found_at_any_depth_and_what_has_no_partner_is_named(tiles, tmp_path):
-    data = tiles(parts={"train": ["*/[0-2].*"], "val": ["deep/*/3.*"], "test": ["*/4.*"]})
+    data = tiles(splits={"train": ["*/[0-2].*"], "val": ["deep/*/3.*"], "test": ["*/4.*"]})
     assert record(data) == {"train": 6, "val": 1, "test": 2, "tested_on": "test"}
     place = tmp_path / "deep" / "tile2"
     assert data.val.samples == [(str(place / "pictures" / "3.png"), str(place / "masks" / "3.png"))]
@@ -220,8 +220,8 @@ def test_pairs_are_found_at_any_depth_and_what_has_no_partner_is_named(tiles, tm
 
 
 def test_images_that_would_count_twice_are_refused(tiles, tmp_path):
-    parts = {"train": ["*/[0-2].*"], "val": ["*/[23].*"]}
-    refused("data.parts: .*/2.png and 1 more are in train and in another split", tiles, parts=parts)
+    splits = {"train": ["*/[0-2].*"], "val": ["*/[23].*"]}
+    refused("data.splits: .*/2.png and 1 more are in train and in another split", tiles, splits=splits)
     (tmp_path / "tile1" / "loop").symlink_to(tmp_path)
     assert samples(record(tiles())) == 10
     (tmp_path / "tile1" / "pictures" / "0.JPEG").touch()
@@ -233,7 +233,7 @@ def test_images_that_would_count_twice_are_refused(tiles, tmp_path):
 
 @pytest.mark.parametrize(("key", "value"), [
     ("root", "/nowhere"), ("root", None),
-    ("split", [0.7, 0.2, 0.2]), ("split", [1.0, 0.0, 0.0]),
+    ("split_ratio", [0.7, 0.2, 0.2]), ("split_ratio", [1.0, 0.0, 0.0]),
     ("value_range", [3, 3]), ("value_range", "auto2"), ("value_range", [[0, 0], [1, 1]]),
     ("bands", [0, 1]), ("bands", [1.5]), ("mean", [1.0]), ("mean", "nowhere"),
 ])  # fmt: skip
@@ -252,7 +252,7 @@ MMRS = {**TWO, "layout": layout("mmrs1m.MMRS1MMasks")}
     ("segmentation", {}, "neither data.palette nor data.classes is set"),
     ("segmentation", {**GREY, "ignore_colors": ["inf"]}, r"'data.ignore_colors=\[\"6E1234\"\]'"),
     ("segmentation", {**GREY, "ignore_colors": ["AAAAAA"]}, "ignore_colors: 'aaaaaa' must be a color of its own"),
-    ("segmentation", {**TWO, "parts": {"train": ["*"]}}, "data.parts names train"),
+    ("segmentation", {**TWO, "splits": {"train": ["*"]}}, "data.splits names train"),
     ("segmentation", MMRS, "data.root=.* has no folder segmentation"),
 ])  # fmt: skip
 def test_keys_that_do_not_fit_each_other_are_refused(request, tree, tmp_path, kind, values, said):

@@ -31,7 +31,7 @@ def test_masks_are_found_whatever_their_folder_is_called(masked):
     expected = {"train": 24, "val": 4, "test": 6, "tested_on": "test", "datasets": ["IR_ship", "Potsdam", "SSDD"]}
     assert record(data) == expected
     assert len(masked(modality="infrared").test) == 2
-    assert len(masked(datasets=["ssdd"], split=[0.5, 0.5, 0.0]).train) == 5
+    assert len(masked(datasets=["ssdd"], split_ratio=[0.5, 0.5, 0.0]).train) == 5
 
 
 @pytest.mark.parametrize(("values", "said"), [

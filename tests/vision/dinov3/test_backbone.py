@@ -16,7 +16,7 @@ PUBLISHED = {"vits16": 21.6, "vits16plus": 29, "vitb16": 86, "vitl16": 300, "vit
 
 def tiny(**settings):
     torch.manual_seed(0)
-    return VisionTransformer(TINY, config=ImageModelConfig(layer_scale=0.5, **settings))
+    return VisionTransformer(TINY, config=ImageModelConfig(layer_scale_init=0.5, **settings))
 
 
 def num_parameters(size):
@@ -34,16 +34,16 @@ def test_parameters_are_as_many_as_published():
 
 def test_any_image_size_and_any_blocks_in_their_order():
     model, image = tiny().eval(), torch.randn(1, 3, 33, 5)
-    last, first = model(image, blocks=[2, 0])
+    last, first = model(image, out_indices=[2, 0])
     assert last.patches.shape == (1, 3, 1, 32)
     torch.testing.assert_close(model(F.pad(image, (0, 11, 0, 15)))[0].patches, last.patches)
-    torch.testing.assert_close(first.cls, model(image, blocks=[0])[0].cls)
+    torch.testing.assert_close(first.cls, model(image, out_indices=[0])[0].cls)
     assert not torch.allclose(first.cls, last.cls)
 
 
 @pytest.mark.parametrize(("freeze", "trainable"), [("none", 3), ("all", 0), ("1", 2)])
 def test_frozen_blocks(freeze, trainable):
-    model = tiny(freeze=freeze, drop_path=0.9).train()
+    model = tiny(freeze=freeze, drop_path_rate=0.9).train()
     moving = {name.split(".")[1] for name, p in model.named_parameters() if p.requires_grad and "blocks" in name}
     assert len(moving) == trainable
     assert model.patch_embed.proj.weight.requires_grad is model.cls_token.requires_grad is (freeze == "none")
@@ -57,7 +57,7 @@ def test_frozen_blocks(freeze, trainable):
 def test_drop_path_keeps_the_mean():
     image = torch.randn(1, 3, 32, 32)
     plain = tiny().eval()(image)[0].patches
-    dropping = tiny(drop_path=0.5)
+    dropping = tiny(drop_path_rate=0.5)
     torch.testing.assert_close(dropping.eval()(image)[0].patches, plain)
     block = dropping.blocks[2]  # 0.5 in the last, 0 in the first
     tokens, table = torch.randn(1, 5, 32).expand(2000, -1, -1), torch.zeros(5, 8)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from exp.vision.dinov3 import Distiller, SceneClassifier
 
-STUDENT = {"embed_dim": 16, "depth": 1, "num_heads": 1, "layer_scale": 0.5}
+STUDENT = {"embed_dim": 16, "depth": 1, "num_heads": 1, "layer_scale_init": 0.5}
 TEACHER = {"size": "tiny", "embed_dim": 32, "depth": 2, "num_heads": 2}
 IMAGES = torch.randint(0, 256, (3, 3, 48, 48), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
 
@@ -17,7 +17,7 @@ IMAGES = torch.randint(0, 256, (3, 3, 48, 48), dtype=torch.uint8, generator=torc
 def weights(tmp_path):
     """A teacher's weights: of a run, with another head and normalisation."""
     torch.manual_seed(3)
-    model = SceneClassifier(4, **TEACHER, layer_scale=0.5, normalization="satellite")
+    model = SceneClassifier(4, **TEACHER, layer_scale_init=0.5, normalization="satellite")
     torch.save(model.state_dict(), tmp_path / "teacher.pth")
     return model.eval(), str(tmp_path / "teacher.pth")
 
@@ -29,7 +29,7 @@ def student(file, **settings):
 
 def test_losses_and_agreement_by_their_formulas(weights):
     teacher, file = weights
-    model = student(file, cls_weight=0.5, patch_weight=2.0, smooth_l1_share=0.25)
+    model = student(file, cls_token_weight=0.5, patch_weight=2.0, smooth_l1_ratio=0.25)
     (theirs,), (ours,) = teacher.features(IMAGES), model.features(IMAGES)
 
     def standardized(x):
@@ -49,7 +49,7 @@ def test_losses_and_agreement_by_their_formulas(weights):
     torch.testing.assert_close(list(alike), [cosine_cls, cosine.mean(dim=(1, 2))], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("settings", [{"cls_weight": 0.0}, {"patch_weight": 0.0}, {}])
+@pytest.mark.parametrize("settings", [{"cls_token_weight": 0.0}, {"patch_weight": 0.0}, {}])
 def test_the_student_is_trained_with_all_of_its_parameters_and_the_teacher_is_none_of_them(weights, settings):
     model = student(weights[1], **settings).train()
     before, random = dict(model.named_parameters()), torch.random.get_rng_state()

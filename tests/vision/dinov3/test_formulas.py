@@ -93,7 +93,7 @@ def test_features_are_those_of_the_formulas(gated):
     assert norms == [1e-5] * 5, "too small to be seen in features of this size"
     state = {key: value.double().numpy() for key, value in model.state_dict().items()}
     with torch.no_grad():
-        found = model(image[None], blocks=[0, 1])
+        found = model(image[None], out_indices=[0, 1])
     for features, expected in zip(found, by_formulas(state, image.double().numpy(), gated)):
         np.testing.assert_allclose(features.cls[0], expected[0], atol=2e-4)
         np.testing.assert_allclose(features.patches[0], expected[1 + STORAGE :].reshape(2, 3, 16), atol=2e-4)
@@ -129,7 +129,7 @@ def test_kernels_of_more_bands_keep_the_response_to_gray():
 
 
 def test_a_scene_is_classified_by_the_cls_token_and_the_mean_of_its_patches():
-    model = SceneClassifier(3, embed_dim=16, depth=1, num_heads=1, layer_scale=1.0).eval()
+    model = SceneClassifier(3, embed_dim=16, depth=1, num_heads=1, layer_scale_init=1.0).eval()
     image = torch.randint(0, 256, (1, 3, 32, 48))
     (features,) = model.features(image)
     halves = model.head.weight.chunk(2, dim=1)

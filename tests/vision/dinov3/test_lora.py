@@ -10,7 +10,7 @@ import torch
 from exp.vision.dinov3 import SceneClassifier
 from exp.vision.dinov3.backbone import is_of_lora
 
-SMALL = {"embed_dim": 32, "depth": 3, "num_heads": 2, "layer_scale": 0.5}
+SMALL = {"embed_dim": 32, "depth": 3, "num_heads": 2, "layer_scale_init": 0.5}
 
 
 def model(seed=0, **settings):

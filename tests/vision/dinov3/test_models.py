@@ -9,14 +9,14 @@ import torch.nn.functional as F
 from exp.errors import ConfigError
 from exp.vision.dinov3 import Distiller, SceneClassifier, Segmenter
 
-SMALL = {"embed_dim": 32, "depth": 4, "num_heads": 2, "layer_scale": 0.5}
+SMALL = {"embed_dim": 32, "depth": 4, "num_heads": 2, "layer_scale_init": 0.5}
 VARIANTS = {
     "linear probe": {"freeze": "all", "head": "linear"},
     "everything": {
-        "auxiliary_weight": 0.4, "dice_weight": 0.5, "class_weights": [1.0, 2.0, 0.5], "blocks": [1, -1],
-        "drop_path": 0.1, "activation_checkpointing": True, "dropout": 0.1, "head_channels": 16,
+        "auxiliary_weight": 0.4, "dice_weight": 0.5, "class_weights": [1.0, 2.0, 0.5], "out_indices": [1, -1],
+        "drop_path_rate": 0.1, "activation_checkpointing": True, "dropout": 0.1, "head_channels": 16,
     },
-    "inner block": {"blocks": [0], "head": "linear"},
+    "inner block": {"out_indices": [0], "head": "linear"},
     "upernet": {"head": "upernet", "head_channels": 16, "head_norm": "group", "dropout": 0.1},
     "dpt": {"head": "dpt", "head_channels": 16, "head_norm": "group", "dropout": 0.1},
 }  # fmt: skip
@@ -42,7 +42,7 @@ def test_each_of_the_four_blocks_and_for_dpt_the_cls_token_matters(head):
     torch.manual_seed(0)
     model, image = Segmenter(3, **SMALL, **VARIANTS[head]).eval(), images(48, 64)
     maps = []
-    assert Segmenter(3, **{**SMALL, **VARIANTS[head], "depth": 6}).blocks == [1, 2, 4, 5]
+    assert Segmenter(3, **{**SMALL, **VARIANTS[head], "depth": 6}).out_indices == [1, 2, 4, 5]
     for features in model.features(image, [0, 1, 2, 3]):
         maps.append(features.patches.permute(0, 3, 1, 2))
         maps += [features.cls[:, :, None, None].expand_as(maps[-1])] * (head == "dpt")
@@ -92,7 +92,7 @@ def test_heads_and_losses_are_in_float32_under_autocast(kind):
         results = [model(image=image, label=label, mode="loss"), model(image=image)]
     assert features[-1].patches.abs().max() > 1e6
     assert torch.isfinite(results[1]).all()
-    model.features = lambda image, blocks: [features[block] for block in blocks]  # from here on they are the same
+    model.features = lambda image, indices: [features[index] for index in indices]  # from here on they are the same
     exact = [model(image=image, label=label, mode="loss"), model(image=image)]
     torch.testing.assert_close(results, exact, rtol=1e-6, atol=0)  # dtypes, too
 
@@ -102,18 +102,18 @@ REFUSED = [
     (SceneClassifier, {"embed_dim": 32, "num_heads": 3}, "embed_dim=36"),
     (SceneClassifier, {"freeze": "half"}, "freeze"),
     (SceneClassifier, {"normalization": "web", "pixel_mean": [1.0] * 3, "pixel_std": [1.0] * 3}, "normalization"),
-    (SceneClassifier, {"blocks": [5]}, "blocks"),
+    (SceneClassifier, {"out_indices": [5]}, "out_indices"),
     (SceneClassifier, {"lora": {"rank": 4, "targets": ["w1"]}}, "targets"),
     (SceneClassifier, {"lora": {"rank": 4}, "freeze": "all"}, "freeze"),
     (SceneClassifier, {"cross_entropy_weight": 0.0}, "cross_entropy_weight"),
     (Segmenter, {"head": "uper"}, "upernet"),
     (Segmenter, {"head_norm": "layer"}, "head_norm"),
-    (Segmenter, {"auxiliary_weight": 0.4, "auxiliary_block": 7}, "auxiliary_block"),
+    (Segmenter, {"auxiliary_weight": 0.4, "auxiliary_out_index": 7}, "auxiliary_out_index"),
     (Segmenter, {"inference": "crop"}, "inference"),
-    (Segmenter, {"head": "upernet", "blocks": [1, 2]}, "blocks"),
+    (Segmenter, {"head": "upernet", "out_indices": [1, 2]}, "out_indices"),
     (Distiller, {"teacher": {"size": "vits61"}}, "teacher"),
-    (Distiller, {"cls_weight": 0.0, "patch_weight": 0.0}, "patch_weight"),
-    (Distiller, {"blocks": [0]}, "blocks"),
+    (Distiller, {"cls_token_weight": 0.0, "patch_weight": 0.0}, "patch_weight"),
+    (Distiller, {"out_indices": [0]}, "out_indices"),
 ]
 
 

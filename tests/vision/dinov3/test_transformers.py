@@ -101,7 +101,7 @@ def test_what_stands_beside_the_weights_counts(transformers, tmp_path):
 @pytest.mark.parametrize("size", ["vits16", "vits16plus"])
 def test_transformers_reads_what_is_exported(transformers, tmp_path, size):
     torch.manual_seed(0)
-    model = SceneClassifier(3, size=size, embed_dim=32, depth=2, num_heads=2, layer_scale=1.0).eval()
+    model = SceneClassifier(3, size=size, embed_dim=32, depth=2, num_heads=2, layer_scale_init=1.0).eval()
     backbone, image = model.backbone, torch.randint(0, 256, (2, 3, 64, 32))
     save_file(published.model_tensors(backbone.state_dict(), backbone.size.gated), str(tmp_path / "model.safetensors"))
     processor = published.processor_config(model.pixel_mean.flatten().tolist(), model.pixel_std.flatten().tolist(), 64)

@@ -18,7 +18,7 @@ from exp.vision.predict import named
 @pytest.fixture
 def model():
     torch.manual_seed(0)
-    return SceneClassifier(num_classes=3, embed_dim=32, depth=1, num_heads=2, layer_scale=1.0).eval()
+    return SceneClassifier(num_classes=3, embed_dim=32, depth=1, num_heads=2, layer_scale_init=1.0).eval()
 
 
 def noise(height, width):

@@ -151,7 +151,7 @@ class ForecastingData(Data):
         form = series.dates.date_format
         self._contract = replace(contract, name=self.name, date_format=form, seconds=seconds, calendar=grid)
         self._standardize(series)
-        resident = None if self.config.on_device == "auto" else bool(self.config.on_device)
+        resident = None if self.config.device_cache == "auto" else bool(self.config.device_cache)
         for split, part in rows.items():
             setattr(self, split, WindowDataset(self._series, part, self.lookback, self.horizon, resident))
         self.notes, self.rows = notes, rows

@@ -35,7 +35,7 @@ def preflight(data: Mapping[str, Any]) -> None:
         DataError: a value is out of range; or see :func:`locate`, :func:`read_header` and :func:`choose`.
     """
     config = ForecastingDataConfig(**data)
-    for key, known in (("split", SPLITS), ("missing", ("error", "mask")), ("on_device", (True, False, "auto"))):
+    for key, known in (("split", SPLITS), ("missing", ("error", "mask")), ("device_cache", (True, False, "auto"))):
         value = getattr(config, key)
         if value not in known:
             raise DataError(f"data.{key}={value} is not one of {', '.join(map(str, known))}")

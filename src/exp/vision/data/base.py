@@ -453,17 +453,17 @@ class SegmentationData(ImageData):
         if config.palette:
             self.palette = [tuple(bytes.fromhex(color)) for color in config.palette.values()]
         if listing.ignored is not None:
-            masks: ColorMasks | IndexMasks = IndexMasks(len(self.classes), listing.mask_values, listing.ignored)
+            masks: ColorMasks | IndexMasks = IndexMasks(len(self.classes), listing.label_map, listing.ignored)
         elif config.palette:
             masks = ColorMasks(list(config.palette.values()), config.ignore_colors)
         else:
-            masks = IndexMasks(len(self.classes), config.mask_values, config.ignore_values)
+            masks = IndexMasks(len(self.classes), config.label_map, config.ignore_values)
         self.hint = f"; {masks.left_out}"
         if isinstance(masks, IndexMasks):
             some = [path for samples in listing.splits.values() for _, path in _spread(samples)]
             for value, path in masks.declared(some).items():
-                counts = "does not count; if it is a class, set data.mask_values={value in the file: class number}"
-                counts = "is a class in data.mask_values, and counts" if value in masks.mapped else counts
+                counts = "does not count; if it is a class, set data.label_map={value in the file: class number}"
+                counts = "is a class in data.label_map, and counts" if value in masks.mapped else counts
                 listing.warnings.append(f"note: masks such as {path} declare {value:g} as no data: it {counts}")
                 listing.notes.setdefault("mask_nodata", []).append(value)
         return masks

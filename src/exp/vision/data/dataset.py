@@ -75,7 +75,7 @@ class ImageDataset(Dataset):
         self.draw: Callable[[int, int], int] | None = None
         self.skipped = torch.zeros(len(samples), dtype=torch.bool).share_memory_()
         self._cache: dict[int, Loaded] = {}
-        self._cache_left = config.cache_megabytes * 2**20
+        self._cache_left = config.cache_mb * 2**20
 
     def __len__(self) -> int:
         return len(self.samples)

@@ -47,7 +47,7 @@ class IndexMasks:
         wrong = [value for value, label in (values or {}).items() if not 0 <= label < num_classes]
         if wrong:
             raise DataError(
-                f"data.mask_values={dict(values or {})} must give class numbers below {num_classes}; values of pixels "
+                f"data.label_map={dict(values or {})} must give class numbers below {num_classes}; values of pixels "
                 f"that do not count belong into data.ignore_values, here {sorted({*ignored, *wrong})}"
             )
         self.mapped, self.ignored = frozenset(values or ()), frozenset(ignored)
@@ -61,7 +61,7 @@ class IndexMasks:
         self._tables: dict[Any, np.ndarray] = {}
         self.left_out = f"pixels of data.ignore_values={[*ignored]} do not count"
         if list(ignored) == [IGNORED]:
-            self.left_out += ": if 255 is a class, set such as 'data.mask_values={0: 0, 255: 1}'"
+            self.left_out += ": if 255 is a class, set such as 'data.label_map={0: 0, 255: 1}'"
 
     def read(self, path: str | os.PathLike[str]) -> np.ndarray:
         """Read a mask: class numbers, uint8 (H, W), 255 where ignored.
@@ -92,7 +92,7 @@ class IndexMasks:
             unknown = np.unique(values[labels == _UNKNOWN])
             raise DataError(
                 f"{path} holds {shortened(unknown.tolist(), 8)}, which is no class; correct the mask, or set "
-                "data.mask_values (value in the file: class number) or data.ignore_values"
+                "data.label_map (value in the file: class number) or data.ignore_values"
             )
         return labels
 
@@ -192,7 +192,7 @@ class ColorMasks:
             raise DataError(
                 f"{path} is no mask of colors: it holds {pixels.dtype} values of shape {pixels.shape}; "
                 "masks of class numbers need data.palette=null and data.classes, and where they are not 0, 1, ... "
-                "data.mask_values={value in the file: class number}"
+                "data.label_map={value in the file: class number}"
             )
         if pixels.shape[2] == 3:
             pixels = cv2.cvtColor(np.ascontiguousarray(pixels), cv2.COLOR_BGR2BGRA)

@@ -45,7 +45,7 @@ class Listing:
         splits: samples of ``train``, ``val`` and optionally ``test``; without ``test``, ``val`` is the test split, too.
         notes: entries for the record of a run.
         warnings: lines that are shown before a run.
-        mask_values: file value -> class number; None: the keys of ``data`` decide.
+        label_map: file value -> class number; None: the keys of ``data`` decide.
         ignored: file values of ignored pixels; None: the keys of ``data`` decide.
     """
 
@@ -53,7 +53,7 @@ class Listing:
     splits: Splits
     notes: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
-    mask_values: dict[int, int] | None = None
+    label_map: dict[int, int] | None = None
     ignored: Sequence[int] | None = None
 
 
@@ -97,7 +97,7 @@ def layout_of(config: Any) -> Layout:
 class ClassFolders(Layout):
     """Scenes in folders by class: ``root/<class>/*``, or ``root/{train,val,test}/<class>/*``.
 
-    Keys: ``data.split``, if there are no folders of splits; ``data.classes``, names in the order of their numbers.
+    Keys: ``data.split_ratio``, without folders of splits; ``data.classes``, names in the order of their numbers.
     """
 
     labeled = True
@@ -117,7 +117,7 @@ class ClassFolders(Layout):
             found[split] += [(path, _LOOSE) for path in image_files(place)]
         filled = sorted({name for members in found.values() for _, name in members})
         listing = Listing(list((self.labeled and self.config.classes) or filled), {})
-        listing.splits = complete(numbered(found, listing.classes), self.config.split, root, by_class=True)
+        listing.splits = complete(numbered(found, listing.classes), self.config.split_ratio, root, by_class=True)
         alike = [name for name in filled if [each.casefold() for each in filled].count(name.casefold()) > 1]
         if self.labeled and alike:
             listing.warnings.append(f"warning: classes {' and '.join(alike)} differ in case alone; join their folders")
@@ -135,8 +135,8 @@ class ImageFolders(ClassFolders):
 class MaskFolders(Layout):
     """Images and masks in two folders, also at deeper levels: ``tile1/images/x.jpg`` and ``tile1/masks/x.png``.
 
-    Keys: ``data.images`` and ``data.masks``, the names of these folders; ``data.split``, or ``data.parts``: for each
-    split, patterns of image paths below ``root``; ``data.on_error=skip`` leaves out files without a partner.
+    Keys: ``data.images`` and ``data.masks``, the names of these folders; ``data.split_ratio``, or ``data.splits``: for
+    each split, patterns of image paths below ``root``; ``data.on_error=skip`` leaves out files without a partner.
     """
 
     knows_classes = False
@@ -157,22 +157,22 @@ class MaskFolders(Layout):
         if lone:
             listing.notes["without_partner"] = len(lone)
             listing.warnings.append(f"warning: {len(lone)} files have no partner and are left out, such as: {lone[0]}")
-        if not self.config.parts:
-            listing.splits = deal(pairs, self.config.split, root, by_class=False)
+        if not self.config.splits:
+            listing.splits = deal(pairs, self.config.split_ratio, root, by_class=False)
             return listing
-        for split, patterns in self.config.parts.items():
+        for split, patterns in self.config.splits.items():
             listing.splits[split] = [
                 pair for pair in pairs if any(fnmatch(_below(pair[0], root), pattern) for pattern in patterns)
             ]
             if not listing.splits[split]:
                 raise DataError(
-                    f"data.parts.{split}={list(patterns)} matches none of the {len(pairs)} images in {root}"
+                    f"data.splits.{split}={list(patterns)} matches none of the {len(pairs)} images in {root}"
                 )
         train, *others = (set(listing.splits.get(split, ())) for split in SPLITS)
         both = train & set().union(*others)
         if both:
             raise DataError(
-                f"data.parts: {min(both)[0]} and {len(both) - 1} more are in train and in another split; do not test "
+                f"data.splits: {min(both)[0]} and {len(both) - 1} more are in train and in another split; do not test "
                 "a model on what it was trained on"
             )
         return listing
@@ -200,7 +200,7 @@ class LoveDA(Layout):
         """See :meth:`Layout.find`."""
         listing = Listing(list(self.classes), {split: paired(self._folders(root, split))[0] for split in SPLITS[:2]})
         if (root / "Train").is_dir():  # as published: 0 is no data, 1 to 7 are the classes
-            listing.mask_values, listing.ignored = {value: value - 1 for value in range(1, 8)}, [0]
+            listing.label_map, listing.ignored = {value: value - 1 for value in range(1, 8)}, [0]
         else:
             listing.ignored = [255]
         return listing
@@ -318,8 +318,8 @@ def deal(samples: Sequence[Sample], fractions: Sequence[float], root: Path, by_c
     for split, share in zip(SPLITS, fractions):
         if share > 0 and not splits[split]:
             raise DataError(
-                f"data.split={list(fractions)} leaves nothing of the {len(samples)} samples in {root} for {split}; "
-                "give it a larger share"
+                f"data.split_ratio={list(fractions)} leaves nothing of the {len(samples)} samples in {root} for "
+                f"{split}; give it a larger share"
             )
     return {split: sorted(members) for split, members in splits.items() if members}
 

@@ -59,7 +59,7 @@ class MMRS1M(Layout):
     Categories that differ only in case, spaces and punctuation are one class; a single data set keeps its own names. If
     a data set has no validation split, a tenth of each class of its training split is used.
 
-    Keys: ``data.datasets`` and ``data.modality`` (null: all that are there), ``data.split``, ``data.classes``.
+    Keys: ``data.datasets`` and ``data.modality`` (null: all that are there), ``data.split_ratio``, ``data.classes``.
     """
 
     kind = "classification"
@@ -82,7 +82,7 @@ class MMRS1M(Layout):
                 found, unlabeled = _answered(folder, answers[_plain(folder.name)])
                 if unlabeled:
                     notes.setdefault("without_label", {})[folder.name] = unlabeled
-            for split, samples in layouts.complete(found, self.config.split, root, by_class=True).items():
+            for split, samples in layouts.complete(found, self.config.split_ratio, root, by_class=True).items():
                 splits[split] += samples
         labels = {label for samples in splits.values() for _, label in samples}
         classes = list(self.config.classes or sorted(_united(labels, own=len(folders) == 1)))
@@ -159,7 +159,7 @@ class MMRS1MMasks(MMRS1M):
                 found[split], _ = layouts.paired(beside, self.config.on_error == "skip")
                 if not found[split]:
                     raise DataError(f"{place} has no folder {self.config.images} with images")
-            for split, samples in layouts.complete(found, self.config.split, root, by_class=False).items():
+            for split, samples in layouts.complete(found, self.config.split_ratio, root, by_class=False).items():
                 splits[split] += samples
         return self._described(Listing([], dict(splits), {"datasets": [folder.name for folder in folders]}), folders)
 

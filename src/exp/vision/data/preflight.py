@@ -23,10 +23,11 @@ def preflight(config: Any) -> None:
     Raises:
         DataError: something is wrong; the message has what was expected and what was found.
     """
-    layout, shares = layout_of(config), list(config.split)
+    layout, shares = layout_of(config), list(config.split_ratio)
     if len(shares) != 3 or min(shares) < 0 or min(shares[:2]) == 0 or abs(sum(shares) - 1.0) > 1e-6:
         raise DataError(
-            f"data.split={shares} must be three shares that add up to 1, of train, val and test; only the last may be 0"
+            f"data.split_ratio={shares} must be three shares that add up to 1, of train, val and test; only the last "
+            "may be 0"
         )
     if "palette" in config:
         _check_masks(config, layout.knows_classes)
@@ -50,5 +51,5 @@ def _check_masks(config: Any, layout_knows: bool) -> None:
                 "quoted twice, or digits become a number: "
                 "'data.palette={road: \"6E1234\"}' 'data.ignore_colors=[\"6E1234\"]'"
             )
-    if config.parts and not {"train", "val"} <= set(config.parts) <= set(SPLITS):
-        raise DataError(f"data.parts names {', '.join(config.parts)}; it must have train and val, and may have test")
+    if config.splits and not {"train", "val"} <= set(config.splits) <= set(SPLITS):
+        raise DataError(f"data.splits names {', '.join(config.splits)}; it must have train and val, and may have test")

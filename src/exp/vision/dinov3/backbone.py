@@ -327,21 +327,21 @@ class Block(nn.Module):
 
     Args:
         size: of the model.
-        layer_scale: initial value of the layer scales.
-        drop_path: probability with which a sample skips a branch in training (arXiv 1603.09382).
+        layer_scale_init: initial value of the layer scales.
+        drop_path_rate: probability with which a sample skips a branch in training (arXiv 1603.09382).
         lora: low-rank updates of the linear layers.
     """
 
-    def __init__(self, size: Size, layer_scale: float, drop_path: float, lora: LoraConfig) -> None:
+    def __init__(self, size: Size, layer_scale_init: float, drop_path_rate: float, lora: LoraConfig) -> None:
         super().__init__()
         dim, feed_forward = size.embed_dim, SwiGlu if size.gated else Mlp
-        self.drop_path = drop_path
+        self.drop_path_rate = drop_path_rate
         self.norm1 = nn.LayerNorm(dim, eps=NORM_EPS)
         self.attn = Attention(dim, size.num_heads, lora)
-        self.ls1 = LayerScale(dim, layer_scale)
+        self.ls1 = LayerScale(dim, layer_scale_init)
         self.norm2 = nn.LayerNorm(dim, eps=NORM_EPS)
         self.mlp: nn.Module = feed_forward(dim, size.hidden_dim, lora)
-        self.ls2 = LayerScale(dim, layer_scale)
+        self.ls2 = LayerScale(dim, layer_scale_init)
 
     def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """(B, N, D) -> (B, N, D)."""
@@ -349,11 +349,11 @@ class Block(nn.Module):
         return x + self._dropped(self.ls2(self.mlp(self.norm2(x))), slot=1)
 
     def _dropped(self, branch: torch.Tensor, slot: int = 0) -> torch.Tensor:
-        if not self.training or self.drop_path == 0.0:
+        if not self.training or self.drop_path_rate == 0.0:
             return branch
         if draws_by_sample():
-            return branch * sample_mask(self, branch, self.drop_path, slot, per_sample=True)
-        keep = 1.0 - self.drop_path
+            return branch * sample_mask(self, branch, self.drop_path_rate, slot, per_sample=True)
+        keep = 1.0 - self.drop_path_rate
         kept = torch.empty((branch.shape[0], 1, 1), device=branch.device, dtype=branch.dtype).bernoulli_(keep)
         return branch * (kept / keep)
 
@@ -412,7 +412,9 @@ class VisionTransformer(nn.Module):
         blocks: list[nn.Module] = []
         for index in range(size.depth):
             lora = LoraConfig() if index < self.frozen_blocks else config.lora
-            blocks.append(Block(size, config.layer_scale, config.drop_path * index / max(size.depth - 1, 1), lora))
+            blocks.append(
+                Block(size, config.layer_scale_init, config.drop_path_rate * index / max(size.depth - 1, 1), lora)
+            )
         self.blocks = nn.ModuleList(blocks)
         self.norm = nn.LayerNorm(dim, eps=NORM_EPS)
         for module in self.modules():
@@ -443,19 +445,19 @@ class VisionTransformer(nn.Module):
             block.eval()
         return self
 
-    def forward(self, image: torch.Tensor, blocks: Sequence[int] | None = None) -> list[Features]:
+    def forward(self, image: torch.Tensor, out_indices: Sequence[int] | None = None) -> list[Features]:
         """Features of the image.
 
         Args:
             image: (B, C, H, W), normalized; padded with zeros at right and bottom to a multiple of the patch size.
-            blocks: numbers of the blocks whose outputs are returned, from 0; None: the last. Blocks after the last of
-                these are not run.
+            out_indices: numbers of the blocks whose outputs are returned, from 0; None: the last. Blocks after the last
+                of these are not run.
 
         Returns:
-            One :class:`Features` for each of ``blocks``, in their order, float32 also under autocast; h = ceil(H /
+            One :class:`Features` for each of ``out_indices``, in their order, float32 also under autocast; h = ceil(H /
             patch size).
         """
-        wanted = [len(self.blocks) - 1] if blocks is None else list(blocks)
+        wanted = [len(self.blocks) - 1] if out_indices is None else list(out_indices)
         tokens, height, width = self._embed(image)
         prefix = tokens.shape[1] - height * width
         cos, sin = self.rope(height, width, prefix, image.device)

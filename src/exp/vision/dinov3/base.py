@@ -78,7 +78,7 @@ class ImageModel(Model):
     Attributes:
         config_class: class of the typed keys of ``model``.
         config: the keys.
-        blocks: numbers of the blocks whose features the head gets.
+        out_indices: numbers of the blocks whose features the head gets.
 
     Args:
         in_channels: of the image (C).
@@ -119,7 +119,7 @@ class ImageModel(Model):
         self.size = size_of(config)
         self.backbone = VisionTransformer(self.size, in_channels, config)
         self.in_channels = in_channels
-        self.blocks = self._numbers([-1] if config.blocks is None else config.blocks, "blocks")
+        self.out_indices = self._numbers([-1] if config.out_indices is None else config.out_indices, "out_indices")
         self._follows_weights = config.normalization == "auto" and pixel_mean is None
         if pixel_mean is None or pixel_std is None:
             self._normalize_like("web" if config.normalization == "auto" else config.normalization)
@@ -153,20 +153,20 @@ class ImageModel(Model):
 
     def _use_blocks(self, more: Sequence[int] = ()) -> None:
         """Freeze the blocks after the last one in use: they get no gradient, and DDP must not wait for one."""
-        for block in self.backbone.blocks[max([*self.blocks, *more]) + 1 :]:
+        for block in self.backbone.blocks[max([*self.out_indices, *more]) + 1 :]:
             block.requires_grad_(False)
 
-    def features(self, image: torch.Tensor, blocks: Sequence[int] | None = None) -> list[Features]:
+    def features(self, image: torch.Tensor, out_indices: Sequence[int] | None = None) -> list[Features]:
         """Features of raw images.
 
         Args:
             image: (B, C, H, W), 0..255, uint8 or float.
-            blocks: numbers of the blocks, from 0; None: the last.
+            out_indices: numbers of the blocks, from 0; None: the last.
 
         Returns:
             One :class:`Features` for each block.
         """
-        return self.backbone((image.float() - self.pixel_mean) / self.pixel_std, blocks)
+        return self.backbone((image.float() - self.pixel_mean) / self.pixel_std, out_indices)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile the submodules in place: backbone, heads and losses. The arguments are those of ``torch.compile``.

@@ -33,7 +33,7 @@ class Head(nn.Module):
         """Create the layers.
 
         Args:
-            dim: channels of the features (D), concatenated over all ``model.blocks``.
+            dim: channels of the features (D), concatenated over all ``model.out_indices``.
             num_classes: classes of the data (K).
         """
         raise NotImplementedError
@@ -96,7 +96,7 @@ def build_head(config: SegmenterConfig, dim: int, num_blocks: int, num_classes: 
         )
     levels = _HEADS[head].levels
     if levels and num_blocks != _LEVELS:
-        raise ConfigError(f"model.head={head} sees {_LEVELS} blocks, but model.blocks names {num_blocks}")
+        raise ConfigError(f"model.head={head} sees {_LEVELS} blocks, but model.out_indices names {num_blocks}")
     return _HEADS[head](dim if levels else dim * num_blocks, num_classes, config)
 
 

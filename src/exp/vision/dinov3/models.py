@@ -39,7 +39,7 @@ class SceneClassifier(ImageModel):
         config = self.config
         self.losses = Losses(config, ignore_index)
         self.dropout = Dropout(config.dropout)
-        self.head = nn.Linear(2 * self.size.embed_dim * len(self.blocks), num_classes)
+        self.head = nn.Linear(2 * self.size.embed_dim * len(self.out_indices), num_classes)
         nn.init.trunc_normal_(self.head.weight, std=0.01)
         nn.init.zeros_(self.head.bias)
         self._use_blocks()
@@ -59,7 +59,7 @@ class SceneClassifier(ImageModel):
             ``"loss"``: 0-dim float32 tensors by name; logits (B, K), float32, for the other modes.
         """
         parts = []
-        for features in self.features(image, self.blocks):
+        for features in self.features(image, self.out_indices):
             parts += [features.cls, features.patches.mean(dim=(1, 2))]
         with autocast_disabled(image.device.type):
             logits = self.head(self.dropout(torch.cat(parts, dim=-1)))
@@ -85,15 +85,15 @@ class Segmenter(ImageModel):
     def __init__(self, num_classes: int, ignore_index: int = 255, **keys: Any) -> None:
         super().__init__(**keys)
         config, depth, dim = self.config, self.size.depth, self.size.embed_dim
-        if sees_levels(config) and config.blocks is None:
-            self.blocks = blocks_of_levels(depth)
+        if sees_levels(config) and config.out_indices is None:
+            self.out_indices = blocks_of_levels(depth)
         self.num_classes, self.ignore_index = num_classes, ignore_index
         self.losses = Losses(config, ignore_index)
-        self.head = build_head(config, dim, len(self.blocks), num_classes)
-        self.auxiliary_weight, inner = config.auxiliary_weight, config.auxiliary_block
+        self.head = build_head(config, dim, len(self.out_indices), num_classes)
+        self.auxiliary_weight, inner = config.auxiliary_weight, config.auxiliary_out_index
         self.inner_blocks: list[int] = []
         if config.auxiliary_weight:
-            self.inner_blocks = self._numbers([(2 * depth - 1) // 3 if inner is None else inner], "auxiliary_block")
+            self.inner_blocks = self._numbers([(2 * depth - 1) // 3 if inner is None else inner], "auxiliary_out_index")
             self.auxiliary_head = FcnHead(dim, num_classes, config)
         self.tiling = Tiling(config.inference, config.window, config.overlap, config.tta_scales, config.tta_flip)
         self._use_blocks(self.inner_blocks)
@@ -130,14 +130,14 @@ class Segmenter(ImageModel):
         return self._logits(image)
 
     def _logits(self, image: torch.Tensor) -> torch.Tensor:
-        found = self.features(image, self.blocks)
+        found = self.features(image, self.out_indices)
         with autocast_disabled(image.device.type):
             return self._to_pixels(self._scores(found), image)
 
     def _losses(self, image: torch.Tensor, label: torch.Tensor) -> dict[str, torch.Tensor]:
-        found = self.features(image, [*self.blocks, *self.inner_blocks])
+        found = self.features(image, [*self.out_indices, *self.inner_blocks])
         with autocast_disabled(image.device.type):
-            losses = self.losses(self._to_pixels(self._scores(found[: len(self.blocks)]), image), label)
+            losses = self.losses(self._to_pixels(self._scores(found[: len(self.out_indices)]), image), label)
             if self.inner_blocks:
                 scores = self._to_pixels(self.auxiliary_head(_map(found[-1].patches)), image)
                 loss = cross_entropy(scores, label, self.ignore_index, self.losses.class_weights)
@@ -145,7 +145,7 @@ class Segmenter(ImageModel):
             return named(losses)
 
     def _scores(self, found: Sequence[Features]) -> torch.Tensor:
-        """Scores (B, K, h', w') of the features of ``self.blocks``."""
+        """Scores (B, K, h', w') of the features of ``self.out_indices``."""
         maps = []
         for features in found:
             maps.append(_map(features.patches))
@@ -217,14 +217,16 @@ class Distiller(ImageModel):
             )
         super().__init__(**keys)
         config = self.config
-        if config.blocks is not None:
-            raise ConfigError("model.blocks: a student is compared with its teacher after the last block; leave it out")
-        if min(config.cls_weight, config.patch_weight) < 0.0 or not config.cls_weight + config.patch_weight:
-            raise ConfigError("model.cls_weight and model.patch_weight must not be negative, nor both 0")
+        if config.out_indices is not None:
+            raise ConfigError(
+                "model.out_indices: a student is compared with its teacher after the last block; leave it out"
+            )
+        if min(config.cls_token_weight, config.patch_weight) < 0.0 or not config.cls_token_weight + config.patch_weight:
+            raise ConfigError("model.cls_token_weight and model.patch_weight must not be negative, nor both 0")
         self.teacher_keys = keys_of(TeacherConfig, config.teacher)
         width = size_of(self.teacher_keys, "model.teacher").embed_dim
         self.dropout = Dropout(config.dropout)
-        self.project_cls = nn.Linear(self.size.embed_dim, width).requires_grad_(config.cls_weight > 0.0)
+        self.project_cls = nn.Linear(self.size.embed_dim, width).requires_grad_(config.cls_token_weight > 0.0)
         self.project_patches = nn.Linear(self.size.embed_dim, width).requires_grad_(config.patch_weight > 0.0)
         self._made: list[_Teacher] = []  # a list hides it from nn.Module
         self._compiled: Any = None
@@ -266,10 +268,10 @@ class Distiller(ImageModel):
             alike = Agreement(_cosine(own_cls, cls), _cosine(own_patches, patches).mean(dim=(1, 2)))
             if mode == "predict":
                 return alike
-            share = self.config.smooth_l1_share
+            share = self.config.smooth_l1_ratio
             of_patches = (1.0 - share) * (1.0 - alike.patches.mean()) + share * F.smooth_l1_loss(own_patches, patches)
             parts = {
-                "loss_cls": (self.config.cls_weight, 1.0 - alike.cls.mean()),
+                "loss_cls": (self.config.cls_token_weight, 1.0 - alike.cls.mean()),
                 "loss_patches": (self.config.patch_weight, of_patches),
             }
             return {name: weight * loss for name, (weight, loss) in parts.items() if weight}
