@@ -2,7 +2,7 @@
 
 The engine trains a model whose state (weights and Adam's two moments) takes about ``--gib``, with a checkpoint after
 every second step. Blocked is the time within the checkpoint hook; a plain save is the time within the same hook when it
-calls ``checkpoint.write``, in turns in the same run. The steps after a save show what its thread costs them.
+calls ``write_checkpoint``, in turns in the same run. The steps after a save show what its thread costs them.
 
     python benchmarks/checkpoint_blocking.py [--gib 1] [--saves 5] [--folder /where/checkpoints/go]
 """
@@ -25,10 +25,12 @@ from torch.utils.data import DataLoader
 
 from exp.config.schema import ExpConfig
 from exp.distributed import Distributed
-from exp.engine import checkpoint
-from exp.engine.hooks import CheckpointHook, check_finite
+from exp.engine.checkpoint.files import prune_checkpoints, write_checkpoint
+from exp.engine.checkpoint.policy import CheckpointHook
+from exp.engine.finite import check_finite
+from exp.engine.loops import TrainLoop
 from exp.engine.optim import BackendOptimWrapper
-from exp.engine.trainer import Trainer, TrainLoop
+from exp.engine.trainer import Trainer
 from exp.models.base import Model
 from exp.runs.folder import RunFolder
 from exp.session import RankInfo, Session
@@ -80,8 +82,8 @@ class TimedHook(CheckpointHook):
         if step % 4 == 0:
             content = runner.training_checkpoint(step, self.state_dict())
             check_finite(runner, content["state_dict"], step)
-            checkpoint.write(self.folder / f"step_{step:08d}.pth", content)
-            checkpoint.prune(self.folder, self.keep_last)
+            write_checkpoint(self.folder / f"step_{step:08d}.pth", content)
+            prune_checkpoints(self.folder, self.keep_last)
             self.plain.append(time.perf_counter() - begun)
         elif step % 2 == 0:
             self.save(runner, step)

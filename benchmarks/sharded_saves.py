@@ -26,9 +26,9 @@ import torch.distributed as dist
 from exp.backends.cpu import CpuBackend
 
 from exp.distributed import Distributed
-from exp.engine.checkpoint import CheckpointWriter
+from exp.engine.checkpoint.writer import CheckpointWriter
+from exp.engine.fsdp import FullyShard
 from exp.engine.optim import BackendOptimWrapper
-from exp.engine.wrapper import FullyShard
 
 LAYERS, BATCH = 8, 64
 

@@ -30,8 +30,9 @@ from torch.utils.data import DataLoader, Dataset
 from exp.config.schema import ExpConfig
 from exp.data.loader import train_loader
 from exp.distributed import Distributed
+from exp.engine.loops import TrainLoop
 from exp.engine.optim import BackendOptimWrapper
-from exp.engine.trainer import Trainer, TrainLoop
+from exp.engine.trainer import Trainer
 from exp.models.base import Model
 from exp.runs.folder import RunFolder
 from exp.session import RankInfo, Session

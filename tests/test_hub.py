@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from exp.engine.building import read_weights
+from exp.engine.weights import read_weights
 from exp.errors import CheckpointError, ConfigError
 from exp.hub import parse
 

@@ -100,7 +100,7 @@ class OpenRun:
         from mmengine.model import BaseModel
 
         from exp.data.base import Data
-        from exp.engine.building import fit_weights, read_weights
+        from exp.engine.weights import load_weights, read_weights
         from exp.hub import pinned
 
         distrust(self.config)
@@ -114,7 +114,7 @@ class OpenRun:
             data.load_state_dict(weights.data)
         model: nn.Module = create(self.config.model, BaseModel, "model", **data.model_arguments())
         if weights is not None:
-            fit_weights(model, weights, self.config, as_it_is=True)
+            load_weights(model, weights, self.config, as_it_is=True)
         return model.to(device).eval()
 
     def predict(self, *overrides: str) -> OpenRun:

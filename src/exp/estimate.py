@@ -20,13 +20,12 @@ from mmengine.model import BaseModel
 from torch import nn
 
 from exp import console
-from exp.config.resolve import create, resolve
+from exp.config.resolve import create, import_plugins, resolve
 from exp.console import format_bytes, format_flops
 from exp.data.base import Data, ExampleBatch, split_of
 from exp.data.loader import map_tensors, tensors_of
-from exp.engine.building import import_plugins
+from exp.engine.fsdp import units_of
 from exp.engine.optim import build_optimizer
-from exp.engine.wrapper import units_of
 from exp.errors import (
     EXIT_OK,
     ConfigError,

@@ -38,7 +38,7 @@ class Task:
 
     Attributes:
         work: dotted path of the function that every rank calls with its session, such as
-            ``exp.engine.outputs.evaluate``; empty if the task has its own :meth:`run`.
+            ``exp.engine.evaluate.evaluate``; empty if the task has its own :meth:`run`.
         begin: dotted path of a function that prints what will run, instead of the usual lines; called in the parent
             with the configuration and the run folder.
         end: dotted path of a function that prints and records the outcome, and returns the exit code (None: do this as

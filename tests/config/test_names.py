@@ -12,7 +12,7 @@ from torch import nn
 
 from exp.config.check import check_hooks
 from exp.config.resolve import allow, check_names, check_path_part, check_target, check_type, create, resolve
-from exp.engine.building import registered
+from exp.engine.mmengine import lookup_class
 from exp.errors import ConfigError, UnavailableError
 
 # A module that tells when it is imported, and what it is asked to do.
@@ -69,10 +69,10 @@ def test_arguments_are_those_of_the_configuration_and_parts_are_modules(executed
 
 def test_registries_import_nothing(executed):
     for name in ("EMAHook", "mmengine.EMAHook", "mmengine.hooks.EMAHook"):
-        assert registered("hooks[0].type", name, HOOKS, Hook) is EMAHook
+        assert lookup_class("hooks[0].type", name, HOOKS, Hook) is EMAHook
     for name in ("mine", "mine.Part", "os.system", "torch.nn.Linear", "EMAHok"):
         with pytest.raises(ConfigError, match=r"hooks\[0\]\.type"):
-            registered("hooks[0].type", name, HOOKS, Hook)
+            lookup_class("hooks[0].type", name, HOOKS, Hook)
     sys.path.append(".")
     for name in ("mine", "mine.Part", "exp.config.explain.nearest", "antigravity"):  # which opens a browser
         with pytest.raises(ConfigError, match=r"model\.head\.type"):

@@ -10,8 +10,9 @@ from torch.utils.data import DataLoader, Dataset
 from exp.config.schema import ExpConfig
 from exp.data.sampler import EvalBatchSampler, TrainBatchSampler
 from exp.distributed import Distributed
+from exp.engine.loops import EvalLoop, TrainLoop
 from exp.engine.optim import BackendOptimWrapper
-from exp.engine.trainer import EvalLoop, Trainer, TrainLoop
+from exp.engine.trainer import Trainer
 from exp.hardware.compat import supports_full_sharding
 from exp.metrics import Evaluator, SampleMetric
 from exp.models.base import Model

@@ -14,9 +14,10 @@ import torch
 
 from exp.data.base import Data
 from exp.distributed import Distributed, rng_state, seed_everything, set_rng_state
-from exp.engine import checkpoint
-from exp.engine.building import build_data, build_model
-from exp.engine.training import _resume, build_trainer, train
+from exp.engine.build import build_data, build_model
+from exp.engine.checkpoint.files import read_checkpoint, write_checkpoint
+from exp.engine.checkpoint.resume import find_resume
+from exp.engine.train import build_trainer, train
 from exp.hardware.backend import Collectives
 from exp.models.base import Model
 from exp.worker.session import open_session
@@ -151,9 +152,9 @@ def test_every_generator_is_seeded_and_goes_on_from_what_a_checkpoint_has(tmp_pa
     seed_everything(7, backend)
     first = draws_of(7)
     assert draws(card) == [first[0], *first]
-    checkpoint.write(tmp_path / "step_1.pth", {"rng": rng_state(backend)})
+    write_checkpoint(tmp_path / "step_1.pth", {"rng": rng_state(backend)})
     seed_everything(8, backend), draws(card)
-    set_rng_state(checkpoint.read(tmp_path / "step_1.pth")["rng"], backend)
+    set_rng_state(read_checkpoint(tmp_path / "step_1.pth")["rng"], backend)
     second = draws_of(7, skipped=1)
     assert draws(card) == [second[0], *second]
 
@@ -186,7 +187,7 @@ def test_ranks_draw_other_numbers_each_also_when_another_number_of_ranks_goes_on
         trainer = build_trainer(session, data, build_model(session, data, to_place=True))
         assert draws() == draws_of(SEED + rank)
         trainer.call_hook("before_run")
-        _resume(session, trainer)[1]()
+        find_resume(session, trainer)[1]()
         assert draws() == draws_of(SEED + rank + 6 * 1000003)
 
 

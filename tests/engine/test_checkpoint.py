@@ -19,19 +19,29 @@ from exp.backends.cpu import CpuBackend
 from mmengine.config import ConfigDict
 
 from exp.distributed import Distributed
-from exp.engine import checkpoint
-from exp.engine.checkpoint import CheckpointWriter
+from exp.engine.checkpoint import writer as writer_module
+from exp.engine.checkpoint.files import (
+    list_checkpoints,
+    prune_checkpoints,
+    read_checkpoint,
+    remove_leftovers,
+    to_plain,
+    write_checkpoint,
+)
+from exp.engine.checkpoint.pickles import load_pickle
+from exp.engine.checkpoint.writer import CheckpointWriter
 from exp.engine.optim import BackendOptimWrapper
+from exp.engine.weights import find_state_dict
 from exp.errors import CheckpointError
 
 
 def test_plain_data_comes_back_the_same_and_other_data_are_refused(tmp_path):
     tensors = {"state_dict": dict(torch.nn.Linear(3, 2).state_dict()), "rng": [torch.get_rng_state()]}
     meta = {"step": np.int64(7), "lr": np.float64(0.5), "name": "x", "none": None, "betas": (0.9, 0.99)}
-    checkpoint.write(tmp_path / "step_7.pth", {**tensors, "meta": meta})
+    write_checkpoint(tmp_path / "step_7.pth", {**tensors, "meta": meta})
     with pytest.raises(TypeError, match=r"_thread\.lock"):
-        checkpoint.write(tmp_path / "other.pth", {"lock": threading.Lock()})
-    read = checkpoint.read(tmp_path / "step_7.pth")
+        write_checkpoint(tmp_path / "other.pth", {"lock": threading.Lock()})
+    read = read_checkpoint(tmp_path / "step_7.pth")
     assert repr(read.pop("meta")) == "{'step': 7, 'lr': 0.5, 'name': 'x', 'none': None, 'betas': (0.9, 0.99)}"
     torch.testing.assert_close(read, tensors, rtol=0, atol=0)
     assert [path.name for path in tmp_path.iterdir()] == ["step_7.pth"], "a temporary file was left behind"
@@ -39,13 +49,13 @@ def test_plain_data_comes_back_the_same_and_other_data_are_refused(tmp_path):
 
 def test_no_flipped_bit_changes_what_is_read(tmp_path):
     path, content = tmp_path / "step_1.pth", {"state_dict": {"a": torch.arange(8.0)}, "meta": {"step": 3}}
-    checkpoint.write(path, content)
+    write_checkpoint(path, content)
     whole = path.read_bytes()
     taken = 0
     for place in range(len(whole)):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
         try:
-            read = checkpoint.read(path)
+            read = read_checkpoint(path)
         except CheckpointError:
             continue
         taken += 1
@@ -60,10 +70,10 @@ def test_a_refusal_names_the_culprit_and_advises_nothing_unsafe(tmp_path, write)
     with path.open("wb") as file:
         write(torch.nn.Sequential(torch.nn.Linear(1, 1)), file)
     with pytest.raises(CheckpointError, match=r"names torch\.nn\.modules\.") as error:
-        checkpoint.read(path)
+        read_checkpoint(path)
     assert "weights_only" not in f"{error.value}{error.value.__cause__}"
     with pytest.raises(pickle.UnpicklingError, match="exec"):
-        checkpoint.load_pickle(io.BytesIO(pickle.dumps(exec)))  # as the index of shards is read
+        load_pickle(io.BytesIO(pickle.dumps(exec)))  # as the index of shards is read
 
 
 def test_settings_beside_the_weights_and_files_older_than_zip_are_read(tmp_path):
@@ -71,7 +81,7 @@ def test_settings_beside_the_weights_and_files_older_than_zip_are_read(tmp_path)
     content = {"model": {"module.a": torch.arange(3.0)}, "counts": defaultdict(list, {"a": [1]}), **beside}
     for new in (True, False):
         torch.save(content, str(tmp_path / "w.pth"), _use_new_zipfile_serialization=new)
-        state = checkpoint.weights_of(checkpoint.read(tmp_path / "w.pth"))
+        state = find_state_dict(read_checkpoint(tmp_path / "w.pth"))
         assert {key: value.tolist() for key, value in state.items()} == {"a": [0, 1, 2]}
 
 
@@ -85,26 +95,26 @@ W = torch.ones(1)
      {"model": {"teacher": {"module.a.b": W}, "epoch": 1}}, {"state_dict": {"a.b": W}, "model": {"name": "x"}}],
 )  # fmt: skip
 def test_every_form_of_state_dict_is_found(content):
-    assert list(checkpoint.weights_of(content)) == ["a.b"]
+    assert list(find_state_dict(content)) == ["a.b"]
 
 
 @pytest.mark.parametrize(("owner", "name", "left"), [(os, "fsync", 1), (Path, "replace", 1), (Path, "unlink", 2)])
 def test_a_writer_that_is_killed_leaves_a_checkpoint_that_opens_and_nothing_half_there(tmp_path, owner, name, left):
     """While it writes, before the file has its name, and before the former one goes."""
     paths = [tmp_path / f"step_{step:08d}.pth" for step in (1, 2)]
-    checkpoint.write(paths[0], {"step": 1})
+    write_checkpoint(paths[0], {"step": 1})
     pid = os.fork()
     if not pid:
         setattr(owner, name, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
         try:
-            checkpoint.write(paths[1], {"step": 2})
-            checkpoint.prune(tmp_path, 1)
+            write_checkpoint(paths[1], {"step": 2})
+            prune_checkpoints(tmp_path, 1)
         finally:
             os._exit(1)
     assert os.waitpid(pid, 0)[1] == signal.SIGKILL
-    checkpoint.remove_leftovers(tmp_path)
+    remove_leftovers(tmp_path)
     assert sorted(tmp_path.iterdir()) == paths[:left]
-    assert checkpoint.read(checkpoint.list_checkpoints(tmp_path)[0]) == {"step": left}
+    assert read_checkpoint(list_checkpoints(tmp_path)[0]) == {"step": left}
 
 
 def test_what_is_written_is_the_state_at_the_call_while_training_goes_on(tmp_path, monkeypatch):
@@ -112,7 +122,7 @@ def test_what_is_written_is_the_state_at_the_call_while_training_goes_on(tmp_pat
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
     wrapper = BackendOptimWrapper(torch.optim.Adam(model.parameters(), lr=0.1), backend)
     writer, path, go_on = CheckpointWriter(backend, Distributed()), tmp_path / "a.pth", threading.Event()
-    write = checkpoint.write
+    write = write_checkpoint
 
     def steps(count):
         for _ in range(count):
@@ -125,23 +135,23 @@ def test_what_is_written_is_the_state_at_the_call_while_training_goes_on(tmp_pat
         assert go_on.wait(60)
         write(*arguments)
 
-    monkeypatch.setattr(checkpoint, "write", late)
+    monkeypatch.setattr(writer_module, "write_checkpoint", late)
     steps(1)
     for _ in range(2):  # the second into the memory of the first
-        before = checkpoint.plain(state(), lambda tensor: tensor.detach().clone())
+        before = to_plain(state(), lambda tensor: tensor.detach().clone())
         go_on.clear()
         writer.start({path: state()})
         steps(3)
         go_on.set()
         writer.wait()
-        torch.testing.assert_close(checkpoint.read(path), before, rtol=0, atol=0)
+        torch.testing.assert_close(read_checkpoint(path), before, rtol=0, atol=0)
 
 
 def test_what_the_disk_says_is_raised_once_where_training_is(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "write", full)
+    monkeypatch.setattr(writer_module, "write_checkpoint", full)
     writer = CheckpointWriter(CpuBackend(name="cpu"), Distributed())
     for then in (writer.wait, lambda: writer.start({tmp_path / "b.pth": {}})):
         writer.start({tmp_path / "a.pth": {}})

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from exp.config.resolve import allow
-from exp.engine.building import build_model
+from exp.engine.build import build_model
 from exp.models.base import Model
 from exp.session import Weights
 from exp.vision.dinov3.heads import Head

@@ -12,15 +12,15 @@ import pytest
 import torch
 from torch import nn
 
-from exp.engine import checkpoint
-from exp.engine.wrapper import units_of
+from exp.engine.checkpoint.files import list_checkpoints, read_checkpoint, remove_leftovers
+from exp.engine.fsdp import units_of
 from tests.behaviour.conftest import SCENES
 from tests.conftest import Forked
 from tests.engine.conftest import ON_DEVICES, needs_sharding
 from tests.simulators import needs_current_card
 
 BUILD = """
-from exp.engine.wrapper import FullyShard, local_part, sharded_parameters, whole
+from exp.engine.fsdp import FullyShard, local_part, sharded_parameters, unsharded
 
 class Net(nn.Module):
     def __init__(self, seed):
@@ -38,7 +38,7 @@ found["frozen"] = [name for name, each in model.named_parameters() if not each.r
 first = dict(Net(0).named_parameters())
 found["differs"] = [name for name, value in sharded_parameters(model).items()
                     if not torch.equal(local_part(value).cpu(), first[name].chunk(2)[rank])]
-with whole(model), torch.no_grad():
+with unsharded(model), torch.no_grad():
     for _ in range(rank):  # other ranks need not take part
         model.blocks[3](torch.ones(1, 1024, device=device))
 found["sharded"] = all(hasattr(each, "to_local") for each in model.parameters())
@@ -72,9 +72,9 @@ SAVE = """
 import threading
 from pathlib import Path
 from torch.distributed.checkpoint import FileSystemWriter
-from exp.engine import checkpoint
-from exp.engine.checkpoint import CheckpointWriter
-from exp.engine.wrapper import FullyShard
+from exp.engine.checkpoint.files import read_checkpoint
+from exp.engine.checkpoint.writer import CheckpointWriter
+from exp.engine.fsdp import FullyShard
 from exp.engine.optim import BackendOptimWrapper
 from exp.errors import RunError
 
@@ -125,7 +125,7 @@ for file in files:
     go_on.set()
     writer.wait()
     group.barrier()
-    torch.testing.assert_close(checkpoint.read(folder / file), expected, rtol=0, atol=0)
+    torch.testing.assert_close(read_checkpoint(folder / file), expected, rtol=0, atol=0)
     group.barrier()
 
 def full(*_):
@@ -141,7 +141,7 @@ for file in files:
     except RunError as error:
         found.append(str(error))
     group.barrier()
-    checkpoint.read(folder / file)
+    read_checkpoint(folder / file)
 group.barrier()
 end(found)
 """
@@ -162,12 +162,13 @@ KILLED = """
 import os, signal, sys, torch, torch.distributed as dist
 from pathlib import Path
 from exp.backends.cpu import CpuBackend
-from exp.engine import checkpoint
+from exp.engine.checkpoint.files import prune_checkpoints
 from exp.distributed import Distributed
-from exp.engine.wrapper import FullyShard
-from exp.engine.checkpoint import CheckpointWriter
+from exp.engine.fsdp import FullyShard
+from exp.engine.checkpoint import writer as writer_module
+from exp.engine.checkpoint.writer import CheckpointWriter
 
-folder, owner, name = Path(sys.argv[1]), {"os": os, "checkpoint": checkpoint, "Path": Path}[sys.argv[2]], sys.argv[3]
+folder, owner, name = Path(sys.argv[1]), {"os": os, "writer": writer_module, "Path": Path}[sys.argv[2]], sys.argv[3]
 dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 1), rank=0, world_size=1)
 backend = CpuBackend(name="cpu")
 model = FullyShard().place(torch.nn.Sequential(torch.nn.Linear(8, 8)), backend, torch.device("cpu"))
@@ -177,7 +178,7 @@ for step in (1, 2):
         setattr(owner, name, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
     content = {"meta": {"step": step}, "state_dict": model.state_dict()}
     path = folder / "checkpoints" / f"step_{step:08d}.pth"
-    writer.start({path: content}, lambda: checkpoint.prune(path.parent, 1))
+    writer.start({path: content}, lambda: prune_checkpoints(path.parent, 1))
     writer.wait()
 os._exit(0)
 """
@@ -186,7 +187,7 @@ os._exit(0)
 @needs_sharding
 @pytest.mark.parametrize(
     ("owner", "name", "left"),
-    [("os", "fsync", 1), ("checkpoint", "digests", 1), ("Path", "replace", 1), ("Path", "unlink", 2)],
+    [("os", "fsync", 1), ("writer", "folder_digests", 1), ("Path", "replace", 1), ("Path", "unlink", 2)],
 )
 def test_a_sharded_save_that_is_killed_leaves_a_checkpoint_that_opens(tmp_path, owner, name, left):
     """While shards are written, before the file that names them, before it has its name, and before the former goes."""
@@ -195,8 +196,8 @@ def test_a_sharded_save_that_is_killed_leaves_a_checkpoint_that_opens(tmp_path, 
     process = Forked(tmp_path, str(tmp_path), owner, name, script=KILLED)
     said = process.communicate(timeout=120)
     assert process.returncode == -signal.SIGKILL, said
-    checkpoint.remove_leftovers(folder)
-    content = checkpoint.read(checkpoint.list_checkpoints(folder)[0])
+    remove_leftovers(folder)
+    content = read_checkpoint(list_checkpoints(folder)[0])
     assert (content["meta"]["step"], len(content["state_dict"])) == (left, 2)
 
 
@@ -221,7 +222,7 @@ def test_trains_as_ddp_does_and_goes_on_from_any_number_of_ranks_and_either_wrap
     for start in ("fsdp", "ddp"):
         half = f"resume={start}/checkpoints/step_00000002.pth"
         assert figures(f"from_{start}", "nproc=2", "wrapper=fsdp", half) == near[2:]
-    best = checkpoint.read(exp.path("fsdp") / "checkpoints" / "best.pth")["state_dict"]
+    best = read_checkpoint(exp.path("fsdp") / "checkpoints" / "best.pth")["state_dict"]
     whole = torch.load(str(exp.path("ddp") / "checkpoints" / "best.pth"), weights_only=True)["state_dict"]
     torch.testing.assert_close(best, dict(whole), rtol=1e-4, atol=1e-5)
     next(exp.path("fsdp").glob("checkpoints/step_00000004.shards*/*.distcp")).unlink()

@@ -13,9 +13,10 @@ from exp.config.differences import changes
 from exp.config.resolve import as_plain, names_in
 from exp.config.schema import LauncherConfig
 from exp.config.sources import keys_of_groups
-from exp.engine.building import build_data, build_evaluator, build_hooks, build_loggers, build_model
+from exp.engine.build import build_data, build_evaluator, build_model
+from exp.engine.mmengine import build_hooks, build_loggers
 from exp.engine.optim import build_optimizer, build_schedulers
-from exp.engine.wrapper import place_and_wrap
+from exp.engine.placement import place_and_wrap
 from exp.errors import ConfigError
 from exp.hardware.registry import create_backend
 from exp.launcher.base import resolve

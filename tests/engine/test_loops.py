@@ -8,8 +8,10 @@ import pytest
 import torch
 from mmengine.hooks import Hook
 
-from exp.engine import checkpoint
-from exp.engine.hooks import LossMeter, PreemptionHook
+from exp.engine.checkpoint.files import read_checkpoint
+from exp.engine.finite import nonfinite_tensors
+from exp.engine.hooks import LossMeter
+from exp.engine.preemption import PreemptionHook
 from exp.errors import Preempted, RunError
 from tests.engine.conftest import Line, Mse, Spy
 
@@ -52,7 +54,7 @@ def test_a_checkpoint_after_an_epoch_does_not_end_it_again(make_runner):
     """Without a validation there, it is written after the schedulers of epochs have taken their step."""
     runner = make_runner(max_epochs=2, val_every=1000)
     runner.train()
-    content = checkpoint.read(runner.saving.folder / "step_00000016.pth")
+    content = read_checkpoint(runner.saving.folder / "step_00000016.pth")
     assert (content["meta"]["epoch"], content["meta"]["samples"]) == (1, 0)
 
 
@@ -60,7 +62,7 @@ def test_a_buffer_may_hold_infinity_as_masks_do():
     weights = {"w": torch.ones(2), "b": torch.tensor([INF]), "none": torch.zeros(0), "half": torch.full((70000,), 2.0)}
     weights["half"] = weights["half"].half()  # their sum is not finite
     buffers = {"mask": torch.tensor([0.0, -INF]), "mean": torch.tensor([NAN]), "count": torch.tensor(3)}
-    assert checkpoint.not_finite({**buffers, **weights}, set(weights)) == ["mean", "b"]
+    assert nonfinite_tensors({**buffers, **weights}, set(weights)) == ["mean", "b"]
 
 
 @pytest.mark.parametrize("form", [lambda value: value, lambda value: {"y": [value]}])
@@ -116,7 +118,7 @@ def test_notice_ends_a_training_after_its_step_and_a_validation_after_its_batch(
         runner.train()
     assert (ended.value.step, notice.validated) == (saved, [*range(validated)])
     runner.close()
-    meta = checkpoint.read(runner.saving.folder / f"step_{saved:08d}.pth")["meta"]
+    meta = read_checkpoint(runner.saving.folder / f"step_{saved:08d}.pth")["meta"]
     assert (meta["step"], meta["samples"], meta["validation_due"]) == (saved, saved * 4 % 64, due)
     later = make_runner(max_epochs=2)
     later.train(lambda: later.train_loop.restore(meta["epoch"], saved, meta["samples"], meta["validation_due"]))

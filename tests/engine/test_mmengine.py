@@ -18,8 +18,9 @@ from mmengine.model import BaseModule
 from mmengine.visualization import Visualizer
 
 from exp.config.check import REFUSED, check_hooks
-from exp.engine import checkpoint
-from exp.engine.building import build_hooks, build_model
+from exp.engine.build import build_model
+from exp.engine.checkpoint.files import list_checkpoints, read_checkpoint
+from exp.engine.mmengine import build_hooks
 from exp.errors import ConfigError
 from exp.session import Weights
 from tests.engine.conftest import Line, Spy
@@ -76,7 +77,7 @@ def test_a_hook_finds_what_mmengine_documents_and_its_checkpoints_are_read(make_
     assert hook.validated == 2
     assert runner.hooks[-1].seen == list(range(2, 32))
     assert runner.message_hub.get_scalar("train/mine").current() == 2.0
-    content = checkpoint.read(checkpoint.list_checkpoints(runner.saving.folder)[0])
+    content = read_checkpoint(list_checkpoints(runner.saving.folder)[0])
     assert content["message_hub"] == {"palette": [[0, 0, 0], [0, 0, 0]]}
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 
-from exp.engine.hooks import PreemptionHook
+from exp.engine.preemption import PreemptionHook
 from exp.errors import Preempted
 
 QUICK, BATCHES = 2000, 60

@@ -16,8 +16,8 @@ from omegaconf import OmegaConf
 
 from exp.config.schema import OptimConfig
 from exp.config.sources import register
+from exp.engine.checkpoint.resume import checkpoint_param_order, restore_optimizer
 from exp.engine.optim import build_optimizer, build_schedulers, vanished_rate
-from exp.engine.training import carry_over, saved_order
 from exp.errors import ConfigError
 from tests.engine.conftest import Line, Mse, Spy
 
@@ -160,7 +160,7 @@ def trained(make_runner):
 
 def go_on(runner, content):
     """As with other settings of optimizer or schedule."""
-    carry_over(runner, content, saved_order(runner.model, content), anew=True)
+    restore_optimizer(runner, content, checkpoint_param_order(runner.model, content), anew=True)
 
 
 @pytest.mark.parametrize("step", [2, 4, 7])

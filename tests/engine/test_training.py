@@ -11,9 +11,9 @@ import torch
 
 from exp.data.base import Data, split_of
 from exp.data.loader import share_loader
-from exp.engine.building import build_data, build_evaluator, build_model
-from exp.engine.trainer import EvalLoop
-from exp.engine.training import _check_one_batch
+from exp.engine.build import build_data, build_evaluator, build_model
+from exp.engine.loops import EvalLoop
+from exp.engine.train import _check_one_batch
 from exp.errors import ConfigError
 from tests.engine.conftest import Line, Mse, Samples
 

@@ -50,8 +50,9 @@ class Corruptions(Task):
         import torch
 
         from corrupted.inputs import corrupt
-        from exp.engine.building import build_data, build_evaluator, build_model, make_result
-        from exp.engine.outputs import measure
+        from exp.engine.build import build_data, build_evaluator, build_model
+        from exp.engine.evaluate import measure
+        from exp.engine.result import make_result
 
         data = build_data(session)
         model = build_model(session, data).to(session.device).eval()

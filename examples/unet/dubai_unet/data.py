@@ -15,7 +15,7 @@ from torch.utils.data.dataloader import default_collate
 
 from dubai_unet.metric import MeanIou
 from exp.data.base import Data
-from exp.engine.outputs import batch_outputs
+from exp.engine.evaluate import batch_outputs
 from exp.errors import DataError
 from exp.session import Session
 

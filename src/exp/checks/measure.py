@@ -22,8 +22,9 @@ from torch import nn
 from exp.checks.check import LIMITS_S, Journal, ok
 from exp.console import format_bytes
 from exp.data.loader import tensors_of
-from exp.engine.building import build_data, build_model, make_result
-from exp.engine.training import build_trainer
+from exp.engine.build import build_data, build_model
+from exp.engine.result import make_result
+from exp.engine.train import build_trainer
 from exp.engine.wrapper import unwrapped
 
 if TYPE_CHECKING:

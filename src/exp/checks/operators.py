@@ -20,7 +20,7 @@ from exp.checks.check import LIMITS_S, Journal
 from exp.checks.measure import train_with
 from exp.checks.parity import apart, largest
 from exp.data.loader import map_tensors, tensors_of
-from exp.engine.building import make_result
+from exp.engine.result import make_result
 from exp.errors import first_line
 from exp.hardware.compat import every_operator
 

@@ -402,3 +402,21 @@ def without_scope(name: str) -> str:
 def is_own(thing: Any) -> bool:
     """Whether a class, or the class of an object, is exp's own."""
     return qualified_name(thing).partition(".")[0] == "exp"
+
+
+def import_plugins(plugins: Sequence[str]) -> None:
+    """Import the modules and packages in ``plugins``, so that their classes are in MMEngine's registries.
+
+    Raises:
+        ConfigError: a module does not exist.
+        UnavailableError: importing a module fails.
+    """
+    for name in plugins:
+        if find_own_module(name) is None:
+            raise ConfigError(f"plugins: there is no module {name}; is its folder on PYTHONPATH?")
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # importing somebody's module may raise anything
+            raise UnavailableError(
+                f"plugins: the module {name} does not import ({type(error).__name__}: {error})"
+            ) from error

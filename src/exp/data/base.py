@@ -25,11 +25,10 @@ from exp.errors import (
 if TYPE_CHECKING:
     from exp.data.places import Fingerprint
     from exp.draw.figure import Picture
-    from exp.engine.outputs import RankedSample
     from exp.metrics import Evaluator, Metric, SampleMetric
     from exp.session import Session
 
-__all__ = ["Data", "ExampleBatch", "Extras", "Prediction", "split_of"]
+__all__ = ["Data", "ExampleBatch", "Extras", "Prediction", "RankedSample", "split_of"]
 
 
 class Prediction(NamedTuple):
@@ -44,6 +43,20 @@ class Prediction(NamedTuple):
     metrics: dict[str, float]
     files: Sequence[str]
     measured_on: str
+
+
+class RankedSample(NamedTuple):
+    """A sample of the test split.
+
+    Attributes:
+        number: index of the sample in the split.
+        value: value of the metric by which samples are ranked.
+        outputs: the model's prediction for it, without the batch axis, on the CPU.
+    """
+
+    number: int
+    value: float
+    outputs: torch.Tensor
 
 
 class ExampleBatch(NamedTuple):
@@ -190,7 +203,7 @@ class Data(abc.ABC):
 
         Returns:
             The result. None: the engine writes the model's outputs for the test split to ``predictions/rank<n>.npz``
-            (:func:`exp.engine.outputs.predict_split`).
+            (:func:`exp.engine.evaluate.predict_split`).
         """
         return None
 

@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 from exp.config.resolve import check_arguments
 from exp.data.places import shortened
-from exp.engine.building import check_monitor, registered
+from exp.engine.mmengine import check_monitor, lookup_class
 from exp.errors import ConfigError, RunError, first_line
 from exp.runs.heartbeat import Stage, report_stage
 
@@ -88,7 +88,7 @@ class BackendOptimWrapper(OptimWrapper):
         clip_grad_norm: largest L2 norm of all gradients together; None: no clipping.
         model: the trained model, for lazy devices; None: not known.
         awaited: parameters by name whose gradients the backward pass exchanges with other ranks, which wait for them
-            (:func:`exp.engine.wrapper.awaited_parameters`).
+            (:func:`exp.engine.ddp.awaited_parameters`).
 
     Attributes:
         exchange_gradients: averages the gradients of a step over the ranks, if the backward pass does not do it.
@@ -276,7 +276,7 @@ def build_optimizer(model: nn.Module, config: Any, lacking: Collection[str] = fr
         ConfigError: the type or an option is unknown, or no parameter is trainable.
         UnavailableError: the module of the type cannot be imported.
     """
-    cls = registered("optim.type", config.type, OPTIMIZERS, torch.optim.Optimizer)
+    cls = lookup_class("optim.type", config.type, OPTIMIZERS, torch.optim.Optimizer)
     content: Any = OmegaConf.to_container(config.options, resolve=True)
     # As types that checkpoints can contain; lists, such as Adam's betas, become tuples.
     options = {name: tuple(value) if isinstance(value, list) else value for name, value in content.items()}
@@ -422,7 +422,7 @@ def build_schedulers(configs: Sequence[Mapping[str, Any]], runner: Any) -> list[
         config = {name: value for name, value in each.items() if value is not None}
         kind = str(config.get("type"))
         interfaces = LRSchedulerMixin, MomentumSchedulerMixin
-        cls = registered("schedule.param_scheduler.type", kind, PARAM_SCHEDULERS, interfaces)
+        cls = lookup_class("schedule.param_scheduler.type", kind, PARAM_SCHEDULERS, interfaces)
         reserved = dict.fromkeys(("optimizer", "param_name", "epoch_length"), "exp sets it")
         names = [name for name in each if name not in ("type", "_scope_", "convert_to_iter_based", "end")]
         check_arguments(f"schedule.param_scheduler[{number}]", cls, names, reserved)

@@ -27,8 +27,8 @@ from omegaconf import OmegaConf
 from exp.config.resolve import create
 from exp.data.base import Data
 from exp.data.loader import move
-from exp.engine.building import split_in_use
-from exp.engine.outputs import batch_outputs
+from exp.engine.build import dataset_for
+from exp.engine.evaluate import batch_outputs
 from exp.engine.wrapper import forward, preprocessed, unwrapped
 from exp.errors import ConfigError, DataError, qualified_name
 from exp.forecasting.data.preflight import interval_levels
@@ -227,7 +227,7 @@ def prepare(session: Session, data: Any, model: Any) -> Intervals | None:
         offsets = torch.tensor(said).view(-1, 1, 1)
         return Intervals(kind, levels, taus, offsets, spread, record)
     own = data if "val" in data.rows and len(data.val) > 0 else _trained_on(session, data)
-    val = split_in_use(session, own, "val")
+    val = dataset_for(session, own, "val")
     scores = Scores(session, own, val, model, spread)
     offsets, windows = calibrated(scores, kind, levels, taus, task.intervals_symmetric)
     used = f" ({len(val)} of {len(own.val)} windows)" if len(val) < len(own.val) else ""

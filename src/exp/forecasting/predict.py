@@ -14,7 +14,8 @@ from exp.data.base import Prediction
 from exp.data.places import shortened
 from exp.distributed import Distributed
 from exp.draw.figure import as_it_is, label, new_figure, title_and_legend
-from exp.engine.outputs import batch_outputs, write_picture
+from exp.engine.evaluate import batch_outputs
+from exp.engine.pictures import write_picture
 from exp.errors import ConfigError
 from exp.forecasting.intervals import Band, percent
 from exp.metrics import Evaluator

@@ -54,7 +54,7 @@ class Model(BaseModel):
 
     Optional members: :meth:`adapt_state_dict` for checkpoints of other projects; ``num_layers`` and ``layer_of(name)``
     for learning rates by depth (see :mod:`exp.engine.optim`); ``sharded_units()`` if ``wrapper=fsdp`` does not find the
-    parts to shard (see :func:`exp.engine.wrapper.units_of`).
+    parts to shard (see :func:`exp.engine.fsdp.units_of`).
     """
 
     loss_is_mean: bool = True

@@ -21,11 +21,11 @@ class Train(Task):
 
     trains: ClassVar[bool] = True
     saves_state: ClassVar[bool] = True
-    work: ClassVar[str] = "exp.engine.training.train"
+    work: ClassVar[str] = "exp.engine.train.train"
 
     def run(self, session: Session) -> dict[str, Any]:
-        """Train (:func:`exp.engine.training.train`)."""
-        from exp.engine.training import train
+        """Train (:func:`exp.engine.train.train`)."""
+        from exp.engine.train import train
 
         # The engine must not import exp.estimate, a layer above it. It is imported only when these are called.
         rate, fits = (functools.partial(call, f"exp.estimate.{name}") for name in ("training_rate", "what_fits"))
@@ -43,7 +43,7 @@ class Eval(Task):
     """Number of the best samples to draw."""
 
     needs_weights: ClassVar[bool] = True
-    work: ClassVar[str] = "exp.engine.outputs.evaluate"
+    work: ClassVar[str] = "exp.engine.evaluate.evaluate"
 
 
 @named
@@ -54,7 +54,7 @@ class Predict(Task):
     """Input of the prediction: images, or a CSV file of new rows, depending on the data; null: the test split."""
 
     needs_weights: ClassVar[bool] = True
-    work: ClassVar[str] = "exp.engine.outputs.predict"
+    work: ClassVar[str] = "exp.engine.evaluate.predict"
 
     def check(self, config: ExpConfig) -> None:
         """Let the data take ``task.input``, such as a file of new rows, in place of their file, if they support it."""

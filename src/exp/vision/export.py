@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load_file, save
 from torch import nn
 
-from exp.engine.building import build_data, build_model, make_result
+from exp.engine.build import build_data, build_model
+from exp.engine.result import make_result
 from exp.errors import ConfigError, RunError
 from exp.hardware.compat import supports_export
 from exp.runs.files import write_atomically, write_json

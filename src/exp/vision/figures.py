@@ -11,15 +11,15 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter
 
 from exp.draw.figure import as_it_is, figure_pixels, label, new_figure
-from exp.engine.outputs import batch_outputs
+from exp.engine.evaluate import batch_outputs
 from exp.vision.metrics import as_in_file
 from exp.vision.pictures import Color, colored, enlarged, overlay, resized_labels, shrunk, to_rgb
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from exp.data.base import RankedSample
     from exp.draw.figure import Picture
-    from exp.engine.outputs import RankedSample
     from exp.session import Session
 
 __all__ = ["Scene", "Tile", "confusion_figure", "draw_images", "draw_samples", "overlay_with_legend", "panels",

@@ -16,7 +16,7 @@ from sklearn.metrics import accuracy_score, f1_score
 from sklearn.neighbors import NearestNeighbors
 from sklearn.preprocessing import StandardScaler, normalize
 
-from exp.engine.building import make_result
+from exp.engine.result import make_result
 from exp.errors import ConfigError
 from exp.runs.files import write_atomically
 from exp.vision.metrics import ConfusionMatrix, mean_of_known

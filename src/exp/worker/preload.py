@@ -16,7 +16,7 @@ _MODULES = [
     "matplotlib.backends.backend_agg",  # MMEngine's visualizer always makes a figure
     "matplotlib.figure",
     "exp.distributed",
-    "exp.engine.building",
+    "exp.engine.build",
     "exp.worker.session",
     "exp.launcher.agent",
     "exp.worker.main",

@@ -64,7 +64,7 @@ def run_rank(folder: RunFolder, info: RankInfo) -> None:
     try:
         gc.disable()  # imports of torch and MMEngine make a million objects; collecting them costs a fifth more time
         open_session(session)
-        from exp.engine.building import import_plugins  # MMEngine's, and so torch
+        from exp.config.resolve import import_plugins
 
         import_plugins(config.plugins)
         if info.rank == 0:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from exp.engine.building import read_weights
+from exp.engine.weights import read_weights
 from exp.errors import DataError
 from exp.forecasting.config import ForecastingDataConfig
 from exp.forecasting.data.preflight import preflight

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from exp.engine.building import read_weights
+from exp.engine.weights import read_weights
 from exp.errors import ConfigError
 from exp.vision.dinov3 import SceneClassifier
 from exp.vision.dinov3 import weights as published

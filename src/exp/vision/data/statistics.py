@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from exp.distributed import Distributed
-from exp.engine.building import build_data, make_result
+from exp.engine.build import build_data
+from exp.engine.result import make_result
 from exp.errors import ConfigError, DataError
 from exp.runs.files import read_json, write_json
 from exp.vision.data.decode import read_raw

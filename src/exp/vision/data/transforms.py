@@ -15,7 +15,7 @@ import numpy as np
 from mmcv.transforms import TRANSFORMS, BaseTransform, Resize
 
 from exp.config.resolve import make
-from exp.engine.building import registered
+from exp.engine.mmengine import lookup_class
 from exp.errors import ConfigError
 from exp.vision.data.labels import IGNORED, NO_DATA
 
@@ -81,7 +81,7 @@ def _build(place: str, spec: Mapping[str, Any]) -> Any:
     name = spec.get("type") if isinstance(spec, Mapping) else None
     if not isinstance(name, str):
         raise ConfigError(f"{place} must be a transform with its arguments, such as {{type: RandomFlip, prob: 0.5}}")
-    cls = registered(f"{place}.type", name, TRANSFORMS, BaseTransform)
+    cls = lookup_class(f"{place}.type", name, TRANSFORMS, BaseTransform)
     arguments = {key: _tuples(value) for key, value in spec.items() if key != "type"}
     try:
         return make(cls, place, arguments)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from exp.engine.building import read_weights
+from exp.engine.weights import read_weights
 from exp.errors import CheckpointError, ConfigError
 from exp.hardware.compat import autocast_disabled
 from exp.models.dropout import Dropout

@@ -1,4 +1,4 @@
-"""task=train: build, sanity check, resume, train with validation, test the best weights, and make the result.
+"""Resumes a training: finds its checkpoint, compares the settings, and restores the state.
 
 If the configuration or the data of a resumed training differ from those in the checkpoint, the differences are listed,
 or refused.
@@ -6,235 +6,39 @@ or refused.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Container, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Container, Mapping
 
 import torch
 from omegaconf import OmegaConf
 
 from exp.config.differences import Change, changes, refusal, trains_on
-from exp.config.resolve import as_plain, is_own
+from exp.config.resolve import as_plain
 from exp.config.schema import OptimConfig
-from exp.console import format_bytes
-from exp.data.loader import device_loader, eval_loader, share_loader
 from exp.data.places import differences, shortened
-from exp.data.sampler import TrainBatchSampler
-from exp.distributed import rng_state, seed_everything, set_rng_state
-from exp.engine import building, checkpoint
-from exp.engine.building import build_data, build_evaluator, build_model, make_result, split_in_use
-from exp.engine.invariance import SplitCheck, has_foreign_loss
-from exp.engine.optim import BackendOptimWrapper, build_optimizer, parameter_groups, vanished_rate
-from exp.engine.outputs import draw_extras, training_pictures
-from exp.engine.trainer import EvalLoop, Trainer, TrainLoop
-from exp.engine.wrapper import awaited_parameters, is_sharded, place_and_wrap, unwrapped
-from exp.errors import CheckpointError, ConfigError, DataError, RunError, is_out_of_memory, user_code_errors
-from exp.models.base import parameter_counts
-from exp.models.dropout import DropoutStream
+from exp.distributed import seed_everything, set_rng_state
+from exp.engine.checkpoint.files import NO_DIGEST, list_checkpoints, read_checkpoint
+from exp.engine.checkpoint.shards import load_shards
+from exp.engine.finite import nonfinite_tensors
+from exp.engine.optim import parameter_groups
+from exp.engine.trainer import Trainer
+from exp.engine.wrapper import unwrapped
+from exp.errors import CheckpointError, ConfigError, DataError
 from exp.runs.files import seal_of
-from exp.runs.heartbeat import Stage, report_stage
 
 if TYPE_CHECKING:
     from torch import nn
 
     from exp.session import Session
 
+
 logger = logging.getLogger(__name__)
-_PARTS = ("meta", "state_dict", "config", "optimizer", "param_schedulers", "rng", "best")
+_REQUIRED_KEYS = ("meta", "state_dict", "config", "optimizer", "param_schedulers", "rng", "best")
 
 
-def train(session: Session, rate: Callable[..., dict[str, float]], what_fits: Callable[..., Any]) -> dict[str, Any]:
-    """Do ``task=train``; called on every rank.
-
-    Args:
-        session: the session.
-        rate: returns the entries of the result about the speed; see :func:`exp.estimate.training_rate`.
-        what_fits: returns a batch size that fits into the device's memory; see :func:`exp.estimate.what_fits`.
-
-    Returns:
-        The content of ``result.json``; that of rank 0 is used.
-
-    Raises:
-        ExpError: errors of the functions that build the parts, and of the training. If the device is out of memory, the
-            message (RunError) has settings with the same global batch that need less memory.
-    """
-    data = build_data(session)
-    if session.distributed.is_main and session.extras.fingerprint is not None:
-        session.data_files = session.extras.fingerprint()
-    model = build_model(session, data, to_place=True)
-    with _explained(session, what_fits):
-        trainer = build_trainer(session, data, model)
-        figures, tests = trainer.figures, trainer.test_loop
-        assert tests is not None
-        if session.config.rehearsal:
-            _check_one_batch(session, data, trainer)
-        source, load = _resume(session, trainer)
-        try:
-            trainer.train(load)
-            content, tested = trainer.checkpoints.tested(trainer)
-            metrics = trainer.test(content)
-        finally:  # restores the terminal, and ends the loader processes, also after an error
-            figures.progress.stop()
-            trainer.close()
-        evaluator = tests.evaluator
-        about = building.about_data(session, data)
-        said = vanished_rate(session.folder.records(), evaluator.metric_name, evaluator.greater_is_better)
-        if said is not None:  # printed below the table of metrics
-            about["warnings"] = [*about.get("warnings", ()), said]
-        draw_extras(session, lambda: training_pictures(session, trainer.model, evaluator))
-        trainer.visualizer.close()
-        speed = figures.samples / figures.train_seconds if figures.train_seconds else None
-        # Read now, since rate() below also allocates memory.
-        memory_peak = session.distributed.gather(session.backend.usage().get("max_allocated"))
-        rates = rate(session, data, speed, figures.train_seconds) if speed and session.info.rank == 0 else {}
-        return make_result(
-            session,
-            metrics,
-            evaluator,
-            tested["validation"][evaluator.metric_name],
-            steps=trainer.iter,
-            epochs=trainer.epoch,
-            measured_on=data.tested_on,
-            data=about,
-            samples_per_second=speed,
-            **rates,
-            time_to_first_step_s=figures.time_to_first_step,
-            memory_peak=memory_peak,
-            **parameter_counts(unwrapped(trainer.model)),
-            left_device=figures.left_device.summary(session.distributed),
-            resumed_from=source,
-            warnings=session.warnings,
-            changed_on_resume={change.key: {"old": change.old, "new": change.new} for change in session.changed},
-            **tested,
-        )
-
-
-def build_trainer(session: Session, data: Any, model: Any) -> Trainer:
-    """Build the trainer of the configuration.
-
-    Args:
-        session: the session.
-        data: of :func:`exp.engine.building.build_data`.
-        model: of :func:`exp.engine.building.build_model`, on the CPU.
-
-    Raises:
-        ConfigError: a split, a metric, the optimizer, a schedule or a hook does not match the configuration.
-        DataError: a split is empty, or has fewer samples than one global batch.
-        PlacementError: the model is not wholly on the device.
-        UnavailableError: a class cannot be imported, or the wrapper does not support this machine.
-    """
-    config = session.config
-    train, val, test = (split_in_use(session, data, split) for split in ("train", "val", "test"))
-    evaluator = build_evaluator(session, data)
-    assert config.batch_size is not None  # validate() has derived it
-    sampler = TrainBatchSampler(
-        len(train),
-        batch_size=config.batch_size,
-        rank=session.info.rank,
-        world_size=session.info.world_size,
-        accumulate=config.accumulate,
-        seed=config.seed,
-        with_epoch=getattr(train, "needs_epoch", False),
-    )
-    if sampler.left_out:
-        logger.info("each epoch leaves out %d training samples, different ones each time", sampler.left_out)
-    model = place_and_wrap(model, session)
-    bare = unwrapped(model)
-    seed_everything(config.seed + session.info.rank, session.backend)  # ranks draw different dropout masks
-    hooks: Any = OmegaConf.to_container(config.hooks, resolve=True)
-    user_hooks = building.build_hooks(hooks, evaluator.metric_name, evaluator.greater_is_better, evaluator.names)
-    if config.rehearsal and has_foreign_loss(bare):
-        user_hooks.append(SplitCheck(session))
-    dropouts = DropoutStream(bare, sampler, config.seed) if config.dropout_by_sample else None
-    if dropouts is not None and dropouts.left_out:
-        session.say(
-            f"dropout_by_sample=true: {', '.join(dropouts.left_out)} still draw from the device's generator; replace "
-            "torch's dropout there by exp.models.dropout.Dropout"
-        )
-    loader = device_loader(train, sampler, data.num_workers, session)
-    trainer = Trainer(
-        session,
-        model,
-        BackendOptimWrapper(
-            build_optimizer(bare, config.optim, session.backend.capabilities.lacking_operators),
-            session.backend,
-            precision=config.precision,
-            accumulate=config.accumulate,
-            clip_grad_norm=config.optim.clip_grad_norm,
-            model=bare,
-            awaited=awaited_parameters(model),
-        ),
-        TrainLoop(loader, config.max_epochs, config.max_steps, config.accumulate, config.val_every, dropouts),
-        EvalLoop(session, model, share_loader(val, data, session), build_evaluator(session, data), "val"),
-        EvalLoop(session, model, share_loader(test, data, session), evaluator, "test"),
-        user_hooks,
-    )
-    savers = trainer.hooks_at("before_save_checkpoint", "after_load_checkpoint") if is_sharded(bare) else []
-    if savers:
-        raise ConfigError(
-            f"hooks: {', '.join(savers)}: these put weights of their own into checkpoints, and with wrapper=fsdp no "
-            "rank has them whole; leave them out, or use wrapper=ddp"
-        )
-    return trainer
-
-
-def _check_one_batch(session: Session, data: Any, trainer: Trainer) -> None:
-    """Sanity check: evaluate one validation batch before training, so that errors in the user's code come at once.
-
-    Skipped if data, model and metrics are exp's own. All ranks use the same samples, because a forward pass of a
-    sharded model is a collective.
-    """
-    model, loop = unwrapped(trainer.model), trainer.val_loop
-    assert loop is not None
-    if all(map(is_own, (data, model, *loop.evaluator.metrics))):
-        return
-    dataset: Any = loop.dataloader.dataset
-    first = torch.arange(min(data.eval_batch_size, len(dataset)))
-    state = rng_state(session.backend)
-    with user_code_errors("data", data):
-        # In a loader process, if the other loaders have some: files opened in this process may not be readable there.
-        (batch,) = eval_loader(dataset, [first], min(data.num_workers, 1))
-    loop.evaluator.reset()
-    EvalLoop(session, model.eval(), loop.dataloader, loop.evaluator, "val").run_iter(0, batch)
-    with contextlib.suppress(DataError):  # these few samples may have no value of a metric
-        loop.evaluator.compute(session.distributed)
-    set_rng_state(state, session.backend)
-
-
-@contextlib.contextmanager
-def _explained(session: Session, what_fits: Callable[..., Any]) -> Iterator[None]:
-    """Context that adds advice to errors about the device's memory."""
-    try:
-        yield
-    except Exception as error:  # a model may raise anything
-        if not is_out_of_memory(error):
-            raise
-        raise RunError(_out_of_memory(session, what_fits)) from error
-
-
-def _out_of_memory(session: Session, what_fits: Callable[..., Any]) -> str:
-    report_stage(Stage.FREE)  # no time limit for the estimate
-    config, total = session.config, session.backend.usage().get("total")
-    fits = what_fits(config, session.backend, total) or {}
-    assert config.batch_size is not None  # validate() has derived it
-    share = config.batch_size * config.accumulate  # samples of a step on this rank
-    smaller = (each for each in range(config.batch_size // 2, 0, -1) if share % each == 0)
-    batch = fits.get("batch_size", next(smaller, None))
-    advice = "use less memory per sample: a smaller model, a lower precision, more processes"
-    if batch is not None:
-        estimated = f" (estimated: {format_bytes(fits['memory'])})" if fits else ""
-        kept = f"keeps the global batch of {config.global_batch_size}{estimated}"
-        advice = f"batch_size={batch} accumulate={share // batch} {kept}"
-    device = f"{session.device} ({format_bytes(total)})" if total else session.device
-    return f"rank {session.info.rank}: {device} is out of memory at batch_size={config.batch_size}; {advice}"
-
-
-# -- resume ------------------------------------------------------------------------------------------------------------
-
-
-def _resume(session: Session, trainer: Trainer) -> tuple[str | None, Any]:
+def find_resume(session: Session, trainer: Trainer) -> tuple[str | None, Any]:
     """The checkpoint to resume from, and the function ``load`` for :meth:`Trainer.train`; (None, None) if none."""
     # If this run was restarted before it began, it has saved nothing; checkpoints in the folder are of an earlier run.
     restarted = session.info.restart_count > 0 and not session.pending
@@ -248,7 +52,7 @@ def _resume(session: Session, trainer: Trainer) -> tuple[str | None, Any]:
         return None, None
     source = session.resumed_from = path
     session.changed = _compare(session, content, source)
-    unchecked = "" if seal_of(source) else f" ({checkpoint.NO_DIGEST})"
+    unchecked = "" if seal_of(source) else f" ({NO_DIGEST})"
     session.say(f"resume: from {source}, after step {content['meta']['step']}{unchecked}")
     for change in session.changed:
         session.say(f"  changed: {change}")
@@ -272,16 +76,16 @@ def _find_checkpoint(session: Session, wanted: str, parameters: Container[str]) 
     """
     named = wanted != "auto" and Path(wanted).is_file()
     folder = session.folder.checkpoints if wanted == "auto" else Path(wanted) / "checkpoints"
-    candidates = [Path(wanted)] if named else checkpoint.list_checkpoints(folder)
+    candidates = [Path(wanted)] if named else list_checkpoints(folder)
     path: Path | None = None
     content: Any = None
     trouble: str | None = None
     trusted: bool = session.config.checkpoint.trusted
     for each in candidates if session.distributed.is_main else ():
         try:
-            content, trouble = checkpoint.read(each, mapped=True, whole=False, trusted=trusted), None
-            lacking = [key for key in _PARTS if not isinstance(content, Mapping) or key not in content]
-            odd = [] if lacking else checkpoint.not_finite(content["state_dict"], parameters)
+            content, trouble = read_checkpoint(each, mapped=True, whole=False, trusted=trusted), None
+            lacking = [key for key in _REQUIRED_KEYS if not isinstance(content, Mapping) or key not in content]
+            odd = [] if lacking else nonfinite_tensors(content["state_dict"], parameters)
             if lacking:
                 trouble = f"{each} is not a training checkpoint of exp: it has no {', '.join(lacking)}"
             elif odd:
@@ -308,7 +112,7 @@ def _find_checkpoint(session: Session, wanted: str, parameters: Container[str]) 
             raise ConfigError(f"resume={wanted} is neither a checkpoint nor a run folder with one")
         session.say(f"resume=auto: no checkpoint in {folder}; starting a new training")
         return None, None
-    return path, content if session.distributed.is_main else checkpoint.read(path, True, whole=False, check=False)
+    return path, content if session.distributed.is_main else read_checkpoint(path, True, whole=False, check=False)
 
 
 def _compare(session: Session, content: Mapping[str, Any], source: Path) -> tuple[Change, ...]:
@@ -367,8 +171,8 @@ def _restore(runner: Any, found: dict[str, Any], source: Path) -> None:
             "the checkpoint; set the same hooks, or start a new training from its weights with init_from"
         )
     model = unwrapped(runner.model)
-    order = saved_order(model, content)
-    content = checkpoint.complete(content, model, order)
+    order = checkpoint_param_order(model, content)
+    content = load_shards(content, model, order)
     runner.call_hook("after_load_checkpoint", checkpoint=content)
     for key, value in content.get("message_hub", {}).items():
         runner.message_hub.update_info(key, value)
@@ -376,7 +180,7 @@ def _restore(runner: Any, found: dict[str, Any], source: Path) -> None:
     # With other data the epoch may be shorter.
     samples = min(meta["samples"], loop.steps_per_epoch * meta["global_batch_size"])
     loop.restore(meta["epoch"], meta["step"], samples, meta["validation_due"])
-    carry_over(runner, content, order, _takes_another_course(runner, meta))
+    restore_optimizer(runner, content, order, _schedule_changed(runner, meta))
     if meta["stopped"] and not trains_on(session.changed):
         loop.stop_training = True
         session.say("resume: this training was stopped early; with a larger patience it would continue")
@@ -391,7 +195,7 @@ def _restore(runner: Any, found: dict[str, Any], source: Path) -> None:
     runner.checkpoints.take_over_best(runner, source)
 
 
-def saved_order(model: nn.Module, content: Mapping[str, Any]) -> list[nn.Parameter]:
+def checkpoint_param_order(model: nn.Module, content: Mapping[str, Any]) -> list[nn.Parameter]:
     """The parameters of a model in the order of the optimizer's state in a checkpoint.
 
     The order depends on the parameter groups, and so on the settings of the optimizer in the checkpoint.
@@ -416,7 +220,7 @@ def _follows_validations(scheduler: Any) -> bool:
     return bool(getattr(scheduler, "need_val_args", False))
 
 
-def _takes_another_course(runner: Any, meta: Mapping[str, Any]) -> bool:
+def _schedule_changed(runner: Any, meta: Mapping[str, Any]) -> bool:
     """Whether optimizer or schedule have other settings than in the checkpoint.
 
     Another length of the training counts as another setting of the schedules, which may depend on it, unless all of
@@ -429,7 +233,7 @@ def _takes_another_course(runner: Any, meta: Mapping[str, Any]) -> bool:
     return bool(other_length) and not all(map(_follows_validations, runner.param_schedulers))
 
 
-def carry_over(runner: Any, content: Mapping[str, Any], order: list[nn.Parameter], anew: bool) -> None:
+def restore_optimizer(runner: Any, content: Mapping[str, Any], order: list[nn.Parameter], anew: bool) -> None:
     """Restore the optimizer's state from a checkpoint, and the learning rates and positions of the schedules.
 
     If settings have changed (``anew``), the learning rates are those that the new settings give at this step.
@@ -437,7 +241,7 @@ def carry_over(runner: Any, content: Mapping[str, Any], order: list[nn.Parameter
     Args:
         runner: the trainer, with optimizer and schedulers at step 0, and the loop at the position to resume from.
         content: the checkpoint.
-        order: of :func:`saved_order`.
+        order: of :func:`checkpoint_param_order`.
         anew: whether optimizer or schedule have other settings than in the checkpoint.
 
     Raises:
@@ -463,13 +267,13 @@ def carry_over(runner: Any, content: Mapping[str, Any], order: list[nn.Parameter
     }
     wrapper.load_state_dict({**saved, "state": state, "param_groups": groups})
     if anew:
-        _replay(schedulers, runner.train_loop)
+        _fast_forward_schedulers(schedulers, runner.train_loop)
     else:
         for scheduler, each in zip(schedulers, content["param_schedulers"]):
             scheduler.load_state_dict(each)
 
 
-def _replay(schedulers: list[Any], loop: Any) -> None:
+def _fast_forward_schedulers(schedulers: list[Any], loop: Any) -> None:
     """Step the schedulers like MMEngine's ParamSchedulerHook, up to the position from which the training resumes.
 
     With data of another size, the epochs so far would have had another number of steps. Schedules by step make this

@@ -1,20 +1,21 @@
-"""The tasks eval and predict, evaluation for the user's own tasks, and the pictures of a run."""
+"""The tasks eval and predict, and evaluation for the user's own tasks."""
 
 from __future__ import annotations
 
 import io
-import logging
-from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple
+from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
 import torch
 
-from exp.data.base import Prediction
+from exp.data.base import Prediction, RankedSample
 from exp.data.loader import move, share_loader
-from exp.engine.building import about_data, build_data, build_evaluator, build_model, make_result, split_in_use
-from exp.engine.trainer import EvalLoop
-from exp.engine.wrapper import is_sharded, place_and_wrap, unwrapped
+from exp.engine.build import build_data, build_evaluator, build_model, data_record, dataset_for
+from exp.engine.loops import EvalLoop
+from exp.engine.pictures import Ranking, draw_extras
+from exp.engine.placement import place_and_wrap
+from exp.engine.result import make_result
+from exp.engine.wrapper import unwrapped
 from exp.errors import EXPERIMENT_PAGE, ConfigError, qualified_name
 from exp.runs.files import csv_content, write_atomically
 from exp.runs.folder import blank_result
@@ -24,11 +25,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from exp.data.base import Data
-    from exp.draw.figure import Picture
-    from exp.metrics import Evaluator, SampleMetric, Table
+    from exp.metrics import Evaluator, Table
     from exp.session import Session
 
-logger = logging.getLogger(__name__)
 _OTHER_KEYS = ("data", "digests", "run_id", "checkpoint", "checkpoint_digest", "checkpoint_run")
 """Keys of ``result.json`` besides those of :func:`exp.runs.folder.blank_result`."""
 
@@ -50,7 +49,7 @@ def evaluate(session: Session) -> dict[str, Any]:
     """
     data = build_data(session)
     model = build_model(session, data)
-    test = split_in_use(session, data, "test")
+    test = dataset_for(session, data, "test")
     evaluator = build_evaluator(session, data, detailed=True)
     task, extras = session.config.task, session.extras
     draws = session.config.plots and task.worst + task.best
@@ -81,7 +80,7 @@ def evaluate(session: Session) -> dict[str, Any]:
         evaluator,
         values[evaluator.metric_name] if data.tested_on.startswith("val") else None,
         measured_on=data.tested_on,
-        data=about_data(session, data),
+        data=data_record(session, data),
         **details,
     )
 
@@ -122,7 +121,7 @@ def predict(session: Session) -> dict[str, Any]:
         build_evaluator(session, data),
         files=predicted.files,
         measured_on=predicted.measured_on,
-        data=about_data(session, data),
+        data=data_record(session, data),
         published=None,  # published metrics are for the whole test split, and this may be a few samples
     )
 
@@ -166,7 +165,7 @@ def predict_split(session: Session, data: Data, model: Any) -> Prediction:
     Raises:
         ConfigError: the model does not return a tensor with one row per sample of a batch.
     """
-    test = split_in_use(session, data, "test")
+    test = dataset_for(session, data, "test")
     loader = share_loader(test, data, session)
     numbers, outputs = [], []
     for indices, batch in zip(loader.sampler, loader):
@@ -203,7 +202,7 @@ def measure(
         session: the session.
         data: the data set.
         model: on the session's device.
-        evaluator: of :func:`exp.engine.building.build_evaluator`.
+        evaluator: of :func:`exp.engine.build.build_evaluator`.
         change: returns a changed batch for the model and the metrics. Arguments: the batch, on the device, and the
             indices of its samples in the split, int64 (B,) on the CPU. Its random numbers should depend on these
             indices alone, because the number of ranks changes which samples are in a batch.
@@ -215,117 +214,7 @@ def measure(
     Raises:
         RunError: predictions are NaN.
     """
-    loader = share_loader(split_in_use(session, data, "test"), data, session)
+    loader = share_loader(dataset_for(session, data, "test"), data, session)
     metrics = EvalLoop(session, model, loader, evaluator, "test", change, each).measure()
     report_stage(Stage.FREE)  # no time limit for what follows, such as pictures
     return metrics
-
-
-def write_picture(session: Session, name: str, picture: Picture) -> list[str]:
-    """Write a picture into the run folder.
-
-    Args:
-        session: the session.
-        name: path of the PNG file, relative to the run folder; other formats get their own suffix.
-        picture: a picture (:class:`exp.data.base.Extras`).
-
-    Returns:
-        Paths of the files, relative to the run folder; empty with ``plots=false``.
-    """
-    # Imported here, because it imports matplotlib.
-    from exp.draw.figure import encoded
-
-    files: list[str] = []
-    if not session.config.plots:
-        return files
-    for form, content in encoded(picture, session.config.figures).items():
-        files.append(str(PurePosixPath(name).with_suffix(f".{form}")))
-        write_atomically(session.folder.path / files[-1], content)
-    return files
-
-
-def draw_extras(session: Session, make: Callable[[], Mapping[str, Picture]]) -> None:
-    """Draw and write pictures on rank 0; an error is reported, but does not end the run."""
-    if session.config.plots and session.distributed.is_main:
-        try:
-            for name, picture in make().items():
-                write_picture(session, f"plots/{name}", picture)
-        except Exception as error:
-            logger.exception("plots")
-            session.say(f"plots: not drawn: {type(error).__name__}: {error}; the log of rank 0 has the traceback")
-
-
-def training_pictures(session: Session, model: Any, evaluator: Evaluator) -> dict[str, Picture]:
-    """Draw ``curves.png`` and the pictures of the data.
-
-    Args:
-        session: the session.
-        model: wrapped or not, on the session's device, with the tested weights; is left in eval mode.
-        evaluator: that of the test.
-
-    Returns:
-        Pictures by name.
-    """
-    from exp.draw.figure import training_curves
-
-    pictures: dict[str, Picture] = {}
-    if session.folder.metrics.is_file():
-        metric, greater = evaluator.metric_name, evaluator.greater_is_better
-        pictures["curves.png"] = training_curves(session.folder.records(), metric, greater, session.config.name)
-    draw = session.extras.pictures
-    if draw is not None and is_sharded(unwrapped(model)):  # a forward pass is a collective, and this is rank 0 alone
-        session.say("plots: no pictures of predictions with wrapper=fsdp; task=predict draws them")
-    elif draw is not None:
-        pictures.update(draw(model, evaluator))
-    return pictures
-
-
-class RankedSample(NamedTuple):
-    """A sample of the test split.
-
-    Attributes:
-        number: index of the sample in the split.
-        value: value of the metric by which samples are ranked.
-        outputs: the model's prediction for it, without the batch axis, on the CPU.
-    """
-
-    number: int
-    value: float
-    outputs: torch.Tensor
-
-
-class Ranking:
-    """Keeps the metric of each tested sample, on the device.
-
-    Args:
-        metric: ``ranking`` of :class:`exp.data.base.Extras`; batches must have ``index``.
-    """
-
-    def __init__(self, metric: SampleMetric) -> None:
-        self.metric = metric
-        self._found: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-    def add(self, outputs: Any, batch: dict[str, Any]) -> None:
-        """Compute the metric for the samples of a batch."""
-        self._found.append((batch["index"], self.metric.per_sample(outputs, batch).detach().float()))
-
-    def extremes(self, distributed: Any, worst: int, best: int) -> tuple[list[Any], list[Any]]:
-        """The worst and the best samples over all ranks. A collective.
-
-        Of equal samples, those with a smaller index are taken. Samples with NaN are left out.
-
-        Args:
-            distributed: gathers the values of the ranks.
-            worst: number of worst samples.
-            best: number of best samples.
-
-        Returns:
-            Pairs (index, value) of the worst samples, worst first, and of the best ones, best first. No sample is in
-            both.
-        """
-        own = [pair for index, values in self._found for pair in zip(index.tolist(), values.tolist())]
-        known = [pair for part in distributed.gather(own) for pair in part if pair[1] == pair[1]]
-        sign = 1.0 if self.metric.greater_is_better else -1.0
-        first = sorted(known, key=lambda pair: (sign * pair[1], pair[0]))[:worst]
-        others = sorted(set(known) - set(first), key=lambda pair: (-sign * pair[1], pair[0]))
-        return first, others[:best]

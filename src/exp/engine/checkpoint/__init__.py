@@ -1,0 +1,1 @@
+"""Checkpoints of a training: their files, what is saved when, and how a run resumes."""

@@ -1,0 +1,244 @@
+"""Classes of MMEngine's registries: hooks, visualization backends, and the logger of a run.
+
+MMEngine's registries import any dotted path, and, for a plain name that is not registered, any module of that name. So
+names are checked here before MMEngine gets them. Most of MMEngine's hooks run unchanged. The hooks below replace those
+of the same name that support one vendor's devices only, lose their state on resume, or write outside the run folder.
+docs/extend/hooks.md has the whole table.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Mapping, Sequence
+
+import mmengine.hooks
+from mmengine.hooks import Hook
+from mmengine.logging import MMLogger
+from mmengine.registry import HOOKS, MODELS, VISBACKENDS, Registry
+from mmengine.runner import get_priority
+from mmengine.visualization import BaseVisBackend
+from omegaconf import OmegaConf
+
+from exp.config.check import REFUSED, refused_hook
+from exp.config.resolve import check_arguments, create, make, resolve, without_scope
+from exp.errors import ConfigError, UnavailableError, nearest
+
+if TYPE_CHECKING:
+    from exp.session import Session
+
+
+def rank_logger(session: Session) -> MMLogger:
+    """MMEngine's logger of this run, set up to write to the log of the rank instead of the terminal."""
+    logger: MMLogger = MMLogger.get_instance(session.unique_name)
+    logger.setLevel("INFO")
+    logger.handlers[:] = list(logging.getLogger().handlers)
+    return logger
+
+
+def lookup_class(key: str, name: str, registry: Registry, base: type | tuple[type, ...]) -> Any:
+    """The class that ``type`` names, from a registry or by its dotted path.
+
+    Args:
+        key: the key of the name, for messages.
+        name: a registered name, also with the scope ``mmengine.`` or ``mmcv.``, or ``package.module.Class``.
+        registry: MMEngine's registry for this key.
+        base: the interface of a class that is named by its path.
+
+    Raises:
+        ConfigError: the class does not exist, or does not inherit ``base``.
+        UnavailableError: its module cannot be imported.
+    """
+    registry.import_from_location()
+    known = registry.module_dict
+    found = known.get(without_scope(name))
+    if found is not None:
+        return found
+    if "." not in name:
+        public = sorted(each for each in known if not each.startswith("_"))
+        raise ConfigError(f"{key}={name} is not known{nearest(name, public)}; known are {', '.join(public)}")
+    return resolve(key, name, base)
+
+
+def check_monitor(place: str, monitor: str, names: Sequence[str]) -> None:
+    """Refuse to monitor a metric that is not measured.
+
+    Args:
+        place: the hook or schedule, for the message.
+        monitor: name of the metric.
+        names: names of all metrics that are measured.
+
+    Raises:
+        ConfigError: ``monitor`` is not in ``names``.
+    """
+    if monitor not in names:
+        raise ConfigError(
+            f"{place} has monitor={monitor}{nearest(monitor, list(names))}, but the metrics are {', '.join(names)}"
+        )
+
+
+class CountersHook(mmengine.hooks.RuntimeInfoHook):
+    """Updates ``runner.message_hub``: counters at each step, metrics after each evaluation.
+
+    MMEngine's RuntimeInfoHook also reads the losses from the device at every step; here
+    :class:`exp.engine.hooks.MetricsHook` adds them every ``log_every`` steps. If the user names RuntimeInfoHook, it is
+    used instead of this hook.
+    """
+
+    def before_run(self, runner: Any) -> None:
+        """Add seed, name and configuration of the run."""
+        self.last_loop_stage = None
+        runner.message_hub.update_info_dict(
+            {
+                "cfg": OmegaConf.to_yaml(runner.session.config),
+                "seed": runner.seed,
+                "experiment_name": runner.experiment_name,
+                "mmengine_version": mmengine.__version__,
+            }
+        )
+
+    def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+        """Update the number of steps."""
+        runner.message_hub.update_info("iter", runner.iter)
+
+    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        """Do nothing, in particular do not read the losses."""
+
+
+class SyncBuffersHook(Hook):
+    """Averages buffers over ranks after each epoch; the engine always does so before validations and checkpoints.
+
+    MMEngine's hook of this name needs a process group that the collectives of some devices do not have, and averages
+    again at each validation.
+    """
+
+    def after_train_epoch(self, runner: Any) -> None:
+        """Average them."""
+        runner.average_buffers()
+
+
+class EarlyStoppingHook(mmengine.hooks.EarlyStoppingHook):
+    """MMEngine's EarlyStoppingHook, with its count in the checkpoint, so that it continues on resume."""
+
+    priority = "LOW"  # runs before the checkpoint of this validation is written
+
+    def before_save_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
+        """Save the count and the best value."""
+        states = checkpoint.setdefault("early_stopping", {})
+        states[self.monitor] = {"wait_count": self.wait_count, "best_score": float(self.best_score)}
+
+    def after_load_checkpoint(self, runner: Any, checkpoint: Mapping[str, Any]) -> None:
+        """Restore the count and the best value, if the run is resumed."""
+        state = checkpoint.get("early_stopping", {}).get(self.monitor) if runner._resume else None
+        if state is not None:
+            self.wait_count, self.best_score = state["wait_count"], state["best_score"]
+
+
+class ProfilerHook(mmengine.hooks.ProfilerHook):
+    """MMEngine's ProfilerHook, which writes into the run folder, one file per rank, also without a complete epoch."""
+
+    def before_run(self, runner: Any) -> None:
+        """Start the profiler at the first call, the training; the test of the same run is not profiled."""
+        if hasattr(self, "profiler"):
+            return
+        name: Any = self.json_trace_path
+        if name is None and self.on_trace_ready is None:
+            name = "profile.json"
+        if name is not None:
+            path = Path(runner.work_dir, name)
+            if runner.world_size > 1:
+                path = path.with_name(f"{path.stem}.rank{runner.rank}{path.suffix}")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self.json_trace_path: str | None = str(path)
+        super().before_run(runner)
+
+    def after_train(self, runner: Any) -> None:
+        """Write the profile, if training has ended within the first epoch."""
+        self.after_train_epoch(runner)
+
+
+_REPLACED_HOOKS = (SyncBuffersHook, EarlyStoppingHook, ProfilerHook)
+
+
+def build_hooks(
+    configs: Sequence[Mapping[str, Any]], metric: str, greater_is_better: bool, names: Sequence[str] = ()
+) -> list[Hook]:
+    """Make the hooks of a configuration.
+
+    Args:
+        configs: each has ``type`` (a registered name or a dotted path), optionally ``priority``, and arguments.
+        metric: name of the main metric, which an EarlyStoppingHook monitors by default.
+        greater_is_better: whether larger values of it are better, for an EarlyStoppingHook without ``rule``.
+        names: names of all metrics that are measured; empty: not known.
+
+    Raises:
+        ConfigError: a hook is unknown, refused, does not take its arguments, or monitors an unknown metric.
+        UnavailableError: a hook needs a package that is not installed.
+    """
+    hooks: list[Hook] = []
+    for number, each in enumerate(configs):
+        key, config = f"hooks[{number}]", dict(each)
+        name, priority = config.pop("type"), config.pop("priority", None)
+        cls = lookup_class(f"{key}.type", name, HOOKS, Hook)
+        for base in cls.__mro__:
+            if base is not Hook and base.__module__.startswith("mmengine.") and base.__name__ in REFUSED:
+                raise ConfigError(refused_hook(base.__name__))
+        if cls is mmengine.hooks.EarlyStoppingHook and config.setdefault("monitor", metric) == metric:
+            config.setdefault("rule", "greater" if greater_is_better else "less")
+        ours = (
+            own for own in _REPLACED_HOOKS if cls.__module__.startswith("mmengine.") and own.__name__ == cls.__name__
+        )
+        try:
+            hook: Hook = make(next(ours, cls), key, config)
+            hook.priority = hook.priority if priority is None else priority
+            get_priority(hook.priority)
+            if isinstance(
+                hook, mmengine.hooks.EMAHook
+            ):  # makes the average of the weights later, of its other arguments
+                options = [name for name in hook.ema_cfg if name != "type"]
+                check_arguments(key, MODELS.get(hook.ema_cfg["type"]), options, {"model": "exp sets it"})
+        except ImportError as error:
+            raise UnavailableError(f"hooks: {name} needs a package that is not installed: {error}") from error
+        except (AssertionError, KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"hooks: {name} does not take these settings: {error}") from error
+        if isinstance(hook, mmengine.hooks.EarlyStoppingHook) and names:
+            check_monitor(f"hooks: {type(hook).__name__}", hook.monitor, names)
+        hooks.append(hook)
+    return hooks
+
+
+def build_loggers(session: Session) -> list[Any]:
+    """Make the visualization backends in ``logger.vis_backends``, on rank 0; other ranks get an empty list.
+
+    Raises:
+        ConfigError: a class is not a visualization backend, does not take its arguments, or would write outside the run
+            folder; the message has the key.
+        UnavailableError: the module of a class cannot be imported.
+    """
+    if not session.distributed.is_main:
+        return []
+    folder = session.folder.path
+    found: list[Any] = []
+    for number, config in enumerate(session.config.logger.vis_backends):
+        key = f"logger.vis_backends[{number}]"
+        content: Any = OmegaConf.to_container(config, resolve=True)
+        _check_paths(key, content, folder)
+        if "_target_" in content:
+            found.append(create(content, BaseVisBackend, key))
+            continue
+        content["save_dir"] = str(folder / (content.get("save_dir") or "vis_data"))
+        name = str(content.pop("type", None))
+        found.append(make(lookup_class(f"{key}.type", name, VISBACKENDS, BaseVisBackend), key, content))
+    return found
+
+
+def _check_paths(key: str, value: Any, folder: Path) -> None:
+    """Refuse a path outside the run folder, since somebody else may have written the configuration."""
+    if isinstance(value, (dict, list)):
+        for name, item in value.items() if isinstance(value, dict) else enumerate(value):
+            _check_paths(f"{key}.{name}" if isinstance(value, dict) else f"{key}[{name}]", item, folder)
+    elif isinstance(value, str) and (value.startswith(("/", "~", "file:")) or ".." in Path(value).parts):
+        path = folder / Path(value.partition("file:")[2] or value).expanduser()
+        if folder not in Path(os.path.normpath(path)).parents:
+            raise ConfigError(f"{key}={value} is outside the run folder; use a path below ${{output_dir}}")

@@ -1,0 +1,100 @@
+"""The content of ``result.json`` for a completed task."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import OmegaConf
+
+from exp.errors import RunError
+from exp.metrics import Evaluator
+from exp.runs.files import seal_of
+from exp.runs.folder import blank_result
+from exp.task import task_class
+
+if TYPE_CHECKING:
+    from exp.session import Session
+
+
+def make_result(
+    session: Session,
+    metrics: dict[str, float],
+    evaluator: Evaluator | None,
+    selected_by: float | None = None,
+    **extra: Any,
+) -> dict[str, Any]:
+    """The content of ``result.json`` for a completed task.
+
+    Args:
+        session: the session.
+        metrics: all metrics by name.
+        evaluator: has the name of the main metric, which is reported; None: there is none.
+        selected_by: the main metric on validation data, by which sweeps and reports rank runs. None: the task has not
+            measured it, so its runs are not ranked.
+        **extra: further keys, such as steps and epochs.
+
+    Raises:
+        RunError: the main metric is not finite. Other metrics may be NaN, for example the precision of a class that
+            does not occur; they are null in the file.
+    """
+    config = session.config
+    part = _measured_part(config)
+    result = blank_result(config)
+    metric_name = "" if evaluator is None else evaluator.metric_name
+    value = metrics.get(metric_name)
+    if value is not None and not math.isfinite(value):
+        measured_on = extra.get("measured_on", result["measured_on"])
+        raise RunError(
+            f"{measured_on} {metric_name} is {value}: the model's outputs or the data are not finite, or no sample "
+            "could be measured; check the data, and whether the training has diverged (lower optim.lr)"
+        )
+    result.update(
+        status="completed",
+        metrics=metrics,
+        metric_name=metric_name,
+        metric=value,
+        metric_units={} if evaluator is None else evaluator.units,
+        greater_is_better=evaluator is not None and evaluator.greater_is_better,
+        published=None if part else _published(config),
+        trained_in=config.record.trained_in,
+        differs=list(config.record.differs),
+        device_type=session.device.type,
+        devices=[{key: device.get(key) for key in ("name", "index", "host")} for device in session.devices],
+        process_group=session.distributed.process_group,
+        fallback=session.distributed.fallback,
+        wrapper=config.wrapper.kind if session.info.world_size > 1 else "none",
+        wall_s=time.time() - session.started,
+        restarts=session.info.restart_count,
+    )
+    if session.weights is not None and session.weights.files:
+        result["weights"] = {"source": config.init_from, "files": session.weights.files}
+    if session.weights is not None and task_class(config).needs_weights:
+        result["checkpoint"] = str(session.weights.path)
+        seal = seal_of(session.weights.path)
+        result["checkpoint_digest"], result["checkpoint_run"] = (None, None) if seal is None else seal
+    result.update(extra)
+    if part:
+        result["measured_on"] += f" ({part})"
+    roles = {"selected_by": ("validation", selected_by), "reported": (result["measured_on"], result["metric"])}
+    for role, (split, number) in roles.items():
+        known = {"metric": result["metric_name"], "measured_on": split, "value": number}
+        result[role] = None if number is None else known
+    return result
+
+
+def _published(config: Any) -> dict[str, Any] | None:
+    """The published metrics for these data and this horizon; None: the experiment has none."""
+    horizon = config.data.get("horizon")
+    if horizon not in config.published or config.published_for != config.data.get("name"):
+        return None
+    figures: Any = OmegaConf.to_container(config.published[horizon])
+    return {**figures, "source": config.published_source, "differs": list(config.record.published_differs)}
+
+
+def _measured_part(config: Any) -> str | None:
+    """The part of the split on which a run is tested; None: the whole split."""
+    if config.debug.overfit and config.global_batch_size is not None:
+        return "training batches"
+    return None if config.debug.eval_batches is None else f"{config.debug.eval_batches} of its batches"

@@ -1,0 +1,224 @@
+"""task=train: build, sanity check, resume, train with validation, test the best weights, and make the result."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Any, Callable, Iterator
+
+import torch
+from omegaconf import OmegaConf
+
+from exp.config.resolve import is_own
+from exp.console import format_bytes
+from exp.data.loader import device_loader, eval_loader, share_loader
+from exp.data.sampler import TrainBatchSampler
+from exp.distributed import rng_state, seed_everything, set_rng_state
+from exp.engine.build import build_data, build_evaluator, build_model, data_record, dataset_for
+from exp.engine.checkpoint.resume import find_resume
+from exp.engine.ddp import awaited_parameters
+from exp.engine.invariance import SplitCheck, has_foreign_loss
+from exp.engine.loops import EvalLoop, TrainLoop
+from exp.engine.mmengine import build_hooks
+from exp.engine.optim import BackendOptimWrapper, build_optimizer, vanished_rate
+from exp.engine.pictures import draw_extras, training_pictures
+from exp.engine.placement import place_and_wrap
+from exp.engine.result import make_result
+from exp.engine.trainer import Trainer
+from exp.engine.wrapper import is_sharded, unwrapped
+from exp.errors import ConfigError, DataError, RunError, is_out_of_memory, user_code_errors
+from exp.models.base import parameter_counts
+from exp.models.dropout import DropoutStream
+from exp.runs.heartbeat import Stage, report_stage
+
+if TYPE_CHECKING:
+    from exp.session import Session
+
+
+logger = logging.getLogger(__name__)
+
+
+def train(session: Session, rate: Callable[..., dict[str, float]], what_fits: Callable[..., Any]) -> dict[str, Any]:
+    """Do ``task=train``; called on every rank.
+
+    Args:
+        session: the session.
+        rate: returns the entries of the result about the speed; see :func:`exp.estimate.training_rate`.
+        what_fits: returns a batch size that fits into the device's memory; see :func:`exp.estimate.what_fits`.
+
+    Returns:
+        The content of ``result.json``; that of rank 0 is used.
+
+    Raises:
+        ExpError: errors of the functions that build the parts, and of the training. If the device is out of memory, the
+            message (RunError) has settings with the same global batch that need less memory.
+    """
+    data = build_data(session)
+    if session.distributed.is_main and session.extras.fingerprint is not None:
+        session.data_files = session.extras.fingerprint()
+    model = build_model(session, data, to_place=True)
+    with _with_out_of_memory_advice(session, what_fits):
+        trainer = build_trainer(session, data, model)
+        figures, tests = trainer.figures, trainer.test_loop
+        assert tests is not None
+        if session.config.rehearsal:
+            _check_one_batch(session, data, trainer)
+        source, load = find_resume(session, trainer)
+        try:
+            trainer.train(load)
+            content, tested = trainer.checkpoints.tested(trainer)
+            metrics = trainer.test(content)
+        finally:  # restores the terminal, and ends the loader processes, also after an error
+            figures.progress.stop()
+            trainer.close()
+        evaluator = tests.evaluator
+        about = data_record(session, data)
+        said = vanished_rate(session.folder.records(), evaluator.metric_name, evaluator.greater_is_better)
+        if said is not None:  # printed below the table of metrics
+            about["warnings"] = [*about.get("warnings", ()), said]
+        draw_extras(session, lambda: training_pictures(session, trainer.model, evaluator))
+        trainer.visualizer.close()
+        speed = figures.samples / figures.train_seconds if figures.train_seconds else None
+        # Read now, since rate() below also allocates memory.
+        memory_peak = session.distributed.gather(session.backend.usage().get("max_allocated"))
+        rates = rate(session, data, speed, figures.train_seconds) if speed and session.info.rank == 0 else {}
+        return make_result(
+            session,
+            metrics,
+            evaluator,
+            tested["validation"][evaluator.metric_name],
+            steps=trainer.iter,
+            epochs=trainer.epoch,
+            measured_on=data.tested_on,
+            data=about,
+            samples_per_second=speed,
+            **rates,
+            time_to_first_step_s=figures.time_to_first_step,
+            memory_peak=memory_peak,
+            **parameter_counts(unwrapped(trainer.model)),
+            left_device=figures.left_device.summary(session.distributed),
+            resumed_from=source,
+            warnings=session.warnings,
+            changed_on_resume={change.key: {"old": change.old, "new": change.new} for change in session.changed},
+            **tested,
+        )
+
+
+def build_trainer(session: Session, data: Any, model: Any) -> Trainer:
+    """Build the trainer of the configuration.
+
+    Args:
+        session: the session.
+        data: of :func:`exp.engine.build.build_data`.
+        model: of :func:`exp.engine.build.build_model`, on the CPU.
+
+    Raises:
+        ConfigError: a split, a metric, the optimizer, a schedule or a hook does not match the configuration.
+        DataError: a split is empty, or has fewer samples than one global batch.
+        PlacementError: the model is not wholly on the device.
+        UnavailableError: a class cannot be imported, or the wrapper does not support this machine.
+    """
+    config = session.config
+    train, val, test = (dataset_for(session, data, split) for split in ("train", "val", "test"))
+    evaluator = build_evaluator(session, data)
+    assert config.batch_size is not None  # validate() has derived it
+    sampler = TrainBatchSampler(
+        len(train),
+        batch_size=config.batch_size,
+        rank=session.info.rank,
+        world_size=session.info.world_size,
+        accumulate=config.accumulate,
+        seed=config.seed,
+        with_epoch=getattr(train, "needs_epoch", False),
+    )
+    if sampler.left_out:
+        logger.info("each epoch leaves out %d training samples, different ones each time", sampler.left_out)
+    model = place_and_wrap(model, session)
+    bare = unwrapped(model)
+    seed_everything(config.seed + session.info.rank, session.backend)  # ranks draw different dropout masks
+    hooks: Any = OmegaConf.to_container(config.hooks, resolve=True)
+    user_hooks = build_hooks(hooks, evaluator.metric_name, evaluator.greater_is_better, evaluator.names)
+    if config.rehearsal and has_foreign_loss(bare):
+        user_hooks.append(SplitCheck(session))
+    dropouts = DropoutStream(bare, sampler, config.seed) if config.dropout_by_sample else None
+    if dropouts is not None and dropouts.left_out:
+        session.say(
+            f"dropout_by_sample=true: {', '.join(dropouts.left_out)} still draw from the device's generator; replace "
+            "torch's dropout there by exp.models.dropout.Dropout"
+        )
+    loader = device_loader(train, sampler, data.num_workers, session)
+    trainer = Trainer(
+        session,
+        model,
+        BackendOptimWrapper(
+            build_optimizer(bare, config.optim, session.backend.capabilities.lacking_operators),
+            session.backend,
+            precision=config.precision,
+            accumulate=config.accumulate,
+            clip_grad_norm=config.optim.clip_grad_norm,
+            model=bare,
+            awaited=awaited_parameters(model),
+        ),
+        TrainLoop(loader, config.max_epochs, config.max_steps, config.accumulate, config.val_every, dropouts),
+        EvalLoop(session, model, share_loader(val, data, session), build_evaluator(session, data), "val"),
+        EvalLoop(session, model, share_loader(test, data, session), evaluator, "test"),
+        user_hooks,
+    )
+    savers = trainer.hooks_at("before_save_checkpoint", "after_load_checkpoint") if is_sharded(bare) else []
+    if savers:
+        raise ConfigError(
+            f"hooks: {', '.join(savers)}: these put weights of their own into checkpoints, and with wrapper=fsdp no "
+            "rank has them whole; leave them out, or use wrapper=ddp"
+        )
+    return trainer
+
+
+def _check_one_batch(session: Session, data: Any, trainer: Trainer) -> None:
+    """Sanity check: evaluate one validation batch before training, so that errors in the user's code come at once.
+
+    Skipped if data, model and metrics are exp's own. All ranks use the same samples, because a forward pass of a
+    sharded model is a collective.
+    """
+    model, loop = unwrapped(trainer.model), trainer.val_loop
+    assert loop is not None
+    if all(map(is_own, (data, model, *loop.evaluator.metrics))):
+        return
+    dataset: Any = loop.dataloader.dataset
+    first = torch.arange(min(data.eval_batch_size, len(dataset)))
+    state = rng_state(session.backend)
+    with user_code_errors("data", data):
+        # In a loader process, if the other loaders have some: files opened in this process may not be readable there.
+        (batch,) = eval_loader(dataset, [first], min(data.num_workers, 1))
+    loop.evaluator.reset()
+    EvalLoop(session, model.eval(), loop.dataloader, loop.evaluator, "val").run_iter(0, batch)
+    with contextlib.suppress(DataError):  # these few samples may have no value of a metric
+        loop.evaluator.compute(session.distributed)
+    set_rng_state(state, session.backend)
+
+
+@contextlib.contextmanager
+def _with_out_of_memory_advice(session: Session, what_fits: Callable[..., Any]) -> Iterator[None]:
+    """Context that adds advice to errors about the device's memory."""
+    try:
+        yield
+    except Exception as error:  # a model may raise anything
+        if not is_out_of_memory(error):
+            raise
+        raise RunError(_out_of_memory(session, what_fits)) from error
+
+
+def _out_of_memory(session: Session, what_fits: Callable[..., Any]) -> str:
+    report_stage(Stage.FREE)  # no time limit for the estimate
+    config, total = session.config, session.backend.usage().get("total")
+    fits = what_fits(config, session.backend, total) or {}
+    assert config.batch_size is not None  # validate() has derived it
+    share = config.batch_size * config.accumulate  # samples of a step on this rank
+    smaller = (each for each in range(config.batch_size // 2, 0, -1) if share % each == 0)
+    batch = fits.get("batch_size", next(smaller, None))
+    advice = "use less memory per sample: a smaller model, a lower precision, more processes"
+    if batch is not None:
+        estimated = f" (estimated: {format_bytes(fits['memory'])})" if fits else ""
+        kept = f"keeps the global batch of {config.global_batch_size}{estimated}"
+        advice = f"batch_size={batch} accumulate={share // batch} {kept}"
+    device = f"{session.device} ({format_bytes(total)})" if total else session.device
+    return f"rank {session.info.rank}: {device} is out of memory at batch_size={config.batch_size}; {advice}"

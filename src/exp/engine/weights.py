@@ -1,0 +1,258 @@
+"""Reads weights of exp and of other projects, and loads them into a model (``init_from``).
+
+A task that uses a trained model as it is (eval, predict, features) needs an exact match: every tensor of the model must
+be in the file, and every tensor of the file in the model. Otherwise part of the model would be random, or the model
+would differ from the trained one. A training may start with a new head, for example for other classes; ``init_partial``
+allows more.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Container, Mapping, NamedTuple, Sequence
+
+import torch
+from mmengine.model import BaseModel
+
+from exp import hub
+from exp.config.compose import is_of_hub
+from exp.config.differences import text_of
+from exp.config.resolve import create
+from exp.data.base import Data
+from exp.data.places import content_of, shortened
+from exp.data.sampler import preserved_generators
+from exp.engine.checkpoint.files import BEST_NAME, NO_DIGEST, list_checkpoints, read_checkpoint
+from exp.engine.finite import nonfinite_tensors
+from exp.errors import CheckpointError, ConfigError, qualified_name
+from exp.models.base import Model
+from exp.runs.files import seal_of
+from exp.session import Weights
+from exp.task import task_class
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from exp.config.schema import ExpConfig
+    from exp.session import Session
+
+
+def read_weights(path: Path, trusted: bool = False) -> Weights:
+    """Read the weights of exp's checkpoints, or of other projects.
+
+    Args:
+        path: a ``.pth``, ``.bin`` or ``.safetensors`` file, the index of several ``.safetensors`` files, a run folder
+            (its best checkpoint, or else the newest), a folder of weights, a repository's folder in the cache of a hub
+            (``models--<owner>--<name>``), or a name in a hub (:mod:`exp.hub`).
+        trusted: see :func:`exp.engine.checkpoint.files.read_checkpoint`.
+
+    Raises:
+        CheckpointError: the file cannot be read, holds no state dict, or is not the one that its run wrote.
+        ConfigError: the folder contains no weights.
+        UnavailableError: the weights cannot be fetched from the hub.
+    """
+    if is_of_hub(str(path)):
+        path = hub.local_file(str(path))
+    elif path.is_dir():
+        path = _file_in(path)
+    content = read_checkpoint(path, mapped=True, trusted=trusted)
+    state = find_state_dict(content, path)
+    ours = isinstance(content, Mapping) and "state_dict" in content and isinstance(content.get("data"), dict)
+    return Weights(path, state, content["data"] if ours else None)
+
+
+def _file_in(folder: Path) -> Path:
+    """The file of weights in a folder (:func:`read_weights`).
+
+    Raises:
+        ConfigError: there is none, or there are several.
+    """
+    place = hub.snapshot_in(folder)
+    place = place / "checkpoints" if (place / "checkpoints").is_dir() else place
+    candidates = [place / BEST_NAME, *list_checkpoints(place), place / "model.safetensors"]
+    found = [each for each in [*candidates, place / hub.INDEX] if each.is_file()][:1]
+    found = found or [each for each in place.iterdir() if each.suffix in (".safetensors", ".pth", ".pt", ".bin")]
+    if len(found) != 1:
+        raise ConfigError(
+            f"init_from={folder} holds {'several weights, give one' if found else 'no checkpoint'}; looked for "
+            f"best.pth, step_*.pth, model.safetensors and its index, and a single .safetensors, .pth, .pt or .bin\n"
+            f"  {content_of(place)}"
+        )
+    return found[0]
+
+
+class OtherClasses(NamedTuple):
+    """How the classes of weights differ from those of the data.
+
+    Attributes:
+        old: names of the classes of the weights, in the order of their labels.
+        new: those of the data.
+        axes: for each tensor of the model whose shape depends on the number of classes, the axis of the classes; None:
+            it is not clear which.
+    """
+
+    old: Sequence[str]
+    new: Sequence[str]
+    axes: Mapping[str, int | None]
+
+    def fit(self, state: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], str]:
+        """Sort the rows by class; if the classes are others, leave out the tensors, so that they start anew.
+
+        Returns:
+            The tensors, and a line for the user; empty if there is no such tensor.
+        """
+        rows = {name: axis for name, axis in self.axes.items() if name in state}
+        names = shortened(list(rows), 4)
+        if not rows:
+            return dict(state), ""
+        if sorted(self.old) == sorted(self.new) and None not in rows.values():
+            order = torch.tensor([self.old.index(name) for name in self.new])
+            found = {name: state[name].index_select(axis, order) for name, axis in rows.items() if axis is not None}
+            line = f"the weights know the same {len(self.old)} classes in another order; {names} go by name"
+            return {**state, **found}, line
+        both = f"{shortened(self.old)}) than the data have ({shortened(self.new)}"
+        kept = {name: value for name, value in state.items() if name not in rows}
+        return kept, f"the weights know other classes ({both}); {names} are initialized anew"
+
+
+def _other_classes(session: Session, data: Data, model: nn.Module) -> OtherClasses | None:
+    """How the classes of the weights differ from those of the data; None: they are the same, or not known.
+
+    Raises:
+        ConfigError: ``class_rows`` of the model names a tensor that it does not have.
+    """
+    assert session.weights is not None
+    old, new = (list((state or {}).get("classes") or ()) for state in (session.weights.data, session.data_state))
+    if old == new or not old or not new or not all(isinstance(name, str) for name in (*old, *new)):
+        return None
+    own, arguments = model.state_dict(), data.model_arguments()
+    axes: dict[str, int | None] = {}
+    declared = getattr(model, "class_rows", None)
+    if declared is not None:
+        axes = dict.fromkeys(declared, 0)
+        if not own.keys() >= axes.keys():
+            raise ConfigError(
+                f"model: {qualified_name(model)}.class_rows names {', '.join(axes.keys() - own.keys())}, which it lacks"
+            )
+    elif "num_classes" in arguments:
+        count = arguments["num_classes"]
+        with preserved_generators():
+            larger: Any = create(
+                session.config.model, (Model, BaseModel), "model", **{**arguments, "num_classes": count + 1}
+            )
+        for name, value in larger.state_dict().items():
+            if name in own and value.shape != own[name].shape:
+                pairs = enumerate(zip(own[name].shape, value.shape))
+                changed = [axis for axis, (size, more) in pairs if size != more]
+                fits = len(changed) == 1 and own[name].shape[changed[0]] == count
+                axes[name] = changed[0] if fits and value.dim() == own[name].dim() else None
+    return OtherClasses(old, new, axes)
+
+
+def load_weights(
+    model: nn.Module,
+    weights: Weights,
+    config: ExpConfig,
+    as_it_is: bool | None = None,
+    classes: OtherClasses | None = None,
+) -> str:
+    """Load weights into a model, in place.
+
+    Args:
+        model: the model. If it has them, these methods of :class:`exp.models.base.Model` are used:
+            ``adapt_state_dict(state, path)``, which renames tensors of other projects; for training
+            ``fit_state_dict(state, path)``, which changes shapes; and ``may_start_anew(name)``, which tells the
+            parameters that may be missing when a training starts.
+        weights: of :func:`read_weights`.
+        config: the frozen configuration.
+        as_it_is: whether the model is used without training, which needs an exact match; None: if the task needs
+            weights.
+        classes: how the classes of the weights differ from those of the data, for a training; None: they do not.
+
+    Returns:
+        A report for the user: how many tensors match, and which do not.
+
+    Raises:
+        ConfigError: the weights do not match the model, or are not finite.
+    """
+    path, own, task = weights.path, model.state_dict(), str(config.task.name)
+    if as_it_is is None:
+        as_it_is = task_class(config).needs_weights
+    foreign: Any = model
+    state: Any = weights.state
+    if hasattr(model, "adapt_state_dict"):
+        state = foreign.adapt_state_dict(state, path)
+    if not as_it_is and hasattr(model, "fit_state_dict"):
+        state = foreign.fit_state_dict(state, path)
+    line = ""
+    if classes is not None:
+        state, line = classes.fit(state)
+    fitting = {key: value for key, value in state.items() if key in own and value.shape == own[key].shape}
+    missing = [key for key in own if key not in state]
+    others = [key for key in state if key in own and key not in fitting]
+    unknown = [key for key in state if key not in own]
+    shapes = [f"{key} {tuple(state[key].shape)} in the file, {tuple(own[key].shape)} in the model" for key in others]
+    listed = {"missing in the file": missing, "other shape": shapes, "unknown to the model": unknown}
+    count = f"{len(fitting)} of {len(own)} tensors"
+    misfits = [f"{title}: {shortened(names)}" for title, names in listed.items() if names]
+    may_be_new: Any = getattr(model, "may_start_anew", lambda _: False)
+    rows: Container[str] = classes.axes if classes is not None else ()
+    head_alone = all(name in rows or may_be_new(name) for name in [*missing, *others])
+    reason = ""
+    if as_it_is and not (head_alone and all(map(may_be_new, unknown)) if task == "features" else not misfits):
+        # Features are the output of the backbone, so the head may differ.
+        reason = f"task={task} needs all weights of the model, and {path} does not fit it"
+        differs = ", ".join(config.record.differs)
+        cure = f"not as in the run: {differs}" if differs else "use the settings with which the weights were trained"
+    elif not as_it_is and not (fitting and (head_alone or config.init_partial)):
+        reason = f"init_from: {path} fits the model only in part: more than a new head is missing or differs"
+        cure = "init_partial=true starts the rest from random weights" if fitting else "it holds another model"
+    if reason:
+        raise ConfigError("; ".join([f"{reason}: {count}", cure, *misfits]))
+    odd = nonfinite_tensors(fitting, {name for name, _ in model.named_parameters()})
+    if odd:
+        raise ConfigError(
+            f"init_from: {path} has weights that are not finite: {shortened(odd, 1)}; their training has diverged, use "
+            "other weights"
+        )
+    model.load_state_dict(fitting, strict=False)
+    report = f"init_from: {count} from {path}"
+    if path.is_file() and seal_of(path) is None:
+        report += f" ({NO_DIGEST})"
+    trusted = [f"model.{key}={text_of(config.model.get(key))}" for key in getattr(model, "taken_on_trust", ())]
+    if trusted and config.record.trained_in is None:
+        report += f"\n  taken on trust, since the weights cannot confirm them: {', '.join(trusted)}"
+    return report if as_it_is else "\n  ".join([report, *misfits, *[line] * bool(line)])
+
+
+_STATE_DICT_KEYS = ("state_dict", "model", "teacher", "student")
+# torch.compile, FSDP and activation checkpointing may wrap any module inside a model.
+_WRAPPER_PREFIX = re.compile(r"(?:(?<=\.)|^)(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+
+
+def find_state_dict(content: Any, source: Path | None = None) -> OrderedDict[str, torch.Tensor]:
+    """Find the model's state dict in ``content``, and remove the prefixes that wrappers add to its names.
+
+    Args:
+        content: a state dict, or a dict that has one under ``state_dict`` (exp, MMEngine, Lightning), ``model``,
+            ``teacher`` (self-distillation, such as DINO; preferred to the student) or ``student``.
+        source: the file, for messages.
+
+    Raises:
+        CheckpointError: there is no state dict.
+    """
+    state = content
+    for _ in range(4):  # such as {"model": {"teacher": {...}}}
+        if not isinstance(state, Mapping):
+            break
+        if state and all(isinstance(value, torch.Tensor) for value in state.values()):
+            names = OrderedDict((_WRAPPER_PREFIX.sub("", key), value) for key, value in state.items())
+            while all(key.startswith("module.") for key in names):  # from DDP and DataParallel, which wrap the model
+                names = OrderedDict((key[len("module.") :], value) for key, value in names.items())
+            return names
+        inner = next((state[key] for key in _STATE_DICT_KEYS if isinstance(state.get(key), Mapping)), None)
+        if inner is None:
+            break
+        state = inner
+    raise CheckpointError(f"{source or 'the file'} has no tensors by name, nor any under {', '.join(_STATE_DICT_KEYS)}")
