@@ -85,7 +85,7 @@ def interval_levels(task: Any) -> list[float]:
         if not 0.0 < level < 1.0:
             raise ConfigError(f"task.intervals: {level:g} must be between 0 and 1, such as [0.8,0.95]")
     wanted = task.get("intervals_method")
-    if wanted not in (None, "residuals", "model"):
+    if wanted not in (None, "conformal", "model"):
         raise ConfigError(f"task.intervals_method={wanted} must be conformal or model (null: as the model allows)")
     for key in fields(IntervalKeys):
         value = task.get(key.name)
