@@ -10,8 +10,9 @@ import pytest
 
 from exp.draw.figure import figure_file
 from exp.errors import ConfigError
-from exp.forecasting.intervals import Band
-from exp.forecasting.predict import Forecast, backtest_table, draw_forecast, pages, rounded, wide_table
+from exp.forecasting.intervals import Interval
+from exp.forecasting.plots import Forecast, draw_forecast, split_channels
+from exp.forecasting.predict import backtest_table, round_values, wide_table
 
 ETT = Path(__file__).parents[2] / "data" / "ett" / "ETTh1.csv"
 NAMES = ["HUFL", "$cost$ a/b", "_x", "OT", "ot", "1"]
@@ -29,11 +30,11 @@ NAMES = ["HUFL", "$cost$ a/b", "_x", "OT", "ot", "1"]
     ],
 )
 def test_the_channels_asked_for_and_the_names_of_their_files(wanted, most, expected):
-    assert pages(NAMES, wanted, most) == expected
+    assert split_channels(NAMES, wanted, most) == expected
     names = [f"household_{number}" for number in range(862)]
-    assert list(pages(names, "all", 100))[8] == "channels_800-861"
+    assert list(split_channels(names, "all", 100))[8] == "channels_800-861"
     with pytest.raises(ConfigError, match=r"task.channels.*OIL"):
-        pages(names, ["OIL"], 4)
+        split_channels(names, ["OIL"], 4)
 
 
 def test_a_picture_has_history_truth_and_forecast_at_the_dates_of_the_file():
@@ -55,18 +56,18 @@ def test_truth_reads_as_in_the_file_and_numbers_are_short():
     written = ["10.123", "9.87", "10.0", "34.5678", "-20.5", "nan"]
     for mean, std in ((10.04, 2.12), (10.04, 9.9)):
         told = ((np.array([[float(text)] for text in written]) - mean) / std).astype(np.float32)
-        values = rounded(told.astype(np.float64) * std + mean, np.array([std]))
+        values = round_values(told.astype(np.float64) * std + mean, np.array([std]))
         assert [str(value) for value in values[:, 0].tolist()] == written
     std = np.array([2e-30, 3e-4, 1.0, 4e8, 5e30])
     values = np.random.default_rng(0).normal(size=(50, 5)) * std + 2 * std
-    np.testing.assert_allclose(rounded(values, std) / std, values / std, rtol=0, atol=5.1e-6)
+    np.testing.assert_allclose(round_values(values, std) / std, values / std, rtol=0, atol=5.1e-6)
 
 
 def test_no_two_columns_of_a_forecast_have_one_name():
     """Series may be called as what stands beside them."""
     names = ["x", "step", "x_truth", "x_lo80"]
     forecast = np.arange(8.0).reshape(2, 4)
-    bands = [Band(0.8, forecast - 1, forecast + 1)]
+    bands = [Interval(0.8, forecast - 1, forecast + 1)]
     table = wide_table(Forecast("", forecast, forecast, forecast + 10, None, bands), names)
     assert len(set(table.columns)) == 17 == len(table.columns)
     beside = np.stack([forecast[:, 0] + 10, forecast[:, 0] - 1], axis=1)

@@ -54,7 +54,7 @@ class WindowMetric(Metric):
     def reset(self) -> None:
         """Start a new evaluation."""
         self._windows: list[torch.Tensor] = []
-        self._positions: list[torch.Tensor] = []
+        self._cell_batches: list[torch.Tensor] = []
         self._tables: list[Table] = []
 
     def tables(self) -> list[Table]:
@@ -65,22 +65,22 @@ class WindowMetric(Metric):
         """Add a batch: figures of windows, (B,) each, and of cells, (B, H, C) each."""
         self._windows.append(torch.stack(list(windows)))
         if self.series is not None:
-            self._positions.append(torch.stack([each.sum(dim=0) for each in cells]))
+            self._cell_batches.append(torch.stack([values.sum(dim=0) for values in cells]))
 
     def _totals(self, count: int, distributed: Distributed) -> list[float]:
         """Sums of ``count`` figures over all windows of all ranks."""
         totals = torch.zeros(count, dtype=torch.float64)
         if self._windows:
             totals += torch.cat(self._windows, dim=1).cpu().double().sum(dim=1)
-        found: list[float] = distributed.sum(totals).tolist()
-        return found
+        sums: list[float] = distributed.sum(totals).tolist()
+        return sums
 
-    def _of_cells(self, distributed: Distributed) -> torch.Tensor:
+    def _cell_sums(self, distributed: Distributed) -> torch.Tensor:
         """Sums of the cells' figures over all windows of all ranks, float64; a rank may have no window."""
-        shape = tuple(self._positions[0].shape) if self._positions else None
+        shape = tuple(self._cell_batches[0].shape) if self._cell_batches else None
         shape = next(other for other in distributed.gather(shape) if other is not None)
         total = torch.zeros(shape, dtype=torch.float64)
-        for part in self._positions:
+        for part in self._cell_batches:
             total += part.cpu().double()
         return distributed.sum(total)
 
@@ -97,7 +97,7 @@ class WindowMetric(Metric):
         """
         steps = [str(step + 1) for step in range(len(cells))]
         for table, key, rows, dim in (("per_channel", "channel", series, 0), ("per_step", "step", steps, 1)):
-            columns = {each: (value.sum(dim) / cells.sum(dim)).tolist() for each, value in sums.items()}
+            columns = {metric: (total.sum(dim) / cells.sum(dim)).tolist() for metric, total in sums.items()}
             self._tables.append(Table(name + table, key, rows, columns, self.units))
 
 
@@ -132,7 +132,7 @@ class ForecastMetrics(WindowMetric):
         scale = None if baselines is None else baselines.scale
         if scored is not None:
             series = None if series is None else [series[position] for position in scored]
-            std, scale = (None if each is None else each[torch.tensor(scored)] for each in (std, scale))
+            std, scale = (None if values is None else values[torch.tensor(scored)] for values in (std, scale))
         self.series, self.std, self.baselines = series, std, baselines
         self.scored = None if scored is None else torch.tensor(scored)
         names = ["mse", "mae"] if std is None else ["mse", "mae", "mse_file_units", "mae_file_units"]
@@ -146,7 +146,7 @@ class ForecastMetrics(WindowMetric):
         self.names = names
         # Beside the names: the cells of series with a scale, and squared errors that only the verdict shows.
         others = [] if baselines is None else ["the mean of the lookback", *["zero"] * (baselines.zero is not None)]
-        self._others = ["scaled"] * (self._weights is not None) + others
+        self._other_names = ["scaled"] * (self._weights is not None) + others
         self.units = {} if std is None else {"mse": "standardized", "mae": "standardized"}
         # Relative to the largest deviation: the squares of large units would overflow float32.
         self._largest = 1.0 if std is None else float(std.max())
@@ -175,12 +175,12 @@ class ForecastMetrics(WindowMetric):
         if self._weights is not None:
             self._weights = self._weights.to(error.device)
             values.append(values[1] * self._weights)
-        for forecast in self._naive(batch):
+        for forecast in self._naive_forecasts(batch):
             other, _ = self._error(forecast, batch)
             values += [other.square(), other.abs()]
         if self._weights is not None:
             values.append(observed * (self._weights > 0))
-        values += [self._error(forecast, batch)[0].square() for forecast in self._flat(batch)]
+        values += [self._error(forecast, batch)[0].square() for forecast in self._flat_forecasts(batch)]
         of_window = torch.Tensor.mean if self.scored is None else torch.Tensor.sum
         self._add([of_window(value, dim=(1, 2)) for value in [*values, observed]], [*values[:2], observed])
 
@@ -193,7 +193,7 @@ class ForecastMetrics(WindowMetric):
         error = masked_difference(forecast, batch["y"], batch["observed"])
         return error.index_select(2, self.scored), batch["observed"].index_select(2, self.scored)
 
-    def _naive(self, batch: dict[str, Any]) -> list[torch.Tensor]:
+    def _naive_forecasts(self, batch: dict[str, Any]) -> list[torch.Tensor]:
         """The forecasts that repeat the last value and the last season, (B, H, C) each."""
         if self.baselines is None:
             return []
@@ -201,7 +201,7 @@ class ForecastMetrics(WindowMetric):
         lengths = [1, self.baselines.season] if self.baselines.seasonal else [1]
         return [torch.cat([x[:, -length:]] * -(-horizon // length), dim=1)[:, :horizon] for length in lengths]
 
-    def _flat(self, batch: dict[str, Any]) -> list[torch.Tensor]:
+    def _flat_forecasts(self, batch: dict[str, Any]) -> list[torch.Tensor]:
         """The forecasts that do not change over the horizon: the mean of the lookback and, for counts, 0."""
         if self.baselines is None:
             return []
@@ -216,31 +216,31 @@ class ForecastMetrics(WindowMetric):
         Raises:
             DataError: there was no window on any rank.
         """
-        *sums, count = self._totals(len(self.names) + len(self._others) + 1, distributed)
+        *sums, count = self._totals(len(self.names) + len(self._other_names) + 1, distributed)
         if count == 0:
             raise DataError(
                 "there is no window with a truth to measure errors of: too few rows (data.lookback + data.horizon), or "
                 "the columns that are forecast are empty there; give more rows, or forecast with task=predict"
             )
         if self.series is not None:
-            squared, absolute, cells = self._of_cells(distributed)
-            figures = {"mse": squared, "mae": absolute}
+            squared, absolute, cells = self._cell_sums(distributed)
+            errors = {"mse": squared, "mae": absolute}
             if self.std is not None:
-                figures.update(mse_file_units=squared * self.std**2, mae_file_units=absolute * self.std)
-            self._tabulate("", self.series, cells, figures)
+                errors.update(mse_file_units=squared * self.std**2, mae_file_units=absolute * self.std)
+            self._tabulate("", self.series, cells, errors)
         scale = {"mse_file_units": self._largest**2, "mae_file_units": self._largest}
-        found = {name: total / count * scale.get(name, 1.0) for name, total in zip(self.names, sums)}
-        others = {name: total / count for name, total in zip(self._others, sums[len(self.names) :])}
-        if "mase" in found:  # no cell of a series with a scale may have a truth
+        metrics = {name: total / count * scale.get(name, 1.0) for name, total in zip(self.names, sums)}
+        others = {name: total / count for name, total in zip(self._other_names, sums[len(self.names) :])}
+        if "mase" in metrics:  # no cell of a series with a scale may have a truth
             scaled = others.pop("scaled")
-            found["mase"] = found["mase"] / scaled if scaled else math.nan
+            metrics["mase"] = metrics["mase"] / scaled if scaled else math.nan
         if self.baselines is not None:
-            self.baselines.verdict = _verdict(found, self.baselines.season, others)
-        return found
+            self.baselines.verdict = _verdict(metrics, self.baselines.season, others)
+        return metrics
 
 
-def _verdict(figures: dict[str, float], season: int, others: Mapping[str, float]) -> str | None:
-    mse, repeated = figures["mse"], {"mse_naive": "the last value", "mse_seasonal_naive": f"the last {season} rows"}
-    naive = {f"repeating {text}": figures[name] for name, text in repeated.items() if name in figures}
+def _verdict(metrics: dict[str, float], season: int, others: Mapping[str, float]) -> str | None:
+    mse, repeated = metrics["mse"], {"mse_naive": "the last value", "mse_seasonal_naive": f"the last {season} rows"}
+    naive = {f"repeating {text}": metrics[name] for name, text in repeated.items() if name in metrics}
     better = [f"{text} ({value:.4g})" for text, value in {**naive, **others}.items() if mse > value * (1 + 1e-6)]
     return f"worse than {' and '.join(better)}: MSE {mse:.4g}" if better else None

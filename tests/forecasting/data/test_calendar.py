@@ -30,18 +30,18 @@ def test_a_series_goes_on_by_its_calendar_though_rows_are_missing(case, missing)
     dates, expected = DATES[case][:-3], DATES[case][-3:]
     kept = dates.delete([number % len(dates) for number in missing])
     calendar = Calendar.of(kept, recent=8)
-    assert calendar.ahead(kept, 3).tolist() == expected.tolist()
+    assert calendar.future_dates(kept, 3).tolist() == expected.tolist()
     assert calendar.irregular == len(missing)
 
 
 def test_the_recent_dates_tell_where_the_whole_follows_no_calendar():
     days = pd.date_range("2009-01-01", "2009-12-01", freq="D")
     dates = days.append(MONTHS[:-3]).delete(-3)
-    assert Calendar.of(dates, recent=12).ahead(dates, 2).tolist() == MONTHS[-3:-1].tolist()
+    assert Calendar.of(dates, recent=12).future_dates(dates, 2).tolist() == MONTHS[-3:-1].tolist()
     hours = np.cumsum([0] + [24] * 40 + [1, 1, 5, 1, 2, 1])
     dates = pd.Timestamp("2024-01-01") + pd.to_timedelta(hours, unit="h")
     ahead = [dates[-1] + pd.Timedelta("1h"), dates[-1] + pd.Timedelta("2h")]
-    assert Calendar.of(dates, recent=6).ahead(dates, 2).tolist() == ahead
+    assert Calendar.of(dates, recent=6).future_dates(dates, 2).tolist() == ahead
     assert Calendar.of(dates[:1], recent=6) is None
 
 
@@ -128,7 +128,7 @@ FOLLOWED = {
 def test_season_and_dates_ahead_are_those_of_the_calendar(case):
     dates, season, irregular, ahead = FOLLOWED[case]
     calendar = Calendar.of(dates, recent=24)
-    found = calendar.ahead(dates, len(ahead)).tolist()
+    found = calendar.future_dates(dates, len(ahead)).tolist()
     assert (calendar.season, calendar.irregular, found) == (season, irregular, ahead), calendar.text
 
 
@@ -137,10 +137,10 @@ def test_few_new_rows_follow_the_calendar_of_the_training():
     days = pd.bdate_range("2024-01-01", "2024-05-31", freq="C", weekmask="1111110")
     known = Calendar.of(sessions(days, HOURS), recent=24).state_dict()
     new = sessions(pd.date_range("2024-06-06", "2024-06-08"), HOURS)
-    assert Calendar.of(new, 24, known).ahead(new, 1).tolist() == stamps("2024-06-10 09:00")
-    assert Calendar.of(new, 24).ahead(new, 1).tolist() == stamps("2024-06-09 09:00")
+    assert Calendar.of(new, 24, known).future_dates(new, 1).tolist() == stamps("2024-06-10 09:00")
+    assert Calendar.of(new, 24).future_dates(new, 1).tolist() == stamps("2024-06-09 09:00")
     other = sessions(pd.date_range("2024-06-06", "2024-06-08"), ["20h", "21h", "22h"])
-    assert Calendar.of(other, 9, known).ahead(other, 1).tolist() == stamps("2024-06-09 20:00")
+    assert Calendar.of(other, 9, known).future_dates(other, 1).tolist() == stamps("2024-06-09 20:00")
 
 
 def test_what_was_found_is_one_sentence():
@@ -189,6 +189,6 @@ def test_rows_that_are_missing_by_chance_make_no_calendar(dates, season):
         kept = dates[np.random.default_rng(seed).random(len(dates)) > 0.1]
         calendar = Calendar.of(kept, recent=24)
         assert calendar.season == season, calendar.text
-        assert calendar.ahead(kept, 1)[0] == next(
-            date for date in [*dates, *calendar.ahead(dates, 1)] if date > kept[-1]
+        assert calendar.future_dates(kept, 1)[0] == next(
+            date for date in [*dates, *calendar.future_dates(dates, 1)] if date > kept[-1]
         )

@@ -179,7 +179,7 @@ def test_rows_that_are_known_ahead_are_in_no_part(plant, values):
     longer = np.concatenate([values, np.full((60, 3), 0.5) * [np.nan, 1, np.nan]])
     after = plant(longer, future_covariates=["temp"])
     assert after.rows == before.rows
-    assert after.num_past == 200
+    assert after.num_observed_rows == 200
     assert torch.equal(after.mean, before.mean)
     new = plant(longer, future_covariates=["temp"], split="test_only")
     new.load_state_dict(before.state_dict())

@@ -152,7 +152,7 @@ def test_what_is_saved_of_a_series_is_that_of_its_training_rows(made):
     seen = data.to_original_units(window["x"].double())[0, :, 0]
     np.testing.assert_allclose(seen, np.arange(476, 500), atol=1e-4)
     assert [str(dates[0]), len(dates)] == ["2020-01-21 20:00:00", 8]
-    np.testing.assert_allclose(data.past(476)[:, 0], window["x"][0, :, 0])
+    np.testing.assert_allclose(data.lookback_rows(476)[:, 0], window["x"][0, :, 0])
 
 
 def test_an_outlier_is_twenty_scaled_median_deviations_away(made):

@@ -11,7 +11,7 @@ import torch
 
 from exp.errors import DataError
 from exp.forecasting.data.calendar import time_features
-from exp.forecasting.data.dataset import WindowDataset, borders
+from exp.forecasting.data.dataset import WindowDataset, split_ranges
 
 LOOKBACK, HORIZON = 7, 3
 
@@ -52,11 +52,11 @@ def test_equals_a_loop_over_windows(data):
 ])  # fmt: skip
 def test_ends_of_splits(split, num_rows, train, val, test):
     expected = {"train": range(train), "val": range(train - 2, val), "test": range(val - 2, test)}
-    assert borders(split, num_rows, 2, 1) == expected
+    assert split_ranges(split, num_rows, 2, 1) == expected
 
 
 def test_just_enough_rows_and_too_few():
-    parts = borders("ratio", 100, 60, 10)  # 70 rows for training, 10 for validation
+    parts = split_ranges("ratio", 100, 60, 10)  # 70 rows for training, 10 for validation
     assert [len(rows) - 70 + 1 for rows in parts.values()] == [1, 1, 11]
     for split, num_rows, lookback, horizon, named in (
         ("ratio", 100, 61, 10, "data.lookback=61"),
@@ -65,7 +65,7 @@ def test_just_enough_rows_and_too_few():
         ("pems", 100, 10, 11, "20 for testing"),
     ):
         with pytest.raises(DataError, match=named):
-            borders(split, num_rows, lookback, horizon)
+            split_ranges(split, num_rows, lookback, horizon)
 
 
 def test_scaled_calendar():

@@ -12,15 +12,15 @@ import torch
 from exp.distributed import Distributed
 from exp.errors import ConfigError
 from exp.forecasting.intervals import (
-    GRID,
+    SCORED_LEVELS,
+    ConformityScores,
     IntervalMetrics,
     Intervals,
-    Scores,
-    Spread,
-    bound,
-    calibrated,
-    check_count,
-    prepare,
+    PredictiveDistribution,
+    build_intervals,
+    calibrate,
+    check_num_scores,
+    conformal_bound,
     quantile_levels,
 )
 from exp.hardware.registry import create_backend
@@ -30,7 +30,7 @@ SIGMA = torch.tensor([[0.5, 2.0], [1.0, 4.0], [2.0, 8.0]])  # by step and channe
 Z80, Z95 = 1.2816, 1.9600
 NORMAL = torch.tensor([-Z95, -Z80, 0.0, Z80, Z95])
 LEVELS, QUANTILES = [0.8, 0.95], [0.025, 0.1, 0.5, 0.9, 0.975]
-TAUS = quantile_levels([*LEVELS, *GRID])
+TAUS = quantile_levels([*LEVELS, *SCORED_LEVELS])
 
 
 class Windows:
@@ -51,15 +51,15 @@ class Windows:
 class Signal(Model):
     """Knows the signal, and says of its noise what it is told to."""
 
-    def __init__(self, spread=None, factor=1.0):
+    def __init__(self, distribution=None, factor=1.0):
         super().__init__()
-        self.spread, self.factor, self.quantiles = spread, factor, QUANTILES
+        self.distribution, self.factor, self.quantiles = distribution, factor, QUANTILES
 
     def forward(self, x, y=None, index=None, mode="tensor"):
-        if mode != "spread":
+        if mode != "distribution":
             return x
         said = (SIGMA * self.factor).expand_as(x)
-        return said if self.spread == "std" else x.unsqueeze(-1) + said.unsqueeze(-1) * NORMAL
+        return said if self.distribution == "std" else x.unsqueeze(-1) + said.unsqueeze(-1) * NORMAL
 
 
 def gaussian(generator, shape):
@@ -70,16 +70,18 @@ def skewed(generator, shape):
     return torch.empty(shape).exponential_(generator=generator) * SIGMA
 
 
-def scores(noise, spread=None, factor=1.0, count=1000):
+def scores(noise, distribution=None, factor=1.0, count=1000):
     session = SimpleNamespace(
         backend=create_backend({"_target_": "cpu", "name": "cpu"}),
         config=SimpleNamespace(precision="fp32"),
         device=torch.device("cpu"),
         distributed=Distributed(),
     )
-    model = Signal(spread, factor)
+    model = Signal(distribution, factor)
     data = SimpleNamespace(eval_batch_size=64, names=["a", "b"], scored=[0, 1])
-    return Scores(session, data, Windows(count, noise), model, spread and Spread(session, model))
+    return ConformityScores(
+        session, data, Windows(count, noise), model, distribution and PredictiveDistribution(session, model)
+    )
 
 
 def filled(metrics, windows, order, size):
@@ -98,8 +100,8 @@ def test_calibrated_intervals_cover_at_every_step_and_channel(kind, noise, symme
     """Noise of any distribution; also where the model says half of the deviation that there is."""
     given = scores(noise, None if kind == "residuals" else kind, factor=0.5)
     taus = QUANTILES if kind == "quantiles" else TAUS
-    offsets, _ = calibrated(given, kind, LEVELS, taus, symmetric)
-    intervals = Intervals(kind, LEVELS, taus, offsets, given.spread)
+    offsets, _ = calibrate(given, kind, LEVELS, taus, symmetric)
+    intervals = Intervals(kind, LEVELS, taus, offsets, given.distribution)
     metrics = IntervalMetrics(intervals, ["a", "b"], torch.zeros(2).double(), torch.ones(2).double())
     figures = filled(metrics, Windows(4000, noise, seed=1), torch.arange(4000), 256)
     assert [figures["coverage_80"], figures["coverage_95"]] == pytest.approx(LEVELS, abs=0.03)
@@ -116,17 +118,17 @@ def residuals(empty):
 
 
 def test_a_series_that_is_forecast_needs_windows_with_truth_and_others_do_not():
-    check_count(residuals(np.s_[:, :, 0]), 0.9, "abc", [1, 2])
-    assert (bound(residuals(np.s_[:, :, 0]), 0.9)[:, 0] == 0).all()
+    check_num_scores(residuals(np.s_[:, :, 0]), 0.9, "abc", [1, 2])
+    assert (conformal_bound(residuals(np.s_[:, :, 0]), 0.9)[:, 0] == 0).all()
     for empty, named in (
         (np.s_[6:, 1, 2], "6 of 40 .* c at step 2, and 9 "),
         (np.s_[:, :, 0], "0 of 40 .* a at step 1"),
     ):
         with pytest.raises(ConfigError, match=named):
-            check_count(residuals(empty), 0.9, "abc", [0, 1, 2])
-    calibrated(scores(gaussian, count=19), "residuals", LEVELS, TAUS)
+            check_num_scores(residuals(empty), 0.9, "abc", [0, 1, 2])
+    calibrate(scores(gaussian, count=19), "residuals", LEVELS, TAUS)
     with pytest.raises(ConfigError, match=r"18 .* 19 "):
-        calibrated(scores(gaussian, count=18), "residuals", LEVELS, TAUS)
+        calibrate(scores(gaussian, count=18), "residuals", LEVELS, TAUS)
 
 
 @pytest.mark.parametrize("kind", ["residuals", "std"])
@@ -152,7 +154,7 @@ def test_scores_are_those_of_their_formulas(kind):
         "width_60_file_units": (2.5 * std * scale * torch.ones_like(y))[known].mean(),
     }
     for size in (50, 7):
-        metrics = IntervalMetrics(Intervals(kind, levels, taus, offsets, given.spread), None, mean, std)
+        metrics = IntervalMetrics(Intervals(kind, levels, taus, offsets, given.distribution), None, mean, std)
         found = filled(metrics, given.val, torch.arange(50), size)
         for name, value in expected.items():
             assert found[name] == pytest.approx(float(value), rel=1e-5), name
@@ -188,8 +190,8 @@ def test_the_scores_of_a_gaussian_are_the_same_quantity_whatever_the_intervals_a
     ]  # of 0.95, 0.90, ... 0.55
     mirrored = 2 * sum(0.05 * step * each for step, each in enumerate(z, 1))  # the pinball loss of both ends
     offsets = torch.tensor([-each for each in z] + [0.0] + z[::-1]).view(-1, 1, 1)
-    for kind, spread in (("residuals", None), ("std", lambda batch: torch.ones_like(batch["y"]))):
-        intervals = Intervals(kind, [0.8], quantile_levels(GRID), offsets, spread)
+    for kind, distribution in (("residuals", None), ("std", lambda batch: torch.ones_like(batch["y"]))):
+        intervals = Intervals(kind, [0.8], quantile_levels(SCORED_LEVELS), offsets, distribution)
         metrics = IntervalMetrics(intervals, None, torch.full((1,), 5.0).double(), torch.ones(1).double())
         metrics.update(torch.zeros(2, 1, 1), {"y": torch.zeros(2, 1, 1)})
         found = metrics.compute(Distributed())
@@ -202,14 +204,14 @@ def test_the_scores_of_a_gaussian_are_the_same_quantity_whatever_the_intervals_a
 def test_the_bound_is_the_score_of_rank_n_plus_one_times_the_level():
     """Of ten scores 1 to 10, by hand: ceil(11 * 0.8) = 9, ceil(11 * 0.9) = 10, ceil(11 * 0.5) = 6; mirrored below."""
     ordered = np.arange(1, 11, dtype=np.float32).reshape(10, 1, 1)
-    assert [bound(ordered, level).item() for level in (0.5, 0.8, 0.9, 0.05)] == [6.0, 9.0, 10.0, 1.0]
-    assert [bound(ordered, level, lower=True).item() for level in (0.5, 0.8, 0.9)] == [5.0, 2.0, 1.0]
+    assert [conformal_bound(ordered, level).item() for level in (0.5, 0.8, 0.9, 0.05)] == [6.0, 9.0, 10.0, 1.0]
+    assert [conformal_bound(ordered, level, lower=True).item() for level in (0.5, 0.8, 0.9)] == [5.0, 2.0, 1.0]
     missing = np.concatenate([ordered[:7], np.full((3, 1, 1), np.nan, dtype=np.float32)])
-    assert bound(missing, 0.8).item() == 7.0  # ceil(8 * 0.8)
+    assert conformal_bound(missing, 0.8).item() == 7.0  # ceil(8 * 0.8)
     for level, needed in ((0.8, 4), (0.9, 9), (0.95, 19)):  # the fewest n with ceil((n + 1) * level) <= n
-        check_count(ordered[:1].repeat(needed, axis=0), level, "a", [0])
+        check_num_scores(ordered[:1].repeat(needed, axis=0), level, "a", [0])
         with pytest.raises(ConfigError, match=f"{needed - 1} of {needed - 1} .* {needed} are needed"):
-            check_count(ordered[:1].repeat(needed - 1, axis=0), level, "a", [0])
+            check_num_scores(ordered[:1].repeat(needed - 1, axis=0), level, "a", [0])
 
 
 def test_a_model_s_own_deviations_are_those_of_a_gaussian_unless_they_are_corrected():
@@ -219,8 +221,8 @@ def test_a_model_s_own_deviations_are_those_of_a_gaussian_unless_they_are_correc
     )
     task.get = lambda key: getattr(task, key)
     session = SimpleNamespace(config=SimpleNamespace(task=task), device=torch.device("cpu"))
-    intervals = prepare(session, None, Signal("std"))
+    intervals = build_intervals(session, None, Signal("std"))
     assert intervals.record == {"from": "std", "levels": [0.8]}
     quantiles = dict(intervals.quantiles(torch.full((1, 1, 1), 10.0), torch.full((1, 1, 1), 2.0)))
-    (band,) = intervals.bands(quantiles)
+    (band,) = intervals.central(quantiles)
     assert [band.lower.item(), band.upper.item()] == pytest.approx([10 - 2.563103, 10 + 2.563103], rel=1e-6)

@@ -48,7 +48,7 @@ def test_forecast_loss_and_gradients_equal_those_of_the_plain_reference(batch, l
 def test_quantile_heads_have_the_pinball_loss_and_do_not_cross(batch):
     model = TimeBridge(**settings((1, 1, 0), quantiles=[0.1, 0.5, 0.9])).eval()
     model.quantile_decoder[1].weight.data.mul_(-3.0)  # any order
-    forecast, quantiles = (model(batch["x"], batch["marks"], mode=mode) for mode in ("predict", "spread"))
+    forecast, quantiles = (model(batch["x"], batch["marks"], mode=mode) for mode in ("predict", "distribution"))
     torch.testing.assert_close(quantiles[..., 1], forecast)
     assert (quantiles.diff(dim=-1) >= 0).all()
     error = batch["y"] - forecast

@@ -19,9 +19,15 @@ from exp.engine.wrapper import preprocessed
 from exp.errors import DataError
 from exp.forecasting.config import ForecastingDataConfig
 from exp.forecasting.data.calendar import NUM_TIME_FEATURES, same_spacing, time_features
-from exp.forecasting.data.preflight import locate
-from exp.forecasting.data.series import Contract, contract_of, read_series, warn_of_outliers, with_computed
-from exp.forecasting.intervals import IntervalMetrics, Intervals, prepare
+from exp.forecasting.data.files import find_file
+from exp.forecasting.data.series import (
+    TrainingStatistics,
+    add_derived_columns,
+    compute_statistics,
+    outlier_warnings,
+    read_series,
+)
+from exp.forecasting.intervals import IntervalMetrics, Intervals, build_intervals
 from exp.forecasting.metrics import Baselines, ForecastMetrics
 
 if TYPE_CHECKING:
@@ -30,15 +36,15 @@ if TYPE_CHECKING:
     from exp.metrics import Metric
     from exp.session import Session
 
-__all__ = ["ForecastingData", "WindowDataset", "borders"]
+__all__ = ["ForecastingData", "WindowDataset", "split_ranges"]
 
 
 class ForecastingData(Data):
     """A multivariate series for forecasting, standardized in float64 with the training rows' mean and deviation.
 
-    The file is read when something of it is first asked for, or by :meth:`load_state_dict`: with the :class:`Contract`
-    of weights, a file can be used that is too short for its split, that has no training rows (``split=test_only``), or
-    whose dates are ambiguous. If it is too short, all of its rows are then for testing.
+    The file is read when something of it is first asked for, or by :meth:`load_state_dict`: with the
+    :class:`TrainingStatistics` of weights, a file can be used that is too short for its split, that has no training
+    rows (``split=test_only``), or whose dates are ambiguous. If it is too short, all of its rows are then for testing.
 
     Attributes:
         train, val, test: windows of each split, views of one series.
@@ -69,14 +75,14 @@ class ForecastingData(Data):
     num_marks = NUM_TIME_FEATURES
     intervals: Intervals | None = None
     rows: dict[str, range]
-    _uses_future = True  # until the model is known
-    _series: dict[str, torch.Tensor]  # that WindowDataset takes
+    _uses_future = True  # until the model is built
+    _tensors: dict[str, torch.Tensor]  # the arguments of WindowDataset
 
     def __init__(self, **keys: Any) -> None:
         self.config = config = ForecastingDataConfig(**keys)
         self.name, self.lookback, self.horizon = config.name, config.lookback, config.horizon
         self.eval_batch_size, self.num_workers = config.eval_batch_size, config.num_workers
-        self.path = locate(config)
+        self.path = find_file(config)
 
     def __getattr__(self, name: str) -> Any:
         """An attribute that is not set yet: read the file.
@@ -90,92 +96,94 @@ class ForecastingData(Data):
             self._load()
             return getattr(self, name)
         if name in ("train", "val", "test"):
-            raise DataError(f"{self.path}: all its rows are new; it has no split {name}")
+            raise DataError(f"{self.path}: all its rows are for testing; it has no split {name}")
         raise AttributeError(name)
 
-    def _load(self, theirs: Contract | None = None) -> None:
+    def _load(self, saved: TrainingStatistics | None = None) -> None:
         """Read the file; standardize it by its own training rows, or by the statistics of weights.
 
         Args:
-            theirs: of the weights; None: there are none.
+            saved: of the weights; None: there are none.
 
         Raises:
             DataError: the file is malformed, has gaps although ``allow_gaps`` is false, has values that float32 cannot
-                represent, or cannot be used without the contract of weights.
+                represent, or cannot be used without the statistics of weights.
         """
-        if theirs is not None:
-            self.config = replace(self.config, inputs=theirs.names)
-        series = read_series(self.path, self.config, theirs)
+        if saved is not None:
+            self.config = replace(self.config, inputs=saved.names)
+        series = read_series(self.path, self.config, saved)
         self.names, self.scored = series.columns.names, series.columns.scored
         self.target_names = [self.names[position] for position in self.scored]
         self.num_rows, self.dates, self.calendar = len(series.values), series.dates.index, series.dates.calendar
-        self.num_past = self.num_rows
+        self.num_observed_rows = self.num_rows
         if self.config.future_covariates is not None and self.config.missing == "mask":  # covariates may run ahead
-            known = ~np.isnan(series.values[:, self.scored]).all(axis=1)
-            self.num_past -= int(known[::-1].argmax()) if known.any() else self.num_rows
+            has_target = ~np.isnan(series.values[:, self.scored]).all(axis=1)
+            self.num_observed_rows -= int(has_target[::-1].argmax()) if has_target.any() else self.num_rows
         # Rows after the last truth have covariates only: no error can be measured there.
-        past = self.num_rows if self.config.split == "test_only" else self.num_past
+        num_rows = self.num_rows if self.config.split == "test_only" else self.num_observed_rows
         try:
-            rows = borders(self.config.split, past, self.lookback, self.horizon)
-            if theirs is None and "train" not in rows:
+            rows = split_ranges(self.config.split, num_rows, self.lookback, self.horizon)
+            if saved is None and "train" not in rows:
                 raise DataError("data.split=test_only has no rows for training, and so no standardization")
         except DataError as error:
-            if theirs is None or self.num_rows < self.lookback:
+            if saved is None or self.num_rows < self.lookback:
                 raise DataError(
                     f"{self.path}: {error}. With the weights of a run, data.lookback={self.lookback} rows suffice: "
                     f"task=predict init_from=<run folder> task.input={self.path}"
                 ) from error
             rows = {"test": range(self.num_rows)}
         seconds, grid = (self.calendar.seconds, self.calendar.state_dict()) if self.calendar else (None, None)
-        contract, notes = theirs, [*series.dates.warnings]
+        statistics, notes = saved, [*series.dates.warnings]
         if "train" in rows:
-            own, constant = contract_of(self.config, series, len(rows["train"]))
-            contract = own if theirs is None or theirs.name != self.name else theirs
+            computed, constant = compute_statistics(self.config, series, len(rows["train"]))
+            statistics = computed if saved is None or saved.name != self.name else saved
             notes += constant
-        assert contract is not None
-        notes += warn_of_outliers(series)
-        if contract is theirs:
-            if seconds and theirs.seconds and not same_spacing(seconds, theirs.seconds):
+        assert statistics is not None
+        notes += outlier_warnings(series)
+        if statistics is saved:
+            if seconds and saved.seconds and not same_spacing(seconds, saved.seconds):
                 raise DataError(
                     f"{self.path}: its rows are {timedelta(seconds=seconds)} apart, and those that the weights were "
-                    f"trained on {timedelta(seconds=theirs.seconds)}; give rows of that distance"
+                    f"trained on {timedelta(seconds=saved.seconds)}; give rows of that distance"
                 )
-            notes += theirs.unlike(series, rows["test"])
-        elif theirs is not None:
+            notes += saved.drift_warnings(series, rows["test"])
+        elif saved is not None:
             notes.append(
-                f"{self.name} is standardized by its own training rows, not by those of {theirs.name}, which the "
-                f"weights were trained on; data.name={theirs.name} says that these are rows of the same series"
+                f"{self.name} is standardized by its own training rows, not by those of {saved.name}, which the "
+                f"weights were trained on; data.name={saved.name} says that these are rows of the same series"
             )
-        if self.config.season not in (None, contract.season):  # that of the weights, which the scale belongs to
-            contract = replace(contract, season=self.config.season, scale=None)
-        form = series.dates.date_format
-        self._contract = replace(contract, name=self.name, date_format=form, seconds=seconds, calendar=grid)
+        if self.config.season not in (None, statistics.season):  # that of the weights, which the scale belongs to
+            statistics = replace(statistics, season=self.config.season, scale=None)
+        date_format = series.dates.date_format
+        self._statistics = replace(statistics, name=self.name, date_format=date_format, seconds=seconds, calendar=grid)
         self._standardize(series)
-        resident = None if self.config.device_cache == "auto" else bool(self.config.device_cache)
+        keep_on_device = None if self.config.device_cache == "auto" else bool(self.config.device_cache)
         for split, part in rows.items():
-            setattr(self, split, WindowDataset(self._series, part, self.lookback, self.horizon, resident))
+            setattr(self, split, WindowDataset(self._tensors, part, self.lookback, self.horizon, keep_on_device))
         self.notes, self.rows = notes, rows
 
     def _standardize(self, series: Series) -> None:
-        contract = self._contract
-        scale = None if contract.scale is None else torch.tensor(contract.scale, dtype=torch.float64)
-        self.mean, self.std = (torch.tensor(each, dtype=torch.float64) for each in (contract.mean, contract.std))
-        known = series.values[:, self.scored]
-        known = known[~np.isnan(known)]
-        zero = -self.mean / self.std if ((known >= 0) & (known == np.floor(known))).all() else None  # of counts
-        self._baselines = Baselines(contract.season, 1 < contract.season <= self.lookback, scale, zero)
+        statistics = self._statistics
+        scale = None if statistics.scale is None else torch.tensor(statistics.scale, dtype=torch.float64)
+        self.mean, self.std = (
+            torch.tensor(values, dtype=torch.float64) for values in (statistics.mean, statistics.std)
+        )
+        targets = series.values[:, self.scored]
+        targets = targets[~np.isnan(targets)]
+        zero = -self.mean / self.std if ((targets >= 0) & (targets == np.floor(targets))).all() else None  # of counts
+        self._baselines = Baselines(statistics.season, 1 < statistics.season <= self.lookback, scale, zero)
         standardized = (series.values - self.mean.numpy()) / self.std.numpy()
         # An empty cell gets the last value before it, or 0, the mean of the training rows.
-        seen = pd.DataFrame(standardized).ffill().fillna(0.0).to_numpy()
-        found = {"x": seen, "marks": time_features(self.dates, self.num_rows)}
+        filled = pd.DataFrame(standardized).ffill().fillna(0.0).to_numpy()
+        arrays = {"x": filled, "marks": time_features(self.dates, self.num_rows)}
         if self.config.missing == "mask" or len(self.scored) < len(self.names):
-            found["y"] = np.full_like(standardized, np.nan)
-            found["y"][:, self.scored] = standardized[:, self.scored]
-        if series.columns.ahead is not None:
-            found["future"] = np.concatenate([seen[:, series.columns.ahead], found["marks"]], axis=1)
-            self._ahead = functools.partial(self._known_ahead, series)
-        self._series = {name: _series_contiguous(rows) for name, rows in found.items()}
-        self._truth = self._series.get("y")
+            arrays["y"] = np.full_like(standardized, np.nan)
+            arrays["y"][:, self.scored] = standardized[:, self.scored]
+        if series.columns.covariates is not None:
+            arrays["future"] = np.concatenate([filled[:, series.columns.covariates], arrays["marks"]], axis=1)
+            self._raw = series
+        self._tensors = {name: _series_contiguous(rows) for name, rows in arrays.items()}
+        self._truth = self._tensors.get("y")
 
     @classmethod
     def example_batch(cls, **keys: Any) -> ExampleBatch:
@@ -196,8 +204,8 @@ class ForecastingData(Data):
         return of_file(self.path)
 
     def state_dict(self) -> dict[str, Any]:
-        """The fields of the :class:`Contract` that is saved with weights trained on these data."""
-        return asdict(self._contract)
+        """The fields of the :class:`TrainingStatistics` that is saved with weights trained on these data."""
+        return asdict(self._statistics)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Standardize like the data that the weights were trained on.
@@ -214,7 +222,7 @@ class ForecastingData(Data):
                 ``lookback`` rows; a value is so far from the mean that float32 cannot represent the difference; or
                 dates are still ambiguous.
         """
-        self._load(Contract(**state))
+        self._load(TrainingStatistics(**state))
 
     def setup(self, session: Session) -> None:
         """Check data, model keys and task against each other before the model is built.
@@ -223,54 +231,48 @@ class ForecastingData(Data):
             DataError: see :meth:`check_truth`; ``task=predict`` needs no truth.
         """
         session.extras = Extras(self.fingerprint, self.record)
-        task, model = session.config.task, session.config.model
-        period = model.get("period") if "timebridge" in str(model.get("_target_")) else None
-        if period and self.lookback % period and period < self.lookback:
-            patches = self.lookback // period
-            session.say(
-                f"model.period={period} does not divide data.lookback={self.lookback}: as in the authors' code, "
-                f"{patches} patches have {self.lookback // patches} time steps each"
-            )
-        session.say(f"{self.path}: {self._of_season()}")
-        session.when_built(functools.partial(self._fit_to_model, session))
+        task = session.config.task
+        session.say(f"{self.path}: {self._season_text()}")
+        session.when_built(functools.partial(self._check_model, session))
         if task.get("intervals"):
             session.when_built(functools.partial(self.calibrate, session))
         self.check_truth({"train": list(self.rows), "eval": ["test"]}.get(task.name, []))
 
-    def _of_season(self) -> str:
-        """What was found of the dates, and the season."""
-        season, found = self._contract.season, self.calendar.season if self.calendar else 1
+    def _season_text(self) -> str:
+        """The calendar and the season, in one sentence."""
+        season, inferred = self._statistics.season, self.calendar.season if self.calendar else 1
         text = self.calendar.text if self.calendar else "there are no dates"
         if self.config.season is not None:
             return f"{text}; a season has {season} rows by data.season"
-        why = "too few training rows for a season" if season < found else "data.season sets another season"
-        return f"{text}; {why}"
+        reason = "too few training rows for a season" if season < inferred else "data.season sets another season"
+        return f"{text}; {reason}"
 
-    def _fit_to_model(self, session: Session, model: torch.nn.Module) -> None:
-        """Say what this model makes of these data: future values that it does not use, and flat lookbacks.
+    def _check_model(self, session: Session, model: torch.nn.Module) -> None:
+        """Report future values that this model does not use, lookbacks that are flat for it, and its own messages.
 
-        A model that divides each lookback by its own deviation says so by ``standardizes_lookback = True``.
+        A model that divides each lookback by its own deviation sets ``standardizes_lookback = True``; one that has
+        something to report of its keys sets ``messages``, a list of sentences.
         """
-        said = []
+        messages = []
         if self.config.future_covariates is not None:
             self._uses_future = _uses_future(model, self.example_batch(**vars(self.config)).train)
             if not self._uses_future:
-                said.append(
+                messages.append(
                     f"{type(model).__name__} does not use the future of data.future_covariates "
                     f"({shortened([*self.config.future_covariates, 'the time features'])}): they are inputs over the "
                     "lookback only"
                 )
-        share, names = _flat(self._series["x"].numpy(), self.lookback)
-        if getattr(model, "standardizes_lookback", False) and share >= _FLAT:
-            said.append(
-                f"{self.path}: {share:.0%} of the windows have a flat lookback of "
+        fraction, names = _flat_lookbacks(self._tensors["x"].numpy(), self.lookback)
+        if getattr(model, "standardizes_lookback", False) and fraction >= _MAX_FLAT_FRACTION:
+            messages.append(
+                f"{self.path}: {fraction:.0%} of the windows have a flat lookback of "
                 f"{shortened([self.names[number] for number in names])}: the model divides what rounding leaves there "
                 "by its least deviation, so that figures depend on memory layout and device (1e-5); leave such series "
                 "out (data.inputs), or take a longer data.lookback"
             )
-        for line in said:
-            session.say(line)
-        self.notes = [*self.notes, *said]
+        for message in [*getattr(model, "messages", ()), *messages]:
+            session.say(message)
+        self.notes = [*self.notes, *messages]
 
     def check_truth(self, splits: Sequence[str]) -> None:
         """Refuse a split without a window, or in which no target has a value.
@@ -298,7 +300,7 @@ class ForecastingData(Data):
 
     def calibrate(self, session: Session, model: Any) -> None:
         """Prepare the intervals of ``task.intervals`` (:mod:`exp.forecasting.intervals`)."""
-        self.intervals = prepare(session, self, model)
+        self.intervals = build_intervals(session, self, model)
 
     def metrics(self, detailed: bool = False) -> Metric | list[Metric]:
         """New metrics: errors of forecasts and, after :meth:`calibrate`, metrics of the intervals.
@@ -328,7 +330,7 @@ class ForecastingData(Data):
         if self._truth is not None:
             content["targets"] = self.target_names
             content["cells_without_truth"] = int(self._truth[:, self.scored].isnan().sum())
-        content["season"] = self._contract.season
+        content["season"] = self._statistics.season
         if self.calendar is not None:
             content["time_step"] = self.calendar.step
             content["irregular_steps"] = self.calendar.irregular
@@ -354,73 +356,76 @@ class ForecastingData(Data):
         mean, std = (stat.to(values.dtype).to(values.device) for stat in (self.mean, self.std))
         return values * std + mean
 
-    def past(self, begin: int) -> torch.Tensor:
+    def lookback_rows(self, begin: int) -> torch.Tensor:
         """The L standardized rows of the file from ``begin`` on, (L, C); NaN where a cell has no truth."""
-        return self._series.get("y", self._series["x"])[begin : begin + self.lookback]
+        return self._tensors.get("y", self._tensors["x"])[begin : begin + self.lookback]
 
     def future_window(self) -> tuple[dict[str, torch.Tensor], pd.DatetimeIndex | None]:
         """The batch for a forecast of the H rows after :attr:`num_past`, and their dates.
 
         Returns:
             ``{"x": (1, L, C), "marks": (1, L, M)}``, with ``data.future_covariates`` also ``"future"`` (1, H, K); and
-            the dates, which continue the file's (:meth:`exp.forecasting.data.calendar.Calendar.ahead`), or None if it
-            has no dates or only one. Beyond the end of the file, covariates of ``data.derived_columns`` are computed;
-            for a model that does not use ``future``, others have their last values.
+            the dates, which continue the file's (:meth:`exp.forecasting.data.calendar.Calendar.future_dates`), or None
+            if it has no dates or only one. Beyond the end of the file, covariates of ``data.derived_columns`` are
+            computed; for a model that does not use ``future``, others have their last values.
 
         Raises:
             DataError: too few rows have values of targets, or a covariate has no value in one of the H rows; the
                 message names rows and columns.
         """
-        end = self.num_past
+        end = self.num_observed_rows
         if end < self.lookback:
             raise DataError(
                 f"{self.path}: only {end} rows up to the last value of {shortened(self.target_names)}; a forecast sees "
                 f"data.lookback={self.lookback}"
             )
-        seen = slice(end - self.lookback, end)
-        series = self._series
-        batch = {name: series[name][seen].unsqueeze(0) for name in ("x", "marks")}
+        lookback = slice(end - self.lookback, end)
+        batch = {name: self._tensors[name][lookback].unsqueeze(0) for name in ("x", "marks")}
         dates = None
-        rest = max(end + self.horizon - self.num_rows, 0)
-        if self.dates is not None and (self.calendar or not rest):
+        num_missing = max(end + self.horizon - self.num_rows, 0)
+        if self.dates is not None and (self.calendar or not num_missing):
             dates = self.dates[end : end + self.horizon]
-            if rest and self.calendar:
-                dates = dates.append(self.calendar.ahead(self.dates, rest))
-        if "future" in series:
-            future = np.concatenate([self._ahead(dates, rest), time_features(dates, self.horizon)], axis=1)
+            if num_missing and self.calendar:
+                dates = dates.append(self.calendar.future_dates(self.dates, num_missing))
+        if "future" in self._tensors:
+            future = np.concatenate(
+                [self._future_covariates(dates, num_missing), time_features(dates, self.horizon)], axis=1
+            )
             batch["future"] = _series_contiguous(future).unsqueeze(0)
         return batch, dates
 
-    def _known_ahead(self, series: Series, dates: pd.DatetimeIndex | None, rest: int) -> np.ndarray:
-        """The standardized covariates of the H rows after :attr:`num_past`, (H, K); the file lacks the last ``rest``.
+    def _future_covariates(self, dates: pd.DatetimeIndex | None, num_missing: int) -> np.ndarray:
+        """The standardized covariates of the H rows after :attr:`num_past`, (H, K); the file lacks the last
+        ``num_missing``.
 
         Raises:
             DataError: see :meth:`future_window`.
         """
-        columns, config = [self.names[number] for number in series.columns.ahead or ()], self.config
-        values = np.concatenate([series.values, np.full((rest, len(self.names)), np.nan)])
-        if rest and series.cells is not None:
-            index = pd.RangeIndex(len(values)) if dates is None else series.cells.index.append(dates[-rest:])
-            table = with_computed(series.cells.reindex(index), config)
+        series, config = self._raw, self.config
+        columns = [self.names[position] for position in series.columns.covariates or ()]
+        values = np.concatenate([series.values, np.full((num_missing, len(self.names)), np.nan)])
+        if num_missing and series.cells is not None:
+            index = pd.RangeIndex(len(values)) if dates is None else series.cells.index.append(dates[-num_missing:])
+            table = add_derived_columns(series.cells.reindex(index), config)
             for name in set(columns) & set(config.derived_columns):
-                values[-rest:, self.names.index(name)] = table[name].to_numpy()[-rest:]
-        empty = np.isnan(values[self.num_past :][: self.horizon, series.columns.ahead])
+                values[-num_missing:, self.names.index(name)] = table[name].to_numpy()[-num_missing:]
+        empty = np.isnan(values[self.num_observed_rows :][: self.horizon, series.columns.covariates])
         if empty.any() and self._uses_future:
-            first = self.num_past + 1 + (series.header.begin if series.header else 0)
+            first = self.num_observed_rows + 1 + (series.header.begin if series.header else 0)
             rows = [f"row {first + row}" + ("" if dates is None else f" ({dates[row]})") for row in range(self.horizon)]
-            lacking = [
+            missing = [
                 f"{name} in {shortened([rows[row] for row in np.flatnonzero(lacks)])}"
                 for name, lacks in zip(columns, empty.T)
                 if lacks.any()
             ]
             raise DataError(
                 f"{self.path}: the forecast takes data.future_covariates as known, and there is no value of "
-                f"{'; nor of '.join(lacking)}; give these rows, with the targets empty (data.missing=mask), or compute "
+                f"{'; nor of '.join(missing)}; give these rows, with the targets empty (data.missing=mask), or compute "
                 "the column (data.derived_columns)"
             )
         standardized = (values - self.mean.numpy()) / self.std.numpy()
         filled = pd.DataFrame(standardized).ffill().fillna(0.0).to_numpy()
-        ahead: np.ndarray = filled[self.num_past :][: self.horizon, series.columns.ahead]
+        ahead: np.ndarray = filled[self.num_observed_rows :][: self.horizon, series.columns.covariates]
         return ahead
 
 
@@ -445,7 +450,7 @@ def _uses_future(model: torch.nn.Module, batch: Mapping[str, Any]) -> bool:
         model.train(trains)
 
 
-def _flat(rows: np.ndarray, lookback: int) -> tuple[float, list[int]]:
+def _flat_lookbacks(rows: np.ndarray, lookback: int) -> tuple[float, list[int]]:
     """The share of windows in which some series is constant over the lookback, and not 0; and these series.
 
     Args:
@@ -467,15 +472,15 @@ def _series_contiguous(values: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(values.T, dtype=np.float32)).t()
 
 
-_PER_MONTH = {"ett_hour": 30 * 24, "ett_minute": 30 * 24 * 4}
+_ROWS_PER_MONTH = {"ett_hour": 30 * 24, "ett_minute": 30 * 24 * 4}
 
-_FLAT = 0.01  # share of windows with a flat lookback that is worth a warning
+_MAX_FLAT_FRACTION = 0.01  # share of windows with a flat lookback that is worth a warning
 
 # Most memory that a series may take on a device: a share of its free memory, or bytes if that is not known.
-_SHARE, _WITHOUT_ASKING = 1 / 16, 2**28
+_DEVICE_FRACTION, _DEVICE_BYTES = 1 / 16, 2**28
 
 
-def borders(split: str, num_rows: int, lookback: int, horizon: int) -> dict[str, range]:
+def split_ranges(split: str, num_rows: int, lookback: int, horizon: int) -> dict[str, range]:
     """The rows of each split, as in the published benchmarks (Informer, arXiv 2012.07436, and later papers).
 
     - ``ett_hour`` and ``ett_minute``: 12, 4 and 4 months of 30 days, hourly or every 15 minutes; later rows are unused.
@@ -506,23 +511,28 @@ def borders(split: str, num_rows: int, lookback: int, horizon: int) -> dict[str,
         if num_rows < lookback:
             raise DataError(f"{num_rows} rows are too few: a forecast sees data.lookback={lookback} of them")
         return {"test": range(num_rows)}
-    early = lookback  # rows that validation and test share with the split before
+    overlap = lookback  # rows that validation and test share with the split before
     if split == "pems":
-        train, known, end, early = int(0.6 * num_rows), int((0.6 + 0.2) * num_rows), num_rows, 0  # not 0.8: as there
+        train, val_end, end, overlap = (
+            int(0.6 * num_rows),
+            int((0.6 + 0.2) * num_rows),
+            num_rows,
+            0,
+        )  # not 0.8: as there
     elif split == "ratio":
-        train, known, end = int(num_rows * 0.7), num_rows - int(num_rows * 0.2), num_rows
+        train, val_end, end = int(num_rows * 0.7), num_rows - int(num_rows * 0.2), num_rows
     else:
-        train, known, end = (months * _PER_MONTH[split] for months in (12, 16, 20))
-    parts = {"train": range(train), "val": range(train - early, known), "test": range(known - early, end)}
-    if end > num_rows or train < early or min(map(len, parts.values())) < lookback + horizon:
-        sizes = f"{train} for training, {known - train} for validation and {end - known} for testing"
+        train, val_end, end = (months * _ROWS_PER_MONTH[split] for months in (12, 16, 20))
+    rows = {"train": range(train), "val": range(train - overlap, val_end), "test": range(val_end - overlap, end)}
+    if end > num_rows or train < overlap or min(map(len, rows.values())) < lookback + horizon:
+        sizes = f"{train} for training, {val_end - train} for validation and {end - val_end} for testing"
         ratio = "" if split == "ratio" else "data.split=ratio, "
         raise DataError(
             f"{num_rows} rows are too few for data.split={split}, which takes {sizes}, with data.lookback={lookback} "
             f"and data.horizon={horizon}: training needs lookback + horizon rows, the others "
-            f"{'horizon' if early else 'as many'}; take {ratio}a smaller window, or the whole file"
+            f"{'horizon' if overlap else 'as many'}; take {ratio}a smaller window, or the whole file"
         )
-    return parts
+    return rows
 
 
 class WindowDataset(Dataset):
@@ -538,8 +548,8 @@ class WindowDataset(Dataset):
         rows: the rows that windows are cut from; fewer than ``lookback + horizon`` give no window.
         lookback: input rows of a window (L).
         horizon: forecast rows of a window (H).
-        resident: whether a card keeps the rows and cuts the windows; None: if they are small compared with its free
-            memory.
+        keep_on_device: whether a card keeps the rows and cuts the windows; None: if they are small compared with its
+            free memory.
     """
 
     takes_batches = gives_tensors = True
@@ -550,15 +560,15 @@ class WindowDataset(Dataset):
         rows: range,
         lookback: int,
         horizon: int,
-        resident: bool | None = None,
+        keep_on_device: bool | None = None,
     ) -> None:
         # One tensor per storage, cut into windows on access: torch 1.10 cannot send two views of one storage to a new
         # process.
-        self._series = {name: each[rows.start : rows.stop] for name, each in series.items()}
+        self._tensors = {name: tensor[rows.start : rows.stop] for name, tensor in series.items()}
         self.rows = rows
         self.lookback = lookback
         self.horizon = horizon
-        self.resident = resident
+        self.keep_on_device = keep_on_device
 
     def __len__(self) -> int:
         return max(len(self.rows) - self.lookback - self.horizon + 1, 0)
@@ -579,19 +589,20 @@ class WindowDataset(Dataset):
         """
         index = torch.as_tensor(indices, dtype=torch.int64)
         # unfold: (rows, C) -> (windows, C, size), without copying.
-        windows = {name: each.unfold(0, self.lookback + self.horizon, 1) for name, each in self._series.items()}
+        length = self.lookback + self.horizon
+        windows = {name: tensor.unfold(0, length, 1) for name, tensor in self._tensors.items()}
         # index_select copies contiguous pieces; view[index] copies element by element, 3 to 30 times slower on torch
         # 2.13.
         return self._batch(index, lambda name, rows: windows[name][..., rows].index_select(0, index))
 
     def _batch(self, index: torch.Tensor, cut: Callable[[str, slice], torch.Tensor]) -> dict[str, torch.Tensor]:
         """Assemble a batch; ``cut`` returns some rows of each window of a tensor, contiguous as (B, C, rows)."""
-        seen, ahead = slice(self.lookback), slice(self.lookback, None)
-        batch = {name: cut(name, seen).transpose(1, 2) for name in ("x", "marks")}
-        batch["y"] = cut("y" if "y" in self._series else "x", ahead).transpose(1, 2)
-        if "future" in self._series:
-            batch["future"] = cut("future", ahead).transpose(1, 2)
-        if "y" in self._series:
+        lookback, horizon = slice(self.lookback), slice(self.lookback, None)
+        batch = {name: cut(name, lookback).transpose(1, 2) for name in ("x", "marks")}
+        batch["y"] = cut("y" if "y" in self._tensors else "x", horizon).transpose(1, 2)
+        if "future" in self._tensors:
+            batch["future"] = cut("future", horizon).transpose(1, 2)
+        if "y" in self._tensors:
             batch["observed"] = (batch["y"] == batch["y"]).to(torch.float32)  # only NaN differs from itself
         return {**batch, "index": index}
 
@@ -610,11 +621,11 @@ class WindowDataset(Dataset):
             A function of window numbers on the device, int64 (B,); its batches equal those of :meth:`__getitem__`,
             strides included. None: batches are to be cut on the host.
         """
-        size = sum(tensor.numel() * tensor.element_size() for tensor in self._series.values())
-        fits = size <= (_WITHOUT_ASKING if free is None else free * _SHARE)
-        if not (fits if self.resident is None else self.resident):
+        size = sum(tensor.numel() * tensor.element_size() for tensor in self._tensors.values())
+        fits = size <= (_DEVICE_BYTES if free is None else free * _DEVICE_FRACTION)
+        if not (fits if self.keep_on_device is None else self.keep_on_device):
             return None
-        there = {name: tensor.t().contiguous().to(device) for name, tensor in self._series.items()}
+        columns = {name: tensor.t().contiguous().to(device) for name, tensor in self._tensors.items()}
         window = torch.arange(self.lookback + self.horizon, dtype=torch.int32).to(device)
 
         def cut(index: torch.Tensor) -> dict[str, Any]:
@@ -623,7 +634,7 @@ class WindowDataset(Dataset):
             rows = (index.to(torch.int32).unsqueeze(1) + window).reshape(-1)
             windows = {
                 name: series.index_select(1, rows).view(len(series), len(index), len(window)).transpose(0, 1)
-                for name, series in there.items()
+                for name, series in columns.items()
             }
             return self._batch(index, lambda name, part: windows[name][..., part].contiguous())
 

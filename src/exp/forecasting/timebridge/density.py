@@ -50,7 +50,7 @@ _CPU_COLUMNS, _CPU_ELEMENTS = 256, 2**18
 _DEVICE_COLUMNS, _DEVICE_ELEMENTS = 1024, 2**25
 
 # Most latents of a block: c latents in one block-diagonal product take c times the work of c separate products.
-_MOST_LATENTS = 32
+_MAX_LATENTS = 32
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 
@@ -95,13 +95,13 @@ def gaussian_log_density(
 
 
 def noise_log_density(
-    context: torch.Tensor, own: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor]
+    context: torch.Tensor, latents: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor]
 ) -> torch.Tensor:
     """Sum over C latents of log N(value; 0, 1) + log |derivative by the own latent|. Differentiable once.
 
     Args:
         context: (N, K), input of every MLP.
-        own: (N, C), the latent of each MLP, its last input.
+        latents: (N, C), the latent of each MLP, its last input.
         weights: of two or more layers, (C, outputs, inputs) each; the first has K + 1 inputs, the last 1 output.
         biases: of each layer, (C, outputs).
 
@@ -109,63 +109,63 @@ def noise_log_density(
         (N,), of the arguments' dtype, which must be the same for all.
     """
     parameters = [tensor for pair in zip(weights, biases) for tensor in pair]
-    result: torch.Tensor = _NoiseLogDensity.apply(context, own, *parameters)
+    result: torch.Tensor = _NoiseLogDensity.apply(context, latents, *parameters)
     return result
 
 
 class _NoiseLogDensity(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, context: torch.Tensor, own: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
-        doubled = own.new_zeros(len(own))
-        kept = []
-        for block in _blocks(context, own, parameters):
+    def forward(ctx: Any, context: torch.Tensor, latents: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
+        doubled = latents.new_zeros(len(latents))
+        saved = []
+        for block in _blocks(context, latents, parameters):
             value, derivative = block.forward()
             logs = log_square(derivative)
             doubled[block.rows] += logs.addcmul_(value, value, value=-1.0).sum(1)
-            kept += [value, derivative]
-        ctx.save_for_backward(context, own, *parameters, *kept)
+            saved += [value, derivative]
+        ctx.save_for_backward(context, latents, *parameters, *saved)
         ctx.count = len(parameters)
-        return 0.5 * doubled - _HALF_LOG_TWO_PI * own.shape[1]
+        return 0.5 * doubled - _HALF_LOG_TWO_PI * latents.shape[1]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        context, own, *others = ctx.saved_tensors
-        parameters, kept = others[: ctx.count], others[ctx.count :]
-        grads = [torch.zeros_like(context), torch.empty_like(own), *map(torch.zeros_like, parameters)]
-        with autocast_disabled(own.device.type):
-            for block, value, derivative in zip(_blocks(context, own, parameters), kept[::2], kept[1::2]):
+        context, latents, *others = ctx.saved_tensors
+        parameters, saved = others[: ctx.count], others[ctx.count :]
+        grads = [torch.zeros_like(context), torch.empty_like(latents), *map(torch.zeros_like, parameters)]
+        with autocast_disabled(latents.device.type):
+            for block, value, derivative in zip(_blocks(context, latents, parameters), saved[::2], saved[1::2]):
                 column = grad[block.rows].unsqueeze(1)
-                of_log = derivative / _floored_square(derivative)
-                block.backward(value * -column, of_log * column, grads)
+                log_grad = derivative / _floored_square(derivative)
+                block.backward(value * -column, log_grad * column, grads)
         return tuple(grads)
 
 
 def _blocks(
-    context: torch.Tensor, own: torch.Tensor, parameters: Sequence[torch.Tensor]
+    context: torch.Tensor, latents: torch.Tensor, parameters: Sequence[torch.Tensor]
 ) -> Iterator[_PlainBlock | _ShallowBlock]:
     """All rows and latents in blocks. Use up a block before taking the next one, which overwrites its inputs."""
-    hidden, on_cpu = parameters[0].shape[1], own.device.type == "cpu"
+    hidden, on_cpu = parameters[0].shape[1], latents.device.type == "cpu"
     columns, elements = (_CPU_COLUMNS, _CPU_ELEMENTS) if on_cpu else (_DEVICE_COLUMNS, _DEVICE_ELEMENTS)
-    most = min(max(columns // hidden, 1), _MOST_LATENTS, own.shape[1])
-    if not _takes_shallow_blocks(own, parameters):
-        for latents in _slices(own.shape[1], most):
-            for rows in _slices(len(own), max(elements // (most * hidden), 1)):
-                yield _PlainBlock(context, own, rows, latents, parameters)
+    size = min(max(columns // hidden, 1), _MAX_LATENTS, latents.shape[1])
+    if not _takes_shallow_blocks(latents, parameters):
+        for latent_slice in _slices(latents.shape[1], size):
+            for rows in _slices(len(latents), max(elements // (size * hidden), 1)):
+                yield _PlainBlock(context, latents, rows, latent_slice, parameters)
         return
     shared = 1 + context.shape[1]
-    inputs = own.new_ones(len(own), shared + most)
+    inputs = latents.new_ones(len(latents), shared + size)
     inputs[:, 1:shared] = context
-    scratch = own.new_empty(max(elements, most * hidden))
-    for latents in _slices(own.shape[1], most):
-        chosen = own[:, latents]
-        block_inputs = inputs[:, : shared + chosen.shape[1]]
-        block_inputs[:, shared:] = chosen
-        yield _ShallowBlock(block_inputs, scratch, latents, parameters)
+    scratch = latents.new_empty(max(elements, size * hidden))
+    for latent_slice in _slices(latents.shape[1], size):
+        block_latents = latents[:, latent_slice]
+        block_inputs = inputs[:, : shared + block_latents.shape[1]]
+        block_inputs[:, shared:] = block_latents
+        yield _ShallowBlock(block_inputs, scratch, latent_slice, parameters)
 
 
-def _takes_shallow_blocks(own: torch.Tensor, parameters: Sequence[torch.Tensor]) -> bool:
-    return len(parameters) == 4 and own.device.type == "cpu"
+def _takes_shallow_blocks(latents: torch.Tensor, parameters: Sequence[torch.Tensor]) -> bool:
+    return len(parameters) == 4 and latents.device.type == "cpu"
 
 
 def _slices(length: int, most: int) -> Iterator[slice]:
@@ -178,47 +178,51 @@ class _PlainBlock:
 
     Args:
         context: (N, K).
-        own: (N, C).
+        latents: (N, C).
         rows: the block's rows, out of N.
-        latents: the block's latents, out of C.
+        latent_slice: the block's latents, out of C.
         parameters: weights and biases of all layers and all C latents.
     """
 
     def __init__(
         self,
         context: torch.Tensor,
-        own: torch.Tensor,
+        latents: torch.Tensor,
         rows: slice,
-        latents: slice,
+        latent_slice: slice,
         parameters: Sequence[torch.Tensor],
     ) -> None:
-        self.rows, self.latents = rows, latents
-        self.inputs = [context[rows], own[rows, latents], *(parameter[latents] for parameter in parameters)]
+        self.rows, self.latent_slice = rows, latent_slice
+        self.inputs = [
+            context[rows],
+            latents[rows, latent_slice],
+            *(parameter[latent_slice] for parameter in parameters),
+        ]
 
     def forward(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Values and derivatives with respect to the own latents, (rows, latents) each."""
         return self._value_and_tangent(*self.inputs)
 
     def backward(self, value_grad: torch.Tensor, derivative_grad: torch.Tensor, grads: Sequence[torch.Tensor]) -> None:
-        """Write the block's gradient of ``own`` into ``grads``, and add those of context and parameters."""
+        """Write the gradient of the block's latents into ``grads``, and add those of context and parameters."""
         inputs = [tensor.detach().requires_grad_() for tensor in self.inputs]
         with torch.enable_grad():
             outputs = self._value_and_tangent(*inputs)
-        own = torch.autograd.grad(outputs, inputs, [value_grad, derivative_grad])
-        grads[0][self.rows] += own[0]
-        grads[1][self.rows, self.latents] = own[1]
-        for grad, share in zip(grads[2:], own[2:]):
-            grad[self.latents] += share
+        input_grads = torch.autograd.grad(outputs, inputs, [value_grad, derivative_grad])
+        grads[0][self.rows] += input_grads[0]
+        grads[1][self.rows, self.latent_slice] = input_grads[1]
+        for grad, share in zip(grads[2:], input_grads[2:]):
+            grad[self.latent_slice] += share
 
     @staticmethod
     def _value_and_tangent(
-        context: torch.Tensor, own: torch.Tensor, *parameters: torch.Tensor
+        context: torch.Tensor, latents: torch.Tensor, *parameters: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         first, bias = parameters[:2]
         own_weight = first[:, :, -1].unsqueeze(1)
-        shared = context.expand(own.shape[1], -1, -1)
+        shared = context.expand(latents.shape[1], -1, -1)
         hidden = torch.baddbmm(bias.unsqueeze(1), shared, first[:, :, :-1].transpose(1, 2))
-        hidden = hidden + own.t().unsqueeze(2) * own_weight
+        hidden = hidden + latents.t().unsqueeze(2) * own_weight
         tangent = own_weight
         for weight, bias in zip(parameters[2::2], parameters[3::2]):
             slope = (hidden.detach() > 0).to(hidden.dtype) * (1.0 - NEGATIVE_SLOPE) + NEGATIVE_SLOPE
@@ -236,7 +240,7 @@ class _ShallowBlock:
     Args:
         inputs: (N, 1 + K + c); the last c columns are the own latents.
         scratch: buffer for hidden units, reused: allocating it again would cost more than filling it.
-        latents: the block's latents, out of C.
+        latent_slice: the block's latents, out of C.
         parameters: weights and biases of both layers and all C latents.
     """
 
@@ -244,23 +248,23 @@ class _ShallowBlock:
         self,
         inputs: torch.Tensor,
         scratch: torch.Tensor,
-        latents: slice,
+        latent_slice: slice,
         parameters: Sequence[torch.Tensor],
     ) -> None:
-        weight, bias, last_weight, last_bias = (parameter[latents] for parameter in parameters)
-        self.inputs, self.scratch, self.latents, self.rows = inputs, scratch, latents, slice(None)
+        weight, bias, last_weight, last_bias = (parameter[latent_slice] for parameter in parameters)
+        self.inputs, self.scratch, self.latent_slice, self.rows = inputs, scratch, latent_slice, slice(None)
         self.shape = weight.shape[:2]  # c, h
         self.shared = inputs.shape[1] - weight.shape[0]  # 1 + K
-        self.own, self.last, self.last_bias = weight[:, :, -1], last_weight.squeeze(1), last_bias.squeeze(1)
+        self.latent_weight, self.last, self.last_bias = weight[:, :, -1], last_weight.squeeze(1), last_bias.squeeze(1)
         context = weight[:, :, :-1].flatten(0, 1).t()
-        self.first = torch.cat([bias.reshape(1, -1), context, self._diagonal(self.own)])
+        self.first = torch.cat([bias.reshape(1, -1), context, self._diagonal(self.latent_weight)])
 
     def forward(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Values and derivatives, (N, c) each.
 
         The slope is ``NEGATIVE_SLOPE`` everywhere, plus ``1 - NEGATIVE_SLOPE`` where the hidden unit is positive.
         """
-        product = self.own * self.last
+        product = self.latent_weight * self.last
         out, positive_out = self._diagonal(self.last).t(), self._diagonal((1.0 - NEGATIVE_SLOPE) * product).t()
         everywhere = NEGATIVE_SLOPE * product.sum(1)
         value, derivative = self.last_bias.repeat(len(self.inputs), 1), everywhere.repeat(len(self.inputs), 1)
@@ -286,28 +290,28 @@ class _ShallowBlock:
         back_everywhere = NEGATIVE_SLOPE * back.unflatten(1, self.shape).sum(2).t()
         back = (1.0 - NEGATIVE_SLOPE) * back.t()
         by_value = torch.zeros_like(self.first)
-        by_derivative = torch.zeros_like(self.first[: len(self.own)])
-        of_inputs = value_grad @ back_everywhere
-        for inputs, value, derivative, into in self._by_rows(self.inputs, value_grad, derivative_grad, of_inputs):
+        by_derivative = torch.zeros_like(self.first[: len(self.latent_weight)])
+        input_grad = value_grad @ back_everywhere
+        for inputs, value, derivative, target in self._by_rows(self.inputs, value_grad, derivative_grad, input_grad):
             positive = self._hidden_units(inputs).gt_(0)
             by_derivative.addmm_(derivative.t(), positive)
             positive.view(-1, *self.shape).mul_(value.unsqueeze(2))
             by_value.addmm_(inputs.t(), positive)
-            into.addmm_(positive, back)
-        grads[0].add_(of_inputs[:, : self.shared - 1])
-        grads[1][:, self.latents] = of_inputs[:, self.shared - 1 :]
+            target.addmm_(positive, back)
+        grads[0].add_(input_grad[:, : self.shared - 1])
+        grads[1][:, self.latent_slice] = input_grad[:, self.shared - 1 :]
 
         everywhere = NEGATIVE_SLOPE * (self.inputs.t() @ value_grad)
-        of_shared = (1.0 - NEGATIVE_SLOPE) * by_value[: self.shared].unflatten(1, self.shape)
-        of_shared += everywhere[: self.shared].unsqueeze(2)
-        of_own = (1.0 - NEGATIVE_SLOPE) * self._undo_diagonal(by_value[self.shared :] + by_derivative)
-        of_own += (everywhere[self.shared :].diagonal() + NEGATIVE_SLOPE * derivative_grad.sum(0)).unsqueeze(1)
-        weight_grad, bias_grad, last_grad, last_bias_grad = (grad[self.latents] for grad in grads[2:])
-        weight_grad[:, :, :-1] = (of_shared[1:] * self.last).permute(1, 2, 0)
-        weight_grad[:, :, -1] = of_own * self.last
-        bias_grad.copy_(of_shared[0] * self.last)
+        shared_grad = (1.0 - NEGATIVE_SLOPE) * by_value[: self.shared].unflatten(1, self.shape)
+        shared_grad += everywhere[: self.shared].unsqueeze(2)
+        latent_grad = (1.0 - NEGATIVE_SLOPE) * self._undo_diagonal(by_value[self.shared :] + by_derivative)
+        latent_grad += (everywhere[self.shared :].diagonal() + NEGATIVE_SLOPE * derivative_grad.sum(0)).unsqueeze(1)
+        weight_grad, bias_grad, last_grad, last_bias_grad = (grad[self.latent_slice] for grad in grads[2:])
+        weight_grad[:, :, :-1] = (shared_grad[1:] * self.last).permute(1, 2, 0)
+        weight_grad[:, :, -1] = latent_grad * self.last
+        bias_grad.copy_(shared_grad[0] * self.last)
         shared_weight = self.first[: self.shared].unflatten(1, self.shape)
-        last_grad.copy_(((of_shared * shared_weight).sum(0) + of_own * self.own).unsqueeze(1))
+        last_grad.copy_(((shared_grad * shared_weight).sum(0) + latent_grad * self.latent_weight).unsqueeze(1))
         last_bias_grad.copy_(value_grad.sum(0).unsqueeze(1))
 
     def _by_rows(self, *tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:

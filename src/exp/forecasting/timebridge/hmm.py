@@ -26,14 +26,14 @@ from torch.nn import functional as F
 
 from exp.hardware.compat import autocast_disabled
 
-__all__ = ["LEAST_STD", "LOG_FLOOR", "Regimes", "log_likelihood", "viterbi"]
+__all__ = ["LOG_FLOOR", "MIN_STD", "Regimes", "log_likelihood", "viterbi"]
 
 # Smallest log-probability: far below that of any real observation, and about 1e8 of them sum without overflow.
 LOG_FLOOR = -1e30
 # Lower bound of an emission's standard deviation.
-LEAST_STD = 0.1
+MIN_STD = 0.1
 # Initial logit of staying in a regime, relative to 0 for each other regime: with 0, initial paths would be noise.
-_STAY = 2.0
+_INITIAL_STAY_LOGIT = 2.0
 
 _Reduce = Callable[[torch.Tensor, int], torch.Tensor]
 
@@ -78,17 +78,19 @@ def viterbi(log_emissions: torch.Tensor, log_initial: torch.Tensor, log_transiti
         (B, T), int64.
     """
     with autocast_disabled(log_emissions.device.type):
-        emissions, _, initial, transition = _prepared(
+        emissions, _, initial, transition = _floored_time_first(
             log_emissions.float(), log_initial.float(), log_transition.float()
         )
-        scores = _messages(emissions, initial, transition, False, _maximum, _below_zero)[0] + emissions
+        scores = _messages(emissions, initial, transition, False, _maximum, _shift_max_to_zero)[0] + emissions
         scores = scores - scores.amax(1, keepdim=True)
         pointers = _best_origins(scores[:-1], transition)
         last = _best_origins(scores[-1:], torch.zeros_like(transition[:, :1])).flatten()
         return _backtrace(pointers, last).t().contiguous()
 
 
-def _prepared(emissions: torch.Tensor, initial: torch.Tensor, transition: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _floored_time_first(
+    emissions: torch.Tensor, initial: torch.Tensor, transition: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
     """Apply ``LOG_FLOOR``, and put the batch last, so that reductions over regimes run along contiguous memory.
 
     Returns:
@@ -106,19 +108,19 @@ class _LogLikelihood(torch.autograd.Function):
     def forward(
         ctx: Any, emissions: torch.Tensor, initial: torch.Tensor, transition: torch.Tensor, with_gradient: bool
     ) -> torch.Tensor:
-        emissions, peaks, initial, transition = _prepared(emissions, initial, transition)
-        predicted, future = _messages(emissions, initial, transition, with_gradient, _log_sum_exp, _log_normalized)
+        emissions, peaks, initial, transition = _floored_time_first(emissions, initial, transition)
+        predicted, future = _messages(emissions, initial, transition, with_gradient, _log_sum_exp, _log_normalize)
         joint = predicted + emissions
         result = (torch.logsumexp(joint, 1) + peaks).sum(0)  # log p(x_t | x_<t) of every step
         if future is not None:
-            known = torch.log_softmax(joint, 1)
-            ctx.save_for_backward(predicted, known, torch.log_softmax(known + future, 1), transition)
+            filtered = torch.log_softmax(joint, 1)
+            ctx.save_for_backward(predicted, filtered, torch.log_softmax(filtered + future, 1), transition)
         return result
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        predicted, known, log_posterior, transition = ctx.saved_tensors
+        predicted, filtered, log_posterior, transition = ctx.saved_tensors
         emissions_grad = initial_grad = transition_grad = None
         if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
             weighted = log_posterior.exp() * grad
@@ -126,7 +128,7 @@ class _LogLikelihood(torch.autograd.Function):
         if ctx.needs_input_grad[2]:
             # p(from, to | x) = p(from | to, x_<=t) p(to | x). In this order large numbers cancel before small ones
             # are added.
-            pairs = (known[:-1].unsqueeze(2) + transition[:, :, None]).sub_(predicted[1:].unsqueeze(1))
+            pairs = (filtered[:-1].unsqueeze(2) + transition[:, :, None]).sub_(predicted[1:].unsqueeze(1))
             pairs = pairs.add_(log_posterior[1:].unsqueeze(1)).exp_()
             transition_grad = pairs.mul_(grad).sum((0, 3))
         return emissions_grad, initial_grad, transition_grad, None
@@ -158,8 +160,8 @@ def _messages(
         for each step, or None.
     """
 
-    def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        joined = reduce(left.unsqueeze(2) + right.unsqueeze(0), 1)
+    def product(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        joined = reduce(first.unsqueeze(2) + second.unsqueeze(0), 1)
         return joined - joined.amax((0, 1), keepdim=True)
 
     start = initial.view(-1, 1).expand(emissions.shape[1:]).unsqueeze(1)
@@ -167,16 +169,16 @@ def _messages(
     # (K, T - 1, B) each, up to constants: the forward message before step t's emission, and the backward message after
     # step t with the emission of step t + 1.
     before, after = start, emissions[-1].unsqueeze(1) if with_future else None
-    for left, right, count in reversed(_tree(emissions[:-1].transpose(0, 1).unsqueeze(1) + matrix, product, dim=2)):
-        pairs = left.shape[2]
+    for first, second, count in reversed(_tree(emissions[:-1].transpose(0, 1).unsqueeze(1) + matrix, product, dim=2)):
+        pairs = first.shape[2]
         message = before[:, :pairs]
-        before = _interleave(message, _below_zero(reduce(message.unsqueeze(1) + left, 0)), before, count)
+        before = _interleave(message, _shift_max_to_zero(reduce(message.unsqueeze(1) + first, 0)), before, count)
         if after is not None:
             message = after[:, :pairs]
-            after = _interleave(_below_zero(reduce(message.unsqueeze(0) + right, 1)), message, after, count)
+            after = _interleave(_shift_max_to_zero(reduce(message.unsqueeze(0) + second, 1)), message, after, count)
     # One more step from each boundary restores the constants that the scan has dropped.
-    known = normalize(before + emissions[:-1].transpose(0, 1))
-    predicted = torch.cat([start, reduce(known.unsqueeze(1) + matrix, 0)], 1).transpose(0, 1)
+    filtered = normalize(before + emissions[:-1].transpose(0, 1))
+    predicted = torch.cat([start, reduce(filtered.unsqueeze(1) + matrix, 0)], 1).transpose(0, 1)
     if after is None:
         return predicted, None
     future = reduce(normalize(after).unsqueeze(0) + matrix, 1)
@@ -196,9 +198,11 @@ def _backtrace(pointers: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
         (T, B), int64.
     """
     after = last.view(1, 1, -1)
-    for left, right, count in reversed(_tree(pointers.transpose(0, 1), lambda one, other: one.gather(0, other), dim=1)):
-        paired = after[:, : left.shape[1]]
-        after = _interleave(right.gather(0, paired), paired, after, count)
+    for first, second, count in reversed(
+        _tree(pointers.transpose(0, 1), lambda one, other: one.gather(0, other), dim=1)
+    ):
+        paired = after[:, : first.shape[1]]
+        after = _interleave(second.gather(0, paired), paired, after, count)
     before = pointers.gather(1, after.transpose(0, 1)).squeeze(1)
     return torch.cat([before, last.unsqueeze(0)])
 
@@ -209,24 +213,24 @@ def _tree(
     """Combine neighbors along ``dim`` until one is left; an odd one at the end moves up unchanged.
 
     Returns:
-        For each level, from the leaves upwards: left partners, right partners, and the number of elements.
+        For each level, from the leaves upwards: first partners, second partners, and the number of elements.
     """
     levels = []
     count = leaves.shape[dim]
     while count > 1:
         pairs = leaves.narrow(dim, 0, count // 2 * 2).unflatten(dim, (count // 2, 2))
-        left, right = (partner.contiguous() for partner in pairs.unbind(dim + 1))
-        levels.append((left, right, count))
-        odd = leaves.narrow(dim, count - count % 2, count % 2)
-        leaves = torch.cat([combine(left, right), odd], dim)
+        first, second = (partner.contiguous() for partner in pairs.unbind(dim + 1))
+        levels.append((first, second, count))
+        unpaired = leaves.narrow(dim, count - count % 2, count % 2)
+        leaves = torch.cat([combine(first, second), unpaired], dim)
         count = leaves.shape[dim]
     return levels
 
 
-def _interleave(even: torch.Tensor, odd: torch.Tensor, parents: torch.Tensor, count: int) -> torch.Tensor:
+def _interleave(first: torch.Tensor, second: torch.Tensor, parents: torch.Tensor, count: int) -> torch.Tensor:
     """Interleave two (K, pairs, B) to (K, count, B); if ``count`` is odd, the last element is its parent."""
-    children = torch.stack([even, odd], 2).flatten(1, 2)
-    return torch.cat([children, parents[:, even.shape[1] :]], 1) if count % 2 else children
+    children = torch.stack([first, second], 2).flatten(1, 2)
+    return torch.cat([children, parents[:, first.shape[1] :]], 1) if count % 2 else children
 
 
 def _best_origins(scores: torch.Tensor, transition: torch.Tensor) -> torch.Tensor:
@@ -260,11 +264,11 @@ def _maximum(x: torch.Tensor, dim: int) -> torch.Tensor:
     return x.amax(dim)
 
 
-def _log_normalized(x: torch.Tensor) -> torch.Tensor:
+def _log_normalize(x: torch.Tensor) -> torch.Tensor:
     return torch.log_softmax(x, 0)
 
 
-def _below_zero(x: torch.Tensor) -> torch.Tensor:
+def _shift_max_to_zero(x: torch.Tensor) -> torch.Tensor:
     return x - x.amax(0, keepdim=True)
 
 
@@ -285,9 +289,9 @@ class Regimes(nn.Module):
         super().__init__()
         self.channels = channels
         self.means = nn.Parameter(torch.randn(count, channels))
-        self.spreads = nn.Parameter(torch.zeros(count, channels))
+        self.raw_stds = nn.Parameter(torch.zeros(count, channels))
         self.initial = nn.Parameter(torch.zeros(count))
-        self.transition = nn.Parameter(_STAY * torch.eye(count))
+        self.transition = nn.Parameter(_INITIAL_STAY_LOGIT * torch.eye(count))
         self.register_buffer("frozen", torch.zeros(()))  # 0 or 1; gloo of torch 1.10 carries no bool
         for name, parameter in self.named_parameters():
             self.register_buffer(f"frozen_{name}", parameter.detach().clone())
@@ -298,8 +302,8 @@ class Regimes(nn.Module):
             return
         with torch.no_grad():
             for name, parameter in self.named_parameters():
-                whole = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter  # sharded
-                getattr(self, f"frozen_{name}").copy_(whole)
+                full = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter  # sharded
+                getattr(self, f"frozen_{name}").copy_(full)
             self.frozen.fill_(1.0)
 
     def negative_log_likelihood(self, series: torch.Tensor) -> torch.Tensor:
@@ -311,7 +315,7 @@ class Regimes(nn.Module):
         Returns:
             0-dim float32.
         """
-        emissions = _emissions(series[..., : self.channels], self.means, self.spreads)
+        emissions = _emissions(series[..., : self.channels], self.means, self.raw_stds)
         chain = log_likelihood(emissions, self.initial.log_softmax(0), self.transition.log_softmax(1))
         return -chain.mean() / series.shape[1]
 
@@ -327,20 +331,20 @@ class Regimes(nn.Module):
         Returns:
             (B, T), int64.
         """
-        names = ("means", "spreads", "initial", "transition")
-        means, spreads, initial, transition = (getattr(self, f"frozen_{name}" if frozen else name) for name in names)
-        emissions = _emissions(series[..., : self.channels], means, spreads)
+        names = ("means", "raw_stds", "initial", "transition")
+        means, raw_stds, initial, transition = (getattr(self, f"frozen_{name}" if frozen else name) for name in names)
+        emissions = _emissions(series[..., : self.channels], means, raw_stds)
         return viterbi(emissions, initial.log_softmax(0), transition.log_softmax(1))
 
 
-def _emissions(x: torch.Tensor, means: torch.Tensor, spreads: torch.Tensor) -> torch.Tensor:
-    """Log N(x; mean, std) of every regime, std = softplus(spread) + 0.1: (B, T, D) -> (B, T, K).
+def _emissions(x: torch.Tensor, means: torch.Tensor, raw_stds: torch.Tensor) -> torch.Tensor:
+    """Log N(x; mean, std) of every regime, std = softplus(raw_std) + 0.1: (B, T, D) -> (B, T, K).
 
     In float32 under autocast, too: large products cancel here, and bfloat16 keeps only three digits of them.
     """
     with autocast_disabled(x.device.type):
         x = x.float()
-        std = F.softplus(spreads) + LEAST_STD
+        std = F.softplus(raw_stds) + MIN_STD
         # The square is expanded into two matrix products, which avoids a tensor (B, T, K, D).
         precision = 1.0 / (std * std)
         quadratic = (x * x) @ precision.t() - 2.0 * (x @ (means * precision).t()) + (means * means * precision).sum(1)

@@ -11,7 +11,7 @@ from torch import nn
 from exp.forecasting.masking import masked_difference, masked_mean
 from exp.hardware.compat import autocast_disabled
 
-__all__ = ["TimeFrequencyLoss", "dft_matrix", "quantile_loss", "uncrossed"]
+__all__ = ["TimeFrequencyLoss", "dft_matrix", "quantile_loss", "uncross_quantiles"]
 
 # Smaller squared magnitudes count as zero; those of relevant float32 differences are far larger.
 _TINY = 1e-30
@@ -63,7 +63,7 @@ class TimeFrequencyLoss(nn.Module):
         """
         with autocast_disabled(prediction.device.type):
             if observed is not None:
-                return self._masked(masked_difference(prediction.float(), target.float(), observed), observed)
+                return self._masked_loss(masked_difference(prediction.float(), target.float(), observed), observed)
             difference = prediction.float() - target.float()
             magnitude = self._magnitude(difference)
             return (1.0 - self.alpha) * difference.abs().mean() + self.alpha * magnitude.mean()
@@ -73,11 +73,11 @@ class TimeFrequencyLoss(nn.Module):
         real, imaginary = (difference.transpose(1, 2) @ self.dft).chunk(2, dim=-1)
         return (real * real + imaginary * imaginary).clamp_min(_TINY).sqrt()
 
-    def _masked(self, difference: torch.Tensor, observed: torch.Tensor) -> torch.Tensor:
+    def _masked_loss(self, difference: torch.Tensor, observed: torch.Tensor) -> torch.Tensor:
         series = observed.sum(dim=1).clamp_max(1.0)  # (B, C): 1 where a series has a truth in a window
         magnitude = (self._magnitude(difference).mean(dim=2) * series).sum(dim=1)
-        in_frequency = (magnitude / series.sum(dim=1).clamp_min(1.0)).mean()
-        return (1.0 - self.alpha) * masked_mean(difference.abs(), observed) + self.alpha * in_frequency
+        frequency_loss = (magnitude / series.sum(dim=1).clamp_min(1.0)).mean()
+        return (1.0 - self.alpha) * masked_mean(difference.abs(), observed) + self.alpha * frequency_loss
 
 
 def quantile_loss(
@@ -101,7 +101,7 @@ def quantile_loss(
     return 2.0 * torch.stack(losses).mean()
 
 
-def uncrossed(forecast: torch.Tensor, others: Sequence[torch.Tensor], median: int) -> list[torch.Tensor]:
+def uncross_quantiles(forecast: torch.Tensor, others: Sequence[torch.Tensor], median: int) -> list[torch.Tensor]:
     """Make quantiles ascend, with the forecast as the median.
 
     From the median outwards each is moved to be at least as far out as the one before it; the forecast is unchanged.

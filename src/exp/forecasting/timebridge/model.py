@@ -17,11 +17,11 @@ from torch import nn
 from exp.errors import ConfigError
 from exp.forecasting.config import TimeBridgeConfig
 from exp.forecasting.timebridge import layers
-from exp.forecasting.timebridge.loss import TimeFrequencyLoss, quantile_loss, uncrossed
+from exp.forecasting.timebridge.loss import TimeFrequencyLoss, quantile_loss, uncross_quantiles
 from exp.hardware.compat import autocast_disabled
 from exp.models.base import Model, best_prefix
 
-__all__ = ["STD_EPS", "TimeBridge", "head", "in_float32", "standardized"]
+__all__ = ["STD_EPS", "TimeBridge", "in_float32", "linear_head", "standardize_lookback"]
 
 
 # Added to the standard deviation (not to the variance), as in the authors' code.
@@ -56,6 +56,12 @@ class TimeBridge(Model):
         self.channels, self.quantiles = config.channels, config.quantiles
         self.taken_on_trust = ["num_heads", "stable_len"] + ["quantiles"] * (config.quantiles is not None)
         self.uses_time_features = config.cointegrated_layers > 0
+        self.messages: list[str] = []
+        if 0 < config.period < config.lookback and config.lookback % config.period:
+            self.messages.append(
+                f"model.period={config.period} does not divide data.lookback={config.lookback}: as in the authors' "
+                f"code, {patches} patches have {config.lookback // patches} time steps each"
+            )
 
         self.embedding = layers.PatchEmbedding(config.lookback // patches, config.d_model, config.dropout)
         stack: list[nn.Module] = [layers.IntegratedAttention(config) for _ in range(config.integrated_layers)]
@@ -64,12 +70,12 @@ class TimeBridge(Model):
         stack += [layers.CointegratedAttention(config) for _ in range(config.cointegrated_layers)]
         self.encoder = layers.Encoder(stack)
         self.token_elements = patches_out * config.d_model
-        self.decoder = head(self.token_elements, config.horizon)
+        self.decoder = linear_head(self.token_elements, config.horizon)
         self.loss = TimeFrequencyLoss(config.horizon, config.alpha)
-        self.spread: str | None = None
+        self.distribution: str | None = None
         if config.quantiles is not None:
-            self.spread = "quantiles"
-            self.quantile_decoder = head(self.token_elements, (len(config.quantiles) - 1) * config.horizon)
+            self.distribution = "quantiles"
+            self.quantile_decoder = linear_head(self.token_elements, (len(config.quantiles) - 1) * config.horizon)
 
     def adapt_state_dict(self, state: Mapping[str, torch.Tensor], source: Path) -> dict[str, torch.Tensor]:
         """Rename the weights of the variant to ours; a model without a prior takes the forecaster's weights alone."""
@@ -104,18 +110,18 @@ class TimeBridge(Model):
             observed: (B, H, C), 1 where ``y`` has a truth, else 0; None: 1 everywhere.
             future: (B, H, K), covariates and time features of the horizon; not used: the model uses covariates over the
                 lookback only, as further series.
-            mode: ``"loss"``, ``"predict"`` or ``"tensor"`` (:class:`exp.models.base.Model`); ``"spread"`` where
-                ``spread`` is set (:class:`exp.forecasting.intervals.Spread`).
+            mode: ``"loss"``, ``"predict"`` or ``"tensor"`` (:class:`exp.models.base.Model`); ``"distribution"`` where
+                ``distribution`` is set (:class:`exp.forecasting.intervals.PredictiveDistribution`).
 
         Returns:
             The terms of the loss by name, such as ``{"loss": <0-dim float32 tensor>}``; the forecast (B, H, C); or the
-            spread, such as quantiles (B, H, C, Q).
+            distribution, such as quantiles (B, H, C, Q).
         """
         del index, future
         if mode in ("predict", "tensor"):
             return self._forecast(x, marks)
-        if mode == "spread" and self.spread is not None:
-            return self.spread_of(x, marks)
+        if mode == "distribution" and self.distribution is not None:
+            return self.predict_distribution(x, marks)
         assert mode == "loss"
         assert y is not None
         return self.losses(x, marks, y, observed)
@@ -133,21 +139,21 @@ class TimeBridge(Model):
             "loss_quantiles": quantile_loss(others, y, levels, observed),
         }
 
-    def spread_of(self, x: torch.Tensor, marks: torch.Tensor) -> torch.Tensor:
+    def predict_distribution(self, x: torch.Tensor, marks: torch.Tensor) -> torch.Tensor:
         """Quantiles (B, H, C, Q) around the forecast, which do not cross; arguments as for :meth:`forward`."""
         assert self.quantiles is not None
-        return torch.stack(uncrossed(*self._heads(x, marks), self.quantiles.index(_MEDIAN)), dim=-1)
+        return torch.stack(uncross_quantiles(*self._heads(x, marks), self.quantiles.index(_MEDIAN)), dim=-1)
 
     def _heads(self, x: torch.Tensor, marks: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """The forecast and the other quantiles, which may cross, (B, H, C) each."""
-        series, mean, std = standardized(x)
+        series, mean, std = standardize_lookback(x)
         tokens = self.encode(series, marks)
         forecast = in_float32(self.decoder, tokens).transpose(1, 2) * std + mean
         others = in_float32(self.quantile_decoder, tokens).split(self.config.horizon, dim=-1)
         return forecast, [forecast + other.transpose(1, 2) * std for other in others]
 
     def _forecast(self, x: torch.Tensor, marks: torch.Tensor) -> torch.Tensor:
-        series, mean, std = standardized(x)
+        series, mean, std = standardize_lookback(x)
         return in_float32(self.decoder, self.encode(series, marks)).transpose(1, 2) * std + mean
 
     def encode(self, series: torch.Tensor, marks: torch.Tensor) -> torch.Tensor:
@@ -170,7 +176,7 @@ class TimeBridge(Model):
         return name.startswith(("decoder.", "quantile_decoder."))
 
 
-def head(tokens: int, steps: int) -> nn.Sequential:
+def linear_head(tokens: int, steps: int) -> nn.Sequential:
     """A linear layer without bias from all elements of a channel's tokens to time steps."""
     return nn.Sequential(nn.Flatten(-2), nn.Linear(tokens, steps, bias=False))
 
@@ -183,7 +189,7 @@ def in_float32(head: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def standardized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def standardize_lookback(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Standardize each series by its mean and (unbiased) standard deviation over the lookback, without gradients.
 
     Args:
@@ -220,8 +226,8 @@ def _check(config: TimeBridgeConfig, patches: int, patches_out: int) -> None:
 
 _State = Mapping[str, torch.Tensor]
 
-_LANDMARK = "decoder1_x.1.weight"
-_RENAMED = {
+_VARIANT_KEY = "decoder1_x.1.weight"
+_VARIANT_PREFIXES = {
     "embedding.": "embedding.",
     "encoder.": "encoder.",
     "decoder.": "decoder.",
@@ -232,21 +238,21 @@ _RENAMED = {
     "decoder1_x.": "past_scale.",
     "c_embeddings.": "regime_embedding.",
 }
-_PRIORS = {
+_VARIANT_PRIORS = {
     "encoder_zc.stationary_transition_prior.": "stationary_prior.",
     "encoder_zd.nonstationary_transition_prior.": "nonstationary_prior.",
 }
 _MLP = re.compile(r"gs\.(\d+)\.net\.(\d+)\.(weight|bias)$")
 _REGIME_CHANNELS = 4
-_COMPRESSED_ABOVE = 100
+_MAX_UNCOMPRESSED_LATENTS = 100
 # Its softplus is 2e-9, negligible beside 0.1.
-_LEAST_SPREAD = -20.0
+_MIN_RAW_STD = -20.0
 
 
 def variant_prefix(state: _State) -> str | None:
     """The prefix of the variant's names, such as ``model.``; None if these are not its weights."""
-    found = [key[: -len(_LANDMARK)] for key in state if key == _LANDMARK or key.endswith(f".{_LANDMARK}")]
-    return best_prefix(found) if found else None
+    prefixes = [key[: -len(_VARIANT_KEY)] for key in state if key == _VARIANT_KEY or key.endswith(f".{_VARIANT_KEY}")]
+    return best_prefix(prefixes) if prefixes else None
 
 
 def adapt_variant(state: _State, prefix: str) -> dict[str, torch.Tensor]:
@@ -263,43 +269,47 @@ def adapt_variant(state: _State, prefix: str) -> dict[str, torch.Tensor]:
         All weights and buffers of :class:`~exp.forecasting.timebridge.TimeBridgePrior`. The regimes are not frozen: a
         training that starts from them trains them for ``regime_epochs`` more epochs, then freezes them.
     """
-    theirs = {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
+    variant = {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
     adapted: dict[str, torch.Tensor] = {"log_variance_shift": torch.zeros(())}
-    for path, name in _RENAMED.items():
-        adapted.update({name + key[len(path) :]: value for key, value in theirs.items() if key.startswith(path)})
-    for path, name in _PRIORS.items():
-        prior = {key[len(path) :]: value for key, value in theirs.items() if key.startswith(path)}
-        adapted.update({name + key: value for key, value in _stacked(prior).items()})
-    if "encoder_u.log_A" in theirs:
-        adapted.update(_regimes(theirs))
+    for path, name in _VARIANT_PREFIXES.items():
+        adapted.update({name + key[len(path) :]: value for key, value in variant.items() if key.startswith(path)})
+    for path, name in _VARIANT_PRIORS.items():
+        prior = {key[len(path) :]: value for key, value in variant.items() if key.startswith(path)}
+        adapted.update({name + key: value for key, value in _stack_mlps(prior).items()})
+    if "encoder_u.log_A" in variant:
+        adapted.update(_convert_regimes(variant))
     return adapted
 
 
-def _stacked(prior: _State) -> dict[str, torch.Tensor]:
+def _stack_mlps(prior: _State) -> dict[str, torch.Tensor]:
     """Stack the MLPs of all latents, ``gs.<latent>.net.<index>``, and keep the layer that compresses their context."""
-    parts: dict[tuple[int, str], dict[int, torch.Tensor]] = {}
+    latents_by_layer: dict[tuple[int, str], dict[int, torch.Tensor]] = {}
     for key, value in prior.items():
         match = _MLP.match(key)
         if match:
-            parts.setdefault((int(match.group(2)), match.group(3)), {})[int(match.group(1))] = value
-    places = sorted({index for index, _ in parts})  # of the linear layers; activations are between them
-    result = {
-        f"mlps.layers.{places.index(index)}.{kind}": torch.stack([latents[number] for number in sorted(latents)])
-        for (index, kind), latents in parts.items()
+            latents_by_layer.setdefault((int(match.group(2)), match.group(3)), {})[int(match.group(1))] = value
+    linear_indices = sorted(
+        {index for index, _ in latents_by_layer}
+    )  # of the linear layers; activations are between them
+    stacked = {
+        f"mlps.layers.{linear_indices.index(index)}.{kind}": torch.stack(
+            [latents[number] for number in sorted(latents)]
+        )
+        for (index, kind), latents in latents_by_layer.items()
     }
-    if max((len(latents) for latents in parts.values()), default=0) > _COMPRESSED_ABOVE:
-        result.update({key: value for key, value in prior.items() if key.startswith("compress.")})
-    return result
+    if max((len(latents) for latents in latents_by_layer.values()), default=0) > _MAX_UNCOMPRESSED_LATENTS:
+        stacked.update({key: value for key, value in prior.items() if key.startswith("compress.")})
+    return stacked
 
 
-def _regimes(theirs: _State) -> dict[str, torch.Tensor]:
-    deviations = theirs["encoder_u.observation_stddevs"][:, :_REGIME_CHANNELS].double().clamp_min(0.0)
+def _convert_regimes(variant: _State) -> dict[str, torch.Tensor]:
+    deviations = variant["encoder_u.observation_stddevs"][:, :_REGIME_CHANNELS].double().clamp_min(0.0)
     learned = {
-        "means": theirs["encoder_u.observation_means"][:, :_REGIME_CHANNELS],
-        "spreads": torch.log(torch.expm1(deviations)).clamp_min(_LEAST_SPREAD).float(),
-        "initial": theirs["encoder_u.log_pi"],
-        "transition": theirs["encoder_u.log_A"],
+        "means": variant["encoder_u.observation_means"][:, :_REGIME_CHANNELS],
+        "raw_stds": torch.log(torch.expm1(deviations)).clamp_min(_MIN_RAW_STD).float(),
+        "initial": variant["encoder_u.log_pi"],
+        "transition": variant["encoder_u.log_A"],
     }
-    result = {f"regimes.{name}": value for name, value in learned.items()}
-    result.update({f"regimes.frozen_{name}": value.clone() for name, value in learned.items()})
-    return {**result, "regimes.frozen": torch.zeros(())}
+    regimes = {f"regimes.{name}": value for name, value in learned.items()}
+    regimes.update({f"regimes.frozen_{name}": value.clone() for name, value in learned.items()})
+    return {**regimes, "regimes.frozen": torch.zeros(())}

@@ -33,17 +33,17 @@ from exp.forecasting.config import TimeBridgePriorConfig
 from exp.forecasting.timebridge.density import gaussian_log_density, noise_log_density
 from exp.forecasting.timebridge.hmm import Regimes
 from exp.forecasting.timebridge.loss import TimeFrequencyLoss
-from exp.forecasting.timebridge.model import STD_EPS, TimeBridge, head, in_float32, standardized
+from exp.forecasting.timebridge.model import STD_EPS, TimeBridge, in_float32, linear_head, standardize_lookback
 from exp.hardware.compat import autocast_disabled
 
-__all__ = ["FARTHEST", "LatentMLPs", "StationaryPrior", "TimeBridgePrior"]
+__all__ = ["MAX_DEVIATION", "LatentMLPs", "StationaryPrior", "TimeBridgePrior"]
 
 
 # Values of the horizon are clamped to this many standard deviations (of the lookback) before the regimes see them.
 #
 # Over a flat lookback any change is 1e5 standard deviations; squared in an emission, a few steps would dominate the
 # loss. Values of the lookback itself are at most sqrt(L) standard deviations away (Samuelson, JASA 63(324), 1968).
-FARTHEST = 30.0
+MAX_DEVIATION = 30.0
 
 
 class TimeBridgePrior(TimeBridge):
@@ -58,8 +58,8 @@ class TimeBridgePrior(TimeBridge):
     each term with its weight. A KL term is the mean over steps of log q(z_t) - log p(z_t | ...) at the latents drawn.
     p is a :class:`StationaryPrior` for the first channels, and for the rest a :class:`NonstationaryPrior` that depends
     on the step's most probable regime (:class:`Regimes`). The regimes learn from the data alone during the first
-    ``regime_epochs`` epochs, and are then frozen; they see values of the horizon up to :data:`FARTHEST`. A forecast is
-    the mean, without drawing. It does not need the prior, so weights of a plain TimeBridge fit unchanged.
+    ``regime_epochs`` epochs, and are then frozen; they see values of the horizon up to :data:`MAX_DEVIATION`. A
+    forecast is the mean, without drawing. It does not need the prior, so weights of a plain TimeBridge fit unchanged.
 
     Args:
         **keys: of :class:`exp.forecasting.config.TimeBridgePriorConfig`, which documents them.
@@ -83,13 +83,13 @@ class TimeBridgePrior(TimeBridge):
         terms = ("reconstruction", "stationary_kl", "nonstationary_kl", "hmm")
         self.weights = {term: getattr(config, f"{term}_weight") for term in terms}
         self._frozen = False
-        self.past_decoder = head(self.token_elements, config.lookback)
+        self.past_decoder = linear_head(self.token_elements, config.lookback)
         self.past_loss = TimeFrequencyLoss(config.lookback, config.alpha)
         if config.prior or config.sampling:
-            self.spread = "std"
-            own = {field.name for field in fields(TimeBridge.config_class)} - {"_target_"}
-            self.scale = TimeBridge(**{key: getattr(config, key) for key in own})
-            self.past_scale = head(self.token_elements, config.lookback)
+            self.distribution = "std"
+            backbone_keys = {field.name for field in fields(TimeBridge.config_class)} - {"_target_"}
+            self.scale = TimeBridge(**{key: getattr(config, key) for key in backbone_keys})
+            self.past_scale = linear_head(self.token_elements, config.lookback)
             self.register_buffer("log_variance_shift", torch.tensor(float(config.initial_log_variance)))
         if not config.prior:
             return
@@ -132,12 +132,12 @@ class TimeBridgePrior(TimeBridge):
         if self._frozen and self.prior and self.stationary < self.channels:
             self.regimes.freeze()
 
-    def spread_of(self, x: torch.Tensor, marks: torch.Tensor) -> torch.Tensor:
+    def predict_distribution(self, x: torch.Tensor, marks: torch.Tensor) -> torch.Tensor:
         """Standard deviation of each latent of the horizon around the forecast, (B, H, C), in the units of ``x``.
 
         It is that of q(z | x), which no term of the loss fits to residuals: it may be far from them.
         """
-        series, _, std = standardized(x)
+        series, _, std = standardize_lookback(x)
         log_variance = in_float32(self.scale.decoder, self.scale.encode(series, marks)).transpose(1, 2)
         return torch.exp(0.5 * (log_variance + self.log_variance_shift)) * std
 
@@ -152,15 +152,15 @@ class TimeBridgePrior(TimeBridge):
         """
         if observed is not None:
             y = torch.where(observed > 0, y, x[:, -1:].expand_as(y))
-        series, mean, std = standardized(x)
+        series, mean, std = standardize_lookback(x)
         tokens = self.encode(series, marks)
         heads = (self.past_decoder, self.decoder)
         latent_mean = torch.cat([in_float32(head, tokens) for head in heads], dim=-1).transpose(1, 2)
         z, log_variance = latent_mean, None
         if self.prior or self.sampling:
-            spread = self.scale.encode(series, marks)
+            scale_tokens = self.scale.encode(series, marks)
             heads = (self.past_scale, self.scale.decoder)
-            log_variance = torch.cat([in_float32(head, spread) for head in heads], dim=-1).transpose(1, 2)
+            log_variance = torch.cat([in_float32(head, scale_tokens) for head in heads], dim=-1).transpose(1, 2)
             log_variance = log_variance + self.log_variance_shift
         if self.sampling and log_variance is not None:
             z = latent_mean + torch.exp(0.5 * log_variance) * torch.randn_like(latent_mean)
@@ -171,9 +171,9 @@ class TimeBridgePrior(TimeBridge):
             "reconstruction": self.past_loss(decoded[:, :lookback], x),
         }
         if self.prior and log_variance is not None:
-            ahead = ((y - mean) / (std + STD_EPS)).clamp(-FARTHEST, FARTHEST)
-            whole = torch.cat([series, ahead], dim=1)
-            terms.update(self._divergences(z, latent_mean, log_variance, whole))
+            future = ((y - mean) / (std + STD_EPS)).clamp(-MAX_DEVIATION, MAX_DEVIATION)
+            full_series = torch.cat([series, future], dim=1)
+            terms.update(self._divergences(z, latent_mean, log_variance, full_series))
         return {f"loss_{name}": term * self.weights.get(name, 1.0) for name, term in terms.items()}
 
     def _divergences(
@@ -233,21 +233,21 @@ class LatentMLPs(nn.Module):
         sizes = [context + 1, *[hidden] * num_layers, 1]
         self.layers = nn.ModuleList(StackedLinear(latents, *pair) for pair in zip(sizes, sizes[1:]))
 
-    def log_density(self, context: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    def log_density(self, context: torch.Tensor, latents: torch.Tensor) -> torch.Tensor:
         """Sum over the latents of log N(value; 0, 1) + log |derivative by the own latent|.
 
         Args:
             context: (..., K).
-            own: (..., C).
+            latents: (..., C).
 
         Returns:
             (...), of the parameters' dtype, also under autocast.
         """
         weights, biases = ([getattr(layer, name) for layer in self.layers] for name in ("weight", "bias"))
-        flat_context, flat_own = (x.reshape(-1, x.shape[-1]).to(weights[0].dtype) for x in (context, own))
-        with autocast_disabled(own.device.type):
-            density = noise_log_density(flat_context, flat_own, weights, biases)
-        return density.view(own.shape[:-1])
+        flat_context, flat_latents = (x.reshape(-1, x.shape[-1]).to(weights[0].dtype) for x in (context, latents))
+        with autocast_disabled(latents.device.type):
+            density = noise_log_density(flat_context, flat_latents, weights, biases)
+        return density.view(latents.shape[:-1])
 
 
 class StationaryPrior(nn.Module):
