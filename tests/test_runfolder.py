@@ -13,7 +13,7 @@ import torch
 
 from exp.launcher.follow import progress_of
 from exp.runs.files import csv_content, to_json, write_json
-from exp.runs.folder import RunFolder, Snapshot, last_known
+from exp.runs.folder import FolderSnapshot, RunFolder, last_progress
 from exp.vision.figures import Scene
 from exp.vision.predict import predictions_csv
 from tests.conftest import TINY, read_strictly
@@ -75,7 +75,7 @@ def contents(folder) -> dict:
 def earlier_run(path) -> RunFolder:
     folder = RunFolder(path)
     folder.create()
-    folder.stage({"config.yaml": b"seed: 0", "overrides.yaml": b"[]"})
+    folder.write_pending({"config.yaml": b"seed: 0", "overrides.yaml": b"[]"})
     folder.checkpoints.mkdir()
     (folder.checkpoints / "step_00000002.pth").write_bytes(b"two")
     folder.metrics.write_text('{"split": "train", "step": 2}\n{"split": "train", "step": 3}\n')
@@ -88,16 +88,16 @@ def earlier_run(path) -> RunFolder:
 @pytest.mark.parametrize("begun", [True, False])
 def test_a_start_that_is_refused_before_it_begins_leaves_the_folder_as_it_was(tmp_path, overwrite, begun):
     folder = earlier_run(tmp_path)
-    before, snapshot = contents(tmp_path), Snapshot(folder)
-    folder.stage({"config.yaml": b"seed: 1", "overrides.yaml": b"[seed=1]"})
+    before, snapshot = contents(tmp_path), FolderSnapshot(folder)
+    folder.write_pending({"config.yaml": b"seed: 1", "overrides.yaml": b"[seed=1]"})
     folder.log_file(0).open("a").write("of the later one\n")
     if begun:
-        folder.begin(overwrite)
+        folder.commit_pending(overwrite)
         assert folder.has_checkpoint() is not overwrite
         assert (folder.metrics.is_file(), folder.result.is_file()) == (not overwrite, False)
     else:
-        folder.drop_start()
-    assert snapshot.take_back() is not begun
+        folder.discard_pending()
+    assert snapshot.rollback() is not begun
     if begun:
         assert folder.config.read_bytes() == b"seed: 1"
     else:
@@ -107,18 +107,18 @@ def test_a_start_that_is_refused_before_it_begins_leaves_the_folder_as_it_was(tm
 def test_a_first_run_that_is_refused_leaves_nothing_unless_it_has_results(tmp_path):
     folder = RunFolder(tmp_path / "run")
     folder.create()
-    snapshot = Snapshot(folder)
-    folder.stage({"config.yaml": b"seed: 1"})
+    snapshot = FolderSnapshot(folder)
+    folder.write_pending({"config.yaml": b"seed: 1"})
     folder.metrics.write_text("{}\n")
-    assert not snapshot.take_back()
+    assert not snapshot.rollback()
     folder.metrics.write_text("")
-    assert snapshot.take_back()
+    assert snapshot.rollback()
     assert [path.name for path in folder.path.iterdir()] == ["logs"]
 
 
 def test_how_far_a_training_is_or_came_that_was_killed(tmp_path):
     folder = RunFolder(tmp_path)
-    assert (last_known(folder), progress_of(folder)) == ({"steps": 0, "epochs": 0}, "")
+    assert (last_progress(folder), progress_of(folder)) == ({"steps": 0, "epochs": 0}, "")
     lines = [
         {"split": "train", "step": 20, "epoch": 0, "loss": 1.0},
         {"split": "val", "step": 30, "epoch": 1, "mse": 1.0},
@@ -127,11 +127,11 @@ def test_how_far_a_training_is_or_came_that_was_killed(tmp_path):
     folder.metrics.write_text(json.dumps(lines[0]) + '\n{"split": "tr')
     assert progress_of(folder) == "step 20  loss 1.0000"
     folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"split": "train", "st')
-    assert last_known(folder) == {"steps": 30, "epochs": 1}
+    assert last_progress(folder) == {"steps": 30, "epochs": 1}
     folder.checkpoints.mkdir()
     for name in ("step_00000040.pth", "step_00000050.pth.tmp", "best.pth", "step_x.pth"):
         (folder.checkpoints / name).touch()
-    assert last_known(folder) == {"steps": 40, "epochs": 1}
+    assert last_progress(folder) == {"steps": 40, "epochs": 1}
 
 
 def test_cells_that_a_spreadsheet_would_compute_are_text():

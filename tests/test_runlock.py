@@ -11,12 +11,12 @@ import time
 import pytest
 
 from exp.errors import ConfigError
-from exp.runs.lock import LOCK, STALE_AFTER_S, Holder, RunLock, holder_of
+from exp.runs.lock import LOCK, STALE_AFTER_S, LockHolder, RunLock, live_holder
 
 
 def held_by(folder, age, **what):
     """A lock of somebody else's, who has shown a sign of life ``age`` seconds ago."""
-    known = {**vars(Holder.me("theirs")), "host": "n7", "pid": os.getpid(), **what}
+    known = {**vars(LockHolder.current("theirs")), "host": "n7", "pid": os.getpid(), **what}
     (folder / LOCK).write_text(json.dumps(known))
     os.utime(folder / LOCK, (time.time() - age,) * 2)
 
@@ -159,7 +159,7 @@ def test_processes_of_one_job_hold_it_together(tmp_path):
         RunLock(tmp_path).acquire()
     first.release()
     second.check()  # what the first has removed too soon is there again
-    assert holder_of(tmp_path) is not None
+    assert live_holder(tmp_path) is not None
     second.release()
     assert names(tmp_path) == set()
 
@@ -203,4 +203,4 @@ def test_losing_the_folder_is_noticed(tmp_path):
     held_by(tmp_path, 0)
     assert "n7" in lock.check()
     lock.release()
-    assert holder_of(tmp_path).host == "n7"
+    assert live_holder(tmp_path).host == "n7"

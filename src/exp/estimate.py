@@ -43,7 +43,7 @@ from exp.hardware.matmul import matrix_rate
 from exp.hardware.registry import create_backend
 from exp.models.base import parameter_counts
 from exp.report.tables import Table, as_rich
-from exp.runs.folder import blank_result
+from exp.runs.folder import empty_result
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
@@ -588,11 +588,11 @@ def write_estimate(composed: ExpConfig, overrides: list[str], *_: Any) -> int:
         "advice": None if budget is None else fitting_batch(tracer, budget),
         "notes": tracer.notes,
     }
-    result = {**blank_result(config), "status": "completed", "measured_on": "paper", "estimate": found}
+    result = {**empty_result(config), "status": "completed", "measured_on": "paper", "estimate": found}
     result["memory_peak"] = [peak] * result["world_size"]
     run.write()
     try:
-        run.folder.begin(config.overwrite)
+        run.folder.commit_pending(config.overwrite)
         run.folder.write_result(result)
     finally:
         run.release()

@@ -30,8 +30,8 @@ from exp.errors import EXIT_OK, EXIT_PREEMPTED, REFUSAL_CODES, ConfigError, ExpE
 from exp.hardware.registry import choose, create_backend
 from exp.hub import bring
 from exp.launcher.base import Outcome, describe_failure, launcher_class, resolve
-from exp.runs.files import digest_of, read_json, read_yaml
-from exp.runs.folder import RunFolder, Snapshot, blank_result, last_known
+from exp.runs.files import file_digest, read_json, read_yaml
+from exp.runs.folder import FolderSnapshot, RunFolder, empty_result, last_progress
 from exp.runs.lock import RunLock, read_holder
 from exp.task import call, create_task, task_class, to_continue
 from exp.trackers import check as check_trackers
@@ -134,7 +134,7 @@ def _note_differences(config: ExpConfig, overrides: list[str]) -> None:
         record.trained_in = str(folder)
         earlier = compose.load(RunFolder(folder).config)
         checks.check_weights(config, earlier, folder)
-        altered = RunFolder(folder).altered(read_json(RunFolder(folder).result) or {})
+        altered = RunFolder(folder).modified_files(read_json(RunFolder(folder).result) or {})
         record.differs = [f"{name} was changed after that run" for name in altered if name == "config.yaml"]
         record.differs += differences.different(config, earlier, "trained with")
     changed = folder is not None or any(re.match(r"[+~]*(data|model)\b", each) for each in overrides)
@@ -172,7 +172,7 @@ class FrozenRun:
     config: ExpConfig
     overrides: list[str]
     folder: RunFolder
-    snapshot: Snapshot | None = None
+    snapshot: FolderSnapshot | None = None
     lock: RunLock | None = None
 
     def execute(self, tracebacks: bool = False) -> Outcome:
@@ -210,11 +210,11 @@ class FrozenRun:
                 for file in sorted(folder.logs.glob("rank*.error.json")) if tracebacks else ():
                     log = file.with_name(file.name.replace(".error.json", ".log"))
                     print(log.read_text(encoding="utf-8", errors="replace"), file=sys.stderr)  # noqa: T201
-                self.take_back()
+                self.rollback()
             return outcome
         except (ExpError, KeyboardInterrupt) as error:
             if error.exit_code in REFUSAL_CODES if isinstance(error, ExpError) else not begun:
-                self.take_back()
+                self.rollback()
             raise
         finally:
             self.release()
@@ -249,12 +249,12 @@ class FrozenRun:
         except ConfigError:
             self.lock.release(keep_file=joined)
             raise
-        self.snapshot = Snapshot(folder)
+        self.snapshot = FolderSnapshot(folder)
         folder.create()
-        folder.forget_failures()
-        folder.stage(contents)
+        folder.clear_error_files()
+        folder.write_pending(contents)
         if task_class(self.config).diagnoses:  # begins at once, since its session never does
-            folder.begin(self.config.overwrite)
+            folder.commit_pending(self.config.overwrite)
 
     def _check_as_first(self, digest: str) -> None:
         """Check that this node has the configuration of the first, which all workers read; the path may differ.
@@ -268,8 +268,8 @@ class FrozenRun:
         assert self.lock is not None, "it has been acquired"
         deadline = time.monotonic() + _WRITTEN_WITHIN_S
         while True:
-            first, config = read_holder(self.lock.path), self.folder.in_use(self.folder.config)
-            if first is not None and config.is_file() and digest_of(config) == first.config:
+            first, config = read_holder(self.lock.path), self.folder.current_file(self.folder.config)
+            if first is not None and config.is_file() and file_digest(config) == first.config:
                 break
             if time.monotonic() > deadline:
                 raise ConfigError(f"{first or 'the first node'} has not written {config}; start all nodes again")
@@ -338,7 +338,7 @@ class FrozenRun:
                     folder.write_result(result)
                 _print_table(config, folder, result)
             return EXIT_OK
-        record = {**blank_result(config), "restarts": outcome.restarts}
+        record = {**empty_result(config), "restarts": outcome.restarts}
         if outcome.preempted is not None:
             step: int | None = outcome.preempted["step"]
             record.update(status="preempted", steps=step or 0)
@@ -347,7 +347,7 @@ class FrozenRun:
                 text = f"preempted after step {step}, which is saved; to continue: {to_continue(config, folder)}"
             _say(text + self._record(record, outcome))
             return EXIT_PREEMPTED
-        record.update(last_known(folder))
+        record.update(last_progress(folder))
         text = describe_failure(outcome, folder)
         rank, kind, said = None, "RunError", outcome.detail
         if outcome.interrupted_by is not None:
@@ -369,12 +369,12 @@ class FrozenRun:
         """
         try:
             if not outcome.recorded and (self.config.launcher.nnodes == 1 or self.folder.claim_end()):
-                self.folder.drop_start() if self.folder.pending else self.folder.write_result(result)
+                self.folder.discard_pending() if self.folder.has_pending else self.folder.write_result(result)
         except OSError as error:
             return f"\n  {self.folder.result} could not be written: {error.strerror}"
         return ""
 
-    def take_back(self) -> bool:
+    def rollback(self) -> bool:
         """Undo :meth:`write` after a refused run, unless the run has results.
 
         Returns:
@@ -385,7 +385,7 @@ class FrozenRun:
             return True
         settings = self.config.launcher
         alone = settings.nnodes == 1 or launcher_class(self.config).is_elsewhere(settings)
-        done = alone and not task_class(self.config).diagnoses and self.snapshot.take_back()
+        done = alone and not task_class(self.config).diagnoses and self.snapshot.rollback()
         self.release()
         return done
 
@@ -413,10 +413,10 @@ class FrozenRun:
             of_others: whether somebody else may have written the folder, so that names of code in it must be checked
                 (:func:`exp.config.resolve.distrust`); otherwise they were checked before they were written.
         """
-        config = compose.load(folder.in_use(folder.config))
+        config = compose.load(folder.current_file(folder.config))
         distrust(config, groups=("launcher", "task")) if of_others else allow(config.plugins)
         task_class(config)  # refuses a class that only the folder names
-        return cls(config, list(map(str, read_yaml(folder.in_use(folder.overrides)) or ())), folder)
+        return cls(config, list(map(str, read_yaml(folder.current_file(folder.overrides)) or ())), folder)
 
 
 def _say(text: str, style: str | None = None) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from exp import console
 from exp.config.compose import is_of_hub
 from exp.errors import CheckpointError, ConfigError, ExpError, UnavailableError
-from exp.runs.files import digest_of, read_json
+from exp.runs.files import file_digest, read_json
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
@@ -251,7 +251,7 @@ def _digest(path: Path) -> str:
     Raises:
         UnavailableError: the content does not match the digest; the file is removed.
     """
-    sha256, blob = digest_of(path), path.resolve()
+    sha256, blob = file_digest(path), path.resolve()
     content = path.read_bytes() if len(blob.name) == 40 else b""
     git = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()  # noqa: S324
     if blob != path and _DIGEST.fullmatch(blob.name) and blob.name not in (sha256, git):

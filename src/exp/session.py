@@ -148,7 +148,7 @@ class Session:
         self.extras: Extras
         self.resumed_from: Path | None = None
         self.changed: Sequence[Change] = ()
-        self.pending = folder.pending
+        self.pending = folder.has_pending
         self.reporters: list[Reporter] = []
         self.warnings: list[str] = []
         self.begun = False
@@ -196,7 +196,7 @@ class Session:
         if self.pending:
             self.distributed.barrier()
         if self.info.rank == 0:
-            self.folder.begin(self.config.overwrite)
+            self.folder.commit_pending(self.config.overwrite)
             for action in self._when_started:
                 action()
             self.reporters = trackers.start(self.config.logger, self.folder, self.say)

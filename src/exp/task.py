@@ -170,7 +170,7 @@ def to_continue(config: ExpConfig, folder: RunFolder, *changes: str) -> str | No
     """
     if not task_class(config).saves_state or not folder.has_checkpoint():
         return None
-    arguments, written = given, folder.in_use(folder.overrides)
+    arguments, written = given, folder.current_file(folder.overrides)
     if not given or {"-m", "--multirun"} & {*given}:
         if not written.is_file():
             return None

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from exp.launcher.base import Outcome, describe_failure, tail_of
 from exp.launcher.supervisor import Supervisor
-from exp.runs.failures import Failures, failure_of
+from exp.runs.failures import Failures, describe_exit
 from exp.runs.files import write_json
 from exp.runs.folder import RunFolder
 from exp.runs.heartbeat import Heartbeat, Stage
@@ -30,8 +30,14 @@ def folder(tmp_path):
 def collected(folder, errors):
     """The failures of ranks that left errors."""
     about = {"host": "h", "type": "ValueError", "message": "boom", "pid": 1, "own": False}
-    for rank, time, of_peer, exit_code in errors:
-        told = {"rank": rank, "local_rank": rank, "time": time, "of_peer": of_peer, "exit_code": exit_code}
+    for rank, time, caused_by_peer, exit_code in errors:
+        told = {
+            "rank": rank,
+            "local_rank": rank,
+            "time": time,
+            "caused_by_peer": caused_by_peer,
+            "exit_code": exit_code,
+        }
         write_json(folder.error_file(rank), {**about, **told})
     return Failures(folder).collect()
 
@@ -52,7 +58,7 @@ def test_the_cause_comes_first(folder, errors, ranks):
 
 def test_the_cause_is_told_first_then_who_failed_after_it_where_the_log_is_and_what_still_runs(folder):
     collected(folder, [(0, 2.0, False, 1)])
-    Failures(folder).write(failure_of(Heartbeat(5, 1, 1, 9, Stage.HOOKS, 3, 1), -9))
+    Failures(folder).write(describe_exit(Heartbeat(5, 1, 1, 9, Stage.HOOKS, 3, 1), -9))
     failures = Failures(folder).collect()
     folder.log_file(1).touch()
     assert describe_failure(Outcome(1, failures=failures), folder).splitlines() == [

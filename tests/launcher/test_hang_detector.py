@@ -48,7 +48,7 @@ class Watch:
 def no_waiting(monkeypatch):
     monkeypatch.setattr("exp.launcher.supervisor._STACKS_WITHIN_S", 0)
     monkeypatch.setattr("exp.launcher.supervisor.is_alive", lambda pid: True)
-    monkeypatch.setattr("exp.launcher.supervisor.stat_of", lambda pid: ["S"])
+    monkeypatch.setattr("exp.launcher.supervisor.proc_stat", lambda pid: ["S"])
 
 
 @pytest.mark.parametrize(

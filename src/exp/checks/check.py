@@ -17,7 +17,7 @@ from exp.console import format_bytes
 from exp.errors import EXIT_FAILED, EXIT_OK, RunError
 from exp.report.tables import Table, as_counts, as_rich
 from exp.runs.files import read_json, to_json
-from exp.runs.folder import blank_result
+from exp.runs.folder import empty_result
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -184,7 +184,7 @@ def finish(config: ExpConfig, folder: RunFolder, answer: Answer, said: Sequence[
     console.make_console().print(f"run folder: {console.display_path(folder.path)}", soft_wrap=True, markup=False)
     failed = answer.status == FAILED
     message = f"{answer.finding}; {answer.advice}" if answer.advice else answer.finding
-    result = {**(read_json(folder.result) or blank_result(config)), "status": "failed" if failed else "completed"}
+    result = {**(read_json(folder.result) or empty_result(config)), "status": "failed" if failed else "completed"}
     error = {"error": {"rank": None, "type": RunError.__name__, "message": message}} if failed else {}
     folder.write_result({**result, **error, **known, "answer": answer.__dict__})
     return EXIT_FAILED if failed else EXIT_OK

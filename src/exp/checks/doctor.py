@@ -36,7 +36,7 @@ from exp.hardware.environment import SHM, describe_environment, package_versions
 from exp.hardware.matmul import multiply
 from exp.hardware.registry import create_backend, installed
 from exp.runs.files import to_json, write_json
-from exp.runs.folder import blank_result
+from exp.runs.folder import empty_result
 from exp.worker.session import make_store
 
 if TYPE_CHECKING:
@@ -611,7 +611,7 @@ def describe(config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Back
     write_json(folder.env, environment)
     text = yaml.safe_dump(json.loads(to_json(environment)), sort_keys=False, allow_unicode=True, width=1000)
     console.make_console().print(text, highlight=False, markup=False, soft_wrap=True, end="")
-    folder.write_result({**blank_result(config), "status": "completed"})
+    folder.write_result({**empty_result(config), "status": "completed"})
 
 
 def _backends(config: ExpConfig, chosen: Backend) -> dict[str, str]:

@@ -167,7 +167,7 @@ def compare_backends(config: ExpConfig, overrides: list[str], *_: Any) -> int:
     of_reference = [*overrides_without(kept, "backend", "compile"), *exact]
     run.write()
     try:
-        folder.begin(config.overwrite)
+        folder.commit_pending(config.overwrite)
         run.announce(create_backend(config.backend))
         if dropout:
             changed = ", ".join(f"{key} was {value}" for key, value in dropout.items())
@@ -179,7 +179,7 @@ def compare_backends(config: ExpConfig, overrides: list[str], *_: Any) -> int:
                 return ended.code
             name = task.reference if part == "reference" else config.backend.name
             if ended.code in REFUSAL_CODES:
-                run.take_back()
+                run.rollback()
                 raise (ConfigError if ended.code == EXIT_CONFIG else UnavailableError)(f"{part}={name}: {ended.why}")
             if ended.code != EXIT_OK:
                 answer = fail(f"{part}={name}: {ended.why}", f"look at logs/{part}.log")

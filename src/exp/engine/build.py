@@ -19,7 +19,7 @@ from exp.engine.weights import _other_classes, load_weights, read_weights
 from exp.errors import ConfigError
 from exp.metrics import Evaluator, Metric
 from exp.models.base import Model
-from exp.runs.files import digest_of
+from exp.runs.files import file_digest
 from exp.task import task_class
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def build_data(session: Session) -> Data:
         weights = Path(str(hub.pinned(session.config)))
         session.weights = read_weights(weights, session.config.checkpoint.trusted)
         if session.distributed.is_main and not session.config.record.weights:  # else a hub's, which are digested
-            session.weights.files.update((file.name, digest_of(file)) for file in hub.files_of(session.weights.path))
+            session.weights.files.update((file.name, file_digest(file)) for file in hub.files_of(session.weights.path))
         if session.weights.data is not None and task_class(session.config).needs_weights:
             data.load_state_dict(session.weights.data)
     session.extras = Extras()

@@ -18,7 +18,7 @@ from exp.engine.result import make_result
 from exp.engine.wrapper import unwrapped
 from exp.errors import EXPERIMENT_PAGE, ConfigError, qualified_name
 from exp.runs.files import csv_content, write_atomically
-from exp.runs.folder import blank_result
+from exp.runs.folder import empty_result
 from exp.runs.heartbeat import Stage, report_stage
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from exp.session import Session
 
 _OTHER_KEYS = ("data", "digests", "run_id", "checkpoint", "checkpoint_digest", "checkpoint_run")
-"""Keys of ``result.json`` besides those of :func:`exp.runs.folder.blank_result`."""
+"""Keys of ``result.json`` besides those of :func:`exp.runs.folder.empty_result`."""
 
 
 def evaluate(session: Session) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def evaluate(session: Session) -> dict[str, Any]:
             return [RankedSample(number, value, output) for (number, value), output in zip(pairs, outputs)]
 
         draw_extras(session, lambda: draw(predicted(worst), predicted(best)))
-    tables, notes = evaluator.tables({*blank_result(session.config), *_OTHER_KEYS})
+    tables, notes = evaluator.tables({*empty_result(session.config), *_OTHER_KEYS})
     for note in notes:
         session.say(note)
     if session.distributed.is_main:

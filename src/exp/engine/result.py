@@ -10,8 +10,8 @@ from omegaconf import OmegaConf
 
 from exp.errors import RunError
 from exp.metrics import Evaluator
-from exp.runs.files import seal_of
-from exp.runs.folder import blank_result
+from exp.runs.files import read_seal
+from exp.runs.folder import empty_result
 from exp.task import task_class
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def make_result(
     """
     config = session.config
     part = _measured_part(config)
-    result = blank_result(config)
+    result = empty_result(config)
     metric_name = "" if evaluator is None else evaluator.metric_name
     value = metrics.get(metric_name)
     if value is not None and not math.isfinite(value):
@@ -72,7 +72,7 @@ def make_result(
         result["weights"] = {"source": config.init_from, "files": session.weights.files}
     if session.weights is not None and task_class(config).needs_weights:
         result["checkpoint"] = str(session.weights.path)
-        seal = seal_of(session.weights.path)
+        seal = read_seal(session.weights.path)
         result["checkpoint_digest"], result["checkpoint_run"] = (None, None) if seal is None else seal
     result.update(extra)
     if part:

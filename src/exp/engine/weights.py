@@ -27,7 +27,7 @@ from exp.engine.checkpoint.files import BEST_NAME, NO_DIGEST, list_checkpoints, 
 from exp.engine.finite import nonfinite_tensors
 from exp.errors import CheckpointError, ConfigError, qualified_name
 from exp.models.base import Model
-from exp.runs.files import seal_of
+from exp.runs.files import read_seal
 from exp.session import Weights
 from exp.task import task_class
 
@@ -218,7 +218,7 @@ def load_weights(
         )
     model.load_state_dict(fitting, strict=False)
     report = f"init_from: {count} from {path}"
-    if path.is_file() and seal_of(path) is None:
+    if path.is_file() and read_seal(path) is None:
         report += f" ({NO_DIGEST})"
     trusted = [f"model.{key}={text_of(config.model.get(key))}" for key in getattr(model, "taken_on_trust", ())]
     if trusted and config.record.trained_in is None:

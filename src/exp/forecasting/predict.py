@@ -15,7 +15,7 @@ from exp.engine.pictures import write_picture
 from exp.forecasting.intervals import Interval, percent
 from exp.forecasting.plots import Forecast, draw_forecast, split_channels
 from exp.metrics import Evaluator
-from exp.runs.files import as_text, write_atomically
+from exp.runs.files import escape_formula, write_atomically
 
 if TYPE_CHECKING:
     from exp.session import Session
@@ -175,7 +175,7 @@ def wide_table(window: Forecast, names: Sequence[str]) -> pd.DataFrame:
     for channel, name in enumerate(names):
         for ending, array in values.items():
             columns[unique_title(name + ending) if ending else name] = array[:, channel]
-    return pd.DataFrame(columns).rename(columns=as_text)  # a name must not be a formula in a spreadsheet
+    return pd.DataFrame(columns).rename(columns=escape_formula)  # a name must not be a formula in a spreadsheet
 
 
 def _backtest(
@@ -201,7 +201,9 @@ def backtest_table(values: dict[str, np.ndarray], names: Sequence[str], rows: An
     count, horizon, channels = values["forecast"].shape
     steps = origins[:, None, None] + np.arange(1, horizon + 1)
     columns = {
-        "series": np.tile(np.repeat(np.array([str(as_text(name)) for name in names], dtype=object), horizon), count),
+        "series": np.tile(
+            np.repeat(np.array([str(escape_formula(name)) for name in names], dtype=object), horizon), count
+        ),
         "origin": rows[np.repeat(origins, channels * horizon)],
         "date": rows[np.broadcast_to(steps, (count, channels, horizon)).ravel()],
     }

@@ -127,7 +127,7 @@ def _start_fork_server(folder: RunFolder, nproc: int, single_node: bool) -> bool
         Whether it was started. It is not for one worker, for a diagnosis (which must show what goes wrong in each
         process), or if the backend does not declare forking as safe.
     """
-    config: Any = OmegaConf.load(folder.in_use(folder.config))
+    config: Any = OmegaConf.load(folder.current_file(folder.config))
     allow(config.get("plugins") or [])
     task = task_class(config)
     if nproc == 1 or task.diagnoses:

@@ -82,7 +82,7 @@ class Outcome:
     @classmethod
     def of(cls, failures: list[RankFailure], detail: str | None = None) -> Outcome:
         """The outcome of a failed launch. Its exit code is that of exp's own errors, otherwise 1."""
-        own = failures[0].exit_code if failures and failures[0].own else EXIT_FAILED
+        own = failures[0].exit_code if failures and failures[0].is_exp_error else EXIT_FAILED
         return cls(own, failures=failures, detail=detail)
 
     @classmethod
@@ -245,7 +245,12 @@ def describe_failure(outcome: Outcome, folder: RunFolder) -> str:
         first, others = outcome.failures[0], outcome.failures[1:]
         log = folder.log_file(first.rank)
         head, *details = first.message.splitlines() or [""]
-        named = first.own or first.type == "SystemExit" or f"{first.type}: " in head or head.startswith("killed by")
+        named = (
+            first.is_exp_error
+            or first.type == "SystemExit"
+            or f"{first.type}: " in head
+            or head.startswith("killed by")
+        )
         kind = "" if named else f"{first.type}: "
         who = f"rank {first.rank} (local_rank {first.local_rank}, {first.host}) failed: {kind}"
         lines += [("" if first.type == AGENT_LOST else who) + head, *details]

@@ -21,7 +21,7 @@ from exp.launcher.base import Outcome, outcome_file, tail_of
 from exp.runs import slurm
 from exp.runs.files import read_json
 from exp.runs.folder import TAIL_BYTES, RunFolder
-from exp.runs.lock import holder_of
+from exp.runs.lock import live_holder
 from exp.runs.signals import handle_signals, signal_name
 from exp.runs.slurm import JobState
 from exp.task import to_continue
@@ -152,7 +152,7 @@ class Followed:
             return left
         lines = [slurm.describe_end(self.id, state)]
         if left is not None and left.preempted is not None and left.preempted["step"] is not None:
-            command = to_continue(load(self.folder.in_use(self.folder.config)), self.folder)
+            command = to_continue(load(self.folder.current_file(self.folder.config)), self.folder)
             lines.append(f"  its state after step {left.preempted['step']} is saved; to continue: {command}")
         return Outcome(EXIT_FAILED, detail="\n".join([*lines, *tail_of(self.log)]))
 
@@ -209,14 +209,14 @@ def attach(config: ExpConfig, *_: Any) -> int:
     folder = RunFolder(Path(str(run)).expanduser())
     shown, holder, written = (
         console.display_path(folder.path),
-        holder_of(folder.path),
+        live_holder(folder.path),
         read_json(folder.logs / JOB_FILE),
     )
     if not {"job", "cluster", "logs"} <= {*(written or ())} or (holder is not None and holder.job != written["job"]):
         who = "" if holder is None else f": {holder} runs it"
         raise ConfigError(f"run={shown} has no submitted job{who}; task=attach follows jobs of launcher=submitit")
     cluster = written["cluster"]
-    if cluster not in ("", slurm.cluster_here() or cluster):
+    if cluster not in ("", slurm.local_cluster() or cluster):
         raise ConfigError(
             f"run={shown} is a job of the Slurm cluster {cluster}, not of this one; start task=attach there"
         )

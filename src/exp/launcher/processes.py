@@ -18,7 +18,7 @@ from typing import IO, Callable, Mapping
 
 from exp.errors import EXIT_FAILED
 from exp.runs import signals
-from exp.runs.lock import is_alive, stat_of
+from exp.runs.lock import is_alive, proc_stat
 from exp.runs.scratch import HEARTBEATS_FILE, SCRATCH_VARIABLE
 
 __all__ = [
@@ -230,9 +230,9 @@ def _processes_of(job: str, session: int | None) -> dict[int, bool]:
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
             pid = int(entry.name)
-            own = stat_of(pid)[3:4] == [str(session)] or marks & {*(entry / "environ").read_bytes().split(b"\0")}
+            own = proc_stat(pid)[3:4] == [str(session)] or marks & {*(entry / "environ").read_bytes().split(b"\0")}
             if (own or mapped in (entry / "maps").read_bytes()) and pid != os.getpid() and is_alive(pid):
                 is_tracker = b"multiprocessing.resource_tracker" in (entry / "cmdline").read_bytes()
-                if not (is_tracker and stat_of(pid)[1:2] == [str(os.getpid())]):
+                if not (is_tracker and proc_stat(pid)[1:2] == [str(os.getpid())]):
                     found[pid] = is_tracker
     return found

@@ -134,12 +134,12 @@ class SubmititLauncher(Launcher):
         environment = environment_for(_script(executor, len(runs)), backend.visible_variables)
         with environment, executor.batch() if len(runs) > 1 else contextlib.nullcontext():
             added = [executor.submit(run_job, str(run.folder.path), run.lock and run.lock.token) for run in runs]
-        cluster = slurm.cluster_here() or ""
+        cluster = slurm.local_cluster() or ""
         jobs = [Followed(str(job.job_id), run.folder, logs) for run, job in zip(runs, added)]
         for run, job in zip(runs, jobs):
             write_json(run.folder.logs / JOB_FILE, {"job": job.id, "cluster": cluster, "logs": str(logs)})
             if run.lock is not None:
-                run.lock.pass_to(job=job.id, cluster=cluster)
+                run.lock.transfer_to(job=job.id, cluster=cluster)
         base = jobs[0].id.partition("_")[0]
         what = f"job {base}" if len(runs) == 1 else f"job array {base} of {len(runs)} jobs"
         watcher.say(f"submitted {what}; squeue -j {base} shows it, scancel {base} ends it")
@@ -246,7 +246,7 @@ def _run_workers(run: FrozenRun, node: int) -> Outcome:
     """Check this node's hardware, and run this node's workers."""
     config, folder, nodes, endpoint = run.config, run.folder, int(run.config.launcher.nodes), None
     first = node * config.nproc
-    folder.forget_failures(range(first, first + config.nproc))
+    folder.clear_error_files(range(first, first + config.nproc))
     if nodes > 1:  # jobs that share a node have different numbers, and so different ports
         import submitit
 
@@ -265,7 +265,7 @@ def _run_workers(run: FrozenRun, node: int) -> Outcome:
             cards.enter_context(locked_cards(backend, config.nproc))
         except ExpError as error:
             kind = type(error).__name__
-            failure = RankFailure(first, 0, kind, str(error), error.exit_code, own=True)
+            failure = RankFailure(first, 0, kind, str(error), error.exit_code, is_exp_error=True)
             if nodes > 1:  # the launchers of the other nodes wait for this file
                 Failures(folder).write(failure)
             return Outcome.of([failure])

@@ -26,7 +26,7 @@ from exp.runs.failures import Failures, RankFailure
 from exp.runs.files import read_json, write_json
 from exp.runs.folder import RunFolder
 from exp.runs.heartbeat import Heartbeat, Stage, running_ranks
-from exp.runs.lock import is_alive, stat_of
+from exp.runs.lock import is_alive, proc_stat
 from exp.runs.scratch import ENDING_FLAG, PREEMPT_FLAG, PREEMPTED_FILE, RUN_FOLDER_FILE
 from exp.runs.signals import signal_name
 from exp.task import task_class
@@ -167,7 +167,7 @@ class Supervisor:
         """
         explained = {error["pid"] for error in errors}
         gone = any(beat.pid not in explained for beat in running_ranks(self.scratch, alive=False))
-        return any(not error["of_peer"] for error in errors) or (bool(errors) and not gone)
+        return any(not error["caused_by_peer"] for error in errors) or (bool(errors) and not gone)
 
     def _interrupt(self, now: float) -> None:
         """After a signal: ask the workers to end; they are killed if they do not."""
@@ -183,7 +183,9 @@ class Supervisor:
         if self.failures is not None and self.received is None:
             for beat in running_ranks(self.scratch):
                 ended = "ended, because another rank had failed"
-                self.failures.write(RankFailure(beat.rank, beat.local_rank, "Ended", ended, pid=beat.pid, of_peer=True))
+                self.failures.write(
+                    RankFailure(beat.rank, beat.local_rank, "Ended", ended, pid=beat.pid, caused_by_peer=True)
+                )
         self.killed = True
         Path(self.scratch, ENDING_FLAG).touch()
         kill_job(self.scratch, self._session)
@@ -246,7 +248,7 @@ class HangDetector:
         before = self._still if len(self._still) == len(beats) else [(beat, 0.0) for beat in beats]
         self._still = [(beat, still + passed if beat == last else 0.0) for beat, (last, still) in zip(beats, before)]
         timed_out = (re.search("time.?out|timed out", error["message"], re.IGNORECASE) for error in errors)
-        in_vain = bool(errors) and all(error["of_peer"] for error in errors) and all(timed_out)
+        in_vain = bool(errors) and all(error["caused_by_peer"] for error in errors) and all(timed_out)
         failed = {error["rank"] for error in errors} if in_vain else set()
         going = [(beat, still) for beat, still in self._still if beat.stage != Stage.DONE and beat.rank not in failed]
         if any(not is_alive(beat.pid) for beat, _ in going):
@@ -309,7 +311,7 @@ class HangDetector:
 
 def _describe(beat: Heartbeat, still: float, stack: str) -> dict[str, Any]:
     """One rank in a node's view; the rank with the smallest ``order`` over all nodes is the one that hangs."""
-    stopped = _STOPPED.get("".join(stat_of(beat.pid)[:1]), "")
+    stopped = _STOPPED.get("".join(proc_stat(beat.pid)[:1]), "")
     frames = [line for line in stack.splitlines() if line.lstrip().startswith("File ")]
     waits = any(mark in frame for frame in frames[:6] for mark in _WAITING)
     where = "outside of steps" if beat.stage in _UNTIMED else Stage(beat.stage).name.lower().replace("_", " ")

@@ -15,7 +15,7 @@ from exp.config.sources import task_named
 from exp.console import printable
 from exp.errors import ConfigError
 from exp.runs.files import read_json, read_yaml
-from exp.runs.folder import RunFolder, selecting_value
+from exp.runs.folder import RunFolder, validation_metric
 
 __all__ = [
     "COLUMNS", "NUMBERS", "Run", "find_runs", "flattened", "is_compared", "is_number", "natural", "read_run", "titled",
@@ -74,7 +74,7 @@ class Run:
         metrics = self.result.get("metrics")
         found = {titled("metrics", name): metrics[name] for name in metrics} if isinstance(metrics, dict) else {}
         found.update((key, self.result.get(key)) for key in ("metric", *NUMBERS))
-        found["selected_by"] = selecting_value(self.result)
+        found["selected_by"] = validation_metric(self.result)
         return {title: value for title, value in found.items() if is_number(value)}
 
     def records(self) -> list[dict[str, Any]]:
@@ -129,7 +129,7 @@ def read_run(folder: Path, name: str) -> Run:
     config = _parsed(place.config, dict, problems)
     overrides = _parsed(place.overrides, list, problems)
     result = _parsed(place.result, dict, problems)
-    problems += [f"{name} was changed or deleted after the run" for name in place.altered(result)]
+    problems += [f"{name} was changed or deleted after the run" for name in place.modified_files(result)]
     begun = result or (place.logs.is_dir() and any(place.logs.iterdir()))
     return Run(
         folder=place.path,

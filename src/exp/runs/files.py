@@ -1,7 +1,7 @@
 """Writes and reads the files of a run: atomically, with digests, and without passwords.
 
-JSON files contain neither infinity nor nan, and CSV files no formulas. Somebody else may have written the files that
-are read, so their size is limited, and a file that is not valid is a ConfigError that names it.
+JSON files contain neither infinity nor nan, and CSV files no formulas. A file that exp reads may come from somebody
+else: its size is limited, and if it is not valid, a ConfigError names it.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ from exp.console import format_bytes, printable
 from exp.errors import ConfigError
 
 __all__ = [
-    "NO_COMMENT", "NO_RUN", "SEAL_BYTES", "UMASK", "Seal", "as_text", "csv_content", "digest_of", "read_json",
-    "read_text", "read_yaml", "seal_of", "to_json", "without_credentials", "write_atomically", "write_json",
+    "NO_COMMENT", "NO_RUN_ID", "SEAL_BYTES", "UMASK", "Seal", "csv_content", "escape_formula", "file_digest",
+    "read_json", "read_seal", "read_text", "read_yaml", "to_json", "without_credentials", "write_atomically",
+    "write_json",
 ]  # fmt: skip
 
 UMASK = 0o027
 """Umask of all processes of a run, instead of the user's: folders get mode 0750, files 0640."""
 _CREDENTIALS = re.compile(r"(?<=://)[^\s/@?#\"']+(?=@)")
-_PIECE = 2**22  # bytes
+_CHUNK_BYTES = 2**22  # bytes
 NO_COMMENT = b"\0\0"
 """The last bytes of a zip archive without a comment: the length of the comment, 0."""
-NO_RUN = "0" * 32
+NO_RUN_ID = "0" * 32
 _SEAL = re.compile(rb"sha256 (.{64})(.{32})", re.DOTALL)
 SEAL_BYTES = len(NO_COMMENT) + len("sha256 ") + 64 + 32
 """Bytes at the end of a checkpoint that its digest does not cover: the comment of the zip archive, and its length."""
-_MOST_JSON, _MOST_YAML = 2**28, 2**23  # bytes
-_MOST_NODES, _MOST_LEVELS = 10**6, 100
+_MAX_JSON_BYTES, _MAX_YAML_BYTES = 2**28, 2**23  # bytes
+_MAX_YAML_NODES, _MAX_YAML_DEPTH = 10**6, 100
 _LONG_NUMBER = re.compile(r"[-+]?[0-9_]{1000,}")
 # libyaml's loader is about ten times as fast, but some builds of PyYAML lack it.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -64,21 +65,21 @@ def write_atomically(path: Path, content: bytes | Callable[[BinaryIO], object]) 
         temporary.unlink(missing_ok=True)
 
 
-def digest_of(path: Path, less: int = 0, then: bytes = b"") -> str:
+def file_digest(path: Path, omit: int = 0, suffix: bytes = b"") -> str:
     """SHA-256 of a file, hexadecimal.
 
     Args:
         path: the file.
-        less: number of bytes at its end to leave out.
-        then: bytes to digest in their place.
+        omit: number of bytes at its end to leave out.
+        suffix: bytes to digest in their place.
     """
-    digest, left = hashlib.sha256(), path.stat().st_size - less
+    digest, remaining = hashlib.sha256(), path.stat().st_size - omit
     with path.open("rb") as file:
-        while left > 0:
-            piece = file.read(min(left, _PIECE))
-            digest.update(piece)
-            left -= len(piece) or left  # nothing read: the file was truncated meanwhile
-    digest.update(then)
+        while remaining > 0:
+            chunk = file.read(min(remaining, _CHUNK_BYTES))
+            digest.update(chunk)
+            remaining -= len(chunk) or remaining  # nothing read: the file was truncated meanwhile
+    digest.update(suffix)
     return digest.hexdigest()
 
 
@@ -87,27 +88,27 @@ class Seal(NamedTuple):
 
     Attributes:
         digest: SHA-256 of the file without it, and of the id.
-        run_id: of the run that wrote the file, or :data:`NO_RUN`.
+        run_id: of the run that wrote the file, or :data:`NO_RUN_ID`.
     """
 
     digest: str
-    run_id: str = NO_RUN
+    run_id: str = NO_RUN_ID
 
     def encoded(self) -> bytes:
-        """What replaces :data:`NO_COMMENT` at the end of the archive."""
+        """The bytes that replace :data:`NO_COMMENT` at the end of the archive."""
         comment = f"sha256 {self.digest}{self.run_id}".encode()
         return len(comment).to_bytes(2, "little") + comment
 
 
-def seal_of(path: Path) -> Seal | None:
+def read_seal(path: Path) -> Seal | None:
     """The seal of a checkpoint; None: another tool has written the file."""
     with path.open("rb") as file:
         file.seek(-min(SEAL_BYTES, path.stat().st_size), os.SEEK_END)
-        found = _SEAL.fullmatch(file.read()[len(NO_COMMENT) :])
-    return found and Seal(*(part.decode("ascii", "replace") for part in found.groups()))
+        match = _SEAL.fullmatch(file.read()[len(NO_COMMENT) :])
+    return match and Seal(*(group.decode("ascii", "replace") for group in match.groups()))
 
 
-def digest_without_own(value: Mapping[str, Any], name: str) -> str:
+def digest_without_self(value: Mapping[str, Any], name: str) -> str:
     """SHA-256 of a JSON object without the entry for itself in ``digests``.
 
     Args:
@@ -133,27 +134,27 @@ def to_json(value: Any, **options: Any) -> str:
         value: what ``json.dumps`` accepts.
         **options: of ``json.dumps``.
     """
-    return json.dumps(_told(value), allow_nan=False, **options)  # noqa: TID251 - the only call in exp
+    return json.dumps(_jsonable(value), allow_nan=False, **options)  # noqa: TID251 - the only call in exp
 
 
-def _told(value: Any) -> Any:
+def _jsonable(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
-        return [_told(item) for item in value]
-    found: dict[str, str] = {}
-    plain = _finite(value, "", found)
-    if found and isinstance(plain, dict):
-        plain["not_finite"] = found
+        return [_jsonable(item) for item in value]
+    non_finite: dict[str, str] = {}
+    plain = _replace_non_finite(value, "", non_finite)
+    if non_finite and isinstance(plain, dict):
+        plain["not_finite"] = non_finite
     return plain
 
 
-def _finite(value: Any, path: str, found: dict[str, str]) -> Any:
-    """``value`` with None for numbers that are not finite; ``found`` gets them by path."""
-    if isinstance(value, dict):
-        return {key: _finite(item, f"{path}.{key}" if path else str(key), found) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item, f"{path}.{index}" if path else str(index), found) for index, item in enumerate(value)]
+def _replace_non_finite(value: Any, path: str, non_finite: dict[str, str]) -> Any:
+    """``value`` with None for numbers that are not finite; ``non_finite`` gets them by path."""
+    if isinstance(value, (dict, list, tuple)):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        finite = {k: _replace_non_finite(v, f"{path}.{k}" if path else str(k), non_finite) for k, v in items}
+        return finite if isinstance(value, dict) else [*finite.values()]
     if isinstance(value, float) and not math.isfinite(value):
-        found[path] = str(float(value))
+        non_finite[path] = str(float(value))
         return None
     return without_credentials(value) if isinstance(value, str) else value
 
@@ -163,21 +164,21 @@ def without_credentials(text: str) -> str:
     return _CREDENTIALS.sub("***", text) if "://" in text else text
 
 
-def read_text(path: Path, most: int = _MOST_JSON) -> str:
+def read_text(path: Path, max_bytes: int = _MAX_JSON_BYTES) -> str:
     """The text of a file in UTF-8, without a byte order mark.
 
     Args:
         path: the file.
-        most: largest size, in bytes.
+        max_bytes: largest size.
 
     Raises:
         ConfigError: the file is larger, or is not UTF-8.
         OSError: it cannot be read.
     """
     with path.open("rb") as file:
-        content = file.read(most + 1)
-    if len(content) > most:
-        raise ConfigError(f"{path} is larger than {format_bytes(most)}, the most that exp reads of such a file")
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise ConfigError(f"{path} is larger than {format_bytes(max_bytes)}, the most that exp reads of such a file")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -189,21 +190,21 @@ def read_yaml(path: Path, load: Callable[[str], Any] = functools.partial(yaml.lo
 
     Args:
         path: the file.
-        load: makes the content of the text.
+        load: parses the text.
 
     Raises:
         ConfigError: see :func:`read_text`; or the file is not valid, or is small but would take much time or memory.
         OSError: it cannot be read.
     """
-    text = read_text(path, _MOST_YAML)
+    text = read_text(path, _MAX_YAML_BYTES)
     try:
         _check_yaml(text)
         return load(text)
     except (ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
-        line, said = "", (str(error) or type(error).__name__).splitlines()[0]
+        line, problem = "", (str(error) or type(error).__name__).splitlines()[0]
         if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
-            line, said = f", line {error.problem_mark.line + 1}", error.problem
-        raise ConfigError(f"{path}{line}: {said}; correct the file (YAML is indented with spaces)") from error
+            line, problem = f", line {error.problem_mark.line + 1}", error.problem
+        raise ConfigError(f"{path}{line}: {problem}; correct the file (YAML is indented with spaces)") from error
 
 
 def _check_yaml(text: str) -> None:
@@ -213,8 +214,8 @@ def _check_yaml(text: str) -> None:
         problem = None
         if isinstance(event, yaml.CollectionStartEvent):
             open_nodes.append((event.anchor, count))
-            sizes[event.anchor] = _MOST_NODES  # until its end, only an alias to itself can refer to it
-            problem = f"more than {_MOST_LEVELS} levels" if len(open_nodes) > _MOST_LEVELS else None
+            sizes[event.anchor] = _MAX_YAML_NODES  # until its end, only an alias to itself can refer to it
+            problem = f"more than {_MAX_YAML_DEPTH} levels" if len(open_nodes) > _MAX_YAML_DEPTH else None
         elif isinstance(event, yaml.CollectionEndEvent):
             anchor, before = open_nodes.pop()
             sizes[anchor] = count - before
@@ -223,8 +224,8 @@ def _check_yaml(text: str) -> None:
         elif isinstance(event, yaml.ScalarEvent) and _LONG_NUMBER.fullmatch(event.value):
             problem = "a number of more than 1000 digits"
         count += 1
-        if problem or count > _MOST_NODES:
-            problem = problem or f"more than {_MOST_NODES} values, aliases counted"
+        if problem or count > _MAX_YAML_NODES:
+            problem = problem or f"more than {_MAX_YAML_NODES} values, aliases counted"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
 
 
@@ -240,8 +241,8 @@ def read_json(path: Path) -> Any:
         return None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid JSON ({error}); correct or remove it") from error
-    own = (value.get("digests") or {}).get(path.name) if isinstance(value, dict) else None
-    if own is not None and own != digest_without_own(value, path.name):
+    digest = (value.get("digests") or {}).get(path.name) if isinstance(value, dict) else None
+    if digest is not None and digest != digest_without_self(value, path.name):
         raise ConfigError(
             f"{path} is damaged: its content does not match its digest; remove it, or use another output_dir"
         )
@@ -251,7 +252,7 @@ def read_json(path: Path) -> Any:
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
-def as_text(cell: object) -> object:
+def escape_formula(cell: object) -> object:
     """A cell without control characters; text that a spreadsheet would run as a formula gets an apostrophe first
     (OWASP, CSV injection).
 
@@ -276,5 +277,5 @@ def csv_content(rows: Iterable[Iterable[object]]) -> bytes:
         rows: the column titles first.
     """
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([as_text(cell) for cell in row] for row in rows)
+    csv.writer(text, lineterminator="\n").writerows([escape_formula(cell) for cell in row] for row in rows)
     return text.getvalue().encode()

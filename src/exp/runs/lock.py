@@ -2,8 +2,8 @@
 
 The lock is the file ``.lock`` in the folder, created exclusively (``O_EXCL``), which works on network file systems,
 too. The file names its holder; the lock of a dead holder does not count. On its own machine a holder is alive if its
-process runs. On other machines it is alive if it has touched the file lately, by the file server's clock. A Slurm job
-is alive from submission to its end, also while it is requeued; only its own cluster knows it.
+process runs. On other machines it is alive if it has touched the file within two minutes, by the file server's clock. A
+Slurm job is alive from its submission to its end, also while it is requeued; only its own cluster knows it.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from exp import console
 from exp.errors import ConfigError, RunError
 from exp.runs.files import write_atomically
 
-__all__ = ["LOCK", "STALE_AFTER_S", "Holder", "RunLock", "holder_of", "is_alive", "read_holder", "stat_of"]
+__all__ = ["LOCK", "STALE_AFTER_S", "LockHolder", "RunLock", "is_alive", "live_holder", "proc_stat", "read_holder"]
 
 LOCK = ".lock"
 STALE_AFTER_S = 120.0
 """Seconds after its last heartbeat until a holder on another machine counts as dead."""
-_BEAT_S = 10.0
-_LOOK_S = 0.5
-_KEEPER = "run-locks"
-_LEAST_BYTES = 2**16  # about the size of the records of the shortest run
+_HEARTBEAT_S = 10.0
+_POLL_S = 0.5
+_HEARTBEAT_THREAD = "run-locks"
+_MIN_FREE_BYTES = 2**16  # about the size of the records of the shortest run
 
 
 @dataclass(frozen=True)
-class Holder:
+class LockHolder:
     """The holder of a lock, as the lock file records it.
 
     Attributes:
@@ -52,7 +52,7 @@ class Holder:
         started: start time of the process in clock ticks since boot; needed because process ids are reused.
         since: when the lock was taken, in seconds since the epoch.
         job: id of the Slurm job; empty: no job.
-        cluster: of the job (:func:`exp.runs.slurm.cluster_here`); empty: not known.
+        cluster: of the job (:func:`exp.runs.slurm.local_cluster`); empty: not known.
         config: SHA-256 of the configuration that the holder writes into the folder; empty: none, or it is not known.
         secret: random name of the rendezvous, which nobody without access to the folder can guess.
         seen: last heartbeat, that is the time of the lock file, in seconds since the epoch.
@@ -71,14 +71,14 @@ class Holder:
     seen: float = 0.0
 
     @classmethod
-    def me(cls, token: str, job: str = "", several: bool = False, config: str = "") -> Holder:
-        """This process as a holder, or as one of several of the same token."""
-        start, secret, host = _started(os.getpid()) or 0, secrets.token_hex(16), socket.gethostname()
-        machine, cluster = "" if several else _machine(), ""
+    def current(cls, token: str, job: str = "", shared: bool = False, config: str = "") -> LockHolder:
+        """This process as a holder; ``shared``: other processes on any machines hold the lock, too."""
+        start, secret, host = _start_time(os.getpid()) or 0, secrets.token_hex(16), socket.gethostname()
+        machine, cluster = "" if shared else _machine_id(), ""
         if job:
-            from exp.runs.slurm import cluster_here  # only runs on Slurm need it
+            from exp.runs.slurm import local_cluster  # only runs on Slurm need it
 
-            cluster = cluster_here() or ""
+            cluster = local_cluster() or ""
         return cls(token, host, machine, os.getpid(), start, time.time(), job, cluster, config, secret)
 
     def encoded(self) -> bytes:
@@ -94,25 +94,25 @@ class Holder:
         return f"{job}host {self.host}, pid {self.pid}, since {since}"
 
 
-def holder_of(folder: Path) -> Holder | None:
+def live_holder(folder: Path) -> LockHolder | None:
     """The live holder of the lock of a run folder; None: the lock is free, or its holder is dead."""
     holder = read_holder(folder / LOCK)
-    return None if holder is None or _alive(holder, time.time()) is False else holder
+    return None if holder is None or _is_holder_alive(holder, time.time()) is False else holder
 
 
-def read_holder(path: Path) -> Holder | None:
+def read_holder(path: Path) -> LockHolder | None:
     """The holder in a lock file; None: there is no file. If the file cannot be read, a holder with an empty token."""
     try:
         seen = path.stat().st_mtime
-        known = json.loads(path.read_bytes())
-        return replace(Holder(**{key: known[key] for key in asdict(Holder())}), seen=seen)
+        content = json.loads(path.read_bytes())
+        return replace(LockHolder(**{key: content[key] for key in asdict(LockHolder())}), seen=seen)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, KeyError, TypeError, RecursionError):
-        return Holder(seen=seen)
+        return LockHolder(seen=seen)
 
 
-def stat_of(pid: int) -> list[str]:
+def proc_stat(pid: int) -> list[str]:
     """Fields of proc_pid_stat(5) from the third on: state (``R``, ``S``, ``D``, ``T``, ``Z``), parent, ...
 
     Returns:
@@ -126,7 +126,7 @@ def stat_of(pid: int) -> list[str]:
 
 def is_alive(pid: int) -> bool:
     """Whether a process runs; a zombie does not."""
-    return stat_of(pid)[:1] not in ([], ["Z"])
+    return proc_stat(pid)[:1] not in ([], ["Z"])
 
 
 class RunLock:
@@ -138,8 +138,8 @@ class RunLock:
         key: configuration key of the folder, for messages.
 
     Attributes:
-        made: the folders that did not exist before, the innermost first.
-        lost: how the lock was lost while it was held; None: it was not lost.
+        created_dirs: the folders that did not exist before, the innermost first.
+        lost_reason: how the lock was lost while it was held; None: it was not lost.
     """
 
     def __init__(self, folder: Path, token: str | None = None, key: str = "output_dir") -> None:
@@ -147,13 +147,13 @@ class RunLock:
         self.key = key
         self.path = folder / LOCK
         self.token = token or secrets.token_hex(8)
-        self._several = token is not None
+        self._shared = token is not None
         self._content = b""
         self._inode = 0
         self._guard = threading.RLock()
-        self._shown = console.display_path(folder)
-        self.made: list[Path] = []
-        self.lost: str | None = None
+        self._display_path = console.display_path(folder)
+        self.created_dirs: list[Path] = []
+        self.lost_reason: str | None = None
 
     def acquire(self, job: str = "", config: str = "") -> bool:
         """Make the folder and take its lock; a dead holder is replaced.
@@ -163,18 +163,18 @@ class RunLock:
             config: SHA-256 of the configuration that this process would write.
 
         Returns:
-            Whether another process of the same job holds it already.
+            Whether another process of the same job already holds it.
 
         Raises:
             ConfigError: another run holds the lock, the folder cannot be made or written, or something in it is a
                 symbolic link that leads out of it.
             RunError: the disk is full.
         """
-        self.made = [each for each in (self.folder, *self.folder.parents) if not each.exists()]
+        self.created_dirs = [path for path in (self.folder, *self.folder.parents) if not path.exists()]
         try:
             self.folder.mkdir(mode=0o750, parents=True, exist_ok=True)
             root = os.path.realpath(self.folder)
-            for link in _links(root):
+            for link in _symlinks(root):
                 target = os.path.realpath(link)
                 if os.path.commonpath([root, target]) != root:
                     raise ConfigError(
@@ -182,47 +182,47 @@ class RunLock:
                         f"link, or use another {self.key}"
                     )
             with tempfile.TemporaryFile(dir=str(self.folder)) as file:
-                file.write(b"\1" * _LEAST_BYTES)  # a full disk accepts empty files
-            joined = self._take(Holder.me(self.token, job, self._several, config))
+                file.write(b"\1" * _MIN_FREE_BYTES)  # a full disk accepts empty files
+            already_held = self._acquire_file(LockHolder.current(self.token, job, self._shared, config))
         except OSError as error:
             kind = RunError if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO) else ConfigError
             raise kind(f"cannot write to the folder {self.folder}: {error.strerror}; set {self.key}") from error
         # The first process of a job has chosen the secret name of the rendezvous; the others keep its file content.
         self._content = self.path.read_bytes()
         self._inode = self.folder.stat().st_ino
-        _held.append(self)
-        if all(thread.name != _KEEPER for thread in threading.enumerate()):
-            threading.Thread(target=_keep, name=_KEEPER, daemon=True).start()
-        return joined
+        _held_locks.append(self)
+        if all(thread.name != _HEARTBEAT_THREAD for thread in threading.enumerate()):
+            threading.Thread(target=_heartbeat_loop, name=_HEARTBEAT_THREAD, daemon=True).start()
+        return already_held
 
-    def pass_to(self, **holder: Any) -> None:
+    def transfer_to(self, **holder: Any) -> None:
         """Stop holding the lock, and make another process or a Slurm job of the same token its holder.
 
         Args:
-            **holder: attributes of :class:`Holder` that differ: ``job``, or ``pid``.
+            **holder: attributes of :class:`LockHolder` that differ: ``job``, or ``pid``.
         """
         self.release(keep_file=True)
-        mine = self._mine()
-        if mine is not None:
-            started = _started(holder.get("pid", mine.pid)) or 0
-            write_atomically(self.path, replace(mine, started=started, **holder).encoded())
+        current = self._read_own()
+        if current is not None:
+            started = _start_time(holder.get("pid", current.pid)) or 0
+            write_atomically(self.path, replace(current, started=started, **holder).encoded())
 
     def release(self, keep_file: bool = False) -> None:
-        """Stop holding the lock, if this process holds it; remove its file, and the folder that it has made if empty.
+        """Stop holding the lock, if this process holds it; remove its file, and the empty folders that it has created.
 
         Args:
-            keep_file: leave the file to the same job, which may be started again.
+            keep_file: leave the file and the folders to the same job, which may be started again.
         """
         with self._guard, contextlib.suppress(OSError):
-            if self in _held:
-                _held.remove(self)
-                if not keep_file and self._mine() is not None:
+            if self in _held_locks:
+                _held_locks.remove(self)
+                if not keep_file and self._read_own() is not None:
                     self.path.unlink()
-        for folder in [] if keep_file else self.made:
+        for folder in [] if keep_file else self.created_dirs:
             with contextlib.suppress(OSError):
                 folder.rmdir()
 
-    def _mine(self) -> Holder | None:
+    def _read_own(self) -> LockHolder | None:
         """The holder in the lock file, if it has this token."""
         holder = read_holder(self.path)
         return holder if holder is not None and holder.token == self.token else None
@@ -234,52 +234,59 @@ class RunLock:
             How the lock was lost: the folder is gone, or another run has the lock. None: it was not lost.
         """
         with self._guard, contextlib.suppress(OSError):  # the file server may not answer for a while
-            if self.lost is None and self in _held:
+            if self.lost_reason is None and self in _held_locks:
                 holder = read_holder(self.path)
                 if not (self.folder.is_dir() and self.folder.stat().st_ino == self._inode):
-                    self.lost = f"the run folder {self._shown} was deleted or moved while the run was going on"
+                    self.lost_reason = (
+                        f"the run folder {self._display_path} was deleted or moved while the run was going on"
+                    )
                 elif holder is None:
-                    _created(self.path, self._content)  # somebody deleted the file: write it again
+                    _create_exclusively(self.path, self._content)  # the file was deleted: write it again
                 elif holder.token == self.token:
                     os.utime(str(self.path))
                 else:
-                    self.lost = f"the run folder {self._shown} was taken by another run: {holder}"
-        return self.lost
+                    self.lost_reason = f"the run folder {self._display_path} was taken by another run: {holder}"
+        return self.lost_reason
 
-    def _take(self, me: Holder) -> bool:
-        waited_for: Holder | None = None
-        while not _created(self.path, me.encoded()):
+    def _acquire_file(self, this: LockHolder) -> bool:
+        """Create the lock file; return whether a process of the same job has created it before."""
+        waited_for: LockHolder | None = None
+        while not _create_exclusively(self.path, this.encoded()):
             holder, now = read_holder(self.path), self._now()
             if holder is None:
                 continue  # its holder has just removed the file
             age = f"{max(now - holder.seen, 0):.0f} s ago"
-            own = holder.token == self.token
+            same_job = holder.token == self.token
             # Another node of a job that was started by hand has the same configuration; otherwise this is a new job of
             # that name, or a mistake, and only the heartbeat of the earlier one tells which.
-            if own and ((me.config in ("", holder.config) and now - holder.seen < STALE_AFTER_S) or holder.machine):
+            if same_job and (
+                (this.config in ("", holder.config) and now - holder.seen < STALE_AFTER_S) or holder.machine
+            ):
                 return True
-            alive = _alive(holder, now)
+            alive = _is_holder_alive(holder, now)
             if alive is False:
                 self._remove(holder)
             elif alive or waited_for not in (None, holder):
-                if own:
+                if same_job:
                     return True
-                follow = f"; to follow it: task=attach run={self._shown}" if holder.job else ""
+                follow = f"; to follow it: task=attach run={self._display_path}" if holder.job else ""
                 if holder.job and now - holder.seen >= STALE_AFTER_S:
-                    follow += f"; if it has ended, and Slurm cannot be asked for it here: rm {self._shown}/{LOCK}"
+                    follow += (
+                        f"; if it has ended, and Slurm cannot be asked for it here: rm {self._display_path}/{LOCK}"
+                    )
                 raise ConfigError(
-                    f"{self._shown} is in use by another run: {holder}, last heartbeat {age}; wait for its end, or use "
-                    f"another {self.key}{follow}"
+                    f"{self._display_path} is in use by another run: {holder}, last heartbeat {age}; wait for its end, "
+                    f"or use another {self.key}{follow}"
                 )
             else:
                 # A restarted container finds its predecessor's lock; only missing heartbeats show that it is dead.
                 if waited_for is None:
                     console.warn(
-                        f"{self._shown} was in use by another run {age}: {holder}; waiting for its next heartbeat, or "
-                        f"until there was none for {STALE_AFTER_S:.0f} s"
+                        f"{self._display_path} was in use by another run {age}: {holder}; waiting for its next "
+                        f"heartbeat, or until there was none for {STALE_AFTER_S:.0f} s"
                     )
                 waited_for = holder
-                time.sleep(_LOOK_S)
+                time.sleep(_POLL_S)
         return False
 
     def _now(self) -> float:
@@ -287,7 +294,7 @@ class RunLock:
         with tempfile.TemporaryFile(dir=str(self.folder)) as file:
             return os.fstat(file.fileno()).st_mtime
 
-    def _remove(self, dead: Holder) -> None:
+    def _remove(self, dead: LockHolder) -> None:
         """Remove the file of a dead holder, one process at a time, so that nobody removes that of its successor."""
         folder = os.open(str(self.folder), os.O_RDONLY)
         try:
@@ -299,31 +306,31 @@ class RunLock:
             os.close(folder)
 
 
-_held: list[RunLock] = []
-"""The locks that this process holds; a sweep holds those of all its jobs that wait."""
+_held_locks: list[RunLock] = []
+"""The locks that this process holds; a sweep holds those of all its waiting jobs."""
 
 
-def _keep() -> None:
+def _heartbeat_loop() -> None:
     """Touch the lock files every 10 s; if a lock is lost, end this process by SIGTERM."""
     while True:
-        time.sleep(_BEAT_S)
-        for lock in list(_held):
-            if lock.check() is not None and lock in _held:
-                _held.remove(lock)  # the others are kept until they are released
+        time.sleep(_HEARTBEAT_S)
+        for lock in list(_held_locks):
+            if lock.check() is not None and lock in _held_locks:
+                _held_locks.remove(lock)  # the other locks stay held until they are released
                 os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _links(folder: str) -> Iterator[str]:
-    """The symbolic links in a folder and below; none is followed."""
+def _symlinks(folder: str) -> Iterator[str]:
+    """Yield the symbolic links in a folder and below, and follow none."""
     with contextlib.suppress(PermissionError), os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_symlink():
                 yield entry.path
             elif entry.is_dir(follow_symlinks=False):
-                yield from _links(entry.path)
+                yield from _symlinks(entry.path)
 
 
-def _created(path: Path, content: bytes) -> bool:
+def _create_exclusively(path: Path, content: bytes) -> bool:
     """Create a file exclusively; return whether it did not exist."""
     try:
         with path.open("xb") as file:
@@ -333,27 +340,28 @@ def _created(path: Path, content: bytes) -> bool:
     return True
 
 
-def _alive(holder: Holder, now: float) -> bool | None:
-    """Whether a holder is alive; None: only its next heartbeat will tell.
+def _is_holder_alive(holder: LockHolder, now: float) -> bool | None:
+    """Whether a holder is alive; None: only its next heartbeat can show it.
 
     Args:
-        holder: may be on another machine or in another container, of which only heartbeats tell.
-        now: time of the clock of its heartbeats.
+        holder: may be on another machine or in another container; then only heartbeats show that it is alive.
+        now: current time of the clock that times its heartbeats.
     """
     if holder.job:
-        from exp.runs.slurm import cluster_here, find_states
+        from exp.runs.slurm import find_states, local_cluster
 
-        states = find_states([holder.job]) if holder.cluster in ("", cluster_here()) else None
-        if states is None:  # nobody here knows the job, and one that waits in its queue has no heartbeat
+        states = find_states([holder.job]) if holder.cluster in ("", local_cluster()) else None
+        if states is None:  # Slurm does not know the job here, and a job that waits in its queue has no heartbeat
             return True
         if states[holder.job].name != "GONE":
             return not states[holder.job].ended
-    elif holder.machine == _machine():
-        return _started(holder.pid) == holder.started
+    elif holder.machine == _machine_id():
+        return _start_time(holder.pid) == holder.started
     return False if now - holder.seen >= STALE_AFTER_S else None
 
 
-def _machine() -> str:
+def _machine_id() -> str:
+    """Boot id and process id namespace."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
@@ -361,7 +369,7 @@ def _machine() -> str:
         return socket.gethostname()
 
 
-def _started(pid: int) -> int | None:
+def _start_time(pid: int) -> int | None:
     """Start time of a process in clock ticks since boot; None: there is no such process, or it is a zombie."""
-    fields = stat_of(pid)
+    fields = proc_stat(pid)
     return None if not fields or fields[0] in "ZX" else int(fields[19])

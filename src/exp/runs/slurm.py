@@ -10,10 +10,10 @@ from typing import Sequence
 
 from exp.errors import ConfigError, UnavailableError
 
-__all__ = ["JobState", "check_script", "cluster_here", "describe_end", "find_states", "requeue"]
+__all__ = ["JobState", "check_script", "describe_end", "find_states", "local_cluster", "requeue"]
 
 _TIMEOUT_S = 60
-_ENDS = {
+_END_REASONS = {
     "TIMEOUT": "its time limit came before its state was saved; raise launcher.time_minutes or launcher.signal_delay_s",
     "OUT_OF_MEMORY": "it used more memory than it had asked for; raise launcher.mem_gib",
     "CANCELLED": "somebody cancelled it (scancel)",
@@ -43,7 +43,7 @@ class JobState:
     @property
     def ended(self) -> bool:
         """Whether the job will not run any more, unless it is requeued."""
-        return self.name in _ENDS
+        return self.name in _END_REASONS
 
 
 def find_states(ids: Sequence[str]) -> dict[str, JobState] | None:
@@ -57,37 +57,38 @@ def find_states(ids: Sequence[str]) -> dict[str, JobState] | None:
     """
     bases = sorted({job.partition("_")[0] for job in ids})
     command = ["squeue", "--noheader", "--array", "--states=all", "--format=%i|%T|%r|%N"]
-    done = _run([*command, f"--jobs={','.join(bases)}"])
+    done = _run_command([*command, f"--jobs={','.join(bases)}"])
     if done.returncode != 0 and "Invalid job id" not in done.stderr:
         return None
     rows = (line.strip().split("|") for line in done.stdout.splitlines())
-    found = {job: JobState(name, reason.replace("None", ""), nodes) for job, name, reason, nodes in rows}
-    return {job: found.get(job, JobState()) for job in ids}
+    states = {job: JobState(name, reason.replace("None", ""), nodes) for job, name, reason, nodes in rows}
+    return {job: states.get(job, JobState()) for job in ids}
 
 
-def cluster_here() -> str | None:
+def local_cluster() -> str | None:
     """The cluster that Slurm's commands ask here, ``name@host:port`` of its controller: names alone are not unique.
 
     Returns:
         None if Slurm does not answer.
     """
-    shown = dict(re.findall(r"^(\w+)(?:\[0\])?\s*= *(\S+)", _run(["scontrol", "show", "config"]).stdout, re.MULTILINE))
-    if "ClusterName" not in shown:
+    output = _run_command(["scontrol", "show", "config"]).stdout
+    settings = dict(re.findall(r"^(\w+)(?:\[0\])?\s*= *(\S+)", output, re.MULTILINE))
+    if "ClusterName" not in settings:
         return None
     return "{ClusterName}@{SlurmctldHost}:{SlurmctldPort}".format_map(
-        {"SlurmctldHost": "", "SlurmctldPort": "", **shown}
+        {"SlurmctldHost": "", "SlurmctldPort": "", **settings}
     )
 
 
 def describe_end(job: str, state: JobState) -> str:
     """One line for the user: which job, on which nodes, how it ended, and what to do."""
     where = f" on {state.nodes}" if state.nodes else ""
-    return f"Slurm job {job}{where} is {state.name}: {_ENDS[state.name]}"
+    return f"Slurm job {job}{where} is {state.name}: {_END_REASONS[state.name]}"
 
 
 def requeue(job: str) -> str | None:
     """Have Slurm requeue a running job, which ends its processes; return the reason if Slurm refuses."""
-    done = _run(["scontrol", "requeue", job])
+    done = _run_command(["scontrol", "requeue", job])
     return None if done.returncode == 0 else done.stderr.strip()
 
 
@@ -98,16 +99,16 @@ def check_script(script: str) -> None:
         ConfigError: Slurm would refuse the script.
         UnavailableError: Slurm does not answer.
     """
-    done = _run(["sbatch", "--test-only"], script)
+    done = _run_command(["sbatch", "--test-only"], script)
     if done.returncode != 0:
         text = done.stderr.strip().replace("sbatch: error: ", "").replace("allocation failure: ", "")
         first, *rest = text.splitlines() or ["no reason given"]
-        if find_states(["1"]) is None:  # it answers nothing else, either
+        if find_states(["1"]) is None:  # other commands fail, too
             raise UnavailableError("\n  ".join([f"Slurm does not answer: {first}; is its controller up?", *rest]))
         raise ConfigError("\n  ".join([f"Slurm refuses this job: {first}; correct launcher.*", *rest]))
 
 
-def _run(command: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:
+def _run_command(command: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:
     """Run a Slurm command, with ``text`` as stdin; a command that is missing or takes longer than 60 s has failed."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}  # would filter
     try:

@@ -38,7 +38,7 @@ from exp.hub import bring
 from exp.launcher.base import Launcher, Outcome, describe_failure, drop_stale_variables, launcher_class, resolve
 from exp.launcher.follow import Watcher
 from exp.runs.files import read_json, to_json
-from exp.runs.folder import RunFolder, selecting_value
+from exp.runs.folder import RunFolder, validation_metric
 from exp.runs.lock import RunLock
 from exp.sweep.composing import Composer
 from exp.sweep.packing import pack
@@ -101,7 +101,7 @@ class Job:
     def metric(self) -> float:
         """The value for the sweeper; :class:`NoMetric` if the job has not completed or has no finite metric."""
         done = self.state in ("completed", "done before")
-        value = selecting_value(read_json(self.run.folder.result)) if done else None
+        value = validation_metric(read_json(self.run.folder.result)) if done else None
         return NoMetric() if value is None or value != value else value
 
     def title(self, common: Collection[str] = ()) -> str:
@@ -345,9 +345,9 @@ class Sweep:
         failed = codes - {EXIT_OK}
         alike = len(codes) == 1 or failed <= {EXIT_PREEMPTED}
         code = max(failed, default=EXIT_OK) if alike else EXIT_FAILED
-        taken_back = [job.run.take_back() for job in self.jobs if code in REFUSAL_CODES]
+        taken_back = [job.run.rollback() for job in self.jobs if code in REFUSAL_CODES]
         refused = not self.launched or (code in REFUSAL_CODES and all(taken_back))
-        if refused and self.lock.made:
+        if refused and self.lock.created_dirs:
             shutil.rmtree(str(self.folder), ignore_errors=True)
         elif refused and not _run_folders(self.folder):
             (self.folder / _OF_HYDRA).unlink(missing_ok=True)
@@ -455,7 +455,7 @@ class SweepDisplay(Watcher):
         result = read_json(folder.result) or {}
         text = "preempted" if outcome.exit_code == EXIT_PREEMPTED else "done"
         if result.get("metric") is not None:
-            chosen_by = selecting_value(result)
+            chosen_by = validation_metric(result)
             text = f"{result['metric_name']} {console.format_metric(result['metric'])}"
             text += "" if chosen_by is None else f" (validation {console.format_metric(chosen_by)})"
         seconds = f"  {result['wall_s']:.0f} s" if result.get("wall_s") else ""

@@ -82,12 +82,12 @@ class _Packing:
                 self.waiting.append(number)
                 continue
             assert run.lock is not None, "it has been written"
-            run.folder.check_there()
+            run.folder.check_exists()
             arguments = [str(run.folder.path), str(os.getpid()), run.lock.token]
             environment = {**os.environ, **self._own(number, taken), JOB_VARIABLE: self.mark}
             with block_signals((PREEMPT_SIGNAL,)), (run.folder.logs / _LOG).open("wb") as log:
                 process = start_module("exp.sweep.job", *arguments, environment=environment, stdout=log, stderr=log)
-            run.lock.pass_to(pid=process.pid)
+            run.lock.transfer_to(pid=process.pid)
             self.running[number] = process, taken
 
     def _own(self, number: int, devices: list[int]) -> dict[str, str]:
@@ -115,7 +115,7 @@ class _Packing:
         if left is not None:
             return left
         try:
-            folder.check_there()
+            folder.check_exists()
         except RunError as lost:
             return Outcome(EXIT_FAILED, reported=True, detail=str(lost))
         how = f"killed by {signal_name(-code)}" if code < 0 else f"exited with code {code} before its time"

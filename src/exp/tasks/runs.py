@@ -80,7 +80,7 @@ class Track(_OfRuns):
             ConfigError: there is no run, or no tracker.
         """
         from exp.runs.folder import RunFolder
-        from exp.runs.lock import holder_of
+        from exp.runs.lock import live_holder
         from exp.trackers import check, hand_over
 
         _, runs = self.find()
@@ -90,7 +90,7 @@ class Track(_OfRuns):
         complete = True
         terminal = console.make_console()
         for run in runs:
-            going_on = " is still running, and reports by itself" if holder_of(run.folder) is not None else ""
+            going_on = " is still running, and reports by itself" if live_holder(run.folder) is not None else ""
             terminal.print(
                 f"{console.display_path(run.folder)}{going_on}", highlight=False, markup=False, soft_wrap=True
             )

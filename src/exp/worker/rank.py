@@ -77,8 +77,8 @@ def reporting(folder: RunFolder, info: RankInfo, redirect: bool) -> Iterator[Non
 
 def describe_error(error: BaseException, folder: RunFolder, info: RankInfo) -> RankFailure:
     """The failure of this rank, as its error file records it."""
-    ours, of_peer = as_exp_error(error, folder.path), is_of_peer(error, info.world_size)
-    message = None if ours is not None or of_peer else format_user_error(error)
+    ours, caused_by_peer = as_exp_error(error, folder.path), is_of_peer(error, info.world_size)
+    message = None if ours is not None or caused_by_peer else format_user_error(error)
     if isinstance(error, SystemExit):
         message = f"sys.exit({error.code!r}) before the work was done{user_location(error)}"
     return RankFailure(
@@ -88,8 +88,8 @@ def describe_error(error: BaseException, folder: RunFolder, info: RankInfo) -> R
         message or error_message(ours or error) or "no message",
         EXIT_FAILED if ours is None else ours.exit_code,
         pid=os.getpid(),
-        of_peer=of_peer,
-        own=ours is not None,
+        caused_by_peer=caused_by_peer,
+        is_exp_error=ours is not None,
     )
 
 

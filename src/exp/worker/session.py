@@ -48,7 +48,7 @@ def run_rank(folder: RunFolder, info: RankInfo) -> None:
     Raises:
         ExpError: the run failed; the launcher turns the error into the run's result and exit code.
     """
-    config = load(folder.in_use(folder.config))
+    config = load(folder.current_file(folder.config))
     allow(config.plugins)  # the command that wrote the file has checked all names in it
     backend = create_backend(config.backend)
     info.at_end.append(backend.close)
@@ -68,7 +68,7 @@ def run_rank(folder: RunFolder, info: RankInfo) -> None:
 
         import_plugins(config.plugins)
         if info.rank == 0:
-            records = folder.start if session.pending else folder.path
+            records = folder.pending_dir if session.pending else folder.path
             # A training that is continued in its folder is the same run; with overwrite=true it is another.
             earlier = None if session.pending and config.overwrite else folder.run_id()
             session.run_id = earlier or session.run_id
@@ -89,7 +89,7 @@ def run_rank(folder: RunFolder, info: RankInfo) -> None:
         raise
     session.close()
     if info.rank == 0:
-        folder.check_there()
+        folder.check_exists()
         folder.write_result(result)
         session.close_reporters("completed", result, config.logger.patience_s)
 

@@ -20,7 +20,7 @@ from exp.engine.checkpoint.pickles import load_torch
 from exp.engine.checkpoint.shards import SHARDS, folder_digests, load_shards, shard_folders, short_reason
 from exp.errors import CheckpointError
 from exp.hub import shards_of
-from exp.runs.files import NO_COMMENT, NO_RUN, SEAL_BYTES, Seal, digest_of, seal_of, write_atomically
+from exp.runs.files import NO_COMMENT, NO_RUN_ID, SEAL_BYTES, Seal, file_digest, read_seal, write_atomically
 from exp.runs.folder import CHECKPOINT_NAME, RunFolder
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def to_plain(
     raise TypeError(f"a {kind} cannot be saved in a checkpoint: it is not plain data (key {key or 'without name'})")
 
 
-def write_checkpoint(path: Path, checkpoint: Mapping[str, Any], run_id: str = NO_RUN) -> None:
+def write_checkpoint(path: Path, checkpoint: Mapping[str, Any], run_id: str = NO_RUN_ID) -> None:
     """Write a checkpoint under a temporary name, flush it to the disk, and rename it.
 
     The file ends with the SHA-256 of the output of ``torch.save`` and of the run's id, and with this id, as the comment
@@ -143,8 +143,8 @@ def read_checkpoint(
     try:
         if path.name.endswith((".safetensors", ".safetensors.index.json")):
             return _safetensors(path)
-        seal = seal_of(path) if check else None
-        if seal is not None and digest_of(path, SEAL_BYTES, NO_COMMENT + seal.run_id.encode()) != seal.digest:
+        seal = read_seal(path) if check else None
+        if seal is not None and file_digest(path, SEAL_BYTES, NO_COMMENT + seal.run_id.encode()) != seal.digest:
             raise CheckpointError(
                 f"{path} is damaged: its digest does not match its content; remove it, or use another checkpoint"
             )
@@ -185,7 +185,7 @@ def _check_origin(path: Path, content: Any, seal: Seal | None) -> None:
     """
     folder = path.absolute().parent
     run = RunFolder(folder.parent)
-    recorded = run.recorded() if folder == run.checkpoints else {}
+    recorded = run.saved_identity() if folder == run.checkpoints else {}
     digests: Mapping[str, str] = recorded.get("digests") or {}
     expected, found = digests.get(f"{folder.name}/{path.name}"), seal and seal.digest
     meta: Any = content.get("meta") if isinstance(content, Mapping) else None
@@ -193,7 +193,7 @@ def _check_origin(path: Path, content: Any, seal: Seal | None) -> None:
     wrong = None
     if ours and seal is None:
         wrong = "has lost its digest, so it is not as exp wrote it"
-    elif expected is not None and (found or digest_of(path)) != expected:
+    elif expected is not None and (found or file_digest(path)) != expected:
         same = [name for name, digest in digests.items() if digest == found]
         wrong = f"is not the file that the run wrote, but {same[0] if same else 'another one'}"
     elif recorded and seal is not None and seal.run_id != recorded["run_id"]:

@@ -26,7 +26,7 @@ from exp.engine.optim import parameter_groups
 from exp.engine.trainer import Trainer
 from exp.engine.wrapper import unwrapped
 from exp.errors import CheckpointError, ConfigError, DataError
-from exp.runs.files import seal_of
+from exp.runs.files import read_seal
 
 if TYPE_CHECKING:
     from torch import nn
@@ -52,7 +52,7 @@ def find_resume(session: Session, trainer: Trainer) -> tuple[str | None, Any]:
         return None, None
     source = session.resumed_from = path
     session.changed = _compare(session, content, source)
-    unchecked = "" if seal_of(source) else f" ({NO_DIGEST})"
+    unchecked = "" if read_seal(source) else f" ({NO_DIGEST})"
     session.say(f"resume: from {source}, after step {content['meta']['step']}{unchecked}")
     for change in session.changed:
         session.say(f"  changed: {change}")

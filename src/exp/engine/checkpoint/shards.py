@@ -16,7 +16,7 @@ from exp.engine.checkpoint.pickles import load_pickle
 from exp.engine.fsdp import dtensor_like, shard_like, sharded_parameters
 from exp.engine.wrapper import is_sharded
 from exp.errors import CheckpointError, error_message
-from exp.runs.files import digest_of
+from exp.runs.files import file_digest
 
 if TYPE_CHECKING:
     from torch import nn
@@ -55,7 +55,7 @@ def folder_digests(folder: Path) -> dict[str, str]:
     """SHA-256 of the files in a folder of shards, by name."""
     files = sorted(folder.iterdir())
     with ThreadPoolExecutor(_READERS) as pool:  # hashing releases the GIL
-        return dict(zip((each.name for each in files), pool.map(digest_of, files)))
+        return dict(zip((each.name for each in files), pool.map(file_digest, files)))
 
 
 def load_shards(

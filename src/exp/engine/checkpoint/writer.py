@@ -20,7 +20,7 @@ from exp.engine.checkpoint.files import to_plain, write_checkpoint
 from exp.engine.checkpoint.shards import SHARDS, copy_containers, folder_digests, short_reason
 from exp.engine.fsdp import dtensor_like
 from exp.errors import RunError
-from exp.runs.files import NO_RUN
+from exp.runs.files import NO_RUN_ID
 from exp.runs.heartbeat import Stage, report_stage
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class CheckpointWriter:
         run_id: of the run that writes.
     """
 
-    def __init__(self, backend: Backend, group: Distributed, sharded: bool = False, run_id: str = NO_RUN) -> None:
+    def __init__(self, backend: Backend, group: Distributed, sharded: bool = False, run_id: str = NO_RUN_ID) -> None:
         self._backend, self._is_main, self._run_id = backend, group.is_main, run_id
         # Kept from one checkpoint to the next, because allocating memory takes longer than the copy.
         self._buffers: defaultdict[Any, list[torch.Tensor]] = defaultdict(list)
