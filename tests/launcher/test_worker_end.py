@@ -16,7 +16,7 @@ WORKER = """
 import ctypes, os, signal, sys, threading, time
 from exp.runs import heartbeat
 from exp.errors import Preempted, UnavailableError
-from exp.worker import main
+from exp.worker import main, session
 from exp.session import RankInfo
 from exp.runs.folder import RunFolder
 how, last = sys.argv[1:]
@@ -42,7 +42,7 @@ def body(folder, info):
         raise UnavailableError("no card")
     if how == "failed":
         raise ValueError("planted")
-main.run_rank = body
+session.run_rank = body
 main.work_to_end(folder, RankInfo())
 """
 
