@@ -23,7 +23,7 @@ from typing import Iterable
 
 from omegaconf import OmegaConf
 
-from exp.frozen import FrozenRun
+from exp.launcher.run import FrozenRun
 from exp.launcher.torchrun import TorchrunLauncher
 from exp.runs.folder import RunFolder
 

@@ -18,7 +18,7 @@ from typing import Any, Sequence
 from unittest import mock
 
 from exp import cli, sweep
-from exp.launcher.base import Outcome
+from exp.launcher.outcome import Outcome
 from exp.runs.files import to_json, write_json
 
 STEPS = 20

@@ -16,7 +16,7 @@ from exp import plugins
 from exp.config.sources import _structures, choices, register
 
 _MODULES = [
-    "exp.frozen", "exp.launcher.local", "exp.launcher.torchrun", "exp.session", "exp.engine.train",
+    "exp.launcher.execute", "exp.launcher.local", "exp.launcher.torchrun", "exp.session", "exp.engine.train",
     "exp.forecasting.data.dataset", "exp.forecasting.timebridge.model", "exp.vision.data.base",
     "exp.vision.data.dataset", "exp.vision.dinov3.models", "rich.table",
 ]  # fmt: skip

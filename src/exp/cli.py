@@ -31,11 +31,12 @@ from exp.errors import (
     format_user_error,
     user_traceback,
 )
-from exp.frozen import freeze
 from exp.launcher.base import launcher_class
+from exp.launcher.execute import execute
+from exp.launcher.freeze import freeze
 from exp.runs.files import UMASK, write_json
 from exp.runs.folder import RunFolder
-from exp.task import ParentTask, create_task, given, to_go_on
+from exp.task import ParentTask, cli_arguments, create_task, rerun_command
 from hydra_plugins import exp_sweeps  # not its class, which Hydra's search makes anew if exp is installed
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def main() -> int:
     sweep = exp_sweeps.ExpLauncher.sweep
     if sweep is not None:
         error = error if isinstance(error, KeyboardInterrupt) else sweep.explained(error)
-        code, runs = sweep.finish(to_go_on)
+        code, runs = sweep.finish(rerun_command)
     if note is not None:
         write_json(Path(note), list(map(str, runs)))
     return code if error is None else _report(error, bool(full_error), usage=not begun)
@@ -113,7 +114,9 @@ def _parse(arguments: list[str]) -> Options | None:
         print(f"exp {__version__}")  # noqa: T201
         return None
     options = read_options(arguments)
-    given[:] = sorted(arguments, key=options.written.__contains__)  # overrides last, where further ones can follow
+    cli_arguments[:] = sorted(
+        arguments, key=options.written.__contains__
+    )  # overrides last, where further ones can follow
     register(options.folders)
     Plugins.instance().register(exp_sweeps.ExpLauncher)  # Hydra finds it if exp is installed, but not in a checkout
     if options.help:
@@ -137,9 +140,9 @@ def _run(config: ExpConfig, overrides: list[str], tracebacks: bool) -> tuple[int
         if task.runs:
             return code, [*task.runs]
     else:
-        launcher_class(config).take_place(config, overrides)
+        launcher_class(config).adopt_rank_environment(config, overrides)
         run = freeze(config, overrides)
-        code, folder = run.execute(tracebacks).exit_code, run.folder
+        code, folder = execute(run, tracebacks).exit_code, run.folder
     return code, [folder.path] * folder.config.is_file()
 
 

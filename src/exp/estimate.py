@@ -36,11 +36,12 @@ from exp.errors import (
     format_user_error,
     user_code_errors,
 )
-from exp.frozen import freeze
 from exp.hardware.backend import Collectives
 from exp.hardware.compat import TORCH_VERSION, backward_below_modes, every_operator, supports_estimates
 from exp.hardware.matmul import matrix_rate
 from exp.hardware.registry import create_backend
+from exp.launcher.execute import print_header
+from exp.launcher.freeze import freeze
 from exp.models.base import parameter_counts
 from exp.report.tables import Table, as_rich
 from exp.runs.folder import empty_result
@@ -544,7 +545,7 @@ def training_rate(session: Session, data: Data, samples_per_second: float, secon
     return {"flops_per_second": flops * samples_per_second, "flops_share": flops * samples_per_second / rate}
 
 
-def write_estimate(composed: ExpConfig, overrides: list[str], *_: Any) -> int:
+def write_estimate(composed: ExpConfig, overrides: list[str]) -> int:
     """Estimate, print the result, and write it to ``result.json`` in a run folder.
 
     Args:
@@ -596,7 +597,7 @@ def write_estimate(composed: ExpConfig, overrides: list[str], *_: Any) -> int:
         run.folder.write_result(result)
     finally:
         run.release()
-    run.announce(backend)
+    print_header(run)
     _show(config, found)
     return EXIT_OK
 

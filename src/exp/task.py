@@ -6,12 +6,11 @@ A task is work for ranks (:class:`Task`) or work for the process of the command 
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Sequence, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Optional, Sequence, TypeVar
 
 from omegaconf import MISSING, OmegaConf
 
@@ -21,10 +20,13 @@ from exp.runs.files import read_yaml
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
+    from exp.hardware.backend import Backend
     from exp.runs.folder import RunFolder
-    from exp.session import Session
+    from exp.session import RankInfo, Session
 
-__all__ = ["ParentTask", "Task", "call", "create_task", "given", "named", "task_class", "to_continue", "to_go_on"]
+__all__ = [
+    "ParentTask", "Task", "cli_arguments", "create_task", "named_task", "rerun_command", "resume_command", "task_class",
+]  # fmt: skip
 
 # OmegaConf reads these annotations at run time, on Python 3.8 too: hence typing's generics, not the builtin ones.
 
@@ -43,17 +45,16 @@ class Task:
             with the configuration and the run folder.
         end: dotted path of a function that prints and records the outcome, and returns the exit code (None: do this as
             usual); called in the parent with the configuration, the run folder and the
-            :class:`exp.launcher.base.Outcome`, unless a signal ended the run.
+            :class:`exp.launcher.outcome.Outcome`, unless a signal ended the run.
         trains: trains with an optimizer, so batch sizes and the wrapper matter.
         saves_state: saves its state during the run, and can resume (``resume``); other tasks start again.
         needs_weights: uses a trained model as it is: needs ``init_from``, and takes model and data from that run.
         uses_data: uses model and data of the configuration; if not, the data files may be missing.
         uses_hardware: needs the devices of this machine.
-        compared: its results can be compared with those of other runs.
+        has_comparable_result: its results can be compared with those of other runs.
         paths: its keys that are paths; relative paths start at the current folder.
-        diagnoses: examines the machine or the data: the parent leaves out all checks that the workers can report, and
-            ``work`` is called without a session, with the configuration, the run folder, the
-            :class:`exp.session.RankInfo` and the backend.
+        is_diagnostic: examines the machine or the data: the parent leaves out all checks that the workers can report,
+            and ranks call :meth:`diagnose` instead of :meth:`run`.
         counts_fallbacks: counts the operators that run on the CPU instead of the device, even if that is slow
             (:meth:`exp.hardware.backend.Backend.run_env`).
     """
@@ -61,17 +62,14 @@ class Task:
     _target_: str = MISSING
     name: str = MISSING
 
-    work: ClassVar[str] = ""
-    begin: ClassVar[str] = ""
-    end: ClassVar[str] = ""
     trains: ClassVar[bool] = False
     saves_state: ClassVar[bool] = False
     needs_weights: ClassVar[bool] = False
     uses_data: ClassVar[bool] = True
     uses_hardware: ClassVar[bool] = True
-    compared: ClassVar[bool] = True
+    has_comparable_result: ClassVar[bool] = True
     paths: ClassVar[Sequence[str]] = ()
-    diagnoses: ClassVar[bool] = False
+    is_diagnostic: ClassVar[bool] = False
     counts_fallbacks: ClassVar[bool] = False
 
     def check(self, config: ExpConfig) -> None:
@@ -92,19 +90,38 @@ class Task:
 
         Returns:
             The content of ``result.json``; that of rank 0 is written.
-
-        Raises:
-            NotImplementedError: the task has neither ``work`` nor its own :meth:`run`.
         """
-        result: dict[str, Any] = call(self.work, session)
-        return result
+        raise NotImplementedError
+
+    def diagnose(self, config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
+        """Run a diagnostic task on a rank. It opens a session step by step, and goes on if a step fails."""
+        raise NotImplementedError
+
+    def print_header(self, config: ExpConfig, folder: RunFolder) -> bool:
+        """Print what will run; called in the parent. False: the usual lines are printed."""
+        del config, folder
+        return False
+
+    def report_outcome(self, config: ExpConfig, folder: RunFolder, outcome: Any) -> Optional[int]:
+        """Print and record how the workers ended; called in the parent, unless a signal ended the run.
+
+        Args:
+            config: the configuration.
+            folder: the run folder.
+            outcome: an :class:`exp.launcher.outcome.Outcome`.
+
+        Returns:
+            The exit code; None: the outcome is reported as usual.
+        """
+        del config, folder, outcome
+        return None
 
 
 @dataclass
 class ParentTask(Task):
-    """A task without workers, such as a report. ``work`` is called as :meth:`run_in_parent` is."""
+    """A task without workers, such as a report."""
 
-    compared: ClassVar[bool] = False
+    has_comparable_result: ClassVar[bool] = False
     runs: ClassVar[Sequence[Path]] = ()
     """Folders of the runs that the task has compared in a table; empty: none."""
 
@@ -115,23 +132,17 @@ class ParentTask(Task):
             config: the composed, typed configuration.
             overrides: the user's overrides.
         """
-        return int(call(self.work, config, list(overrides), self))
+        raise NotImplementedError
 
 
 _T = TypeVar("_T", bound=Task)
 
 
-def named(cls: type[_T]) -> type[_T]:
+def named_task(cls: type[_T]) -> type[_T]:
     """Make a dataclass of a task, with its path as ``_target_``, and its name in lower case as ``name``."""
     keys = [("_target_", str, f"{cls.__module__}.{cls.__name__}"), ("name", str, cls.__name__.lower())]
     namespace = {"__module__": cls.__module__, "__doc__": cls.__doc__}
     return dataclasses.make_dataclass(cls.__name__, keys, bases=(dataclass(cls),), namespace=namespace)
-
-
-def call(path: str, *arguments: Any, **keywords: Any) -> Any:
-    """Call the function with this dotted path, and import its module first."""
-    module, _, function = path.rpartition(".")
-    return getattr(importlib.import_module(module), function)(*arguments, **keywords)
 
 
 def task_class(config: ExpConfig) -> type[Task]:
@@ -153,11 +164,11 @@ def create_task(config: ExpConfig) -> Task:
     return cls(**{field.name: plain[field.name] for field in dataclasses.fields(cls) if field.name in plain})
 
 
-given: list[str] = []
+cli_arguments: list[str] = []
 """Arguments of the command line, with Hydra's options, which the configuration lacks; empty in other processes."""
 
 
-def to_continue(config: ExpConfig, folder: RunFolder, *changes: str) -> str | None:
+def resume_command(config: ExpConfig, folder: RunFolder, *changes: str) -> str | None:
     """The command that resumes a run.
 
     Args:
@@ -170,16 +181,16 @@ def to_continue(config: ExpConfig, folder: RunFolder, *changes: str) -> str | No
     """
     if not task_class(config).saves_state or not folder.has_checkpoint():
         return None
-    arguments, written = given, folder.current_file(folder.overrides)
-    if not given or {"-m", "--multirun"} & {*given}:
+    arguments, written = cli_arguments, folder.current_file(folder.overrides)
+    if not cli_arguments or {"-m", "--multirun"} & {*cli_arguments}:
         if not written.is_file():
             return None
         arguments = [str(override) for override in read_yaml(written)]
-    return to_go_on(f"output_dir={console.display_path(folder.path)}", "resume=auto", *changes, without=("overwrite",),
-                    arguments=arguments)  # fmt: skip
+    changes = f"output_dir={console.display_path(folder.path)}", "resume=auto", *changes
+    return rerun_command(*changes, without=("overwrite",), arguments=arguments)
 
 
-def to_go_on(*changes: str, without: Sequence[str] = (), arguments: Sequence[str] | None = None) -> str:
+def rerun_command(*changes: str, without: Sequence[str] = (), arguments: Sequence[str] | None = None) -> str:
     """A command line with changed overrides.
 
     Args:
@@ -188,7 +199,10 @@ def to_go_on(*changes: str, without: Sequence[str] = (), arguments: Sequence[str
         arguments: arguments to change; None: those of this process.
     """
     new = dict(change.split("=", 1) for change in changes)
-    kept = [each for each in (given if arguments is None else arguments)
-            if each.lstrip("+").partition("=")[0] not in (*new, *without)]  # fmt: skip
+    unchanged = [
+        argument
+        for argument in (cli_arguments if arguments is None else arguments)
+        if argument.lstrip("+").partition("=")[0] not in (*new, *without)
+    ]
     program = ["exp"] if Path(sys.argv[0]).name == "exp" else ["python", "-m", "exp"]
-    return " ".join(map(shlex.quote, [*program, *kept, *(f"{key}={value}" for key, value in new.items())]))
+    return " ".join(map(shlex.quote, [*program, *unchanged, *(f"{key}={value}" for key, value in new.items())]))

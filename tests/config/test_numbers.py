@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from omegaconf import OmegaConf
 
-from exp.config.check import _check_values, derive_batch_sizes
+from exp.config.check import check_values, derive_batch_sizes
 from exp.config.compose import typed
 from exp.errors import ConfigError
 
@@ -46,4 +46,4 @@ def test_numbers_have_bounds():
             config = typed(OmegaConf.create({"launcher": {"_target_": "auto"}, "wrapper": {"kind": "ddp"}}))
             OmegaConf.update(config, key, value)
             with pytest.raises(ConfigError, match=f"^{key}={value} must") if value < least else nullcontext():
-                _check_values(config)
+                check_values(config)

@@ -19,7 +19,7 @@ from exp.engine.optim import build_optimizer, build_schedulers
 from exp.engine.placement import place_and_wrap
 from exp.errors import ConfigError
 from exp.hardware.registry import create_backend
-from exp.launcher.base import resolve
+from exp.launcher.base import create_launcher
 from exp.task import task_class
 from exp.trackers import start
 from tests.config.conftest import composed
@@ -111,7 +111,7 @@ def test_every_key_that_names_a_class_refuses_one_of_another_interface(make_sess
 
     calls = {
         "backend._target_": lambda: create_backend({"_target_": of_torch, "name": "mine"}),
-        "launcher._target_": lambda: resolve(OmegaConf.structured(LauncherConfig(_target_=wrong)), 1),
+        "launcher._target_": lambda: create_launcher(OmegaConf.structured(LauncherConfig(_target_=wrong)), 1),
         "task._target_": lambda: task_class(config),
         "wrapper._target_": lambda: place_and_wrap(Noisy(), session),
         "model._target_": lambda: build_model(session, points),

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from exp.errors import ConfigError
-from exp.launcher.base import place_of
+from exp.launcher.rank_environment import rank_environment
 from exp.session import RankInfo
 
 FAMILIES = {
@@ -29,7 +29,9 @@ WANTED = {**TORCH, **MASTER}
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_launchers_variables_give_the_place(family):
-    assert place_of({**variables(family, "3", "4", "1", "2(x2)" if family == "srun" else "2"), **MASTER}) == WANTED
+    assert (
+        rank_environment({**variables(family, "3", "4", "1", "2(x2)" if family == "srun" else "2"), **MASTER}) == WANTED
+    )
     assert RankInfo.of(WANTED) == RankInfo(3, 4, 1, 2)
 
 
@@ -49,4 +51,4 @@ def test_each_launchers_variables_give_the_place(family):
 def test_variables_that_do_not_go_together_are_refused(change, text):
     given = {**TORCH, **MASTER, **change}
     with pytest.raises(ConfigError, match=re.escape(text)):
-        place_of({name: value for name, value in given.items() if value is not None})
+        rank_environment({name: value for name, value in given.items() if value is not None})

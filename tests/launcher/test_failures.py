@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from omegaconf import OmegaConf
 
-from exp.launcher.base import Outcome, describe_failure, tail_of
+from exp.launcher.outcome import Outcome, describe_failure, tail_of
 from exp.launcher.supervisor import Supervisor
 from exp.runs.failures import Failures, describe_exit
 from exp.runs.files import write_json
@@ -92,7 +92,7 @@ def test_the_folder_of_logs_is_listed_only_while_it_changes(folder):
 
 def test_a_first_notice_saves_the_state_and_a_second_ends_the_job(tmp_path, folder):
     run = SimpleNamespace(config=OmegaConf.create({"task": OmegaConf.structured(Train)}))
-    launcher, usr2 = SimpleNamespace(joins=False), signal.SIGUSR2
+    launcher, usr2 = SimpleNamespace(is_external=False), signal.SIGUSR2
     supervisor = Supervisor(launcher, run, str(tmp_path), [usr2], Failures(folder))
     for received in (None, usr2):
         supervisor._on_signal(usr2, None)

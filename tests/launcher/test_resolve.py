@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 
 from exp.config.schema import LauncherConfig
 from exp.errors import ConfigError
-from exp.launcher.base import resolve
+from exp.launcher.base import create_launcher
 
 TWO_NODES = {"nnodes": 2, "rdzv_endpoint": "127.0.0.1:1"}
 WRONG = ("node0", ":1", "node0:port", "node0:65536", "no.such.host.invalid:29500")
@@ -22,4 +22,4 @@ LOCAL = {"_target_": "exp.launcher.local.LocalLauncher"}
 ])  # fmt: skip
 def test_what_a_launcher_cannot_do_is_refused_with_its_key(settings, key):
     with pytest.raises(ConfigError, match=key):
-        resolve(OmegaConf.structured(LauncherConfig(**{"_target_": "auto", **settings})), nproc=1)
+        create_launcher(OmegaConf.structured(LauncherConfig(**{"_target_": "auto", **settings})), nproc=1)

@@ -16,8 +16,9 @@ from omegaconf import OmegaConf, open_dict
 
 from exp.config.sources import register
 from exp.errors import ExpError
-from exp.frozen import FrozenRun, complete, prepare
-from exp.launcher.base import Outcome
+from exp.launcher.freeze import compose_run, validate_run
+from exp.launcher.outcome import Outcome
+from exp.launcher.run import FrozenRun
 from exp.runs.folder import RunFolder
 from exp.sweep import Job, Sweep
 from exp.sweep.composing import Composer
@@ -55,11 +56,13 @@ def test_every_configuration_is_the_same_as_composed_alone(hydra, tmp_path, monk
         config = copy.deepcopy(composed)
         with open_dict(config):
             del config["hydra"]
-        return OmegaConf.to_yaml(complete(prepare(config, overrides), overrides, tmp_path / "run").config, resolve=True)
+        return OmegaConf.to_yaml(
+            validate_run(compose_run(config, overrides), overrides, tmp_path / "run").config, resolve=True
+        )
 
     def shared(overrides: list[str]) -> str:
         prepared = composer.prepared(master, overrides, 0)
-        run = complete(prepared, composer.task_overrides(overrides), tmp_path / "run")
+        run = validate_run(prepared, composer.task_overrides(overrides), tmp_path / "run")
         return OmegaConf.to_yaml(run.config, resolve=True)
 
     def outcome(way, overrides: list[str]) -> str:

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 from exp.backends.cpu import CpuBackend
 
-from exp.launcher.follow import Watcher, follow
+from exp.launcher.progress import ProgressDisplay
+from exp.launcher.slurm.follow import follow
 from exp.runs.folder import RunFolder
 from exp.runs.lock import RunLock
 from exp.runs.signals import PREEMPT_SIGNAL, handle_signals
@@ -34,7 +35,7 @@ def test_waiting_jobs_are_asked_for_only_when_one_has_ended(tmp_path, monkeypatc
         runs[-1].folder.create()
         runs[-1].lock = RunLock(runs[-1].folder.path)
         runs[-1].lock.acquire()
-    watcher, ended = Watcher(), []
+    watcher, ended = ProgressDisplay(), []
 
     def stop(number, outcome):  # the jobs end at once, for lack of a configuration
         ended.append(number)
@@ -50,7 +51,9 @@ def test_waiting_jobs_are_asked_for_only_when_one_has_ended(tmp_path, monkeypatc
     assert OneCard.looks == 4  # for each that was started, and for the first of those that wait
 
 
-@pytest.mark.parametrize("work", [lambda: pack([], None, Watcher()), lambda: follow([], Watcher(), 0.0)])
+@pytest.mark.parametrize(
+    "work", [lambda: pack([], None, ProgressDisplay()), lambda: follow([], ProgressDisplay(), 0.0)]
+)
 def test_between_two_batches_of_a_sweep_a_notice_is_heard(work):
     came = []
     before = signal.getsignal(PREEMPT_SIGNAL)

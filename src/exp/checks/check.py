@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from exp.config.schema import ExpConfig
-    from exp.launcher.base import Outcome
+    from exp.launcher.outcome import Outcome
     from exp.runs.folder import RunFolder
 
 __all__ = [

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
     from exp.distributed import Distributed
     from exp.hardware.backend import Backend
-    from exp.launcher.base import Outcome
+    from exp.launcher.outcome import Outcome
     from exp.runs.folder import RunFolder
     from exp.session import RankInfo
 

@@ -18,9 +18,9 @@ from exp import console
 from exp.checks.check import FAILED, OK, fail, figure, finish, ok
 from exp.checks.child import overrides_without, run_exp
 from exp.errors import EXIT_CONFIG, EXIT_OK, REFUSAL_CODES, ConfigError, UnavailableError
-from exp.frozen import freeze
 from exp.hardware.backend import FLOAT32
-from exp.hardware.registry import create_backend
+from exp.launcher.execute import print_header
+from exp.launcher.freeze import freeze
 from exp.report.runs import flattened
 from exp.runs.files import csv_content, write_atomically, write_json
 from exp.runs.folder import RunFolder
@@ -140,7 +140,7 @@ def apart(ours: Any, theirs: Any, floor: float) -> tuple[float, float]:
     return absolute, absolute / max(largest(theirs), floor, 1e-30)
 
 
-def compare_backends(config: ExpConfig, overrides: list[str], *_: Any) -> int:
+def compare_backends(config: ExpConfig, overrides: list[str]) -> int:
     """Run the experiment in ``reference/`` and, if that succeeds, in ``tested/``; then compare the two.
 
     Args:
@@ -168,7 +168,7 @@ def compare_backends(config: ExpConfig, overrides: list[str], *_: Any) -> int:
     run.write()
     try:
         folder.commit_pending(config.overwrite)
-        run.announce(create_backend(config.backend))
+        print_header(run)
         if dropout:
             changed = ", ".join(f"{key} was {value}" for key, value in dropout.items())
             console.make_console().print(f"dropout is off in both runs: {changed}", soft_wrap=True)

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, Mapping, Sequence
 from exp import __version__, console
 from exp.checks.check import FAILED, OK, SKIPPED, WARNING, Answer, Journal, fail, say, skip, table_of
 from exp.checks.child import ChildEnd, overrides_without, run_exp, searched
-from exp.config.check import check_hardware
 from exp.config.compose import sets_folder
 from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, EXIT_UNAVAILABLE, ConfigError
-from exp.frozen import prepare
 from exp.hardware.environment import git_revision, package_versions, variables
 from exp.hardware.registry import create_backend
+from exp.launcher.freeze import compose_run
+from exp.launcher.validate import check_hardware
 from exp.plugins import installed
 from exp.report.tables import Table, as_counts, as_markdown
 from exp.runs.files import read_json, without_credentials, write_atomically, write_json
@@ -101,7 +101,7 @@ def plan(config: ExpConfig, overrides: Sequence[str], backend: Backend) -> dict[
     return rows
 
 
-def qualify(config: ExpConfig, overrides: list[str], *_: Any) -> int:
+def qualify(config: ExpConfig, overrides: list[str]) -> int:
     """Run all checks that have no result yet; see docs/hardware/checks.md.
 
     Args:
@@ -116,7 +116,7 @@ def qualify(config: ExpConfig, overrides: list[str], *_: Any) -> int:
             by another process.
         UnavailableError: the backend is not available, or has fewer cards than ``nproc``.
     """
-    config = prepare(config, overrides)
+    config = compose_run(config, overrides)
     create_task(config).check(config)
     backend = create_backend(config.backend)
     check_hardware(config, backend)

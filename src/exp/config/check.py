@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import importlib
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 from omegaconf import MISSING, OmegaConf
 
 from exp import console
-from exp.config.compose import check_weights_there, is_of_hub, load, run_folder_of
-from exp.config.differences import changes, refusal
-from exp.config.resolve import as_plain, check_names, check_target, nodes
+from exp.config.resolve import nodes
 from exp.config.schema import DDP_KEYS, PRECISIONS, WrapperConfig
-from exp.errors import ConfigError, UnavailableError, user_code_errors
+from exp.errors import ConfigError
 from exp.plugins import Family, installed
-from exp.runs.files import read_json, without_credentials
-from exp.runs.folder import RunFolder
+from exp.runs.files import without_credentials
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
-    from exp.hardware.backend import Backend
-    from exp.launcher.base import Launcher
-    from exp.task import Task
 
 __all__ = [
-    "REFUSED", "check_data", "check_folder", "check_hardware", "check_hooks", "check_weights", "derive_batch_sizes",
-    "has_weights", "preflight_of", "refused_hook", "validate",
+    "REFUSED", "check_data", "check_family", "check_hooks", "check_nodes", "check_values", "check_weights",
+    "check_wrapper", "derive_batch_sizes", "has_weights", "preflight_of", "refused_hook",
 ]  # fmt: skip
 
 _CHOICES = {
@@ -37,66 +30,6 @@ _CHOICES = {
 }
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where the system has it
 _BATCH = {"batch_size", "global_batch_size"}
-
-
-def validate(
-    config: ExpConfig, overrides: Sequence[str], backend: Backend, task: Task, launcher: type[Launcher]
-) -> None:
-    """Check ``config`` and fill in derived values, such as the batch sizes.
-
-    Args:
-        config: the composed configuration; changed in place.
-        overrides: the user's overrides; a batch size among them takes precedence over one in the experiment file.
-        backend: the backend of ``config.backend``.
-        task: the task of ``config.task``.
-        launcher: the class that ``config.launcher`` names.
-
-    Raises:
-        ConfigError: a value is wrong, or two values contradict each other.
-        DataError: a data file is missing or malformed.
-        UnavailableError: the backend or a package is missing, or there are fewer devices than ``nproc``.
-    """
-    _check_family(config)
-    _check_nodes(config)
-    check_names(config)
-    _check_values(config)
-    elsewhere = launcher.is_elsewhere(config.launcher)
-    with user_code_errors("task", task):
-        task.check(config)
-    check_task = getattr(preflight_of(config.data), "check_task", None)
-    if check_task is not None:  # checks the keys that the family adds to tasks
-        check_task(config.task)
-    if task.diagnoses:
-        # Check only what no worker could report; the task itself reports too few devices, missing data, and so on.
-        if task.uses_hardware and not elsewhere:
-            check_hardware(config, backend, counts=False)
-        return
-    for part in ("data", "model", "wrapper"):
-        target = config[part].get("_target_")  # type: ignore[index]
-        if target is not None and not elsewhere:  # the nodes of a cluster may have another PYTHONPATH (launcher.setup)
-            check_target(f"{part}._target_", target)
-    if config.precision not in backend.capabilities.precisions:
-        raise ConfigError(
-            f"precision={config.precision} is not supported by backend={backend.name}; "
-            f"use one of {', '.join(backend.capabilities.precisions)}"
-        )
-    if task.uses_hardware and not elsewhere:
-        check_hardware(config, backend)
-    if task.trains and not has_weights(config):
-        target = config.model["_target_"]
-        raise ConfigError(f"task={config.task.name}: {target} has nothing to train; use task=eval to evaluate it")
-    if task.trains:
-        _check_wrapper(config)
-        derive_batch_sizes(config, overrides)
-    else:
-        config.batch_size = config.global_batch_size = None  # without training they need not be consistent
-    _check_files(config, task)
-    several = config.nproc > 1 or config.data.get("num_workers")
-    if several and not elsewhere and not os.access(_SHARED_MEMORY, os.W_OK):
-        raise UnavailableError(
-            f"{_SHARED_MEMORY} is missing or read-only, and several processes need it for shared memory; mount it "
-            "(docker run --shm-size=8g), or set nproc=1 data.num_workers=0"
-        )
 
 
 def preflight_of(data: Any) -> Any:
@@ -139,7 +72,8 @@ def has_weights(config: ExpConfig) -> bool:
     return bool(getattr(OmegaConf.get_type(config.model), "has_weights", True))
 
 
-def _check_nodes(config: ExpConfig) -> None:
+def check_nodes(config: ExpConfig) -> None:
+    """Refuse missing values, text that is not UTF-8, and passwords in any key."""
     missing = sorted(key for key, _, _, value in nodes(config) if value == MISSING)
     if missing:
         raise ConfigError(f"{', '.join(missing)} must be set; give {' '.join(f'{key}=...' for key in missing)}")
@@ -153,7 +87,8 @@ def _check_nodes(config: ExpConfig) -> None:
             )
 
 
-def _check_values(config: ExpConfig) -> None:
+def check_values(config: ExpConfig) -> None:
+    """Check choices, numbers and hooks, and that root keys do not contradict one another."""
     for key, choices in _CHOICES.items():
         value: Any = OmegaConf.select(config, key)  # type: ignore[arg-type]
         if value not in choices and not (key == "wrapper.kind" and config.wrapper._target_):
@@ -174,7 +109,8 @@ def _check_values(config: ExpConfig) -> None:
     check_hooks(config.hooks)
 
 
-def _check_wrapper(config: ExpConfig) -> None:
+def check_wrapper(config: ExpConfig) -> None:
+    """Check the wrapper's options against the number of processes and the precision."""
     processes, wrapper = config.nproc * config.launcher.nnodes, config.wrapper
     if wrapper.kind == "none" and processes > 1:
         raise ConfigError(
@@ -192,72 +128,6 @@ def _check_wrapper(config: ExpConfig) -> None:
         raise ConfigError(
             "wrapper=fsdp does not support precision=fp16, because the loss scaler would see the shards of one rank "
             "only; use precision=bf16, or wrapper=ddp"
-        )
-
-
-def _check_files(config: ExpConfig, task: Task) -> None:
-    if config.resume is not None and not task.saves_state:
-        raise ConfigError(
-            f"resume={config.resume}: task={config.task.name} saves no state to resume from; leave it out"
-        )
-    if config.init_from is not None and not is_of_hub(config.init_from):
-        check_weights_there(config.init_from)
-    if config.resume is not None and config.resume != "auto":
-        check_weights_there(config.resume, "resume")
-    if task.uses_data:
-        check_data(config.data)
-    if task.needs_weights and config.init_from is None and has_weights(config):
-        raise ConfigError(
-            f"task={config.task.name} needs weights; set init_from to a checkpoint or a run folder, "
-            "such as init_from=outputs/<experiment>/<run>"
-        )
-
-
-def check_folder(config: ExpConfig, trains: bool) -> None:
-    """Refuse to overwrite the results of an earlier run unasked, and to resume from a run with other settings.
-
-    Args:
-        config: the configuration.
-        trains: whether the task can resume a training; only then the message suggests it.
-
-    Raises:
-        ConfigError: ``output_dir`` holds results and ``overwrite`` is false, or ``resume`` names a run whose settings
-            differ in a way that resuming does not allow (:func:`exp.config.differences.changes`).
-    """
-    folder = RunFolder(config.output_dir)
-    completed, saved = (read_json(folder.result) or {}).get("status") == "completed", folder.has_checkpoint()
-    if config.resume is not None:
-        source = folder if config.resume == "auto" else RunFolder(run_folder_of(config.resume) or folder.path)
-        if source.has_checkpoint() and source.config.is_file():
-            refused = changes(as_plain(load(source.config)), as_plain(config)).refused
-            if refused:
-                raise ConfigError(refusal(refused, console.display_path(source.path)))
-        return
-    if not config.overwrite and (completed or saved):
-        holds = "a completed run" if completed else "an unfinished training"
-        more = ", or resume=auto to continue it (to a larger max_epochs or max_steps)" if saved and trains else ""
-        raise ConfigError(
-            f"output_dir={config.output_dir} holds {holds}; use another one, or overwrite=true to remove it{more}"
-        )
-
-
-def check_hardware(config: ExpConfig, backend: Backend, counts: bool = True) -> None:
-    """Check that this machine has the backend and, if ``counts``, enough devices for ``nproc`` workers.
-
-    Raises:
-        UnavailableError: the backend is not available, or there are too few devices.
-    """
-    reason = backend.why_unavailable()
-    if reason is not None:
-        raise UnavailableError(f"backend={config.backend.name} is not available: {reason}")
-    count = backend.device_count() if counts and backend.exclusive_devices else config.nproc
-    if config.nproc > count:
-        names = [f"{name}={os.environ[name]}" for name in backend.visible_variables if name in os.environ]
-        ways = [f"set nproc={count}"] * (count > 0)
-        ways += [f"make more devices visible ({', '.join(names)})" if names else "make more devices visible"]
-        raise UnavailableError(
-            f"nproc={config.nproc} asks for more devices than backend={backend.name} has here: {count}; "
-            + " or ".join(ways)
         )
 
 
@@ -290,7 +160,7 @@ def _family_of(config: ExpConfig, part: str) -> str | None:
     return next((name for name, family in _families().items() if issubclass(keys, getattr(family, part))), None)
 
 
-def _check_family(config: ExpConfig) -> None:
+def check_family(config: ExpConfig) -> None:
     """Refuse model, data and keys of the task that belong to different families, as far as plugins define these."""
     plugins, families = installed().values(), _families()
     of_model, of_data = _family_of(config, "model"), _family_of(config, "data")

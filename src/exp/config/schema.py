@@ -66,7 +66,7 @@ class LauncherConfig:
 
 @dataclass
 class SubmititConfig(LauncherConfig):
-    """A job on Slurm, submitted with submitit (:class:`exp.launcher.submitit.SubmititLauncher`); see sbatch(1)."""
+    """A job on Slurm, by submitit (:class:`exp.launcher.slurm.launcher.SubmititLauncher`); see sbatch(1)."""
 
     cluster: str = "slurm"
     """``slurm``; ``debug`` (or ``local``): in this process, without Slurm."""

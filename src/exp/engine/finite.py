@@ -14,7 +14,7 @@ from exp.engine.checkpoint.files import list_checkpoints
 from exp.engine.fsdp import local_part
 from exp.engine.wrapper import unwrapped
 from exp.errors import RunError
-from exp.task import to_continue
+from exp.task import resume_command
 
 if TYPE_CHECKING:
     pass
@@ -104,5 +104,5 @@ def divergence_advice(runner: Any) -> str:
             console.display_path(saved[1]),
         )  # this run has resumed from the newest, and diverged
     rate = f"optim.lr={session.config.optim.lr / 2:.4g}"
-    command = to_continue(session.config, session.folder, f"resume={wanted}", rate)
+    command = resume_command(session.config, session.folder, f"resume={wanted}", rate)
     return f"{text}\n  to resume from the {which} checkpoint with half the learning rate: {command}"

@@ -130,7 +130,7 @@ def _start_fork_server(folder: RunFolder, nproc: int, single_node: bool) -> bool
     config: Any = OmegaConf.load(folder.current_file(folder.config))
     allow(config.get("plugins") or [])
     task = task_class(config)
-    if nproc == 1 or task.diagnoses:
+    if nproc == 1 or task.is_diagnostic:
         return False
     backend = create_backend(config.backend)
     # The fork server listens on a Unix socket in this folder.
@@ -144,7 +144,7 @@ def _start_fork_server(folder: RunFolder, nproc: int, single_node: bool) -> bool
     targets = [str(config[part].get("_target_", "")).rpartition(".")[0] for part in ("model", "data")]
     # Users' modules are left to the workers: what they do at import may not survive a fork.
     modules = [module for module in targets if module.startswith("exp.")]
-    os.environ[PRELOAD_VARIABLE] = ",".join([*modules, *filter(None, [task.work.rpartition(".")[0]])])
+    os.environ[PRELOAD_VARIABLE] = ",".join(modules)
     multiprocessing.get_context(_START_METHOD).set_forkserver_preload(["exp.worker.preload"])
     here = Path.cwd()
     # A new interpreter looks for modules in the current folder first. The workers change back to this folder.

@@ -20,8 +20,10 @@ from exp import console
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, ConfigError
 from exp.hardware.ports import check_host, port_owner
 from exp.hardware.registry import create_backend
-from exp.launcher.base import Launcher, Outcome, place_of, tail_of
+from exp.launcher.base import Launcher
+from exp.launcher.outcome import Outcome, tail_of
 from exp.launcher.processes import AGENT_VARIABLE, start_module
+from exp.launcher.rank_environment import rank_environment
 from exp.launcher.supervisor import Supervisor
 from exp.runs.files import read_json, to_json
 from exp.runs.scratch import RUN_FOLDER_FILE, SCRATCH_VARIABLE
@@ -30,7 +32,7 @@ from exp.session import RankInfo
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
-    from exp.frozen import FrozenRun
+    from exp.launcher.run import FrozenRun
 
 __all__ = ["ExternalLauncher"]
 
@@ -44,20 +46,20 @@ class ExternalLauncher(Launcher):
         stderr: of a process that does not print: file descriptor for what only this process knows.
     """
 
-    joins = True
+    is_external = True
     stderr: ClassVar[int | None] = None
 
     @classmethod
-    def take_place(cls, config: ExpConfig, overrides: Sequence[str]) -> None:
+    def adopt_rank_environment(cls, config: ExpConfig, overrides: Sequence[str]) -> None:
         """Set ``nproc`` and ``launcher.nnodes`` to the processes that the outer launcher has started.
 
-        The variables of that launcher become torch's (:func:`exp.launcher.base.place_of`). From here on only local
+        The variables of that launcher become torch's (:mod:`exp.launcher.rank_environment`). From here on only local
         rank 0 prints: the others would print the same.
 
         Raises:
             ConfigError: this process has no rank, or ``overrides`` ask for another number of processes.
         """
-        os.environ.update(place_of(os.environ, config.nproc))
+        os.environ.update(rank_environment(os.environ, config.nproc))
         place = RankInfo.of(os.environ)
         found = {"nproc": place.local_world_size, "launcher.nnodes": place.nodes}
         for key, value in found.items():
@@ -72,7 +74,7 @@ class ExternalLauncher(Launcher):
     def check(self, nproc: int) -> None:
         """Refuse restarts, and an unknown host in MASTER_ADDR."""
         self.place = RankInfo.of(os.environ)
-        self.leads = self.place.rank == 0
+        self.owns_run_folder = self.place.rank == 0
         if self.config.max_restarts:
             raise ConfigError("launcher.max_restarts needs launcher=torchrun; use --max-restarts of the outer torchrun")
         if self.place.world_size > 1:
@@ -93,7 +95,7 @@ class ExternalLauncher(Launcher):
             AGENT_VARIABLE: str(os.getpid()),
         }
         given = {
-            "folder": str(folder.path) if self.leads else None,
+            "folder": str(folder.path) if self.owns_run_folder else None,
             "overrides": run.overrides,
             "local_world_size": place.local_world_size,
             "timeout_s": self.config.timeout_s,
@@ -108,7 +110,7 @@ class ExternalLauncher(Launcher):
             )
             refused = (read_json(Path(scratch, RUN_FOLDER_FILE)) or {}).get("refused")
             if refused is not None:
-                if self.leads:
+                if self.owns_run_folder:
                     raise ConfigError(refused)
                 return Outcome(EXIT_CONFIG, reported=True)
             return job.outcome(lambda: self._ended(job, code, log, time.monotonic() - began))
@@ -120,13 +122,13 @@ class ExternalLauncher(Launcher):
             return self._not_met(log, after_s, code if code < 128 else 128 - code)
         if code == 0:
             return Outcome()
-        return Outcome.of(known.collect(place.world_size if self.leads else 0, place.local_world_size))
+        return Outcome.of(known.collect(place.world_size if self.owns_run_folder else 0, place.local_world_size))
 
     def _not_met(self, log: Path, waited_s: float, code: int) -> Outcome:
         """The outcome of a worker that did not meet the other ranks, and ended with this exit code after so long."""
         place, host, port = self.place, os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
         where, here = f"MASTER_ADDR={host} MASTER_PORT={port}", f"rank {place.rank} on {socket.gethostname()}"
-        taken = port_owner(int(port)) if self.leads else None
+        taken = port_owner(int(port)) if self.owns_run_folder else None
         if taken is not None:
             detail = f"{where}: the port is taken by {taken}; choose another one, the same for every process"
         else:
@@ -135,7 +137,7 @@ class ExternalLauncher(Launcher):
                 first = f"the worker of {here} {how} before it had met the other ranks"
             else:
                 check = f"that rank 0 runs on {host}, and that this host reaches the port there"
-                if self.leads:
+                if self.owns_run_folder:
                     check = "that all of them have these variables, and that their hosts reach this port"
                 first = (
                     f"the {place.world_size} processes did not meet at {where}: {here} has waited for {waited_s:.0f} s "
@@ -144,7 +146,7 @@ class ExternalLauncher(Launcher):
             # Without the log's path, since its folder is removed, and without the frames of torch's C++ code.
             lines = [line for line in tail_of(log)[1:] if not line.startswith(("  | frame #", "  | <omitting"))]
             detail = "\n".join([first, *lines])
-        if not self.leads:
+        if not self.owns_run_folder:
             with contextlib.suppress(OSError):
                 os.write(_STDERR if self.stderr is None else self.stderr, f"error: {detail}\n".encode())
         return Outcome(EXIT_FAILED, detail=detail)

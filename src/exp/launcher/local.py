@@ -7,7 +7,8 @@ import tempfile
 from typing import TYPE_CHECKING
 
 from exp.errors import ConfigError, Preempted, SignalReceived
-from exp.launcher.base import Launcher, Outcome
+from exp.launcher.base import Launcher
+from exp.launcher.outcome import Outcome
 from exp.launcher.processes import fork
 from exp.launcher.supervisor import Supervisor
 from exp.runs import signals
@@ -20,7 +21,7 @@ from exp.worker.rank import describe_error, reporting
 from exp.worker.session import run_rank
 
 if TYPE_CHECKING:
-    from exp.frozen import FrozenRun
+    from exp.launcher.run import FrozenRun
 
 __all__ = ["LocalLauncher"]
 

@@ -19,7 +19,8 @@ from typing import IO, TYPE_CHECKING, Any, Callable, Mapping, Sequence, Union
 
 from exp import console
 from exp.errors import EXIT_PREEMPTED
-from exp.launcher.base import Launcher, Outcome
+from exp.launcher.base import Launcher
+from exp.launcher.outcome import Outcome
 from exp.launcher.processes import ForkedProcess, kill_job
 from exp.runs import heartbeat, signals
 from exp.runs.failures import Failures, RankFailure
@@ -29,10 +30,9 @@ from exp.runs.heartbeat import Heartbeat, Stage, running_ranks
 from exp.runs.lock import is_alive, proc_stat
 from exp.runs.scratch import ENDING_FLAG, PREEMPT_FLAG, PREEMPTED_FILE, RUN_FOLDER_FILE
 from exp.runs.signals import signal_name
-from exp.task import task_class
 
 if TYPE_CHECKING:
-    from exp.frozen import FrozenRun
+    from exp.launcher.run import FrozenRun
 
 __all__ = ["HangDetector", "Supervisor"]
 
@@ -80,7 +80,7 @@ class Supervisor:
     _session: int | None = None
 
     def __post_init__(self) -> None:
-        self._saves = task_class(self.run.config).saves_state
+        self._saves = self.run.task.saves_state
 
     def watch(self, start: Callable[[IO[bytes]], Process], log: Path, nproc: int, groups: int) -> int:
         """Start a process; return its exit code when it and all processes that it started have ended.
@@ -103,7 +103,9 @@ class Supervisor:
                         process.wait(timeout=0.2)
                 self._meet()
         finally:
-            if self.launcher.joins:  # this job is over, and the outer launcher sends SIGTERM when the first rank ends
+            if (
+                self.launcher.is_external
+            ):  # this job is over, and the outer launcher sends SIGTERM when the first rank ends
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
             if self._detector is not None:
                 self._detector.close()
@@ -195,7 +197,12 @@ class Supervisor:
         del frame
         # An outer launcher repeats the signal when the first rank has ended.
         early = self.failures is None and number == signal.SIGTERM  # the ranks have not met: there is nothing to save
-        if self._saves and not early and number in self.signals and (self.launcher.joins or number not in self.notices):
+        if (
+            self._saves
+            and not early
+            and number in self.signals
+            and (self.launcher.is_external or number not in self.notices)
+        ):
             self.notices.append(number)
             Path(self.scratch, PREEMPT_FLAG).touch()
         elif self.received is None:

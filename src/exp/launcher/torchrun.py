@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from exp.errors import ConfigError
 from exp.hardware.ports import check_endpoint, check_loopback
-from exp.launcher.base import Launcher, Outcome, tail_of
+from exp.launcher.base import Launcher
+from exp.launcher.outcome import Outcome, tail_of
 from exp.launcher.processes import SPEC, start_module
 from exp.launcher.supervisor import Supervisor
 from exp.runs import heartbeat
@@ -22,7 +23,7 @@ from exp.runs.scratch import SCRATCH_VARIABLE
 from exp.runs.signals import PREEMPT_SIGNAL, signal_name
 
 if TYPE_CHECKING:
-    from exp.frozen import FrozenRun
+    from exp.launcher.run import FrozenRun
 
 __all__ = ["TorchrunLauncher"]
 
@@ -50,7 +51,7 @@ class TorchrunLauncher(Launcher):
         if self.config.rdzv_endpoint is not None:
             check_endpoint(self.config.rdzv_endpoint)
 
-    def job_token(self) -> str | None:
+    def job_id(self) -> str | None:
         """The rendezvous: nodes that are started by hand share it, and the run folder."""
         return None if self.config.nnodes == 1 else str(self.config.rdzv_endpoint)
 

@@ -144,7 +144,7 @@ def read_run(folder: Path, name: str) -> Run:
 
 def is_compared(run: Run) -> bool:
     """Whether a run has something to compare: one of ``task=doctor``, for example, has nothing."""
-    return bool(getattr(task_named(str(run.config.get("task.name"))), "compared", True))
+    return bool(getattr(task_named(str(run.config.get("task.name"))), "has_comparable_result", True))
 
 
 def is_number(value: Any) -> bool:

@@ -33,10 +33,13 @@ from exp.errors import (
     SignalReceived,
     first_line,
 )
-from exp.frozen import FrozenRun, complete
 from exp.hub import bring
-from exp.launcher.base import Launcher, Outcome, describe_failure, drop_stale_variables, launcher_class, resolve
-from exp.launcher.follow import Watcher
+from exp.launcher.base import Launcher, create_launcher, launcher_class
+from exp.launcher.freeze import validate_run
+from exp.launcher.outcome import Outcome, describe_failure
+from exp.launcher.progress import ProgressDisplay
+from exp.launcher.rank_environment import check_stale_environment
+from exp.launcher.run import FrozenRun
 from exp.runs.files import read_json, to_json
 from exp.runs.folder import RunFolder, validation_metric
 from exp.runs.lock import RunLock
@@ -179,7 +182,7 @@ class Sweep:
         self.jobs += batch
         sets = [set(job.run.overrides) for job in batch]
         self._common = set.intersection(*sets, *([] if self._common is None else [self._common]))
-        drop_stale_variables()
+        check_stale_environment()
         runs = [job.run for job in batch if job.state == "not begun"]
         chosen = _common_launcher(runs)
         script = None if chosen is None else chosen.preflight(runs, self.folder / "slurm")
@@ -199,7 +202,7 @@ class Sweep:
         try:
             config = self.composer.prepared(self.config, given, number)
             in_parent = hasattr(OmegaConf.get_type(config.task), "run_in_parent")
-            if in_parent or launcher_class(config).joins:
+            if in_parent or launcher_class(config).is_external:
                 what = f"task={config.task.name}" if in_parent else "launcher=external"
                 raise ConfigError(f"{what} cannot be swept; start it without -m (several runs as 'run=[a,b]')")
             if sets_folder(config) and str(config.output_dir) != str(self.config.output_dir):
@@ -207,7 +210,7 @@ class Sweep:
                     "output_dir is the folder of the whole sweep, with a subfolder for each job; it cannot differ "
                     "between jobs. Sweep other keys, or start a sweep for each folder"
                 )
-            job.run = complete(config, overrides, folder.path)
+            job.run = validate_run(config, overrides, folder.path)
             self._place(job, number)
         except ExpError as error:
             job.outcome = Outcome(error.exit_code, detail=str(error))
@@ -331,7 +334,7 @@ class Sweep:
         """End the sweep after its last batch: release the lock, print the table, write the report.
 
         Args:
-            rest: returns the command line of this process with changed overrides (:func:`exp.task.to_go_on`).
+            rest: returns the command line of this process with changed overrides (:func:`exp.task.rerun_command`).
 
         Returns:
             The exit code (that of the error, if one has ended the sweep), and the run folders. Exit code 0: no job
@@ -387,14 +390,14 @@ def _common_launcher(runs: list[FrozenRun]) -> Launcher | None:
         ConfigError: the jobs have different launchers or ask for different resources.
     """
     configs = [run.config for run in runs]
-    if not any(launcher_class(config).is_elsewhere(config.launcher) for config in configs):
+    if not any(launcher_class(config).is_remote(config.launcher) for config in configs):
         return None
     if len({to_json([OmegaConf.to_container(c.launcher, resolve=True), c.nproc]) for c in configs}) > 1:
         raise ConfigError(
             "a sweep on Slurm is one job array, whose jobs all ask for the same resources; start a command of its own "
             "for each value of launcher.* and nproc"
         )
-    return resolve(configs[0].launcher, configs[0].nproc)
+    return create_launcher(configs[0].launcher, configs[0].nproc)
 
 
 def _run_folders(folder: Path) -> list[Path]:
@@ -421,7 +424,7 @@ def _find_earlier(folders: Sequence[Path]) -> dict[str, list[tuple[Path, bool]]]
     return {key: sorted(jobs, key=lambda job: not job[1]) for key, jobs in found.items()}
 
 
-class SweepDisplay(Watcher):
+class SweepDisplay(ProgressDisplay):
     """Shows one batch of a sweep.
 
     Args:

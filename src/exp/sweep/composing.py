@@ -18,10 +18,10 @@ from hydra.core.override_parser.types import OverrideType
 from omegaconf import OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from exp.frozen import prepare
-
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+from exp.launcher.freeze import compose_run
 
 __all__ = ["Composer"]
 
@@ -51,7 +51,7 @@ class Composer:
         return master_config
 
     def prepared(self, master_config: DictConfig, overrides: Sequence[str], number: int) -> Any:
-        """Compose a job's configuration and prepare it (:func:`exp.frozen.prepare`).
+        """Compose a job's configuration and prepare it (:func:`exp.launcher.freeze.compose_run`).
 
         Args:
             master_config: configuration of the whole sweep.
@@ -60,7 +60,7 @@ class Composer:
 
         Raises:
             HydraException: Hydra cannot compose the job.
-            ExpError: raised by :func:`exp.frozen.prepare`.
+            ExpError: raised by :func:`exp.launcher.freeze.compose_run`.
         """
         kind, values = self._kind(overrides)
         # If a value does not fit, fall through to Hydra, whose error message says what is wrong.
@@ -75,7 +75,7 @@ class Composer:
             config.hydra.job.id, config.hydra.job.num = str(number), number
             HydraConfig.instance().set_config(config)
             del config["hydra"]
-        config = prepare(config, self.task_overrides(overrides))
+        config = compose_run(config, self.task_overrides(overrides))
         if kind is not None and "${hydra:" not in str(OmegaConf.to_container(config)):
             self._prepared.setdefault(kind, copy.deepcopy(config))
         return config

@@ -10,9 +10,10 @@ from dataclasses import asdict
 
 from exp import console
 from exp.errors import EXIT_FAILED, ExpError, SignalReceived
-from exp.frozen import FrozenRun
-from exp.launcher.base import Outcome, outcome_file
+from exp.launcher.execute import execute
+from exp.launcher.outcome import Outcome, outcome_file
 from exp.launcher.processes import die_with_parent
+from exp.launcher.run import FrozenRun
 from exp.runs.files import read_json, write_json
 from exp.runs.folder import RunFolder
 from exp.runs.lock import RunLock
@@ -43,7 +44,9 @@ def main(run_dir: str, parent: str, token: str) -> int:
             run = FrozenRun.load(folder)
             run.lock = RunLock(folder.path, token)
             run.lock.acquire()
-            outcome = run.execute()
+            outcome = execute(
+                run,
+            )
         if outcome.exit_code == EXIT_FAILED and outcome.detail is None and not outcome.failures:
             # The task itself has found what is wrong, and printed it.
             error = (read_json(folder.result) or {}).get("error") or {}

@@ -12,14 +12,14 @@ from exp.errors import EXIT_FAILED, EXIT_OK, RunError
 from exp.hardware.backend import usable_cores
 from exp.hardware.cards import only
 from exp.hardware.registry import create_backend
-from exp.launcher.base import Outcome, outcome_file, tail_of
-from exp.launcher.follow import progress_of
+from exp.launcher.outcome import Outcome, outcome_file, tail_of
 from exp.launcher.processes import JOB_VARIABLE, kill_job, start_module
+from exp.launcher.progress import progress_of
 from exp.runs.signals import PREEMPT_SIGNAL, block_signals, handle_signals, signal_name
 
 if TYPE_CHECKING:
-    from exp.frozen import FrozenRun
-    from exp.launcher.follow import Watcher
+    from exp.launcher.progress import ProgressDisplay
+    from exp.launcher.run import FrozenRun
 
 __all__ = ["pack"]
 
@@ -132,7 +132,7 @@ class _Packing:
 
 
 def pack(
-    runs: Sequence[FrozenRun], parallel_jobs: int | None, watcher: Watcher
+    runs: Sequence[FrozenRun], parallel_jobs: int | None, watcher: ProgressDisplay
 ) -> tuple[dict[int, Outcome], int | None]:
     """Run jobs, each in a process of its own with devices of its own; start them in order, as devices become free.
 

@@ -6,14 +6,18 @@ task=qualify is a suite of checks; its checks task=operators, collectives and sp
 from __future__ import annotations
 
 from dataclasses import field
-from typing import TYPE_CHECKING, ClassVar, List, Optional
+from typing import TYPE_CHECKING, Any, ClassVar, List, Optional, Sequence
 
 from exp.errors import ConfigError
 from exp.launcher.base import launcher_class
-from exp.task import ParentTask, Task, named
+from exp.task import ParentTask, Task, named_task
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
+    from exp.hardware.backend import Backend
+    from exp.launcher.outcome import Outcome
+    from exp.runs.folder import RunFolder
+    from exp.session import RankInfo, Session
 
 __all__ = ["Collectives", "Doctor", "Env", "Operators", "Parity", "Qualify", "Speed", "Trace"]
 
@@ -37,11 +41,11 @@ def _refuse_several_machines(config: ExpConfig) -> None:
     name, launcher = config.task.name, launcher_class(config)
     if config.launcher.nnodes > 1:
         raise ConfigError(f"task={name} is for one machine; run it on each, without launcher.nnodes")
-    if launcher.is_elsewhere(config.launcher) or launcher.joins:
+    if launcher.is_remote(config.launcher) or launcher.is_external:
         raise ConfigError(f"task={name} starts runs on this machine; use launcher=torchrun, if need be within a job")
 
 
-@named
+@named_task
 class Doctor(Task):
     """Examines every rank, its card, and how the ranks work together; the parent evaluates the findings."""
 
@@ -50,27 +54,48 @@ class Doctor(Task):
     burst_s: float = 2.0
     """How long every card multiplies matrices, in seconds."""
 
-    diagnoses: ClassVar[bool] = True
-    work: ClassVar[str] = "exp.checks.doctor.diagnose"
-    begin: ClassVar[str] = "exp.checks.doctor.begin"
-    end: ClassVar[str] = "exp.checks.doctor.end"
+    is_diagnostic: ClassVar[bool] = True
+
+    def print_header(self, config: ExpConfig, folder: RunFolder) -> bool:
+        """Print what will be examined."""
+        from exp.checks.doctor import begin
+
+        begin(config, folder)
+        return True
+
+    def diagnose(self, config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
+        """Run the checks of one rank (:func:`exp.checks.doctor.diagnose`)."""
+        from exp.checks.doctor import diagnose
+
+        diagnose(config, folder, info, backend)
+
+    def report_outcome(self, config: ExpConfig, folder: RunFolder, outcome: Outcome) -> Optional[int]:
+        """Evaluate the findings of all ranks (:func:`exp.checks.doctor.end`)."""
+        from exp.checks.doctor import end
+
+        return end(config, folder, outcome)
 
 
-@named
+@named_task
 class Env(Task):
     """Prints a description of the environment as plain text, for bug reports."""
 
-    diagnoses: ClassVar[bool] = True
+    is_diagnostic: ClassVar[bool] = True
     uses_hardware: ClassVar[bool] = False  # without it, too, there is something to describe
-    compared: ClassVar[bool] = False
-    work: ClassVar[str] = "exp.checks.doctor.describe"
+    has_comparable_result: ClassVar[bool] = False
 
     def check(self, config: ExpConfig) -> None:
         """Refuse more than one process."""
         _refuse_several(config, "task=doctor")
 
+    def diagnose(self, config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
+        """Print the description (:func:`exp.checks.doctor.describe`)."""
+        from exp.checks.doctor import describe
 
-@named
+        describe(config, folder, info, backend)
+
+
+@named_task
 class Parity(ParentTask):
     """Runs a few steps on two backends, records a trace of each, and compares the traces (:mod:`exp.checks.parity`)."""
 
@@ -83,7 +108,6 @@ class Parity(ParentTask):
     differ by 10 times as much, gradients and parameters by 100 times."""
 
     trains: ClassVar[bool] = True
-    work: ClassVar[str] = "exp.checks.parity.compare_backends"
 
     def check(self, config: ExpConfig) -> None:
         """Check the number of steps, and that the runs are on one node and without sharded tensors."""
@@ -95,17 +119,28 @@ class Parity(ParentTask):
             raise ConfigError("task=parity compares whole tensors, but wrapper=fsdp shards them; use wrapper=ddp")
         _refuse_several_machines(config)
 
+    def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> int:
+        """Compare (:func:`exp.checks.parity.compare_backends`)."""
+        from exp.checks.parity import compare_backends
 
-@named
+        return compare_backends(config, list(overrides))
+
+
+@named_task
 class Trace(Task):
     """One of the two runs of ``task=parity``."""
 
     trains: ClassVar[bool] = True
-    compared: ClassVar[bool] = False
-    work: ClassVar[str] = "exp.checks.measure.train_traced"
+    has_comparable_result: ClassVar[bool] = False
+
+    def run(self, session: Session) -> dict[str, Any]:
+        """Train, and record a trace (:func:`exp.checks.measure.train_traced`)."""
+        from exp.checks.measure import train_traced
+
+        return train_traced(session)
 
 
-@named
+@named_task
 class Qualify(ParentTask):
     """Runs a suite of checks, each in a process of its own, and writes a page of results (:mod:`exp.checks.suite`)."""
 
@@ -120,8 +155,6 @@ class Qualify(ParentTask):
     steps: int = 30
     """Optimizer steps of each measurement of speed."""
 
-    work: ClassVar[str] = "exp.checks.suite.qualify"
-
     def check(self, config: ExpConfig) -> None:
         """Refuse too few steps, and launchers of other machines."""
         if self.steps <= Speed.warm_up:
@@ -130,43 +163,63 @@ class Qualify(ParentTask):
             )
         _refuse_several_machines(config)
 
+    def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> int:
+        """Run the suite (:func:`exp.checks.suite.qualify`)."""
+        from exp.checks.suite import qualify
+
+        return qualify(config, list(overrides))
+
 
 class _Journaled(Task):
     """Base class of checks that write a journal of what they try; the parent evaluates it at the end."""
 
-    compared: ClassVar[bool] = False
-    end: ClassVar[str] = "exp.checks.check.end_journaled"
+    has_comparable_result: ClassVar[bool] = False
+
+    def report_outcome(self, config: ExpConfig, folder: RunFolder, outcome: Outcome) -> Optional[int]:
+        """Evaluate the journal (:func:`exp.checks.check.end_journaled`)."""
+        from exp.checks.check import end_journaled
+
+        return end_journaled(config, folder, outcome)
 
 
-@named
+@named_task
 class Operators(_Journaled):
     """Compares every operator of some training steps with the CPU."""
 
     trains: ClassVar[bool] = True
     counts_fallbacks: ClassVar[bool] = True
-    work: ClassVar[str] = "exp.checks.operators.check_operators"
 
     def check(self, config: ExpConfig) -> None:
         """Refuse more than one process: task=collectives checks several."""
         _refuse_several(config, "task=collectives")
 
+    def run(self, session: Session) -> dict[str, Any]:
+        """Train, and compare operators (:func:`exp.checks.operators.check_operators`)."""
+        from exp.checks.operators import check_operators
 
-@named
+        return check_operators(session)
+
+
+@named_task
 class Collectives(_Journaled):
     """Checks and times collective operations."""
 
     sizes_kib: List[int] = field(default_factory=lambda: [4, 64, 1024, 16384, 65536])
     """Sizes of the tensors, in KiB."""
 
-    work: ClassVar[str] = "exp.checks.measure.measure_collectives"
-
     def check(self, config: ExpConfig) -> None:
         """Refuse a single process."""
         if config.nproc < 2:
             raise ConfigError("task=collectives needs nproc=2 or more: one process has nothing to exchange")
 
+    def run(self, session: Session) -> dict[str, Any]:
+        """Check and time (:func:`exp.checks.measure.measure_collectives`)."""
+        from exp.checks.measure import measure_collectives
 
-@named
+        return measure_collectives(session)
+
+
+@named_task
 class Speed(Task):
     """Times training steps."""
 
@@ -174,11 +227,16 @@ class Speed(Task):
     """Steps at the beginning that are not timed; later ones are timed in groups of as many."""
 
     trains: ClassVar[bool] = True
-    compared: ClassVar[bool] = False
-    work: ClassVar[str] = "exp.checks.measure.measure_speed"
+    has_comparable_result: ClassVar[bool] = False
 
     def check(self, config: ExpConfig) -> None:
         """Refuse a number of steps that leaves nothing to time after the warm-up; log a line for each as many steps."""
         config.log_every = max(self.warm_up, 1)
         if config.max_steps is not None and config.max_steps <= self.warm_up:
             raise ConfigError(f"max_steps={config.max_steps} must be more than task.warm_up={self.warm_up}")
+
+    def run(self, session: Session) -> dict[str, Any]:
+        """Train and time (:func:`exp.checks.measure.measure_speed`)."""
+        from exp.checks.measure import measure_speed
+
+        return measure_speed(session)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Sequence
+from typing import TYPE_CHECKING, Any, Sequence
 
 from exp import console
 from exp.errors import EXIT_FAILED, EXIT_OK, ConfigError
-from exp.task import ParentTask, named
+from exp.task import ParentTask, named_task
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
@@ -40,7 +40,7 @@ class _OfRuns(ParentTask):
         return paths, find_runs(paths)
 
 
-@named
+@named_task
 class Report(_OfRuns):
     """Compares runs in a table and on a page."""
 
@@ -69,7 +69,7 @@ class Report(_OfRuns):
         return EXIT_OK
 
 
-@named
+@named_task
 class Track(_OfRuns):
     """Sends runs to the trackers of ``logger``, for example runs of a node without network access."""
 
@@ -103,11 +103,15 @@ class Track(_OfRuns):
         return EXIT_OK if complete else EXIT_FAILED
 
 
-@named
+@named_task
 class Attach(ParentTask):
     """Follows a submitted job to its end."""
 
     run: Any = None
     """The run folder of a submitted job."""
 
-    work: ClassVar[str] = "exp.launcher.follow.attach"
+    def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> int:
+        """Follow the job (:func:`exp.launcher.slurm.follow.attach`)."""
+        from exp.launcher.slurm.follow import attach
+
+        return attach(config)

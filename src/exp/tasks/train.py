@@ -2,37 +2,45 @@
 
 from __future__ import annotations
 
-import functools
-from typing import TYPE_CHECKING, Any, ClassVar, Optional
+from typing import TYPE_CHECKING, Any, ClassVar, Optional, Sequence
 
 from exp.config.check import preflight_of
-from exp.task import ParentTask, Task, call, named
+from exp.task import ParentTask, Task, named_task
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
+    from exp.hardware.backend import Backend
     from exp.session import Session
 
 __all__ = ["Estimate", "Eval", "Predict", "Train"]
 
 
-@named
+@named_task
 class Train(Task):
     """Trains a model, saves checkpoints, and can resume from them."""
 
     trains: ClassVar[bool] = True
     saves_state: ClassVar[bool] = True
-    work: ClassVar[str] = "exp.engine.train.train"
 
     def run(self, session: Session) -> dict[str, Any]:
         """Train (:func:`exp.engine.train.train`)."""
         from exp.engine.train import train
 
-        # The engine must not import exp.estimate, a layer above it. It is imported only when these are called.
-        rate, fits = (functools.partial(call, f"exp.estimate.{name}") for name in ("training_rate", "what_fits"))
-        return train(session, rate, functools.partial(fits, headroom=Estimate.headroom))
+        # The engine gets these two, since exp.estimate is a layer above it; most runs never import it.
+        def training_rate(*arguments: Any) -> Any:
+            from exp.estimate import training_rate
+
+            return training_rate(*arguments)
+
+        def fitting_batch(config: ExpConfig, backend: Backend, memory: int | None) -> Any:
+            from exp.estimate import what_fits
+
+            return what_fits(config, backend, memory, Estimate.headroom)
+
+        return train(session, training_rate, fitting_batch)
 
 
-@named
+@named_task
 class Eval(Task):
     """Evaluates weights on the test split, also in detail: per series and horizon step, or per class."""
 
@@ -43,10 +51,15 @@ class Eval(Task):
     """Number of the best samples to draw."""
 
     needs_weights: ClassVar[bool] = True
-    work: ClassVar[str] = "exp.engine.evaluate.evaluate"
+
+    def run(self, session: Session) -> dict[str, Any]:
+        """Evaluate (:func:`exp.engine.evaluate.evaluate`)."""
+        from exp.engine.evaluate import evaluate
+
+        return evaluate(session)
 
 
-@named
+@named_task
 class Predict(Task):
     """Predicts with the weights of ``init_from``, and writes files and pictures; data may add keys."""
 
@@ -54,7 +67,6 @@ class Predict(Task):
     """Input of the prediction: images, or a CSV file of new rows, depending on the data; null: the test split."""
 
     needs_weights: ClassVar[bool] = True
-    work: ClassVar[str] = "exp.engine.evaluate.predict"
 
     def check(self, config: ExpConfig) -> None:
         """Let the data take ``task.input``, such as a file of new rows, in place of their file, if they support it."""
@@ -62,8 +74,14 @@ class Predict(Task):
         if self.input is not None and take is not None:
             take(config.data, self.input)
 
+    def run(self, session: Session) -> dict[str, Any]:
+        """Predict (:func:`exp.engine.evaluate.predict`)."""
+        from exp.engine.evaluate import predict
 
-@named
+        return predict(session)
+
+
+@named_task
 class Estimate(ParentTask):
     """Estimates parameters, operations, memory by kind, and the batch size that fits; needs no hardware."""
 
@@ -75,4 +93,9 @@ class Estimate(ParentTask):
     trains: ClassVar[bool] = True
     uses_data: ClassVar[bool] = False
     uses_hardware: ClassVar[bool] = False
-    work: ClassVar[str] = "exp.estimate.write_estimate"
+
+    def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> int:
+        """Estimate (:func:`exp.estimate.write_estimate`)."""
+        from exp.estimate import write_estimate
+
+        return write_estimate(config, list(overrides))

@@ -41,7 +41,7 @@ class Export(Task):
     """Largest allowed difference from the model's outputs, as a share of the largest output."""
 
     needs_weights: ClassVar[bool] = True
-    compared: ClassVar[bool] = False
+    has_comparable_result: ClassVar[bool] = False
 
     def check(self, config: ExpConfig) -> None:
         """Refuse unknown formats and several processes."""

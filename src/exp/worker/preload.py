@@ -17,6 +17,7 @@ _MODULES = [
     "matplotlib.figure",
     "exp.distributed",
     "exp.engine.build",
+    "exp.engine.train",
     "exp.worker.session",
     "exp.launcher.agent",
     "exp.worker.main",

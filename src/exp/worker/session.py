@@ -6,7 +6,6 @@ Torch is imported only after the backend has set the environment, because device
 from __future__ import annotations
 
 import gc
-import importlib
 import logging
 import os
 import socket
@@ -24,7 +23,7 @@ from exp.hardware.environment import describe_environment
 from exp.hardware.registry import create_backend
 from exp.runs.files import write_json
 from exp.session import RankInfo, Session
-from exp.task import call, create_task
+from exp.task import create_task
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -57,8 +56,8 @@ def run_rank(folder: RunFolder, info: RankInfo) -> None:
     for name, value in environment.items():
         os.environ.setdefault(name, value)
     os.environ.update(backend.run_env(config.precision, task.counts_fallbacks))
-    if task.diagnoses:  # such a task opens the session step by step, and continues if a step fails
-        call(task.work, config, folder, info, backend)
+    if task.is_diagnostic:  # such a task opens the session step by step, and continues if a step fails
+        task.diagnose(config, folder, info, backend)
         return
     session = Session(config, folder, info, backend)
     try:
@@ -76,8 +75,6 @@ def run_rank(folder: RunFolder, info: RankInfo) -> None:
             write_json(records / folder.env.name, environment)
         # torch's losses broadcast (64, 1) against (64,) to 64 x 64 differences; such a loss is always wrong.
         warnings.filterwarnings("error", message="Using a target size")
-        if task.work:
-            importlib.import_module(task.work.rpartition(".")[0])
         gc.freeze()
         gc.enable()
         result = task.run(session)

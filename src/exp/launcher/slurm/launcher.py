@@ -21,17 +21,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterator, Sequence
 
 from exp import hub
-from exp.config.check import check_hardware
 from exp.config.schema import SubmititConfig
 from exp.errors import EXIT_FAILED, EXIT_OK, ConfigError, ExpError, UnavailableError, nearest
-from exp.frozen import FrozenRun
 from exp.hardware.cards import only
 from exp.hardware.registry import create_backend
-from exp.launcher.base import Launcher, Outcome, outcome_file, take_stale_variables
-from exp.launcher.follow import JOB_FILE, Followed, Watcher, follow
+from exp.launcher.base import Launcher
+from exp.launcher.execute import print_header, report_outcome
+from exp.launcher.outcome import Outcome, outcome_file
 from exp.launcher.processes import REQUEUES_VARIABLE
-from exp.launcher.submission import asks_for_cards, check_options, environment_for
+from exp.launcher.progress import ProgressDisplay
+from exp.launcher.rank_environment import clear_stale_environment
+from exp.launcher.run import FrozenRun
+from exp.launcher.slurm.follow import JOB_FILE, SubmittedJob, follow
+from exp.launcher.slurm.submission import asks_for_cards, check_options, environment_for
 from exp.launcher.torchrun import TorchrunLauncher
+from exp.launcher.validate import check_hardware
 from exp.runs import slurm
 from exp.runs.failures import Failures, RankFailure
 from exp.runs.files import UMASK, write_json
@@ -60,7 +64,7 @@ class SubmititLauncher(Launcher):
     keys = SubmititConfig
 
     @classmethod
-    def is_elsewhere(cls, config: Any) -> bool:
+    def is_remote(cls, config: Any) -> bool:
         """True for ``cluster=slurm``: the runs are on the nodes of a cluster."""
         return bool(config.cluster == "slurm")
 
@@ -97,7 +101,7 @@ class SubmititLauncher(Launcher):
         if self.config.cluster in _HERE:
             code = run_job(str(run.folder.path))
             return replace(Outcome.read(outcome_file(run.folder, str(os.getpid()))) or Outcome(code), reported=True)
-        with Watcher() as watcher:
+        with ProgressDisplay() as watcher:
             return self.launch_all([run], watcher, run.folder.path / "slurm")[0]
 
     def preflight(self, runs: Sequence[FrozenRun], logs: Path) -> str | None:
@@ -124,7 +128,7 @@ class SubmititLauncher(Launcher):
             slurm.check_script(script)
         return None
 
-    def launch_all(self, runs: Sequence[FrozenRun], watcher: Watcher, logs: Path) -> list[Outcome]:
+    def launch_all(self, runs: Sequence[FrozenRun], watcher: ProgressDisplay, logs: Path) -> list[Outcome]:
         """Submit runs, several as a job array, and follow them.
 
         Returns:
@@ -135,7 +139,7 @@ class SubmititLauncher(Launcher):
         with environment, executor.batch() if len(runs) > 1 else contextlib.nullcontext():
             added = [executor.submit(run_job, str(run.folder.path), run.lock and run.lock.token) for run in runs]
         cluster = slurm.local_cluster() or ""
-        jobs = [Followed(str(job.job_id), run.folder, logs) for run, job in zip(runs, added)]
+        jobs = [SubmittedJob(str(job.job_id), run.folder, logs) for run, job in zip(runs, added)]
         for run, job in zip(runs, jobs):
             write_json(run.folder.logs / JOB_FILE, {"job": job.id, "cluster": cluster, "logs": str(logs)})
             if run.lock is not None:
@@ -198,7 +202,7 @@ def run_job(run_dir: str, token: str | None = None) -> int:
         The exit code. On Slurm the process exits with this code instead of returning, unless it is 0.
     """
     os.umask(UMASK)
-    take_stale_variables()
+    clear_stale_environment()
     folder, job, node, restarts = RunFolder(run_dir), str(os.getpid()), 0, 0
     if token is not None:
         import submitit
@@ -231,7 +235,7 @@ def _lead(folder: RunFolder, token: str | None, job: str, restarts: int) -> int:
     lost = lock.check()
     if lost is not None:
         outcome = Outcome(EXIT_FAILED, detail=f"{lost}; what it computed is lost", recorded=True)
-    code = run.tell_end(outcome)
+    code = report_outcome(run, outcome)
     outcome.recorded = True
     write_json(file, asdict(outcome))
     signals = (outcome.preempted or {}).get("signals", [])
@@ -270,7 +274,7 @@ def _run_workers(run: FrozenRun, node: int) -> Outcome:
                 Failures(folder).write(failure)
             return Outcome.of([failure])
         if node == 0:
-            run.announce(backend)
+            print_header(run)
         return launcher.launch(run)
 
 

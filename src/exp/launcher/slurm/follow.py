@@ -9,27 +9,29 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import TYPE_CHECKING, Sequence
 
 from omegaconf import ListConfig
 
 from exp import console
 from exp.config.compose import load
 from exp.errors import EXIT_FAILED, EXIT_OK, ConfigError
-from exp.frozen import FrozenRun
-from exp.launcher.base import Outcome, outcome_file, tail_of
+from exp.launcher.execute import report_outcome
+from exp.launcher.outcome import Outcome, outcome_file, tail_of
+from exp.launcher.progress import ProgressDisplay, progress_of
+from exp.launcher.run import FrozenRun
 from exp.runs import slurm
 from exp.runs.files import read_json
-from exp.runs.folder import TAIL_BYTES, RunFolder
+from exp.runs.folder import RunFolder
 from exp.runs.lock import live_holder
 from exp.runs.signals import handle_signals, signal_name
 from exp.runs.slurm import JobState
-from exp.task import to_continue
+from exp.task import resume_command
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
 
-__all__ = ["JOB_FILE", "Followed", "Watcher", "attach", "follow", "progress_of"]
+__all__ = ["JOB_FILE", "ProgressDisplay", "SubmittedJob", "attach", "follow", "progress_of"]
 
 JOB_FILE = "job.json"
 """File in ``logs`` of a run folder: the ``job`` id of its Slurm job, its ``cluster``, and ``logs``, the folder of the
@@ -38,73 +40,8 @@ job's output."""
 _SURE_AFTER = 2  # polls that must show a job as ended: a job that is being requeued looks so for a moment
 
 
-def progress_of(folder: RunFolder) -> str:
-    """``step 120  loss 0.4312`` from the last record in ``metrics.jsonl``; empty before the first."""
-    for record in reversed(folder.records(TAIL_BYTES)):
-        values = [f"{name} {value:.4f}" for name, value in record.items() if name in ("loss", "metric")]
-        if record.get("split") == "train" and values:
-            return f"step {record['step']}  {'  '.join(values)}"
-        if record.get("split") in ("val", "test"):
-            return f"step {record['step']}  {record['split']}"
-    return ""
-
-
-class Watcher:
-    """Receives progress and outcomes of runs. This class shows a single run: one line, redrawn on a terminal.
-
-    Attributes:
-        live: rich's live display; None without a terminal.
-        rows: the rows of the display, by number of the run.
-    """
-
-    def __init__(self) -> None:
-        self.console = console.make_console()
-        self.live: Any = None
-        self.rows: dict[int, Any] = {}
-        self._shown = ""
-
-    def __enter__(self) -> Watcher:
-        if self.console.is_terminal:
-            from rich.progress import Progress, TextColumn, TimeElapsedColumn
-
-            columns = TextColumn("{task.description}", markup=False), TimeElapsedColumn()
-            self.live = Progress(*columns, console=self.console, transient=True)
-            self.live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.live is not None:
-            self.live.stop()
-
-    def draw(self, number: int, text: str) -> None:
-        """Draw a row and the time since it was first drawn; only on a terminal."""
-        if self.live is not None:
-            if number not in self.rows:
-                self.rows[number] = self.live.add_task("")
-            self.live.update(self.rows[number], description=text)
-
-    def say(self, text: str) -> None:
-        """Print a permanent line."""
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-    def state(self, number: int, text: str) -> None:
-        """Show the state of a run; called often. Without a terminal, print it when the part before the figures changes.
-
-        Args:
-            number: of the run, in the order in which the runs were given.
-            text: the state, and after two spaces the figures.
-        """
-        self.draw(number, text)
-        if self.live is None and text.partition("  ")[0] != self._shown:
-            self._shown = text.partition("  ")[0]
-            self.say(self._shown)
-
-    def ended(self, number: int, outcome: Outcome) -> None:
-        """Called when a run has ended; shows nothing here, because a single run has its own final report."""
-
-
 @dataclass
-class Followed:
+class SubmittedJob:
     """A submitted job, and its state so far.
 
     Attributes:
@@ -152,7 +89,7 @@ class Followed:
             return left
         lines = [slurm.describe_end(self.id, state)]
         if left is not None and left.preempted is not None and left.preempted["step"] is not None:
-            command = to_continue(load(self.folder.current_file(self.folder.config)), self.folder)
+            command = resume_command(load(self.folder.current_file(self.folder.config)), self.folder)
             lines.append(f"  its state after step {left.preempted['step']} is saved; to continue: {command}")
         return Outcome(EXIT_FAILED, detail="\n".join([*lines, *tail_of(self.log)]))
 
@@ -161,7 +98,7 @@ def _leave(number: int, _frame: object) -> None:
     raise KeyboardInterrupt(number)
 
 
-def follow(jobs: Sequence[Followed], watcher: Watcher, poll_s: float) -> list[Outcome]:
+def follow(jobs: Sequence[SubmittedJob], watcher: ProgressDisplay, poll_s: float) -> list[Outcome]:
     """Wait until all jobs have ended; a signal to this process ends the wait, but not the jobs.
 
     Args:
@@ -197,7 +134,7 @@ def follow(jobs: Sequence[Followed], watcher: Watcher, poll_s: float) -> list[Ou
     return [job.outcome or Outcome() for job in jobs]
 
 
-def attach(config: ExpConfig, *_: Any) -> int:
+def attach(config: ExpConfig) -> int:
     """``task=attach``: follow the job whose run folder is ``task.run``, and report its end.
 
     Raises:
@@ -221,8 +158,8 @@ def attach(config: ExpConfig, *_: Any) -> int:
             f"run={shown} is a job of the Slurm cluster {cluster}, not of this one; start task=attach there"
         )
     submitted, number = FrozenRun.load(folder, of_others=True), written["job"]
-    with Watcher() as watcher:
+    with ProgressDisplay() as watcher:
         watcher.say(f"following job {number} of {shown}")
-        job = Followed(number, folder, Path(written["logs"]))
+        job = SubmittedJob(number, folder, Path(written["logs"]))
         outcome = follow([job], watcher, submitted.config.launcher.poll_s)[0]
-    return submitted.tell_end(outcome)
+    return report_outcome(submitted, outcome)

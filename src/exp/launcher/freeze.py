@@ -1,0 +1,144 @@
+"""Freezes the configuration of a run: composes what Hydra could not know, checks it, and fills in derived values.
+
+Later changes of YAML files do not change a frozen run.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import MissingConfigException
+from omegaconf import OmegaConf
+
+from exp.config import compose, differences
+from exp.config.check import check_weights
+from exp.config.resolve import allow
+from exp.config.schema import ExpConfig
+from exp.errors import ConfigError
+from exp.hardware.registry import choose, create_backend
+from exp.launcher.base import launcher_class
+from exp.launcher.run import FrozenRun
+from exp.launcher.validate import validate
+from exp.runs.files import read_json
+from exp.runs.folder import RunFolder
+from exp.task import create_task, task_class
+from exp.trackers import check as check_trackers
+
+__all__ = ["compose_run", "freeze", "validate_run"]
+
+
+def freeze(config: ExpConfig, overrides: list[str]) -> FrozenRun:
+    """Validate the configuration that Hydra has composed, and fill in derived values. Writes nothing.
+
+    Args:
+        config: composed by Hydra, without the node ``hydra``.
+        overrides: the user's overrides.
+
+    Raises:
+        ConfigError: a value is wrong, two values contradict each other, or a file is missing.
+        UnavailableError: the hardware or a package is not available.
+    """
+    return validate_run(compose_run(config, overrides), overrides)
+
+
+def compose_run(config: ExpConfig, overrides: list[str]) -> ExpConfig:
+    """The first half of :func:`freeze`; jobs of a sweep that differ only in plain values can share its result.
+
+    A task that needs weights takes model and data from the run in ``init_from``. :func:`exp.config.compose.base_of` has
+    usually composed the configuration so. It is composed again here in two cases: in a sweep over ``init_from``, where
+    it knew only one run; and if only a YAML file names the task, which it did not know.
+
+    Returns:
+        The typed configuration, with the chosen backend.
+
+    Raises:
+        ConfigError: a key or a type is wrong, or the configuration names code that the user has not chosen.
+        UnavailableError: the backend is not available.
+    """
+    allow(config.plugins, overrides)
+    primary, wanted, folder = compose.base_of(overrides, task_class(config).needs_weights)
+    if "," in config.backend._target_:  # backend=auto: the candidates
+        config = _with_backend(config, primary, wanted)
+    elif folder != OmegaConf.select(config, "record.trained_in"):  # type: ignore[arg-type]
+        config = compose.compose(primary, wanted)
+    config = compose.typed(config)  # checks what +KEY=VALUE added, too
+    compose.replace_given(config, overrides)
+    _record_choices(config)
+    return config
+
+
+def validate_run(config: ExpConfig, overrides: list[str], output_dir: Path | None = None) -> FrozenRun:
+    """The second half of :func:`freeze`: everything that depends on values; changes ``config`` in place.
+
+    Args:
+        config: the result of :func:`compose_run`.
+        overrides: the user's overrides.
+        output_dir: the run folder; None: that of the configuration.
+    """
+    launcher = launcher_class(config)
+    has_peers = config.launcher.nnodes > 1 and not launcher.is_remote(config.launcher)
+    if has_peers and not compose.sets_folder(config):
+        raise ConfigError("launcher.nnodes>1 needs output_dir=<a folder that all nodes share>, the same on every node")
+    compose.expand(config)
+    validate(config, overrides, create_backend(config.backend), create_task(config), launcher)
+    output_dir = (
+        Path(output_dir or config.output_dir).expanduser().absolute()
+    )  # after the checks: a task may set the name in it
+    config.output_dir = str(output_dir)
+    check_trackers(config.logger)
+    _record_config_diff(config, overrides)
+    return FrozenRun(config, overrides, RunFolder(output_dir), has_peers)
+
+
+def _with_backend(config: ExpConfig, primary: str, overrides: list[str]) -> ExpConfig:
+    """The configuration with the first available backend in place of ``backend=auto``."""
+    name = choose(config.backend._target_.split(","))
+    kept = [each for each in overrides if not each.startswith(("backend=", "backend._target_="))]
+    try:
+        return compose.compose(primary, [*kept, f"backend={name}"])
+    except MissingConfigException:  # a backend of another package, without a YAML file
+        return compose.compose(primary, [*kept, f"backend._target_={name}", f"backend.name={name}"])
+
+
+def _record_choices(config: ExpConfig) -> None:
+    """Record the choices of config groups, and which keys follow others."""
+    record = config.record
+    choices = HydraConfig.get().runtime.choices.items()
+    # The record has the choices of the run in init_from already.
+    chosen = {group: name for group, name in choices if "/" not in group and name not in (None, compose.OF_RUN)}
+    record.chosen = {**record.chosen, **chosen, "backend": config.backend.name}
+    record.follows = compose.follows(config)
+
+
+def _record_config_diff(config: ExpConfig, overrides: list[str]) -> None:
+    """Record how the configuration differs from the run in ``init_from``, and from the experiment as published."""
+    record = config.record
+    folder = compose.run_folder_of(config.init_from) if task_class(config).needs_weights else None
+    if folder is not None:
+        record.trained_in = str(folder)
+        earlier = compose.load(RunFolder(folder).config)
+        check_weights(config, earlier, folder)
+        altered = RunFolder(folder).modified_files(read_json(RunFolder(folder).result) or {})
+        record.differs = [f"{name} was changed after that run" for name in altered if name == "config.yaml"]
+        record.differs += differences.different(config, earlier, "trained with")
+    changed = folder is not None or any(re.match(r"[+~]*(data|model)\b", each) for each in overrides)
+    if changed and config.data.get("horizon") in config.published:  # else there is nothing to compare
+        experiment = record.chosen.get("experiment")
+        shipped, left_out = _published_config(experiment, config.data.horizon), ("data.root", "seed", "precision")
+        record.published_differs = (
+            [f"experiment={experiment} is not here to compare with"]
+            if shipped is None
+            else differences.different(config, shipped, "there", left_out)
+        )
+
+
+@functools.lru_cache(maxsize=None)
+def _published_config(experiment: str | None, horizon: int) -> ExpConfig | None:
+    """The configuration of an experiment without other overrides; None: there is no such experiment here."""
+    try:
+        return compose.compose("config", [f"experiment={experiment}", f"data.horizon={horizon}"])
+    except MissingConfigException:
+        return None

@@ -1,0 +1,128 @@
+"""How a launch ended, and the text about it for the user."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, EXIT_UNAVAILABLE, REFUSAL_CODES
+from exp.runs.failures import AGENT_LOST, RankFailure
+from exp.runs.files import read_json
+from exp.runs.signals import PREEMPT_SIGNAL, signal_name
+
+if TYPE_CHECKING:
+    from exp.runs.folder import RunFolder
+
+__all__ = ["Outcome", "describe_failure", "outcome_file", "tail_of"]
+
+
+@dataclass
+class Outcome:
+    """The outcome of a launch.
+
+    Attributes:
+        exit_code: of the command.
+        failures: the first to fail comes first.
+        interrupted_by: name of the signal that ended the run.
+        preempted: if the run was preempted: ``step``, the optimizer step of the saved state (null: nothing to save),
+            and, under torchrun, ``signals``, the names of the signals that this node received.
+        reported: whether the process that ran the run has printed and recorded the outcome.
+        recorded: whether ``result.json`` is final: the process that ran the run has written it, or left it on purpose.
+        left: whether the run still goes on, without anybody waiting for it here.
+        detail: what went wrong, if it was not the failure of a rank.
+        unkillable: ids of processes that survived SIGKILL.
+    """
+
+    exit_code: int = EXIT_OK
+    restarts: int = 0
+    failures: list[RankFailure] = field(default_factory=list)
+    interrupted_by: str | None = None
+    preempted: dict[str, Any] | None = None
+    reported: bool = False
+    recorded: bool = False
+    left: bool = False
+    detail: str | None = None
+    unkillable: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, failures: list[RankFailure], detail: str | None = None) -> Outcome:
+        """The outcome of a failed launch. Its exit code is that of exp's own errors, otherwise 1."""
+        own = failures[0].exit_code if failures and failures[0].is_exp_error else EXIT_FAILED
+        return cls(own, failures=failures, detail=detail)
+
+    @classmethod
+    def of_signal(cls, number: int, saves: bool) -> Outcome:
+        """The outcome of a launch that a signal has ended.
+
+        Args:
+            number: of the signal. Preemption ends a launch only if there is no state to save, or if it was repeated.
+            saves: whether there is a state to save.
+        """
+        if number == PREEMPT_SIGNAL and not saves:
+            return cls(EXIT_PREEMPTED, preempted={"step": None})
+        return cls(128 + number, interrupted_by=signal_name(number))
+
+    @classmethod
+    def read(cls, path: Path) -> Outcome | None:
+        """The outcome that a job has written to a file; None if there is no file."""
+        content = read_json(path)
+        if content is None:
+            return None
+        content["failures"] = [RankFailure(**failure) for failure in content["failures"]]
+        return cls(**content)
+
+
+def outcome_file(folder: RunFolder, job: str) -> Path:
+    """File for the :class:`Outcome` of a job, which the job writes: on Slurm, its first node.
+
+    Args:
+        folder: the run folder.
+        job: Slurm's job id; of a job on this machine, the process id.
+    """
+    return folder.logs / f"outcome-{job}.json"
+
+
+def describe_failure(outcome: Outcome, folder: RunFolder) -> str:
+    """Text for the user: the first failing rank and its error on the first line, details below."""
+    lines: list[str] = []
+    if outcome.interrupted_by is not None:
+        lines.append(f"interrupted by {outcome.interrupted_by}")
+    elif outcome.failures:
+        first, others = outcome.failures[0], outcome.failures[1:]
+        log = folder.log_file(first.rank)
+        head, *details = first.message.splitlines() or [""]
+        named = (
+            first.is_exp_error
+            or first.type == "SystemExit"
+            or f"{first.type}: " in head
+            or head.startswith("killed by")
+        )
+        kind = "" if named else f"{first.type}: "
+        who = f"rank {first.rank} (local_rank {first.local_rank}, {first.host}) failed: {kind}"
+        lines += [("" if first.type == AGENT_LOST else who) + head, *details]
+        if others and first.type != AGENT_LOST:
+            lines.append(f"  failed after it: {', '.join(f'rank {failure.rank}' for failure in others)}")
+        if outcome.exit_code == EXIT_UNAVAILABLE:
+            lines += tail_of(log)[1:]  # the log itself is removed with the run folder
+        elif log.is_file() and outcome.exit_code not in REFUSAL_CODES:
+            lines.append(f"  log: {log}")
+    else:
+        detail = outcome.detail or "no rank left an error"
+        lines.append(detail if outcome.reported else f"the run ended without a result: {detail}")
+    if outcome.unkillable:
+        lines.append(f"  still running, stuck in the kernel: {', '.join(map(str, outcome.unkillable))}")
+    return "\n".join(lines)
+
+
+def tail_of(log: Path, lines: int = 12) -> list[str]:
+    """The path and the last lines of a log, for an error's details.
+
+    Args:
+        log: the file; it may be missing.
+        lines: maximum number of lines; empty lines are left out.
+    """
+    if not log.is_file():
+        return [f"  there is no log at {log}"]
+    written = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return [f"  log: {log}", *(f"  | {line}" for line in written[-lines:])]

@@ -1,0 +1,1 @@
+"""Runs as jobs of Slurm: submitted, and followed to their end."""
