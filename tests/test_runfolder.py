@@ -14,7 +14,7 @@ from exp.launcher.follow import progress_of
 
 from exp.runs.files import csv_content, to_json, write_json
 from exp.runs.folder import FolderSnapshot, RunFolder, last_progress
-from exp.vision.figures import Scene
+from exp.vision.plots import ScenePrediction
 from exp.vision.predict import predictions_csv
 from tests.conftest import TINY, read_strictly
 
@@ -139,5 +139,5 @@ def test_cells_that_a_spreadsheet_would_compute_are_text():
     others = ["-1.5e-3", "+7", "-inf", "Forest", -3, "a=b"]
     (row,) = csv.reader(io.StringIO(csv_content([[*computed, *others]]).decode(), newline=""))
     assert row == [*(f"'{cell}" for cell in computed), *map(str, others)]
-    scenes = [Scene("=1+1.png", [("@class", 0.5)], "-x")]
+    scenes = [ScenePrediction("=1+1.png", [("@class", 0.5)], "-x")]
     assert predictions_csv(scenes).splitlines()[1] == b"'=1+1.png,'@class,0.5000,'-x"

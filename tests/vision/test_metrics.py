@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from exp.distributed import Distributed
-from exp.vision.metrics import PixelsRight, SceneMetrics, SegmentationMetrics
+from exp.vision.metrics import PixelAccuracy, SceneMetrics, SegmentationMetrics
 
 CLASSES = ["water", "road", "snow"]
 
@@ -57,7 +57,7 @@ def test_logits_of_resized_images_are_enlarged_before_a_class_is_chosen():
     metrics = SegmentationMetrics(CLASSES)
     metrics.update(logits, batch)
     assert metrics.confusion.counts.tolist() == [[3, 0, 0], [0, 5, 0], [0, 0, 2]]
-    assert PixelsRight(3).per_sample(logits, batch).tolist() == [1.0, 1.0]
+    assert PixelAccuracy(3).per_sample(logits, batch).tolist() == [1.0, 1.0]
     with pytest.raises(ValueError, match=r"(?s)\(2, 1, 8\).*\(2, 1, 4\)"):
         metrics.update(logits.argmax(dim=1), batch)
 

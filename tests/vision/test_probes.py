@@ -7,8 +7,16 @@ import pytest
 import torch
 from sklearn.neighbors import KNeighborsClassifier
 
-from exp.vision.probe import fit_logistic, fit_sgd, nearest, of_pixels, patch_labels, rows_of, votes
-from exp.vision.store import DONE, Store
+from exp.vision.feature_store import DONE, FeatureStore
+from exp.vision.probe import (
+    fit_logistic,
+    fit_sgd,
+    nearest_neighbors,
+    patch_labels,
+    pixel_metrics,
+    read_labeled_features,
+    vote_shares,
+)
 
 CLASSES = ["a", "b", "c", "d"]
 COUNT = len(CLASSES)
@@ -18,7 +26,7 @@ def keep(folder, parts, classes=CLASSES, patch_size=8):
     """A store as task=features makes it, of ``{part: {name: array}}``."""
     about = {"experiment": "x", "classes": classes, "patch_size": patch_size, "fingerprint": {}, "weights": {}}
     counts = {part: len(values["labels"]) for part, values in parts.items()}
-    store = Store.prepare(folder, about, parts["train"], counts)
+    store = FeatureStore.create(folder, about, parts["train"], counts)
     for part, values in parts.items():
         for first in range(0, counts[part], 100):
             some = {name: each[first : first + 100] for name, each in values.items()}
@@ -45,7 +53,7 @@ def store(tmp_path_factory):
 
 
 def rows(store, part):
-    return rows_of(store, part, "cls+mean")
+    return read_labeled_features(store, part, "cls+mean")
 
 
 def objective(weights, table, labels, strength):
@@ -80,8 +88,8 @@ def test_classes_that_no_training_row_has_are_never_predicted():
 @pytest.mark.parametrize(("metric", "k", "temperature"), [("cosine", 5, 0.07), ("cosine", 20, 0.5), ("l2", 5, np.inf)])
 def test_neighbours_are_scikit_learns(store, metric, k, temperature):
     train, test = rows(store, "train"), rows(store, "test")
-    similarities, places = nearest(train.table, test.table, k, metric)
-    said = votes(similarities, train.labels[places], COUNT, temperature)
+    similarities, places = nearest_neighbors(train.table, test.table, k, metric)
+    said = vote_shares(similarities, train.labels[places], COUNT, temperature)
     weights = (lambda far: np.exp((1 - far) / temperature)) if metric == "cosine" else "uniform"
     reference = KNeighborsClassifier(k, metric=metric, algorithm="brute", weights=weights)
     reference.fit(train.table, train.labels)
@@ -119,9 +127,9 @@ def test_patches_and_pixels(tmp_path):
         parts[part] = {"patches": patches, "labels": mask}
     store = keep(tmp_path, parts, ["a", "b"], patch_size=4)
     assert patch_labels(store, "train").tolist() == [-1, *kinds[0].reshape(-1)[1:]]
-    known = rows_of(store, "train", "patches", np.arange(1, 20))
+    known = read_labeled_features(store, "train", "patches", np.arange(1, 20))
     assert len(known.labels) == 19 * 9
     weights, _ = fit_logistic(known.table, known.labels, 2, 10.0, 100)
-    val = rows_of(store, "val", "patches")
-    assert of_pixels(store, val, np.asarray, weights)["mIoU"] > 0.75
-    assert of_pixels(store, val, np.asarray, -weights)["mIoU"] < 0.25
+    val = read_labeled_features(store, "val", "patches")
+    assert pixel_metrics(store, val, np.asarray, weights)["mIoU"] > 0.75
+    assert pixel_metrics(store, val, np.asarray, -weights)["mIoU"] < 0.25

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from exp.vision.tiling import InMemory, Tiling, augmented, window_origins
+from exp.vision.tiling import InMemoryImage, Tiling, tta_logits, window_origins
 
 
 def noise(height, width):
@@ -25,36 +25,36 @@ def test_windows_cover_an_image_to_its_end(extent, expected):
     assert window_origins(extent, 32, 24) == expected
 
 
-@pytest.mark.parametrize("band_bytes", [Tiling.band_bytes, 4 * 6 * 64 * 100, 1])
+@pytest.mark.parametrize("row_block_bytes", [Tiling.row_block_bytes, 4 * 6 * 64 * 100, 1])
 @pytest.mark.parametrize(("kind", "window", "overlap", "size"), [
     ("slide", 64, 0.25, (300, 210)),
     ("slide", 33, 0.6, (131, 20)),
     ("slide", 64, 0.0, (64, 300)),
     ("whole", 8, 0.0, (90, 120)),
 ])  # fmt: skip
-def test_labels_are_of_the_means_over_all_windows(kind, window, overlap, size, band_bytes):
+def test_labels_are_of_the_means_over_all_windows(kind, window, overlap, size, row_block_bytes):
     """Beside the mean of all windows over the whole image; in strips of a few columns, too."""
     pixels, scores, tiling = noise(*size), network(), Tiling(kind, window, overlap)
-    tiling.band_bytes = band_bytes
-    height, width = tiling.window_of(*size)
+    tiling.row_block_bytes = row_block_bytes
+    height, width = tiling.window_size(*size)
     total = torch.zeros(6, *size)
     for top in window_origins(size[0], height, tiling.stride):
         for left in window_origins(size[1], width, tiling.stride):
             place = (slice(top, top + height), slice(left, left + width))
             total[(..., *place)] += scores(pixels[(None, ..., *place)])[0]
-    parts = list(tiling.rows(scores, 6, InMemory(pixels)))
+    parts = list(tiling.rows(scores, 6, InMemoryImage(pixels)))
     assert [top for top, _ in parts] == [sum(len(rows) for _, rows in parts[:n]) for n in range(len(parts))]
     assert torch.equal(torch.cat([rows for _, rows in parts]).long(), total.argmax(dim=0))
 
 
 def test_scaled_and_mirrored_copies_are_averaged():
     image, scores = noise(32, 48)[None], network()
-    found = augmented(scores, image, [1.0, 0.5], flip=True)
+    found = tta_logits(scores, image, [1.0, 0.5], flip=True)
     torch.testing.assert_close(found.sum(dim=1), torch.full((1, 32, 48), 4.0))  # four copies
-    torch.testing.assert_close(augmented(scores, image.flip(-1), [1.0, 0.5], flip=True).flip(-1), found)
-    torch.testing.assert_close(augmented(scores, image, [1.0], flip=False), scores(image))
+    torch.testing.assert_close(tta_logits(scores, image.flip(-1), [1.0, 0.5], flip=True).flip(-1), found)
+    torch.testing.assert_close(tta_logits(scores, image, [1.0], flip=False), scores(image))
     both = scores(image).softmax(dim=1) + scores(image.flip(-1)).flip(-1).softmax(dim=1)
-    torch.testing.assert_close(augmented(scores, image, [1.0], flip=True), both)
+    torch.testing.assert_close(tta_logits(scores, image, [1.0], flip=True), both)
 
 
 def given(*probabilities):
@@ -68,22 +68,22 @@ def test_scores_are_enlarged_before_a_class_is_chosen():
 
     Bilinear: 0, .125, .375, .625, .875, 1, 1, 1. Chosen at half the size, the border would be at the fourth pixel.
     """
-    scores, image = given([0.0, 0.5, 1.0, 1.0]), InMemory(torch.zeros(3, 1, 4))
+    scores, image = given([0.0, 0.5, 1.0, 1.0]), InMemoryImage(torch.zeros(3, 1, 4))
     ((top, labels),) = Tiling("whole").rows(scores, 2, image, (1, 8))
     assert (top, labels.tolist()) == (0, [[0, 0, 0, 1, 1, 1, 1, 1]])
     down = given([0.0], [0.5], [1.0], [1.0])
-    rows = list(Tiling("whole").rows(down, 2, InMemory(torch.zeros(3, 4, 1)), (8, 1)))
+    rows = list(Tiling("whole").rows(down, 2, InMemoryImage(torch.zeros(3, 4, 1)), (8, 1)))
     assert [labels.flatten().tolist() for _, labels in rows] == [[0, 0, 0, 1, 1, 1, 1, 1]]
 
 
-@pytest.mark.parametrize("band_bytes", [Tiling.band_bytes, 4 * 6 * 64 * 70, 1])
+@pytest.mark.parametrize("row_block_bytes", [Tiling.row_block_bytes, 4 * 6 * 64 * 70, 1])
 @pytest.mark.parametrize("size", [(262, 180), (260, 90), (131, 181), (90, 97), (65, 45), (7, 500)])
 @pytest.mark.parametrize("kind", ["slide", "whole"])
-def test_resized_labels_are_of_the_means_interpolated_as_torch_does(kind, size, band_bytes):
+def test_resized_labels_are_of_the_means_interpolated_as_torch_does(kind, size, row_block_bytes):
     """In any bands of rows and strips of columns; with windows of which some pixels see more than others."""
     pixels, scores, tiling = noise(131, 90), network(), Tiling(kind, 33, 0.6)
-    tiling.band_bytes = band_bytes
-    height, width = tiling.window_of(131, 90)
+    tiling.row_block_bytes = row_block_bytes
+    height, width = tiling.window_size(131, 90)
     total, count = torch.zeros(6, 131, 90), torch.zeros(131, 90)
     for top in window_origins(131, height, tiling.stride):
         for left in window_origins(90, width, tiling.stride):
@@ -93,7 +93,7 @@ def test_resized_labels_are_of_the_means_interpolated_as_torch_does(kind, size, 
     expected = F.interpolate((total / count)[None].double(), size, mode="bilinear", align_corners=False)[0].argmax(
         dim=0
     )
-    parts = list(tiling.rows(scores, 6, InMemory(pixels), size))
+    parts = list(tiling.rows(scores, 6, InMemoryImage(pixels), size))
     assert [top for top, _ in parts] == [sum(len(rows) for _, rows in parts[:n]) for n in range(len(parts))]
     assert torch.equal(torch.cat([rows for _, rows in parts]).long(), expected)
 
@@ -105,7 +105,7 @@ def test_each_image_of_a_batch_gets_labels_of_its_own_size():
     labels = tiling.labels(scores, 6, images, sizes, 255, label_sizes)
     assert labels.shape == (2, 40, 60)
     for row, image, (height, width), size in zip(labels, images, sizes, label_sizes):
-        alone = [part for _, part in tiling.rows(scores, 6, InMemory(image[:, :height, :width]), size)]
+        alone = [part for _, part in tiling.rows(scores, 6, InMemoryImage(image[:, :height, :width]), size)]
         assert torch.equal(row[: size[0], : size[1]], torch.cat(alone))
     assert (labels[1, 12:] == 255).all()
     assert (labels[1, :, 50:] == 255).all()

@@ -21,12 +21,12 @@ from exp.vision.dinov3.backbone import VisionTransformer
 if TYPE_CHECKING:
     from exp.session import Session
 
-__all__ = ["export", "input_of"]
+__all__ = ["describe_input", "export"]
 
 _BATCH = 2  # size of the batch that a program is recorded with
 
 
-class _Scores(nn.Module):
+class _LogitsModule(nn.Module):
     """The model in mode ``tensor``, with the image as its only argument.
 
     Args:
@@ -42,7 +42,7 @@ class _Scores(nn.Module):
         return self.model(image=image, mode="tensor")
 
 
-class _Sized(nn.Module):
+class _FixedSize(nn.Module):
     """A recorded program that refuses images of another size than it was recorded with: results would be wrong.
 
     Args:
@@ -91,10 +91,10 @@ def export(session: Session) -> dict[str, Any]:
     with torch.no_grad():
         expected = model(image=image, mode="tensor")
         model.backbone.merge_updates()
-        found = {"merging": _difference(model(image=image, mode="tensor"), expected)}
+        differences = {"merging": _difference(model(image=image, mode="tensor"), expected)}
         for name in task.formats:
-            found[name] = _WRITERS[name](session, model, folder, image)
-    wrong = [f"{name} by {value:.2g}" for name, value in found.items() if not value <= task.tolerance]
+            differences[name] = _WRITERS[name](session, model, folder, image)
+    wrong = [f"{name} by {value:.2g}" for name, value in differences.items() if not value <= task.tolerance]
     if wrong:
         raise RunError(
             f"task=export: outputs differ from the model's: {', '.join(wrong)} of the largest output, more than "
@@ -102,19 +102,19 @@ def export(session: Session) -> dict[str, Any]:
         )
     dtypes = {name: "uint8 or float32" if name == "torchscript" else "float32" for name in task.formats}
     about = {
-        "input": {"shape": ["B", *image.shape[1:]], **input_of(data), "dtypes": dtypes},
+        "input": {"shape": ["B", *image.shape[1:]], **describe_input(data), "dtypes": dtypes},
         "output": {"shape": ["B", *expected.shape[1:]], "dtype": "float32"},
         "classes": list(data.classes),
         "checkpoint": str(session.weights.path) if session.weights else None,
-        "differences": found,
+        "differences": differences,
     }
     write_json(folder / "export.json", about)
     files = sorted(path.relative_to(session.folder.path).as_posix() for path in folder.rglob("*") if path.is_file())
-    metrics = {f"difference_{name}": value for name, value in found.items()}
+    metrics = {f"difference_{name}": value for name, value in differences.items()}
     return make_result(session, metrics, None, files=files, measured_on="export", published=None)
 
 
-def input_of(data: Any) -> dict[str, Any]:
+def describe_input(data: Any) -> dict[str, Any]:
     """How to convert the values of files to a model's input, for programs that read the files themselves.
 
     Args:
@@ -127,23 +127,23 @@ def input_of(data: Any) -> dict[str, Any]:
         a file has no data.
     """
     reader, names = data.read, data.normalization.names
-    found: dict[str, Any] = {
+    description: dict[str, Any] = {
         "dtype": "float32",
         "range": [0, 255],
-        "bands": None if reader.wanted is None else list(names or reader.wanted),
+        "bands": None if reader.bands is None else list(names or reader.bands),
         "value_range": reader.value_range,
         "no_data": None if reader.fill is None else reader.fill.tolist(),
     }
     if reader.modalities.statistics:
-        found["modality_statistics"] = reader.modalities.statistics
-    return found
+        description["modality_statistics"] = reader.modalities.statistics
+    return description
 
 
-def _difference(found: torch.Tensor, expected: torch.Tensor) -> float:
+def _difference(output: torch.Tensor, expected: torch.Tensor) -> float:
     """The largest absolute difference, divided by the largest absolute value."""
-    if found.shape != expected.shape:
+    if output.shape != expected.shape:
         return float("inf")
-    return float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-12))
+    return float((output - expected).abs().max() / expected.abs().max().clamp(min=1e-12))
 
 
 def _hugging_face(session: Session, model: Any, folder: Path, image: torch.Tensor) -> float:
@@ -151,27 +151,28 @@ def _hugging_face(session: Session, model: Any, folder: Path, image: torch.Tenso
     backbone, side, folder = model.backbone, image.shape[-1], folder / "huggingface"
     folder.mkdir(exist_ok=True)
     path = folder / "model.safetensors"
-    write_atomically(path, save(weights.model_tensors(backbone.state_dict(), backbone.size.gated), {"format": "pt"}))
+    tensors = weights.transformers_tensors(backbone.state_dict(), backbone.size.gated)
+    write_atomically(path, save(tensors, {"format": "pt"}))
     write_json(folder / "config.json", weights.model_config(backbone, model.band_names, side))
     mean, std = (values.flatten().tolist() for values in (model.pixel_mean, model.pixel_std))
     write_json(folder / "preprocessor_config.json", weights.processor_config(mean, std, side))
 
-    about = weights.beside(path)
-    read = VisionTransformer(backbone.size, image.shape[1], model.config).eval()
-    state = weights.with_periods(weights.adapt_published(load_file(str(path))), about)
-    read.load_state_dict(state, strict=False)  # without updates
-    assert about.statistics is not None
-    mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in about.statistics)
+    sidecar = weights.read_sidecar_config(path)
+    loaded = VisionTransformer(backbone.size, image.shape[1], model.config).eval()
+    state = weights.with_periods(weights.adapt_published(load_file(str(path))), sidecar)
+    loaded.load_state_dict(state, strict=False)  # without updates
+    assert sidecar.statistics is not None
+    mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in sidecar.statistics)
     pixels = (image.float() - mean) / std
     expected = _tokens(backbone, (image.float() - model.pixel_mean) / model.pixel_std)
-    if not torch.equal(backbone.rope.periods, read.rope.periods):
+    if not torch.equal(backbone.rope.periods, loaded.rope.periods):
         session.say(
             "export: Hugging Face's form has no periods of the rotary embedding; those of the weights are rounded "
             "otherwise than transformers computes them, which moves features by "
-            f"{_difference(_tokens(read, pixels), expected):.2g} of the largest"
+            f"{_difference(_tokens(loaded, pixels), expected):.2g} of the largest"
         )
-        read.rope = backbone.rope  # what else differs is an error
-    return _difference(_tokens(read, pixels), expected)
+        loaded.rope = backbone.rope  # what else differs is an error
+    return _difference(_tokens(loaded, pixels), expected)
 
 
 def _tokens(backbone: VisionTransformer, pixels: torch.Tensor) -> torch.Tensor:
@@ -180,23 +181,23 @@ def _tokens(backbone: VisionTransformer, pixels: torch.Tensor) -> torch.Tensor:
 
 
 def _torch_script(_: Session, model: nn.Module, folder: Path, image: torch.Tensor) -> float:
-    scores, path = _Scores(model).eval(), str(folder / "model.torchscript.pt")
+    scores, path = _LogitsModule(model).eval(), str(folder / "model.torchscript.pt")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # sizes become constants, as they are meant to
         traced: Any = torch.jit.trace(scores, image, check_trace=False)
-        torch.jit.script(_Sized(traced, image)).save(path)
+        torch.jit.script(_FixedSize(traced, image)).save(path)
         loaded: Any = torch.jit.load(path)
-    return max(_compared(loaded, scores, image), _compared(loaded, scores, image.to(torch.uint8)))
+    return max(_max_difference(loaded, scores, image), _max_difference(loaded, scores, image.to(torch.uint8)))
 
 
 def _torch_export(_: Session, model: nn.Module, folder: Path, image: torch.Tensor) -> float:
-    scores, path = _Scores(model).eval(), str(folder / "model.pt2")
+    scores, path = _LogitsModule(model).eval(), str(folder / "model.pt2")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # sizes become constants, as they are meant to
         program = torch.export.export(scores, (image,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
         torch.export.save(program, path)
         loaded: Any = torch.export.load(path).module()
-    return _compared(loaded, scores, image)
+    return _max_difference(loaded, scores, image)
 
 
 _WRITERS: dict[str, Callable[[Session, Any, Path, torch.Tensor], float]] = {
@@ -204,7 +205,7 @@ _WRITERS: dict[str, Callable[[Session, Any, Path, torch.Tensor], float]] = {
 }  # fmt: skip
 
 
-def _compared(loaded: Callable[[torch.Tensor], torch.Tensor], scores: nn.Module, image: torch.Tensor) -> float:
+def _max_difference(loaded: Callable[[torch.Tensor], torch.Tensor], scores: nn.Module, image: torch.Tensor) -> float:
     """The largest difference over batches of the recorded size, one more image, and a single image."""
     more = torch.cat([image, image[:1].flip(-1)])
     return max(_difference(loaded(batch), scores(batch)) for batch in (image, more, more[-1:]))

@@ -21,19 +21,19 @@ from exp.errors import ConfigError, RunError
 from exp.runs.files import csv_content, to_json, write_atomically, write_json
 from exp.runs.lock import RunLock
 from exp.vision.data.layouts import NAMED_FILES
-from exp.vision.figures import Tile, panels, sheet, spread
-from exp.vision.pictures import enlarged, resized_labels, shrunk, to_rgb
-from exp.vision.predict import chosen, each_of_mine, report_failures
+from exp.vision.feature_store import DONE, TO_DO, UNUSABLE, FeatureStore
+from exp.vision.plots import Tile, contact_sheet, evenly_spaced, panels
+from exp.vision.predict import map_rank_shard, report_failures, resolve_inputs
 from exp.vision.raster import check_pixels
-from exp.vision.store import DONE, TO_DO, UNUSABLE, Store
-from exp.vision.tiling import cells
+from exp.vision.rendering import enlarge, resize_labels, shrink, to_rgb
+from exp.vision.tiling import patch_windows
 
 if TYPE_CHECKING:
     from exp.distributed import Distributed
     from exp.session import Session
     from exp.vision.predict import Input
 
-__all__ = ["Components", "image_features", "keep_features", "write_features", "write_image"]
+__all__ = ["Components", "image_features", "store_features", "write_features", "write_image"]
 
 _COLUMNS = ["file", "features", "height", "width", "rows", "columns"]
 _WINDOW = 1024
@@ -70,16 +70,16 @@ def write_features(session: Session) -> dict[str, Any]:
     """
     task = session.config.task
     data, model = _build(session)
-    inputs, _ = chosen(session, data)
+    inputs, _ = resolve_inputs(session, data)
     session.begin()
-    read, components = getattr(data, "read_as_seen", data.read), Components(int(model.backbone.embed_dim))
+    read, components = getattr(data, "read_model_input", data.read), Components(int(model.backbone.embed_dim))
     written: dict[int, list[Any]] = {}
 
     def write(number: int, entry: Input) -> None:
         written[number], patches = write_image(session, model, read, entry)
         components.add(patches)
 
-    files, failed, _ = each_of_mine(session, inputs, write, written)
+    files, failed, _ = map_rank_shard(session, inputs, write, written)
     report = []
     if files and task.max_images:
         components.fit(session.distributed)  # every rank takes part
@@ -120,7 +120,7 @@ def write_image(session: Session, model: Any, read: Any, entry: Input) -> tuple[
     pixels = read(entry.path)
     cls, patches = image_features(session, model, pixels, _WINDOW)
     tensors = {
-        name: _narrowed(f"{name} of {entry.path}", value.numpy(), session.config.task.feature_dtype)
+        name: _cast(f"{name} of {entry.path}", value.numpy(), session.config.task.feature_dtype)
         for name, value in (("cls", cls), ("patches", patches))
     }
     (height, width), patch = pixels.shape[:2], int(model.backbone.patch_size)
@@ -131,7 +131,7 @@ def write_image(session: Session, model: Any, read: Any, entry: Input) -> tuple[
     return [str(entry.path), name, height, width, *patches.shape[:2]], patches
 
 
-def _narrowed(name: str, value: np.ndarray, dtype: str) -> np.ndarray:
+def _cast(name: str, value: np.ndarray, dtype: str) -> np.ndarray:
     """Convert features from float32 to ``dtype``; ``name`` is for the error.
 
     Raises:
@@ -154,7 +154,7 @@ def image_features(session: Session, model: Any, pixels: np.ndarray, window: int
         session: the session.
         model: has ``features``.
         pixels: (H, W, C), 0..255.
-        window: most pixels along a side; larger images are cut into windows (:func:`exp.vision.tiling.cells`).
+        window: most pixels along a side; larger images are cut into windows (:func:`exp.vision.tiling.patch_windows`).
 
     Returns:
         ``cls`` (D,), with several windows their mean weighted by area; ``patches`` (ceil(H / patch), ceil(W / patch),
@@ -164,18 +164,18 @@ def image_features(session: Session, model: Any, pixels: np.ndarray, window: int
     rows, columns = (-(-extent // patch) for extent in pixels.shape[:2])
     image = torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1))).unsqueeze(0)
     cls, patches = torch.zeros(()), torch.zeros(())
-    for tall, above in cells(rows, max(window // patch, 1)):
-        for wide, around in cells(columns, max(window // patch, 1)):
-            part = image[..., above.start * patch : above.stop * patch, around.start * patch : around.stop * patch]
+    for tall, row_window in patch_windows(rows, max(window // patch, 1)):
+        for wide, column_window in patch_windows(columns, max(window // patch, 1)):
+            top, left = row_window.start, column_window.start
+            part = image[..., top * patch : row_window.stop * patch, left * patch : column_window.stop * patch]
             with torch.no_grad(), session.backend.autocast(session.config.precision):
-                (found,) = model.features(part.to(session.device))
-            inner = found.patches[0].float().cpu()
+                (features,) = model.features(part.to(session.device))
+            inner = features.patches[0].float().cpu()
             if not patches.dim():
                 patches = torch.empty(rows, columns, inner.shape[-1])
-            patches[tall, wide] = inner[tall.start - above.start : tall.stop - above.start,
-                                        wide.start - around.start : wide.stop - around.start]  # fmt: skip
+            patches[tall, wide] = inner[tall.start - top : tall.stop - top, wide.start - left : wide.stop - left]
             share = (tall.stop - tall.start) * (wide.stop - wide.start) / (rows * columns)
-            cls = cls + share * found.cls[0].float().cpu()
+            cls = cls + share * features.cls[0].float().cpu()
             session.backend.end_batch()
     return cls, patches
 
@@ -183,17 +183,17 @@ def image_features(session: Session, model: Any, pixels: np.ndarray, window: int
 def _draw(session: Session, model: Any, files: list[Any], read: Any, components: Components) -> list[str]:
     """Draw the maps of some images, and a contact sheet; returns the files."""
     patch, tiles, drawn = int(model.backbone.patch_size), [], []
-    for number in spread(len(files), session.config.task.max_images):
+    for number in evenly_spaced(len(files), session.config.task.max_images):
         file, features, _, width, *_ = files[number]
-        picture = enlarged(to_rgb(shrunk(read(Path(file)), _LONGEST)), 256)
+        picture = enlarge(to_rgb(shrink(read(Path(file)), _LONGEST)), 256)
         patches = load_file(str(session.folder.path / features))["patches"]
-        shown = components.picture(patches, picture.shape[0], picture.shape[1], patch * picture.shape[1] / width)
-        pair, name = panels([picture, shown]), Path(features).stem
+        colors = components.picture(patches, picture.shape[0], picture.shape[1], patch * picture.shape[1] / width)
+        pair, name = panels([picture, colors]), Path(features).stem
         drawn += write_picture(session, f"plots/features/{name}.png", pair)
         tiles.append(Tile(pair, [name]))
     shares = ", ".join(f"{100 * share:.0f} %" for share in components.explained)
     title = f"Principal components of the patch features in red, green, blue: {shares} of the variance"
-    return drawn + write_picture(session, "plots/features.png", sheet(tiles, side=440, title=title))
+    return drawn + write_picture(session, "plots/features.png", contact_sheet(tiles, side=440, title=title))
 
 
 class Components:
@@ -258,7 +258,7 @@ class Components:
         return cv2.resize(colors, size, interpolation=cv2.INTER_CUBIC)[:height, :width]
 
 
-def keep_features(session: Session) -> dict[str, Any]:
+def store_features(session: Session) -> dict[str, Any]:
     """Compute the features that the store ``task.store`` lacks; each rank takes a share of the batches.
 
     All splits go through ``data.eval_pipeline``; features are those of ``model.out_indices``.
@@ -270,17 +270,17 @@ def keep_features(session: Session) -> dict[str, Any]:
     """
     distributed, folder = session.distributed, Path(session.config.task.store)
     data, model = _build(session)
-    splits = data.plain_parts()
+    splits = data.eval_splits()
     skipped, lock = {}, RunLock(folder, key="task.store")
 
     def open_store() -> None:
         lock.acquire()  # another run would overwrite it, or compute the same batches
-        _open_or_make(session, data, model, splits)
+        _open_or_create(session, data, model, splits)
 
     try:
         distributed.on_main(open_store)
         total, seconds = _compute(session, data, model, splits)
-        store = Store(folder)
+        store = FeatureStore(folder)
         unusable = store.images(UNUSABLE)
         if unusable:
             files = [splits[split].samples[number][0] for split, number in unusable[:NAMED_FILES]]
@@ -306,31 +306,31 @@ def keep_features(session: Session) -> dict[str, Any]:
 
 def _compute(session: Session, data: Any, model: Any, splits: dict[str, Any]) -> tuple[int, float]:
     """Compute the batches that the store lacks; returns the number of images over all ranks, and seconds."""
-    distributed, store, size = session.distributed, Store(session.config.task.store), data.eval_batch_size
-    lacking = distributed.gather(store.images(TO_DO))[0]
+    distributed, store, size = session.distributed, FeatureStore(session.config.task.store), data.eval_batch_size
+    missing = distributed.gather(store.images(TO_DO))[0]
     session.say(
-        f"{store.folder} lacks the features of {len(lacking)} of {sum(map(len, splits.values()))} images"
-        + ("" if lacking else "; nothing is left to compute")
+        f"{store.folder} lacks the features of {len(missing)} of {sum(map(len, splits.values()))} images"
+        + ("" if missing else "; nothing is left to compute")
     )
     session.begin()
-    began, computed = time.perf_counter(), 0
+    start, computed = time.perf_counter(), 0
     for split, dataset in splits.items():
-        to_do = torch.tensor([number for name, number in lacking if name == split], dtype=torch.int64)
-        mine = to_do.split(size)[distributed.rank :: distributed.world_size] if len(to_do) else ()
-        for numbers, batch in zip(mine, device_loader(dataset, mine, data.num_workers, session)):
-            values = _of_batch(session, model, batch)
+        to_do = torch.tensor([number for name, number in missing if name == split], dtype=torch.int64)
+        batches = to_do.split(size)[distributed.rank :: distributed.world_size] if len(to_do) else ()
+        for numbers, batch in zip(batches, device_loader(dataset, batches, data.num_workers, session)):
+            values = _batch_arrays(session, model, batch)
             skipped = dataset.skipped[numbers].numpy()
             store.write(split, numbers.tolist(), {**values, "state": np.where(skipped, UNUSABLE, DONE)})
             computed += len(skipped)
-    return sum(distributed.gather(computed)), time.perf_counter() - began
+    return sum(distributed.gather(computed)), time.perf_counter() - start
 
 
-def _open_or_make(session: Session, data: Any, model: Any, splits: dict[str, Any]) -> None:
+def _open_or_create(session: Session, data: Any, model: Any, splits: dict[str, Any]) -> None:
     """Check an existing store, or make an empty one."""
     config, folder = session.config, Path(session.config.task.store)
     fingerprint = _fingerprint(session, data, model, splits)
     if (folder / "about.json").exists():
-        store = Store(folder)
+        store = FeatureStore(folder)
         if any(store.array(split, "state").any() for split in store.about["splits"]):  # else it is empty
             store.check(fingerprint, _kinds(session))
             return
@@ -344,7 +344,7 @@ def _open_or_make(session: Session, data: Any, model: Any, splits: dict[str, Any
         "fingerprint": fingerprint,
     }
     counts = {name: len(dataset) for name, dataset in splits.items()}
-    Store.prepare(folder, about, _of_batch(session, model, batch), counts)
+    FeatureStore.create(folder, about, _batch_arrays(session, model, batch), counts)
 
 
 def _kinds(session: Session) -> list[str]:
@@ -367,20 +367,20 @@ def _fingerprint(session: Session, data: Any, model: Any, splits: dict[str, Any]
         "dtype": config.task.feature_dtype,
     }
     files = {name: list(entry) for name, entry in (data.fingerprint() or {}).items()}
-    files.update({f"the list of {name}": _in_order(dataset.samples) for name, dataset in splits.items()})
+    files.update({f"the list of {name}": _order_digest(dataset.samples) for name, dataset in splits.items()})
     return {"weights": {"sha256": digest.hexdigest()}, "preprocessing": preprocessing, "data": files}
 
 
-def _in_order(samples: Any) -> list[Any]:
+def _order_digest(samples: Any) -> list[Any]:
     """A digest of the order of the images in the arrays, independent of the folder above the data."""
     digest = hashlib.sha256()
     for path, label in samples:
-        shown = "" if isinstance(label, str) else label
-        digest.update(f"{Path(path).parent.name}/{Path(path).name}\0{shown}\n".encode("utf-8", "surrogateescape"))
+        text = f"{Path(path).parent.name}/{Path(path).name}\0{'' if isinstance(label, str) else label}\n"
+        digest.update(text.encode("utf-8", "surrogateescape"))
     return [len(samples), 0, digest.hexdigest()]
 
 
-def _of_batch(session: Session, model: Any, batch: Any) -> dict[str, np.ndarray]:
+def _batch_arrays(session: Session, model: Any, batch: Any) -> dict[str, np.ndarray]:
     """Features and labels of a batch, on the CPU."""
     kinds, shape = _kinds(session), tuple(batch["image"].shape[-2:])
     if "patches" in kinds and any(tuple(size) != shape for size in batch.get("sizes", ())):
@@ -388,19 +388,19 @@ def _of_batch(session: Session, model: Any, batch: Any) -> dict[str, np.ndarray]
             "task.patches=true needs images of one size; give data.eval_pipeline a Resize(keep_ratio=false) or a crop"
         )
     with torch.no_grad(), session.backend.autocast(session.config.precision):
-        found = model.features(batch["image"].to(session.device), model.out_indices)
+        block_features = model.features(batch["image"].to(session.device), model.out_indices)
     values = {
-        "cls": [features.cls.float() for features in found],
-        "mean": [features.patches.float().mean(dim=(1, 2)) for features in found],
-        "patches": [features.patches.float() for features in found],
+        "cls": [features.cls.float() for features in block_features],
+        "mean": [features.patches.float().mean(dim=(1, 2)) for features in block_features],
+        "patches": [features.patches.float() for features in block_features],
     }
-    held = {name: torch.cat(values[name], dim=-1).cpu().numpy() for name in kinds}
+    arrays = {name: torch.cat(values[name], dim=-1).cpu().numpy() for name in kinds}
     session.backend.end_batch()
-    arrays = {name: _narrowed(name, value, session.config.task.feature_dtype) for name, value in held.items()}
+    arrays = {name: _cast(name, value, session.config.task.feature_dtype) for name, value in arrays.items()}
     labels = batch["label"].cpu().numpy()
     if labels.ndim == 3 and "patches" not in kinds:
         labels = np.full(len(labels), -1, np.int64)
     elif "label_sizes" in batch:  # labels at the resolution of the file -> at that of the patches' image
-        each = zip(labels, batch["label_sizes"])
-        labels = np.stack([resized_labels(label[:height, :width], *shape) for label, (height, width) in each])
+        label_pairs = zip(labels, batch["label_sizes"])
+        labels = np.stack([resize_labels(label[:height, :width], *shape) for label, (height, width) in label_pairs])
     return {**arrays, "labels": labels}

@@ -10,13 +10,13 @@ import torch.nn.functional as F
 
 from exp.errors import DataError
 from exp.metrics import Metric, SampleMetric, Table
-from exp.vision.data.labels import IGNORED
+from exp.vision.data.masks import IGNORED
 
 if TYPE_CHECKING:
     from exp.distributed import Distributed
 
-__all__ = ["ConfusionMatrix", "FeatureAgreement", "PixelsRight", "SceneMetrics", "SegmentationMetrics",
-           "TrueClassProbability", "as_in_file", "mean_of_known"]  # fmt: skip
+__all__ = ["ConfusionMatrix", "FeatureSimilarity", "PixelAccuracy", "SceneMetrics", "SegmentationMetrics",
+           "TrueClassProbability", "labels_at_mask_size", "nan_mean"]  # fmt: skip
 
 
 class ConfusionMatrix:
@@ -40,24 +40,24 @@ class ConfusionMatrix:
         """
         # On the CPU: some accelerators narrow integers.
         truth, predicted = (labels.detach().cpu().reshape(-1).to(torch.int64) for labels in (truth, predicted))
-        known = (truth >= 0) & (truth < self.num_classes)
-        pairs = truth[known] * self.num_classes + predicted[known]
+        valid = (truth >= 0) & (truth < self.num_classes)
+        pairs = truth[valid] * self.num_classes + predicted[valid]
         self.counts += torch.bincount(pairs, minlength=self.num_classes**2).view(self.num_classes, self.num_classes)
 
     def per_class(self) -> dict[str, list[float]]:
         """``iou``, ``fscore`` (Dice), ``precision`` and ``recall`` of each class; NaN where undefined (0 / 0)."""
         counts = self.counts.double()
         hits, truth, predicted = counts.diagonal(), counts.sum(dim=1), counts.sum(dim=0)
-        parts = {"iou": truth + predicted - hits, "fscore": (truth + predicted) / 2, "precision": predicted,
+        denominators = {"iou": truth + predicted - hits, "fscore": (truth + predicted) / 2, "precision": predicted,
                  "recall": truth}  # fmt: skip
-        return {name: (hits / part).tolist() for name, part in parts.items()}
+        return {name: (hits / denominator).tolist() for name, denominator in denominators.items()}
 
     def accuracy(self) -> float:
         """Share of labels that are predicted right."""
         return float(self.counts.diagonal().sum().double() / self.counts.sum())
 
 
-def as_in_file(outputs: torch.Tensor, batch: dict[str, Any]) -> torch.Tensor:
+def labels_at_mask_size(outputs: torch.Tensor, batch: dict[str, Any]) -> torch.Tensor:
     """Predicted labels at the pixels of the masks, (B, H, W); ``data.eval_pipeline`` may resize images.
 
     Args:
@@ -69,13 +69,13 @@ def as_in_file(outputs: torch.Tensor, batch: dict[str, Any]) -> torch.Tensor:
     """
     truth = batch["label"]
     if outputs.dim() == truth.dim() + 1:
-        found = torch.full(truth.shape, IGNORED, dtype=torch.uint8, device=outputs.device)
+        labels = torch.full(truth.shape, IGNORED, dtype=torch.uint8, device=outputs.device)
         sizes = batch.get("sizes") or [outputs.shape[-2:]] * len(outputs)
-        for row, logits, (height, width), size in zip(found, outputs, sizes, batch.get("label_sizes") or sizes):
+        for row, logits, (height, width), size in zip(labels, outputs, sizes, batch.get("label_sizes") or sizes):
             part = logits[None, :, :height, :width].float()
             part = part if size == (height, width) else F.interpolate(part, size=tuple(size), mode="bilinear")
             row[: size[0], : size[1]] = part[0].argmax(dim=0)
-        return found
+        return labels
     if outputs.shape != truth.shape:
         raise ValueError(  # the engine adds the model
             f"the shape of predictions must be that of the masks, {tuple(truth.shape)} (label_sizes, if images are "
@@ -115,7 +115,7 @@ class _ClassMetrics(Metric):
         if not self.confusion.counts.any():
             raise DataError(f"{self.names[0]} cannot be measured: {self.nothing}")
         values = self.confusion.per_class()
-        return {name: mean_of_known(values[of]) if of in values else self.confusion.accuracy()
+        return {name: nan_mean(values[of]) if of in values else self.confusion.accuracy()
                 for name, of in self.means.items()}  # fmt: skip
 
     def tables(self) -> list[Table]:
@@ -140,8 +140,8 @@ class SegmentationMetrics(_ClassMetrics):
     )
 
     def update(self, outputs: torch.Tensor, batch: dict[str, Any]) -> None:
-        """Take in predictions (:func:`as_in_file`); ``label`` (B, H, W) of the batch is the truth."""
-        self.confusion.update(as_in_file(outputs, batch), batch["label"])
+        """Take in predictions (:func:`labels_at_mask_size`); ``label`` (B, H, W) of the batch is the truth."""
+        self.confusion.update(labels_at_mask_size(outputs, batch), batch["label"])
 
 
 class SceneMetrics(_ClassMetrics):
@@ -160,7 +160,7 @@ class SceneMetrics(_ClassMetrics):
         self.confusion.update(outputs.argmax(dim=-1), batch["label"])
 
 
-class PixelsRight(SampleMetric):
+class PixelAccuracy(SampleMetric):
     """Share of an image's pixels that are predicted right; ignored pixels are left out.
 
     Args:
@@ -175,11 +175,11 @@ class PixelsRight(SampleMetric):
         self.num_classes = num_classes
 
     def per_sample(self, outputs: torch.Tensor, batch: dict[str, Any]) -> torch.Tensor:
-        """The share for each image, (B,), of predictions (:func:`as_in_file`); NaN where no pixel counts."""
+        """The share for each image, (B,), of predictions (:func:`labels_at_mask_size`); NaN where no pixel counts."""
         truth = batch["label"]
-        known = truth < self.num_classes
-        right = known & (as_in_file(outputs, batch).to(truth.dtype) == truth)
-        return right.flatten(1).float().sum(dim=1) / known.flatten(1).float().sum(dim=1)
+        valid = truth < self.num_classes
+        correct = valid & (labels_at_mask_size(outputs, batch).to(truth.dtype) == truth)
+        return correct.flatten(1).float().sum(dim=1) / valid.flatten(1).float().sum(dim=1)
 
 
 class TrueClassProbability(SampleMetric):
@@ -195,11 +195,11 @@ class TrueClassProbability(SampleMetric):
         return torch.where(truth < 0, torch.full_like(shares, float("nan")), shares)
 
 
-class FeatureAgreement(SampleMetric):
+class FeatureSimilarity(SampleMetric):
     """The mean cosine between projected student and teacher over images.
 
     Args:
-        part: field of :class:`exp.vision.dinov3.models.Agreement`: ``cls`` or ``patches``.
+        part: field of :class:`exp.vision.dinov3.models.CosineSimilarity`: ``cls`` or ``patches``.
     """
 
     greater_is_better = True
@@ -215,7 +215,7 @@ class FeatureAgreement(SampleMetric):
         return values
 
 
-def mean_of_known(values: Sequence[float]) -> float:
+def nan_mean(values: Sequence[float]) -> float:
     """The mean of the values that are not NaN; NaN if there are none."""
-    known = [value for value in values if value == value]  # False for NaN
-    return sum(known) / len(known) if known else float("nan")
+    numbers = [value for value in values if value == value]  # False for NaN
+    return sum(numbers) / len(numbers) if numbers else float("nan")

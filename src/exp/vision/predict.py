@@ -22,17 +22,17 @@ from exp.engine.pictures import write_picture
 from exp.engine.wrapper import forward, preprocessed
 from exp.errors import ConfigError, DataError, RunError
 from exp.runs.files import csv_content, write_atomically
-from exp.vision.data.layouts import NAMED_FILES, SUFFIXES, files_below, unread_note
-from exp.vision.figures import Scene, overlay_with_legend, scene_tile, sheet, spread
-from exp.vision.pictures import palette_table, resized_labels, shrunk, to_rgb
+from exp.vision.data.layouts import NAMED_FILES, SUFFIXES, images_below, unread_note
+from exp.vision.plots import ScenePrediction, contact_sheet, draw_overlay, draw_scene_tile, evenly_spaced
 from exp.vision.raster import check_pixels, open_image
+from exp.vision.rendering import palette_table, resize_labels, shrink, to_rgb
 from exp.vision.tiling import Tiling
 
 if TYPE_CHECKING:
     from exp.session import Session
 
-__all__ = ["Input", "chosen", "each_of_mine", "find_images", "label_map", "named", "predict",
-           "predictions_csv", "report_failures", "write_png", "write_tiff"]  # fmt: skip
+__all__ = ["Input", "find_images", "label_map", "map_rank_shard", "name_inputs", "predict", "predictions_csv",
+           "report_failures", "resolve_inputs", "write_png", "write_tiff"]  # fmt: skip
 
 _TOP = 3  # classes of a scene that are listed
 NO_DATA = 255
@@ -55,7 +55,7 @@ class Input(NamedTuple):
     name: str
 
 
-def chosen(session: Session, data: Any) -> tuple[list[Input], list[str] | None]:
+def resolve_inputs(session: Session, data: Any) -> tuple[list[Input], list[str] | None]:
     """The images to work on: those of ``task.input``, or the test split. Reports files in a folder that are not read.
 
     Returns:
@@ -64,40 +64,40 @@ def chosen(session: Session, data: Any) -> tuple[list[Input], list[str] | None]:
     Raises:
         ConfigError: ``task.input`` names no image.
     """
-    wanted = session.config.task.input
-    if wanted is not None:
-        note = unread_note(Path(wanted).expanduser())
+    pattern = session.config.task.input
+    if pattern is not None:
+        note = unread_note(Path(pattern).expanduser())
         if note is not None:
             session.say(note)
-        return named(find_images(wanted)), None
-    inputs = named([Path(sample[0]) for sample in data.test.samples])
+        return name_inputs(find_images(pattern)), None
+    inputs = name_inputs([Path(sample[0]) for sample in data.test.samples])
     return inputs, None if data.per_pixel else [data.classes[sample[1]] for sample in data.test.samples]
 
 
-def find_images(wanted: str) -> list[Path]:
+def find_images(pattern: str) -> list[Path]:
     """The image files of ``task.input``, sorted.
 
     Args:
-        wanted: a file with any suffix; a folder, which is searched recursively; or a glob, also with ``**``.
+        pattern: a file with any suffix; a folder, which is searched recursively; or a glob, also with ``**``.
 
     Raises:
         ConfigError: there are no image files.
     """
-    path = Path(wanted).expanduser()
+    path = Path(pattern).expanduser()
     if path.is_file():
         return [path]
     if path.is_dir():
-        found = [Path(file) for file in files_below(path)]
+        files = [Path(file) for file in images_below(path)]
         what = f"a folder without images ({', '.join(SUFFIXES)})"
     else:
-        found = [file for file in map(Path, glob.glob(str(path), recursive=True)) if file.is_file()]  # noqa: PTH207 - absolute patterns too
+        files = [file for file in map(Path, glob.glob(str(path), recursive=True)) if file.is_file()]  # noqa: PTH207 - absolute patterns too
         what = "neither a file nor a folder, and as a glob it matches no file"
-    if not found:
-        raise ConfigError(f"task.input={wanted} is {what}; give an image, a folder of images or a glob, in quotes")
-    return sorted(found)
+    if not files:
+        raise ConfigError(f"task.input={pattern} is {what}; give an image, a folder of images or a glob, in quotes")
+    return sorted(files)
 
 
-def named(paths: Sequence[Path]) -> list[Input]:
+def name_inputs(paths: Sequence[Path]) -> list[Input]:
     """A unique name for each file, also on file systems that ignore case.
 
     A stem that occurs once is the name. For a stem that repeats, the name is the path below the common folder of all
@@ -105,7 +105,7 @@ def named(paths: Sequence[Path]) -> list[Input]:
     """
     count = Counter(path.stem.lower() for path in paths)
     shared = os.path.commonpath([path.absolute().parent for path in paths])
-    taken, found = set(), []
+    taken, inputs = set(), []
     for path in paths:
         name = path.stem
         if count[name.lower()] > 1:
@@ -114,11 +114,11 @@ def named(paths: Sequence[Path]) -> list[Input]:
         while unique.lower() in taken:
             unique, number = f"{name}_{number}", number + 1
         taken.add(unique.lower())
-        found.append(Input(path, unique))
-    return found
+        inputs.append(Input(path, unique))
+    return inputs
 
 
-def model_scores(session: Session, model: Any, image: torch.Tensor) -> torch.Tensor:
+def predict_logits(session: Session, model: Any, image: torch.Tensor) -> torch.Tensor:
     """Logits of images, float32, computed without gradients and in the run's precision.
 
     Args:
@@ -136,11 +136,11 @@ def model_scores(session: Session, model: Any, image: torch.Tensor) -> torch.Ten
     return logits
 
 
-def each_of_mine(
+def map_rank_shard(
     session: Session,
     inputs: Sequence[Input],
-    work: Callable[[int, Input], Any],
-    done: dict[int, Any],
+    process: Callable[[int, Input], Any],
+    results: dict[int, Any],
     finish: Callable[[], Any] = lambda: None,
 ) -> tuple[list[Any], list[str], float]:
     """Process this rank's share of the files: every ``world_size``-th, since neighboring files are often alike in size.
@@ -150,26 +150,27 @@ def each_of_mine(
     Args:
         session: the session.
         inputs: all files, the same on every rank.
-        work: called with the number of a file and the file.
-        done: results of this rank by number of the file, which ``work`` or ``finish`` have put there at the end.
+        process: called with the number of a file and the file.
+        results: results of this rank by number of the file, which ``process`` or ``finish`` have put there at the end.
         finish: called after the last file.
 
     Returns:
         Of all ranks: the results in the order of the files; the images that could not be used; and the seconds of the
         slowest rank.
     """
-    began, failures = time.perf_counter(), []
+    start, failures = time.perf_counter(), []
     for number in range(session.info.rank, len(inputs), session.info.world_size):
         try:
-            work(number, inputs[number])
+            process(number, inputs[number])
         except DataError as error:
             reason = str(error).splitlines()[0]
             logger.error("cannot use %s: %s", inputs[number].path, reason)
             failures.append(f"{inputs[number].path}: {reason}")
     finish()
-    gathered = session.distributed.gather((done, failures, time.perf_counter() - began))
-    in_order = [result for _, result in sorted(pair for part, *_ in gathered for pair in part.items())]
-    return in_order, [each for _, part, _ in gathered for each in part], max(seconds for *_, seconds in gathered)
+    gathered = session.distributed.gather((results, failures, time.perf_counter() - start))
+    ordered = [result for _, result in sorted(pair for shard, *_ in gathered for pair in shard.items())]
+    all_failures = [failure for _, shard_failures, _ in gathered for failure in shard_failures]
+    return ordered, all_failures, max(seconds for *_, seconds in gathered)
 
 
 def report_failures(failures: Sequence[str], total: int) -> None:
@@ -210,7 +211,7 @@ def predict(session: Session, data: Any, model: Any) -> Prediction:
         ConfigError: a key of ``task`` is wrong, or there are no images.
         RunError: images could not be used; the others have been predicted.
     """
-    inputs, truths = chosen(session, data)
+    inputs, truths = resolve_inputs(session, data)
     if data.per_pixel:
         metrics, files, failures = predict_segmentation(session, data, model, inputs)
     else:
@@ -234,31 +235,31 @@ def predict_scenes(
     Returns:
         Metrics; on rank 0 the files, relative to the run folder; the images of all ranks that could not be used.
     """
-    scenes: dict[int, Scene] = {}
-    waiting: list[tuple[int, Input, np.ndarray]] = []
+    scenes: dict[int, ScenePrediction] = {}
+    pending: list[tuple[int, Input, np.ndarray]] = []
 
     def add(number: int, entry: Input) -> None:
         check_pixels(entry.path)
-        read, missing = data.read.with_missing(entry.path)
-        pixels = data.prepare(read, entry.path, missing)
-        if waiting and (waiting[0][2].shape, waiting[0][2].dtype) != (pixels.shape, pixels.dtype):
+        read, missing = data.read.read_with_missing(entry.path)
+        pixels = data.apply_eval_pipeline(read, entry.path, missing)
+        if pending and (pending[0][2].shape, pending[0][2].dtype) != (pixels.shape, pixels.dtype):
             flush()
-        waiting.append((number, entry, pixels))
-        if len(waiting) == data.eval_batch_size:
+        pending.append((number, entry, pixels))
+        if len(pending) == data.eval_batch_size:
             flush()
 
     def flush() -> None:
-        if not waiting:
+        if not pending:
             return
-        batch = torch.from_numpy(np.stack([pixels.transpose(2, 0, 1) for *_, pixels in waiting]))
-        shares = torch.softmax(model_scores(session, model, batch), dim=-1).cpu()
+        batch = torch.from_numpy(np.stack([pixels.transpose(2, 0, 1) for *_, pixels in pending]))
+        shares = torch.softmax(predict_logits(session, model, batch), dim=-1).cpu()
         values, indices = shares.topk(min(_TOP, len(data.classes)), dim=1)
-        for (number, entry, _), several, best in zip(waiting, values.tolist(), indices.tolist()):
-            named = [(data.classes[index], share) for index, share in zip(best, several)]
-            scenes[number] = Scene(str(entry.path), named, None if truths is None else truths[number])
-        waiting.clear()
+        for (number, entry, _), probabilities, numbers in zip(pending, values.tolist(), indices.tolist()):
+            best_classes = [(data.classes[index], share) for index, share in zip(numbers, probabilities)]
+            scenes[number] = ScenePrediction(str(entry.path), best_classes, None if truths is None else truths[number])
+        pending.clear()
 
-    everything, failed, seconds = each_of_mine(session, inputs, add, scenes, flush)
+    everything, failed, seconds = map_rank_shard(session, inputs, add, scenes, flush)
     metrics = {"images": len(everything), "failed": len(failed), "images_per_second": len(everything) / seconds}
     if truths is not None and everything:
         metrics["accuracy"] = sum(scene.best[0][0] == scene.truth for scene in everything) / len(everything)
@@ -266,26 +267,26 @@ def predict_scenes(
     if session.distributed.is_main and everything:
         write_atomically(session.folder.path / "predictions.csv", predictions_csv(everything))
         files.append("predictions.csv")
-        shown = [everything[number] for number in spread(len(everything), session.config.task.max_images)]
-        if shown:
-            tiles = [scene_tile(to_rgb(shrunk(data.read(scene.file), 512)), scene) for scene in shown]
-            page = sheet(tiles, title=f"{len(shown)} of {len(everything)} predictions")
+        drawn = [everything[number] for number in evenly_spaced(len(everything), session.config.task.max_images)]
+        if drawn:
+            tiles = [draw_scene_tile(to_rgb(shrink(data.read(scene.file), 512)), scene) for scene in drawn]
+            page = contact_sheet(tiles, title=f"{len(drawn)} of {len(everything)} predictions")
             files += write_picture(session, "plots/predictions.png", page)
     return metrics, files, failed
 
 
-def predictions_csv(scenes: Sequence[Scene]) -> bytes:
+def predictions_csv(scenes: Sequence[ScenePrediction]) -> bytes:
     """Content of a CSV file with the columns ``file,class,probability,class_2,probability_2,class_3,probability_3``
     and, if it is known, ``truth``.
     """
     ends = ["", *(f"_{rank}" for rank in range(2, len(scenes[0].best) + 1))]
-    known = scenes[0].truth is not None
+    has_truth = scenes[0].truth is not None
     rows: list[list[object]] = [
-        ["file", *(name + end for end in ends for name in ("class", "probability")), *(["truth"] if known else [])]
+        ["file", *(name + end for end in ends for name in ("class", "probability")), *(["truth"] if has_truth else [])]
     ]
     for scene in scenes:
         cells = [cell for name, share in scene.best for cell in (name, f"{share:.4f}")]
-        rows.append([scene.file, *cells, *([scene.truth] if known else [])])
+        rows.append([scene.file, *cells, *([scene.truth] if has_truth else [])])
     return csv_content(rows)
 
 
@@ -303,15 +304,15 @@ def predict_segmentation(
     Returns:
         Metrics; on rank 0 all files, relative to the run folder; the images of all ranks that could not be used.
     """
-    done: dict[int, tuple[list[list[Any]], list[str]]] = {}
+    results: dict[int, tuple[list[list[Any]], list[str]]] = {}
 
     def predict(number: int, entry: Input) -> None:
-        done[number] = _predict(session, data, model, entry)
+        results[number] = _predict(session, data, model, entry)
 
-    in_order, failed, seconds = each_of_mine(session, inputs, predict, done)
-    rows, files = [row for part, _ in in_order for row in part], sorted(file for _, part in in_order for file in part)
+    outputs, failed, seconds = map_rank_shard(session, inputs, predict, results)
+    rows, files = [row for part, _ in outputs for row in part], sorted(file for _, part in outputs for file in part)
     pixels = sum(row[2] for row in rows)
-    metrics = {"images": len(in_order), "failed": len(failed), "megapixels_per_second": pixels / 1e6 / seconds}
+    metrics = {"images": len(outputs), "failed": len(failed), "megapixels_per_second": pixels / 1e6 / seconds}
     if session.distributed.is_main and rows:
         head = ["file", "class", "pixels", "share", "square_meters"]
         write_atomically(session.folder.path / "predictions" / "areas.csv", csv_content([head, *rows]))
@@ -328,14 +329,14 @@ def _predict(session: Session, data: Any, model: Any, entry: Input) -> tuple[lis
     Raises:
         DataError: the image cannot be read.
     """
-    began, classes, folder = time.perf_counter(), len(data.classes), session.folder.path / "predictions"
-    scores = functools.partial(model_scores, session, model)
+    start, classes, folder = time.perf_counter(), len(data.classes), session.folder.path / "predictions"
+    scores = functools.partial(predict_logits, session, model)
     tiling: Tiling = getattr(model, "tiling", None) or Tiling("slide", _WINDOW, _OVERLAP)
-    prepare = data.prepare_for_map if data.prepares else None
+    prepare = data.prepare_for_map if data.has_eval_pipeline else None
     written = [folder / "classes" / f"{entry.name}.png"]
     with open_image(entry.path, data.read, prepare) as image, label_map(written[0], image) as labels:
         size, picture = (image.height, image.width), image.thumbnail(_OVERLAY)
-        window = data.largest_seen(entry.path) if data.prepares and tiling.kind == "whole" else None
+        window = data.longest_prepared_side(entry.path) if data.has_eval_pipeline and tiling.kind == "whole" else None
         if window is not None and max(image.seen.height, image.seen.width) > window:
             tiling = Tiling("slide", window, _OVERLAP, tiling.scales, tiling.flip)
         if list(data.resized) == [str(entry.path)]:  # the first one
@@ -344,8 +345,8 @@ def _predict(session: Session, data: Any, model: Any, entry: Input) -> tuple[lis
                 f"warning: {entry.path} has {size[1]} x {size[0]} pixels; unlike data.eval_pipeline, it is resized to "
                 f"{across} x {down}, by a factor of the images of the data; result.json names such images"
             )
-        for top, found in tiling.rows(scores, classes, image.seen, size):
-            part, missing = found.cpu().numpy(), image.without_data(top, len(found))
+        for top, rows_of_labels in tiling.rows(scores, classes, image.seen, size):
+            part, missing = rows_of_labels.cpu().numpy(), image.missing_rows(top, len(rows_of_labels))
             labels[top : top + len(part)] = part if missing is None else np.where(missing, NO_DATA, part)
         write_png(written[0], labels, data.palette)
         if image.dataset is not None and is_georeferenced(image.dataset):
@@ -355,17 +356,17 @@ def _predict(session: Session, data: Any, model: Any, entry: Input) -> tuple[lis
         if gsd is not None or area is None:
             gsd = data.gsd if gsd is None else gsd
             area = None if gsd is None else gsd**2
-        counts = counted(labels)[:classes].tolist()
+        counts = count_labels(labels)[:classes].tolist()
         rows = [
             [name, count, f"{count / max(sum(counts), 1):.6f}", "" if area is None else f"{count * area:.2f}"]
             for name, count in zip(data.classes, counts)
         ]
-        small = resized_labels(labels, *picture.shape[:2])
+        small = resize_labels(labels, *picture.shape[:2])
     names = [f"{name}  {100 * float(share):.1f} %" for name, _, share, _ in rows]
-    page = overlay_with_legend(picture, small, names, data.palette)
+    page = draw_overlay(picture, small, names, data.palette)
     files = write_picture(session, f"predictions/overlays/{entry.name}.png", page)
-    files += [each.relative_to(session.folder.path).as_posix() for each in written]
-    logger.info("%s: %d x %d pixels in %.1f s", entry.path, size[1], size[0], time.perf_counter() - began)
+    files += [file.relative_to(session.folder.path).as_posix() for file in written]
+    logger.info("%s: %d x %d pixels in %.1f s", entry.path, size[1], size[0], time.perf_counter() - start)
     return [[str(entry.path), *row] for row in rows], files
 
 
@@ -382,7 +383,7 @@ def label_map(path: Path, image: Any) -> Iterator[np.ndarray]:
         yield np.memmap(file, np.uint8, "w+", shape=(image.height, image.width))
 
 
-def counted(labels: np.ndarray) -> np.ndarray:
+def count_labels(labels: np.ndarray) -> np.ndarray:
     """Count the pixels of each label, int64 (256,); ``labels``: uint8 (H, W), of any size."""
     parts = (labels[top : top + _ROWS].ravel() for top in range(0, len(labels), _ROWS))
     return sum((np.bincount(part, minlength=256) for part in parts), np.zeros(256, np.int64))

@@ -9,15 +9,23 @@ import numpy as np
 import torch
 
 from exp.errors import DataError
-from exp.vision.data.decode import by_rasterio, has_rasterio, image_size, mask_of, naming, opened, reading
-from exp.vision.data.values import is_measured_band
-from exp.vision.pictures import shrunk, to_rgb
-from exp.vision.tiling import InMemory
+from exp.vision.data.bands import is_data_band
+from exp.vision.data.decode import (
+    has_rasterio,
+    image_size,
+    name_errors,
+    open_raster,
+    read_band_info,
+    read_dataset_mask,  # fmt: skip
+    uses_rasterio,
+)
+from exp.vision.rendering import shrink, to_rgb
+from exp.vision.tiling import InMemoryImage
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from exp.vision.data.values import ImageReader
+    from exp.vision.data.bands import ImageReader
 
 __all__ = ["DecodedImage", "RasterImage", "check_pixels", "open_image", "pixel_area"]
 
@@ -68,15 +76,15 @@ class DecodedImage:
         self.pixels = pixels
         self.missing = missing
         self.height, self.width = pixels.shape[:2]
-        self.seen = InMemory(_tensor(pixels if seen is None else seen))
+        self.seen = InMemoryImage(_tensor(pixels if seen is None else seen))
         self.dataset = dataset
         self.pixel_area = None if dataset is None else pixel_area(dataset)
 
     def thumbnail(self, longest: int) -> np.ndarray:
         """RGB for the eye, with at most ``longest`` pixels on its longer side: (h, w, 3), uint8."""
-        return to_rgb(shrunk(self.pixels, longest))
+        return to_rgb(shrink(self.pixels, longest))
 
-    def without_data(self, top: int, height: int) -> np.ndarray | None:
+    def missing_rows(self, top: int, height: int) -> np.ndarray | None:
         """Which pixels of these rows hold no data: bool (height, width); None: all do."""
         return None if self.missing is None else self.missing[top : top + height]
 
@@ -106,21 +114,22 @@ class RasterImage:
         self.height, self.width = dataset.height, dataset.width
         self.seen = self
         self.pixel_area = pixel_area(dataset)
-        marked, names = reading(dataset)
-        plan = reader.plan(dataset.count, names, marked, path)
-        self._bands = [index + 1 for index in plan.indexes]
+        has_alpha, names = read_band_info(dataset)
+        selection = reader.select_bands(dataset.count, names, has_alpha, path)
+        self._bands = [index + 1 for index in selection.indexes]
         self._alpha: list[int] = []
-        if plan.alpha is not None:
-            example = self._read([plan.alpha + 1], out_shape=[1, *(min(side, _EXAMPLE) for side in dataset.shape)])
-            if not is_measured_band(example):
-                self._alpha = [plan.alpha + 1]
+        if selection.alpha is not None:
+            example = self._read([selection.alpha + 1], out_shape=[1, *(min(side, _EXAMPLE) for side in dataset.shape)])
+            if not is_data_band(example):
+                self._alpha = [selection.alpha + 1]
         self._top = 0
         self._rows = np.empty((len(self._bands + self._alpha), 0, self.width), dataset.dtypes[0])
 
     def crop(self, top: int, left: int, height: int, width: int) -> torch.Tensor:
         """A part of the model's input, (C, height, width)."""
         values, invalid, _ = self._part(top, left, height, width)
-        return _tensor(self.reader.modalities.mapped(self.reader.finished(values, invalid, self.path), self.path))
+        image = self.reader.to_model_range(values, invalid, self.path)
+        return _tensor(self.reader.modalities.map_statistics(image, self.path))
 
     def thumbnail(self, longest: int) -> np.ndarray:
         """RGB for the eye, with at most ``longest`` pixels on its longer side: (h, w, 3), uint8."""
@@ -130,44 +139,44 @@ class RasterImage:
         size = [max(round(extent * factor), 1) for extent in (self.height, self.width)]
         bands = self._bands + self._alpha
         small = self._read(bands, out_shape=[len(bands), *size], resampling=Resampling.average)
-        shown = self.reader.finished(*self._measured(small, None)[:2], self.path)
-        return to_rgb(self.reader.modalities.mapped(shown, self.path)[..., :3])
+        pixels = self.reader.to_model_range(*self._to_channels(small, None)[:2], self.path)
+        return to_rgb(self.reader.modalities.map_statistics(pixels, self.path)[..., :3])
 
-    def without_data(self, top: int, height: int) -> np.ndarray | None:
+    def missing_rows(self, top: int, height: int) -> np.ndarray | None:
         """Which pixels of these rows hold no data: bool (height, width); None: all do."""
         return self._part(top, 0, height, self.width)[2]
 
     def _part(self, top: int, left: int, height: int, width: int) -> tuple[Any, Any, Any]:
         from rasterio.windows import Window
 
-        masked = mask_of(self.dataset, Window(left, top, width, height))
-        return self._measured(self._held(top, height)[:, :, left : left + width], masked)
+        masked = read_dataset_mask(self.dataset, Window(left, top, width, height))
+        return self._to_channels(self._cached_rows(top, height)[:, :, left : left + width], masked)
 
-    def _measured(self, rows: np.ndarray, masked: np.ndarray | None) -> tuple[Any, Any, Any]:
-        """:meth:`ImageReader.measured_of` for rows of the file, (bands, h, w)."""
+    def _to_channels(self, rows: np.ndarray, masked: np.ndarray | None) -> tuple[Any, Any, Any]:
+        """:meth:`ImageReader.to_channels` for rows of the file, (bands, h, w)."""
         pixels, count = np.moveaxis(rows, 0, -1), len(self._bands)
         transparency = pixels[..., count] if self._alpha else None
-        return self.reader.measured_of(pixels[..., :count], transparency, self.dataset.nodata, masked, self.path)
+        return self.reader.to_channels(pixels[..., :count], transparency, self.dataset.nodata, masked, self.path)
 
-    def _held(self, top: int, height: int) -> np.ndarray:
+    def _cached_rows(self, top: int, height: int) -> np.ndarray:
         """Whole rows (bands, height, W) of the file; rows that are in memory are not read again."""
         from rasterio.windows import Window
 
-        held = self._rows.shape[1]
-        if top < self._top or top + height > self._top + held:
+        num_cached = self._rows.shape[1]
+        if top < self._top or top + height > self._top + num_cached:
             rows = np.empty((len(self._rows), height, self.width), self._rows.dtype)
-            known = max(min(self._top + held - top, height), 0) if top >= self._top else 0
-            if known:
-                rows[:, :known] = self._rows[:, top - self._top : top - self._top + known]
+            num_kept = max(min(self._top + num_cached - top, height), 0) if top >= self._top else 0
+            if num_kept:
+                rows[:, :num_kept] = self._rows[:, top - self._top : top - self._top + num_kept]
             self._rows = rows  # frees the old rows before new ones are read
             self._top = top
-            window = Window(0, top + known, self.width, height - known)
-            rows[:, known:] = self._read(self._bands + self._alpha, window=window)
+            window = Window(0, top + num_kept, self.width, height - num_kept)
+            rows[:, num_kept:] = self._read(self._bands + self._alpha, window=window)
         return self._rows[:, top - self._top : top - self._top + height]
 
-    def _read(self, bands: list[int], **how: Any) -> np.ndarray:
-        with naming(self.path):
-            return np.asarray(self.dataset.read(bands, **how))
+    def _read(self, bands: list[int], **options: Any) -> np.ndarray:
+        with name_errors(self.path):
+            return np.asarray(self.dataset.read(bands, **options))
 
 
 def _tensor(pixels: np.ndarray) -> torch.Tensor:
@@ -180,25 +189,25 @@ def open_image(
     path: Path,
     reader: ImageReader,
     prepare: Callable[[np.ndarray, Path, np.ndarray | None], np.ndarray] | None = None,
-    whole: int = _WHOLE,
+    max_pixels: int = _WHOLE,
 ) -> Iterator[DecodedImage | RasterImage]:
     """Open an image: decoded whole, or, if it is large and rasterio is installed, to be read by rows.
 
     Args:
         path: of the file.
         reader: converts values of the file to the model's input.
-        prepare: ``data.eval_pipeline`` (:meth:`exp.vision.data.base.ImageData.prepare`); None: there is none.
-        whole: images of up to this many pixels (of three bands) are decoded whole.
+        prepare: ``data.eval_pipeline`` (:meth:`exp.vision.data.base.ImageData.prepare_for_map`); None: there is none.
+        max_pixels: images of up to this many pixels (of three bands) are decoded whole.
 
     Raises:
         DataError: the file cannot be read, has other channels, or is too large to be decoded whole.
     """
-    size = None if by_rasterio(path) else image_size(path)
-    if not by_rasterio(path) and (size is None or size[0] * size[1] <= whole or not has_rasterio()):
+    size = None if uses_rasterio(path) else image_size(path)
+    if not uses_rasterio(path) and (size is None or size[0] * size[1] <= max_pixels or not has_rasterio()):
         yield _decoded(path, reader, prepare)
         return
-    with opened(path) as dataset:
-        small = dataset.height * dataset.width * dataset.count <= 3 * whole
+    with open_raster(path) as dataset:
+        small = dataset.height * dataset.width * dataset.count <= 3 * max_pixels
         if small or prepare is not None or dataset.colorinterp[0].name == "palette":  # color numbers
             yield _decoded(path, reader, prepare, dataset)
         else:
@@ -207,9 +216,9 @@ def open_image(
 
 def _decoded(path: Path, reader: ImageReader, prepare: Any, dataset: Any = None) -> DecodedImage:
     check_pixels(path)
-    pixels, missing = reader.with_missing(path)
+    pixels, missing = reader.read_with_missing(path)
     if prepare is None:
-        return DecodedImage(reader.modalities.mapped(pixels, path), missing, None, dataset)
+        return DecodedImage(reader.modalities.map_statistics(pixels, path), missing, None, dataset)
     return DecodedImage(pixels, missing, prepare(pixels, path, missing), dataset)
 
 

@@ -19,12 +19,12 @@ __all__ = ["Export", "Features", "Probe", "Stats"]
 _FORMATS = ("huggingface", "torchscript", "torch_export")
 
 
-def refuse_unknown(key: str, values: Sequence[str], known: Sequence[str]) -> None:
-    """Raise a :class:`ConfigError` if ``values`` is empty or has a value that is not in ``known``."""
-    wrong = [value for value in values if value not in known]
-    if wrong or not values:
-        shown, hint = (wrong[0], nearest(wrong[0], known)) if wrong else ("[]", "")
-        raise ConfigError(f"{key}={shown} must be of {', '.join(known)}{hint}")
+def refuse_unknown(key: str, values: Sequence[str], choices: Sequence[str]) -> None:
+    """Raise a :class:`ConfigError` if ``values`` is empty or has a value that is not in ``choices``."""
+    unknown = [value for value in values if value not in choices]
+    if unknown or not values:
+        shown, hint = (unknown[0], nearest(unknown[0], choices)) if unknown else ("[]", "")
+        raise ConfigError(f"{key}={shown} must be of {', '.join(choices)}{hint}")
 
 
 @dataclass
@@ -86,9 +86,9 @@ class Features(Task):
 
     def run(self, session: Session) -> dict[str, Any]:
         """See :mod:`exp.vision.features`."""
-        from exp.vision.features import keep_features, write_features
+        from exp.vision.features import store_features, write_features
 
-        return write_features(session) if self.store is None else keep_features(session)
+        return write_features(session) if self.store is None else store_features(session)
 
 
 @dataclass
@@ -147,7 +147,7 @@ class Probe(Task):
 
     def check(self, config: ExpConfig) -> None:
         """Refuse unknown probes, and a missing or incomplete store; take the experiment's name from the store."""
-        from exp.vision.store import Store  # loads numpy
+        from exp.vision.feature_store import FeatureStore  # loads numpy
 
         if self.store is None:
             raise ConfigError(
@@ -160,7 +160,7 @@ class Probe(Task):
             raise UnavailableError(
                 "task=probe needs scikit-learn, which is not installed: pip install 'exp-accelerators[probe]'"
             )
-        store = Store(self.store)
+        store = FeatureStore(self.store)
         store.check_complete()
         config.name = store.about["experiment"]
 

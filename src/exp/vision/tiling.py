@@ -2,10 +2,10 @@
 
 An image is predicted whole, or in overlapping windows whose scores are averaged. The scores of a whole satellite scene,
 K numbers per pixel, would take gigabytes. So scores are kept only for the rows of one row of windows, and for no more
-columns at a time than ``band_bytes`` allows; pixels that no later window covers become labels.
+columns at a time than ``row_block_bytes`` allows; pixels that no later window covers become labels.
 
-Features of images (:mod:`exp.vision.features`) have the cut of windows alone from here (:func:`cells`): each patch is
-taken from one window, as it is. An average over windows would be a vector that the backbone gives for no image; a
+Features of images (:mod:`exp.vision.features`) use the windows of this module alone (:func:`patch_windows`): each patch
+is taken from one window, as it is. An average over windows would be a vector that the backbone gives for no image; a
 mirrored or scaled copy has other patches; the CLS token belongs to a window, not to a pixel; and features are kept, not
 labels of them, so that bands of rows would save no memory.
 """
@@ -19,12 +19,12 @@ import torch.nn.functional as F
 
 from exp.errors import ConfigError
 
-__all__ = ["Image", "InMemory", "Scores", "Tiling", "augmented", "cells", "window_origins"]
+__all__ = ["Image", "InMemoryImage", "LogitsFunction", "Tiling", "patch_windows", "tta_logits", "window_origins"]
 
 _WINDOWS_AT_ONCE = 8
 
 # (B, C, h, w), 0..255 -> logits (B, K, h, w), on the model's device.
-Scores = Callable[[torch.Tensor], torch.Tensor]
+LogitsFunction = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Image(Protocol):
@@ -46,7 +46,7 @@ class Tiling:
     """Predicts images in windows, with test-time augmentation.
 
     Attributes:
-        band_bytes: most bytes of the scores of a band of rows, and of those of windows in one batch.
+        row_block_bytes: most bytes of the scores of a band of rows, and of those of windows in one batch.
 
     Args:
         kind: ``slide`` or ``whole``.
@@ -59,7 +59,7 @@ class Tiling:
         ConfigError: ``kind`` is neither.
     """
 
-    band_bytes = 2**28
+    row_block_bytes = 2**28
 
     def __init__(
         self, kind: str, window: int = 1, overlap: float = 0.0, scales: Sequence[float] = (1.0,), flip: bool = False
@@ -72,13 +72,13 @@ class Tiling:
         self.scales = list(scales)
         self.flip = flip
 
-    def window_of(self, height: int, width: int) -> tuple[int, int]:
+    def window_size(self, height: int, width: int) -> tuple[int, int]:
         """The (height, width) of the windows for an image of this size."""
         return (height, width) if self.kind == "whole" else (min(height, self.window), min(width, self.window))
 
     def labels(
         self,
-        scores: Scores,
+        network: LogitsFunction,
         num_classes: int,
         image: torch.Tensor,
         sizes: Sequence[tuple[int, int]] | None,
@@ -88,7 +88,7 @@ class Tiling:
         """The most probable class of every pixel; the labels of an image do not depend on the rest of the batch.
 
         Args:
-            scores: the network.
+            network: the network.
             num_classes: scores for each pixel (K), at most 255.
             image: (B, C, H, W).
             sizes: (height, width) of each image without its padding; None: no image is padded.
@@ -99,20 +99,20 @@ class Tiling:
             (B, H, W), uint8; with ``label_sizes`` of the largest of these heights and widths.
         """
         sizes = sizes or [(image.shape[-2], image.shape[-1])] * image.shape[0]
-        whole = map(max, zip(*label_sizes)) if label_sizes else image.shape[-2:]
-        labels = torch.full((image.shape[0], *whole), fill, dtype=torch.uint8, device=image.device)
+        size_of_labels = map(max, zip(*label_sizes)) if label_sizes else image.shape[-2:]
+        labels = torch.full((image.shape[0], *size_of_labels), fill, dtype=torch.uint8, device=image.device)
         for row, pixels, (height, width), size in zip(labels, image, sizes, label_sizes or sizes):
-            for top, part in self.rows(scores, num_classes, InMemory(pixels[:, :height, :width]), size):
+            for top, part in self.rows(network, num_classes, InMemoryImage(pixels[:, :height, :width]), size):
                 row[top : top + len(part), : size[1]] = part
         return labels
 
     def rows(
-        self, scores: Scores, num_classes: int, image: Image, size: tuple[int, int] | None = None
+        self, network: LogitsFunction, num_classes: int, image: Image, size: tuple[int, int] | None = None
     ) -> Iterator[tuple[int, torch.Tensor]]:
         """The most probable class of every pixel of one image, from top to bottom.
 
         Args:
-            scores: the network.
+            network: the network.
             num_classes: see :meth:`labels`.
             image: the image, which is read window by window.
             size: (height, width) of the labels; None: those of the image. The scores are interpolated to other sizes,
@@ -122,84 +122,85 @@ class Tiling:
             The number of the first row of a band, and the band's labels, uint8 (rows, width); each row once.
         """
         extents = (image.height, image.width)
-        down, across = map(_Axis, extents, size or extents)
-        height, width = self.window_of(*extents)
+        down, across = map(_AxisResampler, extents, size or extents)
+        height, width = self.window_size(*extents)
         upper = window_origins(image.height, height, self.stride)
         lefts = window_origins(image.width, width, self.stride)
-        columns = max(self.band_bytes // (4 * num_classes * height), width)
-        at_once = max(min(_WINDOWS_AT_ONCE, self.band_bytes // (4 * num_classes * height * width)), 1)
+        columns = max(self.row_block_bytes // (4 * num_classes * height), width)
+        at_once = max(min(_WINDOWS_AT_ONCE, self.row_block_bytes // (4 * num_classes * height * width)), 1)
         strips = across.strips(columns)
-        kept: list[torch.Tensor | None] = [None] * len(strips)  # sums of the rows that the next windows cover, too
-        above: list[torch.Tensor | None] = [None] * len(strips)  # the last row of the band before
+        carry: list[torch.Tensor | None] = [None] * len(strips)  # sums of the rows that the next windows cover, too
+        last_rows: list[torch.Tensor | None] = [None] * len(strips)  # the last row of the band before
         for top, following in zip(upper, [*upper[1:], image.height]):
             final, labels = following - top, []
-            wanted = range(down.known(top), down.known(following))
+            label_rows = range(down.num_ready(top), down.num_ready(following))
             for number, (outputs, (begin, end)) in enumerate(strips):
                 # Windows that touch two strips are computed for both.
-                mine = [left for left in lefts if left < end and left + width > begin]
+                strip_lefts = [left for left in lefts if left < end and left + width > begin]
                 total: torch.Tensor | None = None  # (K, height, columns)
-                for first in range(0, len(mine), at_once):
-                    chunk = mine[first : first + at_once]
+                for first in range(0, len(strip_lefts), at_once):
+                    chunk = strip_lefts[first : first + at_once]
                     windows = torch.stack([image.crop(top, left, height, width) for left in chunk])
-                    found = augmented(scores, windows, self.scales, self.flip).float()
+                    window_scores = tta_logits(network, windows, self.scales, self.flip).float()
                     if total is None:
-                        total = found.new_zeros((found.shape[1], height, end - begin))
-                        before, kept[number] = kept[number], None
+                        total = window_scores.new_zeros((window_scores.shape[1], height, end - begin))
+                        before, carry[number] = carry[number], None
                         if before is not None:
                             total[:, : before.shape[1]] = before
                             del before
                     for row, left in enumerate(chunk):
-                        here, there = max(left, begin), min(left + width, end)
-                        total[:, :, here - begin : there - begin] += found[row, :, :, here - left : there - left]
+                        first_column, stop = max(left, begin), min(left + width, end)
+                        scores = window_scores[row, :, :, first_column - left : stop - left]
+                        total[:, :, first_column - begin : stop - begin] += scores
                 assert total is not None
-                kept[number] = total[:, final:].clone()
+                carry[number] = total[:, final:].clone()
                 band = total[:, :final]
                 if down.is_same and across.is_same:
                     # Sums, not means: all classes of a pixel have equally many terms, so the largest is the same.
                     labels.append(band.argmax(dim=0).to(torch.uint8))
                     continue
                 # Means: neighbors that are interpolated may be in different numbers of windows.
-                covering = _covering(upper, height, top, following), _covering(lefts, width, begin, end)
+                covering = _window_counts(upper, height, top, following), _window_counts(lefts, width, begin, end)
                 band /= torch.outer(*covering).to(band)
-                known, above[number] = above[number], band[:, -1:].clone()
-                start, band = (top, band) if known is None else (top - 1, torch.cat([known, band], dim=1))
-                some = max(self.band_bytes // (4 * num_classes * max(len(outputs), end - begin)), 1)
-                parts = [wanted[first : first + some] for first in range(0, len(wanted), some)]
-                chosen = [across.interpolated(down.interpolated(band, part, start, 1), outputs, begin, 2).argmax(dim=0)
+                previous, last_rows[number] = last_rows[number], band[:, -1:].clone()
+                start, band = (top, band) if previous is None else (top - 1, torch.cat([previous, band], dim=1))
+                rows_at_once = max(self.row_block_bytes // (4 * num_classes * max(len(outputs), end - begin)), 1)
+                parts = [label_rows[first : first + rows_at_once] for first in range(0, len(label_rows), rows_at_once)]
+                chosen = [across.interpolate(down.interpolate(band, part, start, 1), outputs, begin, 2).argmax(dim=0)
                           for part in parts]  # fmt: skip
                 labels += [torch.cat(chosen).to(torch.uint8)] if chosen else []
             if labels:
-                yield wanted.start, torch.cat(labels, dim=1)
+                yield label_rows.start, torch.cat(labels, dim=1)
 
 
-class _Axis:
+class _AxisResampler:
     """Bilinear interpolation along one axis, as ``torch.nn.functional.interpolate`` without ``align_corners``.
 
     Computed for any range of the output by itself, with the same result for every division into ranges.
 
     Args:
         extent: length of the input.
-        wanted: length of the output.
+        length: length of the output.
     """
 
-    def __init__(self, extent: int, wanted: int) -> None:
-        self.extent, self.wanted, self.is_same = extent, wanted, extent == wanted
-        numbers = torch.arange(wanted, dtype=torch.float64, device="cpu")
-        place = ((numbers + 0.5) * extent / wanted - 0.5).clamp(min=0.0, max=extent - 1)
-        self.lower, self.upper = place.floor().int(), place.ceil().int()
-        self.share = (place - self.lower).float()
+    def __init__(self, extent: int, length: int) -> None:
+        self.extent, self.length, self.is_same = extent, length, extent == length
+        numbers = torch.arange(length, dtype=torch.float64, device="cpu")
+        position = ((numbers + 0.5) * extent / length - 0.5).clamp(min=0.0, max=extent - 1)
+        self.lower, self.upper = position.floor().int(), position.ceil().int()
+        self.share = (position - self.lower).float()
 
-    def known(self, end: int) -> int:
+    def num_ready(self, end: int) -> int:
         """How many outputs need only the first ``end`` inputs."""
         return int((self.upper < end).sum())
 
     def strips(self, columns: int) -> list[tuple[range, tuple[int, int]]]:
         """Divide the outputs into ranges that need about ``columns`` inputs each: (outputs, inputs from and to)."""
-        step = max(columns * self.wanted // self.extent, 1)
-        outputs = [range(first, min(first + step, self.wanted)) for first in range(0, self.wanted, step)]
-        return [(each, (int(self.lower[each[0]]), int(self.upper[each[-1]]) + 1)) for each in outputs]
+        step = max(columns * self.length // self.extent, 1)
+        outputs = [range(first, min(first + step, self.length)) for first in range(0, self.length, step)]
+        return [(part, (int(self.lower[part[0]]), int(self.upper[part[-1]]) + 1)) for part in outputs]
 
-    def interpolated(self, values: torch.Tensor, outputs: range, begin: int, dim: int) -> torch.Tensor:
+    def interpolate(self, values: torch.Tensor, outputs: range, begin: int, dim: int) -> torch.Tensor:
         """Some outputs.
 
         Args:
@@ -211,19 +212,19 @@ class _Axis:
         if self.is_same:
             return values.narrow(dim, outputs.start - begin, len(outputs))
         part = slice(outputs.start, outputs.stop)
-        lower, upper = ((each[part] - begin).to(values.device) for each in (self.lower, self.upper))
+        lower, upper = ((bound[part] - begin).to(values.device) for bound in (self.lower, self.upper))
         share = self.share[part].to(values.device).view([-1 if axis == dim else 1 for axis in range(values.dim())])
         first = values.index_select(dim, lower)
         return first + share * (values.index_select(dim, upper) - first)
 
 
-def _covering(origins: Sequence[int], window: int, begin: int, end: int) -> torch.Tensor:
+def _window_counts(origins: Sequence[int], window: int, begin: int, end: int) -> torch.Tensor:
     """How many windows cover each pixel from ``begin`` to ``end`` along one axis, float32."""
     distance = torch.arange(begin, end, device="cpu") - torch.tensor(origins, device="cpu").unsqueeze(1)
     return ((distance >= 0) & (distance < window)).sum(dim=0).float()
 
 
-class InMemory:
+class InMemoryImage:
     """An image (C, H, W) in memory; see :class:`Image`."""
 
     def __init__(self, pixels: torch.Tensor) -> None:
@@ -235,11 +236,11 @@ class InMemory:
         return self.pixels[:, top : top + height, left : left + width]
 
 
-def augmented(scores: Scores, image: torch.Tensor, scales: Sequence[float], flip: bool) -> torch.Tensor:
+def tta_logits(network: LogitsFunction, image: torch.Tensor, scales: Sequence[float], flip: bool) -> torch.Tensor:
     """The sum of probabilities over scaled and mirrored copies, at the resolution of the image.
 
     Args:
-        scores: the network.
+        network: the network.
         image: (B, C, H, W).
         scales: of the copies. With [1.0] and without ``flip`` there are no copies, and logits are returned.
         flip: whether each copy is also mirrored left to right.
@@ -248,7 +249,7 @@ def augmented(scores: Scores, image: torch.Tensor, scales: Sequence[float], flip
         (B, K, H, W).
     """
     if list(scales) == [1.0] and not flip:
-        return scores(image)
+        return network(image)
     size = (image.shape[-2], image.shape[-1])
     total: torch.Tensor | None = None
     for scale in scales:
@@ -257,7 +258,7 @@ def augmented(scores: Scores, image: torch.Tensor, scales: Sequence[float], flip
             target = [max(round(extent * scale), 1) for extent in size]
             scaled = F.interpolate(scaled, size=target, mode="bilinear", align_corners=False)
         for mirrored in (False, True) if flip else (False,):
-            logits = scores(scaled.flip(-1) if mirrored else scaled)
+            logits = network(scaled.flip(-1) if mirrored else scaled)
             logits = logits.flip(-1) if mirrored else logits
             if logits.shape[-2:] != size:
                 logits = F.interpolate(logits, size=size, mode="bilinear", align_corners=False)
@@ -278,7 +279,7 @@ def window_origins(extent: int, window: int, stride: int) -> list[int]:
     return sorted({*range(0, extent - window, stride), extent - window})
 
 
-def cells(count: int, window: int) -> list[tuple[slice, slice]]:
+def patch_windows(count: int, window: int) -> list[tuple[slice, slice]]:
     """Cut the patches along one axis into cells of similar length, each within a window with a margin around the cell.
 
     For features, which are not averaged where windows overlap: patches at the edge of a window lack context, so a

@@ -13,8 +13,8 @@ from omegaconf import OmegaConf
 from exp.config.resolve import create
 from exp.data.base import Data
 from exp.errors import DataError
+from exp.vision.data.bands import ImageReader
 from exp.vision.data.preflight import preflight
-from exp.vision.data.values import ImageReader
 from exp.vision.keys import ImageDataConfig, SceneDataConfig, SegmentationDataConfig
 from exp.vision.raster import open_image
 
@@ -79,7 +79,7 @@ def make_data():
         config = OmegaConf.merge(OmegaConf.structured(schema), {"name": "mine", "seed": 0, **values})
         preflight(config)
         data = create(config, Data, "data")
-        data.normalization.look()
+        data.normalization.inspect_bands()
         return data
 
     return make
@@ -128,8 +128,8 @@ def part(image, top, left, height, width):
 
 def by_rows(path, reader):
     """A file as a prediction reads it that never holds it whole: the image, and which pixels hold no data."""
-    with open_image(path, reader, whole=0) as image:
-        return part(image, 0, 0, image.height, image.width), image.without_data(0, image.height)
+    with open_image(path, reader, max_pixels=0) as image:
+        return part(image, 0, 0, image.height, image.width), image.missing_rows(0, image.height)
 
 
 def keys(*numbers, epoch=0):

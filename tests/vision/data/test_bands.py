@@ -11,7 +11,7 @@ import torch
 
 from exp.vision.data.statistics import Normalization
 from exp.vision.dinov3 import SceneClassifier
-from exp.vision.export import input_of
+from exp.vision.export import describe_input
 from exp.vision.keys import SceneDataConfig
 from exp.vision.raster import open_image
 from tests.vision.data.conftest import by_rows, part, reads, refused
@@ -48,10 +48,10 @@ def test_bands_are_those_asked_for_in_their_order_whole_and_by_rows(scene, wante
     reader = choose(wanted, value_range=[0, 5100])
     expected = np.moveaxis(bands[indexes], 0, -1) / np.float32(20)
     np.testing.assert_allclose(reader(path), expected, rtol=1e-5)
-    with open_image(path, reader, whole=0) as image:
+    with open_image(path, reader, max_pixels=0) as image:
         np.testing.assert_allclose(part(image, 4, 5, 10, 20), expected[4:14, 5:25], rtol=1e-5)
         assert image.thumbnail(16).shape == (11, 16, 3)
-        np.testing.assert_array_equal(image.without_data(0, 20), bands[0] == 0)
+        np.testing.assert_array_equal(image.missing_rows(0, 20), bands[0] == 0)
 
 
 @pytest.mark.parametrize(("wanted", "names", "said"), [
@@ -77,7 +77,7 @@ def test_numbers_do_not_silently_mean_other_bands_in_another_file(scene):
     given = {"value_range": [0, 25500]}
     by_number, by_name = choose([4, 3, 2], **given), choose(["B04", "B03", "B02"], **given)
     normalization = Normalization(by_number, [str(first)], SceneDataConfig())
-    normalization.look()
+    normalization.inspect_bands()
     assert normalization.names == ["B04", "B03", "B02"]
     refused("rgb.tif has 4 bands, but the training images 13: .* data.bands", by_number, other)
     np.testing.assert_allclose(by_name(other), np.moveaxis(bands[[2, 1, 0]], 0, -1) / 100, rtol=1e-5)
@@ -93,7 +93,7 @@ def test_three_bands_that_name_their_colors_are_read_as_red_green_and_blue(scene
     expected = np.moveaxis(bands[order], 0, -1) / np.float32(100)
     np.testing.assert_allclose(reader(path), expected, rtol=1e-5)
     np.testing.assert_allclose(by_rows(path, reader)[0], expected, rtol=1e-5)
-    assert len(reader.notes_of(path)) == (order != [0, 1, 2])
+    assert len(reader.band_order_notes(path)) == (order != [0, 1, 2])
 
 
 def test_color_tags_count_with_transparency_too_and_more_bands_keep_their_order(scene):
@@ -105,7 +105,7 @@ def test_color_tags_count_with_transparency_too_and_more_bands_keep_their_order(
     path, bands = scene("b.tif", names=["blue", "green", "red", "nir"], count=4)
     reader = reads(value_range=[0, 25500], channels=4)
     np.testing.assert_allclose(reader(path), np.moveaxis(bands, 0, -1) / np.float32(100), rtol=1e-5)
-    assert reader.notes_of(path) == []
+    assert reader.band_order_notes(path) == []
 
 
 def column(bands, dtype=np.uint8):
@@ -130,7 +130,7 @@ def test_values_without_data_get_the_fill_and_whole_pixels_are_told(tiff, tmp_pa
     path = tiff(tmp_path / "x.tif", bands, **more)
     reader = reads(channels=len(bands), value_range=(0.0, 100.0))
     reader.fill = np.array([70.0, 80.0, 90.4][: len(bands)], np.float32)
-    for image, without in (reader.with_missing(path), by_rows(path, reader)):
+    for image, without in (reader.read_with_missing(path), by_rows(path, reader)):
         assert image[:, 0].tolist() == expected
         assert without[:, 0].tolist() == missing
 
@@ -188,9 +188,9 @@ def fields(scenes, scene, tmp_path):
 
 def test_an_export_tells_what_becomes_of_the_values_of_a_file(fields):
     data = fields(mean="train", value_range=[0, 4000])
-    data.normalization.settle()
-    data.on_model(SceneClassifier(size="tiny", depth=1, **data.model_arguments()))
-    assert json.loads(json.dumps(input_of(data))) == {
+    data.normalization.fit()
+    data.use_model_statistics(SceneClassifier(size="tiny", depth=1, **data.model_arguments()))
+    assert json.loads(json.dumps(describe_input(data))) == {
         "dtype": "float32", "range": [0, 255], "bands": ["B04", "B03", "B02", "B08"],
         "value_range": [0.0, 4000.0], "no_data": data.read.fill.tolist(),
     }  # fmt: skip
@@ -198,7 +198,7 @@ def test_an_export_tells_what_becomes_of_the_values_of_a_file(fields):
 
 def test_mean_and_deviation_of_the_training_split_make_it_standard(fields):
     data = fields(value_range=[100, 3000], mean="train")
-    table = data.normalization.settle()
+    table = data.normalization.fit()
     assert table["mean"] == pytest.approx([850, 650, 450, 1650], abs=2)
     assert data.state_dict()["mean"] == table["mean"]
     arguments = data.model_arguments()
@@ -207,7 +207,7 @@ def test_mean_and_deviation_of_the_training_split_make_it_standard(fields):
     again = fields(value_range=[100, 3000], mean=table["mean"], std=table["std"])
     assert again.model_arguments() == arguments
     mean, std = (torch.tensor(arguments[name]).reshape(1, -1, 1, 1) for name in ("pixel_mean", "pixel_std"))
-    again.on_model(SimpleNamespace(pixel_mean=mean, pixel_std=std))
+    again.use_model_statistics(SimpleNamespace(pixel_mean=mean, pixel_std=std))
     values = (again.val[torch.arange(len(again.val))]["image"] - mean) / std
     assert values[..., 0].abs().max() < 1e-5, "without data: the mean"
     assert values[..., 1:].std(dim=(0, 2, 3)).numpy() == pytest.approx([1.0] * 4, abs=0.1)
@@ -222,7 +222,7 @@ def test_other_bands_than_those_of_the_weights_are_read_as_theirs_or_told(fields
     data = fields(value_range=[0, 3000], mean="train")
     data.load_state_dict(state)
     assert "data.mean=train, but the weights were trained with None" in caplog.text
-    assert data.normalization.settle() is data.normalization.mean is None
+    assert data.normalization.fit() is data.normalization.mean is None
 
 
 def test_segmentation_does_not_count_pixels_without_data(segmentation, pairs, tiff, tmp_path):

@@ -103,7 +103,7 @@ def test_a_scene_is_resized_by_the_factor_of_the_images_of_the_data(segmentation
         ("x.png", (50, 50), (25, 25)), ("x.png", (100, 81), (50, 41)), (own, (400, 600), (33, 50)),
     ]:  # fmt: skip
         assert data.prepare_for_map(np.zeros((*size, 3), np.uint8), path).shape[:2] == seen
-    assert (data.largest_seen(own), data.largest_seen("x.png")) == (None, 50)
+    assert (data.longest_prepared_side(own), data.longest_prepared_side("x.png")) == (None, 50)
     assert record(data)["resized"] == {"count": 1, "files": {"x.png": [25, 25]}}
     for pipeline in ([*half, {"type": "PadTo", "size": 64}], [*half, {"type": "RandomFlip", "prob": 1.0}]):
         data = segmentation(root=root, classes=["a"], eval_pipeline=pipeline)

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from exp.vision.data.decode import Raw, read_raw
-from exp.vision.data.labels import ColorMasks, IndexMasks
+from exp.vision.data.decode import RawImage, read_raw
+from exp.vision.data.masks import ColorMasks, IndexMasks
 from exp.vision.raster import open_image
 from tests.vision.data.conftest import SAMPLES, by_rows, cut, part, reads, refused
 
@@ -29,7 +29,7 @@ def test_channels_by_one_rule():
 
     def convert(found, wanted):
         reader = reads(channels=wanted)
-        return reader.finished(*reader.measured(Raw(pixels[..., :found]), "x.png")[:2], "x.png")
+        return reader.to_model_range(*reader.select_channels(RawImage(pixels[..., :found]), "x.png")[:2], "x.png")
 
     np.testing.assert_array_equal(convert(5, 5), pixels)
     np.testing.assert_array_equal(convert(1, 3), pixels[..., [0, 0, 0]])
@@ -66,7 +66,7 @@ def test_a_fourth_band_is_alpha_which_tells_where_there_is_no_data_or_a_band(
     else:  # GDAL marks the fourth of four bands as alpha unless it is told otherwise
         more = {} if marked else {"photometric": "minisblack", "alpha": "unspecified"}
         tiff(path, np.moveaxis(pixels, -1, 0), **more)
-    for read in (reader.with_missing, lambda path: by_rows(path, reader)):
+    for read in (reader.read_with_missing, lambda path: by_rows(path, reader)):
         if asked is not None:
             refused(f"x.{suffix} .*{asked}", read, path)
             continue
@@ -161,13 +161,13 @@ def test_without_rasterio_tiffs_of_three_channels_are_read(tmp_path, noise, with
 # -- what decoders would pass over ------------------------------------------------------------------------------------
 
 
-def opened(path):
-    with open_image(path, reads(), whole=0):
+def open_raster(path):
+    with open_image(path, reads(), max_pixels=0):
         pass
 
 
 @pytest.mark.parametrize("installed", [True, False])
-@pytest.mark.parametrize("read", [reads(), opened, ColorMasks(["000000"]).read, IndexMasks(3).read])
+@pytest.mark.parametrize("read", [reads(), open_raster, ColorMasks(["000000"]).read, IndexMasks(3).read])
 def test_further_pages_are_refused(tmp_path, read, installed, without_rasterio):
     first, *others = (Image.fromarray(np.full((24, 30, 3), value, np.uint8)) for value in (0, 50, 100))
     first.save(tmp_path / "pages.tif", save_all=True, append_images=others)
@@ -187,7 +187,7 @@ def test_overviews_and_masks_are_no_pages(tmp_path, tiff, big, number):
 
 
 @pytest.mark.parametrize("dtype", ["complex64", "complex_int16"])
-@pytest.mark.parametrize("read", [read_raw, opened])
+@pytest.mark.parametrize("read", [read_raw, open_raster])
 def test_complex_values_are_refused(tmp_path, tiff, dtype, read):
     path = tiff(tmp_path / "slc.tif", np.full((1, 24, 30), -3 + 4j, np.complex64), dtype=dtype)
     refused(f"slc.tif holds {dtype} values", read, path)

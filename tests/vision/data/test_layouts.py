@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from exp.vision.data.layouts import deal
-from exp.vision.data.mmrs1m import modality_in
+from exp.vision.data.layouts import split_by_hash
+from exp.vision.data.mmrs1m import modality_of_path
 from exp.vision.keys import DistillationDataConfig
 from tests.vision.data.conftest import SAMPLES, layout, record, refused
 
@@ -57,7 +57,7 @@ def test_folders_of_classes_with_and_without_parts(tree, scenes, parts, expected
 def test_a_split_is_the_same_everywhere_and_hardly_moves(tmp_path):
     def dealt(root, numbers):
         images = [(str(root / f"{number}.png"), number % 3) for number in numbers]
-        return deal(images, (0.7, 0.1, 0.2), root, by_class=True)
+        return split_by_hash(images, (0.7, 0.1, 0.2), root, by_class=True)
 
     parts = dealt(tmp_path, range(300))
     assert {part: len(members) for part, members in parts.items()} == {"train": 210, "val": 30, "test": 60}
@@ -73,7 +73,7 @@ def test_classes_may_be_given_in_an_order_and_those_that_cannot_be_learned_or_me
     root = tree(*(f"{name}/0.png" for name in folders))
     data = scenes(root=root)
     said = []
-    data.look_at_files(said.append)
+    data.check_files(said.append)
     found = record(data)
     assert len(said) == 3
     assert found["classes_without_labels"] == {"train": ["B"], "val": ["B", "rare"], "test": ["b", "rare"]}
@@ -154,9 +154,9 @@ def test_mmrs1m_unites_the_classes_of_its_sets_and_one_keeps_its_own(mmrs, tree)
 
 def test_what_mmrs1m_lacks_is_told(mmrs, tmp_path):
     refused(
-        "data.datasets=.*WHU-RS19.*; there are DCSR .*, DUBAI_split .*, UCMerced", mmrs, datasets=["DCSR", "WHU-RS19"]
+        "data.datasets=.*WHU-RS19.*; available: DCSR .*, DUBAI_split .*, UCMerced", mmrs, datasets=["DCSR", "WHU-RS19"]
     )
-    refused(r"data.modality=sar.*; there are DCSR \(optical\)", mmrs, modality="sar")
+    refused(r"data.modality=sar.*; available: DCSR \(optical\)", mmrs, modality="sar")
     refused(f"(?m)data.root={tmp_path} has no folder classification of MMRS-1M$", mmrs, root=str(tmp_path))
     (tmp_path / "data" / "classification" / "DCSR" / "images" / "3.png").unlink()
     refused("DCSR/images/3.png is missing", mmrs)
@@ -170,7 +170,7 @@ def test_what_mmrs1m_lacks_is_told(mmrs, tmp_path):
 def test_the_name_of_a_data_set_tells_the_modality():
     names = {"HRSID": "sar", "SARV2": "sar", "HIT-UAV": "infrared", "infrared_city": "infrared", "IR": "infrared",
              "FGSCR_split": "optical", "AIRPORT": "optical", "images": "optical"}  # fmt: skip
-    assert {name: modality_in(f"/d/detection/{name}/x.png") for name in names} == names
+    assert {name: modality_of_path(f"/d/detection/{name}/x.png") for name in names} == names
 
 
 # -- LoveDA -----------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from exp.vision.data.dataset import ModalityDraw
-from exp.vision.data.mmrs1m import modality_in
+from exp.vision.data.mmrs1m import modality_of_path
 from tests.vision.data.conftest import layout, record, refused
 
 GIVEN = {"layout": layout("mmrs1m.MMRS1MMasks"), "classes": ["a", "b"]}
@@ -35,7 +35,7 @@ def test_masks_are_found_whatever_their_folder_is_called(masked):
 
 
 @pytest.mark.parametrize(("values", "said"), [
-    ({"datasets": ["Vaihingen"]}, "data.datasets=.*Vaihingen.*; there are IR_ship .*, Potsdam .*, SSDD"),
+    ({"datasets": ["Vaihingen"]}, "data.datasets=.*Vaihingen.*; available: IR_ship .*, Potsdam .*, SSDD"),
     ({"datasets": ["SSDD"]}, "1.png has no mask in .*masks"),
     ({"modality": "optical", "modality_weights": {"sar": 1.0}}, "data.modality_weights has no share for optical"),
 ])  # fmt: skip
@@ -77,7 +77,7 @@ def test_a_data_set_draws_by_shares_in_training_alone(masked):
     shares = {"optical": 0.2, "sar": 0.2, "infrared": 0.6}
     data = masked(modality_weights=shares)
     drawn = [data.train.samples[data.train.draw(place, 0)][0] for place in range(len(data.train))]
-    assert sum(modality_in(path) == "infrared" for path in drawn) == pytest.approx(0.6 * len(drawn), abs=1)
+    assert sum(modality_of_path(path) == "infrared" for path in drawn) == pytest.approx(0.6 * len(drawn), abs=1)
     assert data.val.draw is None
     assert record(data)["modality_shares"] == pytest.approx(shares)
 
@@ -86,13 +86,13 @@ def test_a_modality_has_statistics_of_its_own(masked):
     data = masked(modality_statistics={"sar": {"mean": [100.0], "std": [20.0]}})
     pixel_mean = torch.tensor([123.675, 116.28, 103.53]).reshape(1, 3, 1, 1)
     pixel_std = torch.tensor([58.395, 57.12, 57.375]).reshape(1, 3, 1, 1)
-    data.on_model(SimpleNamespace(pixel_mean=pixel_mean, pixel_std=pixel_std))
+    data.use_model_statistics(SimpleNamespace(pixel_mean=pixel_mean, pixel_std=pixel_std))
     for number, (path, _) in enumerate(data.test.samples):
         raw = torch.from_numpy(data.read(path)).permute(2, 0, 1).float()
         batch = data.test[torch.tensor([number])]["image"]
-        mean, std = (100.0, 20.0) if modality_in(path) == "sar" else (pixel_mean, pixel_std)
+        mean, std = (100.0, 20.0) if modality_of_path(path) == "sar" else (pixel_mean, pixel_std)
         torch.testing.assert_close((batch - pixel_mean) / pixel_std, (raw[None] - mean) / std, rtol=0, atol=1e-4)
-        prepared = torch.from_numpy(data.prepare(data.read(path), path)).permute(2, 0, 1)
+        prepared = torch.from_numpy(data.apply_eval_pipeline(data.read(path), path)).permute(2, 0, 1)
         assert torch.equal(prepared, batch[0])
     other = masked()
     other.load_state_dict(data.state_dict())

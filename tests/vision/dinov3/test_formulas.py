@@ -10,7 +10,7 @@ import torch
 
 from exp.vision.dinov3 import SceneClassifier, Segmenter
 from exp.vision.dinov3.backbone import VisionTransformer, rope_periods
-from exp.vision.dinov3.base import for_bands, size_of
+from exp.vision.dinov3.base import adapt_to_bands, resolve_size
 from exp.vision.keys import BackboneConfig, ImageModelConfig
 
 HEADS, PATCH, STORAGE = 2, 4, 4
@@ -19,7 +19,7 @@ HEADS, PATCH, STORAGE = 2, 4, 4
 def backbone(gated):
     """Two blocks of 16 elements, whose weights and biases are all different, those of the keys included."""
     torch.manual_seed(0)
-    size = size_of(BackboneConfig("vits16plus" if gated else "vits16", embed_dim=16, depth=2, num_heads=HEADS))
+    size = resolve_size(BackboneConfig("vits16plus" if gated else "vits16", embed_dim=16, depth=2, num_heads=HEADS))
     model = VisionTransformer(size, config=ImageModelConfig(patch_size=PATCH)).eval()
     for parameter in model.parameters():
         parameter.data.normal_(std=0.4)
@@ -121,7 +121,7 @@ def test_constants_are_the_papers():
 def test_kernels_of_more_bands_keep_the_response_to_gray():
     """Four bands from three: 3 / 4 of the kernels, the fourth their mean; so an image of one value gives the same."""
     kernel = torch.tensor([3.0, 6.0, 12.0]).view(1, 3, 1, 1)
-    assert for_bands(kernel, 4, ["red", "green", "blue", "nir"]).flatten().tolist() == [3.0, 6.0, 12.0, 7.0]
+    assert adapt_to_bands(kernel, 4, ["red", "green", "blue", "nir"]).flatten().tolist() == [3.0, 6.0, 12.0, 7.0]
     source, model = (SceneClassifier(3, embed_dim=16, depth=1, num_heads=1, in_channels=count) for count in (3, 4))
     name = "backbone.patch_embed.proj.weight"
     fitted = model.fit_state_dict(source.state_dict(), None)[name]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from exp.vision.dinov3 import SceneClassifier
-from exp.vision.dinov3.backbone import is_of_lora
+from exp.vision.dinov3.backbone import is_lora
 
 SMALL = {"embed_dim": 32, "depth": 3, "num_heads": 2, "layer_scale_init": 0.5}
 
@@ -22,7 +22,7 @@ def moved(trained):
     """Updates as a training leaves them."""
     torch.manual_seed(7)
     for name, parameter in trained.named_parameters():
-        if is_of_lora(name):
+        if is_lora(name):
             parameter.data.normal_(std=0.1)
     return trained.eval()
 
@@ -53,5 +53,5 @@ def test_merged_weights_compute_the_same_whatever_updates_begin_then(size, targe
     again.load_state_dict(adapted.state_dict())  # as resuming does: the factor of the file counts
     torch.testing.assert_close(again(image=IMAGE), expected)
     adapted.backbone.merge_updates()
-    assert not any(map(is_of_lora, adapted.state_dict()))
+    assert not any(map(is_lora, adapted.state_dict()))
     torch.testing.assert_close(adapted(image=IMAGE), expected, rtol=1e-4, atol=1e-5)

@@ -63,7 +63,9 @@ def test_every_size(transformers, name):
     size = Size(**{**SIZES[name].__dict__, "depth": DEPTHS.get(name, SIZES[name].depth)})
     reference, ours = make_reference(transformers, size, 0.02), VisionTransformer(size).eval()
     ours.load_state_dict(
-        published.with_periods(published.adapt_published(reference.state_dict()), published.Beside(size.num_heads))
+        published.with_periods(
+            published.adapt_published(reference.state_dict()), published.SidecarConfig(size.num_heads)
+        )
     )
     image = torch.randn(2, 3, 64, 96)
     with torch.no_grad():
@@ -103,7 +105,9 @@ def test_transformers_reads_what_is_exported(transformers, tmp_path, size):
     torch.manual_seed(0)
     model = SceneClassifier(3, size=size, embed_dim=32, depth=2, num_heads=2, layer_scale_init=1.0).eval()
     backbone, image = model.backbone, torch.randint(0, 256, (2, 3, 64, 32))
-    save_file(published.model_tensors(backbone.state_dict(), backbone.size.gated), str(tmp_path / "model.safetensors"))
+    save_file(
+        published.transformers_tensors(backbone.state_dict(), backbone.size.gated), str(tmp_path / "model.safetensors")
+    )
     processor = published.processor_config(model.pixel_mean.flatten().tolist(), model.pixel_std.flatten().tolist(), 64)
     config = published.model_config(backbone, [], 64)
     (tmp_path / "config.json").write_text(json.dumps(config))

@@ -13,7 +13,7 @@ import torch
 
 from exp.errors import ConfigError
 from exp.vision.dinov3 import SceneClassifier
-from exp.vision.dinov3.base import for_bands
+from exp.vision.dinov3.base import adapt_to_bands
 
 SMALL = {"embed_dim": 32, "depth": 2, "num_heads": 2}
 TIMM = {"storage_tokens": "reg_token", "ls1.gamma": "gamma_1", "ls2.gamma": "gamma_2", "mlp.w1": "mlp.fc1_g",
@@ -185,11 +185,11 @@ def test_kernels_of_other_bands():
     """All bands have the mean; known colors get their own kernels; other orders are not taken for RGB."""
     mean = WEIGHT.mean(dim=1)
     for channels in (1, 2, 4, 13):
-        torch.testing.assert_close(for_bands(WEIGHT, channels, []), torch.stack([mean] * channels, dim=1))
-    made = for_bands(WEIGHT, 4, ["B08", "B02", "B03", "B04"])
+        torch.testing.assert_close(adapt_to_bands(WEIGHT, channels, []), torch.stack([mean] * channels, dim=1))
+    made = adapt_to_bands(WEIGHT, 4, ["B08", "B02", "B03", "B04"])
     torch.testing.assert_close(made, torch.stack([mean, WEIGHT[:, 2], WEIGHT[:, 1], WEIGHT[:, 0]], dim=1))
-    assert torch.equal(for_bands(WEIGHT, 3, ["B02", "B03", "B04"]), WEIGHT[:, [2, 1, 0]])
-    assert torch.equal(for_bands(WEIGHT, 3, ["B08", "B04", "B03"]), WEIGHT)
+    assert torch.equal(adapt_to_bands(WEIGHT, 3, ["B02", "B03", "B04"]), WEIGHT[:, [2, 1, 0]])
+    assert torch.equal(adapt_to_bands(WEIGHT, 3, ["B08", "B04", "B03"]), WEIGHT)
 
 
 def test_a_training_on_other_bands_begins_with_kernels_and_statistics_of_the_weights():

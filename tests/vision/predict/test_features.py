@@ -12,7 +12,7 @@ from exp.distributed import Distributed
 from exp.errors import RunError
 from exp.vision.dinov3 import SceneClassifier
 from exp.vision.features import Components, image_features, write_image
-from exp.vision.predict import named
+from exp.vision.predict import name_inputs
 
 
 @pytest.fixture
@@ -43,8 +43,8 @@ def test_an_image_that_fits_is_seen_whole_and_a_large_one_by_windows(make_sessio
 
 def test_files_hold_the_features_and_say_of_what(make_session, model):
     images = {"a.png": noise(64, 48), "b.png": noise(32, 32)}
-    session = make_session(named="features", feature_dtype="float32")
-    for entry in named([Path(name) for name in images]):
+    session = make_session(task_name="features", feature_dtype="float32")
+    for entry in name_inputs([Path(name) for name in images]):
         row, patches = write_image(session, model, lambda path: images[path.name], entry)
         if entry.name == "a":
             assert row == ["a.png", "features/a.safetensors", 64, 48, 4, 3]
@@ -59,7 +59,9 @@ def test_files_hold_the_features_and_say_of_what(make_session, model):
 def test_features_that_no_file_should_hold_are_refused(make_session, model, scale):
     model.backbone.norm.weight.data *= scale
     with pytest.raises(RunError, match=r"a.png.* are not finite in float16"):
-        write_image(make_session(named="features"), model, lambda path: noise(32, 32), named([Path("a.png")])[0])
+        write_image(
+            make_session(task_name="features"), model, lambda path: noise(32, 32), name_inputs([Path("a.png")])[0]
+        )
 
 
 def components_of(*parts):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from exp.errors import ConfigError, DataError
-from exp.vision.predict import each_of_mine, find_images, named
+from exp.vision.predict import find_images, map_rank_shard, name_inputs
 
 
 def test_a_folder_a_glob_and_a_file_mean_what_they_say_and_no_images_are_an_error(tmp_path):
@@ -30,11 +30,11 @@ def test_a_folder_a_glob_and_a_file_mean_what_they_say_and_no_images_are_an_erro
     (["x/a_b.png", "x/a/b.png", "x/c/b.png"], ["a_b", "a_b_png", "c_b_png"]),
 ])  # fmt: skip
 def test_names_are_unique_and_short(paths, names):
-    assert named([Path(path) for path in paths]) == [(Path(path), name) for path, name in zip(paths, names)]
+    assert name_inputs([Path(path) for path in paths]) == [(Path(path), name) for path, name in zip(paths, names)]
 
 
 def test_ranks_share_the_files_and_a_bad_one_stops_nobody(make_session):
-    inputs, seen = named([Path(f"{number}.png") for number in range(7)]), []
+    inputs, seen = name_inputs([Path(f"{number}.png") for number in range(7)]), []
 
     def work(number, entry):
         assert entry is inputs[number]
@@ -42,6 +42,6 @@ def test_ranks_share_the_files_and_a_bad_one_stops_nobody(make_session):
             raise DataError(f"{entry.path} is truncated\n  details")
         seen.append(number)
 
-    failures = [each_of_mine(make_session(rank=rank, world_size=3), inputs, work, {})[1] for rank in range(3)]
+    failures = [map_rank_shard(make_session(rank=rank, world_size=3), inputs, work, {})[1] for rank in range(3)]
     assert seen == [0, 6, 1, 4, 2, 5]
     assert failures == [["3.png: 3.png is truncated"], [], []]

@@ -28,7 +28,7 @@ def test_class_maps_hold_the_numbers_show_the_colours_and_lie_where_their_image_
     rasterio = pytest.importorskip("rasterio")
     labels, png = blocks(), tmp_path / "deep" / "x.png"
     path = tiff(tmp_path / "x.tif", np.zeros((3, 300, 70), np.uint8))
-    with open_image(path, reads(), whole=0) as image, label_map(png, image) as held:
+    with open_image(path, reads(), max_pixels=0) as image, label_map(png, image) as held:
         held[:] = labels
         write_png(png, held, PALETTE)
         write_tiff(tmp_path / "y.tif", held, image.dataset, PALETTE)
@@ -51,7 +51,7 @@ def test_memory_grows_with_the_width_and_not_with_the_height(tmp_path, tiff):
     script = r"""
         import resource
         from pathlib import Path
-        from exp.vision.data.values import ImageReader
+        from exp.vision.data.bands import ImageReader
         from exp.vision.predict import is_georeferenced, label_map, write_png, write_tiff
         from exp.vision.raster import open_image
         from exp.vision.tiling import Tiling
@@ -60,10 +60,10 @@ def test_memory_grows_with_the_width_and_not_with_the_height(tmp_path, tiff):
 
         def peak(height):
             scores = lambda windows: windows[:, :1].float().expand(-1, 8, -1, -1)
-            with open_image(Path(f"{height}.tif"), ImageReader(), whole=0) as image, \
+            with open_image(Path(f"{height}.tif"), ImageReader(), max_pixels=0) as image, \
                     label_map(Path("x.png"), image) as held:
                 for top, labels in Tiling("slide", 512, 0.25).rows(scores, 8, image):
-                    assert image.without_data(top, len(labels)) is None
+                    assert image.missing_rows(top, len(labels)) is None
                     held[top : top + len(labels)] = labels.numpy()
                 write_png(Path("x.png"), held, colours)
                 write_tiff(Path("y.tif"), held, image.dataset, colours)
@@ -87,7 +87,7 @@ def test_a_large_png_by_rows_is_the_one_decoded_whole(tmp_path, dtype, highest):
     with open_image(path, reader) as image:
         assert isinstance(image, DecodedImage)
         whole = part(image, 0, 0, 150, 90)
-    with open_image(path, reader, whole=0) as image:
+    with open_image(path, reader, max_pixels=0) as image:
         assert isinstance(image, RasterImage)
         for top, left in ((0, 0), (0, 30), (40, 10), (86, 26)):  # down the image, as windows go
             np.testing.assert_array_equal(part(image, top, left, 64, 64), whole[top : top + 64, left : left + 64])

@@ -16,15 +16,15 @@ from exp.data.base import Data, ExampleBatch, Extras, Prediction
 from exp.data.places import of_samples, shortened
 from exp.errors import ConfigError, DataError
 from exp.runs.files import write_json
+from exp.vision.data.bands import ImageReader
 from exp.vision.data.dataset import NO_LABEL, ImageDataset, ModalityDraw
 from exp.vision.data.decode import image_size
-from exp.vision.data.labels import IGNORED, NO_DATA, ColorMasks, IndexMasks, distinct_colors
-from exp.vision.data.layouts import NAMED_FILES, Listing, archive_notes, data_root, layout_of, unread_note
+from exp.vision.data.layouts import NAMED_FILES, SampleIndex, archive_notes, build_layout, data_root, unread_note
+from exp.vision.data.masks import IGNORED, NO_DATA, ColorMasks, IndexMasks, distinct_colors
 from exp.vision.data.statistics import STATISTICS, Normalization
 from exp.vision.data.transforms import Pipeline, is_resized
-from exp.vision.data.values import ImageReader
 from exp.vision.keys import DistillationDataConfig, ImageDataConfig, SceneDataConfig, SegmentationDataConfig
-from exp.vision.metrics import FeatureAgreement, PixelsRight, SceneMetrics, SegmentationMetrics, TrueClassProbability
+from exp.vision.metrics import FeatureSimilarity, PixelAccuracy, SceneMetrics, SegmentationMetrics, TrueClassProbability
 
 if TYPE_CHECKING:
     from exp.data.places import Fingerprint
@@ -54,7 +54,7 @@ class ImageData(Data):
         per_pixel: whether each pixel has a label.
         gsd: ground sampling distance in meters per pixel, of files without georeference; None: not known.
         hint: end of the messages about classes without labels.
-        prepares: whether ``data.eval_pipeline`` does anything.
+        has_eval_pipeline: whether ``data.eval_pipeline`` does anything.
         resized: images that :meth:`prepare_for_map` has not resized as the pipeline would: path -> width, height.
 
     Args:
@@ -78,27 +78,27 @@ class ImageData(Data):
     def __init__(self, **keys: Any) -> None:
         config = self.keys(**keys)
         root = data_root(config.root, config.sample_data, config.name)
-        listing = layout_of(config).find(root)
+        index = build_layout(config).find(root)
         self._root = root
-        self._masks = self.masks_of(listing, config)
+        self._masks = self.build_mask_reader(index, config)
         self.name = config.name
-        self.tested_on = "test" if "test" in listing.splits else "val"
+        self.tested_on = "test" if "test" in index.splits else "val"
         self.eval_batch_size, self.num_workers = config.eval_batch_size, config.num_workers
         self.gsd: float | None = getattr(config, "gsd", None)
-        trained_on = [path for path, _ in listing.splits["train"]]
+        trained_on = [path for path, _ in index.splits["train"]]
         self.read = ImageReader(config)
         self.normalization = Normalization(self.read, trained_on, config)
-        self._adopted = False
-        self._misfit: DataError | None = None  # of classes; features have none
+        self._has_loaded_state = False
+        self._class_mismatch: DataError | None = None  # of classes; features have none
         self._config: Any = config
-        self._record = dict(listing.notes)
-        self.notes = [*archive_notes(root), *listing.warnings, *self.read.notes_of(trained_on[0])]
+        self._record = dict(index.notes)
+        self.notes = [*archive_notes(root), *index.warnings, *self.read.band_order_notes(trained_on[0])]
         self._eval_pipeline = Pipeline("data.eval_pipeline", config.eval_pipeline)
-        self.prepares = bool(config.eval_pipeline)
+        self.has_eval_pipeline = bool(config.eval_pipeline)
         self.resized: dict[str, list[int]] = {}
         training = Pipeline("data.train_pipeline", config.train_pipeline)
         self._splits: dict[str, Any] = {}
-        for split, samples in listing.splits.items():
+        for split, samples in index.splits.items():
             is_train = split == "train"
             pipeline = training if is_train else self._eval_pipeline
             self._splits[split] = ImageDataset(samples, self.read, pipeline, config, self._masks, is_train)
@@ -108,25 +108,25 @@ class ImageData(Data):
             draw = self.train.draw = ModalityDraw(groups, config.modality_weights, config.seed)
             self._record["modality_shares"] = draw.shares
 
-    def masks_of(self, listing: Listing, config: Any) -> ColorMasks | IndexMasks | None:
+    def build_mask_reader(self, index: SampleIndex, config: Any) -> ColorMasks | IndexMasks | None:
         """Set ``classes`` and ``palette``.
 
         Returns:
             The reader of masks; None: samples have no masks.
         """
-        self.classes, self.palette = listing.classes, distinct_colors(len(listing.classes))
+        self.classes, self.palette = index.classes, distinct_colors(len(index.classes))
         return None
 
     # -- samples -------------------------------------------------------------------------------------------------------
 
-    def plain_parts(self) -> dict[str, ImageDataset]:
+    def eval_splits(self) -> dict[str, ImageDataset]:
         """All splits, also train, with ``data.eval_pipeline`` and without augmentation."""
         return {
             split: ImageDataset(data.samples, self.read, self._eval_pipeline, self._config, self._masks)
             for split, data in self._splits.items()
         }
 
-    def prepare(
+    def apply_eval_pipeline(
         self,
         pixels: np.ndarray,
         path: str | os.PathLike[str],
@@ -142,17 +142,17 @@ class ImageData(Data):
         Returns:
             (h, w, C), of the same dtype.
         """
-        return self._prepared(pixels, path, missing)[0]
+        return self._run_eval_pipeline(pixels, path, missing)[0]
 
-    def _prepared(self, pixels: np.ndarray, path: Any, missing: np.ndarray | None, scale: Any = None) -> Any:
+    def _run_eval_pipeline(self, pixels: np.ndarray, path: Any, missing: np.ndarray | None, scale: Any = None) -> Any:
         mask = None if missing is None else missing.astype(np.uint8) * np.uint8(NO_DATA)
         results = self._eval_pipeline(pixels, str(path), mask, scale)
-        return self.test.filled(results, str(path)), results
+        return self.test.fill_missing(results, str(path)), results
 
     def prepare_for_map(
         self, pixels: np.ndarray, path: str | os.PathLike[str], missing: np.ndarray | None = None
     ) -> np.ndarray:
-        """:meth:`prepare` for a class map; an image that is none of the data is resized like them.
+        """:meth:`apply_eval_pipeline` for a class map; an image that is none of the data is resized like them.
 
         A pipeline that makes 512 x 512 pixels of tiles of 1024 halves their ground resolution, and would divide that of
         a scene of 6000 by twelve. So the factors stay within those of the images of the data.
@@ -160,29 +160,29 @@ class ImageData(Data):
         Raises:
             DataError: the pipeline changes the size other than by one ``Resize``: its output cannot be mapped back.
         """
-        made: np.ndarray
-        made, results = self._prepared(pixels, path, missing)
-        size, seen = np.array(pixels.shape[:2]), np.array(made.shape[:2])
-        if is_resized(results) and self._is_foreign(path) and len(self._sizes):
+        prepared: np.ndarray
+        prepared, results = self._run_eval_pipeline(pixels, path, missing)
+        size, prepared_size = np.array(pixels.shape[:2]), np.array(prepared.shape[:2])
+        if is_resized(results) and self._is_outside_data(path) and len(self._sizes):
             factors = self._sizes[:, 1] / self._sizes[:, 0]
-            factor = (seen / size).clip(factors.min(axis=0), factors.max(axis=0))
-            wanted = np.rint(size * factor).astype(int).clip(min=1)
-            if (np.abs(wanted - seen) > _SAME_SCALE * seen).any():
-                made, results = self._prepared(pixels, path, missing, tuple(wanted[::-1].tolist()))
-                self.resized[str(path)] = [int(each) for each in made.shape[1::-1]]
-        if not is_resized(results) and made.shape != pixels.shape:
-            sizes = [f"{width} x {height}" for height, width in (pixels.shape[:2], made.shape[:2])]
+            factor = (prepared_size / size).clip(factors.min(axis=0), factors.max(axis=0))
+            target_size = np.rint(size * factor).astype(int).clip(min=1)
+            if (np.abs(target_size - prepared_size) > _SAME_SCALE * prepared_size).any():
+                prepared, results = self._run_eval_pipeline(pixels, path, missing, tuple(target_size[::-1].tolist()))
+                self.resized[str(path)] = [int(side) for side in prepared.shape[1::-1]]
+        if not is_resized(results) and prepared.shape != pixels.shape:
+            sizes = [f"{width} x {height}" for height, width in (pixels.shape[:2], prepared.shape[:2])]
             raise DataError(
                 f"{path}: data.eval_pipeline makes {sizes[1]} of {sizes[0]} pixels by more than one Resize, so "
                 "there is no map of the image; predict with another pipeline, such as data.eval_pipeline=[]"
             )
-        return made
+        return prepared
 
-    def largest_seen(self, path: str | os.PathLike[str]) -> int | None:
+    def longest_prepared_side(self, path: str | os.PathLike[str]) -> int | None:
         """The longest side, in pixels, that the model sees of images of the data; None: not known, or this is one."""
-        return int(self._sizes[:, 1].max()) if self._is_foreign(path) and len(self._sizes) else None
+        return int(self._sizes[:, 1].max()) if self._is_outside_data(path) and len(self._sizes) else None
 
-    def _is_foreign(self, path: str | os.PathLike[str]) -> bool:
+    def _is_outside_data(self, path: str | os.PathLike[str]) -> bool:
         return os.path.abspath(path) not in self._files  # noqa: PTH100
 
     @functools.cached_property
@@ -192,18 +192,18 @@ class ImageData(Data):
     @functools.cached_property
     def _sizes(self) -> np.ndarray:
         """(height, width) of some images of each split before and after ``data.eval_pipeline``, (N, 2, 2)."""
-        found = []
+        sizes = []
         for data in self._splits.values():
-            for path, _ in _spread(data.samples):
+            for path, _ in _evenly_spaced(data.samples):
                 size = image_size(path)
                 if size is not None:
-                    made = self._eval_pipeline(np.zeros((*size, self.read.channels), np.uint8), path)["img"]
-                    found.append((size, made.shape[:2]))
-        return np.array(found, float).reshape(-1, 2, 2)
+                    prepared = self._eval_pipeline(np.zeros((*size, self.read.channels), np.uint8), path)["img"]
+                    sizes.append((size, prepared.shape[:2]))
+        return np.array(sizes, float).reshape(-1, 2, 2)
 
-    def read_as_seen(self, path: str | os.PathLike[str]) -> np.ndarray:
+    def read_model_input(self, path: str | os.PathLike[str]) -> np.ndarray:
         """Read an image file as the model's input, without a pipeline: (H, W, C), 0..255."""
-        return self.read.modalities.mapped(self.read(path), path)
+        return self.read.modalities.map_statistics(self.read(path), path)
 
     # -- what models and weights need ----------------------------------------------------------------------------------
 
@@ -214,9 +214,9 @@ class ImageData(Data):
         notes = [f"validation images are taken to be {size} x {size}"]
         arguments = {"in_channels": channels}
         if cls.learns_classes:
-            known = len(keys.get("palette") or keys.get("classes") or ())
-            arguments.update(num_classes=known or _ASSUMED_CLASSES, ignore_index=cls.ignore_index)
-            notes += [f"the number of classes is not known; assumed: {_ASSUMED_CLASSES}"] * (not known)
+            num_classes = len(keys.get("palette") or keys.get("classes") or ())
+            arguments.update(num_classes=num_classes or _ASSUMED_CLASSES, ignore_index=cls.ignore_index)
+            notes += [f"the number of classes is not known; assumed: {_ASSUMED_CLASSES}"] * (not num_classes)
         image = torch.zeros(1, channels, size, size, dtype=torch.uint8)
         label = torch.zeros(1, size, size, dtype=torch.uint8) if cls.per_pixel else torch.zeros(1, dtype=torch.int64)
         train = {"image": image, "label": label, "index": torch.zeros(1, dtype=torch.int64)}
@@ -227,7 +227,7 @@ class ImageData(Data):
         """Arguments of the model: ``num_classes``, ``in_channels`` and ``ignore_index``; if known, ``band_names``,
         ``pixel_mean`` and ``pixel_std``.
         """
-        self.normalization.look()
+        self.normalization.inspect_bands()
         return {
             "num_classes": len(self.classes),
             "in_channels": self.read.channels,
@@ -235,15 +235,15 @@ class ImageData(Data):
             **self.normalization.model_arguments(),
         }
 
-    def on_model(self, model: Any) -> None:
+    def use_model_statistics(self, model: Any) -> None:
         """From now on, fill values without data with the model's mean, which its normalization makes 0; record both."""
         mean = getattr(model, "pixel_mean", None)
         if isinstance(mean, torch.Tensor) and mean.numel() == self.read.channels:
             self.read.fill = mean.detach().cpu().reshape(-1).numpy().astype("float32")
             std = model.pixel_std.detach().cpu().reshape(-1).numpy()
-            self.read.modalities.on_model(self.read.fill, std)
+            self.read.modalities.use_model_statistics(self.read.fill, std)
             values = {
-                key: [round(float(each), 3) for each in array]
+                key: [round(float(value), 3) for value in array]
                 for key, array in (("mean", self.read.fill), ("std", std))
             }
             self._record["normalization"] = {"images": getattr(model, "normalization", "own"), **values}
@@ -267,53 +267,53 @@ class ImageData(Data):
         Raises:
             DataError: the weights have other channels. :meth:`setup` refuses other classes if they matter.
         """
-        theirs = state.get("classes")
-        if self.learns_classes and theirs is not None and list(theirs) != list(self.classes):
-            self._misfit = DataError(
-                f"the weights know the {len(theirs)} classes {shortened(theirs)}, but the data have "
+        weight_classes = state.get("classes")
+        if self.learns_classes and weight_classes is not None and list(weight_classes) != list(self.classes):
+            self._class_mismatch = DataError(
+                f"the weights know the {len(weight_classes)} classes {shortened(weight_classes)}, but the data have "
                 f"{len(self.classes)}: {shortened(self.classes)}; use the data that the weights were trained on, or "
                 f"give the same classes in the same order ({self.classes_key})"
             )
         self.normalization.load_state(state)
-        self._adopted = True
+        self._has_loaded_state = True
 
     def setup(self, session: Any) -> None:
         """Measure mean and standard deviation of the training images if the keys ask for it. Every rank must call this.
 
         Rank 0 writes them to ``statistics.json``; a resumed training reads them from there. Before a training, rank 0
-        checks some files (:meth:`look_at_files`).
+        checks some files (:meth:`check_files`).
 
         Raises:
-            DataError: the weights have other classes; or see :meth:`look_at_files`.
+            DataError: the weights have other classes; or see :meth:`check_files`.
         """
 
-        def built(model: Any) -> None:
-            self.on_model(model)
+        def model_built(model: Any) -> None:
+            self.use_model_statistics(model)
             if session.weights is not None and "normalization" in self._record:
                 session.say(
                     "normalization: images={images}, mean {mean}, std {std}".format(**self._record["normalization"])
                 )
 
-        session.when_built(built)
+        session.when_built(model_built)
         pictures = functools.partial(self.pictures, session)
         session.extras = Extras(self.fingerprint, self.record, pictures, self.ranking(), self.draw_samples)
-        if not self._adopted:
-            self._settle_values(session)
-        elif self._misfit is not None and session.config.task.name != "features":
-            raise self._misfit
+        if not self._has_loaded_state:
+            self._fit_normalization(session)
+        elif self._class_mismatch is not None and session.config.task.name != "features":
+            raise self._class_mismatch
         if session.config.task.name == "train":
-            session.distributed.on_main(functools.partial(self.look_at_files, session.say))
+            session.distributed.on_main(functools.partial(self.check_files, session.say))
 
-    def _settle_values(self, session: Any) -> None:
-        self.normalization.look()
+    def _fit_normalization(self, session: Any) -> None:
+        self.normalization.inspect_bands()
         if self.normalization.is_measured:
             session.say("measuring the training images")
         earlier = session.folder.path if session.config.resume == "auto" else None
-        table = self.normalization.settle(session.distributed, earlier)
+        table = self.normalization.fit(session.distributed, earlier)
         if table is not None:
             session.when_started(functools.partial(write_json, session.folder.path / STATISTICS, table))
 
-    def look_at_files(self, say: Callable[[str], None]) -> None:
+    def check_files(self, say: Callable[[str], None]) -> None:
         """Warn of files that are not read, of held-out images that are also in the training split, and of classes
         without labels.
 
@@ -327,7 +327,7 @@ class ImageData(Data):
         if unread is not None:
             say(unread)
         splits = {split: [path for path, _ in data.samples] for split, data in self._splits.items()}
-        copies = _copies(splits.pop("train"), [path for paths in splits.values() for path in paths])
+        copies = _duplicates(splits.pop("train"), [path for paths in splits.values() for path in paths])
         if copies:
             self._record["files_in_two_parts"] = len(copies)
             say(
@@ -335,17 +335,17 @@ class ImageData(Data):
                 "include images of the training; remove them from one"
             )
         for split, data in self._splits.items() if self.learns_classes else ():
-            found, looked_at = self.labels_in(data.samples)
-            lacking = [name for number, name in enumerate(self.classes) if number not in found]
-            whole, where = looked_at == len(data), f"{looked_at} of {len(data)} {split} labels"
-            if whole and len(lacking) == len(self.classes):
-                raise DataError(f"no class is in {where}{self.hint}")
+            present, num_read = self.classes_present(data.samples)
+            absent = [name for number, name in enumerate(self.classes) if number not in present]
+            is_complete, scope = num_read == len(data), f"{num_read} of {len(data)} {split} labels"
+            if is_complete and len(absent) == len(self.classes):
+                raise DataError(f"no class is in {scope}{self.hint}")
             # If only a sample of the masks was read, a few lacking classes may be chance.
-            if looked_at and lacking and (whole or len(lacking) >= len(self.classes) - 1):
-                say(f"warning: {', '.join(lacking)}: in none of {where}{self.hint}")
-                self._record.setdefault("classes_without_labels", {})[split] = lacking
+            if num_read and absent and (is_complete or len(absent) >= len(self.classes) - 1):
+                say(f"warning: {', '.join(absent)}: in none of {scope}{self.hint}")
+                self._record.setdefault("classes_without_labels", {})[split] = absent
 
-    def labels_in(self, samples: Sequence[tuple[str, Any]]) -> tuple[set[int], int]:
+    def classes_present(self, samples: Sequence[tuple[str, Any]]) -> tuple[set[int], int]:
         """The class numbers that occur in some samples, and the number of samples whose labels were read."""
         return {label for _, label in samples}, len(samples)
 
@@ -362,15 +362,15 @@ class ImageData(Data):
         return None
 
     def pictures(self, session: Any, model: Any, evaluator: Any = None) -> dict[str, Any]:
-        """Plots of validation images after a training, by file name (:func:`exp.vision.figures.draw_images`)."""
-        from exp.vision.figures import draw_images  # slow to load, and only one rank draws
+        """Plots of validation images after a training, by file name (:func:`exp.vision.plots.draw_images`)."""
+        from exp.vision.plots import draw_images  # slow to load, and only one rank draws
 
-        counted = next((each for each in evaluator.metrics if hasattr(each, "confusion")), None) if evaluator else None
-        return draw_images(session, self, model, counted)
+        metrics = [metric for metric in (evaluator.metrics if evaluator else ()) if hasattr(metric, "confusion")]
+        return draw_images(session, self, model, metrics[0] if metrics else None)
 
     def draw_samples(self, worst: Sequence[Any], best: Sequence[Any]) -> dict[str, Any]:
-        """Plots of test images with truth and prediction (:func:`exp.vision.figures.draw_samples`)."""
-        from exp.vision.figures import draw_samples
+        """Plots of test images with truth and prediction (:func:`exp.vision.plots.draw_samples`)."""
+        from exp.vision.plots import draw_samples
 
         return draw_samples(self, worst, best)
 
@@ -380,19 +380,19 @@ class ImageData(Data):
 
     def record(self, gather: Callable[[Any], list[Any]]) -> dict[str, Any]:
         """Entries for ``result.json``. Every rank must call this, with ``gather`` of its ``Distributed``."""
-        found: dict[str, Any] = {split: len(data) for split, data in self._splits.items()}
-        found.update(tested_on=self.tested_on, **self.normalization.record(), **self._record)
+        record: dict[str, Any] = {split: len(data) for split, data in self._splits.items()}
+        record.update(tested_on=self.tested_on, **self.normalization.record(), **self._record)
         # By sample: several ranks may have skipped the same one in different epochs.
-        mine = [(split, int(number)) for split, data in self._splits.items() for number in data.skipped.nonzero()]
-        ranks = gather((mine, self.resized))
-        lost = sorted({each for part, _ in ranks for each in part})
-        if lost:
-            files = [self._splits[split].samples[number][0] for split, number in lost[:NAMED_FILES]]
-            found["skipped"] = {"count": len(lost), "files": files}
-        resized = {path: size for _, part in ranks for path, size in part.items()}
+        skipped = [(split, int(number)) for split, data in self._splits.items() for number in data.skipped.nonzero()]
+        ranks = gather((skipped, self.resized))
+        all_skipped = sorted({sample for samples, _ in ranks for sample in samples})
+        if all_skipped:
+            files = [self._splits[split].samples[number][0] for split, number in all_skipped[:NAMED_FILES]]
+            record["skipped"] = {"count": len(all_skipped), "files": files}
+        resized = {path: size for _, sizes in ranks for path, size in sizes.items()}
         if resized:
-            found["resized"] = {"count": len(resized), "files": dict(sorted(resized.items())[:NAMED_FILES])}
-        return found
+            record["resized"] = {"count": len(resized), "files": dict(sorted(resized.items())[:NAMED_FILES])}
+        return record
 
 
 class SceneData(ImageData):
@@ -421,9 +421,9 @@ class DistillationData(ImageData):
         """``in_channels`` alone, without classes."""
         return {"in_channels": self.read.channels}
 
-    def metrics(self, detailed: bool = False) -> list[FeatureAgreement]:
+    def metrics(self, detailed: bool = False) -> list[FeatureSimilarity]:
         """New metrics: the cosine of student and teacher, of CLS tokens and of patches."""
-        return [FeatureAgreement("cls"), FeatureAgreement("patches")]
+        return [FeatureSimilarity("cls"), FeatureSimilarity("patches")]
 
     def pictures(self, session: Any, model: Any, evaluator: Any = None) -> dict[str, Any]:
         """No plots; ``task=features`` draws features."""
@@ -446,64 +446,64 @@ class SegmentationData(ImageData):
     classes_key = "data.palette or data.classes"
     keys = SegmentationDataConfig
 
-    def masks_of(self, listing: Listing, config: Any) -> ColorMasks | IndexMasks:
-        """See :meth:`ImageData.masks_of`; masks have colors if ``data.palette`` is set, unless the layout decides."""
-        self.classes = listing.classes or list(config.palette or config.classes or ())
+    def build_mask_reader(self, index: SampleIndex, config: Any) -> ColorMasks | IndexMasks:
+        """See :class:`ImageData`; masks have colors if ``data.palette`` is set, unless the layout decides."""
+        self.classes = index.classes or list(config.palette or config.classes or ())
         self.palette = distinct_colors(len(self.classes))
         if config.palette:
             self.palette = [tuple(bytes.fromhex(color)) for color in config.palette.values()]
-        if listing.ignored is not None:
-            masks: ColorMasks | IndexMasks = IndexMasks(len(self.classes), listing.label_map, listing.ignored)
+        if index.ignored is not None:
+            masks: ColorMasks | IndexMasks = IndexMasks(len(self.classes), index.label_map, index.ignored)
         elif config.palette:
             masks = ColorMasks(list(config.palette.values()), config.ignore_colors)
         else:
             masks = IndexMasks(len(self.classes), config.label_map, config.ignore_values)
-        self.hint = f"; {masks.left_out}"
+        self.hint = f"; {masks.ignored_note}"
         if isinstance(masks, IndexMasks):
-            some = [path for samples in listing.splits.values() for _, path in _spread(samples)]
-            for value, path in masks.declared(some).items():
-                counts = "does not count; if it is a class, set data.label_map={value in the file: class number}"
-                counts = "is a class in data.label_map, and counts" if value in masks.mapped else counts
-                listing.warnings.append(f"note: masks such as {path} declare {value:g} as no data: it {counts}")
-                listing.notes.setdefault("mask_nodata", []).append(value)
+            paths = [path for samples in index.splits.values() for _, path in _evenly_spaced(samples)]
+            for value, path in masks.nodata_values(paths).items():
+                effect = "does not count; if it is a class, set data.label_map={value in the file: class number}"
+                effect = "is a class in data.label_map, and counts" if value in masks.mapped_values else effect
+                index.warnings.append(f"note: masks such as {path} declare {value:g} as no data: it {effect}")
+                index.notes.setdefault("mask_nodata", []).append(value)
         return masks
 
-    def labels_in(self, samples: Sequence[tuple[str, str]]) -> tuple[set[int], int]:
-        """See :meth:`ImageData.labels_in`; reads at most 16 masks, evenly spaced, and records their unknown pixels."""
-        found: set[int] = set()
-        looked_at, masks = 0, self.train.masks
-        for _, path in _spread(samples):
+    def classes_present(self, samples: Sequence[tuple[str, str]]) -> tuple[set[int], int]:
+        """See :class:`ImageData`; reads at most 16 masks, evenly spaced, and records their unknown pixels."""
+        labels: set[int] = set()
+        num_read, masks = 0, self.train.masks
+        for _, path in _evenly_spaced(samples):
             with contextlib.suppress(DataError):  # reported when the mask is loaded
-                found.update(np.unique(masks.read(path)).tolist())
-                looked_at += 1
+                labels.update(np.unique(masks.read(path)).tolist())
+                num_read += 1
         if getattr(masks, "unknown", 0):
             self._record["unknown_pixels"] = masks.unknown
-        return found, looked_at
+        return labels, num_read
 
     def metrics(self, detailed: bool = False) -> SegmentationMetrics:
         """New metrics of segmentation."""
         return SegmentationMetrics(self.classes)
 
-    def ranking(self) -> PixelsRight:
+    def ranking(self) -> PixelAccuracy:
         """The share of an image's pixels that are predicted right."""
-        return PixelsRight(len(self.classes))
+        return PixelAccuracy(len(self.classes))
 
 
-def _spread(samples: Sequence[Any]) -> Sequence[Any]:
+def _evenly_spaced(samples: Sequence[Any]) -> Sequence[Any]:
     """At most 16 of some samples, evenly spaced."""
     return samples[:: -(-len(samples) // _MASKS) or 1]
 
 
-def _copies(trained: Sequence[str], held: Sequence[str]) -> list[str]:
+def _duplicates(training: Sequence[str], held_out: Sequence[str]) -> list[str]:
     """Held-out images whose content is also in the training split; empty for more than 4096 files."""
-    if len(trained) + len(held) > _MOST_FILES:
+    if len(training) + len(held_out) > _MOST_FILES:
         return []
     with contextlib.suppress(OSError):  # reported when the file is loaded
-        sizes = {path: os.stat(path).st_size for path in (*trained, *held)}  # noqa: PTH116
-        alike = {sizes[path] for path in trained} & {sizes[path] for path in held}
-        held, trained = ([path for path in paths if sizes[path] in alike] for paths in (held, trained))
-        known = {_content(path) for path in trained}
-        return sorted({path for path in held if _content(path) in known}.difference(trained))
+        sizes = {path: os.stat(path).st_size for path in (*training, *held_out)}  # noqa: PTH116
+        shared_sizes = {sizes[path] for path in training} & {sizes[path] for path in held_out}
+        held_out, training = ([path for path in paths if sizes[path] in shared_sizes] for paths in (held_out, training))
+        training_digests = {_content(path) for path in training}
+        return sorted({path for path in held_out if _content(path) in training_digests}.difference(training))
     return []
 
 

@@ -12,9 +12,9 @@ from torch.utils.data import Dataset
 
 from exp.data.sampler import preserved_generators, seed_sample
 from exp.errors import ConfigError, DataError
-from exp.vision.data.labels import IGNORED, NO_DATA, ColorMasks, IndexMasks
+from exp.vision.data.bands import ImageReader
+from exp.vision.data.masks import IGNORED, NO_DATA, ColorMasks, IndexMasks
 from exp.vision.data.transforms import Pipeline, is_resized
-from exp.vision.data.values import ImageReader
 
 if TYPE_CHECKING:
     from exp.vision.keys import ImageDataConfig
@@ -96,12 +96,12 @@ class ImageDataset(Dataset):
         # Python numbers: scalars of torch would slow down every use.
         pairs = keys.tolist() if keys.dim() == 2 else [(number, 0) for number in keys.tolist()]
         with preserved_generators():
-            items = []
+            samples = []
             for number, epoch in pairs:
                 if self.needs_epoch:
                     seed_sample(self.config.seed, epoch, number)
-                items.append(self._item(number if self.draw is None else self.draw(number, epoch)))
-        batch = self.collate(items)
+                samples.append(self._item(number if self.draw is None else self.draw(number, epoch)))
+        batch = self.collate(samples)
         batch["index"] = torch.tensor([number for number, _ in pairs], dtype=torch.int64)
         return batch
 
@@ -135,13 +135,13 @@ class ImageDataset(Dataset):
             DataError: a file cannot be used; the message names it.
         """
         path, label = self.samples[number]
-        image, missing = self.read.with_missing(path)
+        image, missing = self.read.read_with_missing(path)
         if self.masks is None:
             return image, None if missing is None else missing.astype(np.uint8) * np.uint8(NO_DATA)
         labels = self.masks.read(label)
         if labels.shape != image.shape[:2]:
-            here, there = (f"{shape[1]}x{shape[0]}" for shape in (labels.shape, image.shape))
-            raise DataError(f"{label} is {here} pixels, but its image {path} is {there}; make the mask anew")
+            label_size, image_size = (f"{shape[1]}x{shape[0]}" for shape in (labels.shape, image.shape))
+            raise DataError(f"{label} is {label_size} pixels, but its image {path} is {image_size}; make the mask anew")
         return image, labels if missing is None else np.where(missing, np.uint8(NO_DATA), labels)
 
     def transform(self, number: int, loaded: Loaded) -> tuple[np.ndarray, Any]:
@@ -149,38 +149,38 @@ class ImageDataset(Dataset):
         path, label = self.samples[number]
         results = self.pipeline(loaded[0], path, loaded[1])
         if self.masks is not None:
-            known: Any = loaded[1] if not self.needs_epoch and is_resized(results) else results["gt_seg_map"]
-            label = np.where(known == NO_DATA, np.uint8(IGNORED), known)
-        return self.filled(results, path), label
+            labels: Any = loaded[1] if not self.needs_epoch and is_resized(results) else results["gt_seg_map"]
+            label = np.where(labels == NO_DATA, np.uint8(IGNORED), labels)
+        return self.fill_missing(results, path), label
 
-    def collate(self, items: Sequence[tuple[np.ndarray, Any] | None]) -> dict[str, Any]:
+    def collate(self, samples: Sequence[tuple[np.ndarray, Any] | None]) -> dict[str, Any]:
         """Stack samples to a batch; None becomes an image of zeros with an ignored label.
 
         Raises:
             ConfigError: images have different sizes, and they are not padded.
         """
-        images = [None if item is None else item[0].transpose(2, 0, 1) for item in items]
-        image = _stacked(images, self.blank)
-        sizes = {each.shape[1:] for each in images if each is not None}
+        images = [None if sample is None else sample[0].transpose(2, 0, 1) for sample in samples]
+        image = _stack_padded(images, self.blank)
+        sizes = {array.shape[1:] for array in images if array is not None}
         if len(sizes) > 1 and (self.needs_epoch or self.masks is None):
-            shown = ", ".join(f"{height}x{width}" for height, width in sorted(sizes)[:4])
+            shapes = ", ".join(f"{height}x{width}" for height, width in sorted(sizes)[:4])
             raise ConfigError(
-                f"{self.pipeline.key} gives images of different sizes ({shown}), which make no batch; end it with a "
+                f"{self.pipeline.key} gives images of different sizes ({shapes}), which make no batch; end it with a "
                 "RandomCrop or CenterCrop and a PadTo, or with Resize(keep_ratio=false)"
             )
-        labels = [None if item is None else item[1] for item in items]
+        labels = [None if sample is None else sample[1] for sample in samples]
         if self.masks is None:
-            known = [NO_LABEL if label is None else label for label in labels]
-            return {"image": image, "label": torch.tensor(known, dtype=torch.int64)}
-        batch: dict[str, Any] = {"image": image, "label": _stacked(labels, tuple(image.shape[-2:]), IGNORED)}
+            numbers = [NO_LABEL if label is None else label for label in labels]
+            return {"image": image, "label": torch.tensor(numbers, dtype=torch.int64)}
+        batch: dict[str, Any] = {"image": image, "label": _stack_padded(labels, tuple(image.shape[-2:]), IGNORED)}
         if not self.needs_epoch:
-            for key, whole, arrays in (("sizes", image, images), ("label_sizes", batch["label"], labels)):
-                batch[key] = [tuple((whole if each is None else each).shape[-2:]) for each in arrays]
+            for key, stacked, arrays in (("sizes", image, images), ("label_sizes", batch["label"], labels)):
+                batch[key] = [tuple((stacked if array is None else array).shape[-2:]) for array in arrays]
             if batch["label_sizes"] == batch["sizes"]:
                 del batch["label_sizes"]
         return batch
 
-    def filled(self, results: Mapping[str, Any], path: str) -> np.ndarray:
+    def fill_missing(self, results: Mapping[str, Any], path: str) -> np.ndarray:
         """The image of a pipeline's results, filled again where the mask is :data:`NO_DATA`.
 
         Interpolation has mixed the filled values with their neighbors, and distortions have changed them.
@@ -190,13 +190,13 @@ class ImageDataset(Dataset):
             path: of the image, which determines its modality.
         """
         image: np.ndarray = results["img"]
-        mask, fill = results.get("gt_seg_map"), self.read.modalities.fill_for(path, self.read.fill)
+        mask, fill = results.get("gt_seg_map"), self.read.modalities.fill_value_for(path, self.read.fill)
         if mask is not None and fill is not None:
             missing = mask == NO_DATA
             if missing.any():
                 image = image.copy()
                 image[missing] = np.rint(fill) if image.dtype == np.uint8 else fill
-        return self.read.modalities.mapped(image, path)
+        return self.read.modalities.map_statistics(image, path)
 
 
 class ModalityDraw:
@@ -216,43 +216,43 @@ class ModalityDraw:
 
     def __init__(self, groups: Sequence[str], weights: Mapping[str, float], seed: int) -> None:
         names = sorted(set(groups))
-        lacking = [name for name in names if not weights.get(name)]
-        if lacking:
+        missing = [name for name in names if not weights.get(name)]
+        if missing:
             raise DataError(
-                f"data.modality_weights has no share for {', '.join(lacking)}, of which there are training images; "
+                f"data.modality_weights has no share for {', '.join(missing)}, of which there are training images; "
                 "give it one, or leave it out with data.modality or data.datasets"
             )
-        places = np.asarray(groups)
-        self._members = [np.flatnonzero(places == name) for name in names]
+        modalities = np.asarray(groups)
+        self._members = [np.flatnonzero(modalities == name) for name in names]
         total = sum(weights[name] for name in names)
         ends = np.rint(np.cumsum([weights[name] for name in names]) / total * len(groups)).astype(int)
         self._ends = ends.tolist()
         self._seed = seed
         self.shares = {name: weights[name] / total for name in names}
 
-    def __call__(self, place: int, epoch: int) -> int:
+    def __call__(self, position: int, epoch: int) -> int:
         """The number of the sample at a position of an epoch."""
-        group = int(np.searchsorted(self._ends, place, side="right"))
+        group = int(np.searchsorted(self._ends, position, side="right"))
         begin = self._ends[group - 1] if group else 0
         members = self._members[group]
-        turn, rank = divmod(epoch * (self._ends[group] - begin) + place - begin, len(members))
-        return int(members[_order(self._seed, group, turn, len(members))[rank]])
+        cycle, offset = divmod(epoch * (self._ends[group] - begin) + position - begin, len(members))
+        return int(members[_order(self._seed, group, cycle, len(members))[offset]])
 
 
 @functools.lru_cache(maxsize=16)
-def _order(seed: int, group: int, turn: int, count: int) -> np.ndarray:
-    return np.random.default_rng((seed, group, turn)).permutation(count)
+def _order(seed: int, group: int, cycle: int, count: int) -> np.ndarray:
+    return np.random.default_rng((seed, group, cycle)).permutation(count)
 
 
-def _stacked(arrays: Sequence[np.ndarray | None], blank: tuple[int, ...], fill: int = 0) -> torch.Tensor:
+def _stack_padded(arrays: Sequence[np.ndarray | None], blank: tuple[int, ...], fill: int = 0) -> torch.Tensor:
     """Stack arrays (..., H, W) of different sizes, with ``fill`` at the right and at the bottom; None: all is ``fill``.
 
     The result is uint8 if all are, else float32, and contiguous; of the shape ``blank`` each if all are None.
     """
-    there = [each for each in arrays if each is not None]
-    shape = np.max([each.shape for each in there] or [blank], axis=0)
-    batch = np.full((len(arrays), *shape), fill, np.result_type(np.uint8, *there))
-    for row, each in zip(batch, arrays):
-        if each is not None:
-            row[tuple(map(slice, each.shape))] = each
+    present = [array for array in arrays if array is not None]
+    shape = np.max([array.shape for array in present] or [blank], axis=0)
+    batch = np.full((len(arrays), *shape), fill, np.result_type(np.uint8, *present))
+    for row, array in zip(batch, arrays):
+        if array is not None:
+            row[tuple(map(slice, array.shape))] = array
     return torch.from_numpy(batch)

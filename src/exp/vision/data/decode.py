@@ -1,4 +1,4 @@
-"""Decode image files of any format to arrays; :mod:`exp.vision.data.values` converts their values for the model.
+"""Decode image files of any format to arrays; :mod:`exp.vision.data.bands` converts their values for the model.
 
 Channels are in the order of the file, RGB for colors; EXIF orientation is not applied.
 """
@@ -18,10 +18,10 @@ from PIL import Image, ImageSequence
 
 from exp.errors import DataError
 
-__all__ = ["Raw", "by_rasterio", "has_rasterio", "image_size", "opened", "read_raw"]
+__all__ = ["RawImage", "has_rasterio", "image_size", "open_raster", "read_raw", "uses_rasterio"]
 
 COLORS = ("red", "green", "blue", "alpha")
-_CHANNELS = {1: ("gray",), 2: ("gray", "alpha"), 3: COLORS[:3], 4: COLORS}  # of files that are no TIFF
+_CHANNEL_NAMES = {1: ("gray",), 2: ("gray", "alpha"), 3: COLORS[:3], 4: COLORS}  # of files that are no TIFF
 _BY_RASTERIO = (".tif", ".tiff", ".jp2")
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0")
 _SUBFILE, _COPY_OR_MASK = 254, 1 | 4  # TIFF tag NewSubfileType, and its bits for a smaller copy and a transparency mask
@@ -35,7 +35,7 @@ cv2.setNumThreads(0)
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
 
 
-class Raw(NamedTuple):
+class RawImage(NamedTuple):
     """The decoded content of a file.
 
     Attributes:
@@ -53,25 +53,25 @@ class Raw(NamedTuple):
     masked: np.ndarray | None = None
 
 
-def read_raw(path: str | os.PathLike[str]) -> Raw:
+def read_raw(path: str | os.PathLike[str]) -> RawImage:
     """Decode a file.
 
     Raises:
         DataError: the file is missing, corrupt or truncated, has several pages, or complex values.
     """
-    with naming(path):
-        if by_rasterio(path):
+    with name_errors(path):
+        if uses_rasterio(path):
             return _read_raster(path)
-        pixels = decoded(path)
+        pixels = decode_opencv(path)
         count = 1 if pixels.ndim == 2 else pixels.shape[2]
         if count == 1:
-            return Raw(pixels.reshape(*pixels.shape[:2], 1), names=_CHANNELS[1])
+            return RawImage(pixels.reshape(*pixels.shape[:2], 1), names=_CHANNEL_NAMES[1])
         order = cv2.COLOR_BGR2RGB if count == 3 else cv2.COLOR_BGRA2RGBA
         # The fourth channel of PNG and WebP is always transparency.
-        return Raw(cv2.cvtColor(pixels, order), alpha=count == 4, names=_CHANNELS[count])
+        return RawImage(cv2.cvtColor(pixels, order), alpha=count == 4, names=_CHANNEL_NAMES[count])
 
 
-def decoded(path: str | os.PathLike[str]) -> np.ndarray:
+def decode_opencv(path: str | os.PathLike[str]) -> np.ndarray:
     """Decode a file with OpenCV: its pixels, (H, W) or (H, W, C), colors as BGR.
 
     Raises:
@@ -79,8 +79,9 @@ def decoded(path: str | os.PathLike[str]) -> np.ndarray:
     """
     pixels = cv2.imdecode(np.frombuffer(read_bytes(path), np.uint8), cv2.IMREAD_UNCHANGED)
     if pixels is None:
-        more = "TIFFs and JPEG 2000 files of more than three channels need rasterio"
-        hint = f"; {more} (pip install 'exp-accelerators[geo]')" if str(path).lower().endswith(_BY_RASTERIO) else ""
+        hint = ""
+        if str(path).lower().endswith(_BY_RASTERIO):
+            hint = "; files of more than three channels need rasterio (pip install 'exp-accelerators[geo]')"
         raise DataError(f"{path} cannot be decoded: it is corrupt, or no image; copy it anew{hint}")
     return pixels
 
@@ -108,7 +109,7 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
         try:
             with Image.open(path) as file:
                 frames: Any = ImageSequence.Iterator(file)
-                pages = sum(not each.tag_v2.get(_SUBFILE, 0) & _COPY_OR_MASK for each in frames)
+                pages = sum(not frame.tag_v2.get(_SUBFILE, 0) & _COPY_OR_MASK for frame in frames)
         except (OSError, ValueError, SyntaxError, TypeError):
             return content  # the decoder will report the error
         _refuse_pages(path, pages)
@@ -125,7 +126,7 @@ def _refuse_pages(path: str | os.PathLike[str], pages: int) -> None:
 
 
 @contextmanager
-def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+def name_errors(path: str | os.PathLike[str]) -> Iterator[None]:
     """Turn any exception of a decoder into a :class:`DataError` that names the file."""
     try:
         yield
@@ -137,8 +138,8 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
 
 def image_size(path: str | os.PathLike[str]) -> tuple[int, int] | None:
     """(height, width) from the header of a file, without decoding it; None: the header is not readable."""
-    if by_rasterio(path):
-        with opened(path) as file:
+    if uses_rasterio(path):
+        with open_raster(path) as file:
             return file.height, file.width
     try:
         with Image.open(path) as picture:
@@ -155,13 +156,13 @@ def has_rasterio() -> bool:
     return importlib.util.find_spec("rasterio") is not None
 
 
-def by_rasterio(path: str | os.PathLike[str]) -> bool:
+def uses_rasterio(path: str | os.PathLike[str]) -> bool:
     """Whether rasterio reads a file: it is installed, and the file is a TIFF or JPEG 2000."""
     return str(path).lower().endswith(_BY_RASTERIO) and has_rasterio()
 
 
 @contextmanager
-def opened(path: str | os.PathLike[str]) -> Iterator[Any]:
+def open_raster(path: str | os.PathLike[str]) -> Iterator[Any]:
     """A dataset of ``rasterio.open``.
 
     Raises:
@@ -171,7 +172,7 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Any]:
 
     with rasterio.Env(GDAL_CACHEMAX=_CACHE_BYTES), warnings.catch_warnings():
         warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)  # TIFFs without georeference are fine
-        with naming(path):
+        with name_errors(path):
             dataset = rasterio.open(Path(path))
         with dataset:
             _refuse_pages(path, len(dataset.subdatasets))
@@ -183,31 +184,31 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Any]:
             yield dataset
 
 
-def _read_raster(path: str | os.PathLike[str]) -> Raw:
+def _read_raster(path: str | os.PathLike[str]) -> RawImage:
     """Read a file with rasterio; color numbers of a palette become colors."""
-    with opened(path) as file:
+    with open_raster(path) as file:
         bands = file.read()
         if file.colorinterp[0].name == "palette":
             colors = np.zeros((np.iinfo(bands.dtype).max + 1, 3), np.uint8)
             for number, color in file.colormap(1).items():
                 colors[number] = color[:3]
-            return Raw(colors[bands[0]], names=_CHANNELS[3])
-        alpha, names = reading(file)
-        return Raw(np.moveaxis(bands, 0, -1), alpha, file.nodata, names, mask_of(file))
+            return RawImage(colors[bands[0]], names=_CHANNEL_NAMES[3])
+        alpha, names = read_band_info(file)
+        return RawImage(np.moveaxis(bands, 0, -1), alpha, file.nodata, names, read_dataset_mask(file))
 
 
-def reading(file: Any) -> tuple[bool, tuple[str, ...]]:
+def read_band_info(file: Any) -> tuple[bool, tuple[str, ...]]:
     """Whether an open dataset marks its last band as transparency, and the names of its bands.
 
     Names are the bands' descriptions, else their color interpretations; empty: there are neither.
     """
-    interpreted = [each.name for each in file.colorinterp]
-    names = [each or "" for each in file.descriptions]
-    names = names if any(names) else [each if each in COLORS else "" for each in interpreted]
-    return file.count > 1 and interpreted[-1] == "alpha", tuple(names) if any(names) else ()
+    interpretations = [color.name for color in file.colorinterp]
+    names = [description or "" for description in file.descriptions]
+    names = names if any(names) else [name if name in COLORS else "" for name in interpretations]
+    return file.count > 1 and interpretations[-1] == "alpha", tuple(names) if any(names) else ()
 
 
-def mask_of(file: Any, window: Any = None) -> np.ndarray | None:
+def read_dataset_mask(file: Any, window: Any = None) -> np.ndarray | None:
     """True where a mask in an open dataset marks missing data, bool (H, W); None: there is no such mask.
 
     Transparency and a no-data value do not count as masks here.

@@ -18,7 +18,8 @@ from exp.config.resolve import resolve
 from exp.data.places import content_of, sample_folder, shortened
 from exp.errors import DataError
 
-__all__ = ["ClassFolders", "ImageFolders", "Layout", "Listing", "LoveDA", "MaskFolders", "deal", "image_files"]
+__all__ = ["ClassFolders", "ImageFolders", "Layout", "LoveDA", "MaskFolders", "SampleIndex", "image_files",
+           "split_by_hash"]  # fmt: skip
 
 SPLITS = ("train", "val", "test")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".jp2", ".bmp", ".webp")
@@ -37,7 +38,7 @@ Splits = Dict[str, List[Sample]]
 
 
 @dataclass
-class Listing:
+class SampleIndex:
     """Samples of a data set.
 
     Attributes:
@@ -61,13 +62,13 @@ class Layout(abc.ABC):
     """Finds the files of a data set.
 
     Attributes:
-        knows_classes: whether :meth:`find` returns classes; else masks need ``data.palette`` or ``data.classes``.
+        defines_classes: whether :meth:`find` returns classes; else masks need ``data.palette`` or ``data.classes``.
 
     Args:
         config: the keys of ``data``; keys of a custom layout are in ``config.layout``.
     """
 
-    knows_classes = True
+    defines_classes = True
 
     def __init__(self, config: Any) -> None:
         self.config = config
@@ -80,7 +81,7 @@ class Layout(abc.ABC):
         """
 
     @abc.abstractmethod
-    def find(self, root: Path) -> Listing:
+    def find(self, root: Path) -> SampleIndex:
         """All samples below ``root``.
 
         Raises:
@@ -88,7 +89,7 @@ class Layout(abc.ABC):
         """
 
 
-def layout_of(config: Any) -> Layout:
+def build_layout(config: Any) -> Layout:
     """The layout that the keys of ``data`` name."""
     layout: Layout = resolve("data.layout._target_", str(config.layout["_target_"]), Layout)(config)
     return layout
@@ -104,26 +105,28 @@ class ClassFolders(Layout):
 
     def check(self, root: Path) -> None:
         """See :meth:`Layout.check`."""
-        place = next(iter(split_folders(root).values()))
-        folders = folders_in(place)
-        if not any(map(image_files, folders if self.labeled else [place, *folders])):
+        folder = next(iter(split_folders(root).values()))
+        folders = subfolders(folder)
+        if not any(map(image_files, folders if self.labeled else [folder, *folders])):
             expected = "<data.root>/<class>/*.jpg, or <data.root>/{train,val,test}/<class>/*.jpg"
-            raise refusal(f"data.root={root} has no folders of images by class", expected, root)
+            raise layout_error(f"data.root={root} has no folders of images by class", expected, root)
 
-    def find(self, root: Path) -> Listing:
+    def find(self, root: Path) -> SampleIndex:
         """See :meth:`Layout.find`."""
-        found = {split: by_folder(place) for split, place in split_folders(root).items()}
-        for split, place in () if self.labeled else split_folders(root).items():
-            found[split] += [(path, _LOOSE) for path in image_files(place)]
-        filled = sorted({name for members in found.values() for _, name in members})
-        listing = Listing(list((self.labeled and self.config.classes) or filled), {})
-        listing.splits = complete(numbered(found, listing.classes), self.config.split_ratio, root, by_class=True)
-        alike = [name for name in filled if [each.casefold() for each in filled].count(name.casefold()) > 1]
-        if self.labeled and alike:
-            listing.warnings.append(f"warning: classes {' and '.join(alike)} differ in case alone; join their folders")
-        if self.labeled and len(listing.classes) == 1:
-            listing.warnings.append(f"warning: {filled[0]} is the only class of {root}: every figure is perfect")
-        return listing
+        splits = {split: images_by_folder(folder) for split, folder in split_folders(root).items()}
+        for split, folder in () if self.labeled else split_folders(root).items():
+            splits[split] += [(path, _LOOSE) for path in image_files(folder)]
+        class_names = sorted({name for members in splits.values() for _, name in members})
+        index = SampleIndex(list((self.labeled and self.config.classes) or class_names), {})
+        encoded = encode_labels(splits, index.classes)
+        index.splits = add_missing_splits(encoded, self.config.split_ratio, root, by_class=True)
+        folded = [name.casefold() for name in class_names]
+        variants = [name for name, key in zip(class_names, folded) if folded.count(key) > 1]
+        if self.labeled and variants:
+            index.warnings.append(f"warning: classes {' and '.join(variants)} differ in case alone; join their folders")
+        if self.labeled and len(index.classes) == 1:
+            index.warnings.append(f"warning: {class_names[0]} is the only class of {root}: every figure is perfect")
+        return index
 
 
 class ImageFolders(ClassFolders):
@@ -139,43 +142,44 @@ class MaskFolders(Layout):
     each split, patterns of image paths below ``root``; ``data.on_error=skip`` leaves out files without a partner.
     """
 
-    knows_classes = False
+    defines_classes = False
 
     def check(self, root: Path) -> None:
         """See :meth:`Layout.check`."""
         images, masks = self.config.images, self.config.masks
-        if not folders_named(root, images):
+        if not find_folders(root, images):
             expected = f"<data.root>/{images}/x.jpg beside <data.root>/{masks}/x.png, or both in folders below"
             what = f"data.root={root} has no folder {images}; set data.images and data.masks to their names"
-            raise refusal(what, expected, root)
+            raise layout_error(what, expected, root)
 
-    def find(self, root: Path) -> Listing:
+    def find(self, root: Path) -> SampleIndex:
         """See :meth:`Layout.find`."""
-        folders = [(each, each.parent / self.config.masks) for each in folders_named(root, self.config.images)]
-        pairs, lone = paired(folders, self.config.on_error == "skip")
-        listing = Listing([], {})
-        if lone:
-            listing.notes["without_partner"] = len(lone)
-            listing.warnings.append(f"warning: {len(lone)} files have no partner and are left out, such as: {lone[0]}")
+        folders = [(folder, folder.parent / self.config.masks) for folder in find_folders(root, self.config.images)]
+        pairs, unpaired = pair_masks(folders, self.config.on_error == "skip")
+        index = SampleIndex([], {})
+        if unpaired:
+            index.notes["without_partner"] = len(unpaired)
+            skipped = f"{len(unpaired)} files have no partner and are left out, such as: {unpaired[0]}"
+            index.warnings.append(f"warning: {skipped}")
         if not self.config.splits:
-            listing.splits = deal(pairs, self.config.split_ratio, root, by_class=False)
-            return listing
+            index.splits = split_by_hash(pairs, self.config.split_ratio, root, by_class=False)
+            return index
         for split, patterns in self.config.splits.items():
-            listing.splits[split] = [
-                pair for pair in pairs if any(fnmatch(_below(pair[0], root), pattern) for pattern in patterns)
+            index.splits[split] = [
+                pair for pair in pairs if any(fnmatch(_relative(pair[0], root), pattern) for pattern in patterns)
             ]
-            if not listing.splits[split]:
+            if not index.splits[split]:
                 raise DataError(
                     f"data.splits.{split}={list(patterns)} matches none of the {len(pairs)} images in {root}"
                 )
-        train, *others = (set(listing.splits.get(split, ())) for split in SPLITS)
+        train, *others = (set(index.splits.get(split, ())) for split in SPLITS)
         both = train & set().union(*others)
         if both:
             raise DataError(
                 f"data.splits: {min(both)[0]} and {len(both) - 1} more are in train and in another split; do not test "
                 "a model on what it was trained on"
             )
-        return listing
+        return index
 
 
 class LoveDA(Layout):
@@ -194,32 +198,33 @@ class LoveDA(Layout):
         """See :meth:`Layout.check`."""
         for split in ("train", "val"):
             if not self._folders(root, split):
-                raise refusal(f"data.root={root} holds no LoveDA: no images for {split}", self.expected, root)
+                raise layout_error(f"data.root={root} holds no LoveDA: no images for {split}", self.expected, root)
 
-    def find(self, root: Path) -> Listing:
+    def find(self, root: Path) -> SampleIndex:
         """See :meth:`Layout.find`."""
-        listing = Listing(list(self.classes), {split: paired(self._folders(root, split))[0] for split in SPLITS[:2]})
+        splits = {split: pair_masks(self._folders(root, split))[0] for split in SPLITS[:2]}
+        index = SampleIndex(list(self.classes), splits)
         if (root / "Train").is_dir():  # as published: 0 is no data, 1 to 7 are the classes
-            listing.label_map, listing.ignored = {value: value - 1 for value in range(1, 8)}, [0]
+            index.label_map, index.ignored = {value: value - 1 for value in range(1, 8)}, [0]
         else:
-            listing.ignored = [255]
-        return listing
+            index.ignored = [255]
+        return index
 
     def _folders(self, root: Path, split: str) -> list[tuple[Path, Path]]:
         """Folders of images, each with its folder of masks."""
         areas = [root / split.capitalize() / area for area in ("Urban", "Rural")]
-        found = [(area / "images_png", area / "masks_png") for area in areas]
-        found += [(root / "img_dir" / split, root / "ann_dir" / split)]
-        return [pair for pair in found if pair[0].is_dir()]
+        pairs = [(area / "images_png", area / "masks_png") for area in areas]
+        pairs += [(root / "img_dir" / split, root / "ann_dir" / split)]
+        return [pair for pair in pairs if pair[0].is_dir()]
 
 
-def refusal(what: str, expected: str, root: Path) -> DataError:
+def layout_error(what: str, expected: str, root: Path) -> DataError:
     """The error for a root without the expected layout: problem, expected layout, and content of the folder."""
     read = f"files that are read: {' '.join(SUFFIXES)}"
     return DataError("\n  ".join([what, f"expected: {expected}", read, content_of(root)]))
 
 
-def numbered(splits: Mapping[str, Sequence[tuple[str, str]]], classes: Sequence[str], key: Any = str) -> Splits:
+def encode_labels(splits: Mapping[str, Sequence[tuple[str, str]]], classes: Sequence[str], key: Any = str) -> Splits:
     """Replace names of classes by their numbers.
 
     Args:
@@ -234,8 +239,8 @@ def numbered(splits: Mapping[str, Sequence[tuple[str, str]]], classes: Sequence[
     for members in splits.values():
         for path, name in members:
             if key(name) not in numbers:
-                known = shortened(classes)
-                raise DataError(f"{path}: {name} is none of the classes {known}; correct data.classes")
+                names = shortened(classes)
+                raise DataError(f"{path}: {name} is none of the classes {names}; correct data.classes")
     return {split: [(path, numbers[key(name)]) for path, name in members] for split, members in splits.items()}
 
 
@@ -253,8 +258,8 @@ def data_root(root: str | os.PathLike[str] | None, sample_data: str | None, name
     if root is not None:
         folder = Path(root).expanduser().absolute()
         if not folder.is_dir():
-            place = content_of(folder.parent)
-            raise DataError(f"data.root={folder} is no folder; set it to where {name} lies\n  {place}")
+            content = content_of(folder.parent)
+            raise DataError(f"data.root={folder} is no folder; set it to the folder of {name}\n  {content}")
         return folder
     if sample_data is None:
         raise DataError(f"data.root is not set, and {name} does not come with exp; set data.root to its folder")
@@ -267,31 +272,31 @@ def split_folders(root: Path) -> dict[str, Path]:
     Raises:
         DataError: two folders are for the same split, or there is no train folder.
     """
-    found: dict[str, Path] = {}
-    for folder in folders_in(root):
+    folders: dict[str, Path] = {}
+    for folder in subfolders(root):
         split = _FOLDERS.get(folder.name.lower())
-        if split and found.setdefault(split, folder) != folder:
-            raise DataError(f"{found[split]} and {folder} are both the {split} split; rename or join them")
-    if found and "train" not in found:
+        if split and folders.setdefault(split, folder) != folder:
+            raise DataError(f"{folders[split]} and {folder} are both the {split} split; rename or join them")
+    if folders and "train" not in folders:
         raise DataError(f"data.root={root} has no train folder\n  {content_of(root)}")
-    return {split: found[split] for split in SPLITS if split in found} or {"": root}
+    return {split: folders[split] for split in SPLITS if split in folders} or {"": root}
 
 
-def complete(splits: Splits, fractions: Sequence[float], root: Path, by_class: bool) -> Splits:
+def add_missing_splits(splits: Splits, fractions: Sequence[float], root: Path, by_class: bool) -> Splits:
     """Deal out samples without splits, and take a tenth of ``train`` if there is no validation split.
 
     Args:
         splits: samples by the names of :func:`split_folders`.
-        fractions: see :func:`deal`; used if there are no splits.
-        root: see :func:`deal`.
-        by_class: see :func:`deal`.
+        fractions: see :func:`split_by_hash`; used if there are no splits.
+        root: see :func:`split_by_hash`.
+        by_class: see :func:`split_by_hash`.
     """
     if "" in splits:
-        return deal(splits[""], fractions, root, by_class)
-    return splits if "val" in splits else {**splits, **deal(splits["train"], HELD_OUT, root, by_class)}
+        return split_by_hash(splits[""], fractions, root, by_class)
+    return splits if "val" in splits else {**splits, **split_by_hash(splits["train"], HELD_OUT, root, by_class)}
 
 
-def deal(samples: Sequence[Sample], fractions: Sequence[float], root: Path, by_class: bool) -> Splits:
+def split_by_hash(samples: Sequence[Sample], fractions: Sequence[float], root: Path, by_class: bool) -> Splits:
     """Deal samples out to train, val and test.
 
     The order is that of a hash of the path below ``root``: it is the same on every machine, and an added file moves
@@ -324,7 +329,7 @@ def deal(samples: Sequence[Sample], fractions: Sequence[float], root: Path, by_c
     return {split: sorted(members) for split, members in splits.items() if members}
 
 
-def paired(folders: Iterable[tuple[Path, Path]], skip_errors: bool = False) -> tuple[list[Sample], list[str]]:
+def pair_masks(folders: Iterable[tuple[Path, Path]], skip_errors: bool = False) -> tuple[list[Sample], list[str]]:
     """Pair images with masks of the same name.
 
     Args:
@@ -338,50 +343,50 @@ def paired(folders: Iterable[tuple[Path, Path]], skip_errors: bool = False) -> t
         DataError: a file has no partner, or two files of a folder have the same name.
     """
     pairs: list[Sample] = []
-    lone: list[str] = []
+    unpaired: list[str] = []
     for images, masks in folders:
-        of_images, of_masks = _by_stem(images), _by_stem(masks)
-        pairs += [(of_images[stem], of_masks[stem]) for stem in sorted(of_images.keys() & of_masks.keys())]
-        lone += [f"{path} has no mask in {masks}" for stem, path in of_images.items() if stem not in of_masks]
-        lone += [f"{path} has no image in {images}" for stem, path in of_masks.items() if stem not in of_images]
-    if lone and not skip_errors:
+        image_paths, mask_paths = _paths_by_stem(images), _paths_by_stem(masks)
+        pairs += [(image_paths[stem], mask_paths[stem]) for stem in sorted(image_paths.keys() & mask_paths.keys())]
+        unpaired += [f"{path} has no mask in {masks}" for stem, path in image_paths.items() if stem not in mask_paths]
+        unpaired += [f"{mask_paths[stem]} has no image in {images}" for stem in mask_paths if stem not in image_paths]
+    if unpaired and not skip_errors:
         raise DataError(
-            f"{lone[0]}, and {len(lone)} such files in all; add it, or leave them out with data.on_error=skip"
+            f"{unpaired[0]}, and {len(unpaired)} such files in all; add it, or leave them out with data.on_error=skip"
         )
-    return pairs, lone
+    return pairs, unpaired
 
 
-def _by_stem(folder: Path) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for path in files_below(folder) if folder.is_dir() else ():
-        other = found.setdefault(os.path.splitext(_below(path, folder))[0], path)  # noqa: PTH122 - one of a million
+def _paths_by_stem(folder: Path) -> dict[str, str]:
+    paths: dict[str, str] = {}
+    for path in images_below(folder) if folder.is_dir() else ():
+        other = paths.setdefault(os.path.splitext(_relative(path, folder))[0], path)  # noqa: PTH122 - one of a million
         if other != path:
             raise DataError(f"{other} and {path} have the same name, by which masks are found; remove one of them")
-    return found
+    return paths
 
 
-def by_folder(place: Path) -> list[tuple[str, str]]:
+def images_by_folder(parent: Path) -> list[tuple[str, str]]:
     """All images in the subfolders of a folder, each with the name of its subfolder."""
-    return [(path, folder.name) for folder in folders_in(place) for path in files_below(folder)]
+    return [(path, folder.name) for folder in subfolders(parent) for path in images_below(folder)]
 
 
-def folders_named(root: Path, name: str, depth: int = 3) -> list[Path]:
+def find_folders(root: Path, name: str, depth: int = 3) -> list[Path]:
     """Folders of this name in a folder, at most two levels deeper."""
-    found = []
-    for folder in folders_in(root):
+    folders = []
+    for folder in subfolders(root):
         if folder.name == name:
-            found.append(folder)
+            folders.append(folder)
         elif depth > 1:
-            found += folders_named(folder, name, depth - 1)
-    return found
+            folders += find_folders(folder, name, depth - 1)
+    return folders
 
 
-def folders_in(folder: Path) -> list[Path]:
+def subfolders(folder: Path) -> list[Path]:
     """The subfolders of a folder, sorted; without hidden ones, and links to the folder itself or above it."""
-    above = {str(each) for each in (folder.resolve(), *folder.resolve().parents)}
+    above = {str(ancestor) for ancestor in (folder.resolve(), *folder.resolve().parents)}
     with os.scandir(folder) as entries:
-        found = [entry for entry in entries if entry.is_dir() and not entry.name.startswith((".", _ARCHIVE))]
-    return sorted(Path(entry.path) for entry in found if os.path.realpath(entry.path) not in above)
+        folders = [entry for entry in entries if entry.is_dir() and not entry.name.startswith((".", _ARCHIVE))]
+    return sorted(Path(entry.path) for entry in folders if os.path.realpath(entry.path) not in above)
 
 
 def image_files(folder: Path) -> list[str]:
@@ -391,15 +396,16 @@ def image_files(folder: Path) -> list[str]:
         return sorted(entry.path for entry in names if not entry.is_dir())
 
 
-def files_below(folder: Path) -> list[str]:
+def images_below(folder: Path) -> list[str]:
     """Paths of all images in a folder and its subfolders, sorted; links to folders are followed."""
-    return sorted([*image_files(folder), *(path for each in folders_in(folder) for path in files_below(each))])
+    return sorted([*image_files(folder), *(path for below in subfolders(folder) for path in images_below(below))])
 
 
 def archive_notes(root: Path) -> list[str]:
     """A note if there is a ``__MACOSX`` folder; else empty."""
-    place = root / _ARCHIVE
-    return [f"note: {place} is not read: archives of a Mac bring it along, without images"] if place.is_dir() else []
+    folder = root / _ARCHIVE
+    note = f"note: {folder} is not read: archives that are made on a Mac have it, without images"
+    return [note] if folder.is_dir() else []
 
 
 def unread_note(root: Path) -> str | None:
@@ -407,9 +413,9 @@ def unread_note(root: Path) -> str | None:
     names = [os.path.join(folder, name) for folder, _, files in os.walk(root) for name in files  # noqa: PTH118
              if name.lower().endswith(_UNREAD) and name[0] != "."]  # fmt: skip
     kinds = sorted({Path(name).suffix.lower() for name in names})
-    shown = f"note: {len(names)} files ({', '.join(kinds)}) are not read, such as {min(names, default='')}"
-    return f"{shown}; files that are read: {' '.join(SUFFIXES)}" if names else None
+    note = f"note: {len(names)} files ({', '.join(kinds)}) are not read, such as {min(names, default='')}"
+    return f"{note}; files that are read: {' '.join(SUFFIXES)}" if names else None
 
 
-def _below(path: str, root: Path) -> str:
+def _relative(path: str, root: Path) -> str:
     return os.path.relpath(path, root).replace(os.sep, "/")

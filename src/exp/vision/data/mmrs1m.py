@@ -17,39 +17,39 @@ from typing import Any, Mapping
 
 from exp.errors import DataError, nearest
 from exp.vision.data import layouts
-from exp.vision.data.layouts import Layout, Listing, Splits
+from exp.vision.data.layouts import Layout, SampleIndex, Splits
 
-__all__ = ["MMRS1M", "MMRS1MMasks", "modality_in", "modality_of"]
+__all__ = ["MMRS1M", "MMRS1MMasks", "modality_of_dataset", "modality_of_path"]
 
 _SAR = ("hrsid", "sarv2", "ssdd")
 _MODALITIES = ("optical", "sar", "infrared")
 
 
-def modality_of(name: str, declared: Mapping[str, str] | None = None) -> str:
+def modality_of_dataset(name: str, declared: Mapping[str, str] | None = None) -> str:
     """The modality of a data set: ``sar``, ``infrared`` or ``optical``.
 
     Args:
         name: of the data set.
         declared: ``data.modalities``; a set that it lacks is judged by its name.
     """
-    for each, modality in (declared or {}).items():
-        if _plain(each) == _plain(name):
+    for dataset, modality in (declared or {}).items():
+        if _dataset_key(dataset) == _dataset_key(name):
             return modality
-    if _plain(name) in _SAR or re.search(r"(?<![A-Z])SAR(?![A-Z])", name):
+    if _dataset_key(name) in _SAR or re.search(r"(?<![A-Z])SAR(?![A-Z])", name):
         return "sar"
-    if "infrared" in name.lower() or _plain(name).startswith("hituav") or "IR" in re.split(r"[^A-Za-z]+", name):
+    if "infrared" in name.lower() or _dataset_key(name).startswith("hituav") or "IR" in re.split(r"[^A-Za-z]+", name):
         return "infrared"
     return "optical"
 
 
-def modality_in(path: str | os.PathLike[str], declared: Mapping[str, str] | None = None) -> str:
+def modality_of_path(path: str | os.PathLike[str], declared: Mapping[str, str] | None = None) -> str:
     """The modality of an image file, by its data set: the folder in ``classification``, ``segmentation`` or
-    ``detection``; ``declared`` as in :func:`modality_of`.
+    ``detection``; ``declared`` as in :func:`modality_of_dataset`.
     """
     pieces = Path(path).parts
     for number, piece in enumerate(pieces[:-1]):
         if piece in ("classification", "segmentation", "detection"):
-            return modality_of(pieces[number + 1], declared)
+            return modality_of_dataset(pieces[number + 1], declared)
     return "optical"
 
 
@@ -67,121 +67,125 @@ class MMRS1M(Layout):
 
     def check(self, root: Path) -> None:
         """See :meth:`Layout.check`."""
-        self._chosen(root)
+        self._selected_folders(root)
 
-    def find(self, root: Path) -> Listing:
+    def find(self, root: Path) -> SampleIndex:
         """See :meth:`Layout.find`."""
-        folders = self._chosen(root)
+        folders = self._selected_folders(root)
         notes: dict[str, Any] = {"datasets": [folder.name for folder in folders]}
         answers: dict[str, dict[str, str]] | None = None
         splits: dict[str, list[tuple[str, str]]] = defaultdict(list)
         for folder in folders:
-            found = _in_folders(folder)
-            if not found:
-                answers = _answers(root) if answers is None else answers
-                found, unlabeled = _answered(folder, answers[_plain(folder.name)])
+            labeled = _samples_in_folders(folder)
+            if not labeled:
+                answers = _read_answers(root) if answers is None else answers
+                labeled, unlabeled = _samples_from_answers(folder, answers[_dataset_key(folder.name)])
                 if unlabeled:
                     notes.setdefault("without_label", {})[folder.name] = unlabeled
-            for split, samples in layouts.complete(found, self.config.split_ratio, root, by_class=True).items():
+            complete = layouts.add_missing_splits(labeled, self.config.split_ratio, root, by_class=True)
+            for split, samples in complete.items():
                 splits[split] += samples
         labels = {label for samples in splits.values() for _, label in samples}
-        classes = list(self.config.classes or sorted(_united(labels, own=len(folders) == 1)))
-        return self._described(Listing(classes, layouts.numbered(splits, classes, _key), notes), folders)
+        classes = list(self.config.classes or sorted(_merge_spellings(labels, keep_spelling=len(folders) == 1)))
+        return self._add_modalities(SampleIndex(classes, layouts.encode_labels(splits, classes, _key), notes), folders)
 
-    def _chosen(self, root: Path) -> list[Path]:
+    def _selected_folders(self, root: Path) -> list[Path]:
         """Folders of the data sets that the keys choose, sorted.
 
         Raises:
             DataError: one of ``data.datasets`` is missing, or there are none; the message lists those that exist.
         """
         names, modality = self.config.datasets, self.config.modality
-        above = root / self.kind
-        if not above.is_dir():
-            raise layouts.refusal(f"data.root={root} has no folder {self.kind} of MMRS-1M", self.expected, root)
-        sets = {_plain(folder.name): folder for folder in self._sets(above)}
-        wanted = sorted(sets if names is None else {_plain(name) for name in names})
+        parent = root / self.kind
+        if not parent.is_dir():
+            raise layouts.layout_error(f"data.root={root} has no folder {self.kind} of MMRS-1M", self.expected, root)
+        folders = {_dataset_key(folder.name): folder for folder in self._dataset_folders(parent)}
+        selected = sorted(folders if names is None else {_dataset_key(name) for name in names})
         declared = self.config.modalities or {}
         for name, value in declared.items():
-            if value not in _MODALITIES or _plain(name) not in sets:
+            if value not in _MODALITIES or _dataset_key(name) not in folders:
                 raise DataError(
-                    f"data.modalities={{{name}: {value}}} must give a folder in {above} one of the modalities "
-                    f"{', '.join(_MODALITIES)}{nearest(name, [folder.name for folder in sets.values()])}"
+                    f"data.modalities={{{name}: {value}}} must give a folder in {parent} one of the modalities "
+                    f"{', '.join(_MODALITIES)}{nearest(name, [folder.name for folder in folders.values()])}"
                 )
-        fits = {
-            key for key, each in sets.items() if each == above or modality in (None, modality_of(each.name, declared))
-        }
-        if not fits.intersection(wanted) or (names is not None and not fits.issuperset(wanted)):
-            kinds = [f"{folder.name} ({modality_of(folder.name, declared)})" for folder in sets.values()]
-            there = ", ".join(kinds) or "none"
+        matching = {key for key, folder in folders.items()
+                    if folder == parent or modality in (None, modality_of_dataset(folder.name, declared))}  # fmt: skip
+        if not matching.intersection(selected) or (names is not None and not matching.issuperset(selected)):
+            kinds = [f"{folder.name} ({modality_of_dataset(folder.name, declared)})" for folder in folders.values()]
+            available = ", ".join(kinds) or "none"
             raise DataError(
-                f"data.datasets={names}, data.modality={modality}: {above} has not all of it; there are {there}"
+                f"data.datasets={names}, data.modality={modality}: {parent} lacks some; available: {available}"
             )
-        return [sets[key] for key in wanted if key in fits]
+        return [folders[key] for key in selected if key in matching]
 
-    def _sets(self, above: Path) -> list[Path]:
-        return layouts.folders_in(above)
+    def _dataset_folders(self, parent: Path) -> list[Path]:
+        return layouts.subfolders(parent)
 
-    def _described(self, listing: Listing, folders: list[Path]) -> Listing:
+    def _add_modalities(self, index: SampleIndex, folders: list[Path]) -> SampleIndex:
         """Add the modalities to a listing if they have an effect; those that follow from a name are reported."""
         config = self.config
         if not (config.modality_statistics or config.modality_weights or config.modality):
-            return listing
-        found = {folder.name: modality_of(folder.name, config.modalities) for folder in folders}
-        listing.notes["modalities"] = found
-        guessed = [name for name in found if _plain(name) not in map(_plain, config.modalities or ())]
+            return index
+        modalities = {folder.name: modality_of_dataset(folder.name, config.modalities) for folder in folders}
+        index.notes["modalities"] = modalities
+        guessed = [name for name in modalities if _dataset_key(name) not in map(_dataset_key, config.modalities or ())]
         if guessed:
-            kinds = ", ".join(f"{name} {found[name]}" for name in guessed)
-            listing.warnings.append(f"note: modalities by the names of the data sets: {kinds}; others: data.modalities")
-        return listing
+            kinds = ", ".join(f"{name} {modalities[name]}" for name in guessed)
+            index.warnings.append(f"note: modalities by the names of the data sets: {kinds}; others: data.modalities")
+        return index
 
 
 class MMRS1MMasks(MMRS1M):
     """Masks beside MMRS-1M, with the classes of ``data.classes``. Further keys: ``data.images``, ``data.masks``."""
 
     kind = "segmentation"
-    knows_classes = False
+    defines_classes = False
     expected = (
         "<data.root>/segmentation/[<data set>/][{train,val,test}/]images beside labels, masks or annotations, where a "
         "mask has its image's name; MMRS-1M as published has no masks: add yours"
     )
 
-    def find(self, root: Path) -> Listing:
+    def find(self, root: Path) -> SampleIndex:
         """See :meth:`Layout.find`."""
-        folders = self._chosen(root)
+        folders = self._selected_folders(root)
         names = list(dict.fromkeys([self.config.masks, "labels", "masks", "annotations"]))
         splits: Splits = defaultdict(list)
         for folder in folders:
-            found: Splits = {}
-            for split, place in layouts.split_folders(folder).items():
-                images = layouts.folders_named(place, self.config.images)
-                masks = [[each.parent / name for name in names] for each in images]
-                beside = [(each, next(filter(Path.is_dir, some), some[0])) for each, some in zip(images, masks)]
-                found[split], _ = layouts.paired(beside, self.config.on_error == "skip")
-                if not found[split]:
-                    raise DataError(f"{place} has no folder {self.config.images} with images")
-            for split, samples in layouts.complete(found, self.config.split_ratio, root, by_class=False).items():
+            labeled: Splits = {}
+            for split, split_folder in layouts.split_folders(folder).items():
+                pairs = []
+                for images in layouts.find_folders(split_folder, self.config.images):
+                    masks = [images.parent / name for name in names]
+                    pairs.append((images, next(filter(Path.is_dir, masks), masks[0])))
+                labeled[split], _ = layouts.pair_masks(pairs, self.config.on_error == "skip")
+                if not labeled[split]:
+                    raise DataError(f"{split_folder} has no folder {self.config.images} with images")
+            complete = layouts.add_missing_splits(labeled, self.config.split_ratio, root, by_class=False)
+            for split, samples in complete.items():
                 splits[split] += samples
-        return self._described(Listing([], dict(splits), {"datasets": [folder.name for folder in folders]}), folders)
+        index = SampleIndex([], dict(splits), {"datasets": [folder.name for folder in folders]})
+        return self._add_modalities(index, folders)
 
-    def _sets(self, above: Path) -> list[Path]:
-        is_single = (above / self.config.images).is_dir() or "" not in layouts.split_folders(above)
-        return [above] if is_single else layouts.folders_in(above)
+    def _dataset_folders(self, parent: Path) -> list[Path]:
+        is_single = (parent / self.config.images).is_dir() or "" not in layouts.split_folders(parent)
+        return [parent] if is_single else layouts.subfolders(parent)
 
 
-def _in_folders(folder: Path) -> Splits:
+def _samples_in_folders(folder: Path) -> Splits:
     """Samples of ``{train,test}/<category>/*`` by split; empty if there are no such folders."""
-    splits = {split: layouts.by_folder(place) for split, place in layouts.split_folders(folder).items() if split}
+    folders = layouts.split_folders(folder)
+    splits = {split: layouts.images_by_folder(folders[split]) for split in folders if split}
     if not all(splits.values()):
         raise DataError(f"{folder} has a split without images; expected: {folder}/<split>/<category>/*.jpg")
     return splits
 
 
-def _answered(folder: Path, answers: dict[str, str]) -> tuple[Splits, int]:
+def _samples_from_answers(folder: Path, answers: dict[str, str]) -> tuple[Splits, int]:
     """Images of a data set with their categories, and the number of images without one, which are left out."""
-    files = {path[len(str(folder)) + 1 :]: path for path in layouts.files_below(folder)}
-    lost = [name for name in answers if name not in files]
-    if lost or not answers:
-        missing = f" ({folder / lost[0]} is missing, and {len(lost) - 1} more)" if lost else ""
+    files = {path[len(str(folder)) + 1 :]: path for path in layouts.images_below(folder)}
+    not_found = [name for name in answers if name not in files]
+    if not_found or not answers:
+        missing = f" ({folder / not_found[0]} is missing, and {len(not_found) - 1} more)" if not_found else ""
         raise DataError(
             f"{folder} has neither train and test folders nor the images of json/classification/*_cls.json{missing}; "
             "copy them anew, or choose others with data.datasets"
@@ -189,7 +193,7 @@ def _answered(folder: Path, answers: dict[str, str]) -> tuple[Splits, int]:
     return {"": [(files[name], answer) for name, answer in sorted(answers.items())]}, len(files) - len(answers)
 
 
-def _answers(root: Path) -> dict[str, dict[str, str]]:
+def _read_answers(root: Path) -> dict[str, dict[str, str]]:
     """Read ``*_cls.json``: plain name of a data set -> path of an image below its folder -> category.
 
     Raises:
@@ -202,7 +206,7 @@ def _answers(root: Path) -> dict[str, dict[str, str]]:
                 path = entry["image"] if "image" in entry else entry["image_path"]
                 answer = next(turn["value"] for turn in entry["conversations"] if turn["from"] == "gpt")
                 name, _, below = f"/{path}".replace("\\", "/").partition("/classification/")[2].partition("/")
-                answers[_plain(name)][below] = answer.strip().rstrip(".")
+                answers[_dataset_key(name)][below] = answer.strip().rstrip(".")
         except (OSError, ValueError, KeyError, TypeError, StopIteration, RecursionError) as error:
             raise DataError(
                 f"{file} is no list of images and answers ({error!r}); expected: "
@@ -211,7 +215,7 @@ def _answers(root: Path) -> dict[str, dict[str, str]]:
     return answers
 
 
-def _plain(name: str) -> str:
+def _dataset_key(name: str) -> str:
     """The name of a data set in lower case, without punctuation and ``_split``."""
     return _key(re.sub(r"_split$", "", name.lower()))
 
@@ -220,15 +224,15 @@ def _key(label: str) -> str:
     return re.sub(r"[^a-z0-9]", "", label.lower())
 
 
-def _united(labels: set[str], own: bool) -> set[str]:
+def _merge_spellings(labels: set[str], keep_spelling: bool) -> set[str]:
     """One name for all spellings of each category.
 
     Args:
         labels: all spellings.
-        own: whether names stay as they are; else they become separate words in lower case.
+        keep_spelling: whether names stay as they are; else they become separate words in lower case.
     """
     by_key: dict[str, set[str]] = defaultdict(set)
     for label in labels:
         words = re.sub(r"[\s_\-]+", " ", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", label)).strip().lower()
-        by_key[_key(label)].add(label if own else words)
+        by_key[_key(label)].add(label if keep_spelling else words)
     return {min(names, key=lambda name: (-name.count(" "), name)) for names in by_key.values()}

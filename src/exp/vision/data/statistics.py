@@ -21,8 +21,8 @@ from exp.engine.build import build_data
 from exp.engine.result import make_result
 from exp.errors import ConfigError, DataError
 from exp.runs.files import read_json, write_json
+from exp.vision.data.bands import ImageReader, per_band
 from exp.vision.data.decode import read_raw
-from exp.vision.data.values import ImageReader, per_band
 
 if TYPE_CHECKING:
     from exp.session import Session
@@ -58,8 +58,8 @@ def _count(values: np.ndarray, histogram: np.ndarray) -> None:
     if len(values):
         keys = (values.astype(np.float32).view(np.uint32) >> _SHIFT).astype(np.int64)
         first = keys.min()
-        found = np.bincount(keys - first)
-        histogram[first : first + len(found)] += found
+        counts = np.bincount(keys - first)
+        histogram[first : first + len(counts)] += counts
 
 
 def _percentile(histogram: np.ndarray, percent: float) -> float:
@@ -93,19 +93,19 @@ class Normalization:
         self.reader, self.paths, self.config = reader, paths, config
         self.names: list[str] = []
         self.scaled = True
-        self._looked = False
+        self._has_inspected = False
         self.mean: list[float] | None = None
         self.std: list[float] | None = None
         self.is_measured = config.mean == "train" and config.std in (None, "train")
         if not self.is_measured and (config.mean, config.std) != (None, None):
-            self.mean, self.std = (per_band(each, reader.channels) for each in (config.mean, config.std))
+            self.mean, self.std = (per_band(values, reader.channels) for values in (config.mean, config.std))
             if self.mean is None or self.std is None or min(self.std) <= 0.0:
                 raise DataError(
                     f"data.mean={config.mean} and data.std={config.std}: both must have a number for each of "
                     f"{reader.channels} bands, deviations above 0; or data.mean must be train, without data.std"
                 )
 
-    def look(self) -> None:
+    def inspect_bands(self) -> None:
         """Read the bands of the first training image, once. If ``data.bands`` has numbers, other files must have as
         many bands from now on.
 
@@ -113,13 +113,13 @@ class Normalization:
             DataError: the image cannot be read, or lacks a band of ``data.bands``.
         """
         reader = self.reader
-        if self._looked or (reader.wanted is None and self.mean is None and not self.is_measured):
+        if self._has_inspected or (reader.bands is None and self.mean is None and not self.is_measured):
             return
-        self._looked = True
+        self._has_inspected = True
         raw = read_raw(self.paths[0])
-        if reader.wanted is not None:
-            plan = reader.plan(raw.pixels.shape[2], raw.names, raw.alpha, self.paths[0])
-            reader.expected, self.names = plan.measured, plan.names
+        if reader.bands is not None:
+            selection = reader.select_bands(raw.pixels.shape[2], raw.names, raw.alpha, self.paths[0])
+            reader.num_file_bands, self.names = selection.num_bands, selection.names
         self.scaled = raw.pixels.dtype != np.uint8
 
     def measure(self, percentiles: Sequence[float] = (), distributed: Distributed | None = None) -> dict[str, Any]:
@@ -144,58 +144,59 @@ class Normalization:
         moments = np.zeros((len(self.paths), 6, reader.channels))
         histograms = np.zeros((reader.channels, 2 ** (32 - _SHIFT) if percentiles else 0), np.int64)
         errors: list[DataError] = []
-        counting = Lock()
+        histogram_lock = Lock()
 
-        def one(number: int) -> None:
+        def measure_image(number: int) -> None:
             try:
                 if errors:
                     return  # the others would be read in vain
-                values, invalid, _ = reader.measured(read_raw(self.paths[number]), self.paths[number])
+                values, invalid, _ = reader.select_channels(read_raw(self.paths[number]), self.paths[number])
             except DataError as error:
                 if self.config.on_error != "skip":
                     errors.append(error)
                 return
-            known = [values[..., band] if invalid is None else values[..., band][~invalid[..., band]]
+            valid = [values[..., band] if invalid is None else values[..., band][~invalid[..., band]]
                      for band in range(reader.channels)]  # fmt: skip
             size = values[..., 0].size
-            moments[number] = np.transpose([_moments(each.ravel(), size, pair) for each, pair in zip(known, limits)])
-            with counting:
-                for each, histogram in zip(known, histograms if percentiles else ()):
-                    _count(each.ravel(), histogram)
+            moments[number] = np.transpose([_moments(band.ravel(), size, pair) for band, pair in zip(valid, limits)])
+            with histogram_lock:
+                for band, histogram in zip(valid, histograms if percentiles else ()):
+                    _count(band.ravel(), histogram)
 
         with ThreadPoolExecutor(max(self.config.num_workers, 1)) as pool:
-            list(pool.map(one, range(distributed.rank, len(self.paths), distributed.world_size)))
+            list(pool.map(measure_image, range(distributed.rank, len(self.paths), distributed.world_size)))
         # Errors are gathered, too: if one rank raised alone, the others would wait for its share forever.
         for wrong in distributed.gather(errors):
             for error in wrong:
                 raise error
-        each = distributed.sum(torch.from_numpy(moments)).numpy()  # exact: one rank has the numbers, others zeros
-        each = each[each[:, :2].any(axis=(1, 2))]  # without images that were left out
-        count = each[:, 0].sum(axis=0)
+        images = distributed.sum(torch.from_numpy(moments)).numpy()  # exact: one rank has the numbers, others zeros
+        images = images[images[:, :2].any(axis=(1, 2))]  # without images that were left out
+        count = images[:, 0].sum(axis=0)
         if not count.all():
             raise DataError(
-                f"the {len(each)} training images have {count.tolist()} values, by band; see data.bands, and the value "
-                "that the files say stands for no data"
+                f"the {len(images)} training images have {count.tolist()} values, by band; see data.bands, and the "
+                "value that the files declare as no data"
             )
-        mean = (each[:, 0] * each[:, 2]).sum(axis=0) / count
-        spread = each[:, 3].sum(axis=0) + (each[:, 0] * np.square(each[:, 2] - mean)).sum(axis=0)
+        mean = (images[:, 0] * images[:, 2]).sum(axis=0) / count
+        squares = images[:, 3].sum(axis=0) + (images[:, 0] * np.square(images[:, 2] - mean)).sum(axis=0)
         table: dict[str, Any] = {
-            "images": len(each),
+            "images": len(images),
             "bands": self.names or [str(band) for band in range(1, reader.channels + 1)],
             "mean": mean.tolist(),
-            "std": np.sqrt(spread / count).tolist(),
-            "min": each[:, 4].min(axis=0).tolist(),
-            "max": each[:, 5].max(axis=0).tolist(),
+            "std": np.sqrt(squares / count).tolist(),
+            "min": images[:, 4].min(axis=0).tolist(),
+            "max": images[:, 5].max(axis=0).tolist(),
             "values": count.astype(int).tolist(),
-            "without_data": each[:, 1].sum(axis=0).astype(int).tolist(),
+            "without_data": images[:, 1].sum(axis=0).astype(int).tolist(),
             "value_range": reader.value_range,
         }
         if percentiles:
             histograms = distributed.sum(torch.from_numpy(histograms)).numpy()
-            table["percentiles"] = {f"{part:g}": [_percentile(row, part) for row in histograms] for part in percentiles}
+            for percent in percentiles:
+                table.setdefault("percentiles", {})[f"{percent:g}"] = [_percentile(row, percent) for row in histograms]
         return table
 
-    def settle(self, distributed: Distributed | None = None, earlier: Path | None = None) -> dict[str, Any] | None:
+    def fit(self, distributed: Distributed | None = None, earlier: Path | None = None) -> dict[str, Any] | None:
         """Measure mean and standard deviation if ``data.mean=train``. Every rank must call this.
 
         Args:
@@ -222,11 +223,11 @@ class Normalization:
         self._take(table)
         return table
 
-    def _take(self, known: Mapping[str, Any]) -> None:
+    def _take(self, statistics: Mapping[str, Any]) -> None:
         """Take ``mean`` and ``std`` of another run, if it has them, instead of measuring."""
         self.is_measured = False
-        if known.get("mean") is not None:
-            self.mean, self.std = (per_band(known[key], self.reader.channels) for key in ("mean", "std"))
+        if statistics.get("mean") is not None:
+            self.mean, self.std = (per_band(statistics[key], self.reader.channels) for key in ("mean", "std"))
 
     def model_arguments(self) -> dict[str, Any]:
         """``band_names`` if they are known; ``pixel_mean`` and ``pixel_std`` of the model's input, 0..255, unless the
@@ -247,8 +248,8 @@ class Normalization:
         """What is saved with weights: number of channels, range of values, and what else is set."""
         reader = self.reader
         state: dict[str, Any] = {"channels": reader.channels, "value_range": reader.value_range}
-        if reader.wanted is not None:
-            state.update(bands=reader.wanted, band_names=self.names, band_count=reader.expected)
+        if reader.bands is not None:
+            state.update(bands=reader.bands, band_names=self.names, band_count=reader.num_file_bands)
         if self.mean is not None:
             state.update(mean=self.mean, std=self.std, scaled=self.scaled)
         if reader.modalities.statistics:
@@ -257,7 +258,7 @@ class Normalization:
 
     def record(self) -> dict[str, Any]:
         """Entries for ``result.json``, without those that are not set."""
-        bands = self.reader.wanted and (self.names or self.reader.wanted)
+        bands = self.reader.bands and (self.names or self.reader.bands)
         record = {"value_range": self.reader.value_range, "bands": bands, "mean": self.mean, "std": self.std}
         return {key: value for key, value in record.items() if value is not None}
 
@@ -271,21 +272,21 @@ class Normalization:
         Raises:
             DataError: the weights have another number of channels.
         """
-        reader, ours = self.reader, "channels" in state
-        self._looked = True
+        reader, is_trained_here = self.reader, "channels" in state
+        self._has_inspected = True
         if state.get("channels", reader.channels) != reader.channels:
             raise DataError(
                 f"the weights were trained with data.channels={state['channels']}, but it is {reader.channels} here; "
                 f"set data.channels={state['channels']}"
             )
         mean = "train" if self.is_measured else self.mean
-        for key, value in {"bands": reader.wanted, "mean": mean, "value_range": reader.value_range}.items():
-            if ours and state.get(key) != value and (value is not None or key == "bands"):
+        for key, value in {"bands": reader.bands, "mean": mean, "value_range": reader.value_range}.items():
+            if is_trained_here and state.get(key) != value and (value is not None or key == "bands"):
                 logger.warning("data.%s=%s, but the weights were trained with %s", key, value, state.get(key))
-        if reader.wanted == state.get("bands"):
-            reader.expected, self.names = state.get("band_count"), list(state.get("band_names") or ())
+        if reader.bands == state.get("bands"):
+            reader.num_file_bands, self.names = state.get("band_count"), list(state.get("band_names") or ())
         self.scaled = bool(state.get("scaled", True))
-        if ours:
+        if is_trained_here:
             self.mean = self.std = None
             reader.modalities.statistics = dict(state.get("modality_statistics") or {})
         self._take(state)
@@ -304,7 +305,7 @@ def write_statistics(session: Session) -> dict[str, Any]:
     data: Any = build_data(session)
     if not isinstance(getattr(data, "normalization", None), Normalization):
         raise ConfigError(f"task=stats measures images, and data {config.data._target_} has none")
-    data.normalization.look()
+    data.normalization.inspect_bands()
     session.begin()
     table = data.normalization.measure(list(config.task.percentiles), session.distributed)
     if session.distributed.is_main:

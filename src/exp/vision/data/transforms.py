@@ -17,9 +17,9 @@ from mmcv.transforms import TRANSFORMS, BaseTransform, Resize
 from exp.config.resolve import make
 from exp.engine.mmengine import lookup_class
 from exp.errors import ConfigError
-from exp.vision.data.labels import IGNORED, NO_DATA
+from exp.vision.data.masks import IGNORED, NO_DATA
 
-_TURNS = {1: cv2.ROTATE_90_COUNTERCLOCKWISE, 2: cv2.ROTATE_180, 3: cv2.ROTATE_90_CLOCKWISE}
+_ROTATIONS = {1: cv2.ROTATE_90_COUNTERCLOCKWISE, 2: cv2.ROTATE_180, 3: cv2.ROTATE_90_CLOCKWISE}
 
 __all__ = ["PadTo", "PhotoMetricDistortion", "Pipeline", "RandomCrop", "RandomRotate90", "is_resized"]
 
@@ -69,24 +69,24 @@ class Pipeline:
 
 def is_resized(results: Mapping[str, Any]) -> bool:
     """Whether one ``Resize`` has given an image its size: it is neither cropped nor padded nor flipped."""
-    there, before, factors = results["img"].shape[:2], results["ori_shape"], results.get("scale_factor")
+    size, original, factors = results["img"].shape[:2], results["ori_shape"], results.get("scale_factor")
     return (
         factors is not None
         and not results.get("flip")
-        and there == tuple(round(extent * factor) for extent, factor in zip(before, factors[::-1]))
+        and size == tuple(round(extent * factor) for extent, factor in zip(original, factors[::-1]))
     )
 
 
-def _build(place: str, spec: Mapping[str, Any]) -> Any:
-    name = spec.get("type") if isinstance(spec, Mapping) else None
-    if not isinstance(name, str):
-        raise ConfigError(f"{place} must be a transform with its arguments, such as {{type: RandomFlip, prob: 0.5}}")
-    cls = lookup_class(f"{place}.type", name, TRANSFORMS, BaseTransform)
-    arguments = {key: _tuples(value) for key, value in spec.items() if key != "type"}
+def _build(key: str, spec: Mapping[str, Any]) -> Any:
+    kind = spec.get("type") if isinstance(spec, Mapping) else None
+    if not isinstance(kind, str):
+        raise ConfigError(f"{key} must be a transform with its arguments, such as {{type: RandomFlip, prob: 0.5}}")
+    cls = lookup_class(f"{key}.type", kind, TRANSFORMS, BaseTransform)
+    arguments = {name: _tuples(value) for name, value in spec.items() if name != "type"}
     try:
-        return make(cls, place, arguments)
+        return make(cls, key, arguments)
     except (TypeError, ValueError, AssertionError) as error:
-        raise ConfigError(f"{place} ({name}) does not take these arguments: {error}") from error
+        raise ConfigError(f"{key} ({kind}) does not take these arguments: {error}") from error
 
 
 def _tuples(value: Any) -> Any:
@@ -117,13 +117,13 @@ class RandomCrop(BaseTransform):
         """Crop."""
         image, mask = results["img"], results.get("gt_seg_map")
         for _ in range(11 if mask is not None and self.cat_max_ratio < 1.0 else 1):
-            part = self._part(image)
-            if mask is None or self._is_mixed(mask[part]):
+            window = self._part(image)
+            if mask is None or self._is_mixed(mask[window]):
                 break
-        results["img"] = image[part]
+        results["img"] = image[window]
         results["img_shape"] = results["img"].shape[:2]
         if mask is not None:
-            results["gt_seg_map"] = mask[part]
+            results["gt_seg_map"] = mask[window]
         return results
 
     def _part(self, image: np.ndarray) -> tuple[slice, slice]:
@@ -152,9 +152,9 @@ class PadTo(BaseTransform):
         for key, value in (("img", 0), ("gt_seg_map", IGNORED)):
             pixels: Any = results.get(key)
             shape = self.size if pixels is None else pixels.shape
-            more = [(0, max(side - there, 0)) for side, there in zip(self.size, shape)]
-            if any(after for _, after in more):
-                results[key] = np.pad(pixels, [*more, (0, 0)][: pixels.ndim], constant_values=value)
+            padding = [(0, max(side - extent, 0)) for side, extent in zip(self.size, shape)]
+            if any(after for _, after in padding):
+                results[key] = np.pad(pixels, [*padding, (0, 0)][: pixels.ndim], constant_values=value)
         results["img_shape"] = results["img"].shape[:2]
         return results
 
@@ -177,16 +177,16 @@ class RandomRotate90(BaseTransform):
         turns = np.random.randint(1, 4)
         for key in ("img", "gt_seg_map"):
             if results.get(key) is not None:
-                results[key] = _turned(results[key], turns)
+                results[key] = _rotated(results[key], turns)
         results["img_shape"] = results["img"].shape[:2]
         return results
 
 
-def _turned(pixels: np.ndarray, turns: int) -> np.ndarray:
+def _rotated(pixels: np.ndarray, turns: int) -> np.ndarray:
     """``pixels`` (H, W) or (H, W, C), turned counterclockwise by 90 degrees 1 to 3 times, and contiguous."""
     if pixels.ndim == 3 and pixels.shape[2] > 4:  # OpenCV takes four channels at most
         return np.ascontiguousarray(np.rot90(pixels, turns))
-    return cv2.rotate(pixels, _TURNS[turns])  # ten times as fast
+    return cv2.rotate(pixels, _ROTATIONS[turns])  # ten times as fast
 
 
 @TRANSFORMS.register_module(force=True)

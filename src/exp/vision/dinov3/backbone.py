@@ -26,7 +26,7 @@ from exp.models.dropout import Dropout, draws_by_sample, sample_mask
 from exp.vision.keys import ImageModelConfig, LoraConfig
 
 __all__ = ["NORM_EPS", "ROPE_BASE", "SIZES", "Block", "Features", "PatchEmbedding", "Size", "VisionTransformer",
-           "is_of_lora", "merged", "rope_periods"]  # fmt: skip
+           "is_lora", "merge_lora", "rope_periods"]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class LowRank(nn.Module):
         return F.linear(F.linear(self.dropout(x), self.down), self.up) * self.scale
 
 
-def updates(config: LoraConfig, layers: Mapping[str, tuple[int, int]]) -> nn.ModuleDict:
+def build_updates(config: LoraConfig, layers: Mapping[str, tuple[int, int]]) -> nn.ModuleDict:
     """The updates of a module's layers, by name; empty if the rank is 0.
 
     Args:
@@ -107,21 +107,22 @@ def updates(config: LoraConfig, layers: Mapping[str, tuple[int, int]]) -> nn.Mod
     """
     if not config.rank:
         return nn.ModuleDict()
-    chosen = [name for target in config.targets for name in _GROUPS.get(target, (target,))]
-    known = [name for group in _GROUPS.values() for name in group]
-    if not set(chosen) <= set(known):
+    selected = [name for target in config.targets for name in _GROUPS.get(target, (target,))]
+    layer_names = [name for group in _GROUPS.values() for name in group]
+    if not set(selected) <= set(layer_names):
         raise ConfigError(
-            f"model.lora.targets={list(config.targets)} must name some of {', '.join([*_GROUPS, *known])}"
+            f"model.lora.targets={list(config.targets)} must name some of {', '.join([*_GROUPS, *layer_names])}"
         )
-    return nn.ModuleDict({name: LowRank(*layers[name], config) for name in known if name in chosen and name in layers})
+    return nn.ModuleDict({name: LowRank(*layers[name], config) for name in layer_names
+                          if name in selected and name in layers})  # fmt: skip
 
 
-def is_of_lora(name: str) -> bool:
+def is_lora(name: str) -> bool:
     """Whether a tensor, by its name, belongs to a low-rank update."""
     return _NAME.match(name) is not None
 
 
-def merged(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def merge_lora(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Merge updates into the weights of their layers: W + scale * up @ down, in float32.
 
     Args:
@@ -130,17 +131,17 @@ def merged(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     Returns:
         The state without updates: new tensors for layers with an update, else the tensors of ``state``.
     """
-    plain = {key: value for key, value in state.items() if not is_of_lora(key)}
-    for down in [key for key in state if is_of_lora(key) and key.endswith(".down")]:
-        place, _, name = down[: -len(".down")].rpartition("lora.")
+    plain = {key: value for key, value in state.items() if not is_lora(key)}
+    for down in [key for key in state if is_lora(key) and key.endswith(".down")]:
+        prefix, _, name = down[: -len(".down")].rpartition("lora.")
         part = "qkv".find(name)
-        layer = f"{place}{name if part < 0 else 'qkv'}.weight"
+        layer = f"{prefix}{name if part < 0 else 'qkv'}.weight"
         up, scale = f"{down[:-4]}up", f"{down[:-4]}scale"
         update = state[scale].float() * (state[up].float() @ state[down].float())
-        new = plain[layer].float().clone()
+        weight = plain[layer].float().clone()
         first = max(part, 0) * len(update)
-        new[first : first + len(update)] += update
-        plain[layer] = new.to(plain[layer].dtype)
+        weight[first : first + len(update)] += update
+        plain[layer] = weight.to(plain[layer].dtype)
     return plain
 
 
@@ -179,12 +180,12 @@ class RotaryEmbedding(nn.Module):
         self.register_buffer("periods", rope_periods(head_dim))
         # A copy on the CPU, where the tables are made: copying the buffer from a device would synchronize.
         self._periods = rope_periods(head_dim)
-        self._kept: dict[Any, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._cached_tables: dict[Any, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def _load_from_state_dict(self, *args: Any, **more: Any) -> None:
         super()._load_from_state_dict(*args, **more)
         self._periods = self.periods.detach().cpu().float().clone()
-        self._kept.clear()
+        self._cached_tables.clear()
 
     def forward(self, height: int, width: int, prefix: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines of the angles of all tokens.
@@ -201,13 +202,13 @@ class RotaryEmbedding(nn.Module):
         if is_compiling():  # a look for what is kept would be compiled, once for each answer
             return self._tables(height, width, prefix, self.periods.float())
         key = (height, width, prefix, str(device))
-        if key not in self._kept:
-            if len(self._kept) >= 16:  # images of many sizes
-                self._kept.clear()
+        if key not in self._cached_tables:
+            if len(self._cached_tables) >= 16:  # images of many sizes
+                self._cached_tables.clear()
             # Computed on the CPU, then moved: the same values on every device.
             cos, sin = self._tables(height, width, prefix, self._periods)
-            self._kept[key] = cos.to(device), sin.to(device)
-        return self._kept[key]
+            self._cached_tables[key] = cos.to(device), sin.to(device)
+        return self._cached_tables[key]
 
     @staticmethod
     def _tables(height: int, width: int, prefix: int, periods: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -237,7 +238,7 @@ class Attention(nn.Module):
         mask = torch.ones(3, dim)
         mask[1] = 0.0
         self.register_buffer("bias_mask", mask.flatten(), persistent=False)
-        self.lora = updates(lora, dict.fromkeys(("q", "k", "v", "proj"), (dim, dim)))
+        self.lora = build_updates(lora, dict.fromkeys(("q", "k", "v", "proj"), (dim, dim)))
 
     def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """Attend.
@@ -254,7 +255,7 @@ class Attention(nn.Module):
         qkv = F.linear(x, self.qkv.weight, self.qkv.bias * self.bias_mask)
         if self.lora:
             parts = zip("qkv", qkv.chunk(3, dim=-1))
-            qkv = torch.cat([_updated(self, name, x, part) for name, part in parts], dim=-1)
+            qkv = torch.cat([_add_update(self, name, x, part) for name, part in parts], dim=-1)
         # (3, B, heads, N, D / heads)
         query, key, value = qkv.view(batch, tokens, 3, self.num_heads, dim // self.num_heads).permute(2, 0, 3, 1, 4)
         query, key = (_rotate(part, cos, sin).to(value.dtype) for part in (query, key))
@@ -264,10 +265,10 @@ class Attention(nn.Module):
             weights = torch.softmax((query * (dim // self.num_heads) ** -0.5) @ key.transpose(-2, -1), dim=-1)
             mixed = weights.to(value.dtype) @ value
         mixed = mixed.transpose(1, 2).reshape(batch, tokens, dim)
-        return _updated(self, "proj", mixed, self.proj(mixed))
+        return _add_update(self, "proj", mixed, self.proj(mixed))
 
 
-def _updated(module: Any, name: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def _add_update(module: Any, name: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """The output ``y`` of a layer plus its low-rank update, if it has one, of the layer's input ``x``."""
     return y + module.lora[name](x) if name in module.lora else y
 
@@ -285,12 +286,12 @@ class Mlp(nn.Module):
         super().__init__()
         self.fc1 = nn.Linear(dim, hidden)
         self.fc2 = nn.Linear(hidden, dim)
-        self.lora = updates(lora, {"fc1": (dim, hidden), "fc2": (hidden, dim)})
+        self.lora = build_updates(lora, {"fc1": (dim, hidden), "fc2": (hidden, dim)})
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(..., D) -> (..., D)."""
-        hidden = F.gelu(_updated(self, "fc1", x, self.fc1(x)))
-        return _updated(self, "fc2", hidden, self.fc2(hidden))
+        hidden = F.gelu(_add_update(self, "fc1", x, self.fc1(x)))
+        return _add_update(self, "fc2", hidden, self.fc2(hidden))
 
 
 class SwiGlu(nn.Module):
@@ -301,13 +302,13 @@ class SwiGlu(nn.Module):
         self.w1 = nn.Linear(dim, hidden)
         self.w2 = nn.Linear(dim, hidden)
         self.w3 = nn.Linear(hidden, dim)
-        self.lora = updates(lora, {"w1": (dim, hidden), "w2": (dim, hidden), "w3": (hidden, dim)})
+        self.lora = build_updates(lora, {"w1": (dim, hidden), "w2": (dim, hidden), "w3": (hidden, dim)})
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(..., D) -> (..., D)."""
-        gate, value = (_updated(self, name, x, layer(x)) for name, layer in (("w1", self.w1), ("w2", self.w2)))
+        gate, value = (_add_update(self, name, x, layer(x)) for name, layer in (("w1", self.w1), ("w2", self.w2)))
         hidden = F.silu(gate) * value
-        return _updated(self, "w3", hidden, self.w3(hidden))
+        return _add_update(self, "w3", hidden, self.w3(hidden))
 
 
 class LayerScale(nn.Module):
@@ -345,17 +346,17 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """(B, N, D) -> (B, N, D)."""
-        x = x + self._dropped(self.ls1(self.attn(self.norm1(x), cos, sin)))
-        return x + self._dropped(self.ls2(self.mlp(self.norm2(x))), slot=1)
+        x = x + self._drop_path(self.ls1(self.attn(self.norm1(x), cos, sin)))
+        return x + self._drop_path(self.ls2(self.mlp(self.norm2(x))), slot=1)
 
-    def _dropped(self, branch: torch.Tensor, slot: int = 0) -> torch.Tensor:
+    def _drop_path(self, branch: torch.Tensor, slot: int = 0) -> torch.Tensor:
         if not self.training or self.drop_path_rate == 0.0:
             return branch
         if draws_by_sample():
             return branch * sample_mask(self, branch, self.drop_path_rate, slot, per_sample=True)
         keep = 1.0 - self.drop_path_rate
-        kept = torch.empty((branch.shape[0], 1, 1), device=branch.device, dtype=branch.dtype).bernoulli_(keep)
-        return branch * (kept / keep)
+        keep_mask = torch.empty((branch.shape[0], 1, 1), device=branch.device, dtype=branch.dtype).bernoulli_(keep)
+        return branch * (keep_mask / keep)
 
 
 class PatchEmbedding(nn.Module):
@@ -412,9 +413,8 @@ class VisionTransformer(nn.Module):
         blocks: list[nn.Module] = []
         for index in range(size.depth):
             lora = LoraConfig() if index < self.frozen_blocks else config.lora
-            blocks.append(
-                Block(size, config.layer_scale_init, config.drop_path_rate * index / max(size.depth - 1, 1), lora)
-            )
+            drop_path_rate = config.drop_path_rate * index / max(size.depth - 1, 1)
+            blocks.append(Block(size, config.layer_scale_init, drop_path_rate, lora))
         self.blocks = nn.ModuleList(blocks)
         self.norm = nn.LayerNorm(dim, eps=NORM_EPS)
         for module in self.modules():
@@ -431,8 +431,8 @@ class VisionTransformer(nn.Module):
             self.norm.requires_grad_(config.freeze != "all")
         if config.lora.rank:
             for name, parameter in self.named_parameters():
-                parameter.requires_grad_(is_of_lora(name))
-            if not any(map(is_of_lora, self.state_dict())):
+                parameter.requires_grad_(is_lora(name))
+            if not any(map(is_lora, self.state_dict())):
                 raise ConfigError(
                     f"model.lora.targets={list(config.lora.targets)} names no layer of model.size that "
                     f"model.freeze={config.freeze} leaves"
@@ -457,22 +457,22 @@ class VisionTransformer(nn.Module):
             One :class:`Features` for each of ``out_indices``, in their order, float32 also under autocast; h = ceil(H /
             patch size).
         """
-        wanted = [len(self.blocks) - 1] if out_indices is None else list(out_indices)
+        indices = [len(self.blocks) - 1] if out_indices is None else list(out_indices)
         tokens, height, width = self._embed(image)
         prefix = tokens.shape[1] - height * width
         cos, sin = self.rope(height, width, prefix, image.device)
-        kept: dict[int, torch.Tensor] = {}
-        for index, block in enumerate(self.blocks[: max(wanted) + 1]):
+        outputs: dict[int, torch.Tensor] = {}
+        for index, block in enumerate(self.blocks[: max(indices) + 1]):
             if self.activation_checkpointing and self.training and index >= self.frozen_blocks:
                 tokens = recompute_in_backward(block, tokens, cos, sin)
             else:
                 tokens = block(tokens, cos, sin)
-            if index in wanted:
-                kept[index] = tokens
+            if index in indices:
+                outputs[index] = tokens
         features = []
-        for index in wanted:
+        for index in indices:
             with autocast_disabled(image.device.type):  # elements of deep layers exceed the range of float16
-                normed = self.norm(kept[index].float())
+                normed = self.norm(outputs[index].float())
             # Not unflatten, which torch 1.10 cannot trace.
             patches = normed[:, prefix:].view(normed.shape[0], height, width, normed.shape[-1])
             features.append(Features(normed[:, 0], patches))
@@ -491,7 +491,7 @@ class VisionTransformer(nn.Module):
 
     def merge_updates(self) -> None:
         """Add the low-rank updates to the layers' weights, and remove them; outputs stay the same."""
-        state = merged(self.state_dict())
+        state = merge_lora(self.state_dict())
         for module in self.modules():
             if hasattr(module, "lora"):
                 module.lora = nn.ModuleDict()
@@ -513,10 +513,10 @@ class VisionTransformer(nn.Module):
 
 
 def _frozen_blocks(freeze: str | int, depth: int) -> int:
-    known = {"none": 0, "all": depth, **{str(count): count for count in range(depth + 1)}}
-    if str(freeze) not in known:
+    counts = {"none": 0, "all": depth, **{str(count): count for count in range(depth + 1)}}
+    if str(freeze) not in counts:
         raise ConfigError(f"model.freeze={freeze} is not one of none, all, or a number of blocks from 0 to {depth}")
-    return known[str(freeze)]
+    return counts[str(freeze)]
 
 
 def _check(size: Size) -> None:

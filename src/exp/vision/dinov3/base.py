@@ -11,12 +11,12 @@ from torch import nn
 
 from exp.errors import ConfigError, nearest
 from exp.models.base import Model, under_own_names
-from exp.vision.data.values import colors_in
+from exp.vision.data.bands import color_positions
 from exp.vision.dinov3 import weights
-from exp.vision.dinov3.backbone import SIZES, Features, Size, VisionTransformer, is_of_lora, merged, rope_periods
+from exp.vision.dinov3.backbone import SIZES, Features, Size, VisionTransformer, is_lora, merge_lora, rope_periods
 from exp.vision.keys import BackboneConfig, ImageModelConfig, LoraConfig
 
-__all__ = ["ImageModel", "for_bands", "keys_of", "size_of"]
+__all__ = ["ImageModel", "adapt_to_bands", "resolve_size", "typed_keys"]
 
 # Mean and standard deviation of the pretraining images, RGB in 0..1 (the paper's; web: ImageNet's).
 _NORMALIZATION = {
@@ -29,7 +29,7 @@ _STATISTICS = ("pixel_mean", "pixel_std")
 _Config = TypeVar("_Config")
 
 
-def for_bands(values: torch.Tensor, channels: int, names: Sequence[str]) -> torch.Tensor:
+def adapt_to_bands(values: torch.Tensor, channels: int, names: Sequence[str]) -> torch.Tensor:
     """Convert values per band (kernels, means, deviations) to the bands of a model.
 
     Args:
@@ -41,23 +41,23 @@ def for_bands(values: torch.Tensor, channels: int, names: Sequence[str]) -> torc
         (n, C, ...). If c = 3 and ``names`` has red, green and blue: these three get their own values, all other bands
         the mean of the three. Otherwise the values are unchanged if c = C, else each band gets the mean.
     """
-    places = colors_in(names)
-    by_name = values.shape[1] == 3 and None not in places
+    positions = color_positions(names)
+    by_name = values.shape[1] == 3 and None not in positions
     if not by_name and channels == values.shape[1]:
         return values
-    made = values.mean(dim=1, keepdim=True).repeat(1, channels, *[1] * (values.dim() - 2))
-    for color, place in enumerate(places if by_name else ()):
-        assert place is not None
-        made[:, place] = values[:, color]
-    return made
+    adapted = values.mean(dim=1, keepdim=True).repeat(1, channels, *[1] * (values.dim() - 2))
+    for color, position in enumerate(positions if by_name else ()):
+        assert position is not None
+        adapted[:, position] = values[:, color]
+    return adapted
 
 
-def keys_of(kind: type[_Config], keys: Any) -> _Config:
+def typed_keys(kind: type[_Config], keys: Any) -> _Config:
     """Typed keys from a mapping; an instance of ``kind`` is returned unchanged, and None gives the defaults."""
     return keys if isinstance(keys, kind) else kind(**dict(keys or {}))
 
 
-def size_of(keys: BackboneConfig, key: str = "model") -> Size:
+def resolve_size(keys: BackboneConfig, key: str = "model") -> Size:
     """The size of a backbone by its keys; another ``embed_dim`` scales the feed-forward layers in proportion.
 
     Raises:
@@ -65,11 +65,11 @@ def size_of(keys: BackboneConfig, key: str = "model") -> Size:
     """
     if keys.size not in SIZES:
         raise ConfigError(f"{key}.size={keys.size} is not one of {', '.join(SIZES)}{nearest(keys.size, SIZES)}")
-    known = SIZES[keys.size]
-    given: dict[str, Any] = {"embed_dim": keys.embed_dim, "depth": keys.depth, "num_heads": keys.num_heads}
-    changed = {name: value for name, value in given.items() if value is not None}
-    hidden = known.hidden_dim * changed.get("embed_dim", known.embed_dim) // known.embed_dim
-    return dataclasses.replace(known, **changed, hidden_dim=hidden)
+    default = SIZES[keys.size]
+    values: dict[str, Any] = {"embed_dim": keys.embed_dim, "depth": keys.depth, "num_heads": keys.num_heads}
+    changed = {name: value for name, value in values.items() if value is not None}
+    hidden = default.hidden_dim * changed.get("embed_dim", default.embed_dim) // default.embed_dim
+    return dataclasses.replace(default, **changed, hidden_dim=hidden)
 
 
 class ImageModel(Model):
@@ -106,7 +106,7 @@ class ImageModel(Model):
     ) -> None:
         super().__init__()
         config = self.config_class(**keys)
-        config.lora = keys_of(LoraConfig, config.lora)
+        config.lora = typed_keys(LoraConfig, config.lora)
         self.config, self.band_names = config, list(band_names or ())
         if config.normalization not in ("auto", *_NORMALIZATION):
             raise ConfigError(
@@ -116,18 +116,19 @@ class ImageModel(Model):
             raise ConfigError(
                 f"model.normalization={config.normalization} and data.mean both normalize the values; set one of them"
             )
-        self.size = size_of(config)
+        self.size = resolve_size(config)
         self.backbone = VisionTransformer(self.size, in_channels, config)
         self.in_channels = in_channels
-        self.out_indices = self._numbers([-1] if config.out_indices is None else config.out_indices, "out_indices")
-        self._follows_weights = config.normalization == "auto" and pixel_mean is None
+        out_indices = [-1] if config.out_indices is None else config.out_indices
+        self.out_indices = self._block_indices(out_indices, "out_indices")
+        self._uses_weights_normalization = config.normalization == "auto" and pixel_mean is None
         if pixel_mean is None or pixel_std is None:
-            self._normalize_like("web" if config.normalization == "auto" else config.normalization)
+            self._set_normalization("web" if config.normalization == "auto" else config.normalization)
         else:
             self.register_buffer("pixel_mean", torch.tensor(list(pixel_mean)).view(1, -1, 1, 1))
             self.register_buffer("pixel_std", torch.tensor(list(pixel_std)).view(1, -1, 1, 1))
 
-    def _numbers(self, blocks: Sequence[int], key: str) -> list[int]:
+    def _block_indices(self, blocks: Sequence[int], key: str) -> list[int]:
         """Numbers of blocks, from 0; negative ones count from the end."""
         count = self.size.depth
         numbers = [block % count if -count <= block < 0 else block for block in blocks]
@@ -135,23 +136,22 @@ class ImageModel(Model):
             raise ConfigError(f"model.{key}={list(blocks)} must name at least one block from 0 to {count - 1}")
         return numbers
 
-    def _normalize_like(self, images: str) -> None:
+    def _set_normalization(self, images: str) -> None:
         for name, values in zip(_STATISTICS, _NORMALIZATION[images]):
-            of_colors = torch.tensor(values).view(1, 3, 1, 1) * 255.0
-            self.register_buffer(name, for_bands(of_colors, self.in_channels, self.band_names))
+            rgb = torch.tensor(values).view(1, 3, 1, 1) * 255.0
+            self.register_buffer(name, adapt_to_bands(rgb, self.in_channels, self.band_names))
 
     @property
     def normalization(self) -> str:
         """The images of whose statistics ``pixel_mean`` and ``pixel_std`` are: ``web``, ``satellite``, or ``own``."""
-        own = torch.stack([self.pixel_mean, self.pixel_std]).flatten(1).cpu()
+        statistics = torch.stack([self.pixel_mean, self.pixel_std]).flatten(1).cpu()
         for name, values in _NORMALIZATION.items():
-            if torch.allclose(
-                own, for_bands(torch.tensor(values) * 255.0, self.in_channels, self.band_names), atol=0.01
-            ):
+            expected = adapt_to_bands(torch.tensor(values) * 255.0, self.in_channels, self.band_names)
+            if torch.allclose(statistics, expected, atol=0.01):
                 return name
         return "own"
 
-    def _use_blocks(self, more: Sequence[int] = ()) -> None:
+    def _freeze_unused_blocks(self, more: Sequence[int] = ()) -> None:
         """Freeze the blocks after the last one in use: they get no gradient, and DDP must not wait for one."""
         for block in self.backbone.blocks[max([*self.out_indices, *more]) + 1 :]:
             block.requires_grad_(False)
@@ -173,8 +173,8 @@ class ImageModel(Model):
 
         Not the whole call: the windows of a prediction would be compiled as one program, anew for each size of image.
         """
-        for part in self.children():
-            part.compile(*args, **kwargs)
+        for submodule in self.children():
+            submodule.compile(*args, **kwargs)
 
     def sharded_units(self) -> list[nn.Module]:
         """The backbone's blocks (``wrapper=fsdp``); the head computes in float32, and is small."""
@@ -186,7 +186,7 @@ class ImageModel(Model):
 
     def may_start_anew(self, name: str) -> bool:
         """Whether weights may be missing in a checkpoint: those of heads, and low-rank updates."""
-        return not name.startswith(_PREFIX) or is_of_lora(name)
+        return not name.startswith(_PREFIX) or is_lora(name)
 
     @property
     def num_layers(self) -> int:
@@ -212,52 +212,53 @@ class ImageModel(Model):
         weights.refuse_convnext(state, source)
         prefix = weights.published_prefix(state)
         if prefix is None or (prefix.endswith(_PREFIX) and f"{prefix[: -len(_PREFIX)]}pixel_mean" in state):  # ours
-            own = under_own_names(state, self.state_dict())
+            adapted = under_own_names(state, self.state_dict())
         else:
-            own = self._of_published(state, prefix, source)
-        if not self._follows_weights:
-            own.update(pixel_mean=self.pixel_mean, pixel_std=self.pixel_std)
-        backbone = {key[len(_PREFIX) :]: value for key, value in own.items() if key.startswith(_PREFIX)}
-        mine = self.backbone.state_dict()
-        weights.check_backbone({key: value for key, value in backbone.items() if not is_of_lora(key)}, mine, source)
-        theirs, ours = ({key: each[key] for key in each if is_of_lora(key)} for each in (backbone, mine))
-        same = theirs.keys() == ours.keys() and all(
-            value.shape == ours[key].shape and (value.dim() > 0 or float(value) == float(ours[key]))
-            for key, value in theirs.items()
+            adapted = self._from_published(state, prefix, source)
+        if not self._uses_weights_normalization:
+            adapted.update(pixel_mean=self.pixel_mean, pixel_std=self.pixel_std)
+        backbone = {key[len(_PREFIX) :]: value for key, value in adapted.items() if key.startswith(_PREFIX)}
+        model_state = self.backbone.state_dict()
+        weights.check_backbone({key: value for key, value in backbone.items() if not is_lora(key)}, model_state, source)
+        file_updates, model_updates = ({key: tensors[key] for key in tensors if is_lora(key)}
+                                       for tensors in (backbone, model_state))  # fmt: skip
+        has_same_updates = file_updates.keys() == model_updates.keys() and all(
+            value.shape == model_updates[key].shape and (value.dim() > 0 or float(value) == float(model_updates[key]))
+            for key, value in file_updates.items()
         )
-        return own if same else merged(own)
+        return adapted if has_same_updates else merge_lora(adapted)
 
-    def _of_published(self, state: Mapping[str, torch.Tensor], prefix: str, source: Path) -> dict[str, torch.Tensor]:
+    def _from_published(self, state: Mapping[str, torch.Tensor], prefix: str, source: Path) -> dict[str, torch.Tensor]:
         """Published weights by this model's names, with rotary periods and pixel statistics from the files beside."""
-        names, about = self.state_dict(), weights.beside(source)
-        inner = {key[len(prefix) :]: value for key, value in state.items()
+        names, sidecar = self.state_dict(), weights.read_sidecar_config(source)
+        backbone = {key[len(prefix) :]: value for key, value in state.items()
                  if key.startswith(prefix) and (prefix or not weights.HEAD.match(key))}  # fmt: skip
         rest = {key: value for key, value in state.items()
-                if not key.startswith(prefix) or key[len(prefix) :] not in inner}  # fmt: skip
-        own = {f"{key} of the file" if key in names else key: value for key, value in rest.items()}
-        adapted = weights.with_periods(weights.adapt_published(inner), about)
+                if not key.startswith(prefix) or key[len(prefix) :] not in backbone}  # fmt: skip
+        tensors = {f"{key} of the file" if key in names else key: value for key, value in rest.items()}
+        adapted = weights.with_periods(weights.adapt_published(backbone), sidecar)
         if "rope.periods" not in adapted:
             self.taken_on_trust = ["num_heads"]
-            adapted["rope.periods"] = rope_periods(self.backbone.rope.head_dim, about.rope_base)
-        own.update({_PREFIX + key: value for key, value in adapted.items()})
+            adapted["rope.periods"] = rope_periods(self.backbone.rope.head_dim, sidecar.rope_base)
+        tensors.update({_PREFIX + key: value for key, value in adapted.items()})
         pretraining = weights.pretraining_of(source)
-        if self._follows_weights and about.statistics is None and pretraining is not None:
-            self._normalize_like(pretraining)
-        own.update(pixel_mean=self.pixel_mean, pixel_std=self.pixel_std)
-        if self._follows_weights and about.statistics is not None:
-            own.update({name: torch.tensor(each).view(1, -1, 1, 1)
-                        for name, each in zip(_STATISTICS, about.statistics)})  # fmt: skip
-        for name in () if about.ours else (_EMBEDDING, *_STATISTICS):  # the data's bands may have another order
-            if name in own and own[name].shape[1] == 3 and (self.in_channels == 3 or name != _EMBEDDING):
-                own[name] = for_bands(own[name], self.in_channels, self.band_names)
-        return own
+        if self._uses_weights_normalization and sidecar.statistics is None and pretraining is not None:
+            self._set_normalization(pretraining)
+        tensors.update(pixel_mean=self.pixel_mean, pixel_std=self.pixel_std)
+        if self._uses_weights_normalization and sidecar.statistics is not None:
+            tensors.update({name: torch.tensor(values).view(1, -1, 1, 1)
+                        for name, values in zip(_STATISTICS, sidecar.statistics)})  # fmt: skip
+        for name in () if sidecar.from_exp else (_EMBEDDING, *_STATISTICS):  # the data's bands may have another order
+            if name in tensors and tensors[name].shape[1] == 3 and (self.in_channels == 3 or name != _EMBEDDING):
+                tensors[name] = adapt_to_bands(tensors[name], self.in_channels, self.band_names)
+        return tensors
 
     def fit_state_dict(self, state: Mapping[str, torch.Tensor], source: Path) -> dict[str, torch.Tensor]:
-        """Convert patch embedding and pixel statistics to this model's bands (:func:`for_bands`)."""
+        """Convert patch embedding and pixel statistics to this model's bands (:func:`adapt_to_bands`)."""
         fitted = super().fit_state_dict(state, source)
         for name in (_EMBEDDING, *_STATISTICS):
             if name in fitted and fitted[name].shape[1] != self.in_channels:
                 # The sum of the kernels stays the same, so that a gray image keeps its embedding.
                 factor = fitted[name].shape[1] / self.in_channels if name == _EMBEDDING else 1.0
-                fitted[name] = for_bands(fitted[name], self.in_channels, self.band_names) * factor
+                fitted[name] = adapt_to_bands(fitted[name], self.in_channels, self.band_names) * factor
         return fitted

@@ -20,7 +20,7 @@ from exp.errors import ConfigError, nearest
 from exp.models.dropout import Dropout2d
 from exp.vision.keys import SegmenterConfig
 
-__all__ = ["FcnHead", "Head", "blocks_of_levels", "build_head", "sees_levels"]
+__all__ = ["FcnHead", "Head", "build_head", "level_out_indices", "uses_levels"]
 
 _LEVELS = 4  # blocks whose features UPerNet and DPT get
 _POOLED = (1, 2, 3, 6)  # cells along each side of UPerNet's pooled maps (PSPNet, arXiv 1612.01105)
@@ -43,7 +43,7 @@ class Head(nn.Module):
         raise NotImplementedError
 
 
-class _OwnHead(nn.Module):
+class _BuiltInHead(nn.Module):
     """A head that ``model.head`` names by a word; its constructor takes ``(dim, num_classes, config)``.
 
     ``dim`` is the number of channels (D) of one block's map if ``levels`` is set, else of all maps together.
@@ -51,24 +51,24 @@ class _OwnHead(nn.Module):
 
     levels: ClassVar[bool] = False
     """Whether the head gets four blocks."""
-    sees_cls: ClassVar[bool] = False
+    uses_cls_token: ClassVar[bool] = False
     """Whether each map is followed by the CLS token, repeated over its cells, as further channels."""
 
-    def _add_last(self, channels: int, num_classes: int, dropout: float) -> None:
+    def _add_classifier(self, channels: int, num_classes: int, dropout: float) -> None:
         """Create dropout of whole channels and a linear layer; call at the end of the constructor."""
         self.dropout = Dropout2d(dropout)
         self.classify = nn.Conv2d(channels, num_classes, 1)
 
-    def _last(self, x: torch.Tensor) -> torch.Tensor:
+    def _classify(self, x: torch.Tensor) -> torch.Tensor:
         return self.classify(self.dropout(x))
 
 
-def sees_levels(config: SegmenterConfig) -> bool:
+def uses_levels(config: SegmenterConfig) -> bool:
     """Whether ``model.head`` gets four blocks."""
     return isinstance(config.head, str) and config.head in _HEADS and _HEADS[config.head].levels
 
 
-def blocks_of_levels(depth: int) -> list[int]:
+def level_out_indices(depth: int) -> list[int]:
     """The last blocks of the four quarters of a backbone: 2, 5, 8, 11 of 12. Below four blocks some repeat."""
     return [-(-depth * (level + 1) // _LEVELS) - 1 for level in range(_LEVELS)]
 
@@ -123,19 +123,19 @@ class _ConvNorm(nn.Sequential):
         super().__init__(convolve, _norm(norm, channels), nn.ReLU())
 
 
-class LinearHead(_OwnHead):
+class LinearHead(_BuiltInHead):
     """One linear layer per patch: the usual linear probe."""
 
     def __init__(self, dim: int, num_classes: int, config: SegmenterConfig) -> None:
         super().__init__()
-        self._add_last(dim, num_classes, config.dropout)
+        self._add_classifier(dim, num_classes, config.dropout)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """(B, D, h, w) -> (B, K, h, w)."""
-        return self._last(features)
+        return self._classify(features)
 
 
-class UpsampleHead(_OwnHead):
+class UpsampleHead(_BuiltInHead):
     """Two stages that double the resolution by a transposed and a plain convolution, then a linear layer."""
 
     def __init__(self, dim: int, num_classes: int, config: SegmenterConfig) -> None:
@@ -145,24 +145,24 @@ class UpsampleHead(_OwnHead):
             stages += [nn.ConvTranspose2d(width, channels, 2, stride=2), _norm(norm, channels), nn.GELU()]
             stages += [nn.Conv2d(channels, channels, 3, padding=1, bias=False), _norm(norm, channels), nn.GELU()]
         self.stages = nn.Sequential(*stages)
-        self._add_last(channels, num_classes, config.dropout)
+        self._add_classifier(channels, num_classes, config.dropout)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """(B, D, h, w) -> (B, K, 4 h, 4 w)."""
-        return self._last(self.stages(features))
+        return self._classify(self.stages(features))
 
 
-class FcnHead(_OwnHead):
+class FcnHead(_BuiltInHead):
     """A convolution and a linear layer (FCN, arXiv 1411.4038): the auxiliary head on an inner block."""
 
     def __init__(self, dim: int, num_classes: int, config: SegmenterConfig) -> None:
         super().__init__()
         self.convolve = _ConvNorm(dim, config.head_channels, 3, config.head_norm)
-        self._add_last(config.head_channels, num_classes, config.dropout)
+        self._add_classifier(config.head_channels, num_classes, config.dropout)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """(B, D, h, w) -> (B, K, h, w)."""
-        return self._last(self.convolve(features))
+        return self._classify(self.convolve(features))
 
 
 def _resized(x: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
@@ -170,7 +170,7 @@ def _resized(x: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
     return F.interpolate(x, size=list(size), mode="bilinear", align_corners=False)
 
 
-class UperNetHead(_OwnHead):
+class UperNetHead(_BuiltInHead):
     """UPerNet (Xiao et al., arXiv 1807.10221): pyramid pooling on the coarsest level, a feature pyramid over all.
 
     The levels are made from the blocks' maps as in BEiT (arXiv 2106.08254) and later studies: by two transposed
@@ -197,7 +197,7 @@ class UperNetHead(_OwnHead):
         self.lateral = nn.ModuleList(_ConvNorm(dim, channels, 1, norm) for _ in range(_LEVELS - 1))
         self.smooth = nn.ModuleList(_ConvNorm(channels, channels, 3, norm) for _ in range(_LEVELS - 1))
         self.fuse = _ConvNorm(_LEVELS * channels, channels, 3, norm)
-        self._add_last(channels, num_classes, config.dropout)
+        self._add_classifier(channels, num_classes, config.dropout)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """(B, 4 D, h, w), the maps of four blocks in ascending order -> (B, K, 4 h, 4 w)."""
@@ -211,9 +211,9 @@ class UperNetHead(_OwnHead):
         maps.append(self.bottleneck(torch.cat([coarsest, *pooled], dim=1)))
         for finer in range(_LEVELS - 2, -1, -1):
             maps[finer] = maps[finer] + _resized(maps[finer + 1], maps[finer].shape[-2:])
-        maps[:-1] = [smooth(each) for smooth, each in zip(self.smooth, maps)]
-        joined = torch.cat([maps[0], *(_resized(each, maps[0].shape[-2:]) for each in maps[1:])], dim=1)
-        return self._last(self.fuse(joined))
+        maps[:-1] = [smooth(feature_map) for smooth, feature_map in zip(self.smooth, maps)]
+        joined = torch.cat([maps[0], *(_resized(feature_map, maps[0].shape[-2:]) for feature_map in maps[1:])], dim=1)
+        return self._classify(self.fuse(joined))
 
 
 class _ResidualUnit(nn.Module):
@@ -221,11 +221,11 @@ class _ResidualUnit(nn.Module):
 
     def __init__(self, channels: int, norm: str) -> None:
         super().__init__()
-        parts: list[nn.Module] = []
+        layers: list[nn.Module] = []
         for _ in range(2):
             convolve = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
-            parts += [nn.ReLU(), convolve, _norm(norm, channels)]
-        self.branch = nn.Sequential(*parts)
+            layers += [nn.ReLU(), convolve, _norm(norm, channels)]
+        self.branch = nn.Sequential(*layers)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(B, C, h, w), the same shape."""
@@ -237,18 +237,18 @@ class _Fusion(nn.Module):
 
     def __init__(self, channels: int, norm: str, coarsest: bool) -> None:
         super().__init__()
-        self.own = None if coarsest else _ResidualUnit(channels, norm)
-        self.joined = _ResidualUnit(channels, norm)
+        self.level_unit = None if coarsest else _ResidualUnit(channels, norm)
+        self.fused_unit = _ResidualUnit(channels, norm)
         self.project = nn.Conv2d(channels, channels, 1)
 
     def forward(self, level: torch.Tensor, coarser: torch.Tensor | None, size: Sequence[int]) -> torch.Tensor:
         """Both (B, C, h, w) -> (B, C, *size)."""
-        joined = level if self.own is None or coarser is None else coarser + self.own(level)
+        joined = level if self.level_unit is None or coarser is None else coarser + self.level_unit(level)
         # Project before the interpolation: the same result, computed on a quarter of the cells.
-        return _resized(self.project(self.joined(joined)), size)
+        return _resized(self.project(self.fused_unit(joined)), size)
 
 
-class DptHead(_OwnHead):
+class DptHead(_BuiltInHead):
     """DPT (Ranftl et al., arXiv 2103.13413): tokens of four blocks reassembled to maps, then fused by residual units.
 
     The levels have D / 8, D / 4, D / 2 and D channels before the fusion, the paper's for D = 768. The CLS token is
@@ -257,7 +257,7 @@ class DptHead(_OwnHead):
     """
 
     levels = True
-    sees_cls = True
+    uses_cls_token = True
 
     def __init__(self, dim: int, num_classes: int, config: SegmenterConfig) -> None:
         super().__init__()
@@ -276,17 +276,17 @@ class DptHead(_OwnHead):
         self.enter = nn.ModuleList(nn.Conv2d(width, channels, 3, padding=1, bias=False) for width in widths)
         self.fusion = nn.ModuleList(_Fusion(channels, norm, level == _LEVELS - 1) for level in range(_LEVELS))
         self.finish = _ConvNorm(channels, channels, 3, norm)
-        self._add_last(channels, num_classes, config.dropout)
+        self._add_classifier(channels, num_classes, config.dropout)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """(B, 4 * 2 D, h, w), for each of four blocks its map and its CLS token in every cell -> (B, K, 8 h, 8 w)."""
-        parts = zip(self.readout, self.project, self.resample, self.enter, features.chunk(_LEVELS, dim=1))
-        levels = [enter(resample(project(readout(level)))) for readout, project, resample, enter, level in parts]
+        stages = zip(self.readout, self.project, self.resample, self.enter, features.chunk(_LEVELS, dim=1))
+        levels = [enter(resample(project(readout(level)))) for readout, project, resample, enter, level in stages]
         sizes = [[2 * extent for extent in levels[0].shape[-2:]], *(level.shape[-2:] for level in levels[:-1])]
         fused: torch.Tensor | None = None
         for number in range(_LEVELS - 1, -1, -1):
             fused = self.fusion[number](levels[number], fused, sizes[number])
-        return self._last(self.finish(fused))
+        return self._classify(self.finish(fused))
 
 
 # The names that `model.head` may have.

@@ -16,22 +16,22 @@ from torch import nn
 from exp.errors import ConfigError
 from exp.vision.keys import LossConfig
 
-__all__ = ["Losses", "cross_entropy", "dice_loss", "focal_loss", "lovasz_softmax", "named"]
+__all__ = ["Losses", "cross_entropy", "dice_loss", "focal_loss", "lovasz_softmax", "rename_single_loss"]
 
 _LOSSES = {"cross_entropy": "loss_ce", "focal": "loss_focal", "dice": "loss_dice", "lovasz": "loss_lovasz"}
 
 
-def _known_shares(logits: torch.Tensor, labels: torch.Tensor, ignore_index: int) -> tuple[torch.Tensor, ...]:
+def _masked_probabilities(logits: torch.Tensor, labels: torch.Tensor, ignore_index: int) -> tuple[torch.Tensor, ...]:
     """Flatten logits (B, K, ...) and labels (B, ...) over P pixels.
 
     Returns:
         Probabilities and one-hot truth, float32 (B, K, P) each, 0 where ignored; and 1 where not, float32 (B, 1, P).
     """
-    known = (labels != ignore_index).flatten(1).unsqueeze(1)
-    probabilities = torch.softmax(logits.float(), dim=1).flatten(2) * known
-    index = labels.long().flatten(1).unsqueeze(1) * known  # ignored pixels: class 0, then masked away
-    truth = torch.zeros_like(probabilities).scatter_(1, index, 1.0) * known
-    return probabilities, truth, known.float()
+    valid = (labels != ignore_index).flatten(1).unsqueeze(1)
+    probabilities = torch.softmax(logits.float(), dim=1).flatten(2) * valid
+    index = labels.long().flatten(1).unsqueeze(1) * valid  # ignored pixels: class 0, then masked away
+    truth = torch.zeros_like(probabilities).scatter_(1, index, 1.0) * valid
+    return probabilities, truth, valid.float()
 
 
 def cross_entropy(
@@ -75,12 +75,12 @@ def dice_loss(logits: torch.Tensor, labels: torch.Tensor, ignore_index: int) -> 
     Returns:
         0-dim float32.
     """
-    probabilities, truth, _ = _known_shares(logits, labels, ignore_index)
+    probabilities, truth, _ = _masked_probabilities(logits, labels, ignore_index)
     overlap, count = (probabilities * truth).sum(dim=2), truth.sum(dim=2)
     size = probabilities.sum(dim=2) + count
-    there = count > 0
-    loss = (1.0 - (2.0 * overlap + 1.0) / (size + 1.0)) * there  # smoothed by one pixel
-    return (loss.sum(dim=1) / there.sum(dim=1).clamp(min=1)).mean()
+    present = count > 0
+    loss = (1.0 - (2.0 * overlap + 1.0) / (size + 1.0)) * present  # smoothed by one pixel
+    return (loss.sum(dim=1) / present.sum(dim=1).clamp(min=1)).mean()
 
 
 def focal_loss(
@@ -105,15 +105,15 @@ def focal_loss(
     Returns:
         0-dim float32.
     """
-    known = labels != ignore_index
-    index = labels.long() * known  # ignored: class 0, then masked away
-    log_right = torch.log_softmax(logits.float(), dim=1).gather(1, index.unsqueeze(1)).squeeze(1)
+    valid = labels != ignore_index
+    index = labels.long() * valid  # ignored: class 0, then masked away
+    log_probability = torch.log_softmax(logits.float(), dim=1).gather(1, index.unsqueeze(1)).squeeze(1)
     # 1 - p without cancellation, clamped above 0, where powers below 1 have no finite slope.
-    wrong = -torch.expm1(log_right)
-    losses = -log_right * wrong.clamp(min=1e-6) ** gamma
+    error = -torch.expm1(log_probability)
+    losses = -log_probability * error.clamp(min=1e-6) ** gamma
     if class_weights is not None:
         losses = losses * class_weights.index_select(0, index.flatten()).view_as(losses)
-    return (losses * known).sum() / labels.numel()
+    return (losses * valid).sum() / labels.numel()
 
 
 def lovasz_softmax(logits: torch.Tensor, labels: torch.Tensor, ignore_index: int) -> torch.Tensor:
@@ -130,18 +130,18 @@ def lovasz_softmax(logits: torch.Tensor, labels: torch.Tensor, ignore_index: int
     Returns:
         0-dim float32.
     """
-    probabilities, truth, known = _known_shares(logits, labels, ignore_index)
+    probabilities, truth, valid = _masked_probabilities(logits, labels, ignore_index)
     errors = (truth - probabilities).abs()
     # The weights are constants of the subgradient: the gradient flows through the errors alone, not through the
     # sorting.
     with torch.no_grad():
-        weights = _slopes(errors, truth, known)
+        weights = _slopes(errors, truth, valid)
     present = (truth.sum(dim=2) > 0).float()
     by_class = (errors * weights).sum(dim=2) * present
     return (by_class.sum(dim=1) / present.sum(dim=1).clamp(min=1.0)).mean()
 
 
-def _slopes(errors: torch.Tensor, truth: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
+def _slopes(errors: torch.Tensor, truth: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
     """Weights of the pixels' errors, the paper's algorithm 1.
 
     The weight of a pixel is how much the Jaccard loss grows if it becomes wrong after all pixels with larger errors. It
@@ -150,14 +150,14 @@ def _slopes(errors: torch.Tensor, truth: torch.Tensor, known: torch.Tensor) -> t
     Args:
         errors: (B, K, P).
         truth: (B, K, P), 1 where a known pixel has the class.
-        known: (B, 1, P), 1 or 0.
+        valid: (B, 1, P), 1 or 0.
 
     Returns:
         (B, K, P).
     """
     order = torch.sort(errors, dim=2, descending=True)[1]
     hit = truth.gather(2, order)
-    others = (known - truth).gather(2, order)
+    others = (valid - truth).gather(2, order)
     count = truth.sum(dim=2, keepdim=True)
     intersection = count - hit.cumsum(dim=2)
     union = count + others.cumsum(dim=2)
@@ -189,8 +189,8 @@ class Losses(nn.Module):
             )
         self.gamma, self.label_smoothing = config.focal_gamma, getattr(config, "label_smoothing", 0.0)
         self.ignore_index = ignore_index
-        made = None if weights is None else torch.tensor(list(weights), dtype=torch.float32)
-        self.register_buffer("class_weights", made, persistent=False)
+        class_weights = None if weights is None else torch.tensor(list(weights), dtype=torch.float32)
+        self.register_buffer("class_weights", class_weights, persistent=False)
 
     def forward(self, logits: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
         """The losses by name, each times its weight.
@@ -203,16 +203,16 @@ class Losses(nn.Module):
             0-dim float32 tensors whose sum is the loss: those of ``loss_ce``, ``loss_focal``, ``loss_dice`` and
             ``loss_lovasz`` whose weight is not 0.
         """
-        both, by_class = (logits, labels, self.ignore_index), self.class_weights
+        arguments, class_weights = (logits, labels, self.ignore_index), self.class_weights
         compute: dict[str, Callable[[], torch.Tensor]] = {
-            "cross_entropy": lambda: cross_entropy(*both, by_class, self.label_smoothing),
-            "focal": lambda: focal_loss(*both, self.gamma, by_class),
-            "dice": lambda: dice_loss(*both),
-            "lovasz": lambda: lovasz_softmax(*both),
+            "cross_entropy": lambda: cross_entropy(*arguments, class_weights, self.label_smoothing),
+            "focal": lambda: focal_loss(*arguments, self.gamma, class_weights),
+            "dice": lambda: dice_loss(*arguments),
+            "lovasz": lambda: lovasz_softmax(*arguments),
         }
         return {_LOSSES[name]: weight * compute[name]() for name, weight in self.weights.items() if weight}
 
 
-def named(losses: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def rename_single_loss(losses: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Rename a single loss to ``loss``; several losses are returned unchanged."""
     return {"loss": next(iter(losses.values()))} if len(losses) == 1 else losses

@@ -14,13 +14,13 @@ from exp.errors import CheckpointError, ConfigError
 from exp.hardware.compat import autocast_disabled
 from exp.models.dropout import Dropout
 from exp.vision.dinov3.backbone import Features
-from exp.vision.dinov3.base import ImageModel, keys_of, size_of
-from exp.vision.dinov3.heads import FcnHead, blocks_of_levels, build_head, sees_levels
-from exp.vision.dinov3.losses import Losses, cross_entropy, named
+from exp.vision.dinov3.base import ImageModel, resolve_size, typed_keys
+from exp.vision.dinov3.heads import FcnHead, build_head, level_out_indices, uses_levels
+from exp.vision.dinov3.losses import Losses, cross_entropy, rename_single_loss
 from exp.vision.keys import DistillerConfig, SceneClassifierConfig, SegmenterConfig, TeacherConfig
 from exp.vision.tiling import Tiling
 
-__all__ = ["Agreement", "Distiller", "SceneClassifier", "Segmenter"]
+__all__ = ["CosineSimilarity", "Distiller", "SceneClassifier", "Segmenter"]
 
 
 class SceneClassifier(ImageModel):
@@ -42,7 +42,7 @@ class SceneClassifier(ImageModel):
         self.head = nn.Linear(2 * self.size.embed_dim * len(self.out_indices), num_classes)
         nn.init.trunc_normal_(self.head.weight, std=0.01)
         nn.init.zeros_(self.head.bias)
-        self._use_blocks()
+        self._freeze_unused_blocks()
 
     def forward(
         self, image: torch.Tensor, label: torch.Tensor | None = None, mode: str = "tensor", **_: Any
@@ -63,7 +63,7 @@ class SceneClassifier(ImageModel):
             parts += [features.cls, features.patches.mean(dim=(1, 2))]
         with autocast_disabled(image.device.type):
             logits = self.head(self.dropout(torch.cat(parts, dim=-1)))
-        return named(self.losses(logits, label)) if mode == "loss" else logits
+        return rename_single_loss(self.losses(logits, label)) if mode == "loss" else logits
 
 
 class Segmenter(ImageModel):
@@ -85,18 +85,19 @@ class Segmenter(ImageModel):
     def __init__(self, num_classes: int, ignore_index: int = 255, **keys: Any) -> None:
         super().__init__(**keys)
         config, depth, dim = self.config, self.size.depth, self.size.embed_dim
-        if sees_levels(config) and config.out_indices is None:
-            self.out_indices = blocks_of_levels(depth)
+        if uses_levels(config) and config.out_indices is None:
+            self.out_indices = level_out_indices(depth)
         self.num_classes, self.ignore_index = num_classes, ignore_index
         self.losses = Losses(config, ignore_index)
         self.head = build_head(config, dim, len(self.out_indices), num_classes)
-        self.auxiliary_weight, inner = config.auxiliary_weight, config.auxiliary_out_index
-        self.inner_blocks: list[int] = []
+        self.auxiliary_weight, auxiliary_index = config.auxiliary_weight, config.auxiliary_out_index
+        self.auxiliary_indices: list[int] = []
         if config.auxiliary_weight:
-            self.inner_blocks = self._numbers([(2 * depth - 1) // 3 if inner is None else inner], "auxiliary_out_index")
+            index = (2 * depth - 1) // 3 if auxiliary_index is None else auxiliary_index
+            self.auxiliary_indices = self._block_indices([index], "auxiliary_out_index")
             self.auxiliary_head = FcnHead(dim, num_classes, config)
         self.tiling = Tiling(config.inference, config.window, config.overlap, config.tta_scales, config.tta_flip)
-        self._use_blocks(self.inner_blocks)
+        self._freeze_unused_blocks(self.auxiliary_indices)
 
     def forward(
         self,
@@ -130,26 +131,26 @@ class Segmenter(ImageModel):
         return self._logits(image)
 
     def _logits(self, image: torch.Tensor) -> torch.Tensor:
-        found = self.features(image, self.out_indices)
+        features = self.features(image, self.out_indices)
         with autocast_disabled(image.device.type):
-            return self._to_pixels(self._scores(found), image)
+            return self._to_pixels(self._head_scores(features), image)
 
     def _losses(self, image: torch.Tensor, label: torch.Tensor) -> dict[str, torch.Tensor]:
-        found = self.features(image, [*self.out_indices, *self.inner_blocks])
+        features = self.features(image, [*self.out_indices, *self.auxiliary_indices])
         with autocast_disabled(image.device.type):
-            losses = self.losses(self._to_pixels(self._scores(found[: len(self.out_indices)]), image), label)
-            if self.inner_blocks:
-                scores = self._to_pixels(self.auxiliary_head(_map(found[-1].patches)), image)
+            losses = self.losses(self._to_pixels(self._head_scores(features[: len(self.out_indices)]), image), label)
+            if self.auxiliary_indices:
+                scores = self._to_pixels(self.auxiliary_head(_to_map(features[-1].patches)), image)
                 loss = cross_entropy(scores, label, self.ignore_index, self.losses.class_weights)
                 losses["loss_auxiliary"] = self.auxiliary_weight * loss
-            return named(losses)
+            return rename_single_loss(losses)
 
-    def _scores(self, found: Sequence[Features]) -> torch.Tensor:
+    def _head_scores(self, block_features: Sequence[Features]) -> torch.Tensor:
         """Scores (B, K, h', w') of the features of ``self.out_indices``."""
         maps = []
-        for features in found:
-            maps.append(_map(features.patches))
-            if getattr(self.head, "sees_cls", False):
+        for features in block_features:
+            maps.append(_to_map(features.patches))
+            if getattr(self.head, "uses_cls_token", False):
                 maps.append(features.cls[:, :, None, None].expand_as(maps[-1]))
         return self.head(torch.cat(maps, dim=1))
 
@@ -162,7 +163,7 @@ class Segmenter(ImageModel):
         return pixels[..., :height, :width]
 
 
-def _map(patches: torch.Tensor) -> torch.Tensor:
+def _to_map(patches: torch.Tensor) -> torch.Tensor:
     """(B, h, w, D) -> (B, D, h, w)."""
     return patches.permute(0, 3, 1, 2)
 
@@ -170,7 +171,7 @@ def _map(patches: torch.Tensor) -> torch.Tensor:
 _EPS = 1e-6
 
 
-class Agreement(NamedTuple):
+class CosineSimilarity(NamedTuple):
     """Cosine similarity of projected student and teacher, for each image.
 
     Attributes:
@@ -218,19 +219,17 @@ class Distiller(ImageModel):
         super().__init__(**keys)
         config = self.config
         if config.out_indices is not None:
-            raise ConfigError(
-                "model.out_indices: a student is compared with its teacher after the last block; leave it out"
-            )
+            raise ConfigError("model.out_indices: student and teacher are compared after the last block; leave it out")
         if min(config.cls_token_weight, config.patch_weight) < 0.0 or not config.cls_token_weight + config.patch_weight:
             raise ConfigError("model.cls_token_weight and model.patch_weight must not be negative, nor both 0")
-        self.teacher_keys = keys_of(TeacherConfig, config.teacher)
-        width = size_of(self.teacher_keys, "model.teacher").embed_dim
+        self.teacher_keys = typed_keys(TeacherConfig, config.teacher)
+        width = resolve_size(self.teacher_keys, "model.teacher").embed_dim
         self.dropout = Dropout(config.dropout)
         self.project_cls = nn.Linear(self.size.embed_dim, width).requires_grad_(config.cls_token_weight > 0.0)
         self.project_patches = nn.Linear(self.size.embed_dim, width).requires_grad_(config.patch_weight > 0.0)
-        self._made: list[_Teacher] = []  # a list hides it from nn.Module
+        self._teachers: list[_Teacher] = []  # a list hides it from nn.Module
         self._compiled: Any = None
-        self._use_blocks()
+        self._freeze_unused_blocks()
 
     def start_epoch(self, epoch: int) -> None:
         """Read the teacher's weights before the first step.
@@ -243,7 +242,7 @@ class Distiller(ImageModel):
 
     def forward(
         self, image: torch.Tensor, mode: str = "tensor", **_: Any
-    ) -> torch.Tensor | Agreement | dict[str, torch.Tensor]:
+    ) -> torch.Tensor | CosineSimilarity | dict[str, torch.Tensor]:
         """Features, their agreement with the teacher's, or the losses.
 
         Args:
@@ -252,7 +251,7 @@ class Distiller(ImageModel):
             **_: further keys of a batch.
 
         Returns:
-            ``"loss"``: ``loss_cls`` and ``loss_patches``, 0-dim float32. ``"predict"``: an :class:`Agreement`.
+            ``"loss"``: ``loss_cls`` and ``loss_patches``, 0-dim float32. ``"predict"``: a :class:`CosineSimilarity`.
             ``"tensor"``: (B, 2 D), the CLS token and the mean of the patches, the input of a linear classifier.
         """
         (student,) = self.features(image)
@@ -261,20 +260,22 @@ class Distiller(ImageModel):
         with torch.no_grad():
             target = self._teacher(image.device)(image)
         with autocast_disabled(image.device.type):
-            cls = _whitened(target.cls.float())
-            patches = _whitened(_on_grid(target.patches, student.patches.shape[1:3]))
-            own_cls = self.project_cls(self.dropout(student.cls))
-            own_patches = self.project_patches(self.dropout(student.patches))
-            alike = Agreement(_cosine(own_cls, cls), _cosine(own_patches, patches).mean(dim=(1, 2)))
+            target_cls = _normalize_features(target.cls.float())
+            target_patches = _normalize_features(_resize_patches(target.patches, student.patches.shape[1:3]))
+            student_cls = self.project_cls(self.dropout(student.cls))
+            student_patches = self.project_patches(self.dropout(student.patches))
+            patch_similarity = _cosine(student_patches, target_patches).mean(dim=(1, 2))
+            similarity = CosineSimilarity(_cosine(student_cls, target_cls), patch_similarity)
             if mode == "predict":
-                return alike
-            share = self.config.smooth_l1_ratio
-            of_patches = (1.0 - share) * (1.0 - alike.patches.mean()) + share * F.smooth_l1_loss(own_patches, patches)
-            parts = {
-                "loss_cls": (self.config.cls_token_weight, 1.0 - alike.cls.mean()),
-                "loss_patches": (self.config.patch_weight, of_patches),
+                return similarity
+            ratio = self.config.smooth_l1_ratio
+            smooth_l1 = F.smooth_l1_loss(student_patches, target_patches)
+            patch_loss = (1.0 - ratio) * (1.0 - similarity.patches.mean()) + ratio * smooth_l1
+            weighted_losses = {
+                "loss_cls": (self.config.cls_token_weight, 1.0 - similarity.cls.mean()),
+                "loss_patches": (self.config.patch_weight, patch_loss),
             }
-            return {name: weight * loss for name, (weight, loss) in parts.items() if weight}
+            return {name: weight * loss for name, (weight, loss) in weighted_losses.items() if weight}
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile the submodules, and the teacher when it is built."""
@@ -282,23 +283,23 @@ class Distiller(ImageModel):
         self._compiled = args, kwargs
 
     def _teacher(self, device: torch.device) -> _Teacher:
-        if not self._made:
+        if not self._teachers:
             keys = {name: value for name, value in vars(self.teacher_keys).items() if name != "init_from"}
             # In a fork of the generator: when the teacher is built must not change the run's random numbers.
             with torch.random.fork_rng(devices=[]):
                 teacher = _Teacher(self.in_channels, freeze="all", **keys)
             if device.type != "meta":  # task=estimate uses no values, so the file may be missing
-                _read(teacher, self.teacher_keys.init_from)
-            self._made.append(teacher.eval())
+                _load_teacher(teacher, self.teacher_keys.init_from)
+            self._teachers.append(teacher.eval())
             if self._compiled is not None:
                 teacher.compile(*self._compiled[0], **self._compiled[1])
-        teacher = self._made[0]
+        teacher = self._teachers[0]
         if teacher.pixel_mean.device != device:
             teacher.to(device)
         return teacher
 
 
-def _read(teacher: _Teacher, source: str | None) -> None:
+def _load_teacher(teacher: _Teacher, source: str | None) -> None:
     """Load the teacher's weights.
 
     Raises:
@@ -306,20 +307,20 @@ def _read(teacher: _Teacher, source: str | None) -> None:
     """
     if source is None:
         raise ConfigError("model.teacher.init_from must be set: published DINOv3 weights, or a run")
-    own = teacher.state_dict()
+    expected = teacher.state_dict()
     try:
         weights = read_weights(Path(source).expanduser())
         state = teacher.fit_state_dict(teacher.adapt_state_dict(weights.state, weights.path), weights.path)
-        lacking = [key for key, value in own.items() if key not in state or state[key].shape != value.shape]
-        if lacking:
-            raise ConfigError(f"the file lacks {len(lacking)} tensors, such as {lacking[0]}")
+        missing = [key for key, value in expected.items() if key not in state or state[key].shape != value.shape]
+        if missing:
+            raise ConfigError(f"the file lacks {len(missing)} tensors, such as {missing[0]}")
     except (CheckpointError, ConfigError) as error:
         reason = str(error).splitlines()[0].replace(" model.", " model.teacher.")
         raise ConfigError(f"model.teacher.init_from={source}: {reason}") from error
-    teacher.load_state_dict({key: state[key] for key in own})
+    teacher.load_state_dict({key: state[key] for key in expected})
 
 
-def _on_grid(patches: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
+def _resize_patches(patches: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
     """Interpolate the teacher's patches (B, h, w, E) to the student's grid, float32."""
     if patches.shape[1:3] == tuple(size):
         return patches.float()
@@ -327,7 +328,7 @@ def _on_grid(patches: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
     return F.interpolate(maps, size=list(size), mode="bilinear", align_corners=False).permute(0, 2, 3, 1)
 
 
-def _whitened(features: torch.Tensor) -> torch.Tensor:
+def _normalize_features(features: torch.Tensor) -> torch.Tensor:
     """Normalize to mean 0 and variance 1 over the last axis."""
     return F.layer_norm(features, features.shape[-1:])
 

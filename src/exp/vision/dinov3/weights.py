@@ -19,8 +19,9 @@ from exp.models.base import best_prefix
 from exp.runs.files import read_json
 from exp.vision.dinov3.backbone import NORM_EPS, ROPE_BASE, SIZES, rope_periods
 
-__all__ = ["HEAD", "Beside", "adapt_published", "beside", "check_backbone", "model_config", "model_tensors",
-           "pretraining_of", "processor_config", "published_prefix", "refuse_convnext", "with_periods"]  # fmt: skip
+__all__ = ["HEAD", "SidecarConfig", "adapt_published", "check_backbone", "model_config", "pretraining_of",
+           "processor_config", "published_prefix", "read_sidecar_config", "refuse_convnext", "transformers_tensors",
+           "with_periods"]  # fmt: skip
 
 _State = Mapping[str, torch.Tensor]
 _MODEL_TYPE = "dinov3_vit"
@@ -58,15 +59,15 @@ def adapt_published(state: _State) -> dict[str, torch.Tensor]:
         The weights of the backbone, with zeros for biases that a file leaves out because they are zero.
     """
     gated = any(re.search(r"mlp\.(w1|gate_proj|fc1_g)\.", key) for key in state)
-    names = [(ours, each) for ours, others in {**_NAMES, **_MLP_NAMES[gated]}.items() for each in others]
+    renamed = {old: new for new, names in {**_NAMES, **_MLP_NAMES[gated]}.items() for old in names}
     adapted: dict[str, torch.Tensor] = {}
     separate: dict[str, dict[str, torch.Tensor]] = {}
     for key, value in state.items():
         if _UNUSED.search(key):
             continue
         key = f".{key}".replace(".model.layer.", ".layer.")
-        for ours, theirs in names:
-            key = key.replace(theirs, ours)
+        for old, new in renamed.items():
+            key = key.replace(old, new)
         match = _SEPARATE.match(key[1:])
         if match:
             block, projection, kind = match.groups()
@@ -82,7 +83,7 @@ def adapt_published(state: _State) -> dict[str, torch.Tensor]:
     return adapted
 
 
-def model_tensors(state: _State, gated: bool) -> dict[str, torch.Tensor]:
+def transformers_tensors(state: _State, gated: bool) -> dict[str, torch.Tensor]:
     """The tensors of transformers' ``model.safetensors``.
 
     Args:
@@ -93,18 +94,18 @@ def model_tensors(state: _State, gated: bool) -> dict[str, torch.Tensor]:
         Contiguous tensors by name, without the periods of the rotary embedding, which transformers computes, and with a
         mask token of zeros, which only pretraining uses.
     """
-    found = {"embeddings.mask_token": torch.zeros_like(state["cls_token"])}
+    tensors = {"embeddings.mask_token": torch.zeros_like(state["cls_token"])}
     for key, value in state.items():
         key = f".{key}"
-        for ours, theirs in {**_NAMES, **_MLP_NAMES[gated]}.items():
-            key = key.replace(ours, theirs[0])
+        for exp_name, published_names in {**_NAMES, **_MLP_NAMES[gated]}.items():
+            key = key.replace(exp_name, published_names[0])
         block, packed, kind = key[1:].partition(".attn.qkv.")
         if packed:
-            found.update({f"{block}.attention.{name}_proj.{kind}": part.clone()
+            tensors.update({f"{block}.attention.{name}_proj.{kind}": part.clone()
                           for name, part in zip("qkv", value.chunk(3)) if (name, kind) != ("k", "bias")})  # fmt: skip
         elif not key.endswith("periods"):
-            found[key[1:]] = value.contiguous()
-    return found
+            tensors[key[1:]] = value.contiguous()
+    return tensors
 
 
 def published_prefix(state: _State) -> str | None:
@@ -114,28 +115,28 @@ def published_prefix(state: _State) -> str | None:
         An empty string for a backbone without prefix; None if there is no backbone. For several backbones see
         :func:`exp.models.base.best_prefix`.
     """
-    found = [match.group(1) for match in map(_LANDMARK.match, state) if match]
-    return best_prefix(found) if found else None
+    prefixes = [match.group(1) for match in map(_LANDMARK.match, state) if match]
+    return best_prefix(prefixes) if prefixes else None
 
 
-def with_periods(state: _State, about: Beside) -> dict[str, torch.Tensor]:
+def with_periods(state: _State, sidecar: SidecarConfig) -> dict[str, torch.Tensor]:
     """Add the periods of the rotary embedding if the weights have none, as transformers computes them.
 
     Args:
         state: adapted weights.
-        about: content of the files beside them.
+        sidecar: content of the files beside them.
 
     Returns:
         The weights; still without periods if the number of heads is not known.
     """
     token = state.get("cls_token")
-    heads = about.num_heads or _keys_of(state)[1]
+    heads = sidecar.num_heads or _infer_keys(state)[1]
     if "rope.periods" in state or token is None or not heads:
         return dict(state)
-    return {**state, "rope.periods": rope_periods(token.shape[-1] // heads, about.rope_base)}
+    return {**state, "rope.periods": rope_periods(token.shape[-1] // heads, sidecar.rope_base)}
 
 
-def _keys_of(state: _State) -> tuple[dict[str, Any], int]:
+def _infer_keys(state: _State) -> tuple[dict[str, Any], int]:
     """Infer the keys of ``model`` and the number of heads from adapted weights of a backbone.
 
     The number of heads follows from the periods of the rotary embedding; without them it is that of the published size,
@@ -150,16 +151,16 @@ def _keys_of(state: _State) -> tuple[dict[str, Any], int]:
     if token is None or first is None:
         return keys, 0
     dim, depth = token.shape[-1], len({key.split(".")[1] for key in state if key.startswith("blocks.")})
-    like = {name: size for name, size in SIZES.items()
+    same_ratio = {name: size for name, size in SIZES.items()
             if size.gated == gated and size.hidden_dim * dim == len(first) * size.embed_dim}  # fmt: skip
-    published = {name: size for name, size in like.items() if (size.embed_dim, size.depth) == (dim, depth)}
+    published = {name: size for name, size in same_ratio.items() if (size.embed_dim, size.depth) == (dim, depth)}
     periods = state.get("rope.periods")
     heads = next((size.num_heads for size in published.values()), 0) if periods is None else dim // (4 * len(periods))
     for name, size in published.items():
         if size.num_heads == heads:
             return {**keys, "size": name, "embed_dim": None, "depth": None, "num_heads": None}, heads
-    if like:
-        keys["size"] = next(iter(like))
+    if same_ratio:
+        keys["size"] = next(iter(same_ratio))
     return {**keys, "embed_dim": dim, "depth": depth, **({"num_heads": heads} if heads else {})}, heads
 
 
@@ -175,60 +176,61 @@ def refuse_convnext(state: _State, source: Path) -> None:
         )
 
 
-def check_backbone(state: _State, own: _State, source: Path) -> None:
+def check_backbone(state: _State, model_state: _State, source: Path) -> None:
     """Refuse weights of another size, patch size or kind than the model's.
 
     Args:
         state: adapted weights, without low-rank updates.
-        own: the weights of the model's backbone.
+        model_state: the weights of the model's backbone.
         source: the file of the weights.
 
     Raises:
         ConfigError: the size differs (the message has the keys to set), or there are tensors that the backbone lacks.
     """
-    (there, _), (here, _) = _keys_of(state), _keys_of(own)
-    wrong = [key for key, value in there.items() if here.get(key) != value]
-    if wrong:
-        mine, mend = (
-            " ".join(f"model.{key}={'null' if keys.get(key) is None else keys[key]}" for key in wrong)
-            for keys in (here, there)
+    (file_keys, _), (model_keys, _) = _infer_keys(state), _infer_keys(model_state)
+    differing = [key for key, value in file_keys.items() if model_keys.get(key) != value]
+    if differing:
+        model_settings, file_settings = (
+            " ".join(f"model.{key}={'null' if keys.get(key) is None else keys[key]}" for key in differing)
+            for keys in (model_keys, file_keys)
         )
         raise ConfigError(
-            f"init_from: {source} holds weights of another backbone, and the model has {mine}; set {mend}"
+            f"init_from: {source} holds weights of another backbone, and the model has {model_settings}; set "
+            f"{file_settings}"
         )
-    left = [name for name in state if name not in own]
-    if left:
+    unexpected = [name for name in state if name not in model_state]
+    if unexpected:
         raise ConfigError(
             f"init_from: {source} holds a backbone of another kind than DINOv3's, such as DINOv2's: DINOv3's has no "
-            f"{', '.join(left[:4])}{' and others' if len(left) > 4 else ''}; take weights of DINOv3"
+            f"{', '.join(unexpected[:4])}{' and others' if len(unexpected) > 4 else ''}; take weights of DINOv3"
         )
 
 
 def pretraining_of(source: Path) -> str | None:
     """The images that weights were pretrained on, by the file's name: ``satellite`` or ``web``; None: not known."""
     # In the cache of a hub the model's name is two folders above the commit's folder.
-    named = source.parent.parent.parent if source.parent.parent.name == "snapshots" else source.parent
-    text = f"{named.name}/{source.name}".lower()
+    model_folder = source.parent.parent.parent if source.parent.parent.name == "snapshots" else source.parent
+    text = f"{model_folder.name}/{source.name}".lower()
     return next((images for name, images in (("sat493m", "satellite"), ("lvd1689m", "web")) if name in text), None)
 
 
-class Beside(NamedTuple):
+class SidecarConfig(NamedTuple):
     """Content of ``config.json`` and ``preprocessor_config.json`` in the folder of the weights.
 
     Attributes:
         num_heads: attention heads; 0: not known.
         rope_base: the base of the rotary embedding's periods.
         statistics: mean and standard deviation of each channel, 0..255; None: not known.
-        ours: whether ``task=export`` has written the files: channels are then bands of the data, in their order.
+        from_exp: whether ``task=export`` has written the files: channels are then bands of the data, in their order.
     """
 
     num_heads: int = 0
     rope_base: float = ROPE_BASE
     statistics: tuple[list[float], list[float]] | None = None
-    ours: bool = False
+    from_exp: bool = False
 
 
-def beside(source: Path) -> Beside:
+def read_sidecar_config(source: Path) -> SidecarConfig:
     """Read the JSON files beside a file of weights, as transformers and timm write them; the defaults without them.
 
     Raises:
@@ -238,10 +240,10 @@ def beside(source: Path) -> Beside:
     try:
         config, processor = (read_json(file) if file.is_file() else {} for file in files)
         activation = "silu" if config.get("use_gated_mlp") else "gelu"
-        wanted = {"model_type": _MODEL_TYPE, "layer_norm_eps": NORM_EPS, "hidden_act": activation}
-        other = [f"{key}={config[key]}" for key, value in wanted.items() if config.get(key, value) != value]
-        of_timm = {f"image_{key}": value for key, value in config.get("pretrained_cfg", {}).items()}
-        statistics = _statistics(processor) or _statistics(of_timm)
+        expected = {"model_type": _MODEL_TYPE, "layer_norm_eps": NORM_EPS, "hidden_act": activation}
+        differing = [f"{key}={config[key]}" for key, value in expected.items() if config.get(key, value) != value]
+        timm_processor = {f"image_{key}": value for key, value in config.get("pretrained_cfg", {}).items()}
+        statistics = _statistics(processor) or _statistics(timm_processor)
         rope = config.get("rope_parameters") or config
         heads, base = int(config.get("num_attention_heads", 0)), float(rope.get("rope_theta", ROPE_BASE))
     except (AttributeError, TypeError, ValueError, ConfigError, OSError) as error:
@@ -249,12 +251,12 @@ def beside(source: Path) -> Beside:
             f"init_from: {' or '.join(file.name for file in files)} beside {source} cannot be read ({error}); put the "
             "weights where they have their own"
         ) from error
-    if other:
+    if differing:
         raise ConfigError(
-            f"init_from: {source} holds another model, as {files[0].name} beside it says ({', '.join(other)}); the "
+            f"init_from: {source} holds another model, as {files[0].name} beside it says ({', '.join(differing)}); the "
             f"backbones here are DINOv3's ViTs ({_MODEL_TYPE})"
         )
-    return Beside(heads, base, statistics, ours="band_names" in config)
+    return SidecarConfig(heads, base, statistics, from_exp="band_names" in config)
 
 
 def _statistics(processor: Mapping[str, Any]) -> tuple[list[float], list[float]] | None:
@@ -278,8 +280,8 @@ def model_config(backbone: Any, band_names: Sequence[str], image_size: int) -> d
         image_size: side of the training images in pixels; the backbone takes other sizes, too.
     """
     size, periods = backbone.size, backbone.rope.periods
-    usual = rope_periods(4 * len(periods)).to(periods)
-    base = ROPE_BASE if torch.allclose(periods, usual, rtol=1e-2) else float(periods[1]) ** len(periods)
+    default_periods = rope_periods(4 * len(periods)).to(periods)
+    base = ROPE_BASE if torch.allclose(periods, default_periods, rtol=1e-2) else float(periods[1]) ** len(periods)
     return {
         "architectures": ["DINOv3ViTModel"], "model_type": _MODEL_TYPE, "torch_dtype": "float32",
         "hidden_size": size.embed_dim, "intermediate_size": size.hidden_dim, "num_hidden_layers": size.depth,

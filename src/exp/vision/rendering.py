@@ -7,7 +7,7 @@ from typing import Sequence, Tuple
 import cv2
 import numpy as np
 
-__all__ = ["Color", "colored", "enlarged", "overlay", "palette_table", "resized_labels", "shrunk", "to_rgb"]
+__all__ = ["Color", "colorize", "enlarge", "overlay_labels", "palette_table", "resize_labels", "shrink", "to_rgb"]
 
 Color = Tuple[int, int, int]
 
@@ -29,7 +29,7 @@ def to_rgb(image: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(image)
 
 
-def shrunk(image: np.ndarray, longest: int) -> np.ndarray:
+def shrink(image: np.ndarray, longest: int) -> np.ndarray:
     """Scale an image to at most ``longest`` pixels on its longer side, by area means; (h, w, C), the same dtype."""
     factor = longest / max(image.shape[:2])
     if factor >= 1.0:
@@ -38,14 +38,14 @@ def shrunk(image: np.ndarray, longest: int) -> np.ndarray:
     return cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA).reshape(height, width, -1)
 
 
-def resized_labels(labels: np.ndarray, height: int, width: int) -> np.ndarray:
+def resize_labels(labels: np.ndarray, height: int, width: int) -> np.ndarray:
     """Resize labels by nearest neighbor (the label at each pixel's center); (height, width), the same dtype."""
     both = zip(labels.shape, (height, width))
-    rows, columns = ((2 * np.arange(wanted) + 1) * extent // (2 * wanted) for extent, wanted in both)
+    rows, columns = ((2 * np.arange(target) + 1) * extent // (2 * target) for extent, target in both)
     return np.asarray(labels[rows][:, columns])
 
 
-def enlarged(image: np.ndarray, least: int) -> np.ndarray:
+def enlarge(image: np.ndarray, least: int) -> np.ndarray:
     """Repeat whole pixels until the longer side has at least ``least``, so that a tiny image stays sharp."""
     factor = -(-least // max(image.shape[:2]))
     return image if factor <= 1 else image.repeat(factor, axis=0).repeat(factor, axis=1)
@@ -58,12 +58,12 @@ def palette_table(palette: Sequence[Color]) -> np.ndarray:
     return table
 
 
-def colored(labels: np.ndarray, palette: Sequence[Color]) -> np.ndarray:
+def colorize(labels: np.ndarray, palette: Sequence[Color]) -> np.ndarray:
     """Convert labels, uint8 (H, W), to RGB, uint8 (H, W, 3); pixels without a class are black."""
     return palette_table(palette)[labels]
 
 
-def overlay(picture: np.ndarray, labels: np.ndarray, palette: Sequence[Color]) -> np.ndarray:
+def overlay_labels(picture: np.ndarray, labels: np.ndarray, palette: Sequence[Color]) -> np.ndarray:
     """Blend the colors of classes with an image, and darken the borders between classes.
 
     Args:

@@ -12,8 +12,8 @@ from matplotlib.ticker import EngFormatter
 
 from exp.draw.figure import as_it_is, figure_pixels, label, new_figure
 from exp.engine.evaluate import batch_outputs
-from exp.vision.metrics import as_in_file
-from exp.vision.pictures import Color, colored, enlarged, overlay, resized_labels, shrunk, to_rgb
+from exp.vision.metrics import labels_at_mask_size
+from exp.vision.rendering import Color, colorize, enlarge, overlay_labels, resize_labels, shrink, to_rgb
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from exp.draw.figure import Picture
     from exp.session import Session
 
-__all__ = ["Scene", "Tile", "confusion_figure", "draw_images", "draw_samples", "overlay_with_legend", "panels",
-           "scene_tile", "sheet", "spread"]  # fmt: skip
+__all__ = ["ScenePrediction", "Tile", "contact_sheet", "draw_confusion_matrix", "draw_images", "draw_overlay",
+           "draw_samples", "draw_scene_tile", "evenly_spaced", "panels"]  # fmt: skip
 
 _DPI = 128  # a power of two: sizes in pixels are exact
 _GAP = 8  # pixels between pictures side by side
@@ -59,17 +59,17 @@ def panels(
     total = height + line * bool(titles) + below
     figure, size = new_figure(across / _DPI, total / _DPI, _DPI), letters * 72 / _DPI
     for number, picture in enumerate(pictures):
-        place = (number * (width + _GAP) / across, below / total, width / across, height / total)
-        axes = figure.add_axes(place, frameon=False, xticks=[], yticks=[])
+        rectangle = (number * (width + _GAP) / across, below / total, width / across, height / total)
+        axes = figure.add_axes(rectangle, frameon=False, xticks=[], yticks=[])
         axes.imshow(picture, interpolation="none", aspect="auto")
         if titles:
             as_it_is(axes.set_title(_shortened(titles[number], width, letters), fontsize=size, pad=0.4 * size))
     if names:
         colors = ["#{:02x}{:02x}{:02x}".format(*color) for _, color in legend]
         patches = [Patch(color=color, label=name) for name, color in zip(names, colors)]
-        made = figure.legend(patches, names, loc="lower left", bbox_to_anchor=(0.0, 0.0), ncol=columns, fontsize=size,
-                             frameon=False, borderaxespad=0.2, borderpad=0.1, labelspacing=0.4)  # fmt: skip
-        for text in made.get_texts():
+        drawn = figure.legend(patches, names, loc="lower left", bbox_to_anchor=(0.0, 0.0), ncol=columns, fontsize=size,
+                              frameon=False, borderaxespad=0.2, borderpad=0.1, labelspacing=0.4)  # fmt: skip
+        for text in drawn.get_texts():
             as_it_is(text)
     return figure_pixels(figure)
 
@@ -87,10 +87,8 @@ def _shortened(text: str, width: int, letters: int) -> str:
     return text if len(text) <= room else f"{text[:head]}…{text[len(text) - (room - 1 - head) :]}"
 
 
-def overlay_with_legend(
-    picture: np.ndarray, labels: np.ndarray, names: Sequence[str], palette: Sequence[Color]
-) -> np.ndarray:
-    """:func:`overlay` with a legend below; small images are enlarged.
+def draw_overlay(picture: np.ndarray, labels: np.ndarray, names: Sequence[str], palette: Sequence[Color]) -> np.ndarray:
+    """:func:`overlay_labels` with a legend below; small images are enlarged.
 
     Args:
         picture: RGB (H, W, 3), uint8.
@@ -101,7 +99,7 @@ def overlay_with_legend(
     Returns:
         RGB, uint8.
     """
-    mixed = overlay(enlarged(picture, _LEAST), enlarged(labels, _LEAST), palette)
+    mixed = overlay_labels(enlarge(picture, _LEAST), enlarge(labels, _LEAST), palette)
     return panels([mixed], legend=list(zip(names, palette)))
 
 
@@ -119,7 +117,7 @@ class Tile(NamedTuple):
     frame: str | None = None
 
 
-def sheet(tiles: Sequence[Tile], side: int = 224, title: str = "") -> np.ndarray:
+def contact_sheet(tiles: Sequence[Tile], side: int = 224, title: str = "") -> np.ndarray:
     """Place pictures in rows: a contact sheet.
 
     Args:
@@ -149,14 +147,14 @@ def sheet(tiles: Sequence[Tile], side: int = 224, title: str = "") -> np.ndarray
     return figure_pixels(figure)
 
 
-def spread(count: int, most: int) -> list[int]:
-    """At most ``most`` numbers below ``count``, evenly spaced from the first to the last."""
-    if count <= most:
+def evenly_spaced(count: int, max_count: int) -> list[int]:
+    """At most ``max_count`` numbers below ``count``, evenly spaced from the first to the last."""
+    if count <= max_count:
         return list(range(count))
-    return [round(step * (count - 1) / max(most - 1, 1)) for step in range(most)]
+    return [round(step * (count - 1) / max(max_count - 1, 1)) for step in range(max_count)]
 
 
-class Scene(NamedTuple):
+class ScenePrediction(NamedTuple):
     """The prediction for one image.
 
     Attributes:
@@ -170,7 +168,7 @@ class Scene(NamedTuple):
     truth: str | None = None
 
 
-def scene_tile(picture: np.ndarray, scene: Scene) -> Tile:
+def draw_scene_tile(picture: np.ndarray, scene: ScenePrediction) -> Tile:
     """A picture with its predicted class; if the truth is known, it is named, and the frame is green or red."""
     name, share = scene.best[0]
     captions = [f"{name}  {100 * share:.0f} %"]
@@ -180,7 +178,7 @@ def scene_tile(picture: np.ndarray, scene: Scene) -> Tile:
     return Tile(picture, [*captions, "right" if right else f"is {scene.truth}"], _RIGHT if right else _WRONG)
 
 
-def confusion_figure(counts: np.ndarray, classes: Sequence[str], title: str) -> Figure:
+def draw_confusion_matrix(counts: np.ndarray, classes: Sequence[str], title: str) -> Figure:
     """Draw a confusion matrix: rows are the truth, columns the prediction; colors are shares of a row.
 
     Args:
@@ -227,21 +225,21 @@ def draw_images(session: Session, data: Any, model: Any, metrics: Any = None) ->
     pictures: dict[str, Picture] = {}
     if data.val[torch.zeros(1, dtype=torch.int64)]["label"].dim() == 3:
         unit = "pixels"
-        for number, index in enumerate(spread(len(data.val), _OVERLAYS)):
+        for number, index in enumerate(evenly_spaced(len(data.val), _OVERLAYS)):
             predicted = batch_outputs(session, model, data.val[torch.tensor([index])])[0]
             pictures[f"val_{number}.png"] = _segmentation_picture(data, data.val, index, predicted)
     else:
         unit, tiles = "images", []
-        numbers = spread(len(data.val), _SCENES)
+        numbers = evenly_spaced(len(data.val), _SCENES)
         for begin in range(0, len(numbers), data.eval_batch_size):
             batch = data.val[torch.tensor(numbers[begin : begin + data.eval_batch_size])]
             logits = batch_outputs(session, model, batch)
-            known = [row for row, label in enumerate(batch["label"].tolist()) if label >= 0]
-            tiles += [_scene(data, batch, logits[row], row) for row in known]
-        pictures["val.png"] = sheet(tiles, title=f"{len(tiles)} of {len(data.val)} validation images")
+            labeled_rows = [row for row, label in enumerate(batch["label"].tolist()) if label >= 0]
+            tiles += [_scene(data, batch, logits[row], row) for row in labeled_rows]
+        pictures["val.png"] = contact_sheet(tiles, title=f"{len(tiles)} of {len(data.val)} validation images")
     if metrics is not None:
         matrix = metrics.confusion.counts.numpy()
-        pictures["confusion.png"] = confusion_figure(matrix, data.classes, f"{int(matrix.sum()):,} {unit}")
+        pictures["confusion.png"] = draw_confusion_matrix(matrix, data.classes, f"{int(matrix.sum()):,} {unit}")
     return pictures
 
 
@@ -260,26 +258,26 @@ def draw_samples(data: Any, worst: Sequence[RankedSample], best: Sequence[Ranked
     pictures: dict[str, Picture] = {}
     for kind, samples in (("worst", worst), ("best", best)):
         tiles = []
-        for place, sample in enumerate(samples, start=1):
+        for position, sample in enumerate(samples, start=1):
             name = Path(data.test.samples[sample.number][0]).name
             if sample.outputs.dim() > 1:
-                title = f"{kind} {place}: {name}"
+                title = f"{kind} {position}: {name}"
                 picture = _segmentation_picture(data, data.test, sample.number, sample.outputs, title)
-                pictures[f"{kind}_{place}.png"] = picture
+                pictures[f"{kind}_{position}.png"] = picture
                 continue
             tile = _scene(data, data.test[torch.tensor([sample.number])], sample.outputs)
             tiles.append(tile._replace(captions=[*tile.captions, f"{100 * sample.value:.0f} % for its class", name]))
         if tiles:
             title = f"the {len(tiles)} {kind} of {len(data.test)} images, by the probability of their class"
-            pictures[f"{kind}.png"] = sheet(tiles, title=title)
+            pictures[f"{kind}.png"] = contact_sheet(tiles, title=title)
     return pictures
 
 
 def _scene(data: Any, batch: Any, logits: torch.Tensor, row: int = 0) -> Tile:
     """A tile of one image of a batch, with its most probable class and the truth."""
     share, best = torch.softmax(logits.float(), dim=-1).max(dim=-1)
-    scene = Scene("", [(data.classes[int(best)], float(share))], data.classes[int(batch["label"][row])])
-    return scene_tile(to_rgb(shrunk(batch["image"][row].permute(1, 2, 0).numpy(), 512)), scene)
+    scene = ScenePrediction("", [(data.classes[int(best)], float(share))], data.classes[int(batch["label"][row])])
+    return draw_scene_tile(to_rgb(shrink(batch["image"][row].permute(1, 2, 0).numpy(), 512)), scene)
 
 
 def _segmentation_picture(
@@ -289,13 +287,16 @@ def _segmentation_picture(
     batch = split[torch.tensor([index])]
     height, width = batch["sizes"][0] if "sizes" in batch else batch["label"].shape[-2:]
     rows, columns = batch["label_sizes"][0] if "label_sizes" in batch else (height, width)
-    labels = as_in_file(predicted[None], batch)[0].numpy()[:rows, :columns]
+    labels = labels_at_mask_size(predicted[None], batch)[0].numpy()[:rows, :columns]
     truth = batch["label"][0, :rows, :columns].numpy()
-    picture = enlarged(shrunk(to_rgb(batch["image"][0, :, :height, :width].permute(1, 2, 0).numpy()), _PANEL), 384)
-    known = truth != data.ignore_index
-    right = f", {100 * (labels == truth)[known].mean():.1f} % of the pixels right" if known.any() else ""
+    picture = enlarge(shrink(to_rgb(batch["image"][0, :, :height, :width].permute(1, 2, 0).numpy()), _PANEL), 384)
+    is_valid = truth != data.ignore_index
+    accuracy_text = f", {100 * (labels == truth)[is_valid].mean():.1f} % of the pixels right" if is_valid.any() else ""
     return panels(
-        [picture, *(colored(resized_labels(each, *picture.shape[:2]), data.palette) for each in (truth, labels))],
-        [title, "truth (black: does not count)", f"prediction{right}"],
+        [
+            picture,
+            *(colorize(resize_labels(label_map, *picture.shape[:2]), data.palette) for label_map in (truth, labels)),
+        ],
+        [title, "truth (black: does not count)", f"prediction{accuracy_text}"],
         list(zip(data.classes, data.palette)),
     )

@@ -13,14 +13,23 @@ from PIL import Image
 
 from exp.data.places import shortened
 from exp.errors import DataError
-from exp.vision.data.decode import by_rasterio, decoded, mask_of, naming, opened, read_bytes, read_raw, reading
-from exp.vision.data.values import color_order
+from exp.vision.data.bands import color_order
+from exp.vision.data.decode import (
+    decode_opencv,
+    name_errors,
+    open_raster,
+    read_band_info,
+    read_bytes,
+    read_dataset_mask,  # fmt: skip
+    read_raw,
+    uses_rasterio,
+)
 
 __all__ = ["IGNORED", "NO_DATA", "ColorMasks", "IndexMasks", "distinct_colors"]
 
 IGNORED = 255  # the label of ignored pixels
 NO_DATA = 254  # within a pipeline, the label of pixels without image data; after it, these are IGNORED
-_UNKNOWN = 254
+_UNKNOWN_LABEL = 254
 _MOST_UNKNOWN = 0.1  # largest share of pixels of unknown colors in a mask
 _NODATA_TAG = 42113  # of GDAL, in TIFFs
 _PHOTOMETRIC, _MIN_IS_WHITE = 262, 0  # tag of TIFFs, and its value for inverted gray
@@ -32,7 +41,7 @@ class IndexMasks:
     Ignored are also NaN, transparent pixels, and the value that a file declares as no data if it is not in ``values``.
 
     Attributes:
-        left_out: a sentence for messages: which pixels are ignored, by which key.
+        ignored_note: a sentence for messages: which pixels are ignored, by which key.
 
     Args:
         num_classes: classes (K).
@@ -44,24 +53,24 @@ class IndexMasks:
     """
 
     def __init__(self, num_classes: int, values: Mapping[int, int] | None = None, ignored: Sequence[int] = ()) -> None:
-        wrong = [value for value, label in (values or {}).items() if not 0 <= label < num_classes]
-        if wrong:
+        not_classes = [value for value, label in (values or {}).items() if not 0 <= label < num_classes]
+        if not_classes:
             raise DataError(
                 f"data.label_map={dict(values or {})} must give class numbers below {num_classes}; values of pixels "
-                f"that do not count belong into data.ignore_values, here {sorted({*ignored, *wrong})}"
+                f"that do not count belong into data.ignore_values, here {sorted({*ignored, *not_classes})}"
             )
-        self.mapped, self.ignored = frozenset(values or ()), frozenset(ignored)
-        known = {
+        self.mapped_values, self.ignored = frozenset(values or ()), frozenset(ignored)
+        labels = {
             **({} if values else {number: number for number in range(num_classes)}),
             **dict.fromkeys(ignored, IGNORED),
             **(values or {}),
         }
-        self._known = np.array(sorted(known), np.int64)
-        self._labels = np.array([known[value] for value in sorted(known)], np.uint8)
+        self._values = np.array(sorted(labels), np.int64)
+        self._labels = np.array([labels[value] for value in sorted(labels)], np.uint8)
         self._tables: dict[Any, np.ndarray] = {}
-        self.left_out = f"pixels of data.ignore_values={[*ignored]} do not count"
+        self.ignored_note = f"pixels of data.ignore_values={[*ignored]} do not count"
         if list(ignored) == [IGNORED]:
-            self.left_out += ": if 255 is a class, set such as 'data.label_map={0: 0, 255: 1}'"
+            self.ignored_note += ": if 255 is a class, set such as 'data.label_map={0: 0, 255: 1}'"
 
     def read(self, path: str | os.PathLike[str]) -> np.ndarray:
         """Read a mask: class numbers, uint8 (H, W), 255 where ignored.
@@ -71,8 +80,8 @@ class IndexMasks:
         """
         _refuse_jpeg(path)
         read_bytes(path)  # refuses truncated files, and several pages
-        with naming(path):
-            values, nodata, missing = _numbers(path)
+        with name_errors(path):
+            values, nodata, missing = _read_values(path)
         if values.ndim != 2 or values.dtype.kind not in "iuf":
             raise DataError(
                 f"{path} is no mask of class numbers: it holds {values.dtype} values of shape {values.shape}; masks of "
@@ -88,8 +97,8 @@ class IndexMasks:
             labels = np.take(self._tables[key], values.view(bits))
         if missing is not None:
             labels[missing] = IGNORED
-        if (labels == _UNKNOWN).any():
-            unknown = np.unique(values[labels == _UNKNOWN])
+        if (labels == _UNKNOWN_LABEL).any():
+            unknown = np.unique(values[labels == _UNKNOWN_LABEL])
             raise DataError(
                 f"{path} holds {shortened(unknown.tolist(), 8)}, which is no class; correct the mask, or set "
                 "data.label_map (value in the file: class number) or data.ignore_values"
@@ -97,30 +106,30 @@ class IndexMasks:
         return labels
 
     def _lookup(self, values: np.ndarray, nodata: float | None) -> np.ndarray:
-        """The label of each value, uint8; ``_UNKNOWN`` for values without one."""
-        place = np.searchsorted(self._known, values).clip(max=len(self._known) - 1)
-        labels = np.where(self._known[place] == values, self._labels[place], np.uint8(_UNKNOWN))
-        if nodata is not None and nodata not in self.mapped:
+        """The label of each value, uint8; ``_UNKNOWN_LABEL`` for values without one."""
+        position = np.searchsorted(self._values, values).clip(max=len(self._values) - 1)
+        labels = np.where(self._values[position] == values, self._labels[position], np.uint8(_UNKNOWN_LABEL))
+        if nodata is not None and nodata not in self.mapped_values:
             labels[values == nodata] = IGNORED
         if values.dtype.kind == "f":
             labels[np.isnan(values)] = IGNORED
         return labels
 
-    def declared(self, paths: Iterable[str]) -> dict[float, str]:
+    def nodata_values(self, paths: Iterable[str]) -> dict[float, str]:
         """The values that files declare as no data, by their headers, each with a file; not those of ``ignored``."""
-        found: dict[float, str] = {}
+        files: dict[float, str] = {}
         for path in paths:
             if path.lower().endswith((".tif", ".tiff", ".jp2")):
-                with contextlib.suppress(DataError), naming(path):  # reported when the mask is loaded
-                    nodata = _nodata(path)
+                with contextlib.suppress(DataError), name_errors(path):  # reported when the mask is loaded
+                    nodata = _read_nodata(path)
                     if nodata is not None and nodata == nodata and nodata not in self.ignored:
-                        found.setdefault(nodata, path)
-        return found
+                        files.setdefault(nodata, path)
+        return files
 
 
-def _nodata(path: str | os.PathLike[str]) -> float | None:
-    if by_rasterio(path):
-        with opened(path) as file:
+def _read_nodata(path: str | os.PathLike[str]) -> float | None:
+    if uses_rasterio(path):
+        with open_raster(path) as file:
             return None if file.nodata is None else float(file.nodata)
     picture: Any
     with Image.open(path) as picture:
@@ -128,12 +137,13 @@ def _nodata(path: str | os.PathLike[str]) -> float | None:
         return None if value is None else float(str(value).strip("\0 "))
 
 
-def _numbers(path: str | os.PathLike[str]) -> tuple[np.ndarray, float | None, np.ndarray | None]:
+def _read_values(path: str | os.PathLike[str]) -> tuple[np.ndarray, float | None, np.ndarray | None]:
     """The values of a file without its transparency, the value that means no data, and where pixels are missing."""
-    nodata = _nodata(path)
-    if by_rasterio(path):
-        with opened(path) as file:
-            values, transparent, missing = np.moveaxis(file.read(), 0, -1), reading(file)[0], mask_of(file)
+    nodata = _read_nodata(path)
+    if uses_rasterio(path):
+        with open_raster(path) as file:
+            values, missing = np.moveaxis(file.read(), 0, -1), read_dataset_mask(file)
+            transparent = read_band_info(file)[0]
     else:
         picture: Any
         with Image.open(path) as picture:
@@ -156,7 +166,7 @@ class ColorMasks:
     """Masks whose colors mean classes: RGB images, or images with a palette.
 
     Attributes:
-        left_out: see :class:`IndexMasks`.
+        ignored_note: see :class:`IndexMasks`.
         unknown: number of ignored pixels of unknown colors in the masks that were read.
 
     Args:
@@ -168,12 +178,12 @@ class ColorMasks:
         self.colors = list(colors)
         self.unknown = 0
         # A table of all colors: one lookup for any number of classes.
-        self.table = np.full(2**24, _UNKNOWN, np.uint8)
+        self.table = np.full(2**24, _UNKNOWN_LABEL, np.uint8)
         for number, color in enumerate(colors):
             self.table[int(color, 16)] = number
         for color in ignored:
             self.table[int(color, 16)] = IGNORED
-        self.left_out = f"pixels of data.ignore_colors={[*ignored]}, and of no color of data.palette, do not count"
+        self.ignored_note = f"pixels of data.ignore_colors={[*ignored]}, and of no color of data.palette, do not count"
 
     def read(self, path: str | os.PathLike[str]) -> np.ndarray:
         """Read a mask: class numbers, uint8 (H, W), 255 where ignored.
@@ -182,12 +192,12 @@ class ColorMasks:
             DataError: the file cannot be read, is a JPEG or not RGB of 8 bits, or has too many unknown pixels.
         """
         _refuse_jpeg(path)
-        if by_rasterio(path):
+        if uses_rasterio(path):
             raw = read_raw(path)
             order = color_order(raw.names) or range(raw.pixels.shape[2])
             pixels = raw.pixels[..., order[2::-1]]  # blue, green, red
         else:
-            pixels = decoded(path)
+            pixels = decode_opencv(path)
         if pixels.ndim != 3 or pixels.shape[2] < 3 or pixels.dtype != np.uint8:
             raise DataError(
                 f"{path} is no mask of colors: it holds {pixels.dtype} values of shape {pixels.shape}; "
@@ -202,23 +212,23 @@ class ColorMasks:
         starts = np.append(0, np.flatnonzero(packed[1:] != packed[:-1]) + 1)
         colors, lengths = packed[starts] & 0xFFFFFF, np.diff(starts, append=packed.size)
         labels = self.table[colors]
-        strange = labels == _UNKNOWN
-        unknown = int(lengths[strange].sum())
+        is_unknown = labels == _UNKNOWN_LABEL
+        unknown = int(lengths[is_unknown].sum())
         if unknown > _MOST_UNKNOWN * packed.size:
-            found, counts = np.unique(np.repeat(colors[strange], lengths[strange]), return_counts=True)
-            common = [f"{found[number]:06X}" for number in np.argsort(-counts)]
+            values, counts = np.unique(np.repeat(colors[is_unknown], lengths[is_unknown]), return_counts=True)
+            common = [f"{values[number]:06X}" for number in np.argsort(-counts)]
             raise DataError(
                 f"{path}: {100 * unknown / packed.size:.1f} % of the pixels have no color of data.palette (at most "
                 f"{100 * _MOST_UNKNOWN:g} % may): {shortened(common, 5)}; the classes are {shortened(self.colors, 8)}; "
                 "name them in data.palette or data.ignore_colors"
             )
         self.unknown += unknown
-        labels[strange] = IGNORED
+        labels[is_unknown] = IGNORED
         return np.repeat(labels, lengths).reshape(pixels.shape[:2])
 
 
 def _refuse_jpeg(path: str | os.PathLike[str]) -> None:
-    with naming(path), open(path, "rb") as file:  # noqa: PTH123 - one of a million
+    with name_errors(path), open(path, "rb") as file:  # noqa: PTH123 - one of a million
         if file.read(2) == b"\xff\xd8":
             raise DataError(
                 f"{path} is a JPEG, which changes values and colors, so that classes are not reliable; write the "
@@ -228,9 +238,9 @@ def _refuse_jpeg(path: str | os.PathLike[str]) -> None:
 
 def distinct_colors(count: int) -> list[tuple[int, int, int]]:
     """RGB colors that the eye can tell apart; the same for each call."""
-    found = []
+    colors = []
     for number in range(count):
         hue = (0.6 + number * 0.618033988749895) % 1.0  # steps of the golden ratio keep all hues far apart
         saturation, value = ((0.75, 0.9), (0.5, 1.0), (0.9, 0.6))[number // 7 % 3]
-        found.append(tuple(round(255 * part) for part in colorsys.hsv_to_rgb(hue, saturation, value)))
-    return found  # type: ignore[return-value]
+        colors.append(tuple(round(255 * part) for part in colorsys.hsv_to_rgb(hue, saturation, value)))
+    return colors  # type: ignore[return-value]

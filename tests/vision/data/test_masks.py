@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from exp.vision.data.labels import IGNORED, ColorMasks, IndexMasks
+from exp.vision.data.masks import IGNORED, ColorMasks, IndexMasks
 from tests.vision.data.conftest import refused
 
 COLOURS = ["3C1098", "8429F6", "FEDD3A"]
@@ -85,7 +85,7 @@ def test_what_a_mask_declares_as_no_data_is_ignored(tmp_path, tiff, dtype, nodat
     path = str(tiff(tmp_path / "x.tif", np.array([[values]], dtype), nodata=nodata))
     masks = IndexMasks(3, ignored=[255])
     assert masks.read(path).tolist() == [labels]
-    said = masks.declared([path])
+    said = masks.nodata_values([path])
     assert said == ({} if nodata in (255, None) or nodata != nodata else {nodata: path})
 
 

@@ -18,48 +18,48 @@ import numpy as np
 
 from exp.data.places import shortened
 from exp.errors import DataError
-from exp.vision.data.decode import Raw, by_rasterio, opened, read_raw, reading
-from exp.vision.data.mmrs1m import modality_in
+from exp.vision.data.decode import RawImage, open_raster, read_band_info, read_raw, uses_rasterio
+from exp.vision.data.mmrs1m import modality_of_path
 from exp.vision.keys import ImageDataConfig
 
-__all__ = ["ImageReader", "Modalities", "colors_in", "is_measured_band", "per_band"]
+__all__ = ["ImageReader", "Modalities", "color_positions", "is_data_band", "per_band"]
 
 Path = Union[str, "os.PathLike[str]"]
 
 # Names of bands: words, or the numbers of Sentinel-2, whose red is B4.
-_WORDS = ({"red", "r", "b4"}, {"green", "g", "b3"}, {"blue", "b", "b2"})
+_COLOR_NAMES = ({"red", "r", "b4"}, {"green", "g", "b3"}, {"blue", "b", "b2"})
 _GRAY = np.array([0.299, 0.587, 0.114], np.float32)  # ITU-R BT.601 luma
 
 
-class Plan(NamedTuple):
+class BandSelection(NamedTuple):
     """The bands to read from one file.
 
     Attributes:
         indexes: of the bands that the model gets, from 0, in the model's order.
         alpha: index of a transparency band that is not in ``indexes``; None: there is none.
         names: of the bands that ``data.bands`` chooses; the number for a band without a name.
-        measured: number of bands of the file without transparency.
+        num_bands: bands of the file without transparency.
     """
 
     indexes: list[int]
     alpha: int | None
     names: list[str]
-    measured: int
+    num_bands: int
 
 
-def _index(band: int | str, names: Sequence[str], path: Path) -> int:
-    known: list[Any] = [*range(1, len(names) + 1)] if isinstance(band, int) else [_plain(name) for name in names]
-    wanted = band if isinstance(band, int) else _plain(str(band))
-    found = [index for index, each in enumerate(known) if each == wanted]
-    if len(found) != 1:
+def _band_index(band: int | str, names: Sequence[str], path: Path) -> int:
+    keys: list[Any] = [*range(1, len(names) + 1)] if isinstance(band, int) else [_band_key(name) for name in names]
+    key = band if isinstance(band, int) else _band_key(str(band))
+    indexes = [index for index, candidate in enumerate(keys) if candidate == key]
+    if len(indexes) != 1:
         raise DataError(
-            f"{path} has {len(found) or 'no'} band{'s' * (len(found) > 1)} {band}, which data.bands asks for; it has "
-            f"{len(names)}: {shortened(names, 20)}; choose one by its number"
+            f"{path} has {len(indexes) or 'no'} band{'s' * (len(indexes) > 1)} {band}, which data.bands asks for; it "
+            f"has {len(names)}: {shortened(names, 20)}; choose one by its number"
         )
-    return found[0]
+    return indexes[0]
 
 
-def _plain(name: str) -> str:
+def _band_key(name: str) -> str:
     """The name of a band up to the first comma or bracket, without case and leading zeros.
 
     ``B04``, ``b4``, ``Band 4`` and ``B4, central wavelength 665 nm`` are the same band, ``B8A`` is another.
@@ -68,7 +68,7 @@ def _plain(name: str) -> str:
     return re.sub(r"^(?:band[ _-]?|b)0*(\d+a?)$", r"b\1", text)
 
 
-def is_measured_band(last: np.ndarray) -> bool:
+def is_data_band(last: np.ndarray) -> bool:
     """Whether a channel that is marked as alpha has data: most of its values are neither transparent nor opaque.
 
     GDAL marks a fourth 8-bit band as alpha if the file does not say what it is.
@@ -79,21 +79,22 @@ def is_measured_band(last: np.ndarray) -> bool:
     return bool(last.size) and bool(np.count_nonzero((last > 0) & (last < last.max())) > last.size / 2)
 
 
-def colors_in(names: Sequence[str]) -> list[int | None]:
+def color_positions(names: Sequence[str]) -> list[int | None]:
     """The positions of red, green and blue among the bands; None for a color without exactly one band.
 
     Args:
         names: of the bands: words, or ``B04``, ``B03``, ``B02`` as in Sentinel-2.
     """
-    plain = [_plain(name).split(" ")[0] for name in names]
-    places = [[index for index, name in enumerate(plain) if name in words] for words in _WORDS]
-    return [each[0] if len(each) == 1 else None for each in places]
+    keys = [_band_key(name).split(" ")[0] for name in names]
+    positions = [[index for index, name in enumerate(keys) if name in words] for words in _COLOR_NAMES]
+    return [matches[0] if len(matches) == 1 else None for matches in positions]
 
 
 def color_order(names: Sequence[str]) -> list[int]:
     """The positions of red, green and blue among three bands with these names in another order; else empty."""
-    places = [place for place in colors_in(names) if place is not None]
-    return places if sorted(places) == list(range(len([name for name in names if name != "alpha"]))) != places else []
+    positions = [position for position in color_positions(names) if position is not None]
+    in_order = list(range(len([name for name in names if name != "alpha"])))
+    return positions if sorted(positions) == in_order != positions else []
 
 
 class Modalities:
@@ -112,23 +113,23 @@ class Modalities:
 
     def __init__(self, config: ImageDataConfig) -> None:
         self.only, self.declared = config.modality, dict(config.modalities or {})
-        self.statistics = {name: dict(each) for name, each in (config.modality_statistics or {}).items()}
+        self.statistics = {name: dict(statistics) for name, statistics in (config.modality_statistics or {}).items()}
         self._model: tuple[np.ndarray, np.ndarray] | None = None
 
-    def on_model(self, mean: np.ndarray, std: np.ndarray) -> None:
+    def use_model_statistics(self, mean: np.ndarray, std: np.ndarray) -> None:
         """Set the model's mean and standard deviation, float (C,), 0..255."""
         self._model = mean.astype(np.float32), std.astype(np.float32)
 
     def of(self, path: Path) -> str:
         """The modality of an image."""
-        return self.only or modality_in(path, self.declared)
+        return self.only or modality_of_path(path, self.declared)
 
-    def fill_for(self, path: Path, fill: np.ndarray | None) -> np.ndarray | None:
-        """The values that replace missing ones before :meth:`mapped`: the mean of the image's modality, or ``fill``."""
+    def fill_value_for(self, path: Path, fill: np.ndarray | None) -> np.ndarray | None:
+        """The values of missing pixels before :meth:`map_statistics`: the mean of the image's modality, or ``fill``."""
         values = self.statistics.get(self.of(path)) if self.statistics else None
         return fill if values is None or fill is None else np.broadcast_to(np.float32(values["mean"]), fill.shape)
 
-    def mapped(self, image: np.ndarray, path: Path) -> np.ndarray:
+    def map_statistics(self, image: np.ndarray, path: Path) -> np.ndarray:
         """Map an image (H, W, C), 0..255, so that the model's normalization has the effect of its modality's; float32.
 
         Images of modalities without statistics of their own are returned unchanged.
@@ -148,9 +149,9 @@ class ImageReader:
         fill: the values that replace missing ones, 0..255, float (C,); None: not known yet.
         value_range: plain numbers, or lists over bands; None: not set.
         modalities: statistics of other sensors.
-        wanted: ``data.bands``; None: all bands are read in order.
+        bands: ``data.bands``; None: all bands are read in order.
         channels: of the model's input (C).
-        expected: number of bands (without transparency) of the training files; None: not known yet. Numbers in
+        num_file_bands: number of bands (without transparency) of the training files; None: not known yet. Numbers in
             ``data.bands`` would mean other bands in a file with more or fewer.
 
     Args:
@@ -164,9 +165,9 @@ class ImageReader:
 
     def __init__(self, config: ImageDataConfig | None = None) -> None:
         config = config or ImageDataConfig()
-        self.wanted = list(config.bands) if config.bands else None
-        self.channels = config.channels if self.wanted is None else len(self.wanted)
-        self.expected: int | None = None
+        self.bands = list(config.bands) if config.bands else None
+        self.channels = config.channels if self.bands is None else len(self.bands)
+        self.num_file_bands: int | None = None
         self.modalities = Modalities(config)
         self.fill: np.ndarray | None = None
         limits: list[Any] = [per_band(limit, self.channels) for limit in config.value_range or (0.0, 1.0)]
@@ -175,69 +176,70 @@ class ImageReader:
                 f"data.value_range={config.value_range} must be [low, high], low below high, a number each or one for "
                 f"each of {self.channels} bands"
             )
-        given = config.value_range or ()
-        self.value_range: list[Any] | None = [np.asarray(limit, np.float64).tolist() for limit in given] or None
+        self.value_range: list[Any] | None = None
+        if config.value_range:
+            self.value_range = [np.asarray(limit, np.float64).tolist() for limit in config.value_range]
 
-    def plan(self, count: int, names: Sequence[str], marked: bool, path: Path) -> Plan:
+    def select_bands(self, count: int, names: Sequence[str], has_alpha: bool, path: Path) -> BandSelection:
         """The bands to read from one file.
 
         Args:
             count: number of its bands.
             names: of its bands; empty: the file has no names.
-            marked: whether it marks the last band as transparency.
+            has_alpha: whether it marks the last band as transparency.
             path: of the file, for messages.
 
         Raises:
             DataError: the file lacks a band; or ``data.bands`` has numbers, and the number of bands is not
-                ``expected``.
+                ``num_file_bands``.
         """
-        measured = count - (marked and count > 1)
-        if self.wanted is None:
-            order = color_order(names[:measured]) or list(range(measured))
-            return Plan(order, measured if measured < count else None, [], measured)
-        if self.expected not in (None, measured) and any(isinstance(band, int) for band in self.wanted):
+        num_bands = count - (has_alpha and count > 1)
+        if self.bands is None:
+            order = color_order(names[:num_bands]) or list(range(num_bands))
+            return BandSelection(order, num_bands if num_bands < count else None, [], num_bands)
+        if self.num_file_bands not in (None, num_bands) and any(isinstance(band, int) for band in self.bands):
             raise DataError(
-                f"{path} has {measured} bands, but the training images {self.expected}: the numbers in data.bands="
-                f"{self.wanted} would mean others here; keep such files apart, or choose bands by name"
+                f"{path} has {num_bands} bands, but the training images {self.num_file_bands}: the numbers in "
+                f"data.bands={self.bands} would mean others here; keep such files apart, or choose bands by name"
             )
         names = [name or str(number) for number, name in enumerate(names or [""] * count, 1)]
-        indexes = [_index(band, names, path) for band in self.wanted]
-        alpha = measured if measured < count and measured not in indexes else None
-        return Plan(indexes, alpha, [names[index] for index in indexes], measured)
+        indexes = [_band_index(band, names, path) for band in self.bands]
+        alpha = num_bands if num_bands < count and num_bands not in indexes else None
+        return BandSelection(indexes, alpha, [names[index] for index in indexes], num_bands)
 
-    def notes_of(self, path: Path) -> list[str]:
+    def band_order_notes(self, path: Path) -> list[str]:
         """A note if the bands of a file are reordered by their names (:func:`color_order`); else empty."""
         order: list[int] = []
-        if self.wanted is None and by_rasterio(path):
-            with contextlib.suppress(DataError), opened(path) as file:  # reported when the file is loaded
-                order = color_order(reading(file)[1])
+        if self.bands is None and uses_rasterio(path):
+            with contextlib.suppress(DataError), open_raster(path) as file:  # reported when the file is loaded
+                order = color_order(read_band_info(file)[1])
         return [f"note: {path} names its bands: they are read as red, green, blue, not in their order"] if order else []
 
     def __call__(self, path: Path) -> np.ndarray:
         """Read an image file as the model's input: (H, W, C), uint8 or float32, 0..255."""
-        return self.with_missing(path)[0]
+        return self.read_with_missing(path)[0]
 
-    def with_missing(self, path: Path) -> tuple[np.ndarray, np.ndarray | None]:
+    def read_with_missing(self, path: Path) -> tuple[np.ndarray, np.ndarray | None]:
         """Read an image file as the model's input, and where it has no data, bool (H, W); None: all pixels have data.
 
         Raises:
             DataError: the file cannot be read, or lacks a band.
         """
-        values, invalid, missing = self.measured(read_raw(path), path)
-        return self.finished(values, invalid, path), missing
+        values, invalid, missing = self.select_channels(read_raw(path), path)
+        return self.to_model_range(values, invalid, path), missing
 
-    def measured(self, raw: Raw, path: Path) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
-        """:meth:`measured_of` for a decoded file."""
+    def select_channels(self, raw: RawImage, path: Path) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
+        """:meth:`to_channels` for a decoded file."""
         pixels = raw.pixels
-        plan = self.plan(pixels.shape[2], raw.names, raw.alpha, path)
-        transparency = None if plan.alpha is None else pixels[..., plan.alpha]
-        if transparency is not None and is_measured_band(transparency):
+        selection = self.select_bands(pixels.shape[2], raw.names, raw.alpha, path)
+        transparency = None if selection.alpha is None else pixels[..., selection.alpha]
+        if transparency is not None and is_data_band(transparency):
             transparency = None
-        as_they_come = plan.indexes == list(range(len(plan.indexes)))  # a slice copies nothing
-        chosen = pixels[..., : len(plan.indexes)] if as_they_come else pixels[..., plan.indexes]
-        return self.measured_of(chosen, transparency, raw.nodata, raw.masked, path)
+        is_in_order = selection.indexes == list(range(len(selection.indexes)))  # a slice copies nothing
+        selected = pixels[..., : len(selection.indexes)] if is_in_order else pixels[..., selection.indexes]
+        return self.to_channels(selected, transparency, raw.nodata, raw.masked, path)
 
-    def measured_of(
+    def to_channels(
         self,
         pixels: np.ndarray,
         transparency: np.ndarray | None,
@@ -262,42 +264,42 @@ class ImageReader:
             DataError: the number of channels is another one.
         """
         invalid = _invalid_values(pixels, nodata)
-        signs: list[Any] = [] if masked is None else [masked]
-        signs += [] if transparency is None else [transparency == 0]
-        signs += [] if invalid is None else [invalid.all(axis=2)]
-        missing = np.logical_or.reduce(signs) if signs and np.any(signs) else None
+        missing_masks: list[Any] = [] if masked is None else [masked]
+        missing_masks += [] if transparency is None else [transparency == 0]
+        missing_masks += [] if invalid is None else [invalid.all(axis=2)]
+        missing = np.logical_or.reduce(missing_masks) if missing_masks and np.any(missing_masks) else None
         if missing is not None:
-            shown = missing[..., None]
-            invalid = shown.repeat(pixels.shape[2], axis=2) if invalid is None else invalid | shown
-        made = self._channels(pixels, path)
+            missing_3d = missing[..., None]
+            invalid = missing_3d.repeat(pixels.shape[2], axis=2) if invalid is None else invalid | missing_3d
+        channels = self._channels(pixels, path)
         if invalid is not None and invalid.shape[2] != self.channels:
             invalid = invalid.any(axis=2, keepdims=True).repeat(self.channels, axis=2)
-        return made, invalid, missing
+        return channels, invalid, missing
 
     def _channels(self, pixels: np.ndarray, path: Path) -> np.ndarray:
         """Repeat a gray image for three channels, or make a color image gray for one channel."""
-        found, channels = pixels.shape[2], self.channels
-        if found == channels:
+        num_bands, channels = pixels.shape[2], self.channels
+        if num_bands == channels:
             return pixels
-        if found == 1 and channels == 3:
+        if num_bands == 1 and channels == 3:
             return np.repeat(pixels, 3, axis=2)
-        if found == 3 and channels == 1:
+        if num_bands == 3 and channels == 1:
             gray = pixels.astype(np.float32) @ _GRAY
             return (np.rint(gray) if pixels.dtype.kind in "iu" else gray).astype(pixels.dtype)[..., None]
         raise DataError(
-            f"{path} has {found} channels, transparency aside, but data.channels={channels}; give images of "
-            f"{channels}, train a model for {found} with data.channels={found}, or choose bands with data.bands"
+            f"{path} has {num_bands} channels, transparency aside, but data.channels={channels}; give images of "
+            f"{channels}, train a model for {num_bands} with data.channels={num_bands}, or choose bands with data.bands"
         )
 
-    def finished(self, values: np.ndarray, invalid: np.ndarray | None, path: Path) -> np.ndarray:
-        """Convert the result of :meth:`measured` to the model's input: (H, W, C), uint8 or float32, 0..255, contiguous.
+    def to_model_range(self, values: np.ndarray, invalid: np.ndarray | None, path: Path) -> np.ndarray:
+        """Convert the result of :meth:`select_channels` to the model's input: (H, W, C), uint8 or float32, 0..255.
 
         Raises:
             DataError: values are not 8-bit, and ``value_range`` is not set.
         """
         if values.dtype != np.uint8:
             values = _to_byte_range(values, path, self.value_range)
-        fill = self.modalities.fill_for(path, self.fill)
+        fill = self.modalities.fill_value_for(path, self.fill)
         if fill is not None and invalid is not None:
             filler = np.rint(fill).astype(np.uint8) if values.dtype == np.uint8 else fill.astype(np.float32)
             values = np.where(invalid, filler, values)
@@ -307,10 +309,10 @@ class ImageReader:
 def per_band(values: Any, channels: int) -> list[float] | None:
     """A list with a finite number for each band, from one number or a list; None: ``values`` is not valid."""
     try:
-        found = np.broadcast_to(np.asarray(values, np.float64), channels)
+        array = np.broadcast_to(np.asarray(values, np.float64), channels)
     except (TypeError, ValueError):
         return None
-    return found.tolist() if np.isfinite(found).all() else None
+    return array.tolist() if np.isfinite(array).all() else None
 
 
 def _invalid_values(pixels: np.ndarray, nodata: float | None) -> np.ndarray | None:

@@ -21,13 +21,13 @@ from exp.data.places import differences
 from exp.errors import ConfigError
 from exp.runs.files import read_json, write_json
 
-__all__ = ["DONE", "TO_DO", "UNUSABLE", "Store"]
+__all__ = ["DONE", "TO_DO", "UNUSABLE", "FeatureStore"]
 
 TO_DO, DONE, UNUSABLE = range(3)
 _VERSION = 2
 
 
-class Store:
+class FeatureStore:
     """The arrays of one folder.
 
     Attributes:
@@ -42,19 +42,19 @@ class Store:
         self.folder = Path(folder)
         try:
             self.about: dict[str, Any] = read_json(self.folder / "about.json")
-            known = self.about["version"] == _VERSION
+            is_valid = self.about["version"] == _VERSION
         except (ConfigError, OSError, KeyError, TypeError):
-            known = False
-        if not known:
+            is_valid = False
+        if not is_valid:
             raise ConfigError(
                 f"task.store={folder} holds no features (about.json is missing, damaged or of another version); make "
                 f"some with task=features task.store={folder} init_from=<weights>"
             )
 
     @classmethod
-    def prepare(
+    def create(
         cls, folder: Path, about: Mapping[str, Any], example: Mapping[str, np.ndarray], counts: Mapping[str, int]
-    ) -> Store:
+    ) -> FeatureStore:
         """Make an empty store. Only one process may call this.
 
         Args:
@@ -121,12 +121,12 @@ class Store:
         Raises:
             ConfigError: something differs; the message says what.
         """
-        kept, wrong = self.about["fingerprint"], [f"no {kind}" for kind in kinds if kind not in self.about["kinds"]]
+        stored, wrong = self.about["fingerprint"], [f"no {kind}" for kind in kinds if kind not in self.about["kinds"]]
         for name in ("weights", "preprocessing"):
-            old, new = kept[name], fingerprint[name]
+            old, new = stored[name], fingerprint[name]
             keys = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
             wrong += [f"{name}: {key} {old.get(key)}, now {new.get(key)}" for key in keys]
-        wrong += [f"data: {each}" for each in differences(kept["data"], fingerprint["data"])[:2]]
+        wrong += [f"data: {difference}" for difference in differences(stored["data"], fingerprint["data"])[:2]]
         if wrong:
             raise ConfigError(
                 f"task.store={self.folder} holds other features ({'; '.join(wrong)}); take another folder, or remove it"
@@ -138,9 +138,9 @@ class Store:
         Raises:
             ConfigError: features are missing.
         """
-        lacking = len(self.images(TO_DO))
-        if lacking:
+        num_missing = len(self.images(TO_DO))
+        if num_missing:
             raise ConfigError(
-                f"task.store={self.folder} is not done ({lacking} images are missing); run task=features again with "
-                "the same settings: it goes on"
+                f"task.store={self.folder} is incomplete ({num_missing} images are missing); to go on, run "
+                "task=features again with the same settings"
             )
