@@ -101,38 +101,32 @@ def diagram() -> str:
     return "\n".join([*parts, "</svg>", ""])
 
 
-ROWS = (
-    ("entry points", ("cli", "api")),
-    ("families", ("forecasting", "vision")),
-    ("what a task does", ("tasks", "checks", "estimate", "sweep")),
-    ("processes", ("launcher", "frozen")),
-    ("a rank", ("session",)),
-    ("training", ("engine",)),
-    ("", ("data",)),
-    ("what a run uses", ("hardware", "task", "trackers", "report", "hub")),
-    ("what a run is", ("config", "models", "metrics")),
-    ("what a run leaves", ("runs", "plugins")),
-    ("messages", ("errors", "console")),
-)
-"""Packages and modules of ``src/exp``, from those that import to those that are imported."""
-_ROW_HEIGHT, _LEFT, _BOX = 62, 170, 150
+def layers() -> list[list[str]]:
+    """Packages and modules of ``src/exp`` by layer, highest first, as ``docs/concepts/architecture.md`` has them."""
+    page = (Path(__file__).parent / "concepts" / "architecture.md").read_text(encoding="utf-8")
+    line = page.partition("Layers: ")[2].partition("\n")[0].rpartition(" < __main__")[0]
+    return [[name.strip() for name in layer.split(",")] for layer in line.split("<")][::-1]
 
 
-def imports_of(place: Path) -> set[str]:
-    """The packages of exp that a package or module imports at the top of its modules."""
-    found: set[str] = set()
-    for file in place.rglob("*.py") if place.is_dir() else [place.with_suffix(".py")]:
-        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+_ROW_HEIGHT, _LEFT, _BOX = 56, 20, 150
+
+
+def imports_of(package: Path) -> set[str]:
+    """The packages of exp that a package or module imports, also for typing and inside functions."""
+    imported: set[str] = set()
+    for file in package.rglob("*.py") if package.is_dir() else [package.with_suffix(".py")]:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("exp"):
-                names = [node.module.split(".")[1]] if "." in str(node.module) else [each.name for each in node.names]
-                found.update(names)
-    return found - {place.name}
+                in_package = "." in str(node.module)
+                imported |= {str(node.module).split(".")[1]} if in_package else {alias.name for alias in node.names}
+    return imported - {package.name}
 
 
 def packages() -> str:
     """The SVG of the packages, a row for each layer; an arrow leads to what is imported, a red one against the rows."""
-    place = {name: (row, column) for row, (_, names) in enumerate(ROWS) for column, name in enumerate(names)}
-    width, height = _LEFT + 5 * (_BOX + 12) + 20, len(ROWS) * _ROW_HEIGHT + 12
+    rows = layers()
+    place = {name: (row, column) for row, names in enumerate(rows) for column, name in enumerate(names)}
+    width, height = _LEFT + 4 * (_BOX + 12), len(rows) * _ROW_HEIGHT + 12
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif">',
         f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
@@ -156,9 +150,6 @@ def packages() -> str:
             arrows.append(
                 f'<line x1="{x1:.0f}" y1="{ends[0]}" x2="{x2:.0f}" y2="{ends[1]}" stroke="{color}" opacity="{faint}"/>'
             )
-    for row, (title, _) in enumerate(ROWS):
-        y = 32 + row * _ROW_HEIGHT
-        parts.append(f'<text x="12" y="{y}" font-size="13" fill="#555555">{escape(title)}</text>')
     return "\n".join([*parts[:2], *arrows, *parts[2:], "</svg>", ""])
 
 

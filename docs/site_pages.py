@@ -35,7 +35,7 @@ REFERENCE = {
         [
             "exp.models.base.Model",
             "exp.data.base.Data",
-            "exp.data.base.Extras",
+            "exp.data.extensions.DataExtensions",
             "exp.metrics.Metric",
             "exp.metrics.SampleMetric",
             "exp.metrics.Table",

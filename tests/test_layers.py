@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from pathlib import Path
-from typing import Iterator, Mapping
+from typing import Iterator
 
 ROOT = Path(__file__).parents[1]
 FAMILIES = ("forecasting", "vision")
@@ -46,34 +46,40 @@ def test_experiments_import_of_the_core_what_the_documentation_names():
     assert [module for module in public if not any(name.startswith(f"{module}.") for name in used)] == []
 
 
-def runtime_imports(node: ast.AST, names: Mapping[str, Path]) -> Iterator[str]:
-    """Also those inside functions; not those of ``if TYPE_CHECKING``."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and getattr(child.test, "id", None) == "TYPE_CHECKING":
-            continue
-        if isinstance(child, ast.Import):
-            yield from (alias.name for alias in child.names)
-        elif isinstance(child, ast.ImportFrom) and child.module:
-            for alias in child.names:
-                below = f"{child.module}.{alias.name}"
-                yield below if below in names else child.module
-        yield from runtime_imports(child, names)
+def modules() -> dict[str, set[str]]:
+    """The modules of exp, each with those that it imports, also for typing and inside functions."""
+    files = {path.relative_to(ROOT / "src").with_suffix("").parts: path for path in (ROOT / "src/exp").rglob("*.py")}
+    names = {".".join(parts[:-1] if parts[-1] == "__init__" else parts): path for parts, path in files.items()}
+    return {
+        name: {other if other in names else other.rpartition(".")[0] for other in imported(path)} & {*names} - {"exp"}
+        for name, path in names.items()
+    }
 
 
 def test_no_module_leads_back_to_itself():
-    paths = {
-        path: path.relative_to(ROOT / "src").with_suffix("").parts for path in (ROOT / "src" / "exp").rglob("*.py")
-    }
-    names = {".".join(parts[:-1] if parts[-1] == "__init__" else parts): path for path, parts in paths.items()}
-    left = {name: {*runtime_imports(ast.parse(path.read_text()), names)} & {*names} for name, path in names.items()}
-    del left["exp"]  # whose lazy members are the Python interface
+    rest = modules()
     while True:
-        free = [name for name, wanted in left.items() if not (wanted - {name}) & {*left}]
+        free = [name for name, others in rest.items() if not (others - {name}) & {*rest}]
         if not free:
             break
         for name in free:
-            del left[name]
-    assert sorted(left) == [], "each of these imports another of them"
+            del rest[name]
+    assert sorted(rest) == [], "each of these imports another of them"
+
+
+def test_a_package_imports_from_its_layer_and_lower_ones():
+    page = (ROOT / "docs" / "concepts" / "architecture.md").read_text()
+    layers = page.partition("Layers: ")[2].partition("\n")[0].split("<")
+    layer = {name.strip(): number for number, names in enumerate(layers) for name in names.split(",")}
+    package = {name: ([*name.split("."), "__init__"])[1] for name in modules()}
+    assert {*package.values()} == {*layer}
+    up = [
+        f"{name} imports {other}"
+        for name, others in modules().items()
+        for other in others
+        if layer[package[other]] > layer[package[name]]
+    ]
+    assert up == []
 
 
 def test_every_package_is_in_the_wheel():

@@ -20,9 +20,9 @@ from exp.config.compose import load
 from exp.config.resolve import allow, create, distrust, names_in
 from exp.console import errors_in
 from exp.errors import ConfigError, RunError
-from exp.launcher.processes import START
 from exp.runs.files import read_json
 from exp.runs.folder import RunFolder
+from exp.worker.processes import START
 
 if TYPE_CHECKING:
     import pandas as pd

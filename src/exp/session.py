@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from exp.config.differences import Change
     from exp.config.schema import ExpConfig
-    from exp.data.base import Extras
+    from exp.data.extensions import DataExtensions
     from exp.data.places import Fingerprint
     from exp.distributed import Distributed
     from exp.hardware.backend import Backend
@@ -117,7 +117,7 @@ class Session:
         data_state: state of the data for checkpoints (:meth:`exp.data.base.Data.state_dict`); None: no state.
         data_files: fingerprint of the data files, for checkpoints (:mod:`exp.data.places`); on rank 0 of a
             training.
-        extras: functions with which the data extend the run (:class:`exp.data.base.Extras`).
+        extensions: functions with which the data extend the run (:class:`exp.data.extensions.DataExtensions`).
         resumed_from: the checkpoint from which a training resumed; None: it started from the beginning.
         changed: settings in which a resumed training differs from the earlier run.
         pending: whether the folder still has the records of an earlier run, which :meth:`begin` replaces.
@@ -145,7 +145,7 @@ class Session:
         self.weights: Weights | None = None
         self.data_state: dict[str, Any] | None = None
         self.data_files: Fingerprint | None = None
-        self.extras: Extras
+        self.extensions: DataExtensions
         self.resumed_from: Path | None = None
         self.changed: Sequence[Change] = ()
         self.pending = folder.has_pending

@@ -145,7 +145,7 @@ class Tiles(Data):
 
     def setup(self, session: Session) -> None:
         """Register the plots that are drawn after a training."""
-        session.extras.pictures = functools.partial(self.pictures, session)
+        session.extensions.pictures = functools.partial(self.pictures, session)
 
     def pictures(self, session: Session, model: Any, evaluator: Any = None) -> dict[str, np.ndarray]:
         """Image, truth and prediction of four windows, one below the other."""

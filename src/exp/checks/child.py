@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple, Sequence
 from exp.config.sources import own_folders
 from exp.console import errors_in
 from exp.errors import EXIT_PREEMPTED
-from exp.launcher.processes import JOB_VARIABLE, die_with_parent, kill_job, start_module
 from exp.runs.signals import PREEMPT_SIGNAL, handle_signals, signal_name
+from exp.worker.processes import JOB_VARIABLE, die_with_parent, kill_job, start_module
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Sequence
 
 import torch
@@ -23,12 +22,10 @@ from exp.errors import (
 )
 
 if TYPE_CHECKING:
-    from exp.data.places import Fingerprint
-    from exp.draw.figure import Picture
-    from exp.metrics import Evaluator, Metric, SampleMetric
+    from exp.metrics import Metric
     from exp.session import Session
 
-__all__ = ["Data", "ExampleBatch", "Extras", "Prediction", "RankedSample", "split_of"]
+__all__ = ["Data", "ExampleBatch", "Prediction", "split_of"]
 
 
 class Prediction(NamedTuple):
@@ -43,20 +40,6 @@ class Prediction(NamedTuple):
     metrics: dict[str, float]
     files: Sequence[str]
     measured_on: str
-
-
-class RankedSample(NamedTuple):
-    """A sample of the test split.
-
-    Attributes:
-        number: index of the sample in the split.
-        value: value of the metric by which samples are ranked.
-        outputs: the model's prediction for it, without the batch axis, on the CPU.
-    """
-
-    number: int
-    value: float
-    outputs: torch.Tensor
 
 
 class ExampleBatch(NamedTuple):
@@ -75,32 +58,6 @@ class ExampleBatch(NamedTuple):
     model_arguments: Mapping[str, Any]
     eval_batch_size: int
     notes: Sequence[str] = ()
-
-
-@dataclass
-class Extras:
-    """Optional functions with which data extend a run; :meth:`Data.setup` sets them in ``session.extras``.
-
-    A picture is a matplotlib figure, or pixels (RGB, (H, W, 3), uint8). Functions return
-    pictures by the name of a PNG file in ``plots/``; the caller applies ``figures.format`` and other settings.
-
-    Attributes:
-        fingerprint: returns a fingerprint of the data files (:mod:`exp.data.places`); a resumed training compares it.
-        record: returns the entries about the data in ``result.json``, by default the lengths of the splits. All ranks
-            call it; the argument is a function that gathers a value of every rank into a list.
-        pictures: draws the results of a training. Called on rank 0 after the test, with the model (wrapped or not, on
-            the session's device, with the tested weights; leave it in eval mode) and the evaluator.
-        ranking: the metric by which ``task=eval`` finds the worst and the best samples to draw. Batches need ``index``,
-            the indices of the samples in their split, int64 (B,).
-        draw_samples: draws samples of the test split. Called on rank 0, with the worst samples (worst first) and the
-            best samples (best first); no sample is in both.
-    """
-
-    fingerprint: Callable[[], Fingerprint] | None = None
-    record: Callable[[Callable[[Any], list[Any]]], dict[str, Any]] | None = None
-    pictures: Callable[[Any, Evaluator], Mapping[str, Picture]] | None = None
-    ranking: SampleMetric | None = None
-    draw_samples: Callable[[Sequence[RankedSample], Sequence[RankedSample]], Mapping[str, Picture]] | None = None
 
 
 class Data(abc.ABC):
@@ -191,7 +148,7 @@ class Data(abc.ABC):
 
         Args:
             session: the session. Register work that needs the model with :meth:`exp.session.Session.when_built`; set
-                functions for pictures and records in its ``extras`` (:class:`Extras`).
+                functions for pictures and records in its ``extensions`` (:class:`exp.data.extensions.DataExtensions`).
         """
 
     def predict(self, session: Session, model: Any) -> Prediction | None:

@@ -12,7 +12,8 @@ from torch.utils.data import Dataset
 
 from exp import hub
 from exp.config.resolve import create
-from exp.data.base import Data, Extras, split_of
+from exp.data.base import Data, split_of
+from exp.data.extensions import DataExtensions
 from exp.engine.checkpoint.files import to_plain
 from exp.engine.mmengine import rank_logger
 from exp.engine.weights import _other_classes, load_weights, read_weights
@@ -49,7 +50,7 @@ def build_data(session: Session) -> Data:
             session.weights.files.update((file.name, file_digest(file)) for file in hub.files_of(session.weights.path))
         if session.weights.data is not None and task_class(session.config).needs_weights:
             data.load_state_dict(session.weights.data)
-    session.extras = Extras()
+    session.extensions = DataExtensions()
     data.setup(session)
     session.data_state = data.state_dict()
     to_plain(session.data_state, key="data")  # says now what the first checkpoint would
@@ -60,7 +61,7 @@ def build_data(session: Session) -> Data:
 
 def data_record(session: Session, data: Data) -> dict[str, Any]:
     """The entries about the data in ``result.json``. A collective."""
-    record = session.extras.record
+    record = session.extensions.record
     if record is None:
         return {split: len(getattr(data, split)) for split in ("train", "val", "test")}
     return record(session.distributed.gather)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Callable
 import numpy as np
 import torch
 
-from exp.data.base import Prediction, RankedSample
+from exp.data.base import Prediction
+from exp.data.extensions import RankedSample
 from exp.data.loader import move, share_loader
 from exp.engine.build import build_data, build_evaluator, build_model, data_record, dataset_for
 from exp.engine.loops import EvalLoop
@@ -51,7 +52,7 @@ def evaluate(session: Session) -> dict[str, Any]:
     model = build_model(session, data)
     test = dataset_for(session, data, "test")
     evaluator = build_evaluator(session, data, detailed=True)
-    task, extras = session.config.task, session.extras
+    task, extras = session.config.task, session.extensions
     draws = session.config.plots and task.worst + task.best
     ranking = Ranking(extras.ranking) if draws and extras.ranking is not None else None
     model = place_and_wrap(model, session, trains=False).eval()

@@ -26,7 +26,7 @@ def write_picture(session: Session, name: str, picture: Picture) -> list[str]:
     Args:
         session: the session.
         name: path of the PNG file, relative to the run folder; other formats get their own suffix.
-        picture: a picture (:class:`exp.data.base.Extras`).
+        picture: a picture (:class:`exp.data.extensions.DataExtensions`).
 
     Returns:
         Paths of the files, relative to the run folder; empty with ``plots=false``.
@@ -71,7 +71,7 @@ def training_pictures(session: Session, model: Any, evaluator: Evaluator) -> dic
     if session.folder.metrics.is_file():
         metric, greater = evaluator.metric_name, evaluator.greater_is_better
         pictures["curves.png"] = training_curves(session.folder.records(), metric, greater, session.config.name)
-    draw = session.extras.pictures
+    draw = session.extensions.pictures
     if draw is not None and is_sharded(unwrapped(model)):  # a forward pass is a collective, and this is rank 0 alone
         session.say("plots: no pictures of predictions with wrapper=fsdp; task=predict draws them")
     elif draw is not None:
@@ -83,7 +83,7 @@ class Ranking:
     """Keeps the metric of each tested sample, on the device.
 
     Args:
-        metric: ``ranking`` of :class:`exp.data.base.Extras`; batches must have ``index``.
+        metric: ``ranking`` of :class:`exp.data.extensions.DataExtensions`; batches must have ``index``.
     """
 
     def __init__(self, metric: SampleMetric) -> None:

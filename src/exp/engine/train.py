@@ -54,8 +54,8 @@ def train(session: Session, rate: Callable[..., dict[str, float]], what_fits: Ca
             message (RunError) has settings with the same global batch that need less memory.
     """
     data = build_data(session)
-    if session.distributed.is_main and session.extras.fingerprint is not None:
-        session.data_files = session.extras.fingerprint()
+    if session.distributed.is_main and session.extensions.fingerprint is not None:
+        session.data_files = session.extensions.fingerprint()
     model = build_model(session, data, to_place=True)
     with _with_out_of_memory_advice(session, what_fits):
         trainer = build_trainer(session, data, model)

@@ -27,13 +27,13 @@ from omegaconf import OmegaConf
 from exp.config.resolve import allow
 from exp.hardware.ports import local_address_for
 from exp.hardware.registry import create_backend
-from exp.launcher import processes
-from exp.launcher.processes import AGENT_VARIABLE, PRELOAD_VARIABLE, START
 from exp.runs.failures import TERM_PATIENCE_S, Failures
 from exp.runs.folder import RunFolder
 from exp.runs.scratch import SCRATCH_VARIABLE, set_socket_folder
 from exp.runs.signals import signal_name
 from exp.task import task_class
+from exp.worker import processes
+from exp.worker.processes import AGENT_VARIABLE, PRELOAD_VARIABLE, START
 
 __all__ = ["main", "work"]
 
@@ -44,7 +44,7 @@ _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
 
 def main() -> int:
-    """Run what the launcher has written to :data:`exp.launcher.processes.SPEC`; return 0 on success, 1 on failure."""
+    """Run what the launcher has written to :data:`exp.worker.processes.SPEC`; return 0 on success, 1 on failure."""
     gc.disable()  # saves a fifth of the time to import torch; later there is next to nothing to collect
     scratch = os.environ[SCRATCH_VARIABLE]
     spec: dict[str, Any] = json.loads(Path(scratch, processes.SPEC).read_text(encoding="utf-8"))

@@ -22,13 +22,13 @@ from exp.hardware.ports import check_host, port_owner
 from exp.hardware.registry import create_backend
 from exp.launcher.base import Launcher
 from exp.launcher.outcome import Outcome, tail_of
-from exp.launcher.processes import AGENT_VARIABLE, start_module
 from exp.launcher.rank_environment import rank_environment
 from exp.launcher.supervisor import Supervisor
 from exp.runs.files import read_json, to_json
 from exp.runs.scratch import RUN_FOLDER_FILE, SCRATCH_VARIABLE
 from exp.runs.signals import PREEMPT_SIGNAL, signal_name
 from exp.session import RankInfo
+from exp.worker.processes import AGENT_VARIABLE, start_module
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from exp.errors import ConfigError, Preempted, SignalReceived
 from exp.launcher.base import Launcher
 from exp.launcher.outcome import Outcome
-from exp.launcher.processes import fork
 from exp.launcher.supervisor import Supervisor
 from exp.runs import signals
 from exp.runs.failures import Failures
@@ -17,6 +16,7 @@ from exp.runs.scratch import SCRATCH_VARIABLE
 from exp.session import RankInfo
 from exp.task import task_class
 from exp.worker.main import guard, preempted_in, work_to_end
+from exp.worker.processes import fork
 from exp.worker.rank import describe_error, reporting
 from exp.worker.session import run_rank
 

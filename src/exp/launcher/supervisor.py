@@ -21,7 +21,6 @@ from exp import console
 from exp.errors import EXIT_PREEMPTED
 from exp.launcher.base import Launcher
 from exp.launcher.outcome import Outcome
-from exp.launcher.processes import ForkedProcess, kill_job
 from exp.runs import heartbeat, signals
 from exp.runs.failures import Failures, RankFailure
 from exp.runs.files import read_json, write_json
@@ -30,6 +29,7 @@ from exp.runs.heartbeat import Heartbeat, Stage, running_ranks
 from exp.runs.lock import is_alive, proc_stat
 from exp.runs.scratch import ENDING_FLAG, PREEMPT_FLAG, PREEMPTED_FILE, RUN_FOLDER_FILE
 from exp.runs.signals import signal_name
+from exp.worker.processes import ForkedProcess, kill_job
 
 if TYPE_CHECKING:
     from exp.launcher.run import FrozenRun

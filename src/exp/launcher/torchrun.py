@@ -13,7 +13,6 @@ from exp.errors import ConfigError
 from exp.hardware.ports import check_endpoint, check_loopback
 from exp.launcher.base import Launcher
 from exp.launcher.outcome import Outcome, tail_of
-from exp.launcher.processes import SPEC, start_module
 from exp.launcher.supervisor import Supervisor
 from exp.runs import heartbeat
 from exp.runs.failures import Failures
@@ -21,6 +20,7 @@ from exp.runs.files import write_json
 from exp.runs.lock import LOCK, read_holder
 from exp.runs.scratch import SCRATCH_VARIABLE
 from exp.runs.signals import PREEMPT_SIGNAL, signal_name
+from exp.worker.processes import SPEC, start_module
 
 if TYPE_CHECKING:
     from exp.launcher.run import FrozenRun

@@ -11,15 +11,12 @@ import os
 import re
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Iterable, Iterator, Mapping
+from typing import Any, Iterable, Iterator, Mapping
 
 from omegaconf import OmegaConf
 
 from exp.errors import RunError
 from exp.runs.files import digest_without_self, file_digest, read_json, read_seal, to_json, write_atomically, write_json
-
-if TYPE_CHECKING:
-    from exp.config.schema import ExpConfig
 
 __all__ = [
     "CHECKPOINT_NAME", "TAIL_BYTES", "FolderSnapshot", "RunFolder", "empty_result", "last_progress", "read_records",
@@ -273,11 +270,11 @@ def validation_metric(result: Mapping[str, Any] | None) -> float | None:
     return metric["value"] if isinstance(metric, dict) else None
 
 
-def empty_result(config: ExpConfig) -> dict[str, Any]:
+def empty_result(config: Any) -> dict[str, Any]:
     """Every key of ``result.json``: values that follow from the configuration, and null for the rest.
 
     Args:
-        config: the frozen configuration.
+        config: the frozen configuration (:class:`exp.config.schema.ExpConfig`).
     """
     weights: Any = OmegaConf.to_container(OmegaConf.create(config.record.weights))
     return {

@@ -85,7 +85,7 @@ def make_file(scratch: str, nproc: int) -> None:
 def start(scratch: str, local_rank: int, rank: int) -> None:
     """Start heartbeats of this process, and answer :data:`STACK_SIGNAL`; does nothing without a heartbeat file.
 
-    What this process forks keeps the file mapped; :func:`exp.launcher.processes.kill_job` finds it by that.
+    What this process forks keeps the file mapped; :func:`exp.worker.processes.kill_job` finds it by that.
     """
     global _map, _offset, _who
     path = Path(scratch, HEARTBEATS_FILE)

@@ -12,12 +12,12 @@ from exp import console
 from exp.errors import EXIT_FAILED, ExpError, SignalReceived
 from exp.launcher.execute import execute
 from exp.launcher.outcome import Outcome, outcome_file
-from exp.launcher.processes import die_with_parent
 from exp.launcher.run import FrozenRun
 from exp.runs.files import read_json, write_json
 from exp.runs.folder import RunFolder
 from exp.runs.lock import RunLock
 from exp.runs.signals import PREEMPT_SIGNAL, handle_signals, signal_name
+from exp.worker.processes import die_with_parent
 
 __all__ = ["main"]
 

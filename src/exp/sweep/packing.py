@@ -13,9 +13,9 @@ from exp.hardware.backend import usable_cores
 from exp.hardware.cards import only
 from exp.hardware.registry import create_backend
 from exp.launcher.outcome import Outcome, outcome_file, tail_of
-from exp.launcher.processes import JOB_VARIABLE, kill_job, start_module
 from exp.launcher.progress import progress_of
 from exp.runs.signals import PREEMPT_SIGNAL, block_signals, handle_signals, signal_name
+from exp.worker.processes import JOB_VARIABLE, kill_job, start_module
 
 if TYPE_CHECKING:
     from exp.launcher.progress import ProgressDisplay

@@ -18,7 +18,7 @@ from exp.vision.rendering import Color, colorize, enlarge, overlay_labels, resiz
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from exp.data.base import RankedSample
+    from exp.data.extensions import RankedSample
     from exp.draw.figure import Picture
     from exp.session import Session
 

@@ -25,8 +25,6 @@ from pathlib import Path
 from typing import Any, Callable, NoReturn
 
 from exp.errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, ExpError, Preempted, error_message, is_user_file, no_terminal
-from exp.launcher import processes
-from exp.launcher.processes import AGENT_VARIABLE, REQUEUES_VARIABLE
 from exp.runs import heartbeat
 from exp.runs.failures import Failures
 from exp.runs.files import read_json, write_json
@@ -35,7 +33,8 @@ from exp.runs.heartbeat import Stage
 from exp.runs.lock import LOCK, is_alive, read_holder
 from exp.runs.scratch import PREEMPT_FLAG, PREEMPTED_FILE, RUN_FOLDER_FILE, SCRATCH_VARIABLE, set_socket_folder
 from exp.session import RankInfo
-from exp.worker import session
+from exp.worker import processes, session
+from exp.worker.processes import AGENT_VARIABLE, REQUEUES_VARIABLE
 from exp.worker.rank import is_of_peer, reporting
 from exp.worker.session import make_store
 

@@ -7,7 +7,7 @@ import gc
 import importlib
 import os
 
-from exp.launcher.processes import PRELOAD_VARIABLE, name_process
+from exp.worker.processes import PRELOAD_VARIABLE, name_process
 
 _MODULES = [
     "torch",

@@ -12,7 +12,8 @@ import pandas as pd
 import torch
 from torch.utils.data import Dataset
 
-from exp.data.base import Data, ExampleBatch, Extras, Prediction
+from exp.data.base import Data, ExampleBatch, Prediction
+from exp.data.extensions import DataExtensions
 from exp.data.places import of_file, shortened
 from exp.data.sampler import preserved_generators
 from exp.engine.wrapper import preprocessed
@@ -230,7 +231,7 @@ class ForecastingData(Data):
         Raises:
             DataError: see :meth:`check_truth`; ``task=predict`` needs no truth.
         """
-        session.extras = Extras(self.fingerprint, self.record)
+        session.extensions = DataExtensions(self.fingerprint, self.record)
         task = session.config.task
         session.say(f"{self.path}: {self._season_text()}")
         session.when_built(functools.partial(self._check_model, session))

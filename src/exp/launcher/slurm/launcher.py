@@ -28,7 +28,6 @@ from exp.hardware.registry import create_backend
 from exp.launcher.base import Launcher
 from exp.launcher.execute import print_header, report_outcome
 from exp.launcher.outcome import Outcome, outcome_file
-from exp.launcher.processes import REQUEUES_VARIABLE
 from exp.launcher.progress import ProgressDisplay
 from exp.launcher.rank_environment import clear_stale_environment
 from exp.launcher.run import FrozenRun
@@ -43,6 +42,7 @@ from exp.runs.folder import RunFolder
 from exp.runs.lock import RunLock
 from exp.runs.signals import PREEMPT_SIGNAL
 from exp.task import task_class
+from exp.worker.processes import REQUEUES_VARIABLE
 
 if TYPE_CHECKING:
     from exp.hardware.backend import Backend

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 import numpy as np
 import torch
 
-from exp.data.base import Data, ExampleBatch, Extras, Prediction
+from exp.data.base import Data, ExampleBatch, Prediction
+from exp.data.extensions import DataExtensions
 from exp.data.places import of_samples, shortened
 from exp.errors import ConfigError, DataError
 from exp.runs.files import write_json
@@ -296,7 +297,7 @@ class ImageData(Data):
 
         session.when_built(model_built)
         pictures = functools.partial(self.pictures, session)
-        session.extras = Extras(self.fingerprint, self.record, pictures, self.ranking(), self.draw_samples)
+        session.extensions = DataExtensions(self.fingerprint, self.record, pictures, self.ranking(), self.draw_samples)
         if not self._has_loaded_state:
             self._fit_normalization(session)
         elif self._class_mismatch is not None and session.config.task.name != "features":
