@@ -56,7 +56,7 @@ def measure(rank: int, arguments: argparse.Namespace) -> None:
     group = Distributed.create(backend, store, rank, world_size, timedelta(seconds=600))
     width = int((arguments.gib * 2**30 / 4 / 3 / LAYERS) ** 0.5)
     device = torch.device("cpu")
-    model: Any = FullyShard().place(Stack(width), backend, device)
+    model: Any = FullyShard().move_to_device(Stack(width), backend, device)
     optimizer = torch.optim.Adam(model.parameters())
     optim: Any = BackendOptimWrapper(optimizer, backend, "fp32", model=model)
     writer = CheckpointWriter(backend, group, sharded=True)

@@ -44,7 +44,7 @@ BATCH, WIDTH = 32, 64
 class Samples(Dataset):
     """Random vectors; a batch is one indexing operation."""
 
-    gives_tensors = True
+    yields_tensors = True
 
     def __init__(self, batches: int) -> None:
         generator = torch.Generator().manual_seed(0)

@@ -114,7 +114,7 @@ class OpenRun:
             data.load_state_dict(weights.data)
         model: nn.Module = create(self.config.model, BaseModel, "model", **data.model_arguments())
         if weights is not None:
-            load_weights(model, weights, self.config, as_it_is=True)
+            load_weights(model, weights, self.config, exact=True)
         return model.to(device).eval()
 
     def predict(self, *overrides: str) -> OpenRun:

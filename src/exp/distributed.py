@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-STAGED = "gloo, staged through the CPU"
+GLOO_STAGED = "gloo, staged through the CPU"
 """Name of the fallback in messages and records."""
 _LARGEST_DIFFERENCE = 1e-2
 """Allowed difference between compiled and eager results, relative to the largest value: products may have mantissas of
@@ -51,7 +51,7 @@ class Distributed:
         rank: global rank of this process.
         world_size: number of processes.
         cpu_group: the process group for CPU tensors; None: the default group.
-        fallback: result of :func:`agree_on_fallback`.
+        fallback: result of :func:`negotiate_fallback`.
         process_group: name of the process-group backend for the device's tensors, for messages and records.
     """
 
@@ -75,10 +75,10 @@ class Distributed:
         Raises:
             UnavailableError: the device's collectives are missing on a rank, and no fallback is allowed.
         """
-        fallback = agree_on_fallback(backend, store, rank, world_size)
+        fallback = negotiate_fallback(backend, store, rank, world_size)
         process_group, _ = chosen_group(backend)
         if fallback is not None:
-            backend.collectives, process_group = StagedCollectives(), STAGED
+            backend.collectives, process_group = StagedCollectives(), GLOO_STAGED
         device = backend.device_type
         how: Any = {"store": store, "rank": rank, "world_size": world_size, "timeout": timeout}
         backend.collectives.init(process_group, device, **how)
@@ -155,7 +155,7 @@ def chosen_group(backend: Backend) -> tuple[str, str]:
     return backend.collectives.process_group, "the backend"
 
 
-def agree_on_fallback(backend: Backend, store: Store, rank: int, world_size: int) -> dict[str, Any] | None:
+def negotiate_fallback(backend: Backend, store: Store, rank: int, world_size: int) -> dict[str, Any] | None:
     """Decide before any process group is made, and alike on all ranks, whether device tensors go through the CPU.
 
     They do if the configuration (or ``TORCH_DISTRIBUTED_BACKEND``) names gloo, and gloo does not support the device;
@@ -173,23 +173,23 @@ def agree_on_fallback(backend: Backend, store: Store, rank: int, world_size: int
     Raises:
         UnavailableError: the collectives are missing on a rank, and no fallback is allowed; raised on every rank.
     """
-    wanted, source = chosen_group(backend)
+    requested, source = chosen_group(backend)
     if backend.device_type == "cpu" or backend.collectives.gloo:
         return None
-    if device_part_of(wanted, backend.device_type) == "gloo":
-        used = {"wanted": backend.collectives.process_group, "used": STAGED}
-        return {**used, "reason": f"{source} names {wanted}"}
-    store.set(f"collectives/{rank}", backend.collectives.missing(wanted, backend.device_type) or "")
-    verdicts = [store.get(f"collectives/{other}").decode() for other in range(world_size)]
-    missing = [f"rank {other}: {verdict}" for other, verdict in enumerate(verdicts) if verdict]
+    if device_part_of(requested, backend.device_type) == "gloo":
+        used = {"wanted": backend.collectives.process_group, "used": GLOO_STAGED}
+        return {**used, "reason": f"{source} names {requested}"}
+    store.set(f"collectives/{rank}", backend.collectives.missing(requested, backend.device_type) or "")
+    failures = [store.get(f"collectives/{other}").decode() for other in range(world_size)]
+    missing = [f"rank {other}: {verdict}" for other, verdict in enumerate(failures) if verdict]
     if not missing:
         return None
     if not backend.allow_fallback:
         raise UnavailableError(
-            f"process group '{wanted}' cannot be made: {missing[0]}; install what is missing, or copy tensors through "
-            "the CPU, which is slow, with backend.allow_fallback=true or backend.process_group=gloo"
+            f"process group '{requested}' cannot be made: {missing[0]}; install what is missing, or copy tensors "
+            "through the CPU, which is slow, with backend.allow_fallback=true or backend.process_group=gloo"
         )
-    return {"wanted": wanted, "used": STAGED, "reason": "; ".join(missing)}
+    return {"wanted": requested, "used": GLOO_STAGED, "reason": "; ".join(missing)}
 
 
 def _composite_has_cpu() -> bool:
@@ -292,7 +292,7 @@ class AveragingDataParallel(nn.Module):
             RunError: another rank makes fewer updates in this step.
         """
         parameters, world_size = [*self.module.parameters()], dist.get_world_size()
-        having = self._meet(True, [parameter.grad is not None for parameter in parameters])
+        having = self._sum_flags(True, [parameter.grad is not None for parameter in parameters])
         buckets: list[list[torch.Tensor]] = []
         size = 0
         for parameter in (parameter for parameter, ranks in zip(parameters, having) if ranks):
@@ -316,9 +316,9 @@ class AveragingDataParallel(nn.Module):
         Raises:
             RunError: they have not.
         """
-        self._meet(False, [False] * sum(1 for _ in self.module.parameters()))
+        self._sum_flags(False, [False] * sum(1 for _ in self.module.parameters()))
 
-    def _meet(self, updates: bool, flags: list[bool]) -> list[int]:
+    def _sum_flags(self, updates: bool, flags: list[bool]) -> list[int]:
         """Number of ranks with each flag; refuses ranks of which only some update the weights now."""
         counts = torch.tensor([updates, *flags], dtype=torch.int32)  # on the CPU, so no rank waits for its device
         dist.all_reduce(counts, group=self.group)
@@ -334,7 +334,7 @@ class AveragingDataParallel(nn.Module):
 # -- the device --------------------------------------------------------------------------------------------------------
 
 
-def settle_kernels(backend: Backend, device: torch.device, precision: str) -> frozenset[str]:
+def configure_kernels(backend: Backend, device: torch.device, precision: str) -> frozenset[str]:
     """Avoid CPU fallbacks of operators that the device lacks, as far as the backend lists them.
 
     These operators get portable kernels (:mod:`exp.hardware.operators`, imported only if needed). If the device has no
@@ -354,13 +354,13 @@ def settle_kernels(backend: Backend, device: torch.device, precision: str) -> fr
     if precision not in capabilities.fused_attention:
         forbid_fused_attention()
         logger.info("attention without fused kernels: %s has none in %s", device, precision)
-    lacking = capabilities.lacking_operators
-    if not lacking:
+    missing = capabilities.lacking_operators
+    if not missing:
         return frozenset()
     from exp.hardware.operators import install
 
-    portable = install(device.type, lacking)
-    logger.info("%s lacks %d overloads of operators; %d have portable kernels now", device, len(lacking), len(portable))
+    portable = install(device.type, missing)
+    logger.info("%s lacks %d overloads of operators; %d have portable kernels now", device, len(missing), len(portable))
     return portable
 
 
@@ -394,9 +394,9 @@ def _why_not_compiled(device: torch.device) -> str | None:
         from torch._inductor import config  # not the variable: the fork server has imported torch._inductor already
 
         config.compile_threads = torch.get_num_threads()
-    plain = _numbers_of(_usual_layers, device)
+    plain = _outputs_and_grads(_reference_layers, device)
     try:
-        compiled = _numbers_of(torch.compile(_usual_layers), device)
+        compiled = _outputs_and_grads(torch.compile(_reference_layers), device)
     except Exception as error:  # noqa: BLE001 - a compiler may raise anything
         cause = getattr(error, "inner_exception", error)  # up to torch 2.6 the outer error does not have the reason
         first = str(cause).strip().splitlines() or [""]
@@ -408,21 +408,24 @@ def _why_not_compiled(device: torch.device) -> str | None:
     return None
 
 
-def _usual_layers(tokens: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+def _reference_layers(tokens: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """A 0-dim loss of layer norm, GELU, attention and softmax over ``tokens`` (B, N, C)."""
     hidden = F.gelu(F.layer_norm(tokens @ weight, scale.shape, scale))
     mixed = (hidden @ hidden.transpose(1, 2)).softmax(-1) @ hidden
     return F.mse_loss(mixed.mean(1).log_softmax(-1), tokens[:, 0])
 
 
-def _numbers_of(layers: Callable[..., torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
+def _outputs_and_grads(layers: Callable[..., torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
     """The loss and the gradients of the layers for fixed inputs, on the CPU, by name."""
     generator = torch.Generator().manual_seed(0)
     shapes = {"tokens": (4, 8, 16), "weight": (16, 16), "scale": (16,)}
-    given: Any = {name: torch.randn(shape, generator=generator).to(device) for name, shape in shapes.items()}
-    loss = layers(*(each.requires_grad_() for each in given.values()))
+    inputs: Any = {name: torch.randn(shape, generator=generator).to(device) for name, shape in shapes.items()}
+    loss = layers(*(tensor.requires_grad_() for tensor in inputs.values()))
     loss.backward()
-    return {"the loss": loss.detach().cpu(), **{f"the gradient of {k}": each.grad.cpu() for k, each in given.items()}}
+    return {
+        "the loss": loss.detach().cpu(),
+        **{f"the gradient of {k}": tensor.grad.cpu() for k, tensor in inputs.items()},
+    }
 
 
 def seed_everything(seed: int, backend: Backend) -> None:

@@ -413,7 +413,9 @@ def _example_of(config: Any, notes: list[str]) -> tuple[ExampleBatch, int]:
         train, val = (largest_sample(data, split, config.seed) for split in ("train", "val"))
         card = PaperCard(config.precision, fused_attention=False)
         with card.counting():
-            kept = [split.on_device(META, None) for split in (data.train, data.val) if hasattr(split, "on_device")]
+            kept = [
+                split.device_builder(META, None) for split in (data.train, data.val) if hasattr(split, "device_builder")
+            ]
             resident = card.now["total"] if kept else 0
         return ExampleBatch(train, val, data.model_arguments(), data.eval_batch_size), resident
     except DataError as error:

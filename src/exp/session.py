@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from exp.config.differences import Change
     from exp.config.schema import ExpConfig
     from exp.data.extensions import DataExtensions
-    from exp.data.places import Fingerprint
+    from exp.data.fingerprint import Fingerprint
     from exp.distributed import Distributed
     from exp.hardware.backend import Backend
     from exp.runs.folder import RunFolder
@@ -115,7 +115,7 @@ class Session:
         started: ``time.time()`` when this worker began.
         weights: of ``init_from``, once they have been read.
         data_state: state of the data for checkpoints (:meth:`exp.data.base.Data.state_dict`); None: no state.
-        data_files: fingerprint of the data files, for checkpoints (:mod:`exp.data.places`); on rank 0 of a
+        data_files: fingerprint of the data files, for checkpoints (:mod:`exp.data.fingerprint`); on rank 0 of a
             training.
         extensions: functions with which the data extend the run (:class:`exp.data.extensions.DataExtensions`).
         resumed_from: the checkpoint from which a training resumed; None: it started from the beginning.

@@ -59,7 +59,7 @@ def load(path):
 
 
 @pytest.mark.extended
-def test_what_is_saved_stays_and_what_is_not_continued_is_set_aside(exp, folder):
+def test_what_is_saved_stays_and_what_is_not_continued_goes_to_quarantine(exp, folder):
     done = exp(*CONSTANT, "resume=auto", "max_steps=20", "output_dir=run", STOP_AFTER="8")
     assert done.returncode == 75, done.stderr
     assert steps_in(folder) == [6, 8]
@@ -80,8 +80,8 @@ def test_what_is_saved_stays_and_what_is_not_continued_is_set_aside(exp, folder)
     done = exp(*CONSTANT, "resume=run/checkpoints/step_00000008.pth", "max_steps=9", "output_dir=run")
     assert done.returncode == 0, done.stderr
     assert steps_in(folder) == [8, 9]
-    assert steps_in(folder / "set_aside") == [10, 12, 90, 91]
-    bare = folder / "set_aside" / "step_00000090.pth"
+    assert steps_in(folder / "quarantine") == [10, 12, 90, 91]
+    bare = folder / "quarantine" / "step_00000090.pth"
     done = exp(*CONSTANT, f"resume={bare}", "output_dir=other")
     assert done.returncode == 2
     assert f"init_from={bare}" in done.stderr.splitlines()[0]

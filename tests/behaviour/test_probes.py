@@ -144,7 +144,7 @@ def test_probes_on_any_number_of_processes_and_on_cards_that_lack_operators(exp,
                              ("card", ["backend=gcu_simulated", "nproc=2"], card)):  # fmt: skip
         done = exp(*probe(*FEW, *how, f"output_dir={name}"), **extra)
         assert done.returncode == 0, done.stderr
-        assert not result(exp.path(name))["left_device"]
+        assert not result(exp.path(name))["cpu_fallbacks"]
     one, three, on_card = (result(exp.path(name))["metrics"] for name in ("one", "three", "card"))
     assert three == one
     assert on_card == pytest.approx(one, abs=1e-2)

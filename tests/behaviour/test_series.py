@@ -164,7 +164,7 @@ def test_columns_heads_and_intervals_stay_on_the_card(exp, holes):
     card = {"SIM_GCU_PROFILE": "s60", "SIM_GCU_STRICT": "1"}
     ran(exp, *words, "output_dir=cpu")
     ran(exp, *words, "output_dir=cards", "backend=gcu_simulated", "nproc=2", **card)
-    assert result(exp.path("cards"))["left_device"]["calls_per_step"] == 0
+    assert result(exp.path("cards"))["cpu_fallbacks"]["calls_per_step"] == 0
     assert result(exp.path("cards"))["metrics"] == pytest.approx(result(exp.path("cpu"))["metrics"], rel=1e-5)
     assert losses(exp.path("cards")) == pytest.approx(losses(exp.path("cpu")), rel=1e-4)
     for kind in (
@@ -176,7 +176,7 @@ def test_columns_heads_and_intervals_stay_on_the_card(exp, holes):
         ran(exp, *ask, "output_dir=there", "backend=gcu_simulated", **card)
         ran(exp, *ask, "output_dir=here", "backend=cpu")
         there, here = (result(exp.path(name)) for name in ("there", "here"))
-        assert there["left_device"] in (None, {}, [], 0), there["left_device"]
+        assert there["cpu_fallbacks"] in (None, {}, [], 0), there["cpu_fallbacks"]
         assert there["metrics"] == pytest.approx(here["metrics"], rel=1e-3)
 
 

@@ -42,7 +42,7 @@ def test_no_operator_of_a_training_leaves_the_card(exp):
     more = ["model.num_patches_out=2", "precision=fp32", "nproc=1", "max_steps=20"]
     done = exp(*CARDS, *more, "output_dir=run", SIM_GCU_STRICT="1", SIM_GCU_GRAPH_LIMIT="4000")
     assert done.returncode == 0, done.stderr
-    left = exp.result("run")["left_device"]
+    left = exp.result("run")["cpu_fallbacks"]
     assert left is None or (left["calls_per_step"], left["bytes_per_step"]) == (0, 0)
 
 
@@ -54,7 +54,7 @@ def test_images_neither(exp, experiment, trained):
     words = [word for word in getattr(conftest, experiment.upper()) if word != "backend=cpu"]
     done = exp(*words, "backend=gcu", "backend.simulate=true", "output_dir=run", SIM_GCU_STRICT="1")
     assert done.returncode == 0, done.stderr
-    assert exp.result("run")["left_device"]["calls_per_step"] == 0
+    assert exp.result("run")["cpu_fallbacks"]["calls_per_step"] == 0
     assert losses(exp.path("run")) == pytest.approx(losses(trained(experiment)), rel=1e-4)
 
 
@@ -73,7 +73,7 @@ def test_what_does_leave_the_card_is_counted_and_said(exp):
     (exp.folder / "leaves.py").write_text(LEAVES)
     done = exp(*CARDS, "plugins=[leaves]", "hooks=[{type: leaves.Leaves}]", "output_dir=run")
     assert done.returncode == 0, done.stderr
-    left = exp.result("run")["left_device"]
+    left = exp.result("run")["cpu_fallbacks"]
     assert left["operators"]["trunc"] == {"calls_per_step": 1, "bytes_per_step": 512}
     assert "trunc" in done.stdout
 

@@ -131,4 +131,4 @@ def test_no_step_leaves_the_card(exp, trained, kind):
     settings = [*KINDS[kind], *([f"model.teacher.init_from={trained('scenes')}"] if kind == "distillation" else [])]
     card = {"SIM_GCU_PROFILE": "s60", "SIM_GCU_STRICT": "1"}
     folder = run(exp, "card", *settings, "backend=gcu", "backend.simulate=true", **card)
-    assert result(folder)["left_device"] == {"rank": 0, "calls_per_step": 0, "bytes_per_step": 0, "operators": {}}
+    assert result(folder)["cpu_fallbacks"] == {"rank": 0, "calls_per_step": 0, "bytes_per_step": 0, "operators": {}}

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
 
-from exp.data.loader import eval_loader, move, tensors_of, train_loader
+from exp.data.loader import eval_loader, tensors_of, to_device, train_loader
 from exp.data.sampler import EvalBatchSampler, TrainBatchSampler
 from exp.forecasting.data.dataset import WindowDataset
 
@@ -38,12 +38,12 @@ def test_tensors_are_moved_wherever_they_stand():
     one = torch.ones(2)
     parts = (one, [one, {"deep": one, "size": 12}], "name", None)
     batch = {"parts": parts, "pair": Pair(one, [3, one]), "ordered": OrderedDict(a=one), "box": SimpleNamespace(x=one)}
-    moved = move(batch, META)
+    moved = to_device(batch, META)
     assert [tensor.device.type for tensor in tensors_of(moved)] == ["meta"] * 6
     assert [tensor.device.type for tensor in tensors_of(batch)] == ["cpu"] * 6  # what came is as it was
     assert [type(moved[key]) for key in ("parts", "pair", "ordered")] == [tuple, Pair, OrderedDict]
     others = moved["parts"][1][1]["size"], *moved["parts"][2:], moved["pair"].right[0], moved["box"]
     assert others == (12, "name", None, 3, batch["box"])
-    assert move(batch, torch.device("cpu")) is batch
-    packed = move({"x": pack_sequence([torch.ones(3), torch.ones(2)])}, META)["x"]
+    assert to_device(batch, torch.device("cpu")) is batch
+    packed = to_device({"x": pack_sequence([torch.ones(3), torch.ones(2)])}, META)["x"]
     assert (packed.data.device.type, packed.batch_sizes.device.type) == ("meta", "cpu")  # lengths stay

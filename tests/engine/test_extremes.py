@@ -30,8 +30,8 @@ def found(ranks: int, batch: int, greater: bool, worst: int = 3, best: int = 2):
         for part in torch.arange(len(VALUES))[rank::ranks].split(batch):
             ranking.add(VALUES[part].unsqueeze(1).repeat(1, 4), {"index": part})
         group = SimpleNamespace(gather=lambda value: [*sent, value])
-        both = ranking.extremes(group, worst, best)
-        ranking.extremes(SimpleNamespace(gather=lambda value: sent.append(value) or []), worst, best)
+        both = ranking.worst_and_best(group, worst, best)
+        ranking.worst_and_best(SimpleNamespace(gather=lambda value: sent.append(value) or []), worst, best)
     return tuple([number for number, _ in part] for part in both)
 
 

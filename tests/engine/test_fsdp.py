@@ -32,7 +32,7 @@ class Net(nn.Module):
         self.head.weight.requires_grad_(False)
 
 group = join()
-model = FullyShard().place(Net(rank), backend, device)
+model = FullyShard().move_to_device(Net(rank), backend, device)
 found = {"card": backend.usage().get("allocated", 0) / 2**20, "scale": model.scale.tolist()}
 found["frozen"] = [name for name, each in model.named_parameters() if not each.requires_grad]
 first = dict(Net(0).named_parameters())
@@ -82,7 +82,7 @@ group = join()
 torch.manual_seed(0)
 layers = [nn.Linear(5, 5), nn.Linear(5, 5), nn.Linear(5, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)]
 layers[0].bias.requires_grad_(False)
-model = FullyShard().place(nn.Sequential(*layers), backend, device)
+model = FullyShard().move_to_device(nn.Sequential(*layers), backend, device)
 optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.1, foreach=False)
 optim = BackendOptimWrapper(optimizer, backend, "fp32", model=model)
 writer = CheckpointWriter(backend, group, sharded=True)
@@ -171,7 +171,7 @@ from exp.engine.checkpoint.writer import CheckpointWriter
 folder, owner, name = Path(sys.argv[1]), {"os": os, "writer": writer_module, "Path": Path}[sys.argv[2]], sys.argv[3]
 dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 1), rank=0, world_size=1)
 backend = CpuBackend(name="cpu")
-model = FullyShard().place(torch.nn.Sequential(torch.nn.Linear(8, 8)), backend, torch.device("cpu"))
+model = FullyShard().move_to_device(torch.nn.Sequential(torch.nn.Linear(8, 8)), backend, torch.device("cpu"))
 writer = CheckpointWriter(backend, Distributed(), sharded=True)
 for step in (1, 2):
     if step == 2:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from exp.engine.invariance import SplitCheck, has_foreign_loss
+from exp.engine.invariance import SplitCheck, has_user_loss
 from exp.models.base import Model
 from exp.models.dropout import Dropout, DropoutStream
 
@@ -180,14 +180,14 @@ def test_masks_by_sample_do_not_depend_on_the_split(train):
 
 
 def test_it_asks_what_is_not_exps_own_and_does_not_declare_its_loss():
-    assert has_foreign_loss(Net())
-    assert not has_foreign_loss(Declared())
-    assert not has_foreign_loss(nn.Sequential(nn.Linear(2, 2), Dropout(0.1)))
-    assert has_foreign_loss(nn.Sequential(nn.Linear(2, 2), Net()))
-    assert not has_foreign_loss(nn.Sequential(nn.Linear(2, 2), Declared()))
+    assert has_user_loss(Net())
+    assert not has_user_loss(Declared())
+    assert not has_user_loss(nn.Sequential(nn.Linear(2, 2), Dropout(0.1)))
+    assert has_user_loss(nn.Sequential(nn.Linear(2, 2), Net()))
+    assert not has_user_loss(nn.Sequential(nn.Linear(2, 2), Declared()))
     for loss in (Masked.loss, functools.partial(Masked.loss, None), lambda out, y: out.mean()):
         ours = Dropout(0.1)  # a class of exp's that holds a user's loss
         ours.loss = loss
-        assert has_foreign_loss(ours)
+        assert has_user_loss(ours)
     ours.loss = nn.functional.mse_loss
-    assert not has_foreign_loss(ours)
+    assert not has_user_loss(ours)

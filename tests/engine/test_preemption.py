@@ -41,7 +41,7 @@ class Rank(threading.Thread):
     def run(self) -> None:
         sampler = SimpleNamespace(common_batches=BATCHES)
         runner = SimpleNamespace(
-            iter=0, hooks_at=lambda *_: [], train_loop=SimpleNamespace(validates_after=lambda *_: False),
+            iter=0, user_hooks_overriding=lambda *_: [], train_loop=SimpleNamespace(validates_after=lambda *_: False),
             val_loop=SimpleNamespace(dataloader=SimpleNamespace(sampler=sampler)),
         )  # fmt: skip
         try:

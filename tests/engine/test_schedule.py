@@ -160,7 +160,7 @@ def trained(make_runner):
 
 def go_on(runner, content):
     """As with other settings of optimizer or schedule."""
-    restore_optimizer(runner, content, checkpoint_param_order(runner.model, content), anew=True)
+    restore_optimizer(runner, content, checkpoint_param_order(runner.model, content), settings_changed=True)
 
 
 @pytest.mark.parametrize("step", [2, 4, 7])

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from exp.data.base import Data, split_of
-from exp.data.loader import share_loader
+from exp.data.loader import eval_loader_for_rank
 from exp.engine.build import build_data, build_evaluator, build_model
 from exp.engine.loops import EvalLoop
 from exp.engine.train import _check_one_batch
@@ -45,7 +45,7 @@ OWN = {"data": {"_target_": f"{__name__}.Numbers"}, "model": {"_target_": f"{__n
 
 def check(session, data, model):
     """What a training does before its first step."""
-    loader = share_loader(split_of(data, "val", 0), data, session)
+    loader = eval_loader_for_rank(split_of(data, "val", 0), data, session)
     loop = EvalLoop(session, model, loader, build_evaluator(session, data), "val")
     _check_one_batch(session, data, SimpleNamespace(model=model, val_loop=loop))
 

@@ -79,7 +79,7 @@ class Corruptions(Task):
         if session.distributed.is_main:
             with (session.folder.path / "corruptions.csv").open("w", newline="") as file:
                 csv.writer(file).writerows([["corruption", "severity", *clean], *rows])
-        return make_result(session, found, evaluator, measured_on=data.tested_on, files=["corruptions.csv"])
+        return make_result(session, found, evaluator, measured_on=data.test_split_name, files=["corruptions.csv"])
 
 
 plugin = Plugin(structures={"task/corruptions": Corruptions}, config="corrupted.conf")

@@ -124,7 +124,7 @@ class Tiles(Data):
         held_out = images[3::4]
         self.train = Crops([image for image in images if image not in held_out], shrink, size, crops)
         self.val = self.test = Windows(held_out, shrink, size)
-        self.tested_on = "validation"
+        self.test_split_name = "validation"
 
     def metrics(self, detailed: bool = False) -> MeanIou:
         """Mean IoU over the labeled pixels."""

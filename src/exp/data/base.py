@@ -70,18 +70,18 @@ class Data(abc.ABC):
     Attributes:
         train: a map-style dataset: ``len(...)``, and ``[i]`` returns sample i, a dict of tensors, arrays and numbers.
 
-            A dataset with ``takes_batches = True`` is indexed by a whole batch: ``[indices]`` with int64 (B,) returns
-            the batch; with ``needs_epoch = True``, indices are (B, 2), sample and epoch. With ``gives_tensors = True``
+            A dataset with ``is_batched = True`` is indexed by a whole batch: ``[indices]`` with int64 (B,) returns
+            the batch; with ``needs_epoch = True``, indices are (B, 2), sample and epoch. With ``yields_tensors = True``
             its batches have no NumPy arrays, so that the loader need not convert them.
 
-            A dataset may also build batches on the device. Then it has ``on_device(device, free)``, with the free bytes
-            there (None: not known), which returns a function from sample numbers on the device, int64 (B,), to the
-            batch there, or None if the host should build batches; and ``numbers(keys)``, which maps indices to these
-            sample numbers.
+            A dataset may also build batches on the device. Then it has ``device_builder(device, free)``, with the free
+            bytes there (None: not known), which returns a function from sample ids on the device, int64 (B,), to the
+            batch there, or None if the host should build batches; and ``sample_ids(keys)``, which maps indices to these
+            ids.
         val: likewise.
         test: likewise.
         collate: makes a batch (a dict) from a list of samples; None: torch's ``default_collate``.
-        tested_on: name of the split on which the final metrics are computed, for tables.
+        test_split_name: name of the split on which the final metrics are computed, for tables.
         notes: messages for the user about the files, one line each.
         eval_batch_size: samples per rank and batch in evaluation.
         num_workers: data-loader processes per rank.
@@ -91,7 +91,7 @@ class Data(abc.ABC):
     val: Any
     test: Any
     collate: Callable[[list[Any]], dict[str, Any]] | None = None
-    tested_on: str = "test"
+    test_split_name: str = "test"
     notes: Sequence[str] = ()
     eval_batch_size: int = 32
     num_workers: int = 0
@@ -187,7 +187,7 @@ def split_of(data: Data, split: str, seed: int) -> Any:
         raise DataError(
             f"data: {qualified_name(data)}.{split} has no sample; add some, or change the split; see {EXPERIMENT_PAGE}"
         )
-    if getattr(dataset, "takes_batches", False):
+    if getattr(dataset, "is_batched", False):
         return dataset
     return _Batched(dataset, data.collate or default_collate, seed, f"{qualified_name(data)}.{split}")
 
@@ -199,7 +199,7 @@ class _Batched(Dataset[Any]):
     sample alone, so runs are equal for any number of ranks and loader processes, and after resuming.
     """
 
-    takes_batches = True
+    is_batched = True
     needs_epoch = True
 
     def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any], seed: int, name: str) -> None:
@@ -230,19 +230,19 @@ class _Batched(Dataset[Any]):
             hint = _difference(samples) if len(samples) == len(numbers) else ""
             raise SampleError(f"data: {self.name}[{which}] raises {first}{user_location(error)}{hint}") from error
         if not isinstance(batch, dict) or not all(isinstance(key, str) for key in batch):
-            found = f"with the keys {list(batch)}" if isinstance(batch, dict) else f"not a {type(batch).__name__}"
+            description = f"with the keys {list(batch)}" if isinstance(batch, dict) else f"not a {type(batch).__name__}"
             raise DataError(
-                f"data: a batch must be a dict whose keys are the arguments of the model's forward, {found}; make "
-                f"samples of {qualified_name(self.dataset)} such dicts, or set data.collate; see {EXPERIMENT_PAGE}"
+                f"data: a batch must be a dict whose keys are the arguments of the model's forward, {description}; "
+                f"make samples of {qualified_name(self.dataset)} such dicts, or set data.collate; see {EXPERIMENT_PAGE}"
             )
         return batch
 
 
 def _difference(samples: list[Any]) -> str:
     """The first key whose values differ in shape or type, or are None; torch's own error does not name it."""
-    for key in samples[0] if all(isinstance(each, dict) for each in samples) else ():
-        values = [each.get(key) for each in samples]
-        kinds = {str(tuple(each.shape)) if hasattr(each, "shape") else type(each).__name__ for each in values}
+    for key in samples[0] if all(isinstance(sample, dict) for sample in samples) else ():
+        values = [sample.get(key) for sample in samples]
+        kinds = {str(tuple(sample.shape)) if hasattr(sample, "shape") else type(sample).__name__ for sample in values}
         if len(kinds) > 1 or "NoneType" in kinds:
             return f"; {key} is {' or '.join(sorted(kinds))}"
     return ""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Sequence
 if TYPE_CHECKING:
     import torch
 
-    from exp.data.places import Fingerprint
+    from exp.data.fingerprint import Fingerprint
     from exp.draw.figure import Picture
     from exp.metrics import Evaluator, SampleMetric
 
@@ -37,7 +37,8 @@ class DataExtensions:
     pictures by the name of a PNG file in ``plots/``; the caller applies ``figures.format`` and other settings.
 
     Attributes:
-        fingerprint: returns a fingerprint of the data files (:mod:`exp.data.places`); a resumed training compares it.
+        fingerprint: returns a fingerprint of the data files (:mod:`exp.data.fingerprint`); a resumed training compares
+            it.
         record: returns the entries about the data in ``result.json``, by default the lengths of the splits. All ranks
             call it; the argument is a function that gathers a value of every rank into a list.
         pictures: draws the results of a training. Called on rank 0 after the test, with the model (wrapped or not, on

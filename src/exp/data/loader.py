@@ -23,10 +23,10 @@ __all__ = [
     "DeviceLoader",
     "device_loader",
     "eval_loader",
+    "eval_loader_for_rank",
     "map_tensors",
-    "move",
-    "share_loader",
     "tensors_of",
+    "to_device",
     "train_loader",
 ]
 
@@ -72,7 +72,7 @@ def train_loader(
         sampler=sampler,
         num_workers=num_workers,
         generator=generator,
-        collate_fn=_as_it_is if getattr(dataset, "gives_tensors", False) else None,
+        collate_fn=_identity if getattr(dataset, "yields_tensors", False) else None,
         persistent_workers=num_workers > 0,
         **({} if pinned_for is None else pinned_by(pinned_for)),
     )
@@ -89,7 +89,7 @@ def eval_loader(dataset: Dataset[Any], sampler: Iterable[torch.Tensor], num_work
     return train_loader(dataset, sampler, num_workers, seed=0)
 
 
-def _as_it_is(batch: Any) -> Any:
+def _identity(batch: Any) -> Any:
     """Return the batch unchanged; torch's own function would search every part of it for arrays to convert."""
     return batch
 
@@ -98,8 +98,8 @@ def device_loader(dataset: Any, sampler: Iterable[torch.Tensor], num_workers: in
     """Like :func:`train_loader`, with batches on the session's device.
 
     Args:
-        dataset: takes an index tensor and returns a batch. If it has ``numbers(keys)`` and ``on_device(device, free)``
-            (:class:`exp.data.base.Data`), batches may be built on the device.
+        dataset: takes an index tensor and returns a batch. If it has ``sample_ids(keys)`` and
+            ``device_builder(device, free)`` (:class:`exp.data.base.Data`), batches may be built on the device.
         sampler: yields index tensors.
         num_workers: processes that prepare batches ahead; at most this rank's share of the cores is used.
         session: has device, backend, and rank.
@@ -112,12 +112,14 @@ def device_loader(dataset: Any, sampler: Iterable[torch.Tensor], num_workers: in
     if device.type == "cpu":
         return train_loader(dataset, sampler, num_workers, seed)
     pinned_for = device.type if backend.capabilities.pinned_memory else None
-    cut = dataset.on_device(device, backend.usage().get("free")) if hasattr(dataset, "on_device") else None
+    device_builder = (
+        dataset.device_builder(device, backend.usage().get("free")) if hasattr(dataset, "device_builder") else None
+    )
     loader = train_loader(dataset, sampler, num_workers, seed, pinned_for)
-    return DeviceLoader(loader, device, pinned_for is not None, cut)
+    return DeviceLoader(loader, device, pinned_for is not None, device_builder)
 
 
-def share_loader(dataset: Dataset[Any], data: Data, session: Session) -> Any:
+def eval_loader_for_rank(dataset: Dataset[Any], data: Data, session: Session) -> Any:
     """The loader of this rank's share of a split in evaluation; its ``sampler`` yields the indices of each batch.
 
     Args:
@@ -130,7 +132,7 @@ def share_loader(dataset: Dataset[Any], data: Data, session: Session) -> Any:
     return device_loader(dataset, sampler, data.num_workers, session)
 
 
-def move(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
+def to_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
     """The batch on ``device``, without waiting for the copy.
 
     Moves tensors and packed sequences, also in nested dicts, lists, tuples and named tuples, as collate functions make
@@ -147,12 +149,12 @@ def map_tensors(function: Callable[[Any], Any], value: Any) -> Any:
         return function(value)
     if isinstance(value, dict):
         mapped = copy.copy(value)  # keeps the class, whatever its constructor takes
-        mapped.update((key, map_tensors(function, each)) for key, each in value.items())
+        mapped.update((key, map_tensors(function, item)) for key, item in value.items())
         return mapped
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_tensors(function, each) for each in value))
+        return type(value)(*(map_tensors(function, item) for item in value))
     if type(value) in (list, tuple):
-        return type(value)(map_tensors(function, each) for each in value)
+        return type(value)(map_tensors(function, item) for item in value)
     return value
 
 
@@ -161,8 +163,8 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (Mapping, list, tuple)):
-        for each in value.values() if isinstance(value, Mapping) else value:
-            yield from tensors_of(each)
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from tensors_of(item)
 
 
 class DeviceLoader:
@@ -184,12 +186,12 @@ class DeviceLoader:
         loader: DataLoader[Any],
         device: torch.device,
         pinned: bool,
-        cut: Callable[[torch.Tensor], dict[str, Any]] | None = None,
+        device_builder: Callable[[torch.Tensor], dict[str, Any]] | None = None,
     ) -> None:
-        self.loader, self.device, self.pinned, self.cut = loader, device, pinned, cut
+        self.loader, self.device, self.pinned, self.device_builder = loader, device, pinned, device_builder
         streams = getattr(torch, device.type, None)
-        self._streams = streams if pinned and cut is None and hasattr(streams, "Stream") else None
-        self._side = None if self._streams is None else self._streams.Stream(device)
+        self._streams = streams if pinned and device_builder is None and hasattr(streams, "Stream") else None
+        self._copy_stream = None if self._streams is None else self._streams.Stream(device)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["loader"], name)
@@ -199,22 +201,22 @@ class DeviceLoader:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield batches on the device; their copies may still be in progress."""
-        if self.cut is not None:
+        if self.device_builder is not None:
             dataset: Any = self.loader.dataset
             for keys in self.loader.sampler:
-                numbers = dataset.numbers(keys)
-                numbers = numbers.pin_memory() if self.pinned else numbers
-                yield self.cut(numbers.to(self.device, non_blocking=True))
+                sample_ids = dataset.sample_ids(keys)
+                sample_ids = sample_ids.pin_memory() if self.pinned else sample_ids
+                yield self.device_builder(sample_ids.to(self.device, non_blocking=True))
         else:
             for batch in self.loader:
-                yield move(batch, self.device) if self._streams is None else self._aside(batch)
+                yield to_device(batch, self.device) if self._streams is None else self._copy_on_side_stream(batch)
 
-    def _aside(self, batch: dict[str, Any]) -> dict[str, Any]:
+    def _copy_on_side_stream(self, batch: dict[str, Any]) -> dict[str, Any]:
         assert self._streams is not None
         computing = self._streams.current_stream(self.device)
-        with self._streams.stream(self._side):
-            moved = move(batch, self.device)
-        computing.wait_stream(self._side)
+        with self._streams.stream(self._copy_stream):
+            moved = to_device(batch, self.device)
+        computing.wait_stream(self._copy_stream)
         for value in tensors_of(moved):
             if value.device.type == self.device.type:  # the lengths of a packed sequence stay on the CPU
                 value.record_stream(computing)  # its memory must not be reused before the computation has finished

@@ -93,8 +93,8 @@ class TrainBatchSampler:
         samples = self._permutation()
         if self.with_epoch:
             samples = torch.stack([samples, torch.full_like(samples, self.epoch)], dim=1)
-        left = (self.steps_per_epoch - self.samples // self.global_batch_size) * self.accumulate
-        return self._micro_batches(samples, self.samples, left)
+        remaining = (self.steps_per_epoch - self.samples // self.global_batch_size) * self.accumulate
+        return self._micro_batches(samples, self.samples, remaining)
 
     def _permutation(self) -> torch.Tensor:
         # Mixed by SeedSequence, so that epoch 1 of seed 0 differs from epoch 0 of seed 1.

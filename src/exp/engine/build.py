@@ -113,9 +113,11 @@ def build_evaluator(session: Session, data: Data, detailed: bool = False) -> Eva
     Raises:
         ConfigError: an object is not a metric, two metrics have the same name, or none has the name in ``metric``.
     """
-    own = data.metrics(detailed)
-    further = [create(config, Metric, f"metrics[{number}]") for number, config in enumerate(session.config.metrics)]
-    return Evaluator([*(own if isinstance(own, (list, tuple)) else [own]), *further], session.config.metric)
+    metrics = data.metrics(detailed)
+    configured = [create(config, Metric, f"metrics[{number}]") for number, config in enumerate(session.config.metrics)]
+    return Evaluator(
+        [*(metrics if isinstance(metrics, (list, tuple)) else [metrics]), *configured], session.config.metric
+    )
 
 
 def dataset_for(session: Session, data: Data, split: str) -> Any:
@@ -153,7 +155,7 @@ class _Subset(Dataset[Any]):
         same: return the samples of epoch 0, with the same augmentation, in every epoch and in evaluation.
     """
 
-    takes_batches = True
+    is_batched = True
 
     def __init__(self, dataset: Any, count: int, same: bool) -> None:
         self.dataset, self.count, self.same = dataset, count, same
@@ -163,8 +165,8 @@ class _Subset(Dataset[Any]):
         return self.count
 
     def __getitem__(self, keys: torch.Tensor) -> Any:
-        given = keys.reshape(len(keys), -1)  # (B, 1), or (B, 2) with the epoch
-        numbers, epochs = given[:, 0] * len(self.dataset) // self.count, given[:, -1]
+        indices = keys.reshape(len(keys), -1)  # (B, 1), or (B, 2) with the epoch
+        numbers, epochs = indices[:, 0] * len(self.dataset) // self.count, indices[:, -1]
         if self.same:
             epochs = torch.zeros_like(epochs)
         with_epoch = keys.dim() == 2 or (self.same and self.needs_epoch)

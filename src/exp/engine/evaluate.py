@@ -10,10 +10,10 @@ import torch
 
 from exp.data.base import Prediction
 from exp.data.extensions import RankedSample
-from exp.data.loader import move, share_loader
+from exp.data.loader import eval_loader_for_rank, to_device
 from exp.engine.build import build_data, build_evaluator, build_model, data_record, dataset_for
 from exp.engine.loops import EvalLoop
-from exp.engine.pictures import Ranking, draw_extras
+from exp.engine.pictures import Ranking, draw_pictures
 from exp.engine.placement import place_and_wrap
 from exp.engine.result import make_result
 from exp.engine.wrapper import unwrapped
@@ -52,21 +52,21 @@ def evaluate(session: Session) -> dict[str, Any]:
     model = build_model(session, data)
     test = dataset_for(session, data, "test")
     evaluator = build_evaluator(session, data, detailed=True)
-    task, extras = session.config.task, session.extensions
+    task, extensions = session.config.task, session.extensions
     draws = session.config.plots and task.worst + task.best
-    ranking = Ranking(extras.ranking) if draws and extras.ranking is not None else None
+    ranking = Ranking(extensions.ranking) if draws and extensions.ranking is not None else None
     model = place_and_wrap(model, session, trains=False).eval()
     session.begin()  # a collective, so before the first batch: ranks may have different numbers of batches
-    values = measure(session, data, model, evaluator, each=None if ranking is None else ranking.add)
-    draw = extras.draw_samples
+    values = measure(session, data, model, evaluator, on_batch=None if ranking is None else ranking.add)
+    draw = extensions.draw_samples
     if ranking is not None and draw is not None:
-        worst, best = ranking.extremes(session.distributed, task.worst, task.best)
+        worst, best = ranking.worst_and_best(session.distributed, task.worst, task.best)
 
         def predicted(pairs: list[Any]) -> list[RankedSample]:
             outputs = [batch_outputs(session, model, test[torch.tensor([number])])[0] for number, _ in pairs]
             return [RankedSample(number, value, output) for (number, value), output in zip(pairs, outputs)]
 
-        draw_extras(session, lambda: draw(predicted(worst), predicted(best)))
+        draw_pictures(session, lambda: draw(predicted(worst), predicted(best)))
     tables, notes = evaluator.tables({*empty_result(session.config), *_OTHER_KEYS})
     for note in notes:
         session.say(note)
@@ -79,8 +79,8 @@ def evaluate(session: Session) -> dict[str, Any]:
         session,
         values,
         evaluator,
-        values[evaluator.metric_name] if data.tested_on.startswith("val") else None,
-        measured_on=data.tested_on,
+        values[evaluator.metric_name] if data.test_split_name.startswith("val") else None,
+        measured_on=data.test_split_name,
         data=data_record(session, data),
         **details,
     )
@@ -114,14 +114,14 @@ def predict(session: Session) -> dict[str, Any]:
     data = build_data(session)
     model = place_and_wrap(build_model(session, data), session, trains=False).eval()
     session.begin()
-    predicted = data.predict(session, model) or predict_split(session, data, model)
+    prediction = data.predict(session, model) or predict_split(session, data, model)
     session.distributed.barrier()
     return make_result(
         session,
-        predicted.metrics,
+        prediction.metrics,
         build_evaluator(session, data),
-        files=predicted.files,
-        measured_on=predicted.measured_on,
+        files=prediction.files,
+        measured_on=prediction.measured_on,
         data=data_record(session, data),
         published=None,  # published metrics are for the whole test split, and this may be a few samples
     )
@@ -143,7 +143,7 @@ def batch_outputs(session: Session, model: Any, batch: dict[str, Any]) -> torch.
     """
     model = unwrapped(model).eval()
     with torch.no_grad(), session.backend.autocast(session.config.precision):
-        outputs = model.test_step(move(batch, session.device))
+        outputs = model.test_step(to_device(batch, session.device))
     if not isinstance(outputs, torch.Tensor):
         raise ConfigError(
             f"model: {qualified_name(model)} predicts a {type(outputs).__name__}, not a tensor with a row for each "
@@ -167,7 +167,7 @@ def predict_split(session: Session, data: Data, model: Any) -> Prediction:
         ConfigError: the model does not return a tensor with one row per sample of a batch.
     """
     test = dataset_for(session, data, "test")
-    loader = share_loader(test, data, session)
+    loader = eval_loader_for_rank(test, data, session)
     numbers, outputs = [], []
     for indices, batch in zip(loader.sampler, loader):
         predicted = batch_outputs(session, model, batch)
@@ -186,7 +186,7 @@ def predict_split(session: Session, data: Data, model: Any) -> Prediction:
         write_atomically(path, content.getvalue())
         files.append(path.relative_to(session.folder.path).as_posix())
     gathered = session.distributed.gather(files)
-    return Prediction({"samples": len(test)}, [file for part in gathered for file in part], data.tested_on)
+    return Prediction({"samples": len(test)}, [file for part in gathered for file in part], data.test_split_name)
 
 
 def measure(
@@ -194,8 +194,8 @@ def measure(
     data: Data,
     model: Any,
     evaluator: Evaluator,
-    change: Callable[[dict[str, Any], torch.Tensor], dict[str, Any]] | None = None,
-    each: Callable[[Any, dict[str, Any]], object] | None = None,
+    transform: Callable[[dict[str, Any], torch.Tensor], dict[str, Any]] | None = None,
+    on_batch: Callable[[Any, dict[str, Any]], object] | None = None,
 ) -> dict[str, float]:
     """Compute the metrics of the test split, also for the user's own tasks; each rank takes its share. A collective.
 
@@ -204,10 +204,10 @@ def measure(
         data: the data set.
         model: on the session's device.
         evaluator: of :func:`exp.engine.build.build_evaluator`.
-        change: returns a changed batch for the model and the metrics. Arguments: the batch, on the device, and the
+        transform: returns a changed batch for the model and the metrics. Arguments: the batch, on the device, and the
             indices of its samples in the split, int64 (B,) on the CPU. Its random numbers should depend on these
             indices alone, because the number of ranks changes which samples are in a batch.
-        each: called with the predictions for each batch, and the batch.
+        on_batch: called with the predictions for each batch, and the batch.
 
     Returns:
         The metrics over all ranks, by name.
@@ -215,7 +215,7 @@ def measure(
     Raises:
         RunError: predictions are NaN.
     """
-    loader = share_loader(dataset_for(session, data, "test"), data, session)
-    metrics = EvalLoop(session, model, loader, evaluator, "test", change, each).measure()
+    loader = eval_loader_for_rank(dataset_for(session, data, "test"), data, session)
+    metrics = EvalLoop(session, model, loader, evaluator, "test", transform, on_batch).measure()
     report_stage(Stage.FREE)  # no time limit for what follows, such as pictures
     return metrics

@@ -21,13 +21,15 @@ class FallbackCounter:
         self._backend = backend
         self._since: Counter[tuple[str, int]] | None = None  # by (operator, 0) calls, and by (operator, 1) bytes
         self._total: Counter[tuple[str, int]] = Counter()
-        self._known, self._steps = self._total, 0  # at the last reading
+        self._last_total, self._steps = self._total, 0  # at the last reading
 
     def begin(self) -> None:
         """Start or continue counting."""
-        found = self._backend.fallbacks()
-        each = {(name, kind): n for name, counts in (found or {}).items() for kind, n in enumerate(counts)}
-        self._since = None if found is None else Counter(each)
+        fallbacks = self._backend.fallbacks()
+        counts_by_kind = {
+            (name, kind): n for name, counts in (fallbacks or {}).items() for kind, n in enumerate(counts)
+        }
+        self._since = None if fallbacks is None else Counter(counts_by_kind)
 
     def pause(self) -> None:
         """Stop counting, for example before a validation."""
@@ -45,9 +47,9 @@ class FallbackCounter:
         self.pause()
         if self._since is None:
             return {}
-        interval, self._known = self._total - self._known, self._total
+        interval, self._last_total = self._total - self._last_total, self._total
         self._steps += steps
-        return {f"left_device_{key}": value for key, value in _per_step(interval, steps).items()}
+        return {f"cpu_fallback_{key}": value for key, value in _per_step(interval, steps).items()}
 
     def summary(self, distributed: Distributed) -> dict[str, Any] | None:
         """Counts for ``result.json``, of the rank with the most bytes, since the others wait for it. A collective.
@@ -60,7 +62,9 @@ class FallbackCounter:
         if None in totals:
             return None
         sums = [_per_step(total, self._steps) for total in totals]
-        rank = max(range(len(sums)), key=lambda each: (sums[each]["bytes_per_step"] or 0, sums[each]["calls_per_step"]))
+        rank = max(
+            range(len(sums)), key=lambda index: (sums[index]["bytes_per_step"] or 0, sums[index]["calls_per_step"])
+        )
         counts = totals[rank]
         names = sorted({name for name, _ in counts}, key=lambda name: (-counts[name, 1], -counts[name, 0], name))
         return {
@@ -74,5 +78,6 @@ class FallbackCounter:
 
 def _per_step(counts: Mapping[tuple[str, int], int], steps: int) -> dict[str, Any]:
     """Calls and bytes per step; None for bytes if there are calls but no bytes."""
-    calls, size = (sum(count for (_, kind), count in counts.items() if kind == each) for each in (0, 1))
+    calls = sum(count for (_, kind), count in counts.items() if kind == 0)
+    size = sum(count for (_, kind), count in counts.items() if kind == 1)
     return {"calls_per_step": calls / steps, "bytes_per_step": None if calls and not size else size / steps}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Container, Mapping
 import torch
 
 from exp import console
-from exp.data.places import shortened
+from exp.data.fingerprint import shortened
 from exp.engine.checkpoint.files import list_checkpoints
 from exp.engine.fsdp import local_part
 from exp.engine.wrapper import unwrapped
@@ -42,12 +42,12 @@ def nonfinite_tensors(state: Mapping[str, Any], parameters: Container[str]) -> l
     # finite is checked element by element, which takes several times as long, and more memory.
     sums = _read_values({name: value.sum() for name, value in candidates.items()})
     # x - x is NaN where x is not finite.
-    odd = {
+    nonfinite = {
         name: ((value - value).ne(0) if name in parameters else value.ne(value)).any()
         for name, value in candidates.items()
         if not math.isfinite(sums[name])
     }
-    return [name for name, value in _read_values(odd).items() if value]
+    return [name for name, value in _read_values(nonfinite).items() if value]
 
 
 def _read_values(values: Mapping[str, torch.Tensor]) -> dict[str, float]:
@@ -94,15 +94,15 @@ def divergence_advice(runner: Any) -> str:
         logger.exception("the last checkpoint is not saved")  # only logged: not the reason for the failure
     runner.distributed_group.barrier()
     text = "lower optim.lr, set optim.clip_grad_norm, or use precision=fp32"
-    saved = list_checkpoints(session.folder.checkpoints)
-    if not saved:
+    checkpoints = list_checkpoints(session.folder.checkpoints)
+    if not checkpoints:
         return text
-    which, wanted = "newest", "auto"
-    if len(saved) > 1 and session.resumed_from is not None and saved[0].samefile(session.resumed_from):
-        which, wanted = (
+    which, resume_from = "newest", "auto"
+    if len(checkpoints) > 1 and session.resumed_from is not None and checkpoints[0].samefile(session.resumed_from):
+        which, resume_from = (
             "last but one",
-            console.display_path(saved[1]),
+            console.display_path(checkpoints[1]),
         )  # this run has resumed from the newest, and diverged
     rate = f"optim.lr={session.config.optim.lr / 2:.4g}"
-    command = resume_command(session.config, session.folder, f"resume={wanted}", rate)
+    command = resume_command(session.config, session.folder, f"resume={resume_from}", rate)
     return f"{text}\n  to resume from the {which} checkpoint with half the learning rate: {command}"

@@ -51,7 +51,7 @@ class FullyShard(Wrapper):
         self.reshard_after_forward = reshard_after_forward
         self.compile = compile
 
-    def place(self, model: nn.Module, backend: Backend, device: torch.device) -> nn.Module:
+    def move_to_device(self, model: nn.Module, backend: Backend, device: torch.device) -> nn.Module:
         """Shard a model in place; at most one block is whole on the device.
 
         Args:
@@ -96,7 +96,7 @@ class FullyShard(Wrapper):
         return model
 
     def wrap(self, model: nn.Module, backend: Backend, device: torch.device) -> nn.Module:
-        """Return the model itself, which :meth:`place` has sharded."""
+        """Return the model itself, which :meth:`move_to_device` has sharded."""
         return model
 
 
@@ -113,10 +113,10 @@ def _broadcast_from_rank0(module: nn.Module, device: torch.device) -> None:
 
 def _shard(fully_shard: Any, module: nn.Module, **options: Any) -> None:
     """Shard a module. Torch replaces its class; the new class gets the old name, which messages and checks use."""
-    own = type(module)
+    original_class = type(module)
     fully_shard(module, **options)
-    if type(module) is not own:
-        type(module).__module__, type(module).__qualname__ = own.__module__, own.__qualname__
+    if type(module) is not original_class:
+        type(module).__module__, type(module).__qualname__ = original_class.__module__, original_class.__qualname__
 
 
 def _refuse_tied(model: nn.Module) -> None:
@@ -144,8 +144,8 @@ def units_of(model: nn.Module) -> list[nn.Module]:
     Returns:
         Modules of which none contains another, and each is run by calling it.
     """
-    own: Any = getattr(model, "sharded_units", None)
-    return list(_repeated(model) if own is None else own())
+    sharded_units: Any = getattr(model, "sharded_units", None)
+    return list(_repeated(model) if sharded_units is None else sharded_units())
 
 
 def _repeated(module: nn.Module) -> Iterator[nn.Module]:
@@ -191,11 +191,11 @@ def dtensor_like(local: torch.Tensor, like: Any, mesh: Any = None) -> Any:
     )
 
 
-def shard_like(whole: torch.Tensor, like: Any) -> Any:
+def shard_like(tensor: torch.Tensor, like: Any) -> Any:
     """Shard a whole tensor like the DTensor ``like``: this rank copies its part; no collective."""
     from torch.distributed.tensor import distribute_tensor
 
-    part = distribute_tensor(whole.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+    part = distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
     return part.clone()  # frees the other parts
 
 
@@ -216,5 +216,5 @@ def unsharded(model: nn.Module) -> Iterator[None]:
     yield
     for part in parts:
         part.reshard()
-        # As in place(): the outermost module keeps its weights between the forward and the backward pass.
+        # As in move_to_device(): the outermost module keeps its weights between the forward and the backward pass.
         part.set_reshard_after_forward(part is not model and part.reshards_after_forward, recurse=False)

@@ -82,10 +82,10 @@ class LossMeter:
             ranks: number of ranks now.
             device: of this rank.
         """
-        own = states if len(states) != ranks else [states[rank]]
+        loaded = states if len(states) != ranks else [states[rank]]
         share = ranks if len(states) != ranks else 1
-        for name in dict.fromkeys(name for state in own for name in state):
-            total, count = (sum(state[name][part] for state in own if name in state) / share for part in (0, 1))
+        for name in dict.fromkeys(name for state in loaded for name in state):
+            total, count = (sum(state[name][part] for state in loaded if name in state) / share for part in (0, 1))
             self.sums[name], self._counts[name] = torch.tensor(total, dtype=torch.float32, device=device), count
 
 
@@ -106,7 +106,7 @@ class MetricsHook(Hook):
         self.time_to_first_step: float | None = None
         self.train_seconds = 0.0
         self.samples = 0
-        self.left_device = FallbackCounter(session.backend)
+        self.fallback_counter = FallbackCounter(session.backend)
         self._mark = self._paused = 0.0
         self._steps_since_mark = self._staged = 0
         self._losses = ""  # text of the latest ones for the terminal
@@ -122,7 +122,7 @@ class MetricsHook(Hook):
 
     def before_train_epoch(self, runner: Any) -> None:
         """Start measuring the time, which excludes evaluation."""
-        self.left_device.begin()
+        self.fallback_counter.begin()
         self._mark = time.perf_counter()
         self._steps_since_mark = 0
 
@@ -150,13 +150,15 @@ class MetricsHook(Hook):
         self._mark, self._steps_since_mark = now, 0
         self.train_seconds += seconds
         self.samples += samples
-        left = self.left_device.read(steps) if steps else {}
+        fallbacks = self.fallback_counter.read(steps) if steps else {}
         record: dict[str, Any] = {}
-        for name in dict.fromkeys(name for each in by_rank for name in each):
-            values = [each[name] for each in by_rank if name in each]
+        for name in dict.fromkeys(name for rank_losses in by_rank for name in rank_losses):
+            values = [rank_losses[name] for rank_losses in by_rank if name in rank_losses]
             record[name] = value = sum(values) / len(values)  # the mean over the ranks that have it
             if not math.isfinite(value):
-                ranks = ", ".join(str(rank) for rank, own in enumerate(by_rank) if not math.isfinite(own.get(name, 0)))
+                ranks = ", ".join(
+                    str(rank) for rank, losses in enumerate(by_rank) if not math.isfinite(losses.get(name, 0))
+                )
                 raise RunError(
                     f"{name} is {value} on rank {ranks} within the {steps} steps before step {step} (epoch "
                     f"{runner.epoch + 1}){_nan_hint(batch)}; {divergence_advice(runner)}"
@@ -173,13 +175,13 @@ class MetricsHook(Hook):
             copied = staged_bytes()
             record["staged_bytes_per_step"] = (copied - self._staged) / steps
             self._staged = copied
-        record.update(left)
+        record.update(fallbacks)
         if group.is_main and runner.device.type != "cpu":  # a processor has no memory of its own
             record.update(_device_usage(runner.backend))
         self._write(runner, "train", step, record)
         self._losses = "  ".join(f"{name} {value:.4f}" for name, value in losses.items())
         self._losses += f"  lr {record['lr']:.1e}  {record.get('samples_per_second', 0.0):,.0f} samples/s"
-        self.progress.tell(self._losses, line=False)
+        self.progress.set_text(self._losses, line=False)
 
     def before_val_epoch(self, runner: Any) -> None:
         """Pause the training time during a validation within an epoch."""
@@ -188,22 +190,22 @@ class MetricsHook(Hook):
     def pause(self) -> None:
         """Stop counting time and CPU fallbacks, until :meth:`resume`."""
         self._paused = time.perf_counter()
-        self.left_device.pause()
+        self.fallback_counter.pause()
 
     def resume(self) -> None:
         """Count again."""
         self._mark += time.perf_counter() - self._paused
-        self.left_device.begin()
+        self.fallback_counter.begin()
 
     def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
         """Record the validation metrics."""
         self.resume()
         units, metrics = runner.val_loop.evaluator.units, metrics or {}
         self._write(runner, "val", runner.iter, metrics, units)
-        unit = {name: f" ({each})" for name, each in units.items()}
+        unit = {name: f" ({unit_name})" for name, unit_name in units.items()}
         first = list(metrics.items())[:_MOST_METRICS]
-        shown = "  ".join(f"val_{name} {console.format_metric(value)}{unit.get(name, '')}" for name, value in first)
-        self.progress.tell(f"{self._losses}  {shown}", line=True)
+        text = "  ".join(f"val_{name} {console.format_metric(value)}{unit.get(name, '')}" for name, value in first)
+        self.progress.set_text(f"{self._losses}  {text}", line=True)
 
     def after_test_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
         """Record the test metrics."""
@@ -221,13 +223,13 @@ class MetricsHook(Hook):
             again: the splits of which a line for ``step`` itself is written again, too. Any line of the test is.
         """
 
-        def kept(record: Mapping[str, Any]) -> bool:
+        def is_kept(record: Mapping[str, Any]) -> bool:
             return record["split"] != "test" and (record["step"], record["split"] in again) <= (step, False)
 
         if self.path.is_file():
             lines = self.path.read_bytes().splitlines()
             write_atomically(
-                self.path, b"".join(line + b"\n" for line in lines if any(map(kept, read_records([line]))))
+                self.path, b"".join(line + b"\n" for line in lines if any(map(is_kept, read_records([line]))))
             )
 
     def _write(self, runner: Any, split: str, step: int, values: Mapping[str, float | None], units: Any = None) -> None:
@@ -250,17 +252,19 @@ class MetricsHook(Hook):
 def _nan_hint(batch: Any) -> str:
     """Text for the message about a loss that is not finite, if the latest batch has NaN; reads the batch."""
     parts = batch.items() if isinstance(batch, dict) else ()
-    names = ", ".join(repr(key) for key, part in parts if any(each.cpu().isnan().any() for each in tensors_of(part)))
-    said = f"; the latest batch has nan in {names}: leave those values out of the loss, or fix the data"
-    return said if names else ""
+    names = ", ".join(
+        repr(key) for key, part in parts if any(tensor.cpu().isnan().any() for tensor in tensors_of(part))
+    )
+    hint = f"; the latest batch has nan in {names}: leave those values out of the loss, or fix the data"
+    return hint if names else ""
 
 
 def _device_usage(backend: Backend) -> dict[str, float]:
     """The most memory used on this rank's device, and its utilization, if the backend knows them."""
     usage = backend.usage()
     most = usage.get("max_allocated", usage.get("allocated"))
-    figures = {} if most is None else {"memory_gib": most / 2**30}
-    return {**figures, **{name: usage[name] for name in ("utilization_percent",) if usage.get(name) is not None}}
+    memory = {} if most is None else {"memory_gib": most / 2**30}
+    return {**memory, **{name: usage[name] for name in ("utilization_percent",) if usage.get(name) is not None}}
 
 
 class OverfitHook(Hook):

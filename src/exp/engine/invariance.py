@@ -18,11 +18,11 @@ import torch
 from mmengine.hooks import Hook
 from torch import nn
 
-from exp.data.places import shortened
+from exp.data.fingerprint import shortened
 from exp.distributed import rng_state, seed_everything, set_rng_state
 from exp.engine.wrapper import is_sharded, unwrapped
 from exp.errors import first_line, qualified_name
-from exp.models.dropout import draws_by_itself
+from exp.models.dropout import uses_global_rng
 from exp.runs.heartbeat import Stage, report_stage
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _TOLERANCE = 1e-3
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
-def has_foreign_loss(model: nn.Module) -> bool:
+def has_user_loss(model: nn.Module) -> bool:
     """Whether a part of a model, such as a head or a loss, is a user's, and no part has ``loss_is_mean = False``.
 
     Parts are its modules, and the functions and objects that these hold.
@@ -45,8 +45,8 @@ def has_foreign_loss(model: nn.Module) -> bool:
         model: the model, not wrapped.
     """
     modules = [*model.modules()]
-    foreign = any(qualified_name(each).partition(".")[0] not in _KNOWN for module in modules for each in _parts(module))
-    return foreign and all(getattr(module, "loss_is_mean", True) for module in modules)
+    of_user = any(qualified_name(part).partition(".")[0] not in _KNOWN for module in modules for part in _parts(module))
+    return of_user and all(getattr(module, "loss_is_mean", True) for module in modules)
 
 
 def _parts(module: nn.Module) -> Iterator[Any]:
@@ -106,7 +106,7 @@ class SplitCheck(Hook):
         if runner.iter or size == 1 or is_sharded(model):
             return
         report_stage(Stage.FREE)  # no time limit
-        runner.figures.pause()
+        runner.metrics_hook.pause()
         state, warning = rng_state(runner.backend), None
         try:
             warning = _Comparison(runner, copy.deepcopy(model), data_batch, size).warning()
@@ -116,8 +116,8 @@ class SplitCheck(Hook):
             if runner.train_loop.dropouts is not None:
                 runner.train_loop.dropouts.end()
             set_rng_state(state, runner.backend)
-            runner.figures.resume()
-        warnings = [each for each in runner.distributed_group.gather(warning) if each is not None]
+            runner.metrics_hook.resume()
+        warnings = [value for value in runner.distributed_group.gather(warning) if value is not None]
         self.session.warn(*warnings[:1])
 
 
@@ -143,7 +143,7 @@ class _Comparison:
             return None
         causes, draws = [], self.draws
         norms = [name for name, module in named.items() if isinstance(module, _BATCH_NORMS) and module.training]
-        drawing = [name for name, module in named.items() if draws_by_itself(module)]
+        drawing = [name for name, module in named.items() if uses_global_rng(module)]
         for name in (*norms, *drawing):
             named[name].eval()
         if draws:
@@ -171,11 +171,11 @@ class _Comparison:
             if cut:
                 other, others = self.run(0, cut, used)
                 distance = math.sqrt(sum(float((a - b).square().sum()) for a, b in zip(gradients, others)))
-                length = math.sqrt(sum(float(each.square().sum()) for each in gradients))
+                length = math.sqrt(sum(float(value.square().sum()) for value in gradients))
                 parts = (abs(loss - other), max(abs(loss), abs(other))), (distance, length)
-                found = max(difference / scale if scale else 0.0 for difference, scale in parts)
-                if found > _TOLERANCE and math.isfinite(found):
-                    return found
+                largest = max(difference / scale if scale else 0.0 for difference, scale in parts)
+                if largest > _TOLERANCE and math.isfinite(largest):
+                    return largest
         return None
 
     def run(self, *bounds: int) -> tuple[float, list[torch.Tensor]]:
@@ -193,8 +193,10 @@ class _Comparison:
             recorder.share = (end - first) / self.used
             step(_rows(self.batch, first, end, self.size), optim_wrapper=recorder)
             self.draws = self.draws or _as_text(rng_state(backend)) != before
-        gradients = (each.grad for each in self.model.parameters())
-        return recorder.loss, [torch.zeros(()) if each is None else each.detach().float().cpu() for each in gradients]
+        gradients = (value.grad for value in self.model.parameters())
+        return recorder.loss, [
+            torch.zeros(()) if value is None else value.detach().float().cpu() for value in gradients
+        ]
 
 
 def _as_text(state: dict[str, Any]) -> dict[str, Any]:
@@ -206,7 +208,7 @@ def _rows(value: Any, first: int, end: int, size: int) -> Any:
     if isinstance(value, torch.Tensor):
         return value[first:end] if value.dim() and value.shape[0] == size else value
     if isinstance(value, dict):
-        return {key: _rows(each, first, end, size) for key, each in value.items()}
+        return {key: _rows(part, first, end, size) for key, part in value.items()}
     if isinstance(value, list) and len(value) == size:
         return value[first:end]
-    return [_rows(each, first, end, size) for each in value] if isinstance(value, list) else value
+    return [_rows(part, first, end, size) for part in value] if isinstance(value, list) else value

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Callable, cast
 
 import torch
 
-from exp.data.loader import move, tensors_of
+from exp.data.loader import tensors_of, to_device
 from exp.engine.finite import divergence_advice
 from exp.engine.fsdp import unsharded
 from exp.engine.wrapper import unwrapped
@@ -107,8 +107,8 @@ class TrainLoop:
             assert max_steps is not None
             max_epochs = epoch - (step - within - max_steps) // self.steps_per_epoch
         self.epoch, self.iter, self.max_epochs, self.validation_due = epoch, step, max_epochs, validation_due
-        self.ahead = epoch * self.steps_per_epoch + within - step
-        steps = max_epochs * self.steps_per_epoch - self.ahead
+        self.step_offset = epoch * self.steps_per_epoch + within - step
+        steps = max_epochs * self.steps_per_epoch - self.step_offset
         self.ends_by_steps = max_steps is not None and max_steps <= steps
         self.max_iters = steps if max_steps is None else min(steps, max_steps)
 
@@ -155,11 +155,11 @@ class EvalLoop:
         dataloader: DataLoader[Any],
         evaluator: Any,
         stage: str,
-        change: Callable[[dict[str, Any], torch.Tensor], dict[str, Any]] | None = None,
-        each: Callable[[Any, dict[str, Any]], object] | None = None,
+        transform: Callable[[dict[str, Any], torch.Tensor], dict[str, Any]] | None = None,
+        on_batch: Callable[[Any, dict[str, Any]], object] | None = None,
     ) -> None:
         self.session, self.model, self.dataloader, self.evaluator = session, unwrapped(model), dataloader, evaluator
-        self.stage, self.change, self.each = stage, change, each
+        self.stage, self.transform, self.on_batch = stage, transform, on_batch
         self._heartbeat = Stage.VALIDATION if stage == "val" else Stage.TEST
         self._sums: list[tuple[int, torch.Tensor]] = []
 
@@ -192,7 +192,7 @@ class EvalLoop:
         numbers = iter(self.dataloader.sampler)
         with unsharded(self.model):
             for index, batch in enumerate(self.dataloader):
-                self.run_iter(index, batch, next(numbers) if self.change is not None else None)
+                self.run_iter(index, batch, next(numbers) if self.transform is not None else None)
         report_stage(Stage.METRICS if self.stage == "val" else Stage.TEST_METRICS)
         self._refuse_nan()
         metrics: dict[str, float] = self.evaluator.compute(self.session.distributed)
@@ -209,18 +209,18 @@ class EvalLoop:
         """
         runner, stage, session = self.runner, self.stage, self.session
         report_stage(self._heartbeat)
-        batch = move(data_batch, session.device)
+        batch = to_device(data_batch, session.device)
         if runner is not None:
             runner.call_hook(f"before_{stage}_iter", batch_idx=idx, data_batch=batch)
-        if self.change is not None and numbers is not None:
-            batch = self.change(batch, numbers)
+        if self.transform is not None and numbers is not None:
+            batch = self.transform(batch, numbers)
         with session.backend.autocast(session.config.precision):
             outputs = self._predict(batch)
         self._sums += [(idx, value.sum()) for value in tensors_of(outputs) if value.is_floating_point()]
         self._measure(outputs, batch)
         session.backend.end_batch(outputs)
-        if self.each is not None:
-            self.each(outputs, batch)
+        if self.on_batch is not None:
+            self.on_batch(outputs, batch)
         if runner is not None:
             runner.call_hook(f"after_{stage}_iter", batch_idx=idx, data_batch=batch, outputs=outputs)
 
@@ -239,19 +239,21 @@ class EvalLoop:
 
     def _measure(self, outputs: Any, batch: dict[str, Any]) -> None:
         """Add a batch to the metrics; if its shape does not fit, name the model, to whose outputs that is due."""
-        misfit = self.evaluator.misfit(outputs, batch)
+        mismatch = self.evaluator.misfit(outputs, batch)
         try:
-            if misfit is None:
+            if mismatch is None:
                 self.evaluator.update(outputs, batch)
         except Exception as error:  # a metric may raise anything
             if not (is_about_shapes(error) and raised_by_user_code(error)) or not isinstance(outputs, torch.Tensor):
                 raise
-            targets = ", ".join(f"{key} {tuple(each.shape)}" for key, each in batch.items() if hasattr(each, "shape"))
+            targets = ", ".join(
+                f"{key} {tuple(value.shape)}" for key, value in batch.items() if hasattr(value, "shape")
+            )
             cause = format_user_error(error) or f"{type(error).__name__}: {error_message(error)}"
-            misfit = f"returns shape {tuple(outputs.shape)} for a batch with {targets}; {cause.splitlines()[0]}"
-        if misfit is not None:
+            mismatch = f"returns shape {tuple(outputs.shape)} for a batch with {targets}; {cause.splitlines()[0]}"
+        if mismatch is not None:
             raise ConfigError(
-                f"model: {qualified_name(self.model)}.forward(..., mode='predict') {misfit}; see {EXPERIMENT_PAGE}"
+                f"model: {qualified_name(self.model)}.forward(..., mode='predict') {mismatch}; see {EXPERIMENT_PAGE}"
             )
 
     def _refuse_nan(self) -> None:
@@ -267,7 +269,7 @@ class EvalLoop:
         values = torch.stack([value.float().to(device) for _, value in sums]).cpu().tolist() if sums else []
         wrong = [batch for (batch, _), value in zip(sums, values) if math.isnan(value)]
         by_rank = self.session.distributed.gather(wrong)
-        rank = next((rank for rank, found in enumerate(by_rank) if found), None)
+        rank = next((rank for rank, batches in enumerate(by_rank) if batches), None)
         if rank is not None:
             split = "validation" if self.stage == "val" else "test"
             advice = "check the weights and the data, or use precision=fp32"

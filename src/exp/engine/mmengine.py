@@ -51,21 +51,21 @@ def lookup_class(key: str, name: str, registry: Registry, base: type | tuple[typ
         UnavailableError: its module cannot be imported.
     """
     registry.import_from_location()
-    known = registry.module_dict
-    found = known.get(without_scope(name))
-    if found is not None:
-        return found
+    classes = registry.module_dict
+    cls = classes.get(without_scope(name))
+    if cls is not None:
+        return cls
     if "." not in name:
-        public = sorted(each for each in known if not each.startswith("_"))
+        public = sorted(registered_name for registered_name in classes if not registered_name.startswith("_"))
         raise ConfigError(f"{key}={name} is not known{nearest(name, public)}; known are {', '.join(public)}")
     return resolve(key, name, base)
 
 
-def check_monitor(place: str, monitor: str, names: Sequence[str]) -> None:
+def check_monitor(owner: str, monitor: str, names: Sequence[str]) -> None:
     """Refuse to monitor a metric that is not measured.
 
     Args:
-        place: the hook or schedule, for the message.
+        owner: the hook or schedule, for the message.
         monitor: name of the metric.
         names: names of all metrics that are measured.
 
@@ -74,7 +74,7 @@ def check_monitor(place: str, monitor: str, names: Sequence[str]) -> None:
     """
     if monitor not in names:
         raise ConfigError(
-            f"{place} has monitor={monitor}{nearest(monitor, list(names))}, but the metrics are {', '.join(names)}"
+            f"{owner} has monitor={monitor}{nearest(monitor, list(names))}, but the metrics are {', '.join(names)}"
         )
 
 
@@ -177,8 +177,8 @@ def build_hooks(
         UnavailableError: a hook needs a package that is not installed.
     """
     hooks: list[Hook] = []
-    for number, each in enumerate(configs):
-        key, config = f"hooks[{number}]", dict(each)
+    for number, hook_config in enumerate(configs):
+        key, config = f"hooks[{number}]", dict(hook_config)
         name, priority = config.pop("type"), config.pop("priority", None)
         cls = lookup_class(f"{key}.type", name, HOOKS, Hook)
         for base in cls.__mro__:
@@ -186,11 +186,13 @@ def build_hooks(
                 raise ConfigError(refused_hook(base.__name__))
         if cls is mmengine.hooks.EarlyStoppingHook and config.setdefault("monitor", metric) == metric:
             config.setdefault("rule", "greater" if greater_is_better else "less")
-        ours = (
-            own for own in _REPLACED_HOOKS if cls.__module__.startswith("mmengine.") and own.__name__ == cls.__name__
+        replacements = (
+            replacement
+            for replacement in _REPLACED_HOOKS
+            if cls.__module__.startswith("mmengine.") and replacement.__name__ == cls.__name__
         )
         try:
-            hook: Hook = make(next(ours, cls), key, config)
+            hook: Hook = make(next(replacements, cls), key, config)
             hook.priority = hook.priority if priority is None else priority
             get_priority(hook.priority)
             if isinstance(
@@ -219,18 +221,18 @@ def build_loggers(session: Session) -> list[Any]:
     if not session.distributed.is_main:
         return []
     folder = session.folder.path
-    found: list[Any] = []
+    backends: list[Any] = []
     for number, config in enumerate(session.config.logger.vis_backends):
         key = f"logger.vis_backends[{number}]"
         content: Any = OmegaConf.to_container(config, resolve=True)
         _check_paths(key, content, folder)
         if "_target_" in content:
-            found.append(create(content, BaseVisBackend, key))
+            backends.append(create(content, BaseVisBackend, key))
             continue
         content["save_dir"] = str(folder / (content.get("save_dir") or "vis_data"))
         name = str(content.pop("type", None))
-        found.append(make(lookup_class(f"{key}.type", name, VISBACKENDS, BaseVisBackend), key, content))
-    return found
+        backends.append(make(lookup_class(f"{key}.type", name, VISBACKENDS, BaseVisBackend), key, content))
+    return backends
 
 
 def _check_paths(key: str, value: Any, folder: Path) -> None:

@@ -21,7 +21,7 @@ from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR
 
 from exp.config.resolve import check_arguments
-from exp.data.places import shortened
+from exp.data.fingerprint import shortened
 from exp.engine.mmengine import check_monitor, lookup_class
 from exp.errors import ConfigError, RunError, first_line
 from exp.runs.heartbeat import Stage, report_stage
@@ -37,7 +37,7 @@ _SET_ELSEWHERE = {
     "lr": "set optim.lr",
     "weight_decay": "set optim.weight_decay",
 }  # arguments of optimizers
-_FORMS = ("foreach", "fused")  # implementations of a step in torch's optimizers, which give the same result
+_IMPLEMENTATIONS = ("foreach", "fused")  # implementations of a step in torch's optimizers, which give the same result
 
 
 def grad_scaler(backend: Backend, precision: str) -> Any | None:
@@ -47,11 +47,11 @@ def grad_scaler(backend: Backend, precision: str) -> Any | None:
     """
     if precision != "fp16":
         return None
-    own = getattr(getattr(backend.module, "amp", None), "GradScaler", None)
-    common: Any = getattr(torch.amp, "GradScaler", None)  # torch >= 2.3
-    if own is not None and (common is None or not own.__module__.startswith("torch.")):
-        return own()
-    return common(backend.device_type)
+    vendor_scaler = getattr(getattr(backend.module, "amp", None), "GradScaler", None)
+    torch_scaler: Any = getattr(torch.amp, "GradScaler", None)  # torch >= 2.3
+    if vendor_scaler is not None and (torch_scaler is None or not vendor_scaler.__module__.startswith("torch.")):
+        return vendor_scaler()
+    return torch_scaler(backend.device_type)
 
 
 class _ScaledOptimizer(torch.optim.Optimizer):
@@ -112,7 +112,7 @@ class BackendOptimWrapper(OptimWrapper):
         self.precision = precision
         self.accumulate = accumulate
         self.scaler = grad_scaler(backend, precision)
-        self._stepper = optimizer if self.scaler is None else _ScaledOptimizer(optimizer, self.scaler)
+        self._step_target = optimizer if self.scaler is None else _ScaledOptimizer(optimizer, self.scaler)
         self.clip_grad_norm = clip_grad_norm
         self.grad_norm: torch.Tensor | None = None
         self.exchange_gradients: Callable[[], None] | None = None
@@ -222,7 +222,7 @@ class BackendOptimWrapper(OptimWrapper):
             norm: Any = nn.utils.clip_grad_norm_(self._parameters, self.clip_grad_norm)
             self.grad_norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # of all shards together
         outputs = self._losses if self.grad_norm is None else [*self._losses, self.grad_norm]
-        self.backend.end_step(self._stepper, model=self.model, outputs=outputs, **kwargs)
+        self.backend.end_step(self._step_target, model=self.model, outputs=outputs, **kwargs)
         self._losses = []
         self._updates += 1
 
@@ -257,20 +257,26 @@ class BackendOptimWrapper(OptimWrapper):
         if self.scaler is not None and scaler is not None:
             self.scaler.load_state_dict(scaler)
         saved = state["param_groups"]
-        own = [{name: group[name] for name in _FORMS if name in group} for group in self.optimizer.param_groups]
-        own += [{} for _ in saved[len(own) :]]  # more groups mean another model; torch reports that below
-        state["param_groups"] = [{**group, **form} for group, form in zip(saved, own)]
+        implementations = [
+            {name: group[name] for name in _IMPLEMENTATIONS if name in group} for group in self.optimizer.param_groups
+        ]
+        implementations += [
+            {} for _ in saved[len(implementations) :]
+        ]  # more groups mean another model; torch reports that below
+        state["param_groups"] = [{**group, **implementation} for group, implementation in zip(saved, implementations)]
         self.optimizer.load_state_dict(state)
 
 
-def build_optimizer(model: nn.Module, config: Any, lacking: Collection[str] = frozenset()) -> torch.optim.Optimizer:
+def build_optimizer(
+    model: nn.Module, config: Any, missing_operators: Collection[str] = frozenset()
+) -> torch.optim.Optimizer:
     """Make the optimizer of ``config`` for the trainable parameters of a model.
 
     Args:
         model: the model, not wrapped.
         config: :class:`exp.config.schema.OptimConfig`.
-        lacking: ATen operators without a kernel on the device (:class:`exp.hardware.backend.Capabilities`). If the
-            fused step is one of them, ``fused=true`` selects the foreach step, which gives the same result.
+        missing_operators: ATen operators without a kernel on the device (:class:`exp.hardware.backend.Capabilities`).
+            If the fused step is one of them, ``fused=true`` selects the foreach step, which gives the same result.
 
     Raises:
         ConfigError: the type or an option is unknown, or no parameter is trainable.
@@ -280,13 +286,13 @@ def build_optimizer(model: nn.Module, config: Any, lacking: Collection[str] = fr
     content: Any = OmegaConf.to_container(config.options, resolve=True)
     # As types that checkpoints can contain; lists, such as Adam's betas, become tuples.
     options = {name: tuple(value) if isinstance(value, list) else value for name, value in content.items()}
-    if options.get("fused") and f"_fused_{config.type.lower()}_" in lacking:
+    if options.get("fused") and f"_fused_{config.type.lower()}_" in missing_operators:
         options.update(fused=False, foreach=True)
     check_arguments("optim.options", cls, options, _SET_ELSEWHERE)
     groups = parameter_groups(model, config)
     try:
-        made: torch.optim.Optimizer = cls(groups, lr=config.lr, weight_decay=config.weight_decay, **options)
-        return made
+        optimizer: torch.optim.Optimizer = cls(groups, lr=config.lr, weight_decay=config.weight_decay, **options)
+        return optimizer
     except (TypeError, ValueError) as error:
         raise ConfigError(f"optim: {config.type} does not take these settings: {error}") from error
 
@@ -366,8 +372,8 @@ class TorchOneCycle(OneCycleLR):
         by_epoch: bool = False,
         **options: Any,
     ) -> None:
-        inner = _inner(optimizer)
-        rates = [eta_max * scale for scale in _scales(inner)]
+        inner = _unwrap(optimizer)
+        rates = [eta_max * scale for scale in _lr_ratios(inner)]
         super().__init__(inner, max_lr=rates, total_steps=total_steps or end, **options)
 
     def state_dict(self) -> dict[str, int]:
@@ -390,7 +396,7 @@ class PolyLRByGroup(PolyLR):
     """
 
     def __init__(self, optimizer: Any, *, eta_min: float, **options: Any) -> None:
-        self._ends = [eta_min * scale for scale in _scales(_inner(optimizer))]
+        self._ends = [eta_min * scale for scale in _lr_ratios(_unwrap(optimizer))]
         super().__init__(optimizer, eta_min=0.0, **options)  # calls step(), so _ends must be set before
 
     def step(self) -> None:
@@ -418,13 +424,13 @@ def build_schedulers(configs: Sequence[Mapping[str, Any]], runner: Any) -> list[
         UnavailableError: the module of a scheduler cannot be imported.
     """
     built, loop = [], runner.train_loop
-    for number, each in enumerate(configs):
-        config = {name: value for name, value in each.items() if value is not None}
+    for number, scheduler_config in enumerate(configs):
+        config = {name: value for name, value in scheduler_config.items() if value is not None}
         kind = str(config.get("type"))
         interfaces = LRSchedulerMixin, MomentumSchedulerMixin
         cls = lookup_class("schedule.param_scheduler.type", kind, PARAM_SCHEDULERS, interfaces)
         reserved = dict.fromkeys(("optimizer", "param_name", "epoch_length"), "exp sets it")
-        names = [name for name in each if name not in ("type", "_scope_", "convert_to_iter_based", "end")]
+        names = [name for name in scheduler_config if name not in ("type", "_scope_", "convert_to_iter_based", "end")]
         check_arguments(f"schedule.param_scheduler[{number}]", cls, names, reserved)
         by_epoch = config.get("by_epoch", getattr(cls, "by_epoch", True))
         end = config.setdefault("end", loop.max_epochs if by_epoch else loop.max_iters)
@@ -443,7 +449,7 @@ def build_schedulers(configs: Sequence[Mapping[str, Any]], runner: Any) -> list[
                 config.setdefault("rule", "greater" if evaluator.greater_is_better else "less")
         # MMEngine's schedulers multiply the learning rate of each group, except with these two arguments.
         one_rate = "eta_max" if cls.__name__ == "OneCycleLR" else "eta_min" if config.get("eta_min") else None
-        if one_rate and cls is not PolyLRByGroup and len(set(_scales(runner.optim_wrapper.optimizer))) > 1:
+        if one_rate and cls is not PolyLRByGroup and len(set(_lr_ratios(runner.optim_wrapper.optimizer))) > 1:
             raise ConfigError(
                 f"schedule: {kind} gives all parameter groups the same rate {one_rate}={config.get(one_rate)}; "
                 "optim.layer_decay and optim.backbone_lr_scale need eta_min_ratio, TorchOneCycle or PolyLRByGroup"
@@ -464,8 +470,10 @@ def vanished_rate(records: Sequence[Mapping[str, Any]], metric: str, greater_is_
         metric: by which the best weights are chosen.
         greater_is_better: whether a larger value of it is better.
     """
-    rates = [(each["step"], each["lr"]) for each in records if each.get("split") == "train" and "lr" in each]
-    values = [(each[metric], each["step"]) for each in records if each.get("split") == "val" and metric in each]
+    rates = [(record["step"], record["lr"]) for record in records if record.get("split") == "train" and "lr" in record]
+    values = [
+        (record[metric], record["step"]) for record in records if record.get("split") == "val" and metric in record
+    ]
     if not rates or not values:
         return None
     peak, last = max(rate for _, rate in rates), rates[-1][0]
@@ -480,11 +488,11 @@ def vanished_rate(records: Sequence[Mapping[str, Any]], metric: str, greater_is_
     )
 
 
-def _inner(optimizer: Any) -> Any:
+def _unwrap(optimizer: Any) -> Any:
     return optimizer.optimizer if isinstance(optimizer, OptimWrapper) else optimizer
 
 
-def _scales(optimizer: Any) -> list[float]:
+def _lr_ratios(optimizer: Any) -> list[float]:
     """The initial learning rate of each group, divided by the optimizer's own."""
     base = optimizer.defaults["lr"]
     return [group.get("initial_lr", group["lr"]) / base if base else 1.0 for group in optimizer.param_groups]

@@ -43,7 +43,7 @@ def write_picture(session: Session, name: str, picture: Picture) -> list[str]:
     return files
 
 
-def draw_extras(session: Session, make: Callable[[], Mapping[str, Picture]]) -> None:
+def draw_pictures(session: Session, make: Callable[[], Mapping[str, Picture]]) -> None:
     """Draw and write pictures on rank 0; an error is reported, but does not end the run."""
     if session.config.plots and session.distributed.is_main:
         try:
@@ -88,13 +88,13 @@ class Ranking:
 
     def __init__(self, metric: SampleMetric) -> None:
         self.metric = metric
-        self._found: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._values: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def add(self, outputs: Any, batch: dict[str, Any]) -> None:
         """Compute the metric for the samples of a batch."""
-        self._found.append((batch["index"], self.metric.per_sample(outputs, batch).detach().float()))
+        self._values.append((batch["index"], self.metric.per_sample(outputs, batch).detach().float()))
 
-    def extremes(self, distributed: Any, worst: int, best: int) -> tuple[list[Any], list[Any]]:
+    def worst_and_best(self, distributed: Any, worst: int, best: int) -> tuple[list[Any], list[Any]]:
         """The worst and the best samples over all ranks. A collective.
 
         Of equal samples, those with a smaller index are taken. Samples with NaN are left out.
@@ -108,9 +108,9 @@ class Ranking:
             Pairs (index, value) of the worst samples, worst first, and of the best ones, best first. No sample is in
             both.
         """
-        own = [pair for index, values in self._found for pair in zip(index.tolist(), values.tolist())]
-        known = [pair for part in distributed.gather(own) for pair in part if pair[1] == pair[1]]
+        pairs = [pair for index, values in self._values for pair in zip(index.tolist(), values.tolist())]
+        ranked = [pair for part in distributed.gather(pairs) for pair in part if pair[1] == pair[1]]
         sign = 1.0 if self.metric.greater_is_better else -1.0
-        first = sorted(known, key=lambda pair: (sign * pair[1], pair[0]))[:worst]
-        others = sorted(set(known) - set(first), key=lambda pair: (-sign * pair[1], pair[0]))
+        first = sorted(ranked, key=lambda pair: (sign * pair[1], pair[0]))[:worst]
+        others = sorted(set(ranked) - set(first), key=lambda pair: (-sign * pair[1], pair[0]))
         return first, others[:best]

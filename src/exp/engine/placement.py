@@ -13,7 +13,7 @@ from torch import nn
 
 from exp.config.resolve import as_plain, check_arguments, make, resolve
 from exp.config.schema import DDP_KEYS
-from exp.data.places import shortened
+from exp.data.fingerprint import shortened
 from exp.engine.ddp import _SET_BY_EXP, OwnStepDataParallel, data_parallel_class, wrap
 from exp.engine.wrapper import Wrapper, has_own_step, is_sharded
 from exp.errors import ConfigError, PlacementError, qualified_name
@@ -43,33 +43,33 @@ def place_and_wrap(model: nn.Module, session: Session, trains: bool = True) -> n
     """
     config: Any = session.config.wrapper
     backend, device, info = session.backend, session.device, session.info
-    several, own_step = trains and info.world_size > 1, has_own_step(model)
-    made: Wrapper | None = None
+    is_distributed, own_step = trains and info.world_size > 1, has_own_step(model)
+    wrapper: Wrapper | None = None
     options = dict(as_plain(config.options))
-    if trains and (several or options):  # options are checked on one rank, too
+    if trains and (is_distributed or options):  # options are checked on one rank, too
         if config._target_ is not None:
             cls = resolve("wrapper._target_", config._target_, Wrapper)
             check_arguments("wrapper.options", cls, options)
-            made = make(cls, "wrapper.options", options) if several else None
+            wrapper = make(cls, "wrapper.options", options) if is_distributed else None
         else:
             cls = OwnStepDataParallel if own_step else data_parallel_class(config.kind, backend)
             check_arguments("wrapper.options", cls, options, _SET_BY_EXP)
-    model = model.to(device) if made is None else made.place(model, backend, device)
+    model = model.to(device) if wrapper is None else wrapper.move_to_device(model, backend, device)
     if not is_sharded(model):
         model = fit_batchnorm(model, session, config.sync_batchnorm and info.world_size > 1).to(device)
     check_placement(model, device, info.rank)
     if session.config.report_placement:
         logger.info(placement_report(model, session))
-    if not several:
+    if not is_distributed:
         return model
-    if made is None:
+    if wrapper is None:
         options.update({name: config[name] for name in DDP_KEYS})
         if not own_step:
             return wrap(model, config.kind, options, backend, device)
         return OwnStepDataParallel(
             model, **options, all_reduce=backend.collectives.all_reduce, group=session.distributed.cpu_group
         )
-    wrapped = made.wrap(model, backend, device)
+    wrapped = wrapper.wrap(model, backend, device)
     if wrapped is not model:
         if own_step and not hasattr(wrapped, "exchange_gradients"):
             raise ConfigError(

@@ -88,7 +88,7 @@ class PreemptionHook(Hook):
             if value or self._over.wait(0.02):
                 return value
 
-    def _wanted(self) -> bool:
+    def _preemption_agreed(self) -> bool:
         """Whether to end at this point; called by every rank at the same points."""
         if self.distributed.world_size == 1:
             return self.preempted()
@@ -101,8 +101,8 @@ class PreemptionHook(Hook):
 
     def _check(self, runner: Any, step: int, validation_due: bool = False) -> None:
         """End here if wanted, with a checkpoint; called by every rank at the same points."""
-        if self._wanted():
-            self.checkpoints.save(runner, step, validation_due=validation_due, waits=True)
+        if self._preemption_agreed():
+            self.checkpoints.save(runner, step, validation_due=validation_due, wait=True)
             raise Preempted(step)
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
@@ -113,7 +113,7 @@ class PreemptionHook(Hook):
     def before_validation(self, runner: Any) -> None:
         """End before a validation if wanted, before hooks replace the weights for it, such as by averaged ones."""
         # While a hook has replaced the weights, no checkpoint can be written, so do not check during this validation.
-        others = runner.hooks_at("before_val", "before_val_epoch", "before_val_iter")
+        others = runner.user_hooks_overriding("before_val", "before_val_epoch", "before_val_iter")
         self._common_batches = 0 if others else runner.val_loop.dataloader.sampler.common_batches
         self._check(runner, runner.iter, validation_due=True)
 

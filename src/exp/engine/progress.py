@@ -25,7 +25,7 @@ class Progress:
         self.console = console
         self._loop: Any = None
         self._bar: Any = None
-        self._drawn, self._begun, self._step, self._text = 0.0, (0.0, 0), 0, ""
+        self._drawn, self._started_at, self._step, self._text = 0.0, (0.0, 0), 0, ""
 
     def start(self, loop: Any, first: str) -> None:
         """Show the bar.
@@ -35,7 +35,7 @@ class Progress:
             first: text until the first losses are known.
         """
         self._loop, self._step, self._drawn = loop, loop.iter, time.monotonic()
-        self._begun = (self._drawn, loop.iter)
+        self._started_at = (self._drawn, loop.iter)
         if self.console is None or not self.console.is_terminal:
             return
         from rich import progress
@@ -55,7 +55,7 @@ class Progress:
         ):
             self._show()
 
-    def tell(self, text: str, line: bool) -> None:
+    def set_text(self, text: str, line: bool) -> None:
         """Change the text; if there is no bar, print it as a line if ``line`` is set, or if the last line is old."""
         self._text = text
         if line or (self._bar is None and time.monotonic() - self._drawn >= _LINE_SECONDS):
@@ -64,15 +64,15 @@ class Progress:
     def _show(self) -> None:
         if self.console is None or self._loop is None:
             return
-        self._drawn, loop, (begun, first) = time.monotonic(), self._loop, self._begun
-        epochs, rest = divmod(self._step + loop.ahead, loop.steps_per_epoch)
+        self._drawn, loop, (started, first) = time.monotonic(), self._loop, self._started_at
+        epochs, rest = divmod(self._step + loop.step_offset, loop.steps_per_epoch)
         epoch, text = f"epoch {max(epochs + bool(rest), 1)}/{loop.max_epochs}", self._text
         if self._step > first:  # an estimate without early stopping; the mean time per step includes validation
-            seconds = (self._drawn - begun) / (self._step - first) * (loop.max_iters - self._step)
+            seconds = (self._drawn - started) / (self._step - first) * (loop.max_iters - self._step)
             text += f"  ETA {timedelta(seconds=round(seconds))}"
         if self._bar is None:
-            place = f"{epoch}  step {self._step}" if rest else epoch
-            self.console.print(f"{place}  {text}", soft_wrap=True)
+            position = f"{epoch}  step {self._step}" if rest else epoch
+            self.console.print(f"{position}  {text}", soft_wrap=True)
         else:
             self._bar.update(self._bar.task_ids[0], completed=self._step, description=epoch, text=text, refresh=True)
 

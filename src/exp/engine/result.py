@@ -77,10 +77,10 @@ def make_result(
     result.update(extra)
     if part:
         result["measured_on"] += f" ({part})"
-    roles = {"selected_by": ("validation", selected_by), "reported": (result["measured_on"], result["metric"])}
-    for role, (split, number) in roles.items():
-        known = {"metric": result["metric_name"], "measured_on": split, "value": number}
-        result[role] = None if number is None else known
+    measurements = {"selected_by": ("validation", selected_by), "reported": (result["measured_on"], result["metric"])}
+    for role, (split, number) in measurements.items():
+        report = {"metric": result["metric_name"], "measured_on": split, "value": number}
+        result[role] = None if number is None else report
     return result
 
 
@@ -89,8 +89,8 @@ def _published(config: Any) -> dict[str, Any] | None:
     horizon = config.data.get("horizon")
     if horizon not in config.published or config.published_for != config.data.get("name"):
         return None
-    figures: Any = OmegaConf.to_container(config.published[horizon])
-    return {**figures, "source": config.published_source, "differs": list(config.record.published_differs)}
+    values: Any = OmegaConf.to_container(config.published[horizon])
+    return {**values, "source": config.published_source, "differs": list(config.record.published_differs)}
 
 
 def _measured_part(config: Any) -> str | None:

@@ -11,17 +11,17 @@ from omegaconf import OmegaConf
 
 from exp.config.resolve import is_own
 from exp.console import format_bytes
-from exp.data.loader import device_loader, eval_loader, share_loader
+from exp.data.loader import device_loader, eval_loader, eval_loader_for_rank
 from exp.data.sampler import TrainBatchSampler
 from exp.distributed import rng_state, seed_everything, set_rng_state
 from exp.engine.build import build_data, build_evaluator, build_model, data_record, dataset_for
 from exp.engine.checkpoint.resume import find_resume
 from exp.engine.ddp import awaited_parameters
-from exp.engine.invariance import SplitCheck, has_foreign_loss
+from exp.engine.invariance import SplitCheck, has_user_loss
 from exp.engine.loops import EvalLoop, TrainLoop
 from exp.engine.mmengine import build_hooks
 from exp.engine.optim import BackendOptimWrapper, build_optimizer, vanished_rate
-from exp.engine.pictures import draw_extras, training_pictures
+from exp.engine.pictures import draw_pictures, training_pictures
 from exp.engine.placement import place_and_wrap
 from exp.engine.result import make_result
 from exp.engine.trainer import Trainer
@@ -38,13 +38,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def train(session: Session, rate: Callable[..., dict[str, float]], what_fits: Callable[..., Any]) -> dict[str, Any]:
+def train(
+    session: Session, throughput: Callable[..., dict[str, float]], fitting_batch: Callable[..., Any]
+) -> dict[str, Any]:
     """Do ``task=train``; called on every rank.
 
     Args:
         session: the session.
-        rate: returns the entries of the result about the speed; see :func:`exp.estimate.training_rate`.
-        what_fits: returns a batch size that fits into the device's memory; see :func:`exp.estimate.what_fits`.
+        throughput: returns the entries of the result about the speed; see :func:`exp.estimate.training_rate`.
+        fitting_batch: returns a batch size that fits into the device's memory; see :func:`exp.estimate.what_fits`.
 
     Returns:
         The content of ``result.json``; that of rank 0 is used.
@@ -57,50 +59,50 @@ def train(session: Session, rate: Callable[..., dict[str, float]], what_fits: Ca
     if session.distributed.is_main and session.extensions.fingerprint is not None:
         session.data_files = session.extensions.fingerprint()
     model = build_model(session, data, to_place=True)
-    with _with_out_of_memory_advice(session, what_fits):
+    with _with_out_of_memory_advice(session, fitting_batch):
         trainer = build_trainer(session, data, model)
-        figures, tests = trainer.figures, trainer.test_loop
+        metrics_hook, tests = trainer.metrics_hook, trainer.test_loop
         assert tests is not None
         if session.config.rehearsal:
             _check_one_batch(session, data, trainer)
         source, load = find_resume(session, trainer)
         try:
             trainer.train(load)
-            content, tested = trainer.checkpoints.tested(trainer)
+            content, tested_entries = trainer.checkpoints.select_test_weights(trainer)
             metrics = trainer.test(content)
         finally:  # restores the terminal, and ends the loader processes, also after an error
-            figures.progress.stop()
+            metrics_hook.progress.stop()
             trainer.close()
         evaluator = tests.evaluator
-        about = data_record(session, data)
-        said = vanished_rate(session.folder.records(), evaluator.metric_name, evaluator.greater_is_better)
-        if said is not None:  # printed below the table of metrics
-            about["warnings"] = [*about.get("warnings", ()), said]
-        draw_extras(session, lambda: training_pictures(session, trainer.model, evaluator))
+        data_entries = data_record(session, data)
+        rate_warning = vanished_rate(session.folder.records(), evaluator.metric_name, evaluator.greater_is_better)
+        if rate_warning is not None:  # printed below the table of metrics
+            data_entries["warnings"] = [*data_entries.get("warnings", ()), rate_warning]
+        draw_pictures(session, lambda: training_pictures(session, trainer.model, evaluator))
         trainer.visualizer.close()
-        speed = figures.samples / figures.train_seconds if figures.train_seconds else None
+        speed = metrics_hook.samples / metrics_hook.train_seconds if metrics_hook.train_seconds else None
         # Read now, since rate() below also allocates memory.
         memory_peak = session.distributed.gather(session.backend.usage().get("max_allocated"))
-        rates = rate(session, data, speed, figures.train_seconds) if speed and session.info.rank == 0 else {}
+        rates = throughput(session, data, speed, metrics_hook.train_seconds) if speed and session.info.rank == 0 else {}
         return make_result(
             session,
             metrics,
             evaluator,
-            tested["validation"][evaluator.metric_name],
+            tested_entries["validation"][evaluator.metric_name],
             steps=trainer.iter,
             epochs=trainer.epoch,
-            measured_on=data.tested_on,
-            data=about,
+            measured_on=data.test_split_name,
+            data=data_entries,
             samples_per_second=speed,
             **rates,
-            time_to_first_step_s=figures.time_to_first_step,
+            time_to_first_step_s=metrics_hook.time_to_first_step,
             memory_peak=memory_peak,
             **parameter_counts(unwrapped(trainer.model)),
-            left_device=figures.left_device.summary(session.distributed),
+            cpu_fallbacks=metrics_hook.fallback_counter.summary(session.distributed),
             resumed_from=source,
             warnings=session.warnings,
             changed_on_resume={change.key: {"old": change.old, "new": change.new} for change in session.changed},
-            **tested,
+            **tested_entries,
         )
 
 
@@ -138,7 +140,7 @@ def build_trainer(session: Session, data: Any, model: Any) -> Trainer:
     seed_everything(config.seed + session.info.rank, session.backend)  # ranks draw different dropout masks
     hooks: Any = OmegaConf.to_container(config.hooks, resolve=True)
     user_hooks = build_hooks(hooks, evaluator.metric_name, evaluator.greater_is_better, evaluator.names)
-    if config.rehearsal and has_foreign_loss(bare):
+    if config.rehearsal and has_user_loss(bare):
         user_hooks.append(SplitCheck(session))
     dropouts = DropoutStream(bare, sampler, config.seed) if config.dropout_by_sample else None
     if dropouts is not None and dropouts.left_out:
@@ -160,11 +162,13 @@ def build_trainer(session: Session, data: Any, model: Any) -> Trainer:
             awaited=awaited_parameters(model),
         ),
         TrainLoop(loader, config.max_epochs, config.max_steps, config.accumulate, config.val_every, dropouts),
-        EvalLoop(session, model, share_loader(val, data, session), build_evaluator(session, data), "val"),
-        EvalLoop(session, model, share_loader(test, data, session), evaluator, "test"),
+        EvalLoop(session, model, eval_loader_for_rank(val, data, session), build_evaluator(session, data), "val"),
+        EvalLoop(session, model, eval_loader_for_rank(test, data, session), evaluator, "test"),
         user_hooks,
     )
-    savers = trainer.hooks_at("before_save_checkpoint", "after_load_checkpoint") if is_sharded(bare) else []
+    savers = (
+        trainer.user_hooks_overriding("before_save_checkpoint", "after_load_checkpoint") if is_sharded(bare) else []
+    )
     if savers:
         raise ConfigError(
             f"hooks: {', '.join(savers)}: these put weights of their own into checkpoints, and with wrapper=fsdp no "
@@ -197,28 +201,28 @@ def _check_one_batch(session: Session, data: Any, trainer: Trainer) -> None:
 
 
 @contextlib.contextmanager
-def _with_out_of_memory_advice(session: Session, what_fits: Callable[..., Any]) -> Iterator[None]:
+def _with_out_of_memory_advice(session: Session, fitting_batch: Callable[..., Any]) -> Iterator[None]:
     """Context that adds advice to errors about the device's memory."""
     try:
         yield
     except Exception as error:  # a model may raise anything
         if not is_out_of_memory(error):
             raise
-        raise RunError(_out_of_memory(session, what_fits)) from error
+        raise RunError(_out_of_memory(session, fitting_batch)) from error
 
 
-def _out_of_memory(session: Session, what_fits: Callable[..., Any]) -> str:
+def _out_of_memory(session: Session, fitting_batch: Callable[..., Any]) -> str:
     report_stage(Stage.FREE)  # no time limit for the estimate
     config, total = session.config, session.backend.usage().get("total")
-    fits = what_fits(config, session.backend, total) or {}
+    fits = fitting_batch(config, session.backend, total) or {}
     assert config.batch_size is not None  # validate() has derived it
     share = config.batch_size * config.accumulate  # samples of a step on this rank
-    smaller = (each for each in range(config.batch_size // 2, 0, -1) if share % each == 0)
+    smaller = (candidate for candidate in range(config.batch_size // 2, 0, -1) if share % candidate == 0)
     batch = fits.get("batch_size", next(smaller, None))
     advice = "use less memory per sample: a smaller model, a lower precision, more processes"
     if batch is not None:
         estimated = f" (estimated: {format_bytes(fits['memory'])})" if fits else ""
-        kept = f"keeps the global batch of {config.global_batch_size}{estimated}"
-        advice = f"batch_size={batch} accumulate={share // batch} {kept}"
+        effect = f"keeps the global batch of {config.global_batch_size}{estimated}"
+        advice = f"batch_size={batch} accumulate={share // batch} {effect}"
     device = f"{session.device} ({format_bytes(total)})" if total else session.device
     return f"rank {session.info.rank}: {device} is out of memory at batch_size={config.batch_size}; {advice}"

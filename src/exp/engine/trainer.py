@@ -20,7 +20,7 @@ from mmengine.visualization import Visualizer
 from omegaconf import OmegaConf
 
 from exp.config.differences import of_training
-from exp.data.loader import move
+from exp.data.loader import to_device
 from exp.distributed import rng_state
 from exp.engine.checkpoint.files import to_plain
 from exp.engine.checkpoint.policy import CheckpointHook
@@ -105,14 +105,19 @@ class Trainer:
         schedulers: Any = OmegaConf.to_container(session.config.schedule.param_scheduler, resolve=True)
         self.param_schedulers = build_schedulers(schedulers, self)
         self.hooks: list[Hook] = []
-        self._calls: dict[str, list[Any]] = {}
-        judged = () if val_loop is None else (val_loop.evaluator.metric_name, val_loop.evaluator.greater_is_better)
-        self.figures, self.checkpoints = MetricsHook(session), CheckpointHook(session, *judged)
+        self._dispatch: dict[str, list[Any]] = {}
+        metric_args = () if val_loop is None else (val_loop.evaluator.metric_name, val_loop.evaluator.greater_is_better)
+        self.metrics_hook, self.checkpoints = MetricsHook(session), CheckpointHook(session, *metric_args)
         # If the user names RuntimeInfoHook, it replaces CountersHook.
-        own: list[Hook] = [] if any(type(hook) is RuntimeInfoHook for hook in hooks) else [CountersHook()]
-        own += [ParamSchedulerHook(), self.figures, self.checkpoints, PreemptionHook(session, self.checkpoints)]
-        own += [OverfitHook()] if session.config.debug.overfit else []
-        for hook in (*own, *hooks):
+        engine_hooks: list[Hook] = [] if any(type(hook) is RuntimeInfoHook for hook in hooks) else [CountersHook()]
+        engine_hooks += [
+            ParamSchedulerHook(),
+            self.metrics_hook,
+            self.checkpoints,
+            PreemptionHook(session, self.checkpoints),
+        ]
+        engine_hooks += [OverfitHook()] if session.config.debug.overfit else []
+        for hook in (*engine_hooks, *hooks):
             self.register_hook(hook)
         self.checkpoint_writer = CheckpointWriter(self.backend, group, is_sharded(unwrapped(model)), session.run_id)
 
@@ -129,11 +134,11 @@ class Trainer:
         Raises:
             AttributeError: there is no such attribute.
         """
-        place, _, last = name.partition("_")
+        split, _, last = name.partition("_")
         if name in ("epoch", "max_epochs", "max_iters", "val_interval", "val_begin"):
             return getattr(self.train_loop, name)
-        if place in ("train", "val", "test") and last in ("dataloader", "evaluator"):
-            return getattr(getattr(self, f"{place}_loop"), last, None)
+        if split in ("train", "val", "test") and last in ("dataloader", "evaluator"):
+            return getattr(getattr(self, f"{split}_loop"), last, None)
         raise AttributeError(f"{type(self).__name__} has no {name}; see docs/extend/hooks.md")
 
     def register_hook(self, hook: Hook, priority: Any = None) -> None:
@@ -141,9 +146,11 @@ class Trainer:
         if priority is not None:
             hook.priority = priority
         rank = get_priority(hook.priority)
-        place = next((index for index, each in enumerate(self.hooks) if get_priority(each.priority) > rank), None)
-        self.hooks.insert(len(self.hooks) if place is None else place, hook)
-        self._calls.clear()
+        position = next(
+            (index for index, registered in enumerate(self.hooks) if get_priority(registered.priority) > rank), None
+        )
+        self.hooks.insert(len(self.hooks) if position is None else position, hook)
+        self._dispatch.clear()
 
     def call_hook(self, fn_name: str, **kwargs: Any) -> None:
         """Call the hooks that override the method ``fn_name``; most hooks override few.
@@ -152,12 +159,14 @@ class Trainer:
             fn_name: name of the method, such as ``before_train``.
             **kwargs: arguments of the method besides the runner.
         """
-        calls = self._calls.get(fn_name)
+        calls = self._dispatch.get(fn_name)
         if calls is None:
-            own = [hook for hook in self.hooks if hasattr(hook, fn_name)]
+            having_method = [hook for hook in self.hooks if hasattr(hook, fn_name)]
             stages = (fn_name,) if fn_name in Hook.stages else ()
-            calls = [getattr(hook, fn_name) for hook in own if set(hook.get_triggered_stages()).issuperset(stages)]
-            self._calls[fn_name] = calls
+            calls = [
+                getattr(hook, fn_name) for hook in having_method if set(hook.get_triggered_stages()).issuperset(stages)
+            ]
+            self._dispatch[fn_name] = calls
         for call in calls:
             call(self, **kwargs)
 
@@ -196,7 +205,7 @@ class Trainer:
                 try:
                     for micro in range(loop.accumulate):
                         report_stage(Stage.DATA, loop.iter + 1)
-                        batch = move(next(batches), self.device)
+                        batch = to_device(next(batches), self.device)
                         if micro == 0:
                             self.call_hook("before_train_iter", batch_idx=index, data_batch=batch)
                         report_stage(Stage.FORWARD)
@@ -284,14 +293,14 @@ class Trainer:
 
     # -- the content of a checkpoint --------------------------------------------------------------------------------
 
-    def hooks_at(self, *stages: str) -> list[str]:
+    def user_hooks_overriding(self, *stages: str) -> list[str]:
         """Class names of the hooks that override one of the stages and are not the engine's own.
 
         At ``before_save_checkpoint`` a hook may change the weights in the checkpoint; at ``before_val`` it may replace
         those of the model.
         """
-        foreign = [hook for hook in self.hooks if not type(hook).__module__.startswith("exp.engine.")]
-        return [type(hook).__name__ for hook in foreign if not set(stages).isdisjoint(hook.get_triggered_stages())]
+        user_hooks = [hook for hook in self.hooks if not type(hook).__module__.startswith("exp.engine.")]
+        return [type(hook).__name__ for hook in user_hooks if not set(stages).isdisjoint(hook.get_triggered_stages())]
 
     @torch.no_grad()
     def average_buffers(self) -> None:
@@ -303,13 +312,16 @@ class Trainer:
         """
         if self.world_size == 1:
             return
-        held = [value for hook in self.hooks for value in vars(hook).values() if isinstance(value, torch.nn.Module)]
-        buffers = [each for module in (unwrapped(self.model), *held) for each in module.buffers()]
-        every = list({id(each): each for each in buffers if each.is_floating_point()}.values())
-        if every:
-            values = torch.cat([buffer.cpu().double().reshape(-1) for buffer in every])
+        hook_models = [
+            value for hook in self.hooks for value in vars(hook).values() if isinstance(value, torch.nn.Module)
+        ]
+        models = (unwrapped(self.model), *hook_models)
+        buffers = {id(buffer): buffer for model in models for buffer in model.buffers() if buffer.is_floating_point()}
+        if buffers:
+            values = torch.cat([buffer.cpu().double().reshape(-1) for buffer in buffers.values()])
             means = self.distributed_group.sum(values) / self.world_size
-            for buffer, mean in zip(every, means.split([each.numel() for each in every])):
+            sizes = [buffer.numel() for buffer in buffers.values()]
+            for buffer, mean in zip(buffers.values(), means.split(sizes)):
                 buffer.copy_(mean.to(buffer.dtype).view_as(buffer))  # convert on the CPU: some devices have no float64
 
     def training_checkpoint(self, step: int, best: Mapping[str, Any], validation_due: bool = False) -> dict[str, Any]:
@@ -342,7 +354,7 @@ class Trainer:
         }
         content["meta"]["validation_due"] = validation_due
         if self.distributed_group.is_main:  # as in MMEngine, since hooks may write files there
-            self.let_hooks_change(content)
+            self.run_save_hooks(content)
         return content
 
     def weights(self, step: int) -> dict[str, Any]:
@@ -365,18 +377,18 @@ class Trainer:
             "world_size": self.world_size,
             "seed": self.seed,
         }
-        found = {"data": session.data_state, "data_files": session.data_files}
+        data_entries = {"data": session.data_state, "data_files": session.data_files}
         return {
             "meta": meta,
             "state_dict": unwrapped(self.model).state_dict(),
-            **{key: value for key, value in found.items() if value is not None},
+            **{key: value for key, value in data_entries.items() if value is not None},
             "config": of_training(session.config),
         }
 
-    def let_hooks_change(self, content: dict[str, Any]) -> None:
+    def run_save_hooks(self, content: dict[str, Any]) -> None:
         """Call ``before_save_checkpoint``; if a hook replaces weights, record the classes of hooks in ``meta``."""
         before = dict(content["state_dict"])
         self.call_hook("before_save_checkpoint", checkpoint=content)
         after = content["state_dict"]
         if any(after.get(key) is not value for key, value in before.items()):
-            content["meta"]["weights_of_hooks"] = self.hooks_at("before_save_checkpoint")
+            content["meta"]["weights_of_hooks"] = self.user_hooks_overriding("before_save_checkpoint")

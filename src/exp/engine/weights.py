@@ -21,7 +21,7 @@ from exp.config.compose import is_of_hub
 from exp.config.differences import text_of
 from exp.config.resolve import create
 from exp.data.base import Data
-from exp.data.places import content_of, shortened
+from exp.data.fingerprint import folder_listing, shortened
 from exp.data.sampler import preserved_generators
 from exp.engine.checkpoint.files import BEST_NAME, NO_DIGEST, list_checkpoints, read_checkpoint
 from exp.engine.finite import nonfinite_tensors
@@ -58,8 +58,8 @@ def read_weights(path: Path, trusted: bool = False) -> Weights:
         path = _file_in(path)
     content = read_checkpoint(path, mapped=True, trusted=trusted)
     state = find_state_dict(content, path)
-    ours = isinstance(content, Mapping) and "state_dict" in content and isinstance(content.get("data"), dict)
-    return Weights(path, state, content["data"] if ours else None)
+    is_of_exp = isinstance(content, Mapping) and "state_dict" in content and isinstance(content.get("data"), dict)
+    return Weights(path, state, content["data"] if is_of_exp else None)
 
 
 def _file_in(folder: Path) -> Path:
@@ -68,18 +68,18 @@ def _file_in(folder: Path) -> Path:
     Raises:
         ConfigError: there is none, or there are several.
     """
-    place = hub.snapshot_in(folder)
-    place = place / "checkpoints" if (place / "checkpoints").is_dir() else place
-    candidates = [place / BEST_NAME, *list_checkpoints(place), place / "model.safetensors"]
-    found = [each for each in [*candidates, place / hub.INDEX] if each.is_file()][:1]
-    found = found or [each for each in place.iterdir() if each.suffix in (".safetensors", ".pth", ".pt", ".bin")]
-    if len(found) != 1:
+    root = hub.snapshot_in(folder)
+    root = root / "checkpoints" if (root / "checkpoints").is_dir() else root
+    candidates = [root / BEST_NAME, *list_checkpoints(root), root / "model.safetensors"]
+    files = [path for path in [*candidates, root / hub.INDEX] if path.is_file()][:1]
+    files = files or [path for path in root.iterdir() if path.suffix in (".safetensors", ".pth", ".pt", ".bin")]
+    if len(files) != 1:
         raise ConfigError(
-            f"init_from={folder} holds {'several weights, give one' if found else 'no checkpoint'}; looked for "
+            f"init_from={folder} holds {'several weights, give one' if files else 'no checkpoint'}; looked for "
             f"best.pth, step_*.pth, model.safetensors and its index, and a single .safetensors, .pth, .pt or .bin\n"
-            f"  {content_of(place)}"
+            f"  {folder_listing(root)}"
         )
-    return found[0]
+    return files[0]
 
 
 class OtherClasses(NamedTuple):
@@ -108,12 +108,14 @@ class OtherClasses(NamedTuple):
             return dict(state), ""
         if sorted(self.old) == sorted(self.new) and None not in rows.values():
             order = torch.tensor([self.old.index(name) for name in self.new])
-            found = {name: state[name].index_select(axis, order) for name, axis in rows.items() if axis is not None}
+            sorted_rows = {
+                name: state[name].index_select(axis, order) for name, axis in rows.items() if axis is not None
+            }
             line = f"the weights know the same {len(self.old)} classes in another order; {names} go by name"
-            return {**state, **found}, line
+            return {**state, **sorted_rows}, line
         both = f"{shortened(self.old)}) than the data have ({shortened(self.new)}"
-        kept = {name: value for name, value in state.items() if name not in rows}
-        return kept, f"the weights know other classes ({both}); {names} are initialized anew"
+        remaining = {name: value for name, value in state.items() if name not in rows}
+        return remaining, f"the weights know other classes ({both}); {names} are initialized anew"
 
 
 def _other_classes(session: Session, data: Data, model: nn.Module) -> OtherClasses | None:
@@ -126,14 +128,15 @@ def _other_classes(session: Session, data: Data, model: nn.Module) -> OtherClass
     old, new = (list((state or {}).get("classes") or ()) for state in (session.weights.data, session.data_state))
     if old == new or not old or not new or not all(isinstance(name, str) for name in (*old, *new)):
         return None
-    own, arguments = model.state_dict(), data.model_arguments()
+    tensors, arguments = model.state_dict(), data.model_arguments()
     axes: dict[str, int | None] = {}
     declared = getattr(model, "class_rows", None)
     if declared is not None:
         axes = dict.fromkeys(declared, 0)
-        if not own.keys() >= axes.keys():
+        if not tensors.keys() >= axes.keys():
             raise ConfigError(
-                f"model: {qualified_name(model)}.class_rows names {', '.join(axes.keys() - own.keys())}, which it lacks"
+                f"model: {qualified_name(model)}.class_rows names {', '.join(axes.keys() - tensors.keys())}, "
+                "which it lacks"
             )
     elif "num_classes" in arguments:
         count = arguments["num_classes"]
@@ -142,11 +145,11 @@ def _other_classes(session: Session, data: Data, model: nn.Module) -> OtherClass
                 session.config.model, (Model, BaseModel), "model", **{**arguments, "num_classes": count + 1}
             )
         for name, value in larger.state_dict().items():
-            if name in own and value.shape != own[name].shape:
-                pairs = enumerate(zip(own[name].shape, value.shape))
+            if name in tensors and value.shape != tensors[name].shape:
+                pairs = enumerate(zip(tensors[name].shape, value.shape))
                 changed = [axis for axis, (size, more) in pairs if size != more]
-                fits = len(changed) == 1 and own[name].shape[changed[0]] == count
-                axes[name] = changed[0] if fits and value.dim() == own[name].dim() else None
+                fits = len(changed) == 1 and tensors[name].shape[changed[0]] == count
+                axes[name] = changed[0] if fits and value.dim() == tensors[name].dim() else None
     return OtherClasses(old, new, axes)
 
 
@@ -154,7 +157,7 @@ def load_weights(
     model: nn.Module,
     weights: Weights,
     config: ExpConfig,
-    as_it_is: bool | None = None,
+    exact: bool | None = None,
     classes: OtherClasses | None = None,
 ) -> str:
     """Load weights into a model, in place.
@@ -162,11 +165,11 @@ def load_weights(
     Args:
         model: the model. If it has them, these methods of :class:`exp.models.base.Model` are used:
             ``adapt_state_dict(state, path)``, which renames tensors of other projects; for training
-            ``fit_state_dict(state, path)``, which changes shapes; and ``may_start_anew(name)``, which tells the
+            ``fit_state_dict(state, path)``, which changes shapes; and ``is_new_head(name)``, which tells the
             parameters that may be missing when a training starts.
         weights: of :func:`read_weights`.
         config: the frozen configuration.
-        as_it_is: whether the model is used without training, which needs an exact match; None: if the task needs
+        exact: whether the model is used without training, which needs an exact match; None: if the task needs
             weights.
         classes: how the classes of the weights differ from those of the data, for a training; None: they do not.
 
@@ -176,54 +179,56 @@ def load_weights(
     Raises:
         ConfigError: the weights do not match the model, or are not finite.
     """
-    path, own, task = weights.path, model.state_dict(), str(config.task.name)
-    if as_it_is is None:
-        as_it_is = task_class(config).needs_weights
-    foreign: Any = model
+    path, tensors, task = weights.path, model.state_dict(), str(config.task.name)
+    if exact is None:
+        exact = task_class(config).needs_weights
+    any_model: Any = model
     state: Any = weights.state
     if hasattr(model, "adapt_state_dict"):
-        state = foreign.adapt_state_dict(state, path)
-    if not as_it_is and hasattr(model, "fit_state_dict"):
-        state = foreign.fit_state_dict(state, path)
+        state = any_model.adapt_state_dict(state, path)
+    if not exact and hasattr(model, "fit_state_dict"):
+        state = any_model.fit_state_dict(state, path)
     line = ""
     if classes is not None:
         state, line = classes.fit(state)
-    fitting = {key: value for key, value in state.items() if key in own and value.shape == own[key].shape}
-    missing = [key for key in own if key not in state]
-    others = [key for key in state if key in own and key not in fitting]
-    unknown = [key for key in state if key not in own]
-    shapes = [f"{key} {tuple(state[key].shape)} in the file, {tuple(own[key].shape)} in the model" for key in others]
+    fitting = {key: value for key, value in state.items() if key in tensors and value.shape == tensors[key].shape}
+    missing = [key for key in tensors if key not in state]
+    others = [key for key in state if key in tensors and key not in fitting]
+    unknown = [key for key in state if key not in tensors]
+    shapes = [
+        f"{key} {tuple(state[key].shape)} in the file, {tuple(tensors[key].shape)} in the model" for key in others
+    ]
     listed = {"missing in the file": missing, "other shape": shapes, "unknown to the model": unknown}
-    count = f"{len(fitting)} of {len(own)} tensors"
-    misfits = [f"{title}: {shortened(names)}" for title, names in listed.items() if names]
-    may_be_new: Any = getattr(model, "may_start_anew", lambda _: False)
+    count = f"{len(fitting)} of {len(tensors)} tensors"
+    mismatches = [f"{title}: {shortened(names)}" for title, names in listed.items() if names]
+    is_new_head: Any = getattr(model, "is_new_head", lambda _: False)
     rows: Container[str] = classes.axes if classes is not None else ()
-    head_alone = all(name in rows or may_be_new(name) for name in [*missing, *others])
+    head_alone = all(name in rows or is_new_head(name) for name in [*missing, *others])
     reason = ""
-    if as_it_is and not (head_alone and all(map(may_be_new, unknown)) if task == "features" else not misfits):
+    if exact and not (head_alone and all(map(is_new_head, unknown)) if task == "features" else not mismatches):
         # Features are the output of the backbone, so the head may differ.
         reason = f"task={task} needs all weights of the model, and {path} does not fit it"
         differs = ", ".join(config.record.differs)
         cure = f"not as in the run: {differs}" if differs else "use the settings with which the weights were trained"
-    elif not as_it_is and not (fitting and (head_alone or config.init_partial)):
+    elif not exact and not (fitting and (head_alone or config.init_partial)):
         reason = f"init_from: {path} fits the model only in part: more than a new head is missing or differs"
         cure = "init_partial=true starts the rest from random weights" if fitting else "it holds another model"
     if reason:
-        raise ConfigError("; ".join([f"{reason}: {count}", cure, *misfits]))
-    odd = nonfinite_tensors(fitting, {name for name, _ in model.named_parameters()})
-    if odd:
+        raise ConfigError("; ".join([f"{reason}: {count}", cure, *mismatches]))
+    nonfinite = nonfinite_tensors(fitting, {name for name, _ in model.named_parameters()})
+    if nonfinite:
         raise ConfigError(
-            f"init_from: {path} has weights that are not finite: {shortened(odd, 1)}; their training has diverged, use "
-            "other weights"
+            f"init_from: {path} has weights that are not finite: {shortened(nonfinite, 1)}; their training has "
+            "diverged, use other weights"
         )
     model.load_state_dict(fitting, strict=False)
     report = f"init_from: {count} from {path}"
     if path.is_file() and read_seal(path) is None:
         report += f" ({NO_DIGEST})"
-    trusted = [f"model.{key}={text_of(config.model.get(key))}" for key in getattr(model, "taken_on_trust", ())]
+    trusted = [f"model.{key}={text_of(config.model.get(key))}" for key in getattr(model, "unverifiable_keys", ())]
     if trusted and config.record.trained_in is None:
         report += f"\n  taken on trust, since the weights cannot confirm them: {', '.join(trusted)}"
-    return report if as_it_is else "\n  ".join([report, *misfits, *[line] * bool(line)])
+    return report if exact else "\n  ".join([report, *mismatches, *[line] * bool(line)])
 
 
 _STATE_DICT_KEYS = ("state_dict", "model", "teacher", "student")

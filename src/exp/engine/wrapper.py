@@ -19,17 +19,17 @@ class Wrapper(abc.ABC):
     """The base class of wrappers, which make a model data-parallel.
 
     A configuration names a subclass in ``wrapper._target_``; its constructor's arguments are the keys of
-    ``wrapper.options``. If ``compile`` is one of them, :meth:`place` compiles the model; else the whole model is
-    compiled before. In a training with several ranks, each rank makes one object, and calls its :meth:`place` and then
-    its :meth:`exp.engine.ddp.wrap`, each once.
+    ``wrapper.options``. If ``compile`` is one of them, :meth:`move_to_device` compiles the model; else the whole model
+    is compiled before. In a training with several ranks, each rank makes one object, and calls its
+    :meth:`move_to_device` and then its :meth:`wrap`, each once.
     """
 
-    def place(self, model: nn.Module, backend: Backend, device: torch.device) -> nn.Module:
+    def move_to_device(self, model: nn.Module, backend: Backend, device: torch.device) -> nn.Module:
         """Move the model to its device, before the optimizer is built; parameters may be replaced by other objects.
 
         Args:
             model: on the CPU, with the same weights on every rank.
-            backend: see :meth:`exp.engine.ddp.wrap`.
+            backend: see :meth:`wrap`.
             device: the device of this rank.
 
         Returns:

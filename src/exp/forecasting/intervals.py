@@ -26,7 +26,7 @@ from omegaconf import OmegaConf
 
 from exp.config.resolve import create
 from exp.data.base import Data
-from exp.data.loader import move
+from exp.data.loader import to_device
 from exp.engine.build import dataset_for
 from exp.engine.evaluate import batch_outputs
 from exp.engine.wrapper import forward, preprocessed, unwrapped
@@ -100,7 +100,7 @@ class PredictiveDistribution(NamedTuple):
     @torch.no_grad()
     def __call__(self, batch: dict[str, Any]) -> torch.Tensor:
         """The distribution of a batch on any device; float32, on the device of the batch."""
-        moved = move(batch, self.session.device)
+        moved = to_device(batch, self.session.device)
         with self.session.backend.autocast(self.session.config.precision):
             values: torch.Tensor = forward(self.model, preprocessed(self.model, moved), "distribution")
         return values.float().to(batch["x"].device)

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 
-from exp.data.places import shortened
+from exp.data.fingerprint import shortened
 from exp.draw.figure import as_it_is, label, new_figure, title_and_legend
 from exp.errors import ConfigError
 from exp.forecasting.intervals import Interval, percent

@@ -181,7 +181,7 @@ def _print_table(config: ExpConfig, folder: RunFolder, result: dict[str, Any]) -
             _print_line(f"this run is not as experiment={config.record.chosen['experiment']}: {differences}", "yellow")
     for line in (result.get("data") or {}).get("warnings", ()):
         _print_line(line, "yellow")
-    fallbacks = result.get("left_device")
+    fallbacks = result.get("cpu_fallbacks")
     if fallbacks is not None and fallbacks["calls_per_step"]:
         few = ", ".join(list(fallbacks["operators"])[:3])
         _print_line(

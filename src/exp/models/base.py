@@ -14,19 +14,19 @@ from torch import nn
 
 from exp.errors import EXPERIMENT_PAGE, ConfigError, qualified_name
 
-__all__ = ["Model", "best_prefix", "parameter_counts", "under_own_names", "without_prefix"]
+__all__ = ["Model", "best_prefix", "parameter_counts", "strip_prefix", "without_prefix"]
 
 
 def parameter_counts(model: nn.Module) -> dict[str, int]:
     """Number of ``parameters`` and of ``trained_parameters`` (not frozen); of a sharded model over all ranks."""
     every = list(model.parameters())
     return {
-        "parameters": sum(each.numel() for each in every),
-        "trained_parameters": sum(each.numel() for each in every if each.requires_grad),
+        "parameters": sum(value.numel() for value in every),
+        "trained_parameters": sum(value.numel() for value in every if value.requires_grad),
     }
 
 
-class _PassThrough(nn.Module):
+class _IdentityPreprocessor(nn.Module):
     """Replaces MMEngine's data preprocessor; the engine has moved the batch to the device already."""
 
     def forward(self, data: dict[str, torch.Tensor], training: bool = False) -> dict[str, torch.Tensor]:
@@ -61,7 +61,7 @@ class Model(BaseModel):
     """Whether the loss is a mean over samples, so that it does not depend on how a batch is split. False for a
     contrastive loss, for example; a user's model is then not checked. A head or loss module may have it, too."""
 
-    taken_on_trust: Sequence[str] = ()
+    unverifiable_keys: Sequence[str] = ()
     """Keys of ``model`` that names and shapes of weights cannot confirm, such as the number of heads. If weights come
     without a configuration, the values of these keys are reported to the user."""
     class_rows: Sequence[str] | None = None
@@ -70,7 +70,7 @@ class Model(BaseModel):
     class more (``num_classes``)."""
 
     def __init__(self) -> None:
-        super().__init__(data_preprocessor=_PassThrough())
+        super().__init__(data_preprocessor=_IdentityPreprocessor())
 
     def adapt_state_dict(self, state: Mapping[str, torch.Tensor], source: Path) -> dict[str, torch.Tensor]:
         """Rename the weights of a file to this model's names; the caller reports tensors that do not fit.
@@ -86,7 +86,7 @@ class Model(BaseModel):
             ConfigError: the weights are known to be those of another model.
         """
         del source
-        return under_own_names(state, self.state_dict())
+        return strip_prefix(state, self.state_dict())
 
     def fit_state_dict(self, state: Mapping[str, torch.Tensor], source: Path) -> dict[str, torch.Tensor]:
         """Change the shapes of weights to fit a model that will be trained, for example for other input channels.
@@ -114,7 +114,7 @@ class Model(BaseModel):
             epoch: from 0.
         """
 
-    def may_start_anew(self, name: str) -> bool:
+    def is_new_head(self, name: str) -> bool:
         """Whether a training may start with weights that lack this tensor, such as that of a new head.
 
         Args:
@@ -138,7 +138,7 @@ class Model(BaseModel):
         Raises:
             ConfigError: ``losses`` is not a dict, no name contains ``loss``, or a value is not a 0-dim tensor.
         """
-        found = f"a {type(losses).__name__}"
+        description = f"a {type(losses).__name__}"
         if isinstance(losses, dict):
             if len(losses) == 1 and "loss" in losses and not losses["loss"].dim():
                 return losses["loss"], {"loss": losses["loss"]}  # the usual case: nothing to add up
@@ -146,21 +146,23 @@ class Model(BaseModel):
             if parts and all(isinstance(value, torch.Tensor) and not value.dim() for value in losses.values()):
                 total = functools.reduce(operator.add, parts)
                 return total, {**losses, "loss": total}
-            found = ", ".join(f"{name} of shape {tuple(getattr(each, 'shape', ()))}" for name, each in losses.items())
+            description = ", ".join(
+                f"{name} of shape {tuple(getattr(loss, 'shape', ()))}" for name, loss in losses.items()
+            )
         raise ConfigError(
             f"model: {qualified_name(self)}.forward(..., mode='loss') must give a dict of 0-dim tensors such as "
-            f"{{'loss': ...}}, but gives {found}; see {EXPERIMENT_PAGE}"
+            f"{{'loss': ...}}, but gives {description}; see {EXPERIMENT_PAGE}"
         )
 
 
-def under_own_names(state: Mapping[str, torch.Tensor], own: Mapping[str, object]) -> dict[str, torch.Tensor]:
-    """Remove a prefix from the names in ``state``: the prefix under which most names of ``own`` are found.
+def strip_prefix(state: Mapping[str, torch.Tensor], model_state: Mapping[str, object]) -> dict[str, torch.Tensor]:
+    """Remove a prefix from the names in ``state``: the prefix under which most names of ``model_state`` are found.
 
     For example ``model.`` (Lightning), ``encoder.`` or ``teacher.``; any prefix is possible, there is no list.
 
     Args:
         state: tensors by name.
-        own: the model's state dict.
+        model_state: the model's state dict.
 
     Returns:
         The tensors. Tensors without the prefix keep their names, but are left out if the model has the same name.
@@ -168,9 +170,11 @@ def under_own_names(state: Mapping[str, torch.Tensor], own: Mapping[str, object]
     fits: Counter[str] = Counter()
     for key in state:
         ends = (0, *(end for end, letter in enumerate(key, 1) if letter == "."))
-        fits.update(key[:end] for end in ends if key[end:] in own)
+        fits.update(key[:end] for end in ends if key[end:] in model_state)
     most = max(fits.values(), default=0)
-    return without_prefix(state, "" if fits[""] == most else best_prefix(p for p in fits if fits[p] == most), own)
+    return without_prefix(
+        state, "" if fits[""] == most else best_prefix(p for p in fits if fits[p] == most), model_state
+    )
 
 
 def best_prefix(prefixes: Iterable[str]) -> str:

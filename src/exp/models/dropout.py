@@ -6,7 +6,7 @@ devices compute alike. It takes about ten operators instead of one, and prevents
 default; without it, this module uses torch's dropout.
 
 A model uses :class:`Dropout` instead of ``nn.Dropout``, and :func:`sample_mask` for its own masks. A module that draws
-random numbers otherwise sets ``draws_by_itself = True``. A module that is called several times per forward pass gets a
+random numbers otherwise sets ``uses_global_rng = True``. A module that is called several times per forward pass gets a
 new mask each time, by the order of the calls. With activation checkpointing the order in the backward pass differs, so
 the caller must distinguish the calls by ``slot``.
 """
@@ -27,7 +27,7 @@ from exp.errors import ConfigError
 if TYPE_CHECKING:
     from exp.data.sampler import TrainBatchSampler
 
-__all__ = ["Dropout", "Dropout2d", "DropoutStream", "draws_by_itself", "draws_by_sample", "sample_mask"]
+__all__ = ["Dropout", "Dropout2d", "DropoutStream", "per_sample_active", "sample_mask", "uses_global_rng"]
 
 _active: DropoutStream | None = None
 
@@ -49,7 +49,7 @@ class DropoutStream:
         self._backward = False
         for name, module in model.named_modules():
             module.dropout_key = zlib.crc32(name.encode())
-        drawing = ((name, module) for name, module in model.named_modules() if draws_by_itself(module))
+        drawing = ((name, module) for name, module in model.named_modules() if uses_global_rng(module))
         self.left_out = [name or type(module).__name__ for name, module in drawing]
         """Names of the modules that still draw from the device's generator."""
 
@@ -79,20 +79,20 @@ class DropoutStream:
         yield
         self._backward = False
 
-    def use_of(self, module: nn.Module, slot: int) -> int:
+    def call_index(self, module: nn.Module, slot: int) -> int:
         """Index of the current mask of a module and slot in this forward pass.
 
         Raises:
             ConfigError: there were several masks, and the backward pass recomputes one of them.
         """
         key: Any = module.dropout_key
-        place = (key, slot)
+        call_id = (key, slot)
         if not self._backward:
-            self._uses[place] += 1
-            return self._uses[place] - 1
-        if self._uses[place] > 1:
+            self._uses[call_id] += 1
+            return self._uses[call_id] - 1
+        if self._uses[call_id] > 1:
             raise ConfigError(
-                f"dropout_by_sample=true: {type(module).__name__} is called {self._uses[place]} times per forward "
+                f"dropout_by_sample=true: {type(module).__name__} is called {self._uses[call_id]} times per forward "
                 "pass, and recomputed in the backward pass; give each call its own slot= (exp.models.dropout), or turn "
                 "off dropout_by_sample or the model's checkpointing"
             )
@@ -104,9 +104,9 @@ class DropoutStream:
         _active = None
 
 
-def draws_by_itself(module: nn.Module) -> bool:
+def uses_global_rng(module: nn.Module) -> bool:
     """Whether a module draws random numbers from the device's generator, also with ``dropout_by_sample=true``."""
-    if getattr(module, "draws_by_itself", False):
+    if getattr(module, "uses_global_rng", False):
         return True
     dropouts = tuple(kind for name, kind in vars(nn).items() if "Dropout" in name)
     if isinstance(module, dropouts):
@@ -114,7 +114,7 @@ def draws_by_itself(module: nn.Module) -> bool:
     return isinstance(module, (nn.MultiheadAttention, nn.RNNBase)) and bool(module.dropout)
 
 
-def draws_by_sample() -> bool:
+def per_sample_active() -> bool:
     """Whether masks must come from :func:`sample_mask` now."""
     return _active is not None
 
@@ -122,7 +122,7 @@ def draws_by_sample() -> bool:
 def sample_mask(
     module: nn.Module, like: torch.Tensor, p: float, slot: int = 0, per_sample: bool = False
 ) -> torch.Tensor:
-    """Dropout mask by which a tensor is multiplied. Call it only while :func:`draws_by_sample` is True.
+    """Dropout mask by which a tensor is multiplied. Call it only while :func:`per_sample_active` is True.
 
     Args:
         module: the module that drops.
@@ -137,7 +137,7 @@ def sample_mask(
 
     Raises:
         ValueError: the number of rows of ``like`` is not a multiple of B.
-        ConfigError: see :meth:`DropoutStream.use_of`.
+        ConfigError: see :meth:`DropoutStream.call_index`.
     """
     stream = _active
     assert stream is not None
@@ -148,18 +148,18 @@ def sample_mask(
             f"dropout_by_sample=true: {type(module).__name__} drops elements of a tensor {tuple(like.shape)}, whose "
             f"first axis is not a multiple of the {size} samples of the batch; put samples first, or turn it off"
         )
-    place = slot + (stream.use_of(module, slot) << 32)
-    packed = struct.pack("<4q", stream.seed % 2**63, stream.step, module.dropout_key, place)
+    call_key = slot + (stream.call_index(module, slot) << 32)
+    packed = struct.pack("<4q", stream.seed % 2**63, stream.step, module.dropout_key, call_key)
     key = zlib.crc32(packed) - 2**31
-    samples = _mixed(torch.arange(stream.first, stream.first + size, dtype=torch.int32, device=like.device).add_(key))
+    samples = _hash32(torch.arange(stream.first, stream.first + size, dtype=torch.int32, device=like.device).add_(key))
     numbers = torch.Size(shape).numel() // size
-    bits = _mixed(torch.arange(numbers, dtype=torch.int32, device=like.device) + samples.unsqueeze(1))
+    bits = _hash32(torch.arange(numbers, dtype=torch.int32, device=like.device) + samples.unsqueeze(1))
     threshold = min(round(p * 2**16), 2**16 - 1)
-    kept = bits.bitwise_and_(0xFFFF).ge(threshold).view(shape)
-    return kept.to(like.dtype).mul_(2**16 / (2**16 - threshold))
+    mask = bits.bitwise_and_(0xFFFF).ge(threshold).view(shape)
+    return mask.to(like.dtype).mul_(2**16 / (2**16 - threshold))
 
 
-def _mixed(x: torch.Tensor) -> torch.Tensor:
+def _hash32(x: torch.Tensor) -> torch.Tensor:
     """Hash 32-bit integers in place (C. Wellons, "lowbias32"). The masks clear sign bits that signed shifts copy."""
     x ^= (x >> 16).bitwise_and_(0xFFFF)
     x *= 0x7FEB352D

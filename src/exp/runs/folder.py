@@ -39,7 +39,7 @@ _OUTPUTS = (  # files of all tasks; without logs, since a new start appends to t
 _NULL_KEYS = (
     "metric_name", "metric", "selected_by", "reported", "published", "trained_in", "device_type", "process_group",
     "fallback", "samples_per_second", "time_to_first_step_s", "memory_peak", "flops_per_second", "flops_share",
-    "left_device", "wall_s", "resumed_from", "error",
+    "cpu_fallbacks", "wall_s", "resumed_from", "error",
 )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from typing import Any, Mapping, Sequence
 
 import numpy as np
 
-from exp.data.places import differences
+from exp.data.fingerprint import differences
 from exp.errors import ConfigError
 from exp.runs.files import read_json, write_json
 

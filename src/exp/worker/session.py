@@ -98,7 +98,7 @@ def open_session(session: Session) -> None:
         ConfigError: the device does not support the precision, or ``compile=true`` does not work on it.
         RunError: two ranks share a card.
     """
-    from exp.distributed import Distributed, check_compilation, seed_everything, settle_kernels
+    from exp.distributed import Distributed, check_compilation, configure_kernels, seed_everything
 
     info, config, backend = session.info, session.config, session.backend
     session.device = backend.set_device(info.local_rank)
@@ -108,7 +108,7 @@ def open_session(session: Session) -> None:
             f"use one of {', '.join(p for p in PRECISIONS if backend.supports(p))}"
         )
     backend.set_precision(config.precision)
-    session.portable_operators = settle_kernels(backend, session.device, config.precision)
+    session.portable_operators = configure_kernels(backend, session.device, config.precision)
     if config.compile:
         check_compilation(backend, session.device)
     if info.world_size > 1:

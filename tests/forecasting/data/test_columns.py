@@ -47,7 +47,7 @@ def test_empty_cells_are_filled_where_they_are_seen_and_nan_where_they_are_truth
     np.testing.assert_array_equal(batch["observed"].numpy(), ~np.isnan(truth))
     np.testing.assert_allclose(data.to_original_units(batch["y"].double()), truth, atol=1e-6)
     there = plant(values, targets=["flow"], future_covariates=["temp"], device_cache=True).test
-    cut = there.on_device(torch.device("cpu"), None)(torch.tensor([5, 0, 17]))
+    cut = there.device_builder(torch.device("cpu"), None)(torch.tensor([5, 0, 17]))
     torch.testing.assert_close(cut, there[[5, 0, 17]], rtol=0, atol=0, equal_nan=True)
 
 

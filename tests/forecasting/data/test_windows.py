@@ -33,7 +33,7 @@ def test_equals_a_loop_over_windows(data):
         "y": torch.stack([values[begin + LOOKBACK : begin + LOOKBACK + HORIZON] for begin in begins]),
         "index": index,
     }
-    on_device = dataset.on_device(torch.device("cpu"), None)(dataset.numbers(index))
+    on_device = dataset.device_builder(torch.device("cpu"), None)(dataset.sample_ids(index))
     torch.testing.assert_close(on_device, dataset[index], rtol=0, atol=0, check_stride=True)
     for found in (dataset[index], dataset[index.tolist()], pickle.loads(pickle.dumps(dataset))[index]):
         torch.testing.assert_close(found, expected, rtol=0, atol=0)

@@ -44,7 +44,7 @@ def test_scenes_come_as_models_take_them(thirty):
 
 def test_masks_come_with_their_images(masked):
     data = masked(split_ratio=[0.5, 0.5, 0.0])
-    assert (data.tested_on, data.test) == ("val", data.val)
+    assert (data.test_split_name, data.test) == ("val", data.val)
     batch = data.train[keys(0, 3)]
     assert (batch["image"].shape, batch["label"].shape) == ((2, 3, 32, 32), (2, 32, 32))
     whole = data.val[torch.arange(5)]

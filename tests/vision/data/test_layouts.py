@@ -188,7 +188,7 @@ def test_both_layouts_of_loveda_give_the_same_labels(pairs, segmentation, images
         place = {"part": part, "area": area, "lower": part.lower()}
         root = pairs(1, lambda _: written, images.format(**place), masks.format(**place))
     data = segmentation(root=root, layout=layout("layouts.LoveDA"))
-    assert (len(data.classes), data.tested_on, len(data.train)) == (7, "val", 1 if no_data else 2)
+    assert (len(data.classes), data.test_split_name, len(data.train)) == (7, "val", 1 if no_data else 2)
     np.testing.assert_array_equal(data.val.load(0)[1], expected)
     shutil.rmtree(Path(root, masks.format(part="Train", area="Urban", lower="train")))
     refused(

@@ -63,7 +63,9 @@ def test_both_forms_are_read_bare_and_as_a_part_of_another_model(form):
         assert left.missing_keys == ["head.weight", "head.bias"]  # another model's head is none of ours
         assert "decode_head.conv_seg.weight" in left.unexpected_keys
         torch.testing.assert_close(dict(target.backbone.state_dict()), dict(source.backbone.state_dict()))
-        assert list(target.taken_on_trust) == ([] if form == "authors" else ["num_heads"])  # whose files have periods
+        assert list(target.unverifiable_keys) == (
+            [] if form == "authors" else ["num_heads"]
+        )  # whose files have periods
 
 
 def test_normalisation_follows_the_weights():
@@ -94,7 +96,7 @@ def test_what_stands_beside_weights_counts_in_any_format(tmp_path, name):
         model, mean, std = read({**satellite, **rescale}, num_attention_heads=2)
         assert mean == pytest.approx([109.65, 104.805, 75.48])
         assert std == pytest.approx([54.315, 39.78, 36.465])
-        assert (model.normalization, model.taken_on_trust) == ("satellite", ())
+        assert (model.normalization, model.unverifiable_keys) == ("satellite", ())
     assert read({**satellite, "do_rescale": False})[1] == pytest.approx([0.430, 0.411, 0.296])
     assert read({**satellite, "do_normalize": False})[1:] == ([0.0] * 3, pytest.approx([255.0] * 3))
     model, mean, _ = read({}, pretrained_cfg={"mean": [0.5, 0.4, 0.3], "std": [0.1, 0.1, 0.1]}, rope_theta=16.0)

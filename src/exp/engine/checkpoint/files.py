@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 BEST_NAME = "best.pth"
 """File name of the weights of the best validation."""
 NO_DIGEST = "it has no digest, so damage cannot be detected"
-QUARANTINE = "set_aside"
+QUARANTINE = "quarantine"
 """Folder below ``checkpoints/`` for checkpoints from which no run resumes: of another training, or of later
 steps than the one from which a run has resumed, for example because they are damaged."""
 
 
 def to_plain(
-    value: Any, on_cpu: Callable[[torch.Tensor], torch.Tensor] = lambda each: each.detach().cpu(), key: str = ""
+    value: Any, on_cpu: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor.detach().cpu(), key: str = ""
 ) -> Any:
     """``value`` in new dicts, lists and tuples, with tensors on the CPU and NumPy scalars as Python numbers.
 
@@ -89,11 +89,11 @@ def write_checkpoint(path: Path, checkpoint: Mapping[str, Any], run_id: str = NO
         stream.sha256.update(run_id.encode())
         file.write(Seal(stream.sha256.hexdigest(), run_id).encoded())
 
-    former = shard_folders(path)
+    old_shards = shard_folders(path)
     write_atomically(path, save)
-    for each in former:
-        if each.name != content.get(SHARDS, {}).get("name"):
-            shutil.rmtree(each)
+    for shards in old_shards:
+        if shards.name != content.get(SHARDS, {}).get("name"):
+            shutil.rmtree(shards)
 
 
 class _Stream:
@@ -120,7 +120,7 @@ class _Stream:
 
 
 def read_checkpoint(
-    path: Path, mapped: bool = False, whole: bool = True, check: bool = True, trusted: bool = False
+    path: Path, mapped: bool = False, with_shards: bool = True, check: bool = True, trusted: bool = False
 ) -> Any:
     """Read a ``.pth`` of plain data, or the tensors of a ``.safetensors``, into CPU memory.
 
@@ -128,8 +128,8 @@ def read_checkpoint(
         path: the file.
         mapped: map the file into memory, so that each tensor is read when it is used (torch 2.5 and later); the
             processes of a machine share the memory. For callers that copy what they need, and soon.
-        whole: also read the shards beside the file; if false, :func:`exp.engine.checkpoint.shards.load_shards` reads
-            them later.
+        with_shards: also read the shards beside the file; if false,
+            :func:`exp.engine.checkpoint.shards.load_shards` reads them later.
         check: compare the digests of the file and its shards, and see that it is the file that its run wrote; false if
             another rank does it.
         trusted: read a checkpoint of exp even if it has no digest, or is not the file that its run wrote.
@@ -153,12 +153,12 @@ def read_checkpoint(
             _check_origin(path, content, seal)
         if not isinstance(content, Mapping) or not isinstance(content.get(SHARDS), Mapping):
             return content
-        beside = {**content[SHARDS], "folder": str(path.parent)}
-        place = path.parent / str(beside["name"])
-        if place not in shard_folders(path) or (check and folder_digests(place) != beside.get("digests")):
-            raise CheckpointError(f"{path}: the folder {beside['name']} beside it is missing or damaged")
-        content = {**content, SHARDS: beside}
-        return load_shards(content, state=not mapped) if whole else content
+        shards = {**content[SHARDS], "folder": str(path.parent)}
+        shard_folder = path.parent / str(shards["name"])
+        if shard_folder not in shard_folders(path) or (check and folder_digests(shard_folder) != shards.get("digests")):
+            raise CheckpointError(f"{path}: the folder {shards['name']} beside it is missing or damaged")
+        content = {**content, SHARDS: shards}
+        return load_shards(content, with_optimizer=not mapped) if with_shards else content
     except CheckpointError:
         raise
     except Exception as error:  # a damaged file may raise anything
@@ -187,20 +187,20 @@ def _check_origin(path: Path, content: Any, seal: Seal | None) -> None:
     run = RunFolder(folder.parent)
     recorded = run.saved_identity() if folder == run.checkpoints else {}
     digests: Mapping[str, str] = recorded.get("digests") or {}
-    expected, found = digests.get(f"{folder.name}/{path.name}"), seal and seal.digest
+    recorded_digest, sealed_digest = digests.get(f"{folder.name}/{path.name}"), seal and seal.digest
     meta: Any = content.get("meta") if isinstance(content, Mapping) else None
-    ours, named = isinstance(meta, Mapping) and "format" in meta, CHECKPOINT_NAME.match(path.name)
+    is_of_exp, named = isinstance(meta, Mapping) and "format" in meta, CHECKPOINT_NAME.match(path.name)
     wrong = None
-    if ours and seal is None:
+    if is_of_exp and seal is None:
         wrong = "has lost its digest, so it is not as exp wrote it"
-    elif expected is not None and (found or file_digest(path)) != expected:
-        same = [name for name, digest in digests.items() if digest == found]
+    elif recorded_digest is not None and (sealed_digest or file_digest(path)) != recorded_digest:
+        same = [name for name, digest in digests.items() if digest == sealed_digest]
         wrong = f"is not the file that the run wrote, but {same[0] if same else 'another one'}"
     elif recorded and seal is not None and seal.run_id != recorded["run_id"]:
         wrong = "was written by another run"
     elif (
         recorded
-        and ours
+        and is_of_exp
         and (step_of(path) != meta["step"] if named else path.name == BEST_NAME and "validation" not in meta)
     ):
         wrong = f"is a copy of the checkpoint of step {meta['step']}"
@@ -226,34 +226,34 @@ def list_checkpoints(folder: Path) -> list[Path]:
     """The files ``step_*.pth`` in ``folder``, with the newest (largest step) first."""
     if not folder.is_dir():
         return []
-    found = [path for path in folder.iterdir() if CHECKPOINT_NAME.match(path.name)]
-    return sorted(found, key=step_of, reverse=True)
+    paths = [path for path in folder.iterdir() if CHECKPOINT_NAME.match(path.name)]
+    return sorted(paths, key=step_of, reverse=True)
 
 
 def step_of(path: Path) -> int:
     """The step in the name of a file of :func:`list_checkpoints`."""
-    found = CHECKPOINT_NAME.match(path.name)
-    assert found is not None
-    return int(found.group(1))
+    match = CHECKPOINT_NAME.match(path.name)
+    assert match is not None
+    return int(match.group(1))
 
 
 def prune_checkpoints(folder: Path, keep: int) -> None:
     """Remove all but the newest ``keep`` files ``step_*.pth``, with their shards; at least one stays."""
     for path in list_checkpoints(folder)[max(keep, 1) :]:
         path.unlink()
-        for each in shard_folders(path):
-            shutil.rmtree(each)
+        for shards in shard_folders(path):
+            shutil.rmtree(shards)
 
 
 def quarantine(paths: Sequence[Path]) -> None:
     """Move checkpoints into the folder :data:`QUARANTINE` beside them, in which no run looks for checkpoints."""
     for path in paths:
-        place = path.parent / QUARANTINE
-        place.mkdir(exist_ok=True)
-        for each in [*shard_folders(path), path]:  # the file last: remove_leftovers deletes shards without a file
-            if (place / each.name).is_dir():
-                shutil.rmtree(place / each.name)  # from an earlier call, with the same step
-            each.replace(place / each.name)
+        folder = path.parent / QUARANTINE
+        folder.mkdir(exist_ok=True)
+        for source in [*shard_folders(path), path]:  # the file last: remove_leftovers deletes shards without a file
+            if (folder / source.name).is_dir():
+                shutil.rmtree(folder / source.name)  # from an earlier call, with the same step
+            source.replace(folder / source.name)
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -77,7 +77,7 @@ class CheckpointHook(Hook):
         """Remove incomplete files; once the run has started, set aside checkpoints that do not belong to it."""
         if runner.distributed_group.is_main:
             remove_leftovers(self.folder)
-        runner.session.when_started(functools.partial(self._set_aside, runner.session, runner.iter))
+        runner.session.when_started(functools.partial(self._quarantine, runner.session, runner.iter))
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         """Save every ``every_steps`` steps; if a validation follows this step, :meth:`after_val_epoch` saves."""
@@ -103,7 +103,7 @@ class CheckpointHook(Hook):
                 content = runner.weights(runner.iter)
                 content["meta"]["validation"] = {self.metric: value}
                 if runner.distributed_group.is_main:
-                    runner.let_hooks_change(content)
+                    runner.run_save_hooks(content)
                 check_finite(runner, content["state_dict"], runner.iter)
                 best[self.best_path] = content
         least = None if self.reference is None else self.sign * self.reference - self.min_delta * abs(self.reference)
@@ -114,9 +114,9 @@ class CheckpointHook(Hook):
             runner.train_loop.stop_training = True
         at_steps = self.every_steps and runner.iter % self.every_steps == 0
         if at_steps or (runner.train_loop.val_every is None and self._epoch_is_saved(runner.epoch)):
-            self.save(runner, runner.iter, beside=best)
+            self.save(runner, runner.iter, extra_files=best)
         elif best:
-            runner.checkpoint_writer.start(best, self._written)
+            runner.checkpoint_writer.start(best, self._prune)
 
     def after_train_epoch(self, runner: Any) -> None:
         """Save at the end of an epoch, if ``val_every`` is set; otherwise :meth:`after_val_epoch` saves."""
@@ -128,7 +128,7 @@ class CheckpointHook(Hook):
 
     def after_train(self, runner: Any) -> None:
         """Save the final state, and wait until it is on the disk."""
-        self.save(runner, runner.iter, waits=True)
+        self.save(runner, runner.iter, wait=True)
 
     def save(
         self,
@@ -136,8 +136,8 @@ class CheckpointHook(Hook):
         step: int,
         validation_due: bool = False,
         epoch_ended: bool = False,
-        waits: bool = False,
-        beside: Mapping[Path, Any] | None = None,
+        wait: bool = False,
+        extra_files: Mapping[Path, Any] | None = None,
     ) -> None:
         """Write a checkpoint in the background, unless the last call was for the same state. A collective.
 
@@ -146,14 +146,14 @@ class CheckpointHook(Hook):
             step: optimizer steps completed.
             validation_due: whether a resumed run starts with a validation.
             epoch_ended: whether to save the position as the start of the next epoch.
-            waits: return only when the checkpoint is on the disk, because no training follows.
-            beside: other files to write with it.
+            wait: return only when the checkpoint is on the disk, because no training follows.
+            extra_files: other files to write with it.
 
         Raises:
             RunError: weights or losses are not finite.
-            OSError: the checkpoint before, or this one if ``waits``, could not be written.
+            OSError: the checkpoint before, or this one if ``wait``, could not be written.
         """
-        files = dict(beside or {})
+        files = dict(extra_files or {})
         state = (step, validation_due, runner.train_loop.stop_training)
         if state != self._saved:
             self._saved = state
@@ -163,20 +163,20 @@ class CheckpointHook(Hook):
             check_finite(runner, content["state_dict"], step)
             files[self._path(step)] = content
         if files:
-            runner.checkpoint_writer.start(files, self._written)
-        if waits:
+            runner.checkpoint_writer.start(files, self._prune)
+        if wait:
             runner.checkpoint_writer.wait()
 
     def _path(self, step: int) -> Path:
         return self.folder / f"step_{step:08d}.pth"
 
-    def _written(self) -> None:
+    def _prune(self) -> None:
         """Remove older files; called in the background once the new ones are on the disk."""
         prune_checkpoints(self.folder, self.keep_last)
 
     # -- earlier checkpoints, and the weights to test --------------------------------------------------------------
 
-    def _set_aside(self, session: Session, begins_at: int) -> None:
+    def _quarantine(self, session: Session, begins_at: int) -> None:
         """Set aside checkpoints in this folder that do not belong to this run, and best weights of another run.
 
         If the run has resumed from a checkpoint in this folder, these are the checkpoints of later steps, else all. The
@@ -193,7 +193,7 @@ class CheckpointHook(Hook):
                 + ", ".join(path.name for path in paths)
             )
 
-    def take_over_best(self, runner: Any, source: Path) -> None:
+    def restore_best(self, runner: Any, source: Path) -> None:
         """After resuming, copy the best weights so far into this folder; if they are missing, forget their metric.
 
         The tested weights must be those to which the reported validation belongs. A collective.
@@ -212,9 +212,9 @@ class CheckpointHook(Hook):
             if runner.distributed_group.is_main and path.is_file():
                 content = read_checkpoint(path, trusted=self.trusted)
             meta = content.get("meta", {})
-            found = (meta.get("epoch"), meta.get("step"), meta.get("validation", {}).get(self.metric))
-            there = runner.distributed_group.gather(found == (self.best_epoch, self.best_step, self.best))[0]
-            if not there:
+            position = (meta.get("epoch"), meta.get("step"), meta.get("validation", {}).get(self.metric))
+            is_intact = runner.distributed_group.gather(position == (self.best_epoch, self.best_step, self.best))[0]
+            if not is_intact:
                 runner.session.say(
                     f"warning: the best weights so far ({self.metric} {self.best:.6g} after step {self.best_step}) are "
                     f"lost and no longer count: {path} does not exist, or is of another step"
@@ -224,11 +224,11 @@ class CheckpointHook(Hook):
                 runner.session.when_started(
                     functools.partial(write_checkpoint, self.best_path, content, runner.session.run_id)
                 )
-        judged = self.best is not None if self.keep_best else self.last_step == runner.iter
-        if not judged and runner.train_loop.finished:
+        is_validated = self.best is not None if self.keep_best else self.last_step == runner.iter
+        if not is_validated and runner.train_loop.finished:
             runner.train_loop.validation_due = True  # no step is left after which one would come
 
-    def tested(self, runner: Any) -> tuple[Mapping[str, Any] | None, dict[str, Any]]:
+    def select_test_weights(self, runner: Any) -> tuple[Mapping[str, Any] | None, dict[str, Any]]:
         """Choose the weights to test at the end of a training: the best, or else the last. A collective.
 
         Returns:
@@ -247,8 +247,8 @@ class CheckpointHook(Hook):
             value = None
         content: Any = None
         # The model has the last weights, but a hook may have saved others instead, such as averaged ones.
-        if path is self.best_path or (runner.hooks_at("before_save_checkpoint") and path.is_file()):
-            content = read_checkpoint(path, mapped=True, whole=False, check=runner.distributed_group.is_main)
+        if path is self.best_path or (runner.user_hooks_overriding("before_save_checkpoint") and path.is_file()):
+            content = read_checkpoint(path, mapped=True, with_shards=False, check=runner.distributed_group.is_main)
         record = {"tested_checkpoint": name, "tested_epoch": epoch, "tested_step": step}
         best_epoch = None if self.best is None else self.best_epoch
         return content, {**record, "best_epoch": best_epoch, "validation": {self.metric: value}}

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from exp.config.differences import Change, changes, refusal, trains_on
 from exp.config.resolve import as_plain
 from exp.config.schema import OptimConfig
-from exp.data.places import differences, shortened
+from exp.data.fingerprint import differences, shortened
 from exp.distributed import seed_everything, set_rng_state
 from exp.engine.checkpoint.files import NO_DIGEST, list_checkpoints, read_checkpoint
 from exp.engine.checkpoint.shards import load_shards
@@ -45,9 +45,9 @@ def find_resume(session: Session, trainer: Trainer) -> tuple[str | None, Any]:
     path: Path | None = None
     parameters = {name for name, _ in unwrapped(trainer.model).named_parameters()}
     # A restarted run first looks for its own checkpoints, then for the one in config.resume.
-    for wanted in ["auto"] * restarted + [session.config.resume]:
-        if wanted is not None and path is None:
-            path, content = _find_checkpoint(session, wanted, parameters)
+    for source_name in ["auto"] * restarted + [session.config.resume]:
+        if source_name is not None and path is None:
+            path, content = _find_checkpoint(session, source_name, parameters)
     if path is None:
         return None, None
     source = session.resumed_from = path
@@ -59,12 +59,12 @@ def find_resume(session: Session, trainer: Trainer) -> tuple[str | None, Any]:
     return str(source), functools.partial(_restore, trainer, content, source)
 
 
-def _find_checkpoint(session: Session, wanted: str, parameters: Container[str]) -> tuple[Path | None, Any]:
+def _find_checkpoint(session: Session, source_name: str, parameters: Container[str]) -> tuple[Path | None, Any]:
     """Find the checkpoint to resume from. Rank 0 chooses, so that all ranks take the same. A collective.
 
     Args:
         session: the session.
-        wanted: ``auto``, a checkpoint or a run folder.
+        source_name: ``auto``, a checkpoint or a run folder.
         parameters: names of the model's parameters.
 
     Returns:
@@ -74,45 +74,46 @@ def _find_checkpoint(session: Session, wanted: str, parameters: Container[str]) 
         ConfigError: the checkpoint that the user has named cannot be read or resumed, or none of those in the folder
             can.
     """
-    named = wanted != "auto" and Path(wanted).is_file()
-    folder = session.folder.checkpoints if wanted == "auto" else Path(wanted) / "checkpoints"
-    candidates = [Path(wanted)] if named else list_checkpoints(folder)
+    named = source_name != "auto" and Path(source_name).is_file()
+    folder = session.folder.checkpoints if source_name == "auto" else Path(source_name) / "checkpoints"
+    candidates = [Path(source_name)] if named else list_checkpoints(folder)
     path: Path | None = None
     content: Any = None
-    trouble: str | None = None
+    problem: str | None = None
     trusted: bool = session.config.checkpoint.trusted
-    for each in candidates if session.distributed.is_main else ():
+    for candidate in candidates if session.distributed.is_main else ():
         try:
-            content, trouble = read_checkpoint(each, mapped=True, whole=False, trusted=trusted), None
-            lacking = [key for key in _REQUIRED_KEYS if not isinstance(content, Mapping) or key not in content]
-            odd = [] if lacking else nonfinite_tensors(content["state_dict"], parameters)
-            if lacking:
-                trouble = f"{each} is not a training checkpoint of exp: it has no {', '.join(lacking)}"
-            elif odd:
-                trouble = f"{each} has weights that are not finite: {shortened(odd, 1)}"
+            content, problem = read_checkpoint(candidate, mapped=True, with_shards=False, trusted=trusted), None
+            missing = [key for key in _REQUIRED_KEYS if not isinstance(content, Mapping) or key not in content]
+            nonfinite = [] if missing else nonfinite_tensors(content["state_dict"], parameters)
+            if missing:
+                problem = f"{candidate} is not a training checkpoint of exp: it has no {', '.join(missing)}"
+            elif nonfinite:
+                problem = f"{candidate} has weights that are not finite: {shortened(nonfinite, 1)}"
         except CheckpointError as error:
-            trouble = str(error)
-        if trouble is None:
-            path = each
+            problem = str(error)
+        if problem is None:
+            path = candidate
             break
         if not named:
-            session.say(f"resume: skipped: {trouble.splitlines()[0]}")
-    path, trouble = session.distributed.gather((path, trouble))[0]
-    if named and trouble is not None:
+            session.say(f"resume: skipped: {problem.splitlines()[0]}")
+    path, problem = session.distributed.gather((path, problem))[0]
+    if named and problem is not None:
         raise ConfigError(
-            f"resume: {trouble}; use an older one, or resume=auto, or start from its weights with init_from={wanted}"
+            f"resume: {problem}; use an older one, or resume=auto, or start from its weights with "
+            f"init_from={source_name}"
         )
     if path is None:
-        if trouble is not None:
+        if problem is not None:
             raise ConfigError(
-                f"resume={wanted}: none of the {len(candidates)} checkpoints in {folder} can be used: "
-                f"{trouble.splitlines()[0]}; restore one, or begin anew with another output_dir or overwrite=true"
+                f"resume={source_name}: none of the {len(candidates)} checkpoints in {folder} can be used: "
+                f"{problem.splitlines()[0]}; restore one, or begin anew with another output_dir or overwrite=true"
             )
-        if wanted != "auto":
-            raise ConfigError(f"resume={wanted} is neither a checkpoint nor a run folder with one")
+        if source_name != "auto":
+            raise ConfigError(f"resume={source_name} is neither a checkpoint nor a run folder with one")
         session.say(f"resume=auto: no checkpoint in {folder}; starting a new training")
         return None, None
-    return path, content if session.distributed.is_main else read_checkpoint(path, True, whole=False, check=False)
+    return path, content if session.distributed.is_main else read_checkpoint(path, True, with_shards=False, check=False)
 
 
 def _compare(session: Session, content: Mapping[str, Any], source: Path) -> tuple[Change, ...]:
@@ -131,29 +132,29 @@ def _compare(session: Session, content: Mapping[str, Any], source: Path) -> tupl
         DataError: the data files have changed, and ``resume_changed_data`` is false.
     """
     config = session.config
-    found = changes(content["config"], as_plain(config))
-    if found.refused:
-        raise ConfigError(refusal(found.refused, source))
-    files, own = content.get("data_files"), session.data_files  # the latter is known on rank 0 only
-    others = [] if files is None or own is None else differences(files, own)
-    others = session.distributed.gather(others)[0]
-    if not others:
-        return found.allowed
-    shown = shortened(others, 3)
+    config_changes = changes(content["config"], as_plain(config))
+    if config_changes.refused:
+        raise ConfigError(refusal(config_changes.refused, source))
+    saved, current = content.get("data_files"), session.data_files  # the latter is known on rank 0 only
+    differing = [] if saved is None or current is None else differences(saved, current)
+    differing = session.distributed.gather(differing)[0]
+    if not differing:
+        return config_changes.allowed
+    text = shortened(differing, 3)
     if not config.resume_changed_data:
         raise DataError(
-            f"resume: {source} was trained on other data: {shown}; restore them, start a new training from its weights "
+            f"resume: {source} was trained on other data: {text}; restore them, start a new training from its weights "
             f"with init_from={source} and another output_dir, or continue with these data with resume_changed_data=true"
         )
-    return (*found.allowed, Change("contents of data", "as the training began", shown))
+    return (*config_changes.allowed, Change("contents of data", "as the training began", text))
 
 
-def _restore(runner: Any, found: dict[str, Any], source: Path) -> None:
+def _restore(runner: Any, checkpoint: dict[str, Any], source: Path) -> None:
     """Restore the state of a training checkpoint.
 
     Args:
         runner: the trainer, with loops and schedulers.
-        found: of :func:`_find_checkpoint`, after :func:`_compare`; is emptied, so that its memory is free.
+        checkpoint: of :func:`_find_checkpoint`, after :func:`_compare`; is emptied, so that its memory is free.
         source: the path of the checkpoint, for messages.
 
     Raises:
@@ -161,13 +162,15 @@ def _restore(runner: Any, found: dict[str, Any], source: Path) -> None:
         RuntimeError: the weights in it do not match this model.
         ConfigError: a hook that has changed weights in it is missing, or the schedule does not allow the new settings.
     """
-    content: Mapping[str, Any] = dict(found)
-    found.clear()
+    content: Mapping[str, Any] = dict(checkpoint)
+    checkpoint.clear()
     meta, session, loop = content["meta"], runner.session, runner.train_loop
-    lacking = sorted(set(meta.get("weights_of_hooks", ())) - set(runner.hooks_at("before_save_checkpoint")))
-    if lacking:
+    missing = sorted(
+        set(meta.get("weights_of_hooks", ())) - set(runner.user_hooks_overriding("before_save_checkpoint"))
+    )
+    if missing:
         raise ConfigError(
-            f"resume: {source} was trained with the hooks {', '.join(lacking)}, which have put their own weights into "
+            f"resume: {source} was trained with the hooks {', '.join(missing)}, which have put their own weights into "
             "the checkpoint; set the same hooks, or start a new training from its weights with init_from"
         )
     model = unwrapped(runner.model)
@@ -192,7 +195,7 @@ def _restore(runner: Any, found: dict[str, Any], source: Path) -> None:
         seed_everything(session.config.seed + runner.rank + 1000003 * meta["step"], runner.backend)
         logger.warning("resumed at world size %d, not %d: random states are new", runner.world_size, len(states))
     runner.checkpoints.load_state_dict(content["best"])
-    runner.checkpoints.take_over_best(runner, source)
+    runner.checkpoints.restore_best(runner, source)
 
 
 def checkpoint_param_order(model: nn.Module, content: Mapping[str, Any]) -> list[nn.Parameter]:
@@ -233,44 +236,47 @@ def _schedule_changed(runner: Any, meta: Mapping[str, Any]) -> bool:
     return bool(other_length) and not all(map(_follows_validations, runner.param_schedulers))
 
 
-def restore_optimizer(runner: Any, content: Mapping[str, Any], order: list[nn.Parameter], anew: bool) -> None:
+def restore_optimizer(
+    runner: Any, content: Mapping[str, Any], order: list[nn.Parameter], settings_changed: bool
+) -> None:
     """Restore the optimizer's state from a checkpoint, and the learning rates and positions of the schedules.
 
-    If settings have changed (``anew``), the learning rates are those that the new settings give at this step.
+    If settings have changed (``settings_changed``), the learning rates are those that the new settings give at this
+    step.
 
     Args:
         runner: the trainer, with optimizer and schedulers at step 0, and the loop at the position to resume from.
         content: the checkpoint.
         order: of :func:`checkpoint_param_order`.
-        anew: whether optimizer or schedule have other settings than in the checkpoint.
+        settings_changed: whether optimizer or schedule have other settings than in the checkpoint.
 
     Raises:
         ConfigError: settings have changed, and a schedule depends on the validations so far.
     """
     wrapper, schedulers, saved = runner.optim_wrapper, runner.param_schedulers, content["optimizer"]
-    if anew and any(map(_follows_validations, schedulers)):
+    if settings_changed and any(map(_follows_validations, schedulers)):
         raise ConfigError(
             "resume: the schedule depends on the validations so far (ReduceOnPlateau), so optim, schedule, max_epochs, "
             "max_steps and the number of samples must not change; set them as they were, or start a new training from "
             "the weights with init_from"
         )
     trained = (parameter for group in wrapper.optimizer.param_groups for parameter in group["params"])
-    place = {parameter: index for index, parameter in enumerate(trained)}
-    groups = wrapper.optimizer.state_dict()["param_groups"] if anew else saved["param_groups"]
+    index_of = {parameter: index for index, parameter in enumerate(trained)}
+    groups = wrapper.optimizer.state_dict()["param_groups"] if settings_changed else saved["param_groups"]
     # Copies, since torch keeps the tensors as they are on the CPU, and these are mapped from a file.
     state = {
-        place[order[index]]: {
-            name: each.clone() if isinstance(each, torch.Tensor) and each.device.type == "cpu" else each
-            for name, each in value.items()
+        index_of[order[index]]: {
+            name: moment.clone() if isinstance(moment, torch.Tensor) and moment.device.type == "cpu" else moment
+            for name, moment in value.items()
         }
         for index, value in saved["state"].items()
     }
     wrapper.load_state_dict({**saved, "state": state, "param_groups": groups})
-    if anew:
+    if settings_changed:
         _fast_forward_schedulers(schedulers, runner.train_loop)
     else:
-        for scheduler, each in zip(schedulers, content["param_schedulers"]):
-            scheduler.load_state_dict(each)
+        for scheduler, state in zip(schedulers, content["param_schedulers"]):
+            scheduler.load_state_dict(state)
 
 
 def _fast_forward_schedulers(schedulers: list[Any], loop: Any) -> None:
@@ -280,7 +286,7 @@ def _fast_forward_schedulers(schedulers: list[Any], loop: Any) -> None:
     number of steps, so that they end with the last epoch; if ``max_steps`` ends the training, they make the number of
     steps taken.
     """
-    length, steps = loop.steps_per_epoch, loop.iter + (0 if loop.ends_by_steps else loop.ahead)
+    length, steps = loop.steps_per_epoch, loop.iter + (0 if loop.ends_by_steps else loop.step_offset)
     for step in range(1, max(steps, loop.epoch * length) + 1 if schedulers else 0):
         epoch, rest = divmod(step, length)
         for scheduler in sorted(schedulers, key=lambda each: bool(each.by_epoch)):

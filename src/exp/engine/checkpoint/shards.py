@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-SHARDS = "beside"
+SHARDS = "shards"
 """Key of a checkpoint whose shards are in a folder beside it: ``{"name", "digests"}``, and after reading ``folder``,
 the parent folder."""
 _READERS = 8  # threads
@@ -45,9 +45,9 @@ def copy_containers(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
     copied = {**content, "state_dict": dict(content["state_dict"])}
     holders = {"state_dict": copied["state_dict"]}
     if "optimizer" in content:
-        state = {index: dict(each) for index, each in content["optimizer"]["state"].items()}
+        state = {index: dict(moments) for index, moments in content["optimizer"]["state"].items()}
         copied["optimizer"] = {**content["optimizer"], "state": state}
-        holders.update((f"optimizer/{index}", each) for index, each in state.items())
+        holders.update((f"optimizer/{index}", moments) for index, moments in state.items())
     return copied, holders
 
 
@@ -55,14 +55,14 @@ def folder_digests(folder: Path) -> dict[str, str]:
     """SHA-256 of the files in a folder of shards, by name."""
     files = sorted(folder.iterdir())
     with ThreadPoolExecutor(_READERS) as pool:  # hashing releases the GIL
-        return dict(zip((each.name for each in files), pool.map(file_digest, files)))
+        return dict(zip((path.name for path in files), pool.map(file_digest, files)))
 
 
 def load_shards(
     content: Mapping[str, Any],
     model: nn.Module | None = None,
     trained: Sequence[nn.Parameter] = (),
-    state: bool = True,
+    with_optimizer: bool = True,
 ) -> dict[str, Any]:
     """Add the tensors of the shards to a checkpoint: this rank's parts for a sharded model, else whole CPU tensors.
 
@@ -71,7 +71,7 @@ def load_shards(
             not; not changed.
         model: the model that will take the weights, not wrapped; None: whole tensors.
         trained: for a sharded model, the parameters in the order of the optimizer's state; empty: leave out this state.
-        state: without a model, whether to read the optimizer's state, which can be two thirds of the bytes.
+        with_optimizer: without a model, whether to read the optimizer's state, which can be two thirds of the bytes.
 
     Raises:
         CheckpointError: the shards cannot be read, or do not match the model.
@@ -83,38 +83,40 @@ def load_shards(
     if SHARDS not in content and not parameters:
         return dict(content)
 
-    def like(key: str, shape: Sequence[int]) -> Any:
+    def target_param(key: str, shape: Sequence[int]) -> Any:
         """The parameter whose sharding a tensor gets; None: the tensor stays whole."""
-        found = parameters.get(key, parameters.get(key.rpartition("/")[0]))
-        if found is not None and tuple(shape) != tuple(found.shape):
+        parameter = parameters.get(key, parameters.get(key.rpartition("/")[0]))
+        if parameter is not None and tuple(shape) != tuple(parameter.shape):
             raise CheckpointError(
-                f"a tensor of shape {tuple(shape)} where the model has {tuple(found.shape)}: it is of another model, "
-                "or of an optimizer whose state has other shapes than the weights, which cannot be resharded"
+                f"a tensor of shape {tuple(shape)} where the model has {tuple(parameter.shape)}: it is of another "
+                "model, or of an optimizer whose state has other shapes than the weights, which cannot be resharded"
             )
-        return found
+        return parameter
 
-    done, holders = copy_containers(content)
+    content_copy, holders = copy_containers(content)
     for prefix, holder in holders.items():
         for name, value in holder.items():
             if isinstance(value, torch.Tensor) and value.dim():
-                own = like(f"{prefix}/{name}", value.shape)
-                holder[name] = value if own is None else shard_like(value, own)
+                target = target_param(f"{prefix}/{name}", value.shape)
+                holder[name] = value if target is None else shard_like(value, target)
     if SHARDS in content:
-        beside = done.pop(SHARDS)
-        folder = Path(beside["folder"], beside["name"])
+        record = content_copy.pop(SHARDS)
+        folder = Path(record["folder"], record["name"])
         try:
-            found = _read_tensors(folder, like, "" if trained or (model is None and state) else "state_dict/")
+            tensors = _read_tensors(
+                folder, target_param, "" if trained or (model is None and with_optimizer) else "state_dict/"
+            )
         except CheckpointError:
             raise
         except Exception as error:  # a damaged file may raise anything
             raise CheckpointError(f"cannot read {folder}: {short_reason(error)}") from error
-        for key, value in found.items():
+        for key, value in tensors.items():
             prefix = "state_dict" if key.startswith("state_dict/") else key.rpartition("/")[0]
             holders[prefix][key[len(prefix) + 1 :]] = value
-    return done
+    return content_copy
 
 
-def _read_tensors(folder: Path, like: Callable[[str, Sequence[int]], Any], prefix: str) -> dict[str, Any]:
+def _read_tensors(folder: Path, target_param: Callable[[str, Sequence[int]], Any], prefix: str) -> dict[str, Any]:
     """Read the tensors whose keys begin with ``prefix``; each rank reads by itself, without collectives."""
     import torch.distributed.checkpoint as dcp
 
@@ -124,17 +126,17 @@ def _read_tensors(folder: Path, like: Callable[[str, Sequence[int]], Any], prefi
                 return load_pickle(file)
 
     reader = Reader(str(folder))
-    wanted = {}
+    tensors = {}
     for key, entry in reader.read_metadata().state_dict_metadata.items():
         if key.startswith(prefix):
-            own = like(key, entry.size)
-            local = torch.empty(entry.size if own is None else own.to_local().shape, dtype=entry.properties.dtype)
-            wanted[key] = local if own is None else dtensor_like(local.to(own.device), own)
+            target = target_param(key, entry.size)
+            local = torch.empty(entry.size if target is None else target.to_local().shape, dtype=entry.properties.dtype)
+            tensors[key] = local if target is None else dtensor_like(local.to(target.device), target)
     try:
-        dcp.load(wanted, storage_reader=reader, no_dist=True)
+        dcp.load(tensors, storage_reader=reader, no_dist=True)
     except dcp.CheckpointException as error:
         raise min(error.failures.items())[1][0] from error
-    return wanted
+    return tensors
 
 
 def shard_folders(path: Path) -> list[Path]:

@@ -101,9 +101,9 @@ class CheckpointWriter:
     def _write(self, files: Mapping[Path, Any], then: Callable[[], object] | None) -> None:
         for path, (content, parts) in files.items():
             try:
-                beside = {} if self._group is None else {SHARDS: self._write_parts(path, parts)}
+                shards = {} if self._group is None else {SHARDS: self._write_parts(path, parts)}
                 if self._is_main:
-                    write_checkpoint(path, {**content, **beside}, self._run_id)
+                    write_checkpoint(path, {**content, **shards}, self._run_id)
             except OSError as error:
                 error.filename = error.filename or str(path)  # raised later, in a step that does not know the path
                 raise
@@ -119,7 +119,7 @@ class CheckpointWriter:
         import torch.distributed.checkpoint as dcp
 
         free = (path.with_name(f"{path.stem}.shards{number}") for number in itertools.count())
-        names = [next(each for each in free if not each.exists()).name if self._is_main else ""]
+        names = [next(candidate for candidate in free if not candidate.exists()).name if self._is_main else ""]
         dist.broadcast_object_list(names, src=0, group=self._group)
         folder = path.with_name(names[0])
         try:

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from exp.data.base import Data, ExampleBatch, Prediction
 from exp.data.extensions import DataExtensions
-from exp.data.places import of_file, shortened
+from exp.data.fingerprint import file_fingerprint, shortened
 from exp.data.sampler import preserved_generators
 from exp.engine.wrapper import preprocessed
 from exp.errors import DataError
@@ -32,7 +32,7 @@ from exp.forecasting.intervals import IntervalMetrics, Intervals, build_interval
 from exp.forecasting.metrics import Baselines, ForecastMetrics
 
 if TYPE_CHECKING:
-    from exp.data.places import Fingerprint
+    from exp.data.fingerprint import Fingerprint
     from exp.forecasting.data.series import Series
     from exp.metrics import Metric
     from exp.session import Session
@@ -201,8 +201,8 @@ class ForecastingData(Data):
         return ExampleBatch(window, window, {}, config.eval_batch_size)
 
     def fingerprint(self) -> Fingerprint:
-        """A digest of the file (:mod:`exp.data.places`)."""
-        return of_file(self.path)
+        """A digest of the file (:mod:`exp.data.fingerprint`)."""
+        return file_fingerprint(self.path)
 
     def state_dict(self) -> dict[str, Any]:
         """The fields of the :class:`TrainingStatistics` that is saved with weights trained on these data."""
@@ -553,7 +553,7 @@ class WindowDataset(Dataset):
             free memory.
     """
 
-    takes_batches = gives_tensors = True
+    is_batched = yields_tensors = True
 
     def __init__(
         self,
@@ -607,11 +607,11 @@ class WindowDataset(Dataset):
             batch["observed"] = (batch["y"] == batch["y"]).to(torch.float32)  # only NaN differs from itself
         return {**batch, "index": index}
 
-    def numbers(self, keys: torch.Tensor) -> torch.Tensor:
+    def sample_ids(self, keys: torch.Tensor) -> torch.Tensor:
         """The keys of the sampler, which are window numbers already."""
         return keys
 
-    def on_device(self, device: torch.device, free: int | None) -> Callable[[torch.Tensor], dict[str, Any]] | None:
+    def device_builder(self, device: torch.device, free: int | None) -> Callable[[torch.Tensor], dict[str, Any]] | None:
         """Copy the rows to a device, and return a function that cuts batches there.
 
         Args:

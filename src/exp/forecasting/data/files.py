@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Sequence, TextIO
 
-from exp.data.places import content_of, sample_folder, shortened
+from exp.data.fingerprint import folder_listing, sample_folder, shortened
 from exp.errors import DataError
 from exp.forecasting.config import ForecastingDataConfig
 
@@ -37,7 +37,7 @@ def find_file(config: ForecastingDataConfig) -> Path:
     raise DataError(
         f"data.file={config.file} (data set {config.name}): there is no file {', nor '.join(map(str, paths))}"
         + f"; set data.root{default} to the folder that holds it" * (not absolute)
-        + f"\n  expected: {describe_layout(config)}\n  {content_of(path.parent)}"
+        + f"\n  expected: {describe_layout(config)}\n  {folder_listing(path.parent)}"
     )
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd  # here, so that the fork server imports it once, not each worker
 
 from exp.config.resolve import create
-from exp.data.places import of_file, shortened
+from exp.data.fingerprint import file_fingerprint, shortened
 from exp.errors import DataError
 from exp.forecasting.data import files
 from exp.forecasting.data.dates import Dates, read_dates
@@ -25,7 +25,7 @@ from exp.forecasting.data.dates import Dates, read_dates
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from exp.data.places import Fingerprint
+    from exp.data.fingerprint import Fingerprint
     from exp.forecasting.config import ForecastingDataConfig
 
 __all__ = ["Column", "Series", "TrainingStatistics", "add_derived_columns", "compute_statistics", "outlier_warnings",
@@ -229,7 +229,7 @@ class TrainingStatistics:
         seconds: median time between rows; None: not known, or too irregular.
         season: rows per season (``data.season``, or that of the calendar); 1: not known.
         scale: mean absolute difference of standardized rows that are a season apart.
-        files: fingerprint of the file (:mod:`exp.data.places`).
+        files: fingerprint of the file (:mod:`exp.data.fingerprint`).
         calendar: the grid of the dates (:meth:`exp.forecasting.data.calendar.Calendar.state_dict`); None: not known.
     """
 
@@ -318,7 +318,16 @@ def compute_statistics(
         "exact forecasts of them lower the mean error over all series"
     )
     statistics = TrainingStatistics(
-        config.name, names, mean, std, low, high, missing, season=season, scale=scale, files=of_file(series.path)
+        config.name,
+        names,
+        mean,
+        std,
+        low,
+        high,
+        missing,
+        season=season,
+        scale=scale,
+        files=file_fingerprint(series.path),
     )
     return statistics, [warning] * bool(constant_names)
 

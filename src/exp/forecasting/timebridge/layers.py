@@ -12,7 +12,7 @@ from torch import nn
 
 from exp.forecasting.config import TimeBridgeConfig
 from exp.hardware.compat import has_fused_attention
-from exp.models.dropout import Dropout, draws_by_sample, sample_mask
+from exp.models.dropout import Dropout, per_sample_active, sample_mask
 
 __all__ = ["CointegratedAttention", "Encoder", "IntegratedAttention", "PatchDownsampling", "PatchEmbedding"]
 
@@ -39,7 +39,7 @@ def attention(
     Returns:
         (B, heads, Q, width).
     """
-    by_sample = dropout_p > 0.0 and owner is not None and draws_by_sample()
+    by_sample = dropout_p > 0.0 and owner is not None and per_sample_active()
     if has_fused_attention() and query.device.type != "cpu" and not by_sample:
         return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout_p)
     # bmm needs one batch axis. Scaling the queries costs less than scaling the scores, which are larger.

@@ -54,7 +54,7 @@ class TimeBridge(Model):
         patches_out = patches if config.num_patches_out is None else config.num_patches_out
         _check(config, patches, patches_out)
         self.channels, self.quantiles = config.channels, config.quantiles
-        self.taken_on_trust = ["num_heads", "stable_len"] + ["quantiles"] * (config.quantiles is not None)
+        self.unverifiable_keys = ["num_heads", "stable_len"] + ["quantiles"] * (config.quantiles is not None)
         self.uses_time_features = config.cointegrated_layers > 0
         self.messages: list[str] = []
         if 0 < config.period < config.lookback and config.lookback % config.period:
@@ -171,7 +171,7 @@ class TimeBridge(Model):
         tokens: torch.Tensor = self.encoder(self.embedding(series.transpose(1, 2)))
         return tokens[:, : self.channels]
 
-    def may_start_anew(self, name: str) -> bool:
+    def is_new_head(self, name: str) -> bool:
         """Whether weights may be missing in a checkpoint: those of the heads, which depend on the horizon."""
         return name.startswith(("decoder.", "quantile_decoder."))
 

@@ -78,7 +78,7 @@ class TimeBridgePrior(TimeBridge):
         self._check(self.config)
         config, channels = self.config, self.config.channels
         self.prior, self.sampling = config.prior, config.sampling
-        self.draws_by_itself = config.sampling  # latents, from the device's generator
+        self.uses_global_rng = config.sampling  # latents, from the device's generator
         self.stationary = int(channels * config.stationary_ratio + 1e-9)
         terms = ("reconstruction", "stationary_kl", "nonstationary_kl", "hmm")
         self.weights = {term: getattr(config, f"{term}_weight") for term in terms}
@@ -118,7 +118,7 @@ class TimeBridgePrior(TimeBridge):
         if config.lags >= config.lookback:
             raise ConfigError(f"model.lags={config.lags} must be less than lookback={config.lookback}")
 
-    def may_start_anew(self, name: str) -> bool:
+    def is_new_head(self, name: str) -> bool:
         """Whether weights may be missing in a checkpoint: all but the forecaster's, so that a plain TimeBridge fits."""
         return not name.startswith(("embedding.", "encoder."))
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Sequence, Union
 
 import numpy as np
 
-from exp.data.places import shortened
+from exp.data.fingerprint import shortened
 from exp.errors import DataError
 from exp.vision.data.decode import RawImage, open_raster, read_band_info, read_raw, uses_rasterio
 from exp.vision.data.mmrs1m import modality_of_path

@@ -14,7 +14,7 @@ import torch
 
 from exp.data.base import Data, ExampleBatch, Prediction
 from exp.data.extensions import DataExtensions
-from exp.data.places import of_samples, shortened
+from exp.data.fingerprint import dataset_fingerprint, shortened
 from exp.errors import ConfigError, DataError
 from exp.runs.files import write_json
 from exp.vision.data.bands import ImageReader
@@ -28,7 +28,7 @@ from exp.vision.keys import DistillationDataConfig, ImageDataConfig, SceneDataCo
 from exp.vision.metrics import FeatureSimilarity, PixelAccuracy, SceneMetrics, SegmentationMetrics, TrueClassProbability
 
 if TYPE_CHECKING:
-    from exp.data.places import Fingerprint
+    from exp.data.fingerprint import Fingerprint
     from exp.metrics import SampleMetric
 
 __all__ = ["DistillationData", "ImageData", "SceneData", "SegmentationData"]
@@ -48,7 +48,7 @@ class ImageData(Data):
         palette: RGB of each class.
         read: reads an image file.
         normalization: range, mean and standard deviation of each band.
-        tested_on: name of the split that is :attr:`test`: ``test``, or ``val`` if there is no test split.
+        test_split_name: name of the split that is :attr:`test`: ``test``, or ``val`` if there is no test split.
         classes_key: the key of the configuration that orders the classes.
         learns_classes: whether models for these data predict classes.
         ignore_index: the label of ignored samples or pixels.
@@ -83,7 +83,7 @@ class ImageData(Data):
         self._root = root
         self._masks = self.build_mask_reader(index, config)
         self.name = config.name
-        self.tested_on = "test" if "test" in index.splits else "val"
+        self.test_split_name = "test" if "test" in index.splits else "val"
         self.eval_batch_size, self.num_workers = config.eval_batch_size, config.num_workers
         self.gsd: float | None = getattr(config, "gsd", None)
         trained_on = [path for path, _ in index.splits["train"]]
@@ -103,7 +103,7 @@ class ImageData(Data):
             is_train = split == "train"
             pipeline = training if is_train else self._eval_pipeline
             self._splits[split] = ImageDataset(samples, self.read, pipeline, config, self._masks, is_train)
-        self.train, self.val, self.test = (self._splits[split] for split in ("train", "val", self.tested_on))
+        self.train, self.val, self.test = (self._splits[split] for split in ("train", "val", self.test_split_name))
         if config.modality_weights:
             groups = [self.read.modalities.of(path) for path in trained_on]
             draw = self.train.draw = ModalityDraw(groups, config.modality_weights, config.seed)
@@ -376,13 +376,13 @@ class ImageData(Data):
         return draw_samples(self, worst, best)
 
     def fingerprint(self) -> Fingerprint:
-        """A digest of names, labels and sizes of the files (:mod:`exp.data.places`)."""
-        return of_samples({split: data.samples for split, data in self._splits.items()})
+        """A digest of names, labels and sizes of the files (:mod:`exp.data.fingerprint`)."""
+        return dataset_fingerprint({split: data.samples for split, data in self._splits.items()})
 
     def record(self, gather: Callable[[Any], list[Any]]) -> dict[str, Any]:
         """Entries for ``result.json``. Every rank must call this, with ``gather`` of its ``Distributed``."""
         record: dict[str, Any] = {split: len(data) for split, data in self._splits.items()}
-        record.update(tested_on=self.tested_on, **self.normalization.record(), **self._record)
+        record.update(tested_on=self.test_split_name, **self.normalization.record(), **self._record)
         # By sample: several ranks may have skipped the same one in different epochs.
         skipped = [(split, int(number)) for split, data in self._splits.items() for number in data.skipped.nonzero()]
         ranks = gather((skipped, self.resized))

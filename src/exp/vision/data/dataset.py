@@ -54,7 +54,7 @@ class ImageDataset(Dataset):
         augmented: whether the pipeline draws random numbers.
     """
 
-    takes_batches = gives_tensors = True
+    is_batched = yields_tensors = True
 
     def __init__(
         self,

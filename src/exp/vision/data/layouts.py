@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, Sequence, Tuple
 
 from exp.config.resolve import resolve
-from exp.data.places import content_of, sample_folder, shortened
+from exp.data.fingerprint import folder_listing, sample_folder, shortened
 from exp.errors import DataError
 
 __all__ = ["ClassFolders", "ImageFolders", "Layout", "LoveDA", "MaskFolders", "SampleIndex", "image_files",
@@ -221,7 +221,7 @@ class LoveDA(Layout):
 def layout_error(what: str, expected: str, root: Path) -> DataError:
     """The error for a root without the expected layout: problem, expected layout, and content of the folder."""
     read = f"files that are read: {' '.join(SUFFIXES)}"
-    return DataError("\n  ".join([what, f"expected: {expected}", read, content_of(root)]))
+    return DataError("\n  ".join([what, f"expected: {expected}", read, folder_listing(root)]))
 
 
 def encode_labels(splits: Mapping[str, Sequence[tuple[str, str]]], classes: Sequence[str], key: Any = str) -> Splits:
@@ -258,7 +258,7 @@ def data_root(root: str | os.PathLike[str] | None, sample_data: str | None, name
     if root is not None:
         folder = Path(root).expanduser().absolute()
         if not folder.is_dir():
-            content = content_of(folder.parent)
+            content = folder_listing(folder.parent)
             raise DataError(f"data.root={folder} is no folder; set it to the folder of {name}\n  {content}")
         return folder
     if sample_data is None:
@@ -278,7 +278,7 @@ def split_folders(root: Path) -> dict[str, Path]:
         if split and folders.setdefault(split, folder) != folder:
             raise DataError(f"{folders[split]} and {folder} are both the {split} split; rename or join them")
     if folders and "train" not in folders:
-        raise DataError(f"data.root={root} has no train folder\n  {content_of(root)}")
+        raise DataError(f"data.root={root} has no train folder\n  {folder_listing(root)}")
     return {split: folders[split] for split in SPLITS if split in folders} or {"": root}
 
 

@@ -11,7 +11,7 @@ import cv2
 import numpy as np
 from PIL import Image
 
-from exp.data.places import shortened
+from exp.data.fingerprint import shortened
 from exp.errors import DataError
 from exp.vision.data.bands import color_order
 from exp.vision.data.decode import (

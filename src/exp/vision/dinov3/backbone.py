@@ -22,7 +22,7 @@ from torch import nn
 
 from exp.errors import ConfigError
 from exp.hardware.compat import autocast_disabled, has_fused_attention, is_compiling, recompute_in_backward
-from exp.models.dropout import Dropout, draws_by_sample, sample_mask
+from exp.models.dropout import Dropout, per_sample_active, sample_mask
 from exp.vision.keys import ImageModelConfig, LoraConfig
 
 __all__ = ["NORM_EPS", "ROPE_BASE", "SIZES", "Block", "Features", "PatchEmbedding", "Size", "VisionTransformer",
@@ -352,7 +352,7 @@ class Block(nn.Module):
     def _drop_path(self, branch: torch.Tensor, slot: int = 0) -> torch.Tensor:
         if not self.training or self.drop_path_rate == 0.0:
             return branch
-        if draws_by_sample():
+        if per_sample_active():
             return branch * sample_mask(self, branch, self.drop_path_rate, slot, per_sample=True)
         keep = 1.0 - self.drop_path_rate
         keep_mask = torch.empty((branch.shape[0], 1, 1), device=branch.device, dtype=branch.dtype).bernoulli_(keep)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from exp.errors import ConfigError, nearest
-from exp.models.base import Model, under_own_names
+from exp.models.base import Model, strip_prefix
 from exp.vision.data.bands import color_positions
 from exp.vision.dinov3 import weights
 from exp.vision.dinov3.backbone import SIZES, Features, Size, VisionTransformer, is_lora, merge_lora, rope_periods
@@ -184,7 +184,7 @@ class ImageModel(Model):
         """The backbone layer of a parameter (:meth:`VisionTransformer.layer_of`); None for the head's parameters."""
         return self.backbone.layer_of(name[len(_PREFIX) :]) if name.startswith(_PREFIX) else None
 
-    def may_start_anew(self, name: str) -> bool:
+    def is_new_head(self, name: str) -> bool:
         """Whether weights may be missing in a checkpoint: those of heads, and low-rank updates."""
         return not name.startswith(_PREFIX) or is_lora(name)
 
@@ -212,7 +212,7 @@ class ImageModel(Model):
         weights.refuse_convnext(state, source)
         prefix = weights.published_prefix(state)
         if prefix is None or (prefix.endswith(_PREFIX) and f"{prefix[: -len(_PREFIX)]}pixel_mean" in state):  # ours
-            adapted = under_own_names(state, self.state_dict())
+            adapted = strip_prefix(state, self.state_dict())
         else:
             adapted = self._from_published(state, prefix, source)
         if not self._uses_weights_normalization:
@@ -238,7 +238,7 @@ class ImageModel(Model):
         tensors = {f"{key} of the file" if key in names else key: value for key, value in rest.items()}
         adapted = weights.with_periods(weights.adapt_published(backbone), sidecar)
         if "rope.periods" not in adapted:
-            self.taken_on_trust = ["num_heads"]
+            self.unverifiable_keys = ["num_heads"]
             adapted["rope.periods"] = rope_periods(self.backbone.rope.head_dim, sidecar.rope_base)
         tensors.update({_PREFIX + key: value for key, value in adapted.items()})
         pretraining = weights.pretraining_of(source)

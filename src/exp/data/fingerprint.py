@@ -16,7 +16,15 @@ from typing import Any, Dict, List, Mapping, Sequence
 
 from exp.errors import DataError
 
-__all__ = ["Fingerprint", "content_of", "differences", "of_file", "of_samples", "sample_folder", "shortened"]
+__all__ = [
+    "Fingerprint",
+    "dataset_fingerprint",
+    "differences",
+    "file_fingerprint",
+    "folder_listing",
+    "sample_folder",
+    "shortened",
+]
 
 Fingerprint = Dict[str, List[Any]]
 
@@ -34,19 +42,19 @@ def sample_folder(name: str) -> Path:
         DataError: the folder is not installed.
     """
     spec = importlib.util.find_spec("exp.sample_data")
-    places = list(spec.submodule_search_locations or []) if spec is not None else []
-    if not places or not (Path(places[0]) / name).is_dir():
+    roots = list(spec.submodule_search_locations or []) if spec is not None else []
+    if not roots or not (Path(roots[0]) / name).is_dir():
         raise DataError(
             f"the sample data {name} of exp are not installed; install exp (pip install -e .), or set data.root"
         )
-    return Path(places[0]) / name
+    return Path(roots[0]) / name
 
 
-def content_of(folder: Path) -> str:
+def folder_listing(folder: Path) -> str:
     """The content of a folder as text, ``in <folder>: a.csv, b/``; without the folder, that of the nearest parent."""
     if not os.path.isdir(folder):  # noqa: PTH112 - Path.is_dir raises without permission on a parent
         nearest = next(parent for parent in folder.parents if os.path.isdir(parent))  # noqa: PTH112
-        return f"{folder} is no folder; {content_of(nearest)}"
+        return f"{folder} is no folder; {folder_listing(nearest)}"
     try:
         with os.scandir(folder) as entries:
             names = sorted(entry.name + "/" * entry.is_dir() for entry in entries)
@@ -61,7 +69,7 @@ def shortened(values: Sequence[object], most: int = 12) -> str:
     return ", ".join(str(value) for value in values[:most]) + more
 
 
-def of_file(path: Path) -> Fingerprint:
+def file_fingerprint(path: Path) -> Fingerprint:
     """The fingerprint of one file: its size, and the SHA-256 of its content.
 
     Of a file of more than 100 MB, 1024 blocks in equal distances are read, 100 MB in all.
@@ -69,7 +77,7 @@ def of_file(path: Path) -> Fingerprint:
     return {path.name: [1, *_digest_of(str(path), _MOST_BYTES)]}
 
 
-def of_samples(parts: Mapping[str, Sequence[tuple[str, Any]]]) -> Fingerprint:
+def dataset_fingerprint(parts: Mapping[str, Sequence[tuple[str, Any]]]) -> Fingerprint:
     """The fingerprint of many files: their names relative to their common folder, labels, sizes and contents.
 
     At most 4096 files are read, in equal distances, and at most 100 MB of all of them: of larger files blocks
@@ -85,15 +93,15 @@ def of_samples(parts: Mapping[str, Sequence[tuple[str, Any]]]) -> Fingerprint:
     read = [path for pair in pairs[:: -(-len(files) // _MOST_READ) or 1] for path, _ in pair]
     with ThreadPoolExecutor(_READERS) as pool:  # reading and hashing release the GIL
         contents = dict(zip(read, pool.map(lambda path: _digest_of(path, _MOST_BYTES // len(read)), read)))
-    found: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     for path, label in files:
         name, (size, content) = path[len(root) :], contents.get(path, (0, ""))
         key = name if len(files) <= _MOST_FILES else f"{name.rpartition('/')[0] or '.'}/"
-        entry = found.setdefault(key, [0, 0, hashlib.sha256()])
+        entry = entries.setdefault(key, [0, 0, hashlib.sha256()])
         entry[0] += 1
         entry[1] += size
         entry[2].update(f"{name}\0{label}\0{size}\0{content}\n".encode("utf-8", "surrogateescape"))
-    return {key: [count, size, digest.hexdigest()] for key, (count, size, digest) in found.items()}
+    return {key: [count, size, digest.hexdigest()] for key, (count, size, digest) in entries.items()}
 
 
 def _digest_of(path: str, most: int) -> tuple[int, str]:
@@ -105,11 +113,11 @@ def _digest_of(path: str, most: int) -> tuple[int, str]:
             block = size if size <= most else max(most // _BLOCKS, 2**12)
             for number in range(blocks := 1 if size <= most else max(most // block, 2)):
                 file.seek((size - block) * number // max(blocks - 1, 1))
-                left = block
-                while left > 0:
-                    piece = file.read(min(left, 2**20))
+                remaining = block
+                while remaining > 0:
+                    piece = file.read(min(remaining, 2**20))
                     digest.update(piece)
-                    left -= len(piece) or left  # nothing read: the file was truncated meanwhile
+                    remaining -= len(piece) or remaining  # nothing read: the file was truncated meanwhile
         return size, digest.hexdigest()
     except OSError:
         return -1, ""  # for example a broken link; the code that reads the file reports it
