@@ -26,7 +26,6 @@ class PredictKeys:
 
 
 _SMALL = ("model.size=tiny", "data.size=64", "global_batch_size=8", "schedule.warmup_steps=1", "data.num_workers=0")
-_TASKS = {f"task/{task.name}": task for task in (Export, Features, Probe, Stats)}
 plugin = Plugin(
     structures={
         "model/scenes": keys.SceneClassifierConfig,
@@ -35,13 +34,7 @@ plugin = Plugin(
         "model/segmentation": keys.SegmenterConfig,
         "data/scenes": keys.SceneDataConfig,
         "data/segmentation": keys.SegmentationDataConfig,
-        **_TASKS,
-    },
-    choices={
-        "model/dinov3_distillation": keys.DistillerConfig,
-        "model/dinov3_scenes": keys.SceneClassifierConfig,
-        "model/dinov3_segmentation": keys.SegmenterConfig,
-        **_TASKS,
+        **{f"task/{task.name}": task for task in (Export, Features, Probe, Stats)},
     },
     keys={"task/predict": PredictKeys},
     families={
