@@ -26,7 +26,7 @@ from exp.errors import (
     is_out_of_memory,
 )
 from exp.metrics import SampleMetric
-from exp.worker.rank import is_of_peer
+from exp.worker.rank import is_caused_by_peer
 
 HERE = r"\(test_raised.py, line \d+\)"
 
@@ -121,15 +121,15 @@ def test_a_late_sample_is_named_with_split_number_and_place(workers):
     TimeoutError("timed out waiting for the server"),
 ])  # fmt: skip
 def test_a_lost_connection_of_user_code_is_no_lost_rank(error):
-    assert not is_of_peer(caught(raising, error), world_size=2)
+    assert not is_caused_by_peer(caught(raising, error), world_size=2)
 
 
 def test_a_rank_that_does_not_come_is_a_lost_rank(tmp_path):
     store = dist.FileStore(str(tmp_path / "store"), 2)
     short = {"store": store, "rank": 0, "world_size": 2, "timeout": timedelta(seconds=0.5)}
     error = caught(lambda: dist.init_process_group("gloo", **short))
-    assert is_of_peer(error, world_size=2)
-    assert not is_of_peer(error, world_size=1)
+    assert is_caused_by_peer(error, world_size=2)
+    assert not is_caused_by_peer(error, world_size=1)
 
 
 class OutOfMemoryError(RuntimeError):

@@ -19,16 +19,16 @@ def main() -> int:
     scheduler to run it again. Signals that this process ignores from its start stay ignored, except the preemption
     signal. Only the first signal counts, since a later one would interrupt the clean-up; Ctrl-C may do that.
     """
-    came: list[int] = []
+    received: list[int] = []
 
-    def hear(number: int, _frame: object) -> None:
-        if not came or number == signal.SIGINT:
-            came.append(number)
+    def on_signal(number: int, _frame: object) -> None:
+        if not received or number == signal.SIGINT:
+            received.append(number)
             raise SignalReceived(number)
 
     for number in ENDING_SIGNALS:
         if number == PREEMPT_SIGNAL or signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, hear)
+            signal.signal(number, on_signal)
     try:
         from exp.cli import main as run  # takes most of a second
 
@@ -36,7 +36,7 @@ def main() -> int:
     except SignalReceived as ended:
         return ended.report()
     finally:
-        came.append(0)  # the exit code is decided
+        received.append(0)  # the exit code is decided
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
-from exp.cli import NOTE_VARIABLE
+from exp.cli import RUNS_FILE_VARIABLE
 from exp.config.check import has_weights
 from exp.config.compose import load
 from exp.config.resolve import allow, create, distrust, names_in
@@ -186,7 +186,7 @@ def run(overrides: Sequence[str] = ()) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         note = Path(folder, "runs.json")
         code, reason = _shown(
-            [sys.executable, "-c", START, "exp", *arguments], {**os.environ, NOTE_VARIABLE: str(note)}
+            [sys.executable, "-c", START, "exp", *arguments], {**os.environ, RUNS_FILE_VARIABLE: str(note)}
         )
         if code != 0:
             raise RunError(f"python -m exp {' '.join(arguments)} ended with code {code}{reason}")

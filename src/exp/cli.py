@@ -42,9 +42,9 @@ from hydra_plugins import exp_sweeps  # not its class, which Hydra's search make
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
 
-__all__ = ["NOTE_VARIABLE", "main"]
+__all__ = ["RUNS_FILE_VARIABLE", "main"]
 
-NOTE_VARIABLE = "EXP_NOTE"
+RUNS_FILE_VARIABLE = "EXP_NOTE"
 """Environment variable with the path of a JSON file, to which the command writes its run folders for
 :func:`exp.api.run`."""
 
@@ -55,16 +55,16 @@ def main() -> int:
     if os.environ.get("PYTHONPATH"):  # relative paths would lead elsewhere in a child that starts in another folder
         paths = os.environ["PYTHONPATH"].split(os.pathsep)
         os.environ["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, paths))
-    note = os.environ.pop(NOTE_VARIABLE, None)
+    runs_file = os.environ.pop(RUNS_FILE_VARIABLE, None)
     code = EXIT_OK
     runs: list[Path] = []
     error: BaseException | None = None
     full_error = os.environ.get("HYDRA_FULL_ERROR", "")
-    exp_sweeps.ExpLauncher.sweep, begun = None, False
+    exp_sweeps.ExpLauncher.sweep, started = None, False
 
     def job(config: ExpConfig) -> None:
-        nonlocal code, runs, error, begun
-        begun = True
+        nonlocal code, runs, error, started
+        started = True
         try:
             code, runs = _run(config, list(HydraConfig.get().overrides.task), tracebacks=bool(full_error))
         except Exception as caught:  # noqa: BLE001 - reported below, since Hydra would print a line of its own
@@ -91,9 +91,9 @@ def main() -> int:
     if sweep is not None:
         error = error if isinstance(error, KeyboardInterrupt) else sweep.explained(error)
         code, runs = sweep.finish(rerun_command)
-    if note is not None:
-        write_json(Path(note), list(map(str, runs)))
-    return code if error is None else _report(error, bool(full_error), usage=not begun)
+    if runs_file is not None:
+        write_json(Path(runs_file), list(map(str, runs)))
+    return code if error is None else _report(error, bool(full_error), usage=not started)
 
 
 def _check_folder() -> None:
@@ -161,11 +161,13 @@ def _report(error: BaseException, full: bool, usage: bool = False) -> int:
         return (error if isinstance(error, SignalReceived) else SignalReceived()).report()
     if full and not isinstance(error, ExpError):
         traceback.print_exception(type(error), error, error.__traceback__)
-    ours = as_exp_error(ConfigError(explain.explain(error)) if explain.is_of_composition(error) else error, usage=usage)
-    message = ours or format_user_error(error)
+    exp_error = as_exp_error(
+        ConfigError(explain.explain(error)) if explain.is_of_composition(error) else error, usage=usage
+    )
+    message = exp_error or format_user_error(error)
     if message is None:
         raise error
     console.error(str(message))
-    if ours is None:
+    if exp_error is None:
         print(user_traceback(error), end="", file=sys.stderr)  # noqa: T201
-    return EXIT_FAILED if ours is None else ours.exit_code
+    return EXIT_FAILED if exp_error is None else exp_error.exit_code

@@ -55,14 +55,14 @@ class RankInfo:
     restart_count: int = 0
     store: str | None = None
     preempted: Callable[[], bool] = field(default=lambda: False, compare=False)
-    met: list[Store] = field(default_factory=list, compare=False)
-    at_end: list[Callable[[], object]] = field(default_factory=list, compare=False)
+    stores: list[Store] = field(default_factory=list, compare=False)
+    exit_handlers: list[Callable[[], object]] = field(default_factory=list, compare=False)
 
     @classmethod
     def of(cls, environ: Mapping[str, str], **others: Any) -> RankInfo:
         """Take rank, world size and their local counterparts from torch's variables; ``others``: further attributes."""
-        place: Any = (int(environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
-        return cls(*place, **others)
+        numbers: Any = (int(environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+        return cls(*numbers, **others)
 
     @property
     def nodes(self) -> int:
@@ -120,9 +120,9 @@ class Session:
         extensions: functions with which the data extend the run (:class:`exp.data.extensions.DataExtensions`).
         resumed_from: the checkpoint from which a training resumed; None: it started from the beginning.
         changed: settings in which a resumed training differs from the earlier run.
-        pending: whether the folder still has the records of an earlier run, which :meth:`begin` replaces.
+        pending: whether the folder still has the records of an earlier run, which :meth:`start_run` replaces.
         warnings: what :meth:`warn` has printed, for ``result.json``.
-        begun: whether the run has started (:meth:`begin`).
+        begun: whether the run has started (:meth:`start_run`).
         reporters: connections to the trackers, on rank 0, once the run has begun.
         run_id: of the run whose folder this is, on rank 0; ``env.json``, ``result.json`` and checkpoints have it.
         unique_name: name that differs from those of other runs of the same process.
@@ -148,14 +148,14 @@ class Session:
         self.extensions: DataExtensions
         self.resumed_from: Path | None = None
         self.changed: Sequence[Change] = ()
-        self.pending = folder.has_pending
+        self.has_pending = folder.has_pending
         self.reporters: list[Reporter] = []
         self.warnings: list[str] = []
-        self.begun = False
-        self._when_started: list[Callable[[], object]] = []
-        self._when_built: list[Callable[[nn.Module], object]] = []
+        self.is_started = False
+        self._on_start: list[Callable[[], object]] = []
+        self._on_model: list[Callable[[nn.Module], object]] = []
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         """Print a line on rank 0's terminal, and write it to the log of every rank that calls this method."""
         logger.info(text)
         if self.console is not None:
@@ -164,57 +164,57 @@ class Session:
     def warn(self, *texts: str) -> None:
         """Print warnings like :meth:`say`, and record them in ``result.json``."""
         for text in texts:
-            self.say(f"warning: {text}")
+            self.print(f"warning: {text}")
             self.warnings.append(text)
 
-    def when_started(self, action: Callable[[], object]) -> None:
-        """Register an action for :meth:`begin` on rank 0, for changes to files that an earlier attempt has left."""
-        self._when_started.append(action)
+    def on_start(self, action: Callable[[], object]) -> None:
+        """Register an action for :meth:`start_run` on rank 0, for changes to files that an earlier attempt has left."""
+        self._on_start.append(action)
 
-    def when_built(self, action: Callable[[nn.Module], object]) -> None:
+    def on_model(self, action: Callable[[nn.Module], object]) -> None:
         """Register an action that every rank runs when the model is built, before any sample is loaded.
 
         Args:
             action: takes the model: not wrapped, on the CPU, with the weights of ``init_from``.
         """
-        self._when_built.append(action)
+        self._on_model.append(action)
 
-    def built(self, model: nn.Module) -> None:
-        """Run the actions registered with :meth:`when_built`."""
-        while self._when_built:
-            self._when_built.pop(0)(model)
+    def notify_model(self, model: nn.Module) -> None:
+        """Run the actions registered with :meth:`on_model`."""
+        while self._on_model:
+            self._on_model.pop(0)(model)
 
-    def begin(self) -> None:
+    def start_run(self) -> None:
         """Start the run: replace the records of an earlier run in the folder, run registered actions, open trackers.
 
         Called by every rank at the same point: after the first training step, or before the first evaluation. Until
         then the records of an earlier run are unchanged. Calls after the first do nothing.
         """
-        if self.begun:
+        if self.is_started:
             return
-        self.begun = True
-        if self.pending:
+        self.is_started = True
+        if self.has_pending:
             self.distributed.barrier()
         if self.info.rank == 0:
             self.folder.commit_pending(self.config.overwrite)
-            for action in self._when_started:
+            for action in self._on_start:
                 action()
-            self.reporters = trackers.start(self.config.logger, self.folder, self.say)
-        self.forget()
-        if self.pending:
+            self.reporters = trackers.start(self.config.logger, self.folder, self.print)
+        self.clear_callbacks()
+        if self.has_pending:
             self.distributed.barrier()
-        self.pending = False
+        self.has_pending = False
 
     def close_reporters(self, status: str, result: Mapping[str, Any], patience_s: float) -> None:
         """Report the end of the run to the trackers, and print the run's address at each tracker."""
         for reporter in self.reporters:
             if reporter.close(status, result, patience_s) and status == "completed" and reporter.state["address"]:
-                self.say(f"{reporter.name}: {reporter.state['address']}")
+                self.print(f"{reporter.name}: {reporter.state['address']}")
         self.reporters = []
 
-    def forget(self) -> None:
-        """Drop the actions registered with :meth:`when_started`; they keep the runner and the wrapped model alive."""
-        self._when_started.clear()
+    def clear_callbacks(self) -> None:
+        """Drop the actions registered with :meth:`on_start`; they keep the runner and the wrapped model alive."""
+        self._on_start.clear()
 
     def close(self) -> None:
         """Wait for all ranks to have done their work. The process group is destroyed last, once the result is written.
@@ -225,4 +225,4 @@ class Session:
         gc.collect()
         if self.info.world_size > 1:
             self.distributed.barrier()
-            self.info.at_end.insert(0, self.backend.collectives.destroy)
+            self.info.exit_handlers.insert(0, self.backend.collectives.destroy)

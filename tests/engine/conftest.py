@@ -63,10 +63,10 @@ class Spy(Hook):
     priority = "LOWEST"
 
     def __init__(self, look):
-        self.look, self.seen = look, []
+        self.poll, self.seen = look, []
 
     def before_train_iter(self, runner, batch_idx, data_batch=None):
-        self.seen.append(self.look(runner))
+        self.seen.append(self.poll(runner))
 
 
 class Samples(Dataset):

@@ -53,7 +53,7 @@ def started(make_session, model, old, new):
     arguments["num_classes"] = len(new)
     session.weights = Weights(Path("run/best.pth"), before, {"classes": old})
     session.data_state, said = {"classes": new}, []
-    session.say = said.append
+    session.print = said.append
     drawn = torch.random.get_rng_state(), random.getstate()
     after = build_model(session, SimpleNamespace(model_arguments=lambda: arguments)).state_dict()
     assert random.getstate() == drawn[1]

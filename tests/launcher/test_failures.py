@@ -96,5 +96,5 @@ def test_a_first_notice_saves_the_state_and_a_second_ends_the_job(tmp_path, fold
     supervisor = Supervisor(launcher, run, str(tmp_path), [usr2], Failures(folder))
     for received in (None, usr2):
         supervisor._on_signal(usr2, None)
-        assert (supervisor.notices, supervisor.received) == ([usr2], received)
+        assert (supervisor.preempt_signals, supervisor.end_signal) == ([usr2], received)
     assert (tmp_path / PREEMPT_FLAG).exists()

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from exp.launcher.supervisor import HangDetector
+from exp.launcher.hang_detector import HangDetector
 from exp.runs import heartbeat
 from exp.runs.failures import Failures
 from exp.runs.folder import RunFolder
@@ -40,15 +40,15 @@ class Watch:
         found = None
         for _ in range(seconds):
             self.detectors[node]._looked -= 1
-            found = self.detectors[node].look([]) or found
+            found = self.detectors[node].poll([]) or found
         return found
 
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch):
-    monkeypatch.setattr("exp.launcher.supervisor._STACKS_WITHIN_S", 0)
-    monkeypatch.setattr("exp.launcher.supervisor.is_alive", lambda pid: True)
-    monkeypatch.setattr("exp.launcher.supervisor.proc_stat", lambda pid: ["S"])
+    monkeypatch.setattr("exp.launcher.hang_detector._STACKS_WITHIN_S", 0)
+    monkeypatch.setattr("exp.launcher.hang_detector.is_alive", lambda pid: True)
+    monkeypatch.setattr("exp.launcher.hang_detector.proc_stat", lambda pid: ["S"])
 
 
 @pytest.mark.parametrize(

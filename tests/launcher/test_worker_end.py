@@ -35,7 +35,7 @@ def raises():
 def crashes():
     os.kill(os.getpid(), signal.SIGILL)
 def body(folder, info):
-    info.at_end.extend([globals()[last], closes])
+    info.exit_handlers.extend([globals()[last], closes])
     if how == "preempted":
         raise Preempted(3)
     if how == "refused":
@@ -43,7 +43,7 @@ def body(folder, info):
     if how == "failed":
         raise ValueError("planted")
 session.run_rank = body
-main.work_to_end(folder, RankInfo())
+main.run_and_exit(folder, RankInfo())
 """
 
 

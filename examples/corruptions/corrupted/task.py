@@ -57,7 +57,7 @@ class Corruptions(Task):
         data = build_data(session)
         model = build_model(session, data).to(session.device).eval()
         evaluator = build_evaluator(session, data)
-        session.begin()
+        session.start_run()
         clean = measure(session, data, model, evaluator)
         rows: list[list[Any]] = [["none", 0, *clean.values()]]
         found = dict(clean)
@@ -75,7 +75,9 @@ class Corruptions(Task):
                 values = measure(session, data, model, evaluator, changed)
                 rows.append([kind, severity, *values.values()])
                 found.update({f"{name}_{kind}_{severity}": value for name, value in values.items()})
-                session.say(f"{kind} {severity}: {', '.join(f'{name} {value:.4g}' for name, value in values.items())}")
+                session.print(
+                    f"{kind} {severity}: {', '.join(f'{name} {value:.4g}' for name, value in values.items())}"
+                )
         if session.distributed.is_main:
             with (session.folder.path / "corruptions.csv").open("w", newline="") as file:
                 csv.writer(file).writerows([["corruption", "severity", *clean], *rows])

@@ -134,7 +134,7 @@ def measure_collectives(session: Session) -> dict[str, Any]:
 
     Precisions that ended the process in an earlier attempt are skipped.
     """
-    session.begin()
+    session.start_run()
     path = session.folder.path / "collectives.jsonl" if session.distributed.is_main else Path(os.devnull)
     journal = Journal(path, LIMITS_S["collectives"])
     crashed = {name for names in session.distributed.gather(journal.crashed) for name in names}

@@ -147,7 +147,7 @@ class Data(abc.ABC):
         Called on every rank after :meth:`load_state_dict`, before the model is built.
 
         Args:
-            session: the session. Register work that needs the model with :meth:`exp.session.Session.when_built`; set
+            session: the session. Register work that needs the model with :meth:`exp.session.Session.on_model`; set
                 functions for pictures and records in its ``extensions`` (:class:`exp.data.extensions.DataExtensions`).
         """
 

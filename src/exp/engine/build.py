@@ -55,7 +55,7 @@ def build_data(session: Session) -> Data:
     session.data_state = data.state_dict()
     to_plain(session.data_state, key="data")  # says now what the first checkpoint would
     for note in data.notes:
-        session.say(note)
+        session.print(note)
     return data
 
 
@@ -85,7 +85,7 @@ def build_model(session: Session, data: Data, to_place: bool = False) -> nn.Modu
     model: nn.Module = create(session.config.model, (Model, BaseModel), "model", **data.model_arguments())
     if session.weights is not None:
         classes = None if task_class(session.config).needs_weights else _other_classes(session, data, model)
-        session.say(load_weights(model, session.weights, session.config, classes=classes))
+        session.print(load_weights(model, session.weights, session.config, classes=classes))
         session.weights = replace(session.weights, state={}, data=None)  # the tensors are the model's now
     elif task_class(session.config).needs_weights and model.state_dict():
         raise ConfigError(
@@ -98,7 +98,7 @@ def build_model(session: Session, data: Data, to_place: bool = False) -> nn.Modu
     wraps = to_place and session.info.world_size > 1
     if session.config.compile and not (wraps and "compile" in session.config.wrapper.options):  # else it compiles
         model.compile()  # compiles at the first call; in place, so names and hooks stay, and it can still be wrapped
-    session.built(model)
+    session.notify_model(model)
     return model
 
 

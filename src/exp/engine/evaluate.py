@@ -56,7 +56,7 @@ def evaluate(session: Session) -> dict[str, Any]:
     draws = session.config.plots and task.worst + task.best
     ranking = Ranking(extensions.ranking) if draws and extensions.ranking is not None else None
     model = place_and_wrap(model, session, trains=False).eval()
-    session.begin()  # a collective, so before the first batch: ranks may have different numbers of batches
+    session.start_run()  # a collective, so before the first batch: ranks may have different numbers of batches
     values = measure(session, data, model, evaluator, on_batch=None if ranking is None else ranking.add)
     draw = extensions.draw_samples
     if ranking is not None and draw is not None:
@@ -69,7 +69,7 @@ def evaluate(session: Session) -> dict[str, Any]:
         draw_pictures(session, lambda: draw(predicted(worst), predicted(best)))
     tables, notes = evaluator.tables({*empty_result(session.config), *_OTHER_KEYS})
     for note in notes:
-        session.say(note)
+        session.print(note)
     if session.distributed.is_main:
         for table in tables:
             _write_table(session.folder.path / f"metrics_{table.name}.csv", table)
@@ -113,7 +113,7 @@ def predict(session: Session) -> dict[str, Any]:
     """
     data = build_data(session)
     model = place_and_wrap(build_model(session, data), session, trains=False).eval()
-    session.begin()
+    session.start_run()
     prediction = data.predict(session, model) or predict_split(session, data, model)
     session.distributed.barrier()
     return make_result(

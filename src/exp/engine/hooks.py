@@ -116,7 +116,7 @@ class MetricsHook(Hook):
         """Show the bar, and have the lines of steps removed that will be trained again."""
         self._loop = runner.train_loop
         again = ["val"] * self._loop.validation_due + ["train"] * bool(runner.losses.sums)
-        runner.session.when_started(functools.partial(self._truncate, runner.iter, again))
+        runner.session.on_start(functools.partial(self._truncate, runner.iter, again))
         self._staged = staged_bytes()
         self.progress.start(self._loop, f"{'compiling, ' if runner.session.config.compile else ''}first step ...")
 
@@ -291,6 +291,6 @@ class OverfitHook(Hook):
             first, last = self.means[0], self.means[-1]
             advice = "that is not near zero: train longer (max_steps), change optim.lr, or check loss and targets"
             verdict = "the model can learn" if 0 <= last < _NEAR_ZERO * first else advice
-            runner.session.say(
+            runner.session.print(
                 f"overfit: the loss went from {first:.4g} to {last:.4g} in {runner.iter} steps; {verdict}"
             )

@@ -170,7 +170,7 @@ class EvalLoop:
             runner.average_buffers()
             runner.call_hook("before_validation")  # not in MMEngine; called before a hook can replace the weights
         runner.call_hook(f"before_{stage}")
-        self.session.begin()  # a collective, so before the first batch: ranks may have different numbers of batches
+        self.session.start_run()  # a collective, so before the first batch: ranks may have different numbers of batches
         runner.call_hook(f"before_{stage}_epoch")
         report_stage(self._heartbeat, runner.iter)
         metrics = self.measure()

@@ -51,7 +51,7 @@ def draw_pictures(session: Session, make: Callable[[], Mapping[str, Picture]]) -
                 write_picture(session, f"plots/{name}", picture)
         except Exception as error:
             logger.exception("plots")
-            session.say(f"plots: not drawn: {type(error).__name__}: {error}; the log of rank 0 has the traceback")
+            session.print(f"plots: not drawn: {type(error).__name__}: {error}; the log of rank 0 has the traceback")
 
 
 def training_pictures(session: Session, model: Any, evaluator: Evaluator) -> dict[str, Picture]:
@@ -73,7 +73,7 @@ def training_pictures(session: Session, model: Any, evaluator: Evaluator) -> dic
         pictures["curves.png"] = training_curves(session.folder.records(), metric, greater, session.config.name)
     draw = session.extensions.pictures
     if draw is not None and is_sharded(unwrapped(model)):  # a forward pass is a collective, and this is rank 0 alone
-        session.say("plots: no pictures of predictions with wrapper=fsdp; task=predict draws them")
+        session.print("plots: no pictures of predictions with wrapper=fsdp; task=predict draws them")
     elif draw is not None:
         pictures.update(draw(model, evaluator))
     return pictures

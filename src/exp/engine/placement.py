@@ -135,7 +135,7 @@ def fit_batchnorm(model: nn.Module, session: Session, synchronize: bool) -> nn.M
         return nn.SyncBatchNorm.convert_sync_batchnorm(model) if synchronize else model
     has = any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
     if has or synchronize:
-        session.say(
+        session.print(
             f"warning: backend={session.backend.name} has no synchronized batch norm: each device computes statistics "
             "of its own samples; use a larger batch_size, or a norm that does not depend on the batch"
         )

@@ -144,7 +144,7 @@ def build_trainer(session: Session, data: Any, model: Any) -> Trainer:
         user_hooks.append(SplitCheck(session))
     dropouts = DropoutStream(bare, sampler, config.seed) if config.dropout_by_sample else None
     if dropouts is not None and dropouts.left_out:
-        session.say(
+        session.print(
             f"dropout_by_sample=true: {', '.join(dropouts.left_out)} still draw from the device's generator; replace "
             "torch's dropout there by exp.models.dropout.Dropout"
         )

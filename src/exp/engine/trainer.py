@@ -219,7 +219,7 @@ class Trainer:
                 loop.sampler.advance()
                 self._check_updates()
                 report_stage(Stage.HOOKS)
-                self.session.begin()  # after the first step, which would have failed if the memory were too small
+                self.session.start_run()  # after the first step, which would have failed if the memory were too small
                 self.call_hook("after_train_iter", batch_idx=index, data_batch=batch, outputs=outputs)
                 del batch, outputs  # free their memory before the next batch or a validation
                 loop.iter += 1
@@ -236,7 +236,7 @@ class Trainer:
             if loop.val_every is None or loop.iter == loop.max_iters:
                 self._validate()
         report_stage(Stage.FREE)  # no time limit for what follows, which is done once
-        self.session.begin()  # for a resumed run without a step left
+        self.session.start_run()  # for a resumed run without a step left
         self.call_hook("after_train")
         self.call_hook("after_run")
 
@@ -250,7 +250,7 @@ class Trainer:
         passes, updates = self.optim_wrapper.count()
         accumulate = self.train_loop.accumulate
         if not updates or (accumulate > 1 and (passes, updates) != (accumulate, 1)):
-            raise (RunError if self.session.begun else ConfigError)(
+            raise (RunError if self.session.is_started else ConfigError)(
                 f"{qualified_name(unwrapped(self.model))}.train_step has made {passes} backward passes and "
                 f"{updates} updates of the weights in step {self.iter + 1}, with accumulate={accumulate}; it must call "
                 f"update_params {'once' if accumulate > 1 else 'at least once'} per micro-batch"

@@ -237,7 +237,7 @@ def build_intervals(session: Session, data: Any, model: Any) -> Intervals | None
     record.update(symmetric=task.intervals_symmetric, calibrated_on=f"val of {source.path.name}{subset}")
     record.update(windows=windows, of=len(val))
     if session.distributed.is_main:
-        session.say(f"intervals: calibrated on {windows} of {len(val)} validation windows of {source.path.name}")
+        session.print(f"intervals: calibrated on {windows} of {len(val)} validation windows of {source.path.name}")
     return Intervals(kind, levels, taus, offsets, distribution, record)
 
 

@@ -52,7 +52,7 @@ def predict(session: Session, data: Any, model: Any) -> Prediction:
         return Prediction({}, [], "")
     count = min(task.num_windows, len(data.test))
     if (task.num_windows or task.backtest_file) and not len(data.test):
-        session.say(
+        session.print(
             f"{data.path} has {data.num_rows} rows, too few for a window with truth (data.lookback + data.horizon = "
             f"{data.lookback + data.horizon}): only the rows after them are forecast"
         )

@@ -107,8 +107,8 @@ def local_address_for(endpoint: str) -> str | None:
     for family, _, _, _, address in socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM):
         with socket.socket(family, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
             probe.connect(address)
-            own = str(probe.getsockname()[0])
-            return own if _is_usable(host, own) else None
+            local_address = str(probe.getsockname()[0])
+            return local_address if _is_usable(host, local_address) else None
     return None
 
 

@@ -102,10 +102,10 @@ def _record_killed(failures: Failures, ends: Mapping[int, Any]) -> None:
         failures: error files that the guards have written.
         ends: torch's ``ProcessFailure`` of the guards that did not return 0, by rank.
     """
-    gone = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # of this process's own children
-    if gone is not None and gone.si_code != os.CLD_EXITED:
+    ended_child = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # of this process's own children
+    if ended_child is not None and ended_child.si_code != os.CLD_EXITED:
         why = f"exp-fork-server, the parent of all workers on {socket.gethostname()}, was killed by "
-        failures.record_lost(why + signal_name(gone.si_status))
+        failures.record_lost(why + signal_name(ended_child.si_status))
     elif not failures.read():
         for rank, end in ends.items():
             if end.exitcode != -signal.SIGTERM:  # torch's own
@@ -183,8 +183,8 @@ def _launch_config(spec: dict[str, Any]) -> Any:
         "start_method": _START_METHOD,
         "local_addr": address,
     }
-    known = inspect.signature(LaunchConfig).parameters
-    return LaunchConfig(**{name: value for name, value in settings.items() if name in known})
+    parameters = inspect.signature(LaunchConfig).parameters
+    return LaunchConfig(**{name: value for name, value in settings.items() if name in parameters})
 
 
 if __name__ == "__main__":

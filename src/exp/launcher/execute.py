@@ -102,7 +102,7 @@ def print_header(run: FrozenRun) -> None:
 def report_outcome(run: FrozenRun, outcome: Outcome) -> int:
     """Print how the run ended, record an end without success in ``result.json``, and return the exit code."""
     config, folder = run.config, run.folder
-    if outcome.left or outcome.reported:
+    if outcome.still_running or outcome.printed:
         return outcome.exit_code
     code = None if outcome.interrupted_by is not None else run.task.report_outcome(config, folder, outcome)
     if code is not None or (run.task.is_diagnostic and outcome.exit_code == EXIT_OK):
@@ -146,7 +146,7 @@ def _record_end(run: FrozenRun, result: dict[str, Any], outcome: Outcome) -> str
         A line for the user if the file cannot be written; otherwise empty.
     """
     try:
-        if not outcome.recorded and (run.config.launcher.nnodes == 1 or run.folder.claim_end()):
+        if not outcome.result_written and (run.config.launcher.nnodes == 1 or run.folder.claim_end()):
             run.folder.discard_pending() if run.folder.has_pending else run.folder.write_result(result)
     except OSError as error:
         return f"\n  {run.folder.result} could not be written: {error.strerror}"

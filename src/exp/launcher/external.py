@@ -60,24 +60,24 @@ class ExternalLauncher(Launcher):
             ConfigError: this process has no rank, or ``overrides`` ask for another number of processes.
         """
         os.environ.update(rank_environment(os.environ, config.nproc))
-        place = RankInfo.of(os.environ)
-        found = {"nproc": place.local_world_size, "launcher.nnodes": place.nodes}
-        for key, value in found.items():
-            if any(each.startswith(f"{key}=") and each != f"{key}={value}" for each in overrides):
+        rank_info = RankInfo.of(os.environ)
+        values = {"nproc": rank_info.local_world_size, "launcher.nnodes": rank_info.nodes}
+        for key, value in values.items():
+            if any(override.startswith(f"{key}=") and override != f"{key}={value}" for override in overrides):
                 raise ConfigError(f"{key} cannot be set with launcher=external, which found {value}; leave it out")
-        config.nproc, config.launcher.nnodes = place.local_world_size, place.nodes
-        if place.local_rank > 0:
+        config.nproc, config.launcher.nnodes = rank_info.local_world_size, rank_info.nodes
+        if rank_info.local_rank > 0:
             cls.stderr = os.dup(sys.stderr.fileno())
             for stream in (sys.stdout, sys.stderr):
                 console.redirect_to_devnull(stream)
 
     def check(self, nproc: int) -> None:
         """Refuse restarts, and an unknown host in MASTER_ADDR."""
-        self.place = RankInfo.of(os.environ)
-        self.owns_run_folder = self.place.rank == 0
+        self.rank_info = RankInfo.of(os.environ)
+        self.owns_run_folder = self.rank_info.rank == 0
         if self.config.max_restarts:
             raise ConfigError("launcher.max_restarts needs launcher=torchrun; use --max-restarts of the outer torchrun")
-        if self.place.world_size > 1:
+        if self.rank_info.world_size > 1:
             check_host("MASTER_ADDR", os.environ["MASTER_ADDR"])
 
     def launch(self, run: FrozenRun) -> Outcome:
@@ -86,53 +86,53 @@ class ExternalLauncher(Launcher):
         Raises:
             ConfigError: another rank has another command, or does not see the run folder.
         """
-        place, folder = self.place, run.folder
+        info, folder = self.rank_info, run.folder
         environment = {
             **create_backend(run.config.backend).worker_env(
-                place.local_rank, place.local_world_size, single_node=place.single_node
+                info.local_rank, info.local_world_size, single_node=info.single_node
             ),
             **os.environ,
             AGENT_VARIABLE: str(os.getpid()),
         }
-        given = {
+        handshake = {
             "folder": str(folder.path) if self.owns_run_folder else None,
             "overrides": run.overrides,
-            "local_world_size": place.local_world_size,
+            "local_world_size": info.local_world_size,
             "timeout_s": self.config.timeout_s,
         }
         with tempfile.TemporaryDirectory(prefix="exp-") as scratch:
             log, began = Path(scratch, "early.log"), time.monotonic()
             environment[SCRATCH_VARIABLE] = scratch
             job = Supervisor(self, run, scratch, (PREEMPT_SIGNAL, signal.SIGTERM))
-            worker = "exp.worker.main", to_json(given)
+            worker = "exp.worker.main", to_json(handshake)
             code = job.watch(
-                lambda stderr: start_module(*worker, environment=environment, stderr=stderr), log, 1, place.world_size
+                lambda stderr: start_module(*worker, environment=environment, stderr=stderr), log, 1, info.world_size
             )
             refused = (read_json(Path(scratch, RUN_FOLDER_FILE)) or {}).get("refused")
             if refused is not None:
                 if self.owns_run_folder:
                     raise ConfigError(refused)
-                return Outcome(EXIT_CONFIG, reported=True)
+                return Outcome(EXIT_CONFIG, printed=True)
             return job.outcome(lambda: self._ended(job, code, log, time.monotonic() - began))
 
     def _ended(self, job: Supervisor, code: int, log: Path, after_s: float) -> Outcome:
         """Why the worker ended: the work is done, a rank failed, or the ranks did not meet."""
-        place, known = self.place, job.failures
-        if known is None:
-            return self._not_met(log, after_s, code if code < 128 else 128 - code)
+        info, failures = self.rank_info, job.failures
+        if failures is None:
+            return self._rendezvous_failed(log, after_s, code if code < 128 else 128 - code)
         if code == 0:
             return Outcome()
-        return Outcome.of(known.collect(place.world_size if self.owns_run_folder else 0, place.local_world_size))
+        return Outcome.of(failures.collect(info.world_size if self.owns_run_folder else 0, info.local_world_size))
 
-    def _not_met(self, log: Path, waited_s: float, code: int) -> Outcome:
+    def _rendezvous_failed(self, log: Path, waited_s: float, code: int) -> Outcome:
         """The outcome of a worker that did not meet the other ranks, and ended with this exit code after so long."""
-        place, host, port = self.place, os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
-        where, here = f"MASTER_ADDR={host} MASTER_PORT={port}", f"rank {place.rank} on {socket.gethostname()}"
+        info, host, port = self.rank_info, os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+        where, here = f"MASTER_ADDR={host} MASTER_PORT={port}", f"rank {info.rank} on {socket.gethostname()}"
         taken = port_owner(int(port)) if self.owns_run_folder else None
         if taken is not None:
             detail = f"{where}: the port is taken by {taken}; choose another one, the same for every process"
         else:
-            if code < 0 or place.world_size == 1:
+            if code < 0 or info.world_size == 1:
                 how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
                 first = f"the worker of {here} {how} before it had met the other ranks"
             else:
@@ -140,7 +140,7 @@ class ExternalLauncher(Launcher):
                 if self.owns_run_folder:
                     check = "that all of them have these variables, and that their hosts reach this port"
                 first = (
-                    f"the {place.world_size} processes did not meet at {where}: {here} has waited for {waited_s:.0f} s "
+                    f"the {info.world_size} processes did not meet at {where}: {here} has waited for {waited_s:.0f} s "
                     f"(launcher.timeout_s={self.config.timeout_s}); check that they were started, {check}"
                 )
             # Without the log's path, since its folder is removed, and without the frames of torch's C++ code.

@@ -59,11 +59,11 @@ def compose_run(config: ExpConfig, overrides: list[str]) -> ExpConfig:
         UnavailableError: the backend is not available.
     """
     allow(config.plugins, overrides)
-    primary, wanted, folder = compose.base_of(overrides, task_class(config).needs_weights)
+    primary, task_overrides, folder = compose.base_of(overrides, task_class(config).needs_weights)
     if "," in config.backend._target_:  # backend=auto: the candidates
-        config = _with_backend(config, primary, wanted)
+        config = _with_backend(config, primary, task_overrides)
     elif folder != OmegaConf.select(config, "record.trained_in"):  # type: ignore[arg-type]
-        config = compose.compose(primary, wanted)
+        config = compose.compose(primary, task_overrides)
     config = compose.typed(config)  # checks what +KEY=VALUE added, too
     compose.replace_given(config, overrides)
     _record_choices(config)
@@ -96,11 +96,11 @@ def validate_run(config: ExpConfig, overrides: list[str], output_dir: Path | Non
 def _with_backend(config: ExpConfig, primary: str, overrides: list[str]) -> ExpConfig:
     """The configuration with the first available backend in place of ``backend=auto``."""
     name = choose(config.backend._target_.split(","))
-    kept = [each for each in overrides if not each.startswith(("backend=", "backend._target_="))]
+    other_overrides = [override for override in overrides if not override.startswith(("backend=", "backend._target_="))]
     try:
-        return compose.compose(primary, [*kept, f"backend={name}"])
+        return compose.compose(primary, [*other_overrides, f"backend={name}"])
     except MissingConfigException:  # a backend of another package, without a YAML file
-        return compose.compose(primary, [*kept, f"backend._target_={name}", f"backend.name={name}"])
+        return compose.compose(primary, [*other_overrides, f"backend._target_={name}", f"backend.name={name}"])
 
 
 def _record_choices(config: ExpConfig) -> None:
@@ -121,17 +121,17 @@ def _record_config_diff(config: ExpConfig, overrides: list[str]) -> None:
         record.trained_in = str(folder)
         earlier = compose.load(RunFolder(folder).config)
         check_weights(config, earlier, folder)
-        altered = RunFolder(folder).modified_files(read_json(RunFolder(folder).result) or {})
-        record.differs = [f"{name} was changed after that run" for name in altered if name == "config.yaml"]
+        modified = RunFolder(folder).modified_files(read_json(RunFolder(folder).result) or {})
+        record.differs = [f"{name} was changed after that run" for name in modified if name == "config.yaml"]
         record.differs += differences.different(config, earlier, "trained with")
-    changed = folder is not None or any(re.match(r"[+~]*(data|model)\b", each) for each in overrides)
+    changed = folder is not None or any(re.match(r"[+~]*(data|model)\b", override) for override in overrides)
     if changed and config.data.get("horizon") in config.published:  # else there is nothing to compare
         experiment = record.chosen.get("experiment")
-        shipped, left_out = _published_config(experiment, config.data.horizon), ("data.root", "seed", "precision")
+        published, left_out = _published_config(experiment, config.data.horizon), ("data.root", "seed", "precision")
         record.published_differs = (
             [f"experiment={experiment} is not here to compare with"]
-            if shipped is None
-            else differences.different(config, shipped, "there", left_out)
+            if published is None
+            else differences.different(config, published, "there", left_out)
         )
 
 

@@ -15,7 +15,7 @@ from exp.runs.failures import Failures
 from exp.runs.scratch import SCRATCH_VARIABLE
 from exp.session import RankInfo
 from exp.task import task_class
-from exp.worker.main import guard, preempted_in, work_to_end
+from exp.worker.main import guard, preempted_in, run_and_exit
 from exp.worker.processes import fork
 from exp.worker.rank import describe_error, reporting
 from exp.worker.session import run_rank
@@ -31,8 +31,8 @@ class LocalLauncher(Launcher):
 
     def check(self, nproc: int) -> None:
         """Refuse more than one worker, restarts, and more than one node."""
-        asked = {"nproc": (nproc, 1), "max_restarts": (self.config.max_restarts, 0), "nnodes": (self.config.nnodes, 1)}
-        for key, (value, possible) in asked.items():
+        limits = {"nproc": (nproc, 1), "max_restarts": (self.config.max_restarts, 0), "nnodes": (self.config.nnodes, 1)}
+        for key, (value, possible) in limits.items():
             if value != possible:
                 name = key if key == "nproc" else f"launcher.{key}"
                 raise ConfigError(f"{name}={value} needs launcher=torchrun; launcher=local runs a single process")
@@ -47,7 +47,7 @@ class LocalLauncher(Launcher):
             def main() -> int:
                 os.environ[SCRATCH_VARIABLE] = scratch
                 info = RankInfo(preempted=preempted_in(scratch))
-                return guard(lambda: work_to_end(folder, info), info, str(folder.path), parent)
+                return guard(lambda: run_and_exit(folder, info), info, str(folder.path), parent)
 
             failures = Failures(folder, scratch)
             job = Supervisor(self, run, scratch, (signals.PREEMPT_SIGNAL,), failures)

@@ -39,17 +39,17 @@ class Outcome:
     failures: list[RankFailure] = field(default_factory=list)
     interrupted_by: str | None = None
     preempted: dict[str, Any] | None = None
-    reported: bool = False
-    recorded: bool = False
-    left: bool = False
+    printed: bool = False
+    result_written: bool = False
+    still_running: bool = False
     detail: str | None = None
     unkillable: list[int] = field(default_factory=list)
 
     @classmethod
     def of(cls, failures: list[RankFailure], detail: str | None = None) -> Outcome:
         """The outcome of a failed launch. Its exit code is that of exp's own errors, otherwise 1."""
-        own = failures[0].exit_code if failures and failures[0].is_exp_error else EXIT_FAILED
-        return cls(own, failures=failures, detail=detail)
+        exit_code = failures[0].exit_code if failures and failures[0].is_exp_error else EXIT_FAILED
+        return cls(exit_code, failures=failures, detail=detail)
 
     @classmethod
     def of_signal(cls, number: int, saves: bool) -> Outcome:
@@ -109,7 +109,7 @@ def describe_failure(outcome: Outcome, folder: RunFolder) -> str:
             lines.append(f"  log: {log}")
     else:
         detail = outcome.detail or "no rank left an error"
-        lines.append(detail if outcome.reported else f"the run ended without a result: {detail}")
+        lines.append(detail if outcome.printed else f"the run ended without a result: {detail}")
     if outcome.unkillable:
         lines.append(f"  still running, stuck in the kernel: {', '.join(map(str, outcome.unkillable))}")
     return "\n".join(lines)

@@ -37,7 +37,7 @@ class ProgressDisplay:
         self.console = console.make_console()
         self.live: Any = None
         self.rows: dict[int, Any] = {}
-        self._shown = ""
+        self._printed_state = ""
 
     def __enter__(self) -> ProgressDisplay:
         if self.console.is_terminal:
@@ -71,9 +71,9 @@ class ProgressDisplay:
             text: the state, and after two spaces the figures.
         """
         self.draw(number, text)
-        if self.live is None and text.partition("  ")[0] != self._shown:
-            self._shown = text.partition("  ")[0]
-            self.say(self._shown)
+        if self.live is None and text.partition("  ")[0] != self._printed_state:
+            self._printed_state = text.partition("  ")[0]
+            self.say(self._printed_state)
 
     def ended(self, number: int, outcome: Outcome) -> None:
         """Called when a run has ended; shows nothing here, because a single run has its own final report."""

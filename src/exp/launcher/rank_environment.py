@@ -41,31 +41,31 @@ def rank_environment(environ: Mapping[str, str], nproc: int = 1) -> dict[str, st
     Raises:
         ConfigError: a variable is missing, or the variables contradict one another.
     """
-    given = [names for names in _FAMILIES if any(name in environ for name in names[:2])]
-    if not given:
+    families = [names for names in _FAMILIES if any(name in environ for name in names[:2])]
+    if not families:
         raise ConfigError(
             "launcher=external looks for the variables of another launcher, and finds none; use it under torchrun, "
             f"mpirun or srun, or set {', '.join([*_TORCH, *_MASTER])}"
         )
-    names = next((names for names in given if all(name in environ for name in names[:3])), given[0])
+    names = next((names for names in families if all(name in environ for name in names[:3])), families[0])
     needed = [*names[:3], *(_MASTER if environ.get(names[1], "1") != "1" else ())]
     missing = [name for name in needed if name not in environ]
-    shown = f"launcher=external: {_format_environment(environ, names)}"
+    variables = f"launcher=external: {_format_environment(environ, names)}"
     if missing:
         one = "; one process per node, or pod: LOCAL_RANK=0" if "LOCAL_RANK" in missing else ""
-        raise ConfigError(f"{shown}, but {', '.join(missing)} is not set; set it{one}")
+        raise ConfigError(f"{variables}, but {', '.join(missing)} is not set; set it{one}")
     on_nodes = re.sub(r"\(x\d+\)", "", environ.get(names[3], str(nproc))).split(",")  # Slurm's "2(x4),1"
     texts = [*(environ[name] for name in names[:3]), on_nodes[0], environ.get("MASTER_PORT", "0")]
-    sound = len(set(on_nodes)) == 1 and all(text.isdecimal() for text in texts)
-    if sound:
+    consistent = len(set(on_nodes)) == 1 and all(text.isdecimal() for text in texts)
+    if consistent:
         rank, size, local_rank, local_size, port = map(int, texts)
         below = rank < size and local_rank < local_size and (local_size < size or local_rank == rank)
-        sound = below and size % local_size == 0 and (size == 1 or 0 < port < 65536)
-    if not sound:
+        consistent = below and size % local_size == 0 and (size == 1 or 0 < port < 65536)
+    if not consistent:
         raise ConfigError(
-            f"{shown} contradict each other: every node must have the same number of processes ({names[3]}, or nproc: "
-            f"{on_nodes[0]}), ranks must be numbers below the world size, on one node rank and local rank must be "
-            "equal, and the port must be in 1 to 65535; correct what sets them"
+            f"{variables} contradict each other: every node must have the same number of processes ({names[3]}, or "
+            f"nproc: {on_nodes[0]}), ranks must be numbers below the world size, on one node rank and local rank must "
+            "be equal, and the port must be in 1 to 65535; correct what sets them"
         )
     return dict(zip((*_TORCH, *_MASTER), [*texts[:4], environ.get("MASTER_ADDR", "127.0.0.1"), texts[4]]))
 
@@ -86,8 +86,8 @@ def check_stale_environment(nnodes: int = 1) -> None:
     """
     for names in _FAMILIES:
         rank, size = (os.environ.get(name, "") for name in names[:2])
-        several = rank.isdigit() and size.isdigit() and int(rank) < int(size) and int(size) not in (1, nnodes)
-        if not several or names[2] not in os.environ:  # srun may set some of PMI's, not the local rank
+        is_one_of_several = rank.isdigit() and size.isdigit() and int(rank) < int(size) and int(size) not in (1, nnodes)
+        if not is_one_of_several or names[2] not in os.environ:  # srun may set some of PMI's, not the local rank
             continue
         scheduled = names is _TORCH and any(name in os.environ for name in _SCHEDULED)
         variables = _format_environment(os.environ, names)
@@ -122,12 +122,12 @@ def _sibling_rank_exists(names: Sequence[str]) -> bool:
     Args:
         names: the variables of rank, world size and local rank.
     """
-    rank, mine = f"{names[0]}=".encode(), f"{names[0]}={os.environ[names[0]]}".encode()
+    rank, own_entry = f"{names[0]}=".encode(), f"{names[0]}={os.environ[names[0]]}".encode()
     command = Path("/proc/self/cmdline").read_bytes()
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
-            own = set((entry / "environ").read_bytes().split(b"\0"))
-            others = any(each.startswith(rank) and each != mine for each in own)
+            environ = set((entry / "environ").read_bytes().split(b"\0"))
+            others = any(variable.startswith(rank) and variable != own_entry for variable in environ)
             if others and (entry / "cmdline").read_bytes() == command:
                 time.sleep(_GRACE_S)  # stay alive until the other processes have seen this one
                 return True

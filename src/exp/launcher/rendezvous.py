@@ -40,11 +40,11 @@ class _StateReader(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def _checked(found: Any) -> Any:
-    """Return ``found`` (state and token), or None if there is no state yet; raise if it is not a rendezvous state."""
-    if found is not None:
-        _StateReader(io.BytesIO(found[0])).load()
-    return found
+def _checked(state: Any) -> Any:
+    """Return ``state`` (state and token), or None if there is no state yet; raise if it is not a rendezvous state."""
+    if state is not None:
+        _StateReader(io.BytesIO(state[0])).load()
+    return state
 
 
 class _Backend(C10dRendezvousBackend):

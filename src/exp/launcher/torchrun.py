@@ -75,23 +75,23 @@ class TorchrunLauncher(Launcher):
                 "rdzv_id": "exp" if holder is None else holder.secret,
                 "parent": os.getpid(),
             }
-            known = Failures(folder, scratch)
+            failures = Failures(folder, scratch)
             environment[SCRATCH_VARIABLE] = scratch
-            job = Supervisor(self, run, scratch, self.preemption_signals, known)
+            job = Supervisor(self, run, scratch, self.preemption_signals, failures)
             # A file in the private folder, because everybody on this machine can read the arguments of a process.
             write_json(Path(scratch, SPEC), spec)
             agent = "exp.launcher.agent", str(folder.path)
             code = job.watch(lambda log: start_module(*agent, environment=environment, stderr=log), log, nproc, nnodes)
-            return job.outcome(lambda: self._failed(known, nproc, job.killed, code, log) if code else Outcome())
+            return job.outcome(lambda: self._failed(failures, nproc, job.killed, code, log) if code else Outcome())
 
-    def _failed(self, known: Failures, nproc: int, killed: bool, code: int, log: Path) -> Outcome:
+    def _failed(self, failures: Failures, nproc: int, killed: bool, code: int, log: Path) -> Outcome:
         """Why the agent ended with ``code``: a rank of this or another node failed, or the agent itself did."""
         nnodes, of_agent = self.config.nnodes, code < 0 and not killed
         why = f"torch's agent on {socket.gethostname()} was killed by {signal_name(-code)}"
         if of_agent:  # the other nodes read the cause from the run folder
-            known.record_lost(why)
-        failures = known.collect(0 if nnodes == 1 else nproc * nnodes, nproc)
-        if nnodes > 1 and not any(beat.pid for beat in heartbeat.read(str(known.scratch))):
+            failures.record_lost(why)
+        collected = failures.collect(0 if nnodes == 1 else nproc * nnodes, nproc)
+        if nnodes > 1 and not any(beat.pid for beat in heartbeat.read(str(failures.scratch))):
             why = (
                 f"the {nnodes} nodes did not meet at launcher.rdzv_endpoint={self.config.rdzv_endpoint} within "
                 f"launcher.timeout_s={self.config.timeout_s}; start the same command on every node, and check that "
@@ -99,4 +99,4 @@ class TorchrunLauncher(Launcher):
             )
         elif code > 0:
             why = "torch's agent failed, and no rank left an error"
-        return Outcome.of(failures, "\n".join([why, *tail_of(log)]))
+        return Outcome.of(collected, "\n".join([why, *tail_of(log)]))

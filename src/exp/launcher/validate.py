@@ -82,8 +82,8 @@ def validate(
     else:
         config.batch_size = config.global_batch_size = None  # without training they need not be consistent
     _check_files(config, task)
-    several = config.nproc > 1 or config.data.get("num_workers")
-    if several and not is_remote and not os.access(_SHARED_MEMORY, os.W_OK):
+    uses_processes = config.nproc > 1 or config.data.get("num_workers")
+    if uses_processes and not is_remote and not os.access(_SHARED_MEMORY, os.W_OK):
         raise UnavailableError(
             f"{_SHARED_MEMORY} is missing or read-only, and several processes need it for shared memory; mount it "
             "(docker run --shm-size=8g), or set nproc=1 data.num_workers=0"

@@ -96,8 +96,8 @@ class Job:
             return "done before"
         if outcome is None:
             return "not begun"
-        if outcome.left or outcome.interrupted_by is not None:
-            return "submitted" if outcome.left else "interrupted"
+        if outcome.still_running or outcome.interrupted_by is not None:
+            return "submitted" if outcome.still_running else "interrupted"
         return {EXIT_OK: "completed", EXIT_PREEMPTED: "preempted"}.get(outcome.exit_code, "failed")
 
     @property

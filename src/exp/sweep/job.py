@@ -50,10 +50,10 @@ def main(run_dir: str, parent: str, token: str) -> int:
         if outcome.exit_code == EXIT_FAILED and outcome.detail is None and not outcome.failures:
             # The task itself has found what is wrong, and printed it.
             error = (read_json(folder.result) or {}).get("error") or {}
-            outcome.detail, outcome.reported = error.get("message"), True
+            outcome.detail, outcome.printed = error.get("message"), True
     except ExpError as error:
         console.error(str(error))
-        outcome = Outcome(error.exit_code, reported=True, detail=str(error))
+        outcome = Outcome(error.exit_code, printed=True, detail=str(error))
     except SignalReceived as ended:
         outcome = Outcome(ended.exit_code, interrupted_by=signal_name(ended.number))
     with contextlib.suppress(OSError):  # on a full disk the sweep shows the end of the log

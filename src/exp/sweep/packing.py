@@ -117,9 +117,9 @@ class _Packing:
         try:
             folder.check_exists()
         except RunError as lost:
-            return Outcome(EXIT_FAILED, reported=True, detail=str(lost))
+            return Outcome(EXIT_FAILED, printed=True, detail=str(lost))
         how = f"killed by {signal_name(-code)}" if code < 0 else f"exited with code {code} before its time"
-        return Outcome(EXIT_FAILED, reported=True, detail="\n".join([how, *tail_of(folder.logs / _LOG)]))
+        return Outcome(EXIT_FAILED, printed=True, detail="\n".join([how, *tail_of(folder.logs / _LOG)]))
 
     def on_signal(self, number: int, _frame: Any) -> None:
         """Forward a signal to the jobs, which run in sessions of their own."""

@@ -85,7 +85,7 @@ def export(session: Session) -> dict[str, Any]:
     side = task.size or int(session.config.data.size)
     # Not only whole numbers: files of more than 8 bits give fractions.
     image = torch.rand(_BATCH, data.read.channels, side, side) * 255.0
-    session.begin()
+    session.start_run()
     folder = session.folder.path / "export"
     folder.mkdir(exist_ok=True)
     with torch.no_grad():
@@ -166,7 +166,7 @@ def _hugging_face(session: Session, model: Any, folder: Path, image: torch.Tenso
     pixels = (image.float() - mean) / std
     expected = _tokens(backbone, (image.float() - model.pixel_mean) / model.pixel_std)
     if not torch.equal(backbone.rope.periods, loaded.rope.periods):
-        session.say(
+        session.print(
             "export: Hugging Face's form has no periods of the rotary embedding; those of the weights are rounded "
             "otherwise than transformers computes them, which moves features by "
             f"{_difference(_tokens(loaded, pixels), expected):.2g} of the largest"

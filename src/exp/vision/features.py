@@ -71,7 +71,7 @@ def write_features(session: Session) -> dict[str, Any]:
     task = session.config.task
     data, model = _build(session)
     inputs, _ = resolve_inputs(session, data)
-    session.begin()
+    session.start_run()
     read, components = getattr(data, "read_model_input", data.read), Components(int(model.backbone.embed_dim))
     written: dict[int, list[Any]] = {}
 
@@ -284,7 +284,7 @@ def store_features(session: Session) -> dict[str, Any]:
         unusable = store.images(UNUSABLE)
         if unusable:
             files = [splits[split].samples[number][0] for split, number in unusable[:NAMED_FILES]]
-            session.say(f"{len(unusable)} images could not be used, and are left out: {files[0]}")
+            session.print(f"{len(unusable)} images could not be used, and are left out: {files[0]}")
             skipped = {"skipped": {"count": len(unusable), "files": files}}
         if unusable and distributed.is_main:
             write_json(folder / "about.json", {**store.about, **skipped})
@@ -308,11 +308,11 @@ def _compute(session: Session, data: Any, model: Any, splits: dict[str, Any]) ->
     """Compute the batches that the store lacks; returns the number of images over all ranks, and seconds."""
     distributed, store, size = session.distributed, FeatureStore(session.config.task.store), data.eval_batch_size
     missing = distributed.gather(store.images(TO_DO))[0]
-    session.say(
+    session.print(
         f"{store.folder} lacks the features of {len(missing)} of {sum(map(len, splits.values()))} images"
         + ("" if missing else "; nothing is left to compute")
     )
-    session.begin()
+    session.start_run()
     start, computed = time.perf_counter(), 0
     for split, dataset in splits.items():
         to_do = torch.tensor([number for name, number in missing if name == split], dtype=torch.int64)

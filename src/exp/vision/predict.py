@@ -68,7 +68,7 @@ def resolve_inputs(session: Session, data: Any) -> tuple[list[Input], list[str] 
     if pattern is not None:
         note = unread_note(Path(pattern).expanduser())
         if note is not None:
-            session.say(note)
+            session.print(note)
         return name_inputs(find_images(pattern)), None
     inputs = name_inputs([Path(sample[0]) for sample in data.test.samples])
     return inputs, None if data.per_pixel else [data.classes[sample[1]] for sample in data.test.samples]
@@ -341,7 +341,7 @@ def _predict(session: Session, data: Any, model: Any, entry: Input) -> tuple[lis
             tiling = Tiling("slide", window, _OVERLAP, tiling.scales, tiling.flip)
         if list(data.resized) == [str(entry.path)]:  # the first one
             across, down = data.resized[str(entry.path)]
-            session.say(
+            session.print(
                 f"warning: {entry.path} has {size[1]} x {size[0]} pixels; unlike data.eval_pipeline, it is resized to "
                 f"{across} x {down}, by a factor of the images of the data; result.json names such images"
             )

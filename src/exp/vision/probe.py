@@ -346,9 +346,9 @@ def run_probes(session: Session) -> dict[str, Any]:
     task, distributed = session.config.task, session.distributed
     runner = ProbeRunner(task)
     notes = runner.notes()
-    session.begin()
+    session.start_run()
     chosen_on, tested_on, about = runner.val.split, runner.test.split, runner.store.about
-    session.say(
+    session.print(
         f"{len(runner.train.labels)} rows of {runner.train.table.shape[1]} ({runner.kind}), {runner.classes} classes; "
         f"settings are chosen on {chosen_on}, results are of {tested_on}"
     )
@@ -364,10 +364,10 @@ def run_probes(session: Session) -> dict[str, Any]:
     if len(unconverged):
         notes.append(f"logistic: not converged after task.max_iter={task.max_iter}: {', '.join(unconverged)}")
     for note in notes:
-        session.say(note)
+        session.print(note)
     for row in best.to_dict("records"):
         shots = f", {row['shots']} of each class, seed {row['seed']}" if row["shots"] else ""
-        session.say(
+        session.print(
             f"{row['probe']}: {row['setting']}{shots}: {runner.metric} {100 * row[f'test_{runner.metric}']:.2f} %"
         )
     if distributed.is_main:

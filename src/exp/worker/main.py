@@ -35,16 +35,16 @@ from exp.runs.scratch import PREEMPT_FLAG, PREEMPTED_FILE, RUN_FOLDER_FILE, SCRA
 from exp.session import RankInfo
 from exp.worker import processes, session
 from exp.worker.processes import AGENT_VARIABLE, REQUEUES_VARIABLE
-from exp.worker.rank import is_of_peer, reporting
+from exp.worker.rank import is_caused_by_peer, reporting
 from exp.worker.session import make_store
 
-__all__ = ["guard", "main", "preempted_in", "work_to_end"]
+__all__ = ["guard", "main", "preempted_in", "run_and_exit"]
 
-_SEEN_WITHIN_S = 60.0  # an NFS client may report a new file as missing for a while
+_NFS_TIMEOUT_S = 60.0  # an NFS client may report a new file as missing for a while
 _READ_WITHIN_S = 0.5
 _CLEAN_UP_S = 20.0
 _CLEAN_UP_AFTER_FAILURE_S = 3.0  # less than the launcher waits for the other ranks
-_LOOKED_FOR_S = 3.0  # time for the launcher to find the rank that is missing, before the agent ends all others
+_DETECT_S = 3.0  # time for the launcher to find the rank that is missing, before the agent ends all others
 _STDERR = 2  # file descriptor; in the session it is the log of the rank
 
 
@@ -83,11 +83,11 @@ def guard(work: Callable[[], NoReturn], info: RankInfo, folder: str | None, pare
         0 if the worker reached its end, also if it died after that, in the clean-up of its device; otherwise its exit
         code, 128 + the number of the signal that killed it, or 1.
     """
-    own, scratch = os.getpid(), os.environ[SCRATCH_VARIABLE]
+    guard_pid, scratch = os.getpid(), os.environ[SCRATCH_VARIABLE]
     pid = os.fork()
     if pid == 0:
         try:
-            processes.die_with_parent(signal.SIGKILL, own)
+            processes.die_with_parent(signal.SIGKILL, guard_pid)
             processes.name_process(f"exp-rank{info.rank}")
             work()
         finally:
@@ -131,16 +131,17 @@ def _work(argument: str, info: RankInfo) -> NoReturn:
     info.restart_count = max(restarts, earlier) + requeues
     if info.single_node and not external:  # a new store for each attempt: the old one holds the keys of dead ranks
         info.store = f"{scratch}/store-{restarts}"
-    folder = _join(info, json.loads(argument), scratch / RUN_FOLDER_FILE) if external else argument
-    work_to_end(RunFolder(folder), info)
+    folder = _handshake(info, json.loads(argument), scratch / RUN_FOLDER_FILE) if external else argument
+    run_and_exit(RunFolder(folder), info)
 
 
-def _join(info: RankInfo, given: dict[str, Any], joined: Path) -> str:
+def _handshake(info: RankInfo, handshake: dict[str, Any], joined: Path) -> str:
     """Check that all ranks have rank 0's command and see its run folder.
 
     Args:
         info: of this rank.
-        given: the command of this rank (``overrides``), ``local_world_size``, ``timeout_s`` and, on rank 0, ``folder``.
+        handshake: the command of this rank (``overrides``), ``local_world_size``, ``timeout_s`` and, on rank 0,
+            ``folder``.
         joined: file in which the launcher finds the folder, or why this rank was refused.
 
     Returns:
@@ -150,20 +151,20 @@ def _join(info: RankInfo, given: dict[str, Any], joined: Path) -> str:
         from torch.distributed import PrefixStore
 
         try:
-            store = make_store(info, timedelta(seconds=given["timeout_s"]))
+            store = make_store(info, timedelta(seconds=handshake["timeout_s"]))
             if info.rank == 0:
-                holder = read_holder(Path(given["folder"], LOCK))
-                first = {**given, "secret": holder.secret if holder else ""}
-                store.set("exp/first", json.dumps(first))  # noqa: TID251 - plain strings
-            first, wrong = _first_of(store, info.rank, given)
+                holder = read_holder(Path(handshake["folder"], LOCK))
+                rank0 = {**handshake, "secret": holder.secret if holder else ""}
+                store.set("exp/first", json.dumps(rank0))  # noqa: TID251 - plain strings
+            rank0, wrong = _read_rank0(store, info.rank, handshake)
             # An outer torchrun keeps its store when it restarts the ranks: each attempt has keys of its own.
-            own = PrefixStore(first["secret"], store)
-            own.set(f"exp/wrong/{info.rank}", wrong)
+            attempt_store = PrefixStore(rank0["secret"], store)
+            attempt_store.set(f"exp/wrong/{info.rank}", wrong)
             if info.rank == 0:
-                every = [own.get(f"exp/wrong/{rank}").decode() for rank in range(info.world_size)]
+                every = [attempt_store.get(f"exp/wrong/{rank}").decode() for rank in range(info.world_size)]
                 store.delete_key("exp/first")
-                own.set("exp/refused", next(filter(None, every), ""))
-            refused = own.get("exp/refused").decode()
+                attempt_store.set("exp/refused", next(filter(None, every), ""))
+            refused = attempt_store.get("exp/refused").decode()
         except (RuntimeError, OSError) as error:  # there is no log yet; the launcher shows what this process prints
             os.write(_STDERR, f"{type(error).__name__}: {error_message(error)}\n".encode())
             os._exit(EXIT_FAILED)
@@ -171,33 +172,33 @@ def _join(info: RankInfo, given: dict[str, Any], joined: Path) -> str:
             write_json(joined, {"refused": refused})
             time.sleep(_READ_WITHIN_S)  # rank 0 may serve the store, which the others still have to read
             os._exit(EXIT_CONFIG)
-        info.met.append(own)
-        given = first
-    write_json(joined, {"folder": given["folder"]})
-    return str(given["folder"])
+        info.stores.append(attempt_store)
+        handshake = rank0
+    write_json(joined, {"folder": handshake["folder"]})
+    return str(handshake["folder"])
 
 
-def _first_of(store: Any, rank: int, given: dict[str, Any]) -> tuple[dict[str, Any], str]:
+def _read_rank0(store: Any, rank: int, handshake: dict[str, Any]) -> tuple[dict[str, Any], str]:
     """What rank 0 knows of the run, and how the command or folder of this rank differs from it; empty: not at all."""
-    here, deadline = f"rank {rank} ({socket.gethostname()})", time.monotonic() + _SEEN_WITHIN_S
+    here, deadline = f"rank {rank} ({socket.gethostname()})", time.monotonic() + _NFS_TIMEOUT_S
     while True:
-        first = json.loads(store.get("exp/first"))  # again in each turn: it may be left of an earlier attempt
-        if given["overrides"] != first["overrides"]:
-            mine, theirs = {*given["overrides"]}, {*first["overrides"]}
-            own, other = (" ".join(sorted(words)) or "nothing" for words in (mine - theirs, theirs - mine))
-            return first, f"{here} has another command than rank 0: {own} instead of {other}; start all with the same"
-        here_of, there_of = given["local_world_size"], first["local_world_size"]
+        rank0 = json.loads(store.get("exp/first"))  # again in each turn: it may be left of an earlier attempt
+        if handshake["overrides"] != rank0["overrides"]:
+            local, remote = {*handshake["overrides"]}, {*rank0["overrides"]}
+            more, fewer = (" ".join(sorted(words)) or "nothing" for words in (local - remote, remote - local))
+            return rank0, f"{here} has another command than rank 0: {more} instead of {fewer}; start all with the same"
+        here_of, there_of = handshake["local_world_size"], rank0["local_world_size"]
         if here_of != there_of:
             return (
-                first,
+                rank0,
                 f"{here} is one of {here_of} on its node, rank 0 one of {there_of}; start as many on each node",
             )
-        holder = read_holder(Path(first["folder"], LOCK))
-        if holder is not None and holder.secret == first["secret"]:
-            return first, ""
+        holder = read_holder(Path(rank0["folder"], LOCK))
+        if holder is not None and holder.secret == rank0["secret"]:
+            return rank0, ""
         if time.monotonic() > deadline:
             what = "set output_dir=<a folder that all nodes share>"
-            return first, f"{here} does not see rank 0's run folder {first['folder']}; {what}"
+            return rank0, f"{here} does not see rank 0's run folder {rank0['folder']}; {what}"
         time.sleep(0.1)
 
 
@@ -215,14 +216,14 @@ class _NoTerminal(io.TextIOBase):
     read = readline
 
 
-def work_to_end(folder: RunFolder, info: RankInfo) -> NoReturn:
+def run_and_exit(folder: RunFolder, info: RankInfo) -> NoReturn:
     """Run the worker, and end this process. Reports to the launcher go into the job's scratch folder.
 
     Args:
         folder: the run folder.
         info: of this rank.
     """
-    scratch, own = os.environ[SCRATCH_VARIABLE], os.getpid()
+    scratch, pid = os.environ[SCRATCH_VARIABLE], os.getpid()
     try:
         with reporting(folder, info, redirect=True):
             heartbeat.start(scratch, info.local_rank, info.rank)
@@ -234,10 +235,10 @@ def work_to_end(folder: RunFolder, info: RankInfo) -> NoReturn:
         # The exit code stays 0: torch's agent restarts on any other code.
         write_json(Path(scratch, PREEMPTED_FILE), {"step": preempted.step})
     except BaseException as error:  # noqa: BLE001 - the log and the error file have it
-        if os.getpid() != own:  # forked by user code
+        if os.getpid() != pid:  # forked by user code
             os._exit(EXIT_FAILED)
-        if is_of_peer(error, info.world_size):
-            time.sleep(_LOOKED_FOR_S)
+        if is_caused_by_peer(error, info.world_size):
+            time.sleep(_DETECT_S)
         _exit(error.exit_code if isinstance(error, ExpError) else EXIT_FAILED, info)
     heartbeat.report_stage(Stage.DONE)
     _exit(EXIT_OK, info)
@@ -256,7 +257,7 @@ def _exit(code: int, info: RankInfo) -> NoReturn:
     """
     patience = _CLEAN_UP_S if code == EXIT_OK else _CLEAN_UP_AFTER_FAILURE_S
     faulthandler.dump_traceback_later(patience, exit=True, file=_STDERR)
-    for action in info.at_end:
+    for action in info.exit_handlers:
         try:
             action()
         except BaseException:  # noqa: BLE001 - a vendor's library may raise anything; the run is over

@@ -211,10 +211,10 @@ def kill_job(job: str, session: int | None = None, patience_s: float = 3.0) -> l
     """
     deadline = time.monotonic() + patience_s
     while True:
-        late, left = time.monotonic() > deadline, _processes_of(job, session)
-        if not left:
+        late, remaining = time.monotonic() > deadline, _processes_of(job, session)
+        if not remaining:
             return []
-        for pid, is_tracker in left.items():
+        for pid, is_tracker in remaining.items():
             if late or not is_tracker:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -225,14 +225,16 @@ def kill_job(job: str, session: int | None = None, patience_s: float = 3.0) -> l
 
 def _processes_of(job: str, session: int | None) -> dict[int, bool]:
     """Whether each running process of a job is a resource tracker, by process id."""
-    marks, found = {f"{name}={job}".encode() for name in (JOB_VARIABLE, SCRATCH_VARIABLE)}, {}
+    marks, processes = {f"{name}={job}".encode() for name in (JOB_VARIABLE, SCRATCH_VARIABLE)}, {}
     mapped = os.fsencode(os.path.realpath(job) + f"/{HEARTBEATS_FILE}")
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
             pid = int(entry.name)
-            own = proc_stat(pid)[3:4] == [str(session)] or marks & {*(entry / "environ").read_bytes().split(b"\0")}
-            if (own or mapped in (entry / "maps").read_bytes()) and pid != os.getpid() and is_alive(pid):
+            is_of_job = proc_stat(pid)[3:4] == [str(session)] or marks & {
+                *(entry / "environ").read_bytes().split(b"\0")
+            }
+            if (is_of_job or mapped in (entry / "maps").read_bytes()) and pid != os.getpid() and is_alive(pid):
                 is_tracker = b"multiprocessing.resource_tracker" in (entry / "cmdline").read_bytes()
                 if not (is_tracker and proc_stat(pid)[1:2] == [str(os.getpid())]):
-                    found[pid] = is_tracker
-    return found
+                    processes[pid] = is_tracker
+    return processes

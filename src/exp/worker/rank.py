@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from exp.runs.folder import RunFolder
     from exp.session import RankInfo
 
-__all__ = ["describe_error", "is_of_peer", "reporting"]
+__all__ = ["describe_error", "is_caused_by_peer", "reporting"]
 
 _STDERR = 2  # file descriptor
 _EXCHANGE = ("/torch/autograd/", "/torch/nn/parallel/", "/mmengine/model/wrappers/", "/exp/distributed.py")
@@ -77,19 +77,19 @@ def reporting(folder: RunFolder, info: RankInfo, redirect: bool) -> Iterator[Non
 
 def describe_error(error: BaseException, folder: RunFolder, info: RankInfo) -> RankFailure:
     """The failure of this rank, as its error file records it."""
-    ours, caused_by_peer = as_exp_error(error, folder.path), is_of_peer(error, info.world_size)
-    message = None if ours is not None or caused_by_peer else format_user_error(error)
+    exp_error, caused_by_peer = as_exp_error(error, folder.path), is_caused_by_peer(error, info.world_size)
+    message = None if exp_error is not None or caused_by_peer else format_user_error(error)
     if isinstance(error, SystemExit):
         message = f"sys.exit({error.code!r}) before the work was done{user_location(error)}"
     return RankFailure(
         info.rank,
         info.local_rank,
-        type(ours or error).__name__,
-        message or error_message(ours or error) or "no message",
-        EXIT_FAILED if ours is None else ours.exit_code,
+        type(exp_error or error).__name__,
+        message or error_message(exp_error or error) or "no message",
+        EXIT_FAILED if exp_error is None else exp_error.exit_code,
         pid=os.getpid(),
         caused_by_peer=caused_by_peer,
-        is_exp_error=ours is not None,
+        is_exp_error=exp_error is not None,
     )
 
 
@@ -104,13 +104,13 @@ def _redirect(log: Path, keep_stdout: bool) -> None:
     sys.stderr.flush()
     os.dup2(descriptor, _STDERR)
     if keep_stdout:
-        kept = sys.stdout
-        sys.stdout = open(os.dup(1), "w", buffering=1, encoding=kept.encoding, errors=kept.errors)  # noqa: PTH123, SIM115
+        terminal = sys.stdout
+        sys.stdout = open(os.dup(1), "w", buffering=1, encoding=terminal.encoding, errors=terminal.errors)  # noqa: PTH123, SIM115
     os.dup2(descriptor, 1)
     os.close(descriptor)
 
 
-def is_of_peer(error: BaseException, world_size: int) -> bool:
+def is_caused_by_peer(error: BaseException, world_size: int) -> bool:
     """Whether an error means that another rank is gone or does not answer, so that this rank is not the cause.
 
     True if torch's collectives or stores raised it. If native code of the backward pass did, there is no such frame:

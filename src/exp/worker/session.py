@@ -50,7 +50,7 @@ def run_rank(folder: RunFolder, info: RankInfo) -> None:
     config = load(folder.current_file(folder.config))
     allow(config.plugins)  # the command that wrote the file has checked all names in it
     backend = create_backend(config.backend)
-    info.at_end.append(backend.close)
+    info.exit_handlers.append(backend.close)
     task = create_task(config)
     environment = backend.worker_env(info.local_rank, info.local_world_size, single_node=info.single_node)
     for name, value in environment.items():
@@ -67,9 +67,9 @@ def run_rank(folder: RunFolder, info: RankInfo) -> None:
 
         import_plugins(config.plugins)
         if info.rank == 0:
-            records = folder.pending_dir if session.pending else folder.path
+            records = folder.pending_dir if session.has_pending else folder.path
             # A training that is continued in its folder is the same run; with overwrite=true it is another.
-            earlier = None if session.pending and config.overwrite else folder.run_id()
+            earlier = None if session.has_pending and config.overwrite else folder.run_id()
             session.run_id = earlier or session.run_id
             environment = {**describe_environment(backend, session.devices), "run_id": session.run_id}
             write_json(records / folder.env.name, environment)
@@ -78,9 +78,9 @@ def run_rank(folder: RunFolder, info: RankInfo) -> None:
         gc.freeze()
         gc.enable()
         result = task.run(session)
-        session.begin()  # does nothing if the task has called it
+        session.start_run()  # does nothing if the task has called it
     except BaseException as error:
-        session.forget()
+        session.clear_callbacks()
         status = "preempted" if isinstance(error, Preempted) else "failed"
         session.close_reporters(status, {"error": {"message": str(error)}}, _TRACKERS_AFTER_FAILURE_S)
         raise
@@ -163,9 +163,9 @@ def make_store(info: RankInfo, timeout: timedelta) -> Store:
 
     from exp.hardware.compat import serving_store
 
-    if info.met:
-        info.met[0].set_timeout(timeout)
-        return info.met[0]
+    if info.stores:
+        info.stores[0].set_timeout(timeout)
+        return info.stores[0]
     if info.store is not None:
         # Files instead of TCP: torch's TCP store listens on every interface of the machine.
         store = dist.FileStore(info.store, info.world_size)

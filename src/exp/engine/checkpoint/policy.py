@@ -77,7 +77,7 @@ class CheckpointHook(Hook):
         """Remove incomplete files; once the run has started, set aside checkpoints that do not belong to it."""
         if runner.distributed_group.is_main:
             remove_leftovers(self.folder)
-        runner.session.when_started(functools.partial(self._quarantine, runner.session, runner.iter))
+        runner.session.on_start(functools.partial(self._quarantine, runner.session, runner.iter))
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         """Save every ``every_steps`` steps; if a validation follows this step, :meth:`after_val_epoch` saves."""
@@ -188,7 +188,7 @@ class CheckpointHook(Hook):
             paths.append(self.best_path)
         if paths:
             quarantine(paths)
-            session.say(
+            session.print(
                 f"moved checkpoints that do not belong to this run to {self.folder.name}/{QUARANTINE}: "
                 + ", ".join(path.name for path in paths)
             )
@@ -215,13 +215,13 @@ class CheckpointHook(Hook):
             position = (meta.get("epoch"), meta.get("step"), meta.get("validation", {}).get(self.metric))
             is_intact = runner.distributed_group.gather(position == (self.best_epoch, self.best_step, self.best))[0]
             if not is_intact:
-                runner.session.say(
+                runner.session.print(
                     f"warning: the best weights so far ({self.metric} {self.best:.6g} after step {self.best_step}) are "
                     f"lost and no longer count: {path} does not exist, or is of another step"
                 )
                 self.best, self.best_epoch, self.best_step = None, 0, 0
             elif not self._resumed_here:
-                runner.session.when_started(
+                runner.session.on_start(
                     functools.partial(write_checkpoint, self.best_path, content, runner.session.run_id)
                 )
         is_validated = self.best is not None if self.keep_best else self.last_step == runner.iter

@@ -41,7 +41,7 @@ _REQUIRED_KEYS = ("meta", "state_dict", "config", "optimizer", "param_schedulers
 def find_resume(session: Session, trainer: Trainer) -> tuple[str | None, Any]:
     """The checkpoint to resume from, and the function ``load`` for :meth:`Trainer.train`; (None, None) if none."""
     # If this run was restarted before it began, it has saved nothing; checkpoints in the folder are of an earlier run.
-    restarted = session.info.restart_count > 0 and not session.pending
+    restarted = session.info.restart_count > 0 and not session.has_pending
     path: Path | None = None
     parameters = {name for name, _ in unwrapped(trainer.model).named_parameters()}
     # A restarted run first looks for its own checkpoints, then for the one in config.resume.
@@ -53,9 +53,9 @@ def find_resume(session: Session, trainer: Trainer) -> tuple[str | None, Any]:
     source = session.resumed_from = path
     session.changed = _compare(session, content, source)
     unchecked = "" if read_seal(source) else f" ({NO_DIGEST})"
-    session.say(f"resume: from {source}, after step {content['meta']['step']}{unchecked}")
+    session.print(f"resume: from {source}, after step {content['meta']['step']}{unchecked}")
     for change in session.changed:
-        session.say(f"  changed: {change}")
+        session.print(f"  changed: {change}")
     return str(source), functools.partial(_restore, trainer, content, source)
 
 
@@ -96,7 +96,7 @@ def _find_checkpoint(session: Session, source_name: str, parameters: Container[s
             path = candidate
             break
         if not named:
-            session.say(f"resume: skipped: {problem.splitlines()[0]}")
+            session.print(f"resume: skipped: {problem.splitlines()[0]}")
     path, problem = session.distributed.gather((path, problem))[0]
     if named and problem is not None:
         raise ConfigError(
@@ -111,7 +111,7 @@ def _find_checkpoint(session: Session, source_name: str, parameters: Container[s
             )
         if source_name != "auto":
             raise ConfigError(f"resume={source_name} is neither a checkpoint nor a run folder with one")
-        session.say(f"resume=auto: no checkpoint in {folder}; starting a new training")
+        session.print(f"resume=auto: no checkpoint in {folder}; starting a new training")
         return None, None
     return path, content if session.distributed.is_main else read_checkpoint(path, True, with_shards=False, check=False)
 
@@ -186,7 +186,7 @@ def _restore(runner: Any, checkpoint: dict[str, Any], source: Path) -> None:
     restore_optimizer(runner, content, order, _schedule_changed(runner, meta))
     if meta["stopped"] and not trains_on(session.changed):
         loop.stop_training = True
-        session.say("resume: this training was stopped early; with a larger patience it would continue")
+        session.print("resume: this training was stopped early; with a larger patience it would continue")
     runner.losses.load(content.get("losses", ()), runner.rank, runner.world_size, runner.device)
     states = content["rng"]
     if runner.world_size == len(states):

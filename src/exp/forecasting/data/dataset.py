@@ -233,10 +233,10 @@ class ForecastingData(Data):
         """
         session.extensions = DataExtensions(self.fingerprint, self.record)
         task = session.config.task
-        session.say(f"{self.path}: {self._season_text()}")
-        session.when_built(functools.partial(self._check_model, session))
+        session.print(f"{self.path}: {self._season_text()}")
+        session.on_model(functools.partial(self._check_model, session))
         if task.get("intervals"):
-            session.when_built(functools.partial(self.calibrate, session))
+            session.on_model(functools.partial(self.calibrate, session))
         self.check_truth({"train": list(self.rows), "eval": ["test"]}.get(task.name, []))
 
     def _season_text(self) -> str:
@@ -272,7 +272,7 @@ class ForecastingData(Data):
                 "out (data.inputs), or take a longer data.lookback"
             )
         for message in [*getattr(model, "messages", ()), *messages]:
-            session.say(message)
+            session.print(message)
         self.notes = [*self.notes, *messages]
 
     def check_truth(self, splits: Sequence[str]) -> None:

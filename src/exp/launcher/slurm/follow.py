@@ -37,7 +37,7 @@ JOB_FILE = "job.json"
 """File in ``logs`` of a run folder: the ``job`` id of its Slurm job, its ``cluster``, and ``logs``, the folder of the
 job's output."""
 
-_SURE_AFTER = 2  # polls that must show a job as ended: a job that is being requeued looks so for a moment
+_CONFIRM_POLLS = 2  # polls that must show a job as ended: a job that is being requeued looks so for a moment
 
 
 @dataclass
@@ -56,45 +56,45 @@ class SubmittedJob:
     folder: RunFolder
     logs: Path
     outcome: Outcome | None = None
-    looks: int = 0
-    has_run: bool = False
+    ended_polls: int = 0
+    was_running: bool = False
 
     @property
     def log(self) -> Path:
         """Output of the first node's task."""
         return self.logs / f"{self.id}_0_log.out"
 
-    def look(self, state: JobState) -> str:
+    def poll(self, state: JobState) -> str:
         """Take the state of one poll; return the text to show.
 
         An outcome file that reports success ends the job at once. One that reports a failure counts only when Slurm
         shows the job as ended, because a job that is requeued has written the outcome of its interruption, too.
         """
-        left = Outcome.read(outcome_file(self.folder, self.id))
-        if left is not None and left.exit_code == EXIT_OK:
-            self.outcome = left
+        outcome = Outcome.read(outcome_file(self.folder, self.id))
+        if outcome is not None and outcome.exit_code == EXIT_OK:
+            self.outcome = outcome
             return "completed"
-        self.looks = self.looks + 1 if state.ended else 0
-        if self.looks >= _SURE_AFTER:
-            self.outcome = self._end(state, left)
+        self.ended_polls = self.ended_polls + 1 if state.ended else 0
+        if self.ended_polls >= _CONFIRM_POLLS:
+            self.outcome = self._end(state, outcome)
         if state.name == "RUNNING":
-            self.has_run = True
+            self.was_running = True
             return f"running on {state.nodes}  {progress_of(self.folder)}".rstrip()
-        again = "queued again, " if self.has_run and state.name == "PENDING" else ""
+        again = "queued again, " if self.was_running and state.name == "PENDING" else ""
         return f"{again}{state.name.lower()}" + (f" ({state.reason})" if state.reason else "")
 
-    def _end(self, state: JobState, left: Outcome | None) -> Outcome:
+    def _end(self, state: JobState, outcome: Outcome | None) -> Outcome:
         """The outcome of a job that failed."""
-        if left is not None and state.name in ("FAILED", "COMPLETED", "GONE"):
-            return left
+        if outcome is not None and state.name in ("FAILED", "COMPLETED", "GONE"):
+            return outcome
         lines = [slurm.describe_end(self.id, state)]
-        if left is not None and left.preempted is not None and left.preempted["step"] is not None:
+        if outcome is not None and outcome.preempted is not None and outcome.preempted["step"] is not None:
             command = resume_command(load(self.folder.current_file(self.folder.config)), self.folder)
-            lines.append(f"  its state after step {left.preempted['step']} is saved; to continue: {command}")
+            lines.append(f"  its state after step {outcome.preempted['step']} is saved; to continue: {command}")
         return Outcome(EXIT_FAILED, detail="\n".join([*lines, *tail_of(self.log)]))
 
 
-def _leave(number: int, _frame: object) -> None:
+def _on_signal(number: int, _frame: object) -> None:
     raise KeyboardInterrupt(number)
 
 
@@ -111,14 +111,14 @@ def follow(jobs: Sequence[SubmittedJob], watcher: ProgressDisplay, poll_s: float
     """
     waiting = dict(enumerate(jobs))
     try:
-        with handle_signals(_leave, more_follows=True):
+        with handle_signals(_on_signal, more_follows=True):
             while True:
                 states = slurm.find_states([job.id for job in waiting.values()])
                 for number, job in list(waiting.items()):
                     if states is None:
                         watcher.state(number, "Slurm does not answer; still waiting")
                         continue
-                    watcher.state(number, job.look(states[job.id]))
+                    watcher.state(number, job.poll(states[job.id]))
                     if job.outcome is not None:
                         del waiting[number]
                         watcher.ended(number, job.outcome)
@@ -128,7 +128,7 @@ def follow(jobs: Sequence[SubmittedJob], watcher: ProgressDisplay, poll_s: float
     except KeyboardInterrupt as leave:
         names, number = " ".join(job.id for job in waiting.values()), leave.args[0]
         for job in waiting.values():
-            job.outcome = Outcome(128 + number, interrupted_by=signal_name(number), left=True)
+            job.outcome = Outcome(128 + number, interrupted_by=signal_name(number), still_running=True)
         log = next(iter(waiting.values())).log if waiting else ""
         watcher.say(f"{names} will go on; tail -f {log} shows its output, scancel {names} ends it")
     return [job.outcome or Outcome() for job in jobs]
@@ -144,22 +144,24 @@ def attach(config: ExpConfig) -> int:
     if run is None or isinstance(run, ListConfig):
         raise ConfigError("task=attach needs run=<the run folder of a submitted job>")
     folder = RunFolder(Path(str(run)).expanduser())
-    shown, holder, written = (
+    display_path, holder, written = (
         console.display_path(folder.path),
         live_holder(folder.path),
         read_json(folder.logs / JOB_FILE),
     )
     if not {"job", "cluster", "logs"} <= {*(written or ())} or (holder is not None and holder.job != written["job"]):
         who = "" if holder is None else f": {holder} runs it"
-        raise ConfigError(f"run={shown} has no submitted job{who}; task=attach follows jobs of launcher=submitit")
+        raise ConfigError(
+            f"run={display_path} has no submitted job{who}; task=attach follows jobs of launcher=submitit"
+        )
     cluster = written["cluster"]
     if cluster not in ("", slurm.local_cluster() or cluster):
         raise ConfigError(
-            f"run={shown} is a job of the Slurm cluster {cluster}, not of this one; start task=attach there"
+            f"run={display_path} is a job of the Slurm cluster {cluster}, not of this one; start task=attach there"
         )
     submitted, number = FrozenRun.load(folder, of_others=True), written["job"]
     with ProgressDisplay() as watcher:
-        watcher.say(f"following job {number} of {shown}")
+        watcher.say(f"following job {number} of {display_path}")
         job = SubmittedJob(number, folder, Path(written["logs"]))
         outcome = follow([job], watcher, submitted.config.launcher.poll_s)[0]
     return report_outcome(submitted, outcome)

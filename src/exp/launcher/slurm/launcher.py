@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SubmititLauncher", "locked_cards", "run_job"]
 
-_HERE = ("local", "debug")
+_IN_PROCESS = ("local", "debug")
 _SUBMITIT_KEYS = (
     "job_name", "nodes", "partition", "account", "qos", "gres", "constraint", "nodelist", "exclude", "exclusive",
     "array_parallelism", "setup",
@@ -75,22 +75,22 @@ class SubmititLauncher(Launcher):
             ConfigError: a value is wrong.
             UnavailableError: this machine has no ``sbatch``.
         """
-        given = self.config
-        if given.cluster not in ("slurm", *_HERE):
-            hint = nearest(given.cluster, ("slurm", *_HERE))
-            raise ConfigError(f"launcher.cluster={given.cluster} is neither slurm nor debug{hint}")
-        if given.signal_delay_s >= 60 * given.time_minutes:
+        config = self.config
+        if config.cluster not in ("slurm", *_IN_PROCESS):
+            hint = nearest(config.cluster, ("slurm", *_IN_PROCESS))
+            raise ConfigError(f"launcher.cluster={config.cluster} is neither slurm nor debug{hint}")
+        if config.signal_delay_s >= 60 * config.time_minutes:
             raise ConfigError(
-                f"launcher.signal_delay_s={given.signal_delay_s} is not below the time limit "
-                f"launcher.time_minutes={given.time_minutes}; lower it, or raise the limit"
+                f"launcher.signal_delay_s={config.signal_delay_s} is not below the time limit "
+                f"launcher.time_minutes={config.time_minutes}; lower it, or raise the limit"
             )
-        check_options(given.extra, given.srun_args)
-        if given.rdzv_endpoint is not None or given.nnodes != given.nodes:
-            key = "nnodes" if given.nnodes != given.nodes else "rdzv_endpoint"
+        check_options(config.extra, config.srun_args)
+        if config.rdzv_endpoint is not None or config.nnodes != config.nodes:
+            key = "nnodes" if config.nnodes != config.nodes else "rdzv_endpoint"
             raise ConfigError(f"launcher.{key} cannot be set with launcher=submitit; set launcher.nodes instead")
-        if given.nodes > 1 and given.cluster != "slurm":
-            raise ConfigError(f"launcher.nodes={given.nodes} needs launcher.cluster=slurm")
-        if given.cluster == "slurm" and not given.dry_run and not shutil.which("sbatch"):
+        if config.nodes > 1 and config.cluster != "slurm":
+            raise ConfigError(f"launcher.nodes={config.nodes} needs launcher.cluster=slurm")
+        if config.cluster == "slurm" and not config.dry_run and not shutil.which("sbatch"):
             raise UnavailableError(
                 "launcher=submitit found no sbatch; run it where Slurm's commands are (a login node), or use "
                 "launcher.cluster=debug"
@@ -98,9 +98,9 @@ class SubmititLauncher(Launcher):
 
     def launch(self, run: FrozenRun) -> Outcome:
         """Submit the run and follow it (:meth:`launch_all`); with ``cluster=debug`` run it in this process."""
-        if self.config.cluster in _HERE:
+        if self.config.cluster in _IN_PROCESS:
             code = run_job(str(run.folder.path))
-            return replace(Outcome.read(outcome_file(run.folder, str(os.getpid()))) or Outcome(code), reported=True)
+            return replace(Outcome.read(outcome_file(run.folder, str(os.getpid()))) or Outcome(code), printed=True)
         with ProgressDisplay() as watcher:
             return self.launch_all([run], watcher, run.folder.path / "slurm")[0]
 
@@ -111,7 +111,7 @@ class SubmititLauncher(Launcher):
             ConfigError: Slurm would refuse the script, or it asks for no cards although the backend needs some.
         """
         config = runs[0].config
-        if self.config.cluster in _HERE and not self.config.dry_run:
+        if self.config.cluster in _IN_PROCESS and not self.config.dry_run:
             return None
         backend = create_backend(config.backend)
         needs_cards = backend.exclusive_devices and not backend.simulate and task_class(config).uses_hardware
@@ -160,34 +160,34 @@ class SubmititLauncher(Launcher):
                 return 1
 
         logging.getLogger("submitit").setLevel(logging.WARNING)
-        given = vars(self.config)
-        cpus = given["cpus_per_node"] or run.config.nproc
-        extra = {"requeue": True, **{name: value for name, value in given["extra"].items() if value is not None}}
+        settings = vars(self.config)
+        cpus = settings["cpus_per_node"] or run.config.nproc
+        extra = {"requeue": True, **{name: value for name, value in settings["extra"].items() if value is not None}}
         extra["requeue" if extra["requeue"] else "no-requeue"] = True
         extra = {name: value for name, value in extra.items() if value is not False}
-        if given["mem_gib"] is not None:
-            extra["mem"] = f"{round(given['mem_gib'] * 1024)}M"
+        if settings["mem_gib"] is not None:
+            extra["mem"] = f"{round(settings['mem_gib'] * 1024)}M"
         executor = Executor(logs)
         executor.update_parameters(
-            time=given["time_minutes"],
+            time=settings["time_minutes"],
             ntasks_per_node=1,
             cpus_per_task=cpus,
-            signal_delay_s=given["signal_delay_s"],
+            signal_delay_s=settings["signal_delay_s"],
             # Since Slurm 22.05 srun does not inherit this from sbatch, and would give its task a single core.
-            srun_args=[f"--cpus-per-task={cpus}", *given["srun_args"]],
+            srun_args=[f"--cpus-per-task={cpus}", *settings["srun_args"]],
             stderr_to_stdout=True,
             additional_parameters=extra,
-            **{"job_name": run.config.name, **{key: given[key] for key in _SUBMITIT_KEYS if given[key]}},
+            **{"job_name": run.config.name, **{key: settings[key] for key in _SUBMITIT_KEYS if settings[key]}},
         )
         return executor
 
 
 def _script(executor: Any, jobs: int) -> str:
     """The batch script of one job, or of an array."""
-    shown = copy.copy(executor)
+    example = copy.copy(executor)
     if jobs > 1:
-        shown.parameters = {**shown.parameters, "map_count": jobs}
-    return str(shown._make_submission_file_text(shown._submitit_command_str, ""))
+        example.parameters = {**example.parameters, "map_count": jobs}
+    return str(example._make_submission_file_text(example._submitit_command_str, ""))
 
 
 def run_job(run_dir: str, token: str | None = None) -> int:
@@ -207,19 +207,23 @@ def run_job(run_dir: str, token: str | None = None) -> int:
     if token is not None:
         import submitit
 
-        place = submitit.JobEnvironment()
-        job, node, restarts = place.job_id, place.node, int(os.environ.get("SLURM_RESTART_COUNT", 0))
+        environment = submitit.JobEnvironment()
+        job, node, restarts = environment.job_id, environment.node, int(os.environ.get("SLURM_RESTART_COUNT", 0))
     if restarts:
         os.environ[REQUEUES_VARIABLE] = str(restarts)
-    leads = node == 0
-    code = _lead(folder, token, job, restarts) if leads else _run_workers(FrozenRun.load(folder), node).exit_code
+    is_first_node = node == 0
+    code = (
+        _run_first_node(folder, token, job, restarts)
+        if is_first_node
+        else _run_workers(FrozenRun.load(folder), node).exit_code
+    )
     sys.stdout.flush()
     if token is not None and code != EXIT_OK:
         sys.exit(code)  # otherwise submitit, which called this function, would report the job as COMPLETED
     return code
 
 
-def _lead(folder: RunFolder, token: str | None, job: str, restarts: int) -> int:
+def _run_first_node(folder: RunFolder, token: str | None, job: str, restarts: int) -> int:
     """The part of the first node: take the lock of the run folder, run the workers, and record the outcome."""
     file, lock = outcome_file(folder, job), RunLock(folder.path, token)
     file.unlink(missing_ok=True)  # written by this job before it was requeued
@@ -227,20 +231,20 @@ def _lead(folder: RunFolder, token: str | None, job: str, restarts: int) -> int:
         if token is not None:
             lock.acquire(job)
     except ConfigError as error:  # another run holds the folder by now
-        write_json(file, asdict(Outcome(error.exit_code, detail=str(error), recorded=True)))
+        write_json(file, asdict(Outcome(error.exit_code, detail=str(error), result_written=True)))
         return error.exit_code
     run = FrozenRun.load(folder)
     outcome = _run_workers(run, 0)
     outcome.restarts += restarts
     lost = lock.check()
     if lost is not None:
-        outcome = Outcome(EXIT_FAILED, detail=f"{lost}; what it computed is lost", recorded=True)
+        outcome = Outcome(EXIT_FAILED, detail=f"{lost}; what it computed is lost", result_written=True)
     code = report_outcome(run, outcome)
-    outcome.recorded = True
+    outcome.result_written = True
     write_json(file, asdict(outcome))
     signals = (outcome.preempted or {}).get("signals", [])
     if token is not None and PREEMPT_SIGNAL.name in signals:
-        _queue_again(restarts, run.config.launcher.max_requeues)
+        _requeue(restarts, run.config.launcher.max_requeues)
     # After SIGTERM alone Slurm may requeue the job, which must find its lock then; or the job was cancelled.
     lock.release(keep_file=bool(outcome.interrupted_by) or signals == ["SIGTERM"])
     return code
@@ -294,26 +298,26 @@ def locked_cards(backend: Backend, nproc: int) -> Iterator[None]:
         yield
         return
     with contextlib.ExitStack() as locks:
-        mine: list[int] = []
+        cards: list[int] = []
         for card in range(count):
             # A digest, because host and card can be longer than a socket name may be.
             name = hashlib.sha256(f"{socket.gethostname()}/{only(backend, [card])}".encode()).hexdigest()
             lock = locks.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             with contextlib.suppress(OSError):  # another job has the lock
                 lock.bind(f"\0exp-card/{name}".encode())
-                mine.append(card)
-            if len(mine) == nproc:
+                cards.append(card)
+            if len(cards) == nproc:
                 break
-        if len(mine) < nproc:
+        if len(cards) < nproc:
             raise UnavailableError(
-                f"{socket.gethostname()} has {len(mine)} free {backend.name} cards of {count}, but nproc={nproc}; let "
+                f"{socket.gethostname()} has {len(cards)} free {backend.name} cards of {count}, but nproc={nproc}; let "
                 "all jobs ask for their cards (launcher.gres), or for whole nodes (launcher.exclusive=true)"
             )
-        os.environ.update(only(backend, mine))
+        os.environ.update(only(backend, cards))
         yield
 
 
-def _queue_again(restarts: int, most: int) -> None:
+def _requeue(restarts: int, most: int) -> None:
     """Have Slurm requeue the job, which ends this process."""
     refused = f"launcher.max_requeues={most}" if restarts >= most else slurm.requeue(os.environ["SLURM_JOB_ID"])
     print("queued again" if refused is None else f"not queued again: {refused}", flush=True)  # noqa: T201

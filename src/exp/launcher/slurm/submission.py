@@ -51,12 +51,16 @@ def check_options(extra: Mapping[str, Any], srun_args: Sequence[str]) -> None:
         ConfigError: one of them is an option of exp's.
     """
     instead = {**{option: f"set {key}" for option, key in _KEYS.items()}, **_INTERNAL}
-    given = [(f"launcher.extra.{name}", _option(str(name).lstrip("-")), tuple(instead)) for name in extra]
+    options_by_key = [(f"launcher.extra.{name}", _option(str(name).lstrip("-")), tuple(instead)) for name in extra]
     for word in srun_args:
         name = word[2:].partition("=")[0] if word.startswith("--") else _SHORT.get(word[1:2], "")
-        given += [(f"launcher.srun_args={word}", name, _OF_SRUN)] if word.startswith("-") and name else []
-    for key, name, options in given:
-        option = name if name in options else next((each for each in options if each.startswith(name)), None)
+        options_by_key += [(f"launcher.srun_args={word}", name, _OF_SRUN)] if word.startswith("-") and name else []
+    for key, name, options in options_by_key:
+        option = (
+            name
+            if name in options
+            else next((option_name for option_name in options if option_name.startswith(name)), None)
+        )
         if option is not None:
             raise ConfigError(
                 f"{key} cannot be set: exp decides --{option} of its jobs; leave it out, {instead[option]}"
@@ -94,11 +98,11 @@ def environment_for(script: str, hidden: Iterable[str] = ()) -> Iterator[None]:
                 console.warn(f"ignoring {name} from the environment: launcher=submitit sets this option of the job")
         elif inside and name not in _KEPT and (name.startswith(_OF_JOBS) or name in hidden):
             left_out.append(name)
-    kept = {name: os.environ.pop(name) for name in left_out}
+    removed = {name: os.environ.pop(name) for name in left_out}
     try:
         yield
     finally:
-        os.environ.update(kept)
+        os.environ.update(removed)
 
 
 def _option(name: str) -> str:

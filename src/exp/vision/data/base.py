@@ -291,11 +291,11 @@ class ImageData(Data):
         def model_built(model: Any) -> None:
             self.use_model_statistics(model)
             if session.weights is not None and "normalization" in self._record:
-                session.say(
+                session.print(
                     "normalization: images={images}, mean {mean}, std {std}".format(**self._record["normalization"])
                 )
 
-        session.when_built(model_built)
+        session.on_model(model_built)
         pictures = functools.partial(self.pictures, session)
         session.extensions = DataExtensions(self.fingerprint, self.record, pictures, self.ranking(), self.draw_samples)
         if not self._has_loaded_state:
@@ -303,16 +303,16 @@ class ImageData(Data):
         elif self._class_mismatch is not None and session.config.task.name != "features":
             raise self._class_mismatch
         if session.config.task.name == "train":
-            session.distributed.on_main(functools.partial(self.check_files, session.say))
+            session.distributed.on_main(functools.partial(self.check_files, session.print))
 
     def _fit_normalization(self, session: Any) -> None:
         self.normalization.inspect_bands()
         if self.normalization.is_measured:
-            session.say("measuring the training images")
+            session.print("measuring the training images")
         earlier = session.folder.path if session.config.resume == "auto" else None
         table = self.normalization.fit(session.distributed, earlier)
         if table is not None:
-            session.when_started(functools.partial(write_json, session.folder.path / STATISTICS, table))
+            session.on_start(functools.partial(write_json, session.folder.path / STATISTICS, table))
 
     def check_files(self, say: Callable[[str], None]) -> None:
         """Warn of files that are not read, of held-out images that are also in the training split, and of classes

@@ -306,12 +306,12 @@ def write_statistics(session: Session) -> dict[str, Any]:
     if not isinstance(getattr(data, "normalization", None), Normalization):
         raise ConfigError(f"task=stats measures images, and data {config.data._target_} has none")
     data.normalization.inspect_bands()
-    session.begin()
+    session.start_run()
     table = data.normalization.measure(list(config.task.percentiles), session.distributed)
     if session.distributed.is_main:
         write_json(session.folder.path / STATISTICS, table)
     for line in lines_of(table):
-        session.say(line)
+        session.print(line)
     means = {f"mean_{name}": value for name, value in zip(table["bands"], table["mean"])}
     return make_result(
         session, {"images": table["images"], **means}, None, files=[STATISTICS], measured_on="train", published=None
