@@ -8,7 +8,6 @@ import socket
 from types import SimpleNamespace
 
 import pytest
-from omegaconf import OmegaConf
 
 from exp.launcher.outcome import Outcome, describe_failure, tail_of
 from exp.launcher.supervisor import Supervisor
@@ -29,7 +28,7 @@ def folder(tmp_path):
 
 def collected(folder, errors):
     """The failures of ranks that left errors."""
-    about = {"host": "h", "type": "ValueError", "message": "boom", "pid": 1, "own": False}
+    about = {"host": "h", "type": "ValueError", "message": "boom", "pid": 1, "is_exp_error": False}
     for rank, time, caused_by_peer, exit_code in errors:
         told = {
             "rank": rank,
@@ -91,7 +90,7 @@ def test_the_folder_of_logs_is_listed_only_while_it_changes(folder):
 
 
 def test_a_first_notice_saves_the_state_and_a_second_ends_the_job(tmp_path, folder):
-    run = SimpleNamespace(config=OmegaConf.create({"task": OmegaConf.structured(Train)}))
+    run = SimpleNamespace(task=Train())
     launcher, usr2 = SimpleNamespace(is_external=False), signal.SIGUSR2
     supervisor = Supervisor(launcher, run, str(tmp_path), [usr2], Failures(folder))
     for received in (None, usr2):

@@ -26,7 +26,7 @@ class Watch:
             heartbeat.make_file(str(scratch), nproc)
             failures = Failures(self.folder, str(scratch))
             self.detectors.append(HangDetector(failures, str(scratch), nnodes, 1800, step_timeout_s))
-            self.detectors[-1]._view = self.folder.logs / f"stuck-{scratch.name}.json"
+            self.detectors[-1]._report_file = self.folder.logs / f"stuck-{scratch.name}.json"
 
     def say(self, rank, stage, step, times, count=1):
         beats = self.scratch[rank // 2] / "beats"
@@ -39,7 +39,7 @@ class Watch:
         """Look once a second; gives the process that was named."""
         found = None
         for _ in range(seconds):
-            self.detectors[node]._looked -= 1
+            self.detectors[node]._polled_at -= 1
             found = self.detectors[node].poll([]) or found
         return found
 

@@ -22,7 +22,7 @@ class OneCard(CpuBackend):
     exclusive_devices, visible_variables, looks = True, ("CARDS",), 0
 
     def device_count(self) -> int:
-        OneCard.ended_polls += 1
+        OneCard.looks += 1
         return 1
 
 
@@ -48,7 +48,7 @@ def test_waiting_jobs_are_asked_for_only_when_one_has_ended(tmp_path, monkeypatc
         run.lock.release()
     assert (ended, received) == ([0, 1], signal.SIGTERM)
     assert sorted(outcomes) == ended
-    assert OneCard.ended_polls == 4  # for each that was started, and for the first of those that wait
+    assert OneCard.looks == 4  # for each that was started, and for the first of those that wait
 
 
 @pytest.mark.parametrize(
