@@ -59,6 +59,7 @@ REFERENCE = {
         [
             "exp.config.schema",
             "exp.forecasting.config",
+            "exp.forecasting.keys",
             "exp.vision.config",
             "exp.vision.keys",
         ],

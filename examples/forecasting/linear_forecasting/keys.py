@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from exp.forecasting.config import ForecastingModelConfig
+from exp.forecasting.keys import ForecastingModelConfig
 from exp.plugins import Plugin
 
 __all__ = ["DLinearConfig", "SeasonalNaiveConfig", "plugin"]

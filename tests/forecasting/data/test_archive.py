@@ -10,9 +10,9 @@ from hydra.utils import instantiate
 
 from exp.config.sources import register
 from exp.errors import DataError
-from exp.forecasting.config import ForecastingDataConfig
 from exp.forecasting.data.preflight import preflight
 from exp.forecasting.data.series import read_series
+from exp.forecasting.keys import ForecastingDataConfig
 
 # File in the archive; series; first date as it is written, rows apart; windows of 24 + 8 rows in each part.
 RATIO = (140 - 31, 20 - 7, 40 - 7)  # of 200 rows

@@ -12,9 +12,9 @@ from omegaconf import OmegaConf
 
 from exp.engine.weights import read_weights
 from exp.errors import DataError
-from exp.forecasting.config import ForecastingDataConfig
 from exp.forecasting.data.preflight import preflight
 from exp.forecasting.data.series import Column
+from exp.forecasting.keys import ForecastingDataConfig
 from exp.models.base import Model
 from tests.conftest import TINY
 from tests.docs.reader import ROOT, write_files

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from exp.errors import EXIT_CONFIG, ConfigError, DataError
-from exp.forecasting.config import ForecastingDataConfig, IntervalKeys
 from exp.forecasting.data.preflight import check_task, preflight
 from exp.forecasting.data.series import read_series
+from exp.forecasting.keys import ForecastingDataConfig, IntervalKeys
 
 GOOD = "date,a,b\n2020-01-01 00:00:00,1,2\n2020-01-01 01:00:00,3,4.5\n2020-01-01 02:00:00,-5,6e-1\n"
 MASKED = {"missing": "mask"}

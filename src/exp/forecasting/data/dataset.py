@@ -18,7 +18,6 @@ from exp.data.fingerprint import file_fingerprint, shortened
 from exp.data.sampler import preserved_generators
 from exp.engine.wrapper import preprocessed
 from exp.errors import DataError
-from exp.forecasting.config import ForecastingDataConfig
 from exp.forecasting.data.calendar import NUM_TIME_FEATURES, same_spacing, time_features
 from exp.forecasting.data.files import find_file
 from exp.forecasting.data.series import (
@@ -29,6 +28,7 @@ from exp.forecasting.data.series import (
     read_series,
 )
 from exp.forecasting.intervals import IntervalMetrics, Intervals, build_intervals
+from exp.forecasting.keys import ForecastingDataConfig
 from exp.forecasting.metrics import Baselines, ForecastMetrics
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class ForecastingData(Data):
         notes: warnings about the data.
 
     Args:
-        **keys: of :class:`exp.forecasting.config.ForecastingDataConfig`.
+        **keys: of :class:`exp.forecasting.keys.ForecastingDataConfig`.
 
     Raises:
         DataError: there is no such file.

@@ -14,8 +14,8 @@ from exp.errors import DataError
 from exp.forecasting.data.calendar import Calendar
 
 if TYPE_CHECKING:
-    from exp.forecasting.config import ForecastingDataConfig
     from exp.forecasting.data.files import Header
+    from exp.forecasting.keys import ForecastingDataConfig
 
 __all__ = ["Dates", "parse_dates", "read_dates"]
 

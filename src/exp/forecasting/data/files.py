@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Sequence, TextIO
 
 from exp.data.fingerprint import folder_listing, sample_folder, shortened
 from exp.errors import DataError
-from exp.forecasting.config import ForecastingDataConfig
+from exp.forecasting.keys import ForecastingDataConfig
 
 __all__ = ["SAVE_ADVICE", "Columns", "Header", "describe_layout", "find_file", "open_text", "read_header",
            "select_columns"]  # fmt: skip

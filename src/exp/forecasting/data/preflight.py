@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Mapping
 
 from exp.errors import ConfigError, DataError, UnavailableError
-from exp.forecasting.config import SPLITS, ForecastingDataConfig, IntervalKeys
 from exp.forecasting.data.files import find_file, read_header, select_columns
+from exp.forecasting.keys import SPLITS, ForecastingDataConfig, IntervalKeys
 
 __all__ = ["check_task", "interval_levels", "preflight", "take_input"]
 

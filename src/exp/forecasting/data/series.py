@@ -19,14 +19,14 @@ import pandas as pd  # here, so that the fork server imports it once, not each w
 from exp.config.resolve import create
 from exp.data.fingerprint import file_fingerprint, shortened
 from exp.errors import DataError
-from exp.forecasting.data import files
+from exp.forecasting.data import files as data_files
 from exp.forecasting.data.dates import Dates, read_dates
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from exp.data.fingerprint import Fingerprint
-    from exp.forecasting.config import ForecastingDataConfig
+    from exp.forecasting.keys import ForecastingDataConfig
 
 __all__ = ["Column", "Series", "TrainingStatistics", "add_derived_columns", "compute_statistics", "outlier_warnings",
            "read_series"]  # fmt: skip
@@ -65,8 +65,8 @@ class Series:
     """
 
     path: Path
-    header: files.Header | None
-    columns: files.Columns
+    header: data_files.Header | None
+    columns: data_files.Columns
     values: np.ndarray
     dates: Dates
     cells: pd.DataFrame | None = None
@@ -100,7 +100,7 @@ def read_series(path: Path, config: ForecastingDataConfig, statistics: TrainingS
     if path.suffix == ".npz":
         table = _read_array(path, config)
     else:
-        header = files.read_header(path, config)
+        header = data_files.read_header(path, config)
         table = _read_table(path, header)
         if header.date is not None:
             saved_format, saved_calendar = (statistics.date_format, statistics.calendar) if statistics else (None, None)
@@ -108,7 +108,7 @@ def read_series(path: Path, config: ForecastingDataConfig, statistics: TrainingS
             table = table.drop(columns=header.date).set_index(dates.index)
     cells = table if not set(config.derived_columns).isdisjoint(config.future_covariates or ()) else None
     table = add_derived_columns(table, config)
-    columns = files.select_columns(path, list(table), config)
+    columns = data_files.select_columns(path, list(table), config)
     values, empty = _to_numbers(table[columns.names])
     series = Series(path, header, columns, values, dates, cells)
     bad, advice = ~(np.abs(values) <= _FLOAT32_MAX), "write it with digits and a point"
@@ -141,7 +141,7 @@ def add_derived_columns(table: pd.DataFrame, config: ForecastingDataConfig) -> p
     return table
 
 
-def _read_table(path: Path, header: files.Header) -> pd.DataFrame:
+def _read_table(path: Path, header: data_files.Header) -> pd.DataFrame:
     """All rows below the header, without blank lines at the end."""
     try:
         table = pd.read_csv(
@@ -159,13 +159,15 @@ def _read_table(path: Path, header: files.Header) -> pd.DataFrame:
     except (ValueError, OSError, EOFError, zlib.error) as error:
         # pandas counts lines from 1, but the rows of open quotes from 0.
         reason = re.sub(r"(?<=starting at row )\d+", lambda row: str(int(row[0]) + 1), str(error).strip())
-        raise DataError(f"{path} cannot be read as comma-separated UTF-8: {reason}; {files.SAVE_ADVICE}") from error
+        raise DataError(
+            f"{path} cannot be read as comma-separated UTF-8: {reason}; {data_files.SAVE_ADVICE}"
+        ) from error
     while len(table) and all(str(cell).strip() in ("", "nan") for cell in table.iloc[-1]):
         table = table[:-1].copy()
     if not len(table):
         raise DataError(f"{path} is empty below its header; expected one row per time step")
     if table.iloc[:, -1].isna().any():  # pandas adds the cells that a row lacks, as empty ones
-        with files.open_text(path) as file:
+        with data_files.open_text(path) as file:
             reader, width = csv.reader(file), len(header.names)
             for cells in reader:
                 row = reader.line_num
@@ -195,10 +197,11 @@ def _read_array(path: Path, config: ForecastingDataConfig) -> pd.DataFrame:
         with np.load(path, allow_pickle=False) as archive:
             values: np.ndarray = archive["data"]
     except (OSError, ValueError, KeyError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{path} cannot be read: {error}; expected: {files.describe_layout(config)}") from error
+        raise DataError(f"{path} cannot be read: {error}; expected: {data_files.describe_layout(config)}") from error
     if values.ndim not in (2, 3) or not values.size or values.dtype.kind not in "fiu":
         raise DataError(
-            f"{path}: its array `data` is {values.shape}, {values.dtype}; expected: {files.describe_layout(config)}"
+            f"{path}: its array `data` is {values.shape}, {values.dtype}; expected: "
+            f"{data_files.describe_layout(config)}"
         )
     table = pd.DataFrame(values if values.ndim == 2 else values[..., 0])
     return table.rename(columns=str)
@@ -317,17 +320,9 @@ def compute_statistics(
         f"{series.path}: constant in the training rows: {constant_names}; their standard deviation is set to 1, and "
         "exact forecasts of them lower the mean error over all series"
     )
+    files = file_fingerprint(series.path)
     statistics = TrainingStatistics(
-        config.name,
-        names,
-        mean,
-        std,
-        low,
-        high,
-        missing,
-        season=season,
-        scale=scale,
-        files=file_fingerprint(series.path),
+        config.name, names, mean, std, low, high, missing, season=season, scale=scale, files=files
     )
     return statistics, [warning] * bool(constant_names)
 

@@ -1,0 +1,116 @@
+"""The typed keys of all forecasting models and data: each with its type, its default and its unit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Dict, List, Optional
+
+from omegaconf import MISSING
+
+__all__ = ["SPLITS", "ForecastingDataConfig", "ForecastingModelConfig", "IntervalKeys", "PredictKeys"]
+
+SPLITS = ("ett_hour", "ett_minute", "ratio", "pems", "test_only")
+# OmegaConf reads these annotations at run time, on Python 3.8 too: hence typing's generics, not the builtin ones.
+
+
+@dataclass
+class ForecastingModelConfig:
+    """Keys of every forecasting model; its YAML file takes their values from the data (``channels: ${data.channels}``).
+
+    ``forward`` gets ``x`` (B, lookback, channels), ``marks`` (B, lookback, time features), ``y`` (B, horizon, channels)
+    and ``index`` (B,), and predicts (B, horizon, channels). Where some cells of ``y`` have no truth
+    (``data.targets``, ``data.future_covariates``, ``data.missing``), it also gets ``observed`` (B, horizon,
+    channels): 1 where ``y`` has a truth, else 0. ``y`` is NaN where ``observed`` is 0, so that a loss that ignores
+    ``observed`` fails. With ``data.future_covariates`` it also gets ``future`` (B, horizon, covariates +
+    time features).
+    """
+
+    _target_: str = MISSING
+    channels: int = MISSING
+    lookback: int = MISSING
+    horizon: int = MISSING
+
+
+@dataclass
+class ForecastingDataConfig:
+    """A multivariate series on disk, cut into windows (:class:`exp.forecasting.data.dataset.ForecastingData`)."""
+
+    preflight: ClassVar[str] = "exp.forecasting.data.preflight"
+    """The module that checks the files before a run (:class:`exp.plugins.Plugin`)."""
+
+    _target_: str = "exp.forecasting.data.dataset.ForecastingData"
+    name: str = MISSING
+    root: Optional[str] = None
+    """Folder of the user's files; null: the sample data that come with exp."""
+    file: str = MISSING
+    """Path below ``root``: CSV (also ``.gz``), or ``.npz`` with an array ``data``, the format of PEMS."""
+    archive_folder: Optional[str] = None
+    """Folder below ``root`` in which the Time-Series-Library's archive has the file; searched after ``root``."""
+    split: str = "ratio"
+    """``ett_hour``, ``ett_minute`` (12/4/4 months of 30 days), ``ratio`` (70/10/20 %), ``pems`` (60/20/20 %,
+    without common rows), or ``test_only``: all rows are for testing, with the weights of another run."""
+    channels: int = MISSING
+    """Number of series that are read."""
+    derived_columns: Dict[str, Any] = field(default_factory=dict)
+    """Columns that are computed: name -> {_target_: <path of a subclass of exp.forecasting.data.series.Column>, <its
+    arguments>}. ``channels`` counts them."""
+    inputs: Optional[List[str]] = None
+    """Columns that are read, in this order; null: all."""
+    targets: Optional[List[str]] = None
+    """Columns of ``inputs`` that are forecast and scored; null: all but the covariates."""
+    future_covariates: Optional[List[str]] = None
+    """Columns whose future values are known. They are inputs and not scored; ``future`` has their values over the
+    horizon beside its time features. ``[]``: the time features alone."""
+    missing: str = "error"
+    """Empty cells: ``error`` raises; ``mask`` fills them in the inputs and leaves them out of loss and metrics."""
+    lookback: int = 720
+    horizon: int = 96
+    header: bool = True
+    """Whether the first row has the names of the columns; false: numbers only, without dates."""
+    date_column: Optional[str] = "date"
+    """Name of the column of dates, upper or lower case; null: the file has none."""
+    date_format: Optional[str] = None
+    """Format of the dates, as for strftime: ``%d/%m/%Y %H:%M``; ``%s``: seconds since 1970. null: inferred from the
+    column."""
+    allow_gaps: bool = True
+    """Whether the time between rows may vary; if it does, the run logs a warning with the count and the first row."""
+    season: Optional[int] = None
+    """Rows per season, for the seasonal naive forecast and the scale of MASE; null: by the calendar of the dates."""
+    device_cache: Any = "auto"
+    """Whether a card keeps the series and cuts windows: true, false, or ``auto``: if it takes little memory."""
+    eval_batch_size: int = 128
+    num_workers: int = 0
+
+
+@dataclass
+class IntervalKeys:
+    """Keys of task=eval and task=predict for intervals around forecasts (``docs/guide/intervals.md``)."""
+
+    intervals: Optional[List[float]] = None
+    """Coverages of the intervals around forecasts, such as ``[0.8,0.95]``; null: no intervals."""
+    intervals_method: Optional[str] = None
+    """``conformal``: from the residuals of the validation split, for any model; ``model``: the model's own quantiles or
+    standard deviations; null: the model's quantiles if it has any, else ``conformal``."""
+    intervals_calibrate: Optional[bool] = None
+    """Whether the model's own quantiles or standard deviations are corrected on the validation split; null: standard
+    deviations are, since a loss need not have fitted them to errors, and quantiles are not."""
+    intervals_symmetric: bool = True
+    """Whether the lower and the upper end use the same quantile of the absolute residual; false: separate quantiles of
+    the signed residual."""
+
+
+@dataclass
+class PredictKeys(IntervalKeys):
+    """Keys of task=predict for forecasts."""
+
+    num_windows: int = 4
+    """Number of windows, spread evenly over the test split, that get a file and pictures of their own."""
+    backtest_file: Optional[str] = None
+    """Name of a file in ``forecasts/`` for all windows of the test split as one long table: ``backtest.csv`` or
+    ``backtest.parquet`` (needs pyarrow); null: no such file."""
+    backtest_windows: Optional[int] = None
+    """Number of windows in that table, spread evenly; null: all."""
+    max_channels: int = 4
+    """Channels per picture."""
+    channels: Any = None
+    """Channels that are drawn: ``all``, or names or numbers (from 0); null: the first ``max_channels``."""
