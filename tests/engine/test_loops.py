@@ -8,12 +8,13 @@ import pytest
 import torch
 from mmengine.hooks import Hook
 
+from exp.data.sampler import TrainBatchSampler
 from exp.engine.checkpoint.files import read_checkpoint
 from exp.engine.finite import nonfinite_tensors
 from exp.engine.hooks import LossMeter
 from exp.engine.preemption import PreemptionHook
 from exp.errors import Preempted, RunError
-from tests.engine.conftest import Line, Mse, Spy
+from tests.engine.conftest import Line, Mse, Samples, Spy
 
 NAN, INF = float("nan"), float("inf")
 
@@ -48,6 +49,37 @@ def test_validation_by_epochs_or_by_steps_and_always_at_the_end(make_runner, val
     records = map(json.loads, runner.session.folder.metrics.read_text().splitlines())
     assert [record["step"] for record in records if record["split"] == "val"] == expected
     assert all(spy.seen)  # a validation in mid-epoch leaves the model in this mode
+
+
+def test_hooks_have_stages_before_and_after_clipping_in_the_order_of_their_priorities(make_runner):
+    """By hand: of all samples x = 0 .. 1 and y = 3 x, the gradient of (w x - y)^2 is 2 x (w x - y)."""
+    seen = []
+
+    class Look(Hook):
+        def __init__(self, name, priority):
+            self.name, self.priority = name, priority
+
+        def before_clipping(self, runner):
+            seen.append((self.name, "before", runner.iter, runner.model.w.grad.item()))
+
+        def after_clipping(self, runner):
+            seen.append((self.name, "after", runner.iter, runner.model.w.grad.item()))
+
+    class Reverse(Hook):
+        def after_clipping(self, runner):
+            runner.model.w.grad.neg_()
+
+    runner = make_runner(max_steps=1, hooks=[Look("late", "LOW"), Reverse(), Look("early", "HIGH")])
+    runner.optim_wrapper.clip_grad_norm = 0.5
+    runner.train()
+    names = [(name, stage) for name, stage, _, _ in seen]
+    assert names == [("early", "before"), ("late", "before"), ("early", "after"), ("late", "after")]
+    x = Samples()[next(iter(TrainBatchSampler(64, batch_size=4)))]["x"]
+    gradient = (2 * x * (0 * x - 3 * x)).mean().item()
+    assert gradient < -0.5
+    assert [value for _, _, _, value in seen] == pytest.approx([gradient, gradient, -0.5, 0.5], rel=1e-4)
+    assert [step for _, _, step, _ in seen] == [0] * 4
+    assert runner.model.w.item() == pytest.approx(-0.1 * 0.5, rel=1e-4)
 
 
 def test_a_checkpoint_after_an_epoch_does_not_end_it_again(make_runner):

@@ -56,12 +56,16 @@ def test_norms_biases_tokens_and_regimes_can_go_without_decay(scenes):
             assert decay == (0.0 if plain else 0.5), name
 
 
-class Lazy(CpuBackend):
-    """Ends its graph with every step, as lazy devices do, and trains in fp16."""
+class Scaling(CpuBackend):
+    """Trains in fp16."""
 
     @property
     def module(self):
         return SimpleNamespace(amp=SimpleNamespace(GradScaler=lambda: torch.amp.GradScaler("cpu", init_scale=1024.0)))
+
+
+class Lazy(Scaling):
+    """Ends its graph with every step, as lazy devices do."""
 
     def end_step(self, optimizer, **kwargs):
         (weight,) = optimizer.param_groups[0]["params"]
@@ -84,7 +88,7 @@ def test_the_backend_ends_every_step_also_one_that_overflows(precision, clip, wa
     wrapper, gradients, norms = wrapped(), [], []
     (weight,) = wrapper.optimizer.param_groups[0]["params"]
     if watched:
-        wrapper.before_step = lambda: gradients.append(weight.grad.item())
+        wrapper.before_clipping.append(lambda: gradients.append(weight.grad.item()))
     for step in range(4):
         for _ in range(2):
             loss = (weight - 3).square().mean()
@@ -109,6 +113,27 @@ def test_the_norm_that_is_clipped_is_that_of_all_groups_together():
     wrapper.update_params((3 * weights[0] + 4 * weights[1]).sum())
     assert wrapper.grad_norm.item() == pytest.approx(5.0)
     assert [weight.item() for weight in weights] == pytest.approx([-0.6, -0.8], rel=1e-4)
+
+
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("fp16", marks=needs_cpu_scaler)])
+def test_gradients_before_and_after_clipping_and_a_change_there_is_what_the_optimizer_uses(precision):
+    seen = []
+    weights = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]
+    wrapper = BackendOptimWrapper(torch.optim.SGD(weights, lr=1.0), Scaling(name="cpu"), precision, clip_grad_norm=1.0)
+
+    def look():
+        seen.append([round(weight.grad.item(), 4) for weight in weights])
+
+    def double():
+        for weight in weights:
+            weight.grad.mul_(2)
+
+    wrapper.before_clipping += [look, double, look]
+    wrapper.after_clipping += [look, double, look]
+    wrapper.update_params((3 * weights[0] + 4 * weights[1]).sum())
+    assert seen == [[3, 4], [6, 8], [0.6, 0.8], [1.2, 1.6]]
+    assert wrapper.grad_norm.item() == pytest.approx(10.0)
+    assert [weight.item() for weight in weights] == pytest.approx([-1.2, -1.6], rel=1e-4)
 
 
 @needs_fused

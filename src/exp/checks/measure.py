@@ -69,20 +69,22 @@ class TraceHook(Hook):
         self._file: zipfile.ZipFile | None = None  # open during the first step
 
     def before_train(self, runner: Any) -> None:
-        """Register hooks that record the outputs of the modules, and the gradients before the optimizer's step."""
+        """Register hooks that record the outputs of the modules."""
         if runner.distributed_group.is_main:
             self._file = zipfile.ZipFile(self._path, "w")
             if not runner.session.config.compile:  # compiled code does not call the modules one by one
                 for name, module in unwrapped(runner.model).named_modules():
                     module.register_forward_hook(functools.partial(self._keep_output, name or "model"))
-        runner.optim_wrapper.before_step = lambda: self._keep_all(runner, "gradient")
+
+    def before_clipping(self, runner: Any) -> None:
+        """In the first step, add the gradients."""
+        self._keep_all(runner, "gradient")
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         """After the first step, add the parameters and close the file."""
         self._keep_all(runner, "parameter")
         # Stop here after the last step: the training loop would run a validation next.
         runner.train_loop.stop_training = runner.iter + 1 >= runner.session.config.max_steps
-        runner.optim_wrapper.before_step = None
         if self._file is not None:
             self._file.close()
             self._file = None

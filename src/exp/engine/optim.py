@@ -93,7 +93,9 @@ class BackendOptimWrapper(OptimWrapper):
     Attributes:
         exchange_gradients: averages the gradients of a step over the ranks, if the backward pass does not do it.
         during_backward: context of each backward pass.
-        before_step: called before each step, with the complete, unscaled gradients, before they are clipped.
+        before_clipping: functions that are called before each step, in this order, when the gradients are complete and
+            unscaled, and not yet clipped.
+        after_clipping: likewise, when they are clipped, just before the optimizer uses them.
     """
 
     def __init__(
@@ -117,7 +119,8 @@ class BackendOptimWrapper(OptimWrapper):
         self.grad_norm: torch.Tensor | None = None
         self.exchange_gradients: Callable[[], None] | None = None
         self.during_backward: Callable[[], ContextManager[object]] = contextlib.nullcontext
-        self.before_step: Callable[[], None] | None = None
+        self.before_clipping: list[Callable[[], object]] = []
+        self.after_clipping: list[Callable[[], object]] = []
         self._losses: list[torch.Tensor] = []
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._updates, self._counted = 0, (0, 0)
@@ -214,13 +217,15 @@ class BackendOptimWrapper(OptimWrapper):
         """Clip the gradients, and step by the backend; a loss scaler skips the step if gradients overflow (fp16)."""
         if self.exchange_gradients is not None:
             self.exchange_gradients()
-        if self.scaler is not None and (self.before_step is not None or self.clip_grad_norm is not None):
+        if self.scaler is not None and (self.before_clipping or self.after_clipping or self.clip_grad_norm is not None):
             self.scaler.unscale_(self.optimizer)
-        if self.before_step is not None:
-            self.before_step()
+        for function in self.before_clipping:
+            function()
         if self.clip_grad_norm is not None:
             norm: Any = nn.utils.clip_grad_norm_(self._parameters, self.clip_grad_norm)
             self.grad_norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # of all shards together
+        for function in self.after_clipping:
+            function()
         outputs = self._losses if self.grad_norm is None else [*self._losses, self.grad_norm]
         self.backend.end_step(self._step_target, model=self.model, outputs=outputs, **kwargs)
         self._losses = []

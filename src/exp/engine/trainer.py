@@ -189,6 +189,10 @@ class Trainer:
         self.optim_wrapper.initialize_count_status(self.model, loop.iter * loop.accumulate, -1)
         self.optim_wrapper.count()
         self.call_hook("before_train")
+        if any(hasattr(hook, "before_clipping") for hook in self.hooks):
+            self.optim_wrapper.before_clipping.append(lambda: self.call_hook("before_clipping"))
+        if any(hasattr(hook, "after_clipping") for hook in self.hooks):
+            self.optim_wrapper.after_clipping.append(lambda: self.call_hook("after_clipping"))
         if dropouts is not None:
             self.optim_wrapper.during_backward = dropouts.during_backward
         if loop.validation_due:
