@@ -6,7 +6,7 @@ import os
 import sys
 
 # ``python -m`` puts the current folder first in sys.path, so that any file there can hide an installed package. Modules
-# that the configuration names are found there without this entry (:func:`exp.config.resolve.find_own_module`). While
+# that the configuration names are found there without this entry (:func:`exp.config.resolve.find_user_module`). While
 # Python looks for the module to run, sys.argv[0] is "-m"; sys.orig_argv, since Python 3.10, has the module's name.
 _COMMAND = getattr(sys, "orig_argv", ["-m", "exp"])
 if (

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Mapping, Sequence
 from exp.cli import RUNS_FILE_VARIABLE
 from exp.config.check import has_weights
 from exp.config.compose import load
-from exp.config.resolve import allow, create, distrust, names_in
+from exp.config.resolve import class_names, create, mark_untrusted, trust_packages
 from exp.console import errors_in
 from exp.errors import ConfigError, RunError
 from exp.runs.files import read_json
@@ -103,9 +103,11 @@ class OpenRun:
         from exp.engine.weights import load_weights, read_weights
         from exp.hub import pinned
 
-        distrust(self.config)
+        mark_untrusted(self.config)
         # Packages that are already imported in this process count as chosen by the user.
-        allow([top for _, name in names_in(self.config) for top in [name.partition(".")[0]] if top in sys.modules])
+        trust_packages(
+            [top for _, name in class_names(self.config) for top in [name.partition(".")[0]] if top in sys.modules]
+        )
         # The folder of an evaluation has no checkpoint: it has used the weights of init_from.
         source = self.path if RunFolder(self.path).has_checkpoint() else Path(pinned(self.config) or self.path)
         weights = read_weights(source, self.config.checkpoint.trusted) if has_weights(self.config) else None

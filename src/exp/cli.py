@@ -75,7 +75,7 @@ def main() -> int:
         _check_folder()
         arguments = _parse(sys.argv[1:])
         if arguments is not None:
-            primary, overrides, _ = compose.base_of(arguments.overrides)
+            primary, overrides, _ = compose.primary_config(arguments.overrides)
             sys.argv[1:] = [*arguments.flags, *overrides]
             with console.stdout_errors() if arguments.prints else contextlib.nullcontext():
                 hydra.main(version_base="1.3", config_path="pkg://exp.conf", config_name=primary)(job)()
@@ -132,7 +132,7 @@ def _run(config: ExpConfig, overrides: list[str], tracebacks: bool) -> tuple[int
     Returns:
         The exit code, and the run folders: the run's own, if it was written, or those that the task has compared.
     """
-    compose.refuse_empty("output_dir", config.output_dir)
+    compose.check_not_empty("output_dir", config.output_dir)
     config = compose.typed(config)
     task = create_task(config)
     if isinstance(task, ParentTask):
@@ -162,7 +162,7 @@ def _report(error: BaseException, full: bool, usage: bool = False) -> int:
     if full and not isinstance(error, ExpError):
         traceback.print_exception(type(error), error, error.__traceback__)
     exp_error = as_exp_error(
-        ConfigError(explain.explain(error)) if explain.is_of_composition(error) else error, usage=usage
+        ConfigError(explain.explain_error(error)) if explain.is_composition_error(error) else error, usage=usage
     )
     message = exp_error or format_user_error(error)
     if message is None:

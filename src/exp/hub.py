@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from exp import console
-from exp.config.compose import is_of_hub
+from exp.config.compose import is_hub_source
 from exp.errors import CheckpointError, ConfigError, ExpError, UnavailableError
 from exp.runs.files import file_digest, read_json
 
@@ -68,7 +68,7 @@ def parse(text: str) -> Source:
 def pinned(config: ExpConfig) -> str | None:
     """``init_from`` with the commit that :func:`bring` found, so that all nodes load the same weights at any time."""
     commit = config.record.weights.get("commit")
-    if not is_of_hub(config.init_from) or not commit:
+    if not is_hub_source(config.init_from) or not commit:
         return config.init_from
     return f"hf:{parse(str(config.init_from)).repository}@{commit}"
 
@@ -84,7 +84,7 @@ def bring(config: ExpConfig) -> None:
         UnavailableError: huggingface_hub is not installed; the hub cannot be reached and the cache does not have the
             weights; or a file does not match its digest.
     """
-    if not is_of_hub(config.init_from):
+    if not is_hub_source(config.init_from):
         return
     source = parse(str(pinned(config)))
     path, files = _fetch(source, list(config.record.weights.get("files", ())))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed import Store
 
-    from exp.config.differences import Change
+    from exp.config.diff import Change
     from exp.config.schema import ExpConfig
     from exp.data.extensions import DataExtensions
     from exp.data.fingerprint import Fingerprint

@@ -17,7 +17,7 @@ from tests.conftest import Forked, clean_environment
 
 pytest.importorskip("huggingface_hub")
 
-SCENE = [*SCENES, "max_steps=1", "rehearsal=false", "schedule.warmup_steps=0"]
+SCENE = [*SCENES, "max_steps=1", "sanity_check=false", "schedule.warmup_steps=0"]
 CARD = b"---\nlicense: other\nlicense_name: open-earth-1\n---\n# Weights\nlicense: none\n"
 SATELLITE = {"image_mean": [0.430, 0.411, 0.296], "image_std": [0.213, 0.156, 0.143], "rescale_factor": 1 / 255}
 WHOLE = "model.safetensors"

@@ -37,7 +37,7 @@ class Constant(Model):
             time.sleep(2.5)  # a notice is looked for once a second
         return {"loss": -self.level.mean() if self.drifts else (self.level - y).square().mean()}
 """
-CONSTANT = [*FORECAST, "model._target_=mine.Constant", "checkpoint.keep_last=2", "val_every=100", "rehearsal=false"]
+CONSTANT = [*FORECAST, "model._target_=mine.Constant", "checkpoint.keep_last=2", "val_every=100", "sanity_check=false"]
 DRIFTS = [*FORECAST, "model._target_=mine.Constant", "+model.drifts=true", "optim=sgd", "optim.lr=100", "val_every=1",
           "max_epochs=2", "schedule=constant", "checkpoint.every_steps=1", "checkpoint.keep_last=10"]  # fmt: skip
 

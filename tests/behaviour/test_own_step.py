@@ -113,7 +113,7 @@ class Branch(Net):
 """
 RUN = [
     "--config-dir", "my_conf", "experiment=toy", "backend=cpu", "max_epochs=null", "max_steps=10", "optim.lr=0.01",
-    "global_batch_size=16", "log_every=1", "plots=false", "overwrite=true", "rehearsal=false",
+    "global_batch_size=16", "log_every=1", "plots=false", "overwrite=true", "sanity_check=false",
 ]  # fmt: skip
 OWN = 7.687410
 """The loss of step 10 of ``Own``, as a loop of ten lines gives it in one process."""
@@ -181,7 +181,7 @@ def test_what_cannot_be_done_with_it_is_refused_before_the_first_step(toy, exp):
 
 
 def test_a_loss_that_depends_on_the_split_of_a_batch_is_said_and_recorded(toy, exp):
-    toy("model=masked", "nproc=2", "rehearsal=true")
+    toy("model=masked", "nproc=2", "sanity_check=true")
     (warning,) = result(exp.path("run"))["warnings"]
     assert "toys.Masked" in warning
     assert "a mean over a number that varies" in warning

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from exp.config.check import check_hooks
-from exp.config.resolve import allow, check_names, check_path_part, check_target, check_type, create, resolve
+from exp.config.resolve import check_names, check_path_part, check_target, check_type, create, resolve, trust_packages
 from exp.engine.mmengine import lookup_class
 from exp.errors import ConfigError, UnavailableError
 
@@ -37,7 +37,7 @@ def executed(tmp_path, monkeypatch):
     monkeypatch.setattr("builtins.executed", done, raising=False)
     yield done
     sys.modules.pop("mine", None)
-    allow([])
+    trust_packages([])
 
 
 def test_nothing_but_a_class_of_the_interface_is_called(executed):
@@ -94,7 +94,7 @@ def test_files_may_not_choose_for_the_user():
         with pytest.raises(ConfigError):
             check_names(config)
     with pytest.raises(ConfigError, match="plugins"):
-        allow(["evil"], ["seed=1"])
+        trust_packages(["evil"], ["seed=1"])
 
 
 def test_what_is_written_stays_below_the_run():

@@ -8,8 +8,8 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from exp.config.compose import replace_given, typed
-from exp.config.resolve import allow
+from exp.config.compose import replace_dict_overrides, typed
+from exp.config.resolve import trust_packages
 from exp.config.schema import ExpConfig
 from exp.errors import ConfigError
 from tests.config.conftest import composed
@@ -32,7 +32,7 @@ IMAGES = [
 
 def given(*overrides):
     config = composed(*overrides)
-    replace_given(config, overrides)
+    replace_dict_overrides(config, overrides)
     return config
 
 
@@ -69,7 +69,7 @@ IN_A_FILE = {
     "accumulate": 2, "max_epochs": 3, "max_steps": 9, "val_every": 4, "patience": 6, "metric": "mae",
     "metrics": [{"_target_": "mine.Metric"}], "min_delta": 0.25, "resume": "auto", "resume_changed_data": True,
     "init_from": "w.pth", "init_partial": True, "output_dir": "mine", "overwrite": True, "log_every": 3,
-    "rehearsal": False, "plots": False, "report_placement": True, "hooks": [{"type": "Mine"}],
+    "sanity_check": False, "plots": False, "report_placement": True, "hooks": [{"type": "Mine"}],
 }  # fmt: skip
 REFUSED = {"plugins": ["mine"], "record": {"trained_in": "mine"}}
 """A stranger could have written the file; exp writes the record itself."""
@@ -87,4 +87,4 @@ def test_an_experiment_sets_every_key_of_the_root(tmp_path):
     for key, value in REFUSED.items():
         file.write_text("# @package _global_\n" + yaml.safe_dump({key: value}))
         with pytest.raises(ConfigError, match=key):
-            allow(composed("experiment=mine", folders=[str(tmp_path)]).plugins, overrides=[])
+            trust_packages(composed("experiment=mine", folders=[str(tmp_path)]).plugins, overrides=[])

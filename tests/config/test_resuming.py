@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 
-from exp.config.differences import Change, Changes, changes
+from exp.config.diff import Change, Changes, resume_changes
 
 OLD = {
     "backend": {"_target_": "cpu", "name": "cpu", "options": {}},
@@ -26,7 +26,7 @@ def changed(values):
         for group in groups:
             node = node.setdefault(group, {})
         node[last] = value
-    return changes(OLD, new)
+    return resume_changes(OLD, new)
 
 
 def test_what_may_change_is_listed_with_both_values():
@@ -48,4 +48,6 @@ def test_what_would_make_another_training_is_refused():
 def test_what_has_no_meaning_for_a_training_is_not_listed():
     quiet = {"output_dir": "b", "resume": "auto", "batch_size": 16, "task.input": "x", "published": {}}
     assert changed({**quiet, "record.differs": ["y"]}) == Changes()
-    assert changes({**OLD, "init_from": "weights.pth"}, OLD) == Changes(), "weights to begin with are needed no more"
+    assert resume_changes({**OLD, "init_from": "weights.pth"}, OLD) == Changes(), (
+        "weights to begin with are needed no more"
+    )

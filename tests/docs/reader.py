@@ -156,7 +156,7 @@ class Shell:
         if any(re.search(pattern, line) for pattern in NOT_HERE):
             single = [re.sub(r"^([\w.+]+=[^,\[{]+),.*", r"\1", word) for word in arguments if word != "-m"]
             done = run_exp(self.folder, *single, "--cfg", "job", **self.environment)
-            return said(done) or (typed(OmegaConf.create(done.stdout), of_others=True) and None)  # refuses wrong keys
+            return said(done) or (typed(OmegaConf.create(done.stdout), untrusted=True) and None)  # refuses wrong keys
         words = [*fewer_jobs(arguments), *self.shrinking(line)]
         # What comes last counts; and this machine is the CPU, said or not.
         same = frozenset({word.partition("=")[0]: word for word in words}.values()) - {"backend=cpu"}

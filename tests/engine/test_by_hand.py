@@ -240,7 +240,7 @@ def test_the_best_is_the_smallest_or_largest_and_patience_counts_what_is_not_bet
     monkeypatch, trained, better, values
 ):
     """Of these only the third is better by a tenth than the one that counted before."""
-    settings = {"data": {"_target_": f"{__name__}.JudgedPoints"}, "metric": "told", "rehearsal": False,
+    settings = {"data": {"_target_": f"{__name__}.JudgedPoints"}, "metric": "told", "sanity_check": False,
                 "max_epochs": 5, "min_delta": 0.1, "checkpoint": {"every_epochs": 2, "keep_last": 2}}  # fmt: skip
     monkeypatch.setattr(Judged, "better", better)
     monkeypatch.setattr(Judged, "told", [*values, *values])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from exp.config.resolve import allow
+from exp.config.resolve import trust_packages
 from exp.engine.build import build_model
 from exp.models.base import Model
 from exp.session import Weights
@@ -45,7 +45,7 @@ class Tall(Head):
 
 def started(make_session, model, old, new):
     """A model for the classes ``new``, started from weights for ``old``; these weights; and what was said."""
-    allow(["tests"])
+    trust_packages(["tests"])
     session = make_session(model=model)
     torch.manual_seed(0)
     arguments = {"num_classes": len(old)}

@@ -9,10 +9,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from exp.config.compose import typed
-from exp.config.differences import changes
-from exp.config.resolve import as_plain, names_in
+from exp.config.diff import resume_changes
+from exp.config.resolve import class_names, to_plain
 from exp.config.schema import LauncherConfig
-from exp.config.sources import keys_of_groups
+from exp.config.sources import group_keys
 from exp.engine.build import build_data, build_evaluator, build_model
 from exp.engine.mmengine import build_hooks, build_loggers
 from exp.engine.optim import build_optimizer, build_schedulers
@@ -47,7 +47,7 @@ SILENT = {
 TAKES_EFFECT = {
     "accumulate", "backend.*", "checkpoint.*", "compile", "debug.eval_batches", "dropout_by_sample",
     "figures.*", "hooks", "launcher.*", "log_every", "logger.*", "max_epochs", "max_steps", "metrics",
-    "min_delta", "name", "nproc", "optim.*", "patience", "plots", "plugins", "precision", "rehearsal",
+    "min_delta", "name", "nproc", "optim.*", "patience", "plots", "plugins", "precision", "sanity_check",
     "report_placement", "schedule.*", "val_every", "wrapper.*",
 }  # fmt: skip
 
@@ -66,15 +66,15 @@ def fate(key):
     old, new = (OmegaConf.create() for _ in range(2))
     for config, value in ((old, "was"), (new, "is")):
         OmegaConf.update(config, key, value)
-    found = changes(as_plain(old), as_plain(new))
+    found = resume_changes(to_plain(old), to_plain(new))
     return "stays" if found.refused else "takes effect" if found.allowed else "silent"
 
 
 def test_every_key_stays_takes_effect_or_is_silent_when_a_training_is_continued():
     """A key that is new in the schema belongs into one of the lists."""
-    config = as_plain(typed(composed()))
+    config = to_plain(typed(composed()))
     own = {key: value for key, value in config.items() if key not in ("data", "model", "task", "published")}
-    every = {*leaves(own), *keys_of_groups(), *STAYS, *SILENT}
+    every = {*leaves(own), *group_keys(), *STAYS, *SILENT}
     found: dict = {"stays": set(), "silent": set(), "takes effect": set()}
     for key in every:
         found[fate(key)].add(key)
@@ -125,7 +125,7 @@ def test_every_key_that_names_a_class_refuses_one_of_another_interface(make_sess
         "schedule.param_scheduler.type": lambda: build_schedulers([{"type": wrong}], make_runner()),
     }
     in_use = {key.replace("scheduler[0]", "scheduler").replace("tensorboard", "mine")
-              for key, _ in names_in(composed("wrapper=fsdp", "logger=tensorboard"))}  # fmt: skip
+              for key, _ in class_names(composed("wrapper=fsdp", "logger=tensorboard"))}  # fmt: skip
     assert in_use <= {*calls}
     for key, call in calls.items():
         with pytest.raises(ConfigError, match=f"^{re.escape(key)}=.* is not a subclass of "):

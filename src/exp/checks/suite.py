@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Mapping, Sequence
 from exp import __version__, console
 from exp.checks.check import FAILED, OK, SKIPPED, WARNING, Answer, Journal, fail, say, skip, table_of
 from exp.checks.child import ChildEnd, overrides_without, run_exp, searched
-from exp.config.compose import sets_folder
+from exp.config.compose import sets_output_dir
 from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, EXIT_UNAVAILABLE, ConfigError
 from exp.hardware.environment import git_revision, package_versions, variables
 from exp.hardware.registry import create_backend
@@ -124,7 +124,9 @@ def qualify(config: ExpConfig, overrides: list[str]) -> int:
     for pattern in config.task.rows or ():
         if not fnmatch.filter(rows, pattern):
             raise ConfigError(f"task.rows: {pattern} matches no row; the rows are {', '.join(rows)}")
-    place = RunFolder(config.output_dir if sets_folder(config) else f"outputs/qualify/{backend.name}_{config.nproc}")
+    place = RunFolder(
+        config.output_dir if sets_output_dir(config) else f"outputs/qualify/{backend.name}_{config.nproc}"
+    )
     place.create()
     lock, machine = RunLock(place.path), machine_of(backend, config.nproc, overrides)
     lock.acquire()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Mapping, Sequence
 from omegaconf import MISSING, OmegaConf
 
 from exp import console
-from exp.config.resolve import nodes
+from exp.config.resolve import walk
 from exp.config.schema import DDP_KEYS, PRECISIONS, WrapperConfig
 from exp.errors import ConfigError
 from exp.plugins import Family, installed
@@ -74,10 +74,10 @@ def has_weights(config: ExpConfig) -> bool:
 
 def check_nodes(config: ExpConfig) -> None:
     """Refuse missing values, text that is not UTF-8, and passwords in any key."""
-    missing = sorted(key for key, _, _, value in nodes(config) if value == MISSING)
+    missing = sorted(key for key, _, _, value in walk(config) if value == MISSING)
     if missing:
         raise ConfigError(f"{', '.join(missing)} must be set; give {' '.join(f'{key}=...' for key in missing)}")
-    for key, _, _, value in nodes(config):
+    for key, _, _, value in walk(config):
         if isinstance(value, str) and value != value.encode(errors="replace").decode():  # a lone surrogate
             raise ConfigError(f"{key}={value} has bytes that are not UTF-8; rename this file or folder")
         if isinstance(value, str) and value != without_credentials(value):
@@ -207,7 +207,7 @@ def check_hooks(hooks: Sequence[Any]) -> None:
         module, _, last = str(hook["type"]).rpartition(".")
         if last in REFUSED and module.split(".")[0] in ("", "mmengine"):
             raise ConfigError(refused_hook(last))
-        for key, _, name, path in nodes(hook, f"hooks[{index}]"):
+        for key, _, name, path in walk(hook, f"hooks[{index}]"):
             written = isinstance(path, str) and name in ("json_trace_path", "dir_name")
             if written and (Path(path).is_absolute() or ".." in Path(path).parts):
                 raise ConfigError(f"{key}={path} must be a relative path below the run folder")

@@ -25,35 +25,36 @@ from hydra.errors import HydraException
 from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from exp.config.resolve import distrust, nodes, resolve
+from exp.config.resolve import mark_untrusted, resolve, walk
 from exp.config.schema import ExpConfig, LauncherConfig
-from exp.config.sources import choices, opened, own_files, structure_of, task_named
+from exp.config.sources import choices, open_dicts, structure_of, task_class_by_name, user_config_files
 from exp.console import display_path
 from exp.errors import ConfigError, nearest
 from exp.runs.files import read_yaml
 from exp.runs.folder import RunFolder
 
 __all__ = [
-    "OF_RUN", "base_of", "check_weights_there", "compose", "expand", "follows", "is_of_hub", "load", "refuse_empty",
-    "replace_given", "run_folder_of", "sets_folder", "typed",
+    "RUN_CONFIG", "check_not_empty", "check_weights_exist", "compose", "interpolations", "is_hub_source", "load",
+    "make_paths_absolute", "primary_config", "replace_dict_overrides", "run_folder_of", "sets_output_dir", "typed",
 ]  # fmt: skip
 
-OF_RUN = "of_run"
-"""Name of the primary configuration that starts from a run, and of the choices of data and model that it selects."""
+RUN_CONFIG = "of_run"
+"""Name of the primary configuration that starts from a run, and of the choices of data and model in it."""
 
 _INTERFACES = {"launcher": "exp.launcher.base.Launcher", "task": "exp.task.Task"}
-"""By name, since this package must not import the packages that implement them."""
-_PATHS = ("data.root", "init_from", "resume", "task.input")
-_WITH_THEM = ("name", "seed", "precision", "metric", "metrics", "published", "published_source", "published_for")
+"""Dotted paths, since this package must not import the packages that implement these interfaces."""
+_PATH_KEYS = ("data.root", "init_from", "resume", "task.input")
+_INHERITED_KEYS = ("name", "seed", "precision", "metric", "metrics", "published", "published_source", "published_for")
+_WEIGHTS = ("*.pth", "*.pt", "*.bin", "*.safetensors", "*.safetensors.index.json", "checkpoints/*.pth", "snapshots/*")
 _REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)*)\}")  # an interpolation of one other key, without other text
 
 
-def typed(config: Any, of_others: bool = False) -> ExpConfig:
+def typed(config: Any, untrusted: bool = False) -> ExpConfig:
     """Add the types and the ``record`` to a configuration.
 
     Args:
         config: composed, or read from a file; not changed.
-        of_others: the configuration is not trusted, so only modules of exp are imported for its types.
+        untrusted: the configuration is not trusted, so only modules of exp are imported for its types.
 
     Returns:
         A new configuration.
@@ -73,10 +74,10 @@ def typed(config: Any, of_others: bool = False) -> ExpConfig:
         if target == MISSING:
             raise ConfigError(f"{group}._target_ must be set; give the path of a class, such as package.module.Class")
         keys: Any = LauncherConfig if target == "auto" else structure_of(target)
-        unknown = keys is None and (target.startswith("exp.") or not of_others)
+        unknown = keys is None and (target.startswith("exp.") or not untrusted)
         if unknown and group in _INTERFACES:
-            found = resolve(f"{group}._target_", target, _INTERFACES[group])
-            keys = found.keys if group == "launcher" else found
+            cls = resolve(f"{group}._target_", target, _INTERFACES[group])
+            keys = cls.keys if group == "launcher" else cls
         if keys is not None:
             root[group] = keys
     return cast(ExpConfig, OmegaConf.merge(root, content))  # the result has the types of root
@@ -89,7 +90,7 @@ def load(path: Path) -> ExpConfig:
         ConfigError: the file is not the configuration of a run.
         OmegaConfBaseException: it has keys that this version of exp no longer has.
     """
-    return typed(_read(path, ("launcher",)), of_others=True)
+    return typed(_read(path, ("launcher",)), untrusted=True)
 
 
 def _read(path: Path, groups: Sequence[str]) -> DictConfig:
@@ -97,9 +98,9 @@ def _read(path: Path, groups: Sequence[str]) -> DictConfig:
     try:
         content = read_yaml(path, OmegaConf.create)
     except (ConfigError, OSError) as error:
-        said = (str(error) or type(error).__name__).splitlines()[0]
-        raise ConfigError(f"{path} is not the configuration of a run: {said}; use another run folder") from error
-    if not isinstance(content, DictConfig) or any(not isinstance(content.get(each), DictConfig) for each in groups):
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ConfigError(f"{path} is not the configuration of a run: {reason}; use another run folder") from error
+    if not isinstance(content, DictConfig) or any(not isinstance(content.get(group), DictConfig) for group in groups):
         raise ConfigError(f"{path} is not the configuration of a run; use another run folder")
     return content
 
@@ -109,8 +110,8 @@ def compose(primary: str, overrides: Sequence[str]) -> ExpConfig:
     return cast(ExpConfig, hydra.compose(primary, list(overrides)))
 
 
-def replace_given(config: Any, overrides: Sequence[str]) -> None:
-    """Replace each dictionary of ``data`` and ``model`` that an override sets as a whole; Hydra would merge the two.
+def replace_dict_overrides(config: Any, overrides: Sequence[str]) -> None:
+    """Replace each dictionary of ``data`` and ``model`` that an override sets; Hydra would merge the two.
 
     Args:
         config: composed and typed; changed in place.
@@ -118,12 +119,12 @@ def replace_given(config: Any, overrides: Sequence[str]) -> None:
     """
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         key, value = override.key_or_group, override.value()
-        whole = key.startswith(("data.", "model.")) and isinstance(value, dict)
-        if whole and isinstance(OmegaConf.select(config, key), DictConfig):
+        is_dict = key.startswith(("data.", "model.")) and isinstance(value, dict)
+        if is_dict and isinstance(OmegaConf.select(config, key), DictConfig):
             OmegaConf.update(config, key, value, merge=False)
 
 
-def follows(config: ExpConfig) -> dict[str, str]:
+def interpolations(config: ExpConfig) -> dict[str, str]:
     """The keys of model and data that are interpolations of another key: ``{"model.channels": "data.channels"}``.
 
     A frozen configuration has values instead of interpolations. With this record, a later change of the other key still
@@ -132,17 +133,17 @@ def follows(config: ExpConfig) -> dict[str, str]:
     Args:
         config: composed, not resolved.
     """
-    found = [(key, value) for group in ("data", "model") for key, _, _, value in nodes(config[group], group)]  # type: ignore[index]
-    matches = [(key, _REFERENCE.fullmatch(value)) for key, value in found if isinstance(value, str)]
+    members = [(key, value) for group in ("data", "model") for key, _, _, value in walk(config[group], group)]  # type: ignore[index]
+    matches = [(key, _REFERENCE.fullmatch(value)) for key, value in members if isinstance(value, str)]
     return {key: match.group(1) for key, match in matches if match is not None}
 
 
-def is_of_hub(weights: str | None) -> bool:
+def is_hub_source(weights: str | None) -> bool:
     """Whether ``init_from`` names weights of a hub instead of a file."""
     return weights is not None and weights.startswith(("hf:", "timm:"))
 
 
-def expand(config: Any) -> None:
+def make_paths_absolute(config: Any) -> None:
     """Make the paths in a configuration absolute, in place, so that the run can be used again from any folder.
 
     Every string that begins with ``~/`` is a path. Other strings are paths if their key is known to be one
@@ -154,18 +155,18 @@ def expand(config: Any) -> None:
     Raises:
         ConfigError: the value of such a key is empty.
     """
-    for _, parent, key, value in nodes(config):
+    for _, parent, key, value in walk(config):
         if isinstance(value, str) and (value == "~" or value.startswith("~/")) and "${" not in value:
             parent[key] = str(Path(value).expanduser())
     task: Any = OmegaConf.get_type(config.task)
-    for key in (*_PATHS, *(f"task.{name}" for name in task.paths)):
+    for key in (*_PATH_KEYS, *(f"task.{name}" for name in task.paths)):
         value = OmegaConf.select(config, key)
-        refuse_empty(key, value)
-        if isinstance(value, str) and value != "auto" and not (key == "init_from" and is_of_hub(value)):
+        check_not_empty(key, value)
+        if isinstance(value, str) and value != "auto" and not (key == "init_from" and is_hub_source(value)):
             OmegaConf.update(config, key, os.path.abspath(value))  # noqa: PTH100 - pathlib leaves `..` in it
 
 
-def refuse_empty(key: str, value: Any) -> None:
+def check_not_empty(key: str, value: Any) -> None:
     """Refuse an empty path, for example from an unset shell variable; it would mean the current folder.
 
     Args:
@@ -175,19 +176,19 @@ def refuse_empty(key: str, value: Any) -> None:
     Raises:
         ConfigError: a path or the list is empty.
     """
-    each = value if isinstance(value, (list, ListConfig)) else [value]
-    if not each or any(isinstance(path, str) and not path.strip() for path in each):
+    paths = value if isinstance(value, (list, ListConfig)) else [value]
+    if not paths or any(isinstance(path, str) and not path.strip() for path in paths):
         raise ConfigError(f"{key} is empty, where a path is expected ('.' is the current folder)")
 
 
-def sets_folder(config: Any) -> bool:
+def sets_output_dir(config: Any) -> bool:
     """Whether the user has chosen ``output_dir``, on the command line or in a file; by default it has a random part.
 
     Args:
         config: composed, with interpolations.
     """
-    written: Any = OmegaConf.to_container(config, resolve=False)
-    return "${run_id:}" not in str(written["output_dir"])
+    unresolved: Any = OmegaConf.to_container(config, resolve=False)
+    return "${run_id:}" not in str(unresolved["output_dir"])
 
 
 def run_folder_of(weights: str | None) -> Path | None:
@@ -195,11 +196,11 @@ def run_folder_of(weights: str | None) -> Path | None:
     if not weights:
         return None
     path = Path(os.path.abspath(Path(weights).expanduser()))  # noqa: PTH100 - pathlib leaves `..` in it
-    above = (path.parent, path.parent.parent) if "checkpoints" in path.parts else ()
-    return next((folder for folder in (path, *above) if RunFolder(folder).config.is_file()), None)
+    parents = (path.parent, path.parent.parent) if "checkpoints" in path.parts else ()
+    return next((folder for folder in (path, *parents) if RunFolder(folder).config.is_file()), None)
 
 
-def check_weights_there(value: str, key: str = "init_from") -> None:
+def check_weights_exist(value: str, key: str = "init_from") -> None:
     """Refuse a path that is neither a file nor a folder with a run or weights.
 
     Args:
@@ -210,13 +211,14 @@ def check_weights_there(value: str, key: str = "init_from") -> None:
         ConfigError: the path is empty or does not exist, is a file of another kind, or is a folder with neither a
             configuration nor weights.
     """
-    refuse_empty(key, value)
+    check_not_empty(key, value)
     path = Path(value).expanduser()
     if not path.exists():
         if key == "resume" and path.name.lower() == "true":
             raise ConfigError("resume=true: use resume=auto, or the path of a checkpoint or run folder")
-        there = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise ConfigError(f"{key}={display_path(path)}: there is no such file or folder{nearest(path.name, there)}")
+        siblings = [sibling.name for sibling in path.parent.iterdir()] if path.parent.is_dir() else []
+        similar = nearest(path.name, siblings)
+        raise ConfigError(f"{key}={display_path(path)}: there is no such file or folder{similar}")
     if path.is_file() and path.suffix != ".json":
         with path.open("rb") as file:
             start = file.read(9)
@@ -224,70 +226,63 @@ def check_weights_there(value: str, key: str = "init_from") -> None:
             raise ConfigError(
                 f"{key}={display_path(path)} is no file of weights: neither of torch (.pth) nor .safetensors"
             )
-    if path.is_dir() and run_folder_of(value) is None:
-        kinds = (
-            "*.pth",
-            "*.pt",
-            "*.bin",
-            "*.safetensors",
-            "*.safetensors.index.json",
-            "checkpoints/*.pth",
-            "snapshots/*",
-        )
-        if not any(True for kind in kinds for _ in path.glob(kind)):
-            raise ConfigError(f"{key}={display_path(path)} is not a run folder: it has neither config.yaml nor weights")
+    has_weights = any(True for pattern in _WEIGHTS for _ in path.glob(pattern))
+    if path.is_dir() and run_folder_of(value) is None and not has_weights:
+        raise ConfigError(f"{key}={display_path(path)} is not a run folder: it has neither config.yaml nor weights")
 
 
-def base_of(arguments: Sequence[str], needs_weights: bool | None = None) -> tuple[str, list[str], str | None]:
-    """What Hydra composes a configuration from; the run in ``init_from`` is registered with Hydra if the task uses it.
+def primary_config(arguments: Sequence[str], needs_weights: bool | None = None) -> tuple[str, list[str], str | None]:
+    """The primary configuration and its overrides; registers the run in ``init_from`` with Hydra if the task uses it.
 
     Args:
         arguments: overrides, also with several values of a sweep.
         needs_weights: whether the task needs weights; None: look it up, which works for tasks of exp and of plugins.
 
     Returns:
-        Name of the primary configuration; the overrides, without choices that the run made, too, since they would
+        Name of the primary configuration; the overrides, without choices that are those of the run, since they would
         replace the values of the run with those of the file; and the folder of the run, or None.
 
     Raises:
         ConfigError: ``init_from`` does not exist, or the configuration of its run cannot be read.
     """
-    given = _given(arguments)
+    values = _override_values(arguments)
     if needs_weights is None:
-        needs_weights = any(getattr(task_named(task), "needs_weights", False) for task in given.get("task", []))
+        needs_weights = any(
+            getattr(task_class_by_name(task), "needs_weights", False) for task in values.get("task", [])
+        )
     if not needs_weights:
         return "config", list(arguments), None
-    weights = [str(path) for path in given.get("init_from", []) if path is not None]
+    weights = [str(path) for path in values.get("init_from", []) if path is not None]
     folder = next((folder for folder in map(run_folder_of, weights) if folder is not None), None)
     if folder is None:
         for path in weights:
-            if not is_of_hub(path) and "${" not in path:
-                check_weights_there(path)  # first, because without the run, Hydra would complain about missing keys
+            if not is_hub_source(path) and "${" not in path:
+                check_weights_exist(path)  # before Hydra, which would complain about missing keys
         return "config", list(arguments), None
-    chosen = _offer(folder)
-    if given.get("experiment", [chosen.get("experiment")]) != [chosen.get("experiment")]:
+    run_choices = _register_run_config(folder)
+    if values.get("experiment", [run_choices.get("experiment")]) != [run_choices.get("experiment")]:
         return "config", list(arguments), None
-    repeated = [f"{group}={chosen.get(group)}" for group in ("experiment", "data", "model")]
-    return OF_RUN, [argument for argument in arguments if argument not in repeated], str(folder)
+    repeated = [f"{group}={run_choices.get(group)}" for group in ("experiment", "data", "model")]
+    return RUN_CONFIG, [argument for argument in arguments if argument not in repeated], str(folder)
 
 
-def _given(arguments: Sequence[str]) -> dict[str, list[Any]]:
+def _override_values(arguments: Sequence[str]) -> dict[str, list[Any]]:
     """The values that overrides give to ``task``, ``init_from`` and ``experiment``: one, or those of a sweep."""
-    found: dict[str, list[Any]] = {}
+    values: dict[str, list[Any]] = {}
     for argument in arguments:
         if re.match(r"\+{0,2}(task|init_from|experiment)=", argument):
             with contextlib.suppress(HydraException):  # Hydra reports it later
                 override = OverridesParser.create().parse_override(argument)
                 sweep = override.is_sweep_override()
-                values = override.sweep_iterator(Transformer.identity) if sweep else [override.value()]
-                found[override.key_or_group] = list(values)
-    return found
+                sweep_values = override.sweep_iterator(Transformer.identity) if sweep else [override.value()]
+                values[override.key_or_group] = list(sweep_values)
+    return values
 
 
-def _offer(folder: Path) -> dict[str, Any]:
+def _register_run_config(folder: Path) -> dict[str, Any]:
     """Make a run's model and data choices of their groups, and a primary configuration that selects them.
 
-    All are named :data:`OF_RUN`.
+    All are named :data:`RUN_CONFIG`.
 
     Returns:
         The choice of the run in each config group.
@@ -297,22 +292,26 @@ def _offer(folder: Path) -> dict[str, Any]:
     """
     path, parts = RunFolder(folder).config, ("data", "model")
     config = _read(path, parts)
-    distrust(config, "\n".join(file.read_text(encoding="utf-8", errors="replace") for file in own_files()))
+    mark_untrusted(
+        config, "\n".join(file.read_text(encoding="utf-8", errors="replace") for file in user_config_files())
+    )
     for key, target in (OmegaConf.select(config, "record.follows") or {}).items():
         OmegaConf.update(config, key, f"${{{target}}}")
-    # Record the choices of the run, since those of this composition are OF_RUN.
+    # Record the choices of the run; those of this composition are OF_RUN.
     chosen = {"experiment": config.get("name"), **(OmegaConf.select(config, "record.chosen") or {})}
     overrides: list[Any] = ["config", {"override experiment": None}]
     for part in parts:
         node: Any = OmegaConf.to_container(config[part], resolve=False)
         structure = structure_of(node.get("_target_"))
         try:
-            choices()[f"{part}/{OF_RUN}"] = node if structure is None else OmegaConf.merge(opened(structure), node)
+            choices()[f"{part}/{RUN_CONFIG}"] = (
+                node if structure is None else OmegaConf.merge(open_dicts(structure), node)
+            )
         except OmegaConfBaseException as error:
-            said = str(error.msg).splitlines()[0]
-            raise ConfigError(f"{path}: {part}.{error.key}: {said}; another version of exp wrote this run") from error
-        overrides.append({f"override {part}": OF_RUN})
-    rest = {key: config[key] for key in _WITH_THEM if key in config}
+            reason = str(error.msg).splitlines()[0]
+            raise ConfigError(f"{path}: {part}.{error.key}: {reason}; another version of exp wrote this run") from error
+        overrides.append({f"override {part}": RUN_CONFIG})
+    inherited = {key: config[key] for key in _INHERITED_KEYS if key in config}
     record = {"trained_in": str(folder), "chosen": chosen}
-    choices()[OF_RUN] = {"defaults": [*overrides, "_self_"], **rest, "record": record}
+    choices()[RUN_CONFIG] = {"defaults": [*overrides, "_self_"], **inherited, "record": record}
     return chosen

@@ -14,28 +14,18 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from exp.config.resolve import nodes
+from exp.config.resolve import walk
 from exp.config.schema import ExpConfig
-from exp.config.sources import keys_of_groups
+from exp.config.sources import group_keys
 from exp.errors import nearest
 
-__all__ = ["explain", "help_text", "is_of_composition"]
+__all__ = ["explain_error", "help_text", "is_composition_error"]
 
 _GROUPS = (
-    "task",
-    "experiment",
-    "backend",
-    "launcher",
-    "wrapper",
-    "data",
-    "model",
-    "optim",
-    "schedule",
-    "logger",
-    "debug",
-)
+    "task", "experiment", "backend", "launcher", "wrapper", "data", "model", "optim", "schedule", "logger", "debug",
+)  # fmt: skip
 _NO_CHOICE = "Config group override must be a string or a list"
-_WORDS = {
+_FOREIGN_KEYS = {
     **dict.fromkeys(("accelerator", "device"), "backend=... (--help lists all)"),
     **dict.fromkeys(("devices", "gpus"), "nproc=..."),
     "callbacks": "hooks=[{type: ...}], hooks of MMEngine",
@@ -48,15 +38,15 @@ _WORDS = {
     "strategy": "wrapper=ddp or wrapper=fsdp",
     "trainer": "a key of exp's own, such as max_epochs=...; debug=one_batch instead of fast_dev_run",
 }
-"""Keys of other frameworks and likely mistakes, with what to write instead."""
+"""Keys of other frameworks and likely mistakes, each with its replacement."""
 
 
-def is_of_composition(error: Exception) -> bool:
+def is_composition_error(error: Exception) -> bool:
     """Whether an error is one that Hydra or OmegaConf raises while a configuration is composed."""
     return isinstance(error, (HydraException, OmegaConfBaseException)) or str(error).startswith(_NO_CHOICE)
 
 
-def explain(error: Exception) -> str:
+def explain_error(error: Exception) -> str:
     """The message for an error of composition: one line, with details on further lines if they help."""
     text, cause = str(error), error.__cause__ or error
     if isinstance(error, MissingConfigException) and isinstance(error.missing_cfg_file, str) and error.options:
@@ -83,11 +73,13 @@ def explain(error: Exception) -> str:
     match = re.search(r"Missing mandatory value: (\S+)", text)
     if match:
         return f"{match.group(1)} must be set; give {match.group(1)}=..., or set it in the file of the experiment"
-    complaint, below = (str(getattr(cause, name, None) or "") for name in ("msg", "full_key"))
+    complaint, full_key = (str(getattr(cause, name, None) or "") for name in ("msg", "full_key"))
     match = re.match(r"(?:Error merging override |Could not override ')([^=']+)(?:=(.*))?", text)
-    key, value = match.groups() if match else (below, None)
+    key, value = match.groups() if match else (full_key, None)
     if "Value '{}'" in complaint or re.search(r"Key '\S+' (is )?not in", complaint):
-        unknown = below if below.startswith(f"{key}.") else key  # a member of a dictionary, such as launcher={foo: 3}
+        unknown = (
+            full_key if full_key.startswith(f"{key}.") else key
+        )  # a member of a dictionary, such as launcher={foo: 3}
         return f"there is no key '{unknown}'{_hint(unknown, cause)}\n  --cfg job shows the main keys"
     if not isinstance(cause, OmegaConfBaseException):
         return text
@@ -97,17 +89,17 @@ def explain(error: Exception) -> str:
 
 
 def _hint(unknown: str, error: BaseException) -> str:
-    """What to write instead of an unknown key: the nearest key, or a key of another node with the same name."""
+    """A suggestion for an unknown key: the nearest key, or a key of another node with the same name."""
     group, _, last = unknown.partition(".")
-    above = str(getattr(error, "full_key", None) or "").rpartition(".")[0]
-    beside = [key for key, *_ in nodes(getattr(error, "parent_node", None), above) if not key.startswith("hydra.")]
-    known = [*beside, *(key for key, *_ in nodes(OmegaConf.structured(ExpConfig))), *_GROUPS]
-    if group in _WORDS and group not in known:
-        return f"; use {_WORDS[group]}"
-    if unknown in keys_of_groups():
+    parent = str(getattr(error, "full_key", None) or "").rpartition(".")[0]
+    siblings = [key for key, *_ in walk(getattr(error, "parent_node", None), parent) if not key.startswith("hydra.")]
+    keys = [*siblings, *(key for key, *_ in walk(OmegaConf.structured(ExpConfig))), *_GROUPS]
+    if group in _FOREIGN_KEYS and group not in keys:
+        return f"; use {_FOREIGN_KEYS[group]}"
+    if unknown in group_keys():
         return f": the chosen {group} does not have it; leave it out, or choose another {group}"
-    elsewhere = [each for each in known if each.rpartition(".")[2] == (last or group)]
-    return f"; did you mean '{elsewhere[0]}'?" if elsewhere else nearest(unknown, known)
+    same_name = [key for key in keys if key.rpartition(".")[2] == (last or group)]
+    return f"; did you mean '{same_name[0]}'?" if same_name else nearest(unknown, keys)
 
 
 def help_text() -> str:

@@ -1,4 +1,4 @@
-"""The command line as Hydra reads it: each of its options works, or is refused with what to write instead."""
+"""The command line as Hydra reads it: each option works, or is refused with a replacement."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import Any, Sequence
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from exp.config.sources import refuse_hydra, task_named
+from exp.config.sources import check_hydra_key, task_class_by_name
 from exp.errors import ConfigError
 
-__all__ = ["REFUSED", "Options", "expand_overrides", "read_options"]
+__all__ = ["UNSUPPORTED_OPTIONS", "Options", "expand_overrides", "read_options"]
 
-REFUSED = {
+UNSUPPORTED_OPTIONS = {
     "config_name": "write the file <folder>/experiment/<name>.yaml, and use --config-dir=<folder> experiment=<name>",
     "config_path": "use --config-dir=<folder>, which adds your configurations to those of exp",
     "experimental_rerun": "it would run code that the file contains; use resume=<run folder>",
@@ -64,17 +64,17 @@ def read_options(arguments: Sequence[str]) -> Options:
     )
     # Hydra's own option takes the last folder only.
     parser.add_argument("--config-dir", "-cd", dest="folders", action="append", default=[])
-    said = io.StringIO()
+    stderr = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
-            found = vars(parser.parse_intermixed_args(arguments))
+        with contextlib.redirect_stderr(stderr):
+            parsed = vars(parser.parse_intermixed_args(arguments))
     except SystemExit:
-        problem = said.getvalue().rstrip().rpartition("error: ")[2]
+        problem = stderr.getvalue().rstrip().rpartition("error: ")[2]
         raise ConfigError(f"{problem}; --help has examples, and --hydra-help lists the options") from None
-    overrides, folders = found.pop("overrides"), found.pop("folders")
-    chosen = {name: value for name, value in found.items() if value not in (None, False)}
-    for name in REFUSED.keys() & chosen.keys():
-        raise ConfigError(f"{_option(name)} cannot be used with exp: {REFUSED[name]}")
+    overrides, folders = parsed.pop("overrides"), parsed.pop("folders")
+    chosen = {name: value for name, value in parsed.items() if value not in (None, False)}
+    for name in UNSUPPORTED_OPTIONS.keys() & chosen.keys():
+        raise ConfigError(f"{_option(name)} cannot be used with exp: {UNSUPPORTED_OPTIONS[name]}")
     modes = [_option(name) for name in _MODES if name in chosen]
     if len(modes) > 1:
         raise ConfigError(f"{' and '.join(modes)} exclude each other; give one of them")
@@ -82,33 +82,33 @@ def read_options(arguments: Sequence[str]) -> Options:
         if name in chosen and "cfg" not in chosen:
             raise ConfigError(f"{_option(name)} is for --cfg; add --cfg job")
     completes = "shell_completion" in chosen
-    if completes and not any(re.match("(install|uninstall|query)=", each) for each in overrides):
+    if completes and not any(re.match("(install|uninstall|query)=", override) for override in overrides):
         raise ConfigError("--shell-completion needs the name of a shell: --shell-completion install=bash")
-    for each in overrides:
-        key = each.lstrip("+~").partition("=")[0]
+    for override in overrides:
+        key = override.lstrip("+~").partition("=")[0]
         if re.match(r"record\b", key):
             raise ConfigError(f"{key} is written by exp, and cannot be set; leave it out")
-        refuse_hydra(key)
-        if len(each) > _LONG:
+        check_hydra_key(key)
+        if len(override) > _LONG:
             try:
-                OverridesParser.create().parse_override(each)
+                OverridesParser.create().parse_override(override)
             except (RecursionError, ValueError) as error:
                 raise ConfigError(f"{key}: the value is nested too deeply, or a number is too long") from error
-        folders += _folders_in(each) if key == "hydra.searchpath" else ()
-    kept = [each for each in overrides if not each.lstrip("+~").startswith("hydra.searchpath=")]
+        folders += _searchpath_folders(override) if key == "hydra.searchpath" else ()
+    for_hydra = [o for o in overrides if not o.lstrip("+~").startswith("hydra.searchpath=")]
     flags = [_option(name) + ("" if value is True else f"={value}") for name, value in chosen.items() if name != "help"]
-    kept = kept if completes else expand_overrides(kept)
+    for_hydra = for_hydra if completes else expand_overrides(for_hydra)
     prints = bool(chosen.keys() & {"cfg", "info", "shell_completion", "hydra_help"})
-    return Options(flags, overrides, kept, folders, found["help"], prints)
+    return Options(flags, overrides, for_hydra, folders, parsed["help"], prints)
 
 
 def _option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _folders_in(override: str) -> list[str]:
+def _searchpath_folders(override: str) -> list[str]:
     value: Any = OverridesParser.create().parse_override(override).value()
-    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+    if not isinstance(value, list) or not all(isinstance(folder, str) for folder in value):
         raise ConfigError(f"{override}: a list of folders is expected: 'hydra.searchpath=[<folder>]'")
     return value
 
@@ -118,7 +118,7 @@ def expand_overrides(overrides: Sequence[str]) -> list[str]:
 
     ``task=parity reference=cpu`` is short for ``task=parity task.reference=cpu``, if the task has such a key.
     """
-    task = next((task_named(each[5:]) for each in reversed(overrides) if each.startswith("task=")), None)
+    task = next((task_class_by_name(o[5:]) for o in reversed(overrides) if o.startswith("task=")), None)
     short = {field.name for field in dataclasses.fields(task) if field.name in _SHORT} if task is not None else set()
-    found = [re.sub(r"=~(?=/|$)", lambda _: f"={Path.home()}", each, count=1) for each in overrides]
-    return [f"task.{each}" if each.partition("=")[0] in short else each for each in found]
+    expanded = [re.sub(r"=~(?=/|$)", lambda _: f"={Path.home()}", o, count=1) for o in overrides]
+    return [f"task.{o}" if o.partition("=")[0] in short else o for o in expanded]

@@ -25,25 +25,26 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
 
 __all__ = [
-    "allow", "as_plain", "check_arguments", "check_names", "check_path_part", "check_target", "check_type", "create",
-    "distrust", "find_own_module", "is_own", "make", "names_in", "nodes", "resolve", "without_scope",
+    "check_arguments", "check_names", "check_path_part", "check_target", "check_type", "class_names", "create",
+    "find_user_module", "instantiate", "is_exp_class", "mark_untrusted", "resolve", "to_plain", "trust_packages",
+    "walk", "without_scope",
 ]  # fmt: skip
 
-_OPEN = ("exp", "torch.nn", "torch.optim", "mmengine", "mmcv")
-_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")  # an identifier or a dotted path
+_TRUSTED_PACKAGES = ("exp", "torch.nn", "torch.optim", "mmengine", "mmcv")
+_DOTTED_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")  # an identifier or a dotted path
 _plugins: list[str] = []
-"""The modules and packages of ``plugins``, in this process (:func:`allow`)."""
-_of_others: set[str] = set()
-"""Names in the configuration of a run folder, which may be a stranger's (:func:`distrust`)."""
+"""The modules and packages of ``plugins``, in this process (:func:`trust_packages`)."""
+_untrusted_names: set[str] = set()
+"""Names in the configuration of a run folder that somebody else may have written (:func:`mark_untrusted`)."""
 
 
-def as_plain(config: Any) -> Any:
+def to_plain(config: Any) -> Any:
     """A node of a configuration as plain dicts and lists, without interpolations; plain dicts and lists are copied."""
     node = config if OmegaConf.is_config(config) else OmegaConf.create(config)
     return OmegaConf.to_container(node, resolve=True)
 
 
-def nodes(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any, Any]]:
+def walk(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any, Any]]:
     """Iterate over all members below ``config``, each before its own members. Interpolations are not followed.
 
     Args:
@@ -57,23 +58,23 @@ def nodes(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any, Any]]:
     content: Any = OmegaConf.to_container(config, resolve=False) if OmegaConf.is_config(config) else config
     in_list = isinstance(content, list)
     for key, value in enumerate(content) if in_list else content.items() if isinstance(content, dict) else ():
-        place = f"{prefix}[{key}]" if in_list else f"{prefix}.{key}" if prefix else str(key)
+        path = f"{prefix}[{key}]" if in_list else f"{prefix}.{key}" if prefix else str(key)
         node = config[key] if isinstance(value, (dict, list)) else value
-        yield place, config, key, node
-        yield from nodes(node, place)
+        yield path, config, key, node
+        yield from walk(node, path)
 
 
-def allow(plugins: Sequence[str], overrides: Sequence[str] | None = None) -> None:
+def trust_packages(plugins: Sequence[str], overrides: Sequence[str] | None = None) -> None:
     """Allow names in these modules and packages, instead of those of an earlier call, in this process.
 
     Args:
         plugins: names of modules and packages.
-        overrides: the user's overrides; ``plugins`` is allowed only there, not in a file. None: checked before.
+        overrides: the user's overrides; ``plugins`` is allowed only there, not in a file. None: already checked.
 
     Raises:
         ConfigError: a file sets ``plugins``.
     """
-    if overrides is not None and plugins and not any(each.lstrip("+").startswith("plugins=") for each in overrides):
+    if overrides is not None and plugins and not any(o.lstrip("+").startswith("plugins=") for o in overrides):
         raise ConfigError(
             f"plugins=[{','.join(plugins)}] is set in a file, which somebody else may have written; set it on the "
             "command line"
@@ -81,18 +82,18 @@ def allow(plugins: Sequence[str], overrides: Sequence[str] | None = None) -> Non
     _plugins[:] = plugins
 
 
-def distrust(config: Any, chosen: str = "", groups: Sequence[str] = ("model", "data", "metrics")) -> None:
+def mark_untrusted(config: Any, user_text: str = "", groups: Sequence[str] = ("model", "data", "metrics")) -> None:
     """Require ``plugins`` for names in a run folder that lead to modules in the current folder or on the user's path.
 
-    The run folder may be a stranger's, who could name any of the user's modules.
+    Somebody else may have written the run folder, and could name any of the user's modules.
 
     Args:
         config: the configuration of the run folder.
-        chosen: text of the user's own configuration files; names in it stay allowed.
+        user_text: text of the user's own configuration files; names in it stay allowed.
         groups: the parts of ``config`` that will be used.
     """
-    names = {name for key, name in names_in(config) if re.split(r"[.\[]", key)[0] in groups}
-    _of_others.update(name for name in names if not re.search(rf"(?<![\w.]){re.escape(name)}\b", chosen))
+    names = {name for key, name in class_names(config) if re.split(r"[.\[]", key)[0] in groups}
+    _untrusted_names.update(name for name in names if not re.search(rf"(?<![\w.]){re.escape(name)}\b", user_text))
 
 
 def check_names(config: Any) -> None:
@@ -104,7 +105,7 @@ def check_names(config: Any) -> None:
     Raises:
         ConfigError: there is such a name; the message has its key.
     """
-    for key, name in names_in(config):
+    for key, name in class_names(config):
         _check_name(key, name)
     for key in ("name", "data.name", "task.name"):
         check_path_part(key, OmegaConf.select(config, key))
@@ -115,7 +116,7 @@ def _check_name(key: str, name: str) -> None:
 
     Allowed are exp, torch.nn, torch.optim, MMEngine, MMCV and ``plugins``. For ``_target_`` also allowed are installed
     packages with backends or plugins of exp, since by installing them the user has chosen them; and the user's own
-    modules, which are not installed, unless the name comes from a run folder (:func:`distrust`).
+    modules, which are not installed, unless the name comes from a run folder (:func:`mark_untrusted`).
 
     Args:
         key: the key of the name.
@@ -125,15 +126,17 @@ def _check_name(key: str, name: str) -> None:
         ConfigError: the name is not allowed.
     """
     is_target = key.endswith("_target_")
-    if not (is_target or "." in name or key.endswith("_scope_")) or not _PATH.fullmatch(name):
+    if not (is_target or "." in name or key.endswith("_scope_")) or not _DOTTED_PATH.fullmatch(name):
         return
     top = name.partition(".")[0]
-    chosen = any(f"{name}.".startswith(f"{place}.") for place in (*_OPEN, *_plugins))
-    if is_target and not chosen:
+    allowed = any(f"{name}.".startswith(f"{package}.") for package in (*_TRUSTED_PACKAGES, *_plugins))
+    if is_target and not allowed:
         points = [point.value for group in ("exp.backends", "exp.plugins") for point in entry_points(group).values()]
-        chosen = top in {re.split("[.:]", value)[0] for value in points} or (name not in _of_others and _is_own(top))
-    if not chosen or any(part.startswith("__") for part in name.split(".")):
-        raise _refusal(key, name)
+        allowed = top in {re.split("[.:]", value)[0] for value in points} or (
+            name not in _untrusted_names and _is_user_module(top)
+        )
+    if not allowed or any(part.startswith("__") for part in name.split(".")):
+        raise _not_trusted(key, name)
 
 
 def check_path_part(key: str, value: Any) -> None:
@@ -155,46 +158,46 @@ def check_path_part(key: str, value: Any) -> None:
         )
 
 
-def names_in(config: Any) -> Iterator[tuple[str, str]]:
+def class_names(config: Any) -> Iterator[tuple[str, str]]:
     """Iterate over the names of code in a configuration; yields the dotted key and the name. Follows interpolations."""
-    for place, _, key, value in nodes(as_plain(config)):
+    for path, _, key, value in walk(to_plain(config)):
         if isinstance(value, str) and (key in ("_target_", "_scope_", "type") or str(key).endswith("_type")):
-            yield place, value
+            yield path, value
 
 
 @functools.lru_cache(maxsize=None)
-def _is_own(top: str) -> bool:
+def _is_user_module(top: str) -> bool:
     """Whether a top-level module or package is the user's own, not an installed one."""
-    spec = find_own_module(top)
+    spec = find_user_module(top)
     if spec is None:
         return True  # check_target reports a missing module
-    place = spec.origin or next(iter(spec.submodule_search_locations or ()), None)
-    return place not in (None, "built-in", "frozen") and is_user_file(str(place))
+    path = spec.origin or next(iter(spec.submodule_search_locations or ()), None)
+    return path not in (None, "built-in", "frozen") and is_user_file(str(path))
 
 
-def _refusal(key: str, name: str) -> ConfigError:
+def _not_trusted(key: str, name: str) -> ConfigError:
     """The error for a name that is not allowed."""
-    named = ",".join([*_plugins, name.partition(".")[0]])
+    packages = ",".join([*_plugins, name.partition(".")[0]])
     return ConfigError(
         f"{key}={name} is neither part of exp nor in a registry, and its package is not in plugins; if you trust it, "
-        f"add plugins=[{named}]"
+        f"add plugins=[{packages}]"
     )
 
 
-def find_own_module(name: str) -> ModuleSpec | None:
+def find_user_module(name: str) -> ModuleSpec | None:
     """The spec of the top-level module or package of a name that the user has chosen. Imports nothing.
 
-    Looks in the current folder, too, last of all. If the module is there, the current folder stays in ``sys.path``,
-    since the module may import others beside it.
+    The current folder is searched last. If it has the module, it stays in ``sys.path``, since the module may import
+    others in it.
     """
     top = name.partition(".")[0]
-    spec, here = importlib.util.find_spec(top), str(Path.cwd())
-    if spec is not None or here in sys.path or getattr(sys.flags, "safe_path", False):
+    spec, current_dir = importlib.util.find_spec(top), str(Path.cwd())
+    if spec is not None or current_dir in sys.path or getattr(sys.flags, "safe_path", False):
         return spec
-    sys.path.append(here)
+    sys.path.append(current_dir)
     spec = importlib.util.find_spec(top)
     if spec is None:
-        sys.path.remove(here)
+        sys.path.remove(current_dir)
     return spec
 
 
@@ -214,23 +217,20 @@ def resolve(key: str, path: str, base: type | str | tuple[type, ...]) -> Any:
     check_target(key, path)
     module, _, name = path.rpartition(".")
     try:
-        found: Any = importlib.import_module(module)
-    except Exception as error:  # importing somebody's module may raise anything
+        imported: Any = importlib.import_module(module)
+    except Exception as error:  # the import of a user's module may raise anything
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             raise _no_module(key, path, str(error.name)) from error
         raise UnavailableError(
             f"{key}={path}: the module {module} does not import ({type(error).__name__}: {error})"
         ) from error
-    if not hasattr(found, name):
-        raise ConfigError(f"{key}={path}: {module} has no {name}{nearest(name, dir(found))}")
-    found = getattr(found, name)
-    wanted = [
-        each if isinstance(each, str) else qualified_name(each)
-        for each in (base if isinstance(base, tuple) else [base])
-    ]
-    if not (inspect.isclass(found) and {qualified_name(each) for each in found.__mro__} & {*wanted}):
-        raise ConfigError(f"{key}={path} is not a subclass of {' or '.join(wanted)}")
-    return found
+    if not hasattr(imported, name):
+        raise ConfigError(f"{key}={path}: {module} has no {name}{nearest(name, dir(imported))}")
+    cls = getattr(imported, name)
+    bases = [b if isinstance(b, str) else qualified_name(b) for b in (base if isinstance(base, tuple) else [base])]
+    if not (inspect.isclass(cls) and {qualified_name(ancestor) for ancestor in cls.__mro__} & {*bases}):
+        raise ConfigError(f"{key}={path} is not a subclass of {' or '.join(bases)}")
+    return cls
 
 
 def _no_module(key: str, path: str, name: str) -> ConfigError:
@@ -247,10 +247,10 @@ def check_target(key: str, path: str) -> None:
     Raises:
         ConfigError: there is no such top-level module, or the user has not chosen its code.
     """
-    if not _PATH.fullmatch(path) or "." not in path:
+    if not _DOTTED_PATH.fullmatch(path) or "." not in path:
         raise ConfigError(f"{key}={path} is not the path of a class, such as package.module.Class")
     _check_name(key, path)
-    if find_own_module(path) is None:
+    if find_user_module(path) is None:
         raise _no_module(key, path, path.partition(".")[0])
 
 
@@ -270,18 +270,19 @@ def create(config: Any, base: type | tuple[type, ...], key: str, **arguments: An
             abstract methods, or does not take these arguments; or a user's constructor raises.
         UnavailableError: the module exists, but importing it fails.
     """
-    content = as_plain(config)
+    content = to_plain(config)
     target = content.pop("_target_", None) if isinstance(content, dict) else None
     if target is None:
         raise ConfigError(f"{key} has no _target_; give the path of a class, such as package.module.Class")
-    return make(resolve(f"{key}._target_", str(target), base), key, content, arguments)
+    return instantiate(resolve(f"{key}._target_", str(target), base), key, content, arguments)
 
 
-def make(cls: Any, key: str, content: Mapping[str, Any], arguments: Mapping[str, Any] | None = None) -> Any:
+def instantiate(cls: Any, key: str, content: Mapping[str, Any], arguments: Mapping[str, Any] | None = None) -> Any:
     """Like :func:`create`, for a class that has been resolved.
 
     Args:
-        cls: the class. Arguments whose names are in its ``makes`` are passed as they are; it makes these parts itself.
+        cls: the class. The arguments named in its ``raw_arguments`` are passed as plain values; it makes objects of
+            them itself.
         key: the key of the class, for messages.
         content: arguments in the configuration, with interpolations resolved.
         arguments: further arguments.
@@ -291,11 +292,11 @@ def make(cls: Any, key: str, content: Mapping[str, Any], arguments: Mapping[str,
         UnavailableError: see :func:`create`.
     """
     check_arguments(key, cls, content, dict.fromkeys(arguments or (), "exp sets it"))
-    parts = {name: content[name] for name in getattr(cls, "makes", ()) if name in content}
-    others = {name: value for name, value in content.items() if name not in parts}
-    given = {**_arguments(others, key, asks_registries=not is_own(cls)), **parts}
+    raw = {name: content[name] for name in getattr(cls, "raw_arguments", ()) if name in content}
+    others = {name: value for name, value in content.items() if name not in raw}
+    made = _arguments(others, key, may_use_registry=not is_exp_class(cls))
     with user_code_errors(key, cls):
-        return cls(**given, **(arguments or {}))
+        return cls(**made, **raw, **(arguments or {}))
 
 
 def check_arguments(key: str, cls: type, names: Iterable[str], reserved: Mapping[str, str] | None = None) -> None:
@@ -310,13 +311,13 @@ def check_arguments(key: str, cls: type, names: Iterable[str], reserved: Mapping
     Raises:
         ConfigError: there is such an option; the message has the nearest valid name.
     """
-    known, reserved = _parameters(cls), reserved or {}
+    parameters, reserved = _parameters(cls), reserved or {}
     for name in names:
         if name in reserved:
             raise ConfigError(f"{key}.{name} cannot be set here: {reserved[name]}")
-        if known is not None and name not in known:
-            valid = nearest(f"{key}.{name}", [f"{key}.{each}" for each in known.difference(reserved)])
-            raise ConfigError(f"{key}.{name}: {qualified_name(cls)} has no such argument{valid}")
+        if parameters is not None and name not in parameters:
+            similar = nearest(f"{key}.{name}", [f"{key}.{valid}" for valid in parameters.difference(reserved)])
+            raise ConfigError(f"{key}.{name}: {qualified_name(cls)} has no such argument{similar}")
 
 
 def _parameters(cls: type) -> set[str] | None:
@@ -330,27 +331,27 @@ def _parameters(cls: type) -> set[str] | None:
             continue
         try:
             parameters = [*inspect.signature(base.__init__).parameters.values()][1:]  # type: ignore[misc]
-        except ValueError:  # of a class in C
+        except ValueError:  # a class in C
             return None
-        names.update(each.name for each in parameters)
-        if all(each.kind != inspect.Parameter.VAR_KEYWORD for each in parameters):
+        names.update(parameter.name for parameter in parameters)
+        if all(parameter.kind != inspect.Parameter.VAR_KEYWORD for parameter in parameters):
             return names
         if not qualified_name(base).startswith(("mmengine.", "exp.engine.optim.")):
             return None
-    makes: Any = cls.__new__
-    return None if names or makes is not object.__new__ else names
+    constructor: Any = cls.__new__
+    return None if names or constructor is not object.__new__ else names
 
 
-def _arguments(value: Any, key: str, asks_registries: bool) -> Any:
+def _arguments(value: Any, key: str, may_use_registry: bool) -> Any:
     """A value of the configuration, with objects instead of the dictionaries that have ``_target_``.
 
     Args:
         value: the value.
         key: its key, for messages.
-        asks_registries: check names that the class may look up in a registry of MMEngine (:func:`check_type`).
+        may_use_registry: check names that the class may look up in a registry of MMEngine (:func:`check_type`).
     """
     if isinstance(value, list):
-        return [_arguments(item, f"{key}[{number}]", asks_registries) for number, item in enumerate(value)]
+        return [_arguments(item, f"{key}[{number}]", may_use_registry) for number, item in enumerate(value)]
     if not isinstance(value, dict):
         return value
     if "_target_" in value:
@@ -359,14 +360,14 @@ def _arguments(value: Any, key: str, asks_registries: bool) -> Any:
         from torch import nn
 
         return create(value, nn.Module, key)
-    for name, item in value.items() if asks_registries else ():
+    for name, item in value.items() if may_use_registry else ():
         if isinstance(item, str) and (name in ("type", "_scope_") or str(name).endswith("_type")):
             check_type(f"{key}.{name}", item)
-    return {name: _arguments(item, f"{key}.{name}", asks_registries) for name, item in value.items()}
+    return {name: _arguments(item, f"{key}.{name}", may_use_registry) for name, item in value.items()}
 
 
 def check_type(key: str, name: str) -> None:
-    """Refuse a name that a class may look up in a registry of MMEngine, if that would run code of nobody's choice.
+    """Refuse a name that a class may look up in a registry of MMEngine, if that would run code the user has not chosen.
 
     A registry imports a name that it does not have.
 
@@ -390,7 +391,7 @@ def check_type(key: str, name: str) -> None:
     elif "." in plain:
         resolve(key, name, (nn.Module, BaseTransform, Hook, Optimizer))
     elif plain and plain not in sys.modules and importlib.util.find_spec(plain) is not None:
-        raise _refusal(key, name)  # of a module that is imported already, a second import would run nothing
+        raise _not_trusted(key, name)  # of a module that is imported already, a second import would run nothing
 
 
 def without_scope(name: str) -> str:
@@ -399,9 +400,9 @@ def without_scope(name: str) -> str:
     return plain if scope in ("mmengine", "mmcv") else name
 
 
-def is_own(thing: Any) -> bool:
-    """Whether a class, or the class of an object, is exp's own."""
-    return qualified_name(thing).partition(".")[0] == "exp"
+def is_exp_class(value: Any) -> bool:
+    """Whether a class, or the class of an object, is one of exp's."""
+    return qualified_name(value).partition(".")[0] == "exp"
 
 
 def import_plugins(plugins: Sequence[str]) -> None:
@@ -412,7 +413,7 @@ def import_plugins(plugins: Sequence[str]) -> None:
         UnavailableError: importing a module fails.
     """
     for name in plugins:
-        if find_own_module(name) is None:
+        if find_user_module(name) is None:
             raise ConfigError(f"plugins: there is no module {name}; is its folder on PYTHONPATH?")
         try:
             importlib.import_module(name)

@@ -327,7 +327,7 @@ class ExpConfig:
     """Remove the results of an earlier run in ``output_dir``, once this run has started."""
     log_every: int = 20
     """Optimizer steps between two readings of the losses."""
-    rehearsal: bool = True
+    sanity_check: bool = True
     """Sanity check: before the first step, run one validation batch through model and metrics, if the model, the data
     or a metric is not exp's own. It changes no state."""
     plots: bool = True

@@ -1,6 +1,6 @@
 """Where Hydra finds configurations: the user's folders, those of plugins, and choices that need no file.
 
-Only :class:`_Files` reads YAML of users, so it is where their mistakes get a message.
+Only :class:`_Files` reads the users' YAML files, so it reports mistakes in them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import MISSING, DictConfig, OmegaConf
 
-from exp.config.resolve import nodes
+from exp.config.resolve import walk
 from exp.config.schema import ExpConfig, LauncherConfig, SubmititConfig
 from exp.errors import ConfigError, nearest
 from exp.plugins import installed
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
     from hydra.core.config_search_path import ConfigSearchPath
 
 __all__ = [
-    "choices", "keys_of_groups", "opened", "own_files", "own_folders", "refuse_hydra", "register", "structure_of",
-    "task_named",
+    "check_hydra_key", "choices", "group_keys", "open_dicts", "register", "structure_of", "task_class_by_name",
+    "user_config_dirs", "user_config_files",
 ]  # fmt: skip
 
-own_folders: list[str] = []
+user_config_dirs: list[str] = []
 """The folders and packages (``pkg://...``) of configurations that the user has named on the command line."""
-_PLAIN = ("backend", "launcher", "wrapper", "logger", "sweep", "debug", "figures", "record")
+_UNTYPED_SECTIONS = ("backend", "launcher", "wrapper", "logger", "sweep", "debug", "figures", "record")
 """Sections that Hydra composes without their types and defaults, so that ``--cfg job`` shows what is set, and other
 launchers can add keys; :func:`exp.config.compose.typed` adds both, and refuses a wrong key or type."""
 _PACKAGE = re.compile(r"(?:[ \t]*(?:#.*)?\n)*?[ \t]*#[ \t]*@package[ \t]+(\S+)")
-_OF_HYDRA = {
+_HYDRA_KEYS = {
     "run": "output_dir=...",
     "sweep": "output_dir=<the folder of the sweep>, in which jobs are numbered",
     "output_subdir": "output_dir=...",
@@ -55,15 +55,15 @@ _OF_HYDRA = {
     "job.chdir": "output_dir=...; runs stay in the current folder",
     "callbacks": "hooks=[{type: ...}]",
 }
-"""Keys of Hydra without effect in exp, each with what to write instead."""
+"""Keys of Hydra without effect in exp, each with its replacement."""
 
 
-def refuse_hydra(key: str, where: str = "") -> None:
+def check_hydra_key(key: str, file: str = "") -> None:
     """Refuse a key of Hydra's own configuration that has no effect in exp.
 
     Args:
         key: such as ``hydra.run.dir`` or ``hydra/launcher``; keys that are not of Hydra are allowed.
-        where: the file that sets it, with a colon, for the message; empty: the command line.
+        file: the file that sets it, with a colon, for the message; empty: the command line.
 
     Raises:
         ConfigError: the key is neither ``hydra.searchpath`` nor one of the sweeper.
@@ -72,15 +72,15 @@ def refuse_hydra(key: str, where: str = "") -> None:
     if match is None or re.match(r"(searchpath|sweeper)\b", match.group(1)):
         return
     name = match.group(1).replace("/", ".")
-    use = next((use for word, use in _OF_HYDRA.items() if f"{name}.".startswith(f"{word}.")), None)
-    hint = "leave it out" if use is None else f"use {use}"
-    raise ConfigError(f"{where}{key} has no effect in exp; {hint} (of Hydra's own keys, only hydra.sweeper is used)")
+    replacement = next((use for prefix, use in _HYDRA_KEYS.items() if f"{name}.".startswith(f"{prefix}.")), None)
+    hint = "leave it out" if replacement is None else f"use {replacement}"
+    raise ConfigError(f"{file}{key} has no effect in exp; {hint} (of Hydra's own keys, only hydra.sweeper is used)")
 
 
 def register(folders: Sequence[str] = ()) -> None:
-    """Register with Hydra the configurations of plugins, those without files, and resolvers.
+    """Register with Hydra the configurations of plugins, the choices without files, and resolvers.
 
-    ``${run_id:}`` is a short random id, the same everywhere in one configuration; ``${if_null:x,a,b}`` is ``a`` where
+    ``${run_id:}`` is a short random id, the same everywhere in one configuration; ``${if_null:x,a,b}`` is ``a`` if
     ``x`` is null, else ``b``.
 
     Args:
@@ -95,18 +95,18 @@ def register(folders: Sequence[str] = ()) -> None:
     )
     for plugin in (_SearchPath, _Dataclasses, _Files):
         Plugins.instance().register(plugin)
-    own_folders[:] = folders
+    user_config_dirs[:] = folders
     for folder in folders:
-        list(_places(folder))
+        list(_folder_paths(folder))
 
 
-def own_files() -> Iterator[Path]:
+def user_config_files() -> Iterator[Path]:
     """The YAML files in the user's folders. Classes named there are trusted, also if the config of a run names them."""
-    places = (place for folder in own_folders if not folder.startswith("pkg://") for place in _places(folder))
-    return (file for place in places for file in Path(place).rglob("*.yaml"))
+    paths = (path for folder in user_config_dirs if not folder.startswith("pkg://") for path in _folder_paths(folder))
+    return (file for path in paths for file in Path(path).rglob("*.yaml"))
 
 
-def _places(folder: str) -> list[str]:
+def _folder_paths(folder: str) -> list[str]:
     """The absolute paths of a folder, or of a package, which may have several."""
     scheme, _, name = folder.rpartition("://")
     if scheme == "pkg":
@@ -118,63 +118,65 @@ def _places(folder: str) -> list[str]:
     if scheme not in ("", "file"):
         raise ConfigError(f"hydra.searchpath: {folder} is neither a folder nor pkg://<a package>")
     if not path.is_dir():
-        there = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise ConfigError(f"there is no folder {name} of configurations{nearest(path.name, there)}")
+        siblings = [sibling.name for sibling in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise ConfigError(f"there is no folder {name} of configurations{nearest(path.name, siblings)}")
     return [str(path)]
 
 
 @functools.lru_cache(maxsize=None)
 def choices() -> dict[str, Any]:
-    """What a defaults list may name without a file, by ``<group>/<name>``: a dataclass, an instance of one, or a dict.
+    """Choices of config groups that need no file, by ``<group>/<name>``: a dataclass, an instance of one, or a dict.
 
-    These are the schema, typed keys (under ``schema/``), choices that set no key (``task=eval``, ``data=weather``), and
-    the model and data of a run (:func:`exp.config.compose.base_of`).
+    They are the schema, typed keys (under ``schema/``), choices that set no key (``task=eval``, ``data=weather``), and
+    the model and data of a run (:func:`exp.config.compose.primary_config`).
     """
     structures = _structures()
-    plain: list[Any] = [(name, Any, dataclasses.field(default_factory=dict)) for name in _PLAIN]
-    schema = dataclasses.make_dataclass("Schema", plain, bases=(ExpConfig,))
-    found: dict[str, Any] = {"exp_schema": schema, **{f"schema/{place}": each for place, each in structures.items()}}
+    untyped: list[Any] = [(name, Any, dataclasses.field(default_factory=dict)) for name in _UNTYPED_SECTIONS]
+    schema = dataclasses.make_dataclass("Schema", untyped, bases=(ExpConfig,))
+    options: dict[str, Any] = {"exp_schema": schema, **{f"schema/{name}": keys for name, keys in structures.items()}}
     for plugin in installed().values():
-        found.update({place: structures.get(place, choice) for place, choice in plugin.choices.items()})
-    return found
+        options.update({name: structures.get(name, choice) for name, choice in plugin.choices.items()})
+    return options
 
 
 @functools.lru_cache(maxsize=None)
 def _structures() -> Mapping[str, type]:
     """The typed keys of launchers and plugins by ``<group>/<name>``; exp's own tasks are a plugin, too."""
-    found: dict[str, type] = {"launcher/base": LauncherConfig, "launcher/submitit": SubmititConfig}
+    structures: dict[str, type] = {"launcher/base": LauncherConfig, "launcher/submitit": SubmititConfig}
     for plugin in installed().values():
-        found.update(plugin.structures)
-    pairs = [pair for plugin in installed().values() for pair in plugin.keys.items()]
-    for place, keys in (pair for pair in pairs if pair[0] in found):  # a plugin that does not load has none
-        found[place] = dataclasses.make_dataclass(found[place].__name__, [], bases=(found[place], keys))
-    return found
+        structures.update(plugin.structures)
+    extensions = [pair for plugin in installed().values() for pair in plugin.keys.items()]
+    for name, keys in extensions:
+        base = structures.get(name)
+        if base is not None:  # the plugin that defines it loads
+            structures[name] = dataclasses.make_dataclass(base.__name__, [], bases=(base, keys))
+    return structures
 
 
 def structure_of(target: str | None) -> type | None:
     """The dataclass of typed keys for a ``_target_``; None if there is none."""
-    named = (each for each in _structures().values() if getattr(each, "_target_", MISSING) == target)
-    return None if target in (None, MISSING) else next(named, None)
+    matching = (keys for keys in _structures().values() if getattr(keys, "_target_", MISSING) == target)
+    return None if target in (None, MISSING) else next(matching, None)
 
 
-def keys_of_groups() -> list[str]:
-    """The dotted keys of all typed choices, such as ``model.d_model``, without those below them."""
-    groups = ((place.partition("/")[0], keys) for place, keys in _structures().items())
+def group_keys() -> list[str]:
+    """The dotted keys of all typed choices, such as ``model.d_model``, without their members."""
+    groups = ((name.partition("/")[0], keys) for name, keys in _structures().items())
     return [f"{group}.{field.name}" for group, keys in groups for field in dataclasses.fields(keys)]
 
 
-def task_named(name: str) -> type | None:
+def task_class_by_name(name: str) -> type | None:
     """The class of ``task=<name>`` if exp or a plugin defines the task; None if only a YAML file does."""
     return _structures().get(f"task/{name}")
 
 
-def opened(structure: Any) -> DictConfig:
+def open_dicts(structure: Any) -> DictConfig:
     """The OmegaConf node of a dataclass or of its instance; fields of type ``Dict`` accept new members.
 
     The default of such a field must be a dictionary, not null: OmegaConf cannot merge into a typed null.
     """
     node: DictConfig = OmegaConf.structured(structure)
-    for _, _, _, value in nodes(node):
+    for _, _, _, value in walk(node):
         if isinstance(value, DictConfig) and OmegaConf.get_type(value) is dict:
             OmegaConf.set_struct(value, False)
     return node
@@ -186,9 +188,9 @@ class _SearchPath(SearchPathPlugin):
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         """Append the folders, and the source of choices without files; Hydra calls this before it composes."""
         packages = {f"exp-{name}": f"pkg://{plugin.config}" for name, plugin in installed().items() if plugin.config}
-        for provider, folder in [*packages.items(), *(("command-line", folder) for folder in own_folders)]:
-            for place in _places(folder):
-                search_path.append(provider, f"{_Files.scheme()}://{place}")
+        for provider, folder in [*packages.items(), *(("command-line", folder) for folder in user_config_dirs)]:
+            for path in _folder_paths(folder):
+                search_path.append(provider, f"{_Files.scheme()}://{path}")
         search_path.append("exp-dataclasses", f"{_Dataclasses.scheme()}://")
 
 
@@ -207,7 +209,7 @@ class _Files(ConfigSource):
     def load_config(self, config_path: str) -> ConfigResult:
         """The content of a file.
 
-        A class without typed keys takes any argument, as its constructor decides.
+        A class without typed keys accepts any key here; its constructor checks the arguments.
 
         Raises:
             ConfigError: the file is not valid, sets keys of Hydra that have no effect, or is an experiment without
@@ -231,11 +233,11 @@ class _Files(ConfigSource):
         content: Any = OmegaConf.to_container(node)
         if package == "_global_":
             for key in content.get("hydra") or ():
-                refuse_hydra(f"hydra.{key}", f"{path}: ")
+                check_hydra_key(f"hydra.{key}", f"{path}: ")
             if "record" in content:
                 raise ConfigError(f"{path}: record is written by exp, and cannot be set; leave it out")
-        for key in _overridden(content.get("defaults")):
-            refuse_hydra(key, f"{path}: ")
+        for key in _defaults_groups(content.get("defaults")):
+            check_hydra_key(key, f"{path}: ")
         for part in (node, *(node.get(key) for key in ("data", "model", "task"))):
             if isinstance(part, DictConfig) and part.get("_target_") and structure_of(part["_target_"]) is None:
                 OmegaConf.set_struct(part, False)
@@ -251,16 +253,16 @@ class _Files(ConfigSource):
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
         """The names of files, of folders, or of both, directly in a folder."""
-        below = [each for each in Path(self.path, config_path).iterdir() if each.name != "__pycache__"]
-        configs = {each.stem for each in below if each.suffix == ".yaml" and each.is_file()}
-        groups = {each.name for each in below if each.is_dir()}
+        entries = [entry for entry in Path(self.path, config_path).iterdir() if entry.name != "__pycache__"]
+        configs = {entry.stem for entry in entries if entry.suffix == ".yaml" and entry.is_file()}
+        groups = {entry.name for entry in entries if entry.is_dir()}
         return sorted({ObjectType.CONFIG: configs, ObjectType.GROUP: groups, None: configs | groups}[results_filter])
 
     def _path_of(self, config_path: str) -> Path:
         return Path(self.path, config_path if config_path.endswith(".yaml") else f"{config_path}.yaml")
 
 
-def _overridden(defaults: Any) -> Iterator[str]:
+def _defaults_groups(defaults: Any) -> Iterator[str]:
     """The config groups in a defaults list, without the word ``override`` and a leading slash."""
     for entry in defaults if isinstance(defaults, list) else ():
         for group in entry if isinstance(entry, dict) else [str(entry)]:
@@ -284,7 +286,7 @@ class _Dataclasses(ConfigSource):
 
     def load_config(self, config_path: str) -> ConfigResult:
         """A new node of one of the choices."""
-        node = opened(choices()[config_path])
+        node = open_dicts(choices()[config_path])
         return ConfigResult(self.provider, self.full_path(), node, {"package": None})
 
     def is_config(self, config_path: str) -> bool:
@@ -292,13 +294,13 @@ class _Dataclasses(ConfigSource):
         return config_path in choices()
 
     def is_group(self, config_path: str) -> bool:
-        """Whether there are choices below this path."""
-        return any(place.startswith(f"{config_path}/") for place in choices())
+        """Whether there are choices in this group."""
+        return any(name.startswith(f"{config_path}/") for name in choices())
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
         """The names of choices, of groups, or of both, directly below a path."""
         prefix = f"{config_path}/" if config_path else ""
-        below = [place[len(prefix) :] for place in choices() if place.startswith(prefix)]
-        configs = {name for name in below if "/" not in name}
-        groups = {name.partition("/")[0] for name in below} - configs
+        names = [name[len(prefix) :] for name in choices() if name.startswith(prefix)]
+        configs = {name for name in names if "/" not in name}
+        groups = {name.partition("/")[0] for name in names} - configs
         return sorted({ObjectType.CONFIG: configs, ObjectType.GROUP: groups, None: configs | groups}[results_filter])

@@ -22,7 +22,7 @@ from mmengine.visualization import BaseVisBackend
 from omegaconf import OmegaConf
 
 from exp.config.check import REFUSED, refused_hook
-from exp.config.resolve import check_arguments, create, make, resolve, without_scope
+from exp.config.resolve import check_arguments, create, instantiate, resolve, without_scope
 from exp.errors import ConfigError, UnavailableError, nearest
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def build_hooks(
             if cls.__module__.startswith("mmengine.") and replacement.__name__ == cls.__name__
         )
         try:
-            hook: Hook = make(next(replacements, cls), key, config)
+            hook: Hook = instantiate(next(replacements, cls), key, config)
             hook.priority = hook.priority if priority is None else priority
             get_priority(hook.priority)
             if isinstance(
@@ -231,7 +231,7 @@ def build_loggers(session: Session) -> list[Any]:
             continue
         content["save_dir"] = str(folder / (content.get("save_dir") or "vis_data"))
         name = str(content.pop("type", None))
-        backends.append(make(lookup_class(f"{key}.type", name, VISBACKENDS, BaseVisBackend), key, content))
+        backends.append(instantiate(lookup_class(f"{key}.type", name, VISBACKENDS, BaseVisBackend), key, content))
     return backends
 
 

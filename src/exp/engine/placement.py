@@ -11,7 +11,7 @@ from mmengine.model import revert_sync_batchnorm
 from mmengine.registry import MODEL_WRAPPERS
 from torch import nn
 
-from exp.config.resolve import as_plain, check_arguments, make, resolve
+from exp.config.resolve import check_arguments, instantiate, resolve, to_plain
 from exp.config.schema import DDP_KEYS
 from exp.data.fingerprint import shortened
 from exp.engine.ddp import _SET_BY_EXP, OwnStepDataParallel, data_parallel_class, wrap
@@ -45,12 +45,12 @@ def place_and_wrap(model: nn.Module, session: Session, trains: bool = True) -> n
     backend, device, info = session.backend, session.device, session.info
     is_distributed, own_step = trains and info.world_size > 1, has_own_step(model)
     wrapper: Wrapper | None = None
-    options = dict(as_plain(config.options))
+    options = dict(to_plain(config.options))
     if trains and (is_distributed or options):  # options are checked on one rank, too
         if config._target_ is not None:
             cls = resolve("wrapper._target_", config._target_, Wrapper)
             check_arguments("wrapper.options", cls, options)
-            wrapper = make(cls, "wrapper.options", options) if is_distributed else None
+            wrapper = instantiate(cls, "wrapper.options", options) if is_distributed else None
         else:
             cls = OwnStepDataParallel if own_step else data_parallel_class(config.kind, backend)
             check_arguments("wrapper.options", cls, options, _SET_BY_EXP)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator
 import torch
 from omegaconf import OmegaConf
 
-from exp.config.resolve import is_own
+from exp.config.resolve import is_exp_class
 from exp.console import format_bytes
 from exp.data.loader import device_loader, eval_loader, eval_loader_for_rank
 from exp.data.sampler import TrainBatchSampler
@@ -63,7 +63,7 @@ def train(
         trainer = build_trainer(session, data, model)
         metrics_hook, tests = trainer.metrics_hook, trainer.test_loop
         assert tests is not None
-        if session.config.rehearsal:
+        if session.config.sanity_check:
             _check_one_batch(session, data, trainer)
         source, load = find_resume(session, trainer)
         try:
@@ -140,7 +140,7 @@ def build_trainer(session: Session, data: Any, model: Any) -> Trainer:
     seed_everything(config.seed + session.info.rank, session.backend)  # ranks draw different dropout masks
     hooks: Any = OmegaConf.to_container(config.hooks, resolve=True)
     user_hooks = build_hooks(hooks, evaluator.metric_name, evaluator.greater_is_better, evaluator.names)
-    if config.rehearsal and has_user_loss(bare):
+    if config.sanity_check and has_user_loss(bare):
         user_hooks.append(SplitCheck(session))
     dropouts = DropoutStream(bare, sampler, config.seed) if config.dropout_by_sample else None
     if dropouts is not None and dropouts.left_out:
@@ -185,7 +185,7 @@ def _check_one_batch(session: Session, data: Any, trainer: Trainer) -> None:
     """
     model, loop = unwrapped(trainer.model), trainer.val_loop
     assert loop is not None
-    if all(map(is_own, (data, model, *loop.evaluator.metrics))):
+    if all(map(is_exp_class, (data, model, *loop.evaluator.metrics))):
         return
     dataset: Any = loop.dataloader.dataset
     first = torch.arange(min(data.eval_batch_size, len(dataset)))

@@ -19,7 +19,7 @@ from mmengine.runner import get_priority
 from mmengine.visualization import Visualizer
 from omegaconf import OmegaConf
 
-from exp.config.differences import of_training
+from exp.config.diff import training_config
 from exp.data.loader import to_device
 from exp.distributed import rng_state
 from exp.engine.checkpoint.files import to_plain
@@ -32,11 +32,7 @@ from exp.engine.mmengine import CountersHook, build_loggers, rank_logger
 from exp.engine.optim import build_schedulers
 from exp.engine.preemption import PreemptionHook
 from exp.engine.wrapper import is_sharded, unwrapped
-from exp.errors import (
-    ConfigError,
-    RunError,
-    qualified_name,
-)
+from exp.errors import ConfigError, RunError, qualified_name
 from exp.runs.heartbeat import Stage, report_stage
 
 if TYPE_CHECKING:
@@ -386,7 +382,7 @@ class Trainer:
             "meta": meta,
             "state_dict": unwrapped(self.model).state_dict(),
             **{key: value for key, value in data_entries.items() if value is not None},
-            "config": of_training(session.config),
+            "config": training_config(session.config),
         }
 
     def run_save_hooks(self, content: dict[str, Any]) -> None:

@@ -17,8 +17,8 @@ import torch
 from mmengine.model import BaseModel
 
 from exp import hub
-from exp.config.compose import is_of_hub
-from exp.config.differences import text_of
+from exp.config.compose import is_hub_source
+from exp.config.diff import format_value
 from exp.config.resolve import create
 from exp.data.base import Data
 from exp.data.fingerprint import folder_listing, shortened
@@ -52,7 +52,7 @@ def read_weights(path: Path, trusted: bool = False) -> Weights:
         ConfigError: the folder contains no weights.
         UnavailableError: the weights cannot be fetched from the hub.
     """
-    if is_of_hub(str(path)):
+    if is_hub_source(str(path)):
         path = hub.local_file(str(path))
     elif path.is_dir():
         path = _file_in(path)
@@ -225,7 +225,7 @@ def load_weights(
     report = f"init_from: {count} from {path}"
     if path.is_file() and read_seal(path) is None:
         report += f" ({NO_DIGEST})"
-    trusted = [f"model.{key}={text_of(config.model.get(key))}" for key in getattr(model, "unverifiable_keys", ())]
+    trusted = [f"model.{key}={format_value(config.model.get(key))}" for key in getattr(model, "unverifiable_keys", ())]
     if trusted and config.record.trained_in is None:
         report += f"\n  taken on trust, since the weights cannot confirm them: {', '.join(trusted)}"
     return report if exact else "\n  ".join([report, *mismatches, *[line] * bool(line)])

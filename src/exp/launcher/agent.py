@@ -24,7 +24,7 @@ from typing import Any, Mapping
 
 from omegaconf import OmegaConf
 
-from exp.config.resolve import allow
+from exp.config.resolve import trust_packages
 from exp.hardware.ports import local_address_for
 from exp.hardware.registry import create_backend
 from exp.runs.failures import TERM_PATIENCE_S, Failures
@@ -128,7 +128,7 @@ def _start_fork_server(folder: RunFolder, nproc: int, single_node: bool) -> bool
         process), or if the backend does not declare forking as safe.
     """
     config: Any = OmegaConf.load(folder.current_file(folder.config))
-    allow(config.get("plugins") or [])
+    trust_packages(config.get("plugins") or [])
     task = task_class(config)
     if nproc == 1 or task.is_diagnostic:
         return False

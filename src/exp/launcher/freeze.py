@@ -13,9 +13,9 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import MissingConfigException
 from omegaconf import OmegaConf
 
-from exp.config import compose, differences
+from exp.config import compose, diff
 from exp.config.check import check_weights
-from exp.config.resolve import allow
+from exp.config.resolve import trust_packages
 from exp.config.schema import ExpConfig
 from exp.errors import ConfigError
 from exp.hardware.registry import choose, create_backend
@@ -47,9 +47,10 @@ def freeze(config: ExpConfig, overrides: list[str]) -> FrozenRun:
 def compose_run(config: ExpConfig, overrides: list[str]) -> ExpConfig:
     """The first half of :func:`freeze`; jobs of a sweep that differ only in plain values can share its result.
 
-    A task that needs weights takes model and data from the run in ``init_from``. :func:`exp.config.compose.base_of` has
-    usually composed the configuration so. It is composed again here in two cases: in a sweep over ``init_from``, where
-    it knew only one run; and if only a YAML file names the task, which it did not know.
+    A task that needs weights takes model and data from the run in ``init_from``.
+    :func:`exp.config.compose.primary_config` has usually composed the configuration so. It is composed again here in
+    two cases: in a sweep over ``init_from``, where it knew only one run; and if only a YAML file names the task, which
+    it did not know.
 
     Returns:
         The typed configuration, with the chosen backend.
@@ -58,14 +59,14 @@ def compose_run(config: ExpConfig, overrides: list[str]) -> ExpConfig:
         ConfigError: a key or a type is wrong, or the configuration names code that the user has not chosen.
         UnavailableError: the backend is not available.
     """
-    allow(config.plugins, overrides)
-    primary, task_overrides, folder = compose.base_of(overrides, task_class(config).needs_weights)
+    trust_packages(config.plugins, overrides)
+    primary, task_overrides, folder = compose.primary_config(overrides, task_class(config).needs_weights)
     if "," in config.backend._target_:  # backend=auto: the candidates
         config = _with_backend(config, primary, task_overrides)
     elif folder != OmegaConf.select(config, "record.trained_in"):  # type: ignore[arg-type]
         config = compose.compose(primary, task_overrides)
     config = compose.typed(config)  # checks what +KEY=VALUE added, too
-    compose.replace_given(config, overrides)
+    compose.replace_dict_overrides(config, overrides)
     _record_choices(config)
     return config
 
@@ -80,9 +81,9 @@ def validate_run(config: ExpConfig, overrides: list[str], output_dir: Path | Non
     """
     launcher = launcher_class(config)
     has_peers = config.launcher.nnodes > 1 and not launcher.is_remote(config.launcher)
-    if has_peers and not compose.sets_folder(config):
+    if has_peers and not compose.sets_output_dir(config):
         raise ConfigError("launcher.nnodes>1 needs output_dir=<a folder that all nodes share>, the same on every node")
-    compose.expand(config)
+    compose.make_paths_absolute(config)
     validate(config, overrides, create_backend(config.backend), create_task(config), launcher)
     output_dir = (
         Path(output_dir or config.output_dir).expanduser().absolute()
@@ -108,9 +109,9 @@ def _record_choices(config: ExpConfig) -> None:
     record = config.record
     choices = HydraConfig.get().runtime.choices.items()
     # The record has the choices of the run in init_from already.
-    chosen = {group: name for group, name in choices if "/" not in group and name not in (None, compose.OF_RUN)}
+    chosen = {group: name for group, name in choices if "/" not in group and name not in (None, compose.RUN_CONFIG)}
     record.chosen = {**record.chosen, **chosen, "backend": config.backend.name}
-    record.follows = compose.follows(config)
+    record.follows = compose.interpolations(config)
 
 
 def _record_config_diff(config: ExpConfig, overrides: list[str]) -> None:
@@ -123,7 +124,7 @@ def _record_config_diff(config: ExpConfig, overrides: list[str]) -> None:
         check_weights(config, earlier, folder)
         modified = RunFolder(folder).modified_files(read_json(RunFolder(folder).result) or {})
         record.differs = [f"{name} was changed after that run" for name in modified if name == "config.yaml"]
-        record.differs += differences.different(config, earlier, "trained with")
+        record.differs += diff.diff_lines(config, earlier, "trained with")
     changed = folder is not None or any(re.match(r"[+~]*(data|model)\b", override) for override in overrides)
     if changed and config.data.get("horizon") in config.published:  # else there is nothing to compare
         experiment = record.chosen.get("experiment")
@@ -131,7 +132,7 @@ def _record_config_diff(config: ExpConfig, overrides: list[str]) -> None:
         record.published_differs = (
             [f"experiment={experiment} is not here to compare with"]
             if published is None
-            else differences.different(config, published, "there", left_out)
+            else diff.diff_lines(config, published, "there", left_out)
         )
 
 

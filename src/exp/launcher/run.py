@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from omegaconf import OmegaConf
 
 from exp import console
-from exp.config import compose, differences
-from exp.config.differences import changes, refusal, text_of
-from exp.config.resolve import allow, as_plain, distrust
+from exp.config import compose, diff
+from exp.config.diff import format_value, refusal_message, resume_changes
+from exp.config.resolve import mark_untrusted, to_plain, trust_packages
 from exp.config.schema import ExpConfig
 from exp.errors import ConfigError, RunError
 from exp.hardware.backend import Backend
@@ -112,10 +112,10 @@ class FrozenRun:
             if time.monotonic() > deadline:
                 raise ConfigError(f"{first or 'the first node'} has not written {config}; start all nodes again")
             time.sleep(0.1)
-        changed = [] if digest == first.config else differences.between(compose.load(config), self.config)
+        changed = [] if digest == first.config else diff.all_changes(compose.load(config), self.config)
         # The path of the folder may be another one here, and records change nothing.
         texts = [
-            f"{key}={text_of(new)} (there: {text_of(old)})"
+            f"{key}={format_value(new)} (there: {format_value(old)})"
             for key, old, new in changed
             if key != "output_dir" and not key.startswith("record.")
         ]
@@ -155,16 +155,16 @@ class FrozenRun:
             self.lock.release()
 
     @classmethod
-    def load(cls, folder: RunFolder, of_others: bool = False) -> FrozenRun:
+    def load(cls, folder: RunFolder, untrusted: bool = False) -> FrozenRun:
         """Read a run that :meth:`write` has written.
 
         Args:
             folder: the run folder.
-            of_others: whether somebody else may have written the folder, so that names of code in it must be checked
-                (:func:`exp.config.resolve.distrust`); otherwise they were checked before they were written.
+            untrusted: whether somebody else may have written the folder, so that names of code in it must be checked
+                (:func:`exp.config.resolve.mark_untrusted`); otherwise they were checked before they were written.
         """
         config = compose.load(folder.current_file(folder.config))
-        distrust(config, groups=("launcher", "task")) if of_others else allow(config.plugins)
+        mark_untrusted(config, groups=("launcher", "task")) if untrusted else trust_packages(config.plugins)
         run = cls(config, list(map(str, read_yaml(folder.current_file(folder.overrides)) or ())), folder)
         _ = run.task  # refuses a class that only the folder names
         return run
@@ -179,16 +179,16 @@ def check_folder(config: ExpConfig, trains: bool) -> None:
 
     Raises:
         ConfigError: ``output_dir`` holds results and ``overwrite`` is false, or ``resume`` names a run whose settings
-            differ in a way that resuming does not allow (:func:`exp.config.differences.changes`).
+            differ in a way that resuming does not allow (:func:`exp.config.diff.resume_changes`).
     """
     folder = RunFolder(config.output_dir)
     completed, saved = (read_json(folder.result) or {}).get("status") == "completed", folder.has_checkpoint()
     if config.resume is not None:
         source = folder if config.resume == "auto" else RunFolder(compose.run_folder_of(config.resume) or folder.path)
         if source.has_checkpoint() and source.config.is_file():
-            refused = changes(as_plain(compose.load(source.config)), as_plain(config)).refused
+            refused = resume_changes(to_plain(compose.load(source.config)), to_plain(config)).refused
             if refused:
-                raise ConfigError(refusal(refused, console.display_path(source.path)))
+                raise ConfigError(refusal_message(refused, console.display_path(source.path)))
         return
     if not config.overwrite and (completed or saved):
         holds = "a completed run" if completed else "an unfinished training"

@@ -15,7 +15,7 @@ from exp.config.check import (  # fmt: skip
     has_weights,
     preflight_of,
 )
-from exp.config.compose import check_weights_there, is_of_hub
+from exp.config.compose import check_weights_exist, is_hub_source
 from exp.config.resolve import check_names, check_target
 from exp.errors import ConfigError, UnavailableError, user_code_errors
 
@@ -95,10 +95,10 @@ def _check_files(config: ExpConfig, task: Task) -> None:
         raise ConfigError(
             f"resume={config.resume}: task={config.task.name} saves no state to resume from; leave it out"
         )
-    if config.init_from is not None and not is_of_hub(config.init_from):
-        check_weights_there(config.init_from)
+    if config.init_from is not None and not is_hub_source(config.init_from):
+        check_weights_exist(config.init_from)
     if config.resume is not None and config.resume != "auto":
-        check_weights_there(config.resume, "resume")
+        check_weights_exist(config.resume, "resume")
     if task.uses_data:
         check_data(config.data)
     if task.needs_weights and config.init_from is None and has_weights(config):

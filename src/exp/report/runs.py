@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Callable, Sequence
 
-from exp.config.sources import task_named
+from exp.config.sources import task_class_by_name
 from exp.console import printable
 from exp.errors import ConfigError
 from exp.runs.files import read_json, read_yaml
@@ -144,7 +144,7 @@ def read_run(folder: Path, name: str) -> Run:
 
 def is_compared(run: Run) -> bool:
     """Whether a run has something to compare: one of ``task=doctor``, for example, has nothing."""
-    return bool(getattr(task_named(str(run.config.get("task.name"))), "has_comparable_result", True))
+    return bool(getattr(task_class_by_name(str(run.config.get("task.name"))), "has_comparable_result", True))
 
 
 def is_number(value: Any) -> bool:

@@ -20,8 +20,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from exp import console
-from exp.config.compose import load, refuse_empty, sets_folder, typed
-from exp.config.resolve import as_plain
+from exp.config.compose import check_not_empty, load, sets_output_dir, typed
+from exp.config.resolve import to_plain
 from exp.errors import (
     EXIT_FAILED,
     EXIT_OK,
@@ -128,9 +128,9 @@ class Sweep:
     """
 
     def __init__(self, config: Any, composer: Composer) -> None:
-        refuse_empty("output_dir", config.get("output_dir"))
+        check_not_empty("output_dir", config.get("output_dir"))
         settings = typed(OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])).sweep
-        if settings.resume and not sets_folder(config):
+        if settings.resume and not sets_output_dir(config):
             raise ConfigError("sweep.resume=true needs output_dir=<the folder of the sweep to go on with>")
         self.config, self.composer, self.settings = config, composer, settings
         self.folder = folder = Path(str(config.hydra.sweep.dir)).absolute()
@@ -205,7 +205,7 @@ class Sweep:
             if in_parent or launcher_class(config).is_external:
                 what = f"task={config.task.name}" if in_parent else "launcher=external"
                 raise ConfigError(f"{what} cannot be swept; start it without -m (several runs as 'run=[a,b]')")
-            if sets_folder(config) and str(config.output_dir) != str(self.config.output_dir):
+            if sets_output_dir(config) and str(config.output_dir) != str(self.config.output_dir):
                 raise ConfigError(
                     "output_dir is the folder of the whole sweep, with a subfolder for each job; it cannot differ "
                     "between jobs. Sweep other keys, or start a sweep for each folder"
@@ -407,7 +407,7 @@ def _run_folders(folder: Path) -> list[Path]:
 
 def _identity(config: ExpConfig) -> str:
     """A configuration as text, without the keys that do not change what a run computes."""
-    kept = {key: value for key, value in as_plain(config).items() if key not in _ELSEWHERE}
+    kept = {key: value for key, value in to_plain(config).items() if key not in _ELSEWHERE}
     return to_json(kept, sort_keys=True, default=str)
 
 

@@ -28,14 +28,14 @@ class _OfRuns(ParentTask):
         Raises:
             ConfigError: ``run`` is not set or empty, or there are no runs.
         """
-        from exp.config.compose import refuse_empty
+        from exp.config.compose import check_not_empty
         from exp.report.runs import find_runs
 
         if self.run is None:
             raise ConfigError(
                 f"task={self.name} needs run=<a run folder, a sweep's folder, a glob, or a list [a,b] of them>"
             )
-        refuse_empty("run", self.run)
+        check_not_empty("run", self.run)
         paths = [str(path) for path in self.run] if isinstance(self.run, list) else [str(self.run)]
         return paths, find_runs(paths)
 
@@ -50,13 +50,13 @@ class Report(_OfRuns):
         The files go to ``output_dir`` if the user sets it; else into the sweep's folder, if ``run`` is one; else into a
         new folder below ``outputs/report``, so that no run folder changes.
         """
-        from exp.config.compose import sets_folder
+        from exp.config.compose import sets_output_dir
         from exp.report.page import write_report
         from exp.report.tables import as_rich, results_tables
 
         paths, runs = self.find()
         folder = Path(config.output_dir)
-        if not sets_folder(config):
+        if not sets_output_dir(config):
             only = Path(paths[0])
             is_sweep = len(paths) == 1 and only.is_dir() and not (only / "config.yaml").is_file()
             folder = only if is_sweep else Path("outputs", "report", folder.name)

@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from exp.config.compose import load
-from exp.config.resolve import allow
+from exp.config.resolve import trust_packages
 from exp.console import make_console
 from exp.errors import ConfigError, Preempted
 from exp.hardware.backend import PRECISIONS
@@ -48,7 +48,7 @@ def run_rank(folder: RunFolder, info: RankInfo) -> None:
         ExpError: the run failed; the launcher turns the error into the run's result and exit code.
     """
     config = load(folder.current_file(folder.config))
-    allow(config.plugins)  # the command that wrote the file has checked all names in it
+    trust_packages(config.plugins)  # the command that wrote the file has checked all names in it
     backend = create_backend(config.backend)
     info.exit_handlers.append(backend.close)
     task = create_task(config)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Container, Mapping
 import torch
 from omegaconf import OmegaConf
 
-from exp.config.differences import Change, changes, refusal, trains_on
-from exp.config.resolve import as_plain
+from exp.config.diff import Change, continues_after_early_stop, refusal_message, resume_changes
+from exp.config.resolve import to_plain
 from exp.config.schema import OptimConfig
 from exp.data.fingerprint import differences, shortened
 from exp.distributed import seed_everything, set_rng_state
@@ -132,9 +132,9 @@ def _compare(session: Session, content: Mapping[str, Any], source: Path) -> tupl
         DataError: the data files have changed, and ``resume_changed_data`` is false.
     """
     config = session.config
-    config_changes = changes(content["config"], as_plain(config))
+    config_changes = resume_changes(content["config"], to_plain(config))
     if config_changes.refused:
-        raise ConfigError(refusal(config_changes.refused, source))
+        raise ConfigError(refusal_message(config_changes.refused, source))
     saved, current = content.get("data_files"), session.data_files  # the latter is known on rank 0 only
     differing = [] if saved is None or current is None else differences(saved, current)
     differing = session.distributed.gather(differing)[0]
@@ -184,7 +184,7 @@ def _restore(runner: Any, checkpoint: dict[str, Any], source: Path) -> None:
     samples = min(meta["samples"], loop.steps_per_epoch * meta["global_batch_size"])
     loop.restore(meta["epoch"], meta["step"], samples, meta["validation_due"])
     restore_optimizer(runner, content, order, _schedule_changed(runner, meta))
-    if meta["stopped"] and not trains_on(session.changed):
+    if meta["stopped"] and not continues_after_early_stop(session.changed):
         loop.stop_training = True
         session.print("resume: this training was stopped early; with a larger patience it would continue")
     runner.losses.load(content.get("losses", ()), runner.rank, runner.world_size, runner.device)

@@ -72,7 +72,7 @@ class ForecastingData(Data):
         DataError: there is no such file.
     """
 
-    makes = ("derived_columns",)
+    raw_arguments = ("derived_columns",)
     num_marks = NUM_TIME_FEATURES
     intervals: Intervals | None = None
     rows: dict[str, range]

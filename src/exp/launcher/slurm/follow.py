@@ -159,7 +159,7 @@ def attach(config: ExpConfig) -> int:
         raise ConfigError(
             f"run={display_path} is a job of the Slurm cluster {cluster}, not of this one; start task=attach there"
         )
-    submitted, number = FrozenRun.load(folder, of_others=True), written["job"]
+    submitted, number = FrozenRun.load(folder, untrusted=True), written["job"]
     with ProgressDisplay() as watcher:
         watcher.say(f"following job {number} of {display_path}")
         job = SubmittedJob(number, folder, Path(written["logs"]))

@@ -73,7 +73,7 @@ class ImageData(Data):
     keys: type[ImageDataConfig]
     classes: list[str]
     palette: Sequence[tuple[int, ...]]
-    makes = ("layout",)
+    raw_arguments = ("layout",)
     ignore_index: int
 
     def __init__(self, **keys: Any) -> None:

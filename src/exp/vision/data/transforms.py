@@ -14,7 +14,7 @@ import cv2
 import numpy as np
 from mmcv.transforms import TRANSFORMS, BaseTransform, Resize
 
-from exp.config.resolve import make
+from exp.config.resolve import instantiate
 from exp.engine.mmengine import lookup_class
 from exp.errors import ConfigError
 from exp.vision.data.masks import IGNORED, NO_DATA
@@ -84,7 +84,7 @@ def _build(key: str, spec: Mapping[str, Any]) -> Any:
     cls = lookup_class(f"{key}.type", kind, TRANSFORMS, BaseTransform)
     arguments = {name: _tuples(value) for name, value in spec.items() if name != "type"}
     try:
-        return make(cls, key, arguments)
+        return instantiate(cls, key, arguments)
     except (TypeError, ValueError, AssertionError) as error:
         raise ConfigError(f"{key} ({kind}) does not take these arguments: {error}") from error
 

@@ -1,7 +1,7 @@
 """Compares two configurations, and decides which keys may change when a training is resumed. No torch.
 
-Compared are a resumed run and its checkpoint, an evaluation and the training of its weights, and an experiment and the
-choices that the user made for it.
+It compares a resumed run with its checkpoint, an evaluation with the training of its weights, and a run with the
+experiment that it started from.
 """
 
 from __future__ import annotations
@@ -11,30 +11,33 @@ from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 from omegaconf import MISSING
 
-from exp.config.resolve import as_plain
+from exp.config.resolve import to_plain
 from exp.config.schema import ExpConfig
 
-__all__ = ["Change", "Changes", "between", "changes", "different", "of_training", "refusal", "text_of", "trains_on"]
+__all__ = [
+    "Change", "Changes", "all_changes", "continues_after_early_stop", "diff_lines", "format_value", "refusal_message",
+    "resume_changes", "training_config",
+]  # fmt: skip
 
-_LENGTH = 60  # characters of a value in a message
+_MAX_CHARS = 60  # characters of a value in a message
 _DATA = re.compile(r"data(?:\..*)?")
 # Keys on which the results of a run depend, except _NEUTRAL: those change the speed or the memory, not the results.
-_COMPUTED = re.compile(r"(?:model|data)(?:\..*)?|seed|precision")
-_NEUTRAL = re.compile(r"data\.(?:num_workers|eval_batch_size|cache_mb|device_cache)|model\.activation_checkpointing")
+_RESULT_KEYS = re.compile(r"(?:model|data)(?:\..*)?|seed|precision")
+_SPEED_ONLY = re.compile(r"data\.(?:num_workers|eval_batch_size|cache_mb|device_cache)|model\.activation_checkpointing")
 # Keys without a meaning for training: its folder, records, keys of other tasks, and derived keys.
-_SILENT = re.compile(
+_IGNORED = re.compile(
     r"output_dir|overwrite|checkpoint\.trusted|resume|resume_changed_data|init_partial|batch_size"
     r"|(?:record|sweep|published|published_\w+|task(?!\.name$))(?:\..*)?"
 )
 # May change on resume: the location of the data, since the files themselves are compared, and which data are refused.
-_FREE = re.compile(r"data\.(?:root|sample_data|archive_folder|allow_gaps|on_error)")
+_MAY_CHANGE = re.compile(r"data\.(?:root|sample_data|archive_folder|allow_gaps|on_error)")
 # Must not change on resume: the samples of each step and their order, the model, and the keys of the optimizer's state.
-_FIXED = re.compile(
+_MUST_MATCH = re.compile(
     r"(?:model|data)(?:\..*)?|optim\.(?:type|options\.(?:amsgrad|centered))|seed|global_batch_size|init_from|metric|task\.name"
     r"|debug\.(?:train_batches|overfit)"
 )
 # Length and settings of the training: if one of them changes, a training that was stopped early continues.
-_COURSE = re.compile(r"patience|min_delta|max_epochs|max_steps|val_every|(?:optim|schedule|hooks)(?:\..*)?")
+_SCHEDULE_KEYS = re.compile(r"patience|min_delta|max_epochs|max_steps|val_every|(?:optim|schedule|hooks)(?:\..*)?")
 
 
 class Change(NamedTuple):
@@ -45,7 +48,7 @@ class Change(NamedTuple):
     new: Any
 
     def __str__(self) -> str:
-        return f"{self.key}={text_of(self.new)} (was {text_of(self.old)})"
+        return f"{self.key}={format_value(self.new)} (was {format_value(self.old)})"
 
 
 class Changes(NamedTuple):
@@ -60,70 +63,71 @@ class Changes(NamedTuple):
     refused: tuple[Change, ...] = ()
 
 
-def of_training(config: ExpConfig) -> dict[str, Any]:
+def training_config(config: ExpConfig) -> dict[str, Any]:
     """The part of a frozen configuration that a checkpoint contains: without output paths, records and derived keys."""
-    content = {key: value for key, value in as_plain(config).items() if key == "task" or not _SILENT.fullmatch(key)}
+    content = {key: value for key, value in to_plain(config).items() if key == "task" or not _IGNORED.fullmatch(key)}
     content["task"] = {"name": content["task"]["name"]}
     return content
 
 
-def text_of(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value as it is written on the command line, cut to 60 characters."""
     text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    return text if len(text) <= _LENGTH else f"{text[: _LENGTH - 3]}..."
+    return text if len(text) <= _MAX_CHARS else f"{text[: _MAX_CHARS - 3]}..."
 
 
-def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Changes:
+def resume_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Changes:
     """Compare the configurations of a training before and after it is resumed.
 
     Args:
-        old: configuration in the checkpoint, as :func:`exp.config.resolve.as_plain` returns it.
+        old: configuration in the checkpoint, as :func:`exp.config.resolve.to_plain` returns it.
         new: configuration of the run that resumes; if ``resume_changed_data`` is true, all keys of ``data`` may change.
     """
-    found = [
+    changes = [
         change
-        for change in _compared(old, new)
+        for change in _compare(old, new)
         # Without init_from a resumed run still has the right weights: those of the checkpoint.
-        if not _SILENT.fullmatch(change.key) and not (change.key == "init_from" and not change.new)
+        if not _IGNORED.fullmatch(change.key) and not (change.key == "init_from" and not change.new)
     ]
 
     def is_fixed(change: Change) -> bool:
-        free = _NEUTRAL.fullmatch(change.key) or _FREE.fullmatch(change.key)
+        may_change = _SPEED_ONLY.fullmatch(change.key) or _MAY_CHANGE.fullmatch(change.key)
         other_data = new.get("resume_changed_data") and _DATA.fullmatch(change.key)
-        return bool(_FIXED.fullmatch(change.key)) and not free and not other_data
+        return bool(_MUST_MATCH.fullmatch(change.key)) and not may_change and not other_data
 
-    return Changes(tuple(each for each in found if not is_fixed(each)), tuple(filter(is_fixed, found)))
+    return Changes(tuple(change for change in changes if not is_fixed(change)), tuple(filter(is_fixed, changes)))
 
 
-def refusal(refused: tuple[Change, ...], source: object) -> str:
+def refusal_message(refused: tuple[Change, ...], source: object) -> str:
     """The error message for refused changes. The first line has the first change with both values.
 
     Args:
-        refused: of :func:`changes`; not empty.
+        refused: of :func:`resume_changes`; not empty.
         source: the checkpoint or run folder to resume from.
     """
     # Keys of data first, because keys of the model may follow from them.
     first, *more = sorted(refused, key=lambda change: _DATA.fullmatch(change.key) is None)
     data = all(_DATA.fullmatch(change.key) for change in refused)
     lines = [
-        f"resume: {source} was trained with {first.key}={text_of(first.old)}, this run has {text_of(first.new)}; "
-        f"set {first.key}={text_of(first.old)}, or start a new training from its weights with init_from={source} and "
+        f"resume: {source} was trained with {first.key}={format_value(first.old)}, this run has "
+        f"{format_value(first.new)}; set {first.key}={format_value(first.old)}, or start a new training from its "
+        f"weights with init_from={source} and "
         "another output_dir" + (", or continue with the other data with resume_changed_data=true" if data else "")
     ]
     return "\n".join(lines + [f"  also {change}" for change in more])
 
 
-def trains_on(changed: Iterable[Change]) -> bool:
+def continues_after_early_stop(changed: Iterable[Change]) -> bool:
     """Whether a training that was stopped early continues: a change concerns its length, early stopping, validation,
     optimizer, schedule or hooks.
 
     Args:
-        changed: the allowed changes of :func:`changes`.
+        changed: the allowed changes of :func:`resume_changes`.
     """
-    return any(_COURSE.fullmatch(change.key) for change in changed)
+    return any(_SCHEDULE_KEYS.fullmatch(change.key) for change in changed)
 
 
-def different(config: ExpConfig, other: ExpConfig, names: str, leave_out: Sequence[str] = ()) -> list[str]:
+def diff_lines(config: ExpConfig, other: ExpConfig, label: str, leave_out: Sequence[str] = ()) -> list[str]:
     """A line for each key of model, data, seed and precision that differs in two configurations.
 
     Without keys that only follow from another key, and keys that are missing (``???``) in ``other``.
@@ -131,25 +135,28 @@ def different(config: ExpConfig, other: ExpConfig, names: str, leave_out: Sequen
     Args:
         config: the configuration to describe.
         other: the configuration to compare it with.
-        names: name of ``other`` in the lines: ``data.horizon=48 (<names>: 96)``.
+        label: name of ``other`` in the lines: ``data.horizon=48 (<label>: 96)``.
         leave_out: keys to ignore.
     """
-    found = {change.key: change for change in _compared(as_plain(other), as_plain(config))}
-    silent = {key for key, target in config.record.follows.items() if target in found}
+    changes = {change.key: change for change in _compare(to_plain(other), to_plain(config))}
+    dependent = {key for key, target in config.record.follows.items() if target in changes}
     return [
-        f"{key}={text_of(change.new)} ({names}: {text_of(change.old)})"
-        for key, change in found.items()
-        if _COMPUTED.fullmatch(key) and not _NEUTRAL.fullmatch(key) and key not in silent and key not in leave_out
+        f"{key}={format_value(change.new)} ({label}: {format_value(change.old)})"
+        for key, change in changes.items()
+        if _RESULT_KEYS.fullmatch(key)
+        and not _SPEED_ONLY.fullmatch(key)
+        and key not in dependent
+        and key not in leave_out
         if change.old != MISSING
     ]
 
 
-def between(old: ExpConfig, new: ExpConfig) -> list[Change]:
+def all_changes(old: ExpConfig, new: ExpConfig) -> list[Change]:
     """All keys that differ in two configurations; those that only follow from other keys come last."""
-    return sorted(_compared(as_plain(old), as_plain(new)), key=lambda change: bool(_SILENT.fullmatch(change.key)))
+    return sorted(_compare(to_plain(old), to_plain(new)), key=lambda change: bool(_IGNORED.fullmatch(change.key)))
 
 
-def _compared(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
+def _compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
     before, after = dict(_leaves(old)), dict(_leaves(new))
     both = (Change(key, before.get(key), after.get(key)) for key in dict.fromkeys([*before, *after]))
     return [change for change in both if change.old != change.new]
