@@ -118,6 +118,17 @@ class OwnStep(Net):
         return {"loss": loss}
 
 
+class OwnBackward(Net):
+    """Computes gradients without the optimizer wrapper, so that their share in a batch is unknown."""
+
+    def train_step(self, data, optim_wrapper):
+        loss = self(**data)["loss"]
+        loss.backward()
+        optim_wrapper.step()
+        optim_wrapper.zero_grad()
+        return {"loss": loss}
+
+
 class Fails(Net):
     def loss(self, out, y):
         assert len(y) == 4
@@ -160,6 +171,7 @@ def train(make_runner):
         (BySample, ("draws",)),
         (Drawing, ("draws",)),
         (OwnStep, ("mean",)),
+        (OwnBackward, ()),
         (Fails, ()),
     ],
 )

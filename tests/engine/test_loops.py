@@ -13,7 +13,7 @@ from exp.engine.checkpoint.files import read_checkpoint
 from exp.engine.finite import nonfinite_tensors
 from exp.engine.hooks import LossMeter
 from exp.engine.preemption import PreemptionHook
-from exp.errors import Preempted, RunError
+from exp.errors import ConfigError, Preempted, RunError
 from tests.engine.conftest import Line, Mse, Samples, Spy
 
 NAN, INF = float("nan"), float("inf")
@@ -172,3 +172,16 @@ def test_losses_between_two_lines_are_shared_by_another_number_of_ranks():
         total, count = expected["loss"]
         assert meter.read()["loss"] == (total + 4.0) / (count + 1)
         assert meter.state() == {}
+
+
+@pytest.mark.parametrize(
+    ("losses", "named"),
+    [
+        (None, "NoneType"),
+        ({"loss": 1.5}, "loss, a float"),
+        ({"loss": torch.ones(4)}, r"loss, a Tensor of shape \(4,\)"),
+    ],
+)
+def test_what_a_train_step_returns_instead_of_losses_is_named(losses, named):
+    with pytest.raises(ConfigError, match=f"train_step must return .*{named}"):
+        LossMeter().add(losses)

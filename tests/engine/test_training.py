@@ -59,6 +59,8 @@ def check(session, data, model):
         (Restless, {"forward": lambda self, x, y: x}, TypeError, "mode"),
         (Restless, {"forward": lambda self, x, y, mode: x if mode != "loss" else {"loss": x}}, ConfigError, r"\(4,\)"),
         (Restless, {"forward": lambda self, x, y, mode: x}, ConfigError, "Tensor"),
+        (Restless, {"forward": lambda self, x, y, mode: x if mode != "loss" else {"loss": 1.5}}, ConfigError, "float"),
+        (Restless, {"forward": lambda self, x, y, mode: x if mode != "loss" else {"loss": [x]}}, ConfigError, "list"),
         (Mse, {"per_sample": lambda self, outputs, batch: outputs.mean()}, ConfigError, "per_sample"),
     ],
 )

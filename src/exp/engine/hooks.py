@@ -21,7 +21,7 @@ from exp.distributed import staged_bytes
 from exp.engine.fallbacks import FallbackCounter
 from exp.engine.finite import divergence_advice
 from exp.engine.progress import Progress
-from exp.errors import RunError
+from exp.errors import ConfigError, RunError
 from exp.runs.files import to_json, write_atomically
 from exp.runs.folder import read_records
 
@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 _MOST_METRICS = 4  # metrics of a validation on the terminal; metrics.jsonl has all
 _HISTORY_LENGTH = 1000  # values of a scalar that the message hub keeps, since it copies them all at each update
 _NEAR_ZERO = 0.01  # as a share of the first loss
+
+
+def _wrong_losses(found: str) -> ConfigError:
+    return ConfigError(f"model: train_step must return a dict of 0-dim tensors such as {{'loss': ...}}, not {found}")
 
 
 class LossMeter:
@@ -49,11 +53,20 @@ class LossMeter:
         self._counts: dict[str, float] = {}  # not whole numbers after a resume with another number of ranks
 
     def add(self, losses: Mapping[str, torch.Tensor]) -> None:
-        """Add one micro-batch's losses (0-dim tensors on the device)."""
+        """Add one micro-batch's losses (0-dim tensors on the device).
+
+        Raises:
+            ConfigError: the model's own ``train_step`` returns something else.
+        """
+        if not isinstance(losses, dict):
+            raise _wrong_losses(f"a {type(losses).__name__}")
         for name, value in losses.items():
             if name in self.sums:
                 self.sums[name].add_(value.detach())
                 self._counts[name] += 1
+            elif not isinstance(value, torch.Tensor) or value.dim():
+                shape = f" of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else ""
+                raise _wrong_losses(f"{name}, a {type(value).__name__}{shape}")
             else:
                 self.sums[name], self._counts[name] = value.detach().float().clone(), 1
 

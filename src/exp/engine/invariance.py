@@ -62,7 +62,7 @@ class _Recorder:
     """Stands in for the optimizer wrapper in ``train_step``: adds up losses and gradients, and updates nothing."""
 
     def __init__(self, during_backward: Callable[[], ContextManager[object]]) -> None:
-        self.loss, self.share, self.during_backward = 0.0, 1.0, during_backward
+        self.loss, self.share, self.during_backward, self.called = 0.0, 1.0, during_backward, False
         self.step = self.zero_grad = lambda **_: None  # what a train_step of a user's may call besides
         self.scale_loss = lambda loss: loss
 
@@ -76,6 +76,7 @@ class _Recorder:
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
         """Add the loss, weighted by the share of the samples, and its gradients."""
+        self.called = True
         loss = loss * self.share
         self.loss += float(loss.detach())
         with self.during_backward():
@@ -193,6 +194,8 @@ class _Comparison:
             recorder.share = (end - first) / self.used
             step(_rows(self.batch, first, end, self.size), optim_wrapper=recorder)
             self.draws = self.draws or _as_text(rng_state(backend)) != before
+        if not recorder.called:
+            raise RuntimeError("train_step computes the gradients without the optimizer wrapper")
         gradients = (value.grad for value in self.model.parameters())
         return recorder.loss, [
             torch.zeros(()) if value is None else value.detach().float().cpu() for value in gradients

@@ -140,14 +140,16 @@ class Model(BaseModel):
         """
         description = f"a {type(losses).__name__}"
         if isinstance(losses, dict):
-            if len(losses) == 1 and "loss" in losses and not losses["loss"].dim():
-                return losses["loss"], {"loss": losses["loss"]}  # the usual case: nothing to add up
+            only = losses.get("loss") if len(losses) == 1 else None
+            if isinstance(only, torch.Tensor) and not only.dim():
+                return only, {"loss": only}  # the usual case: nothing to add up
             parts = [value for name, value in losses.items() if "loss" in name]
             if parts and all(isinstance(value, torch.Tensor) and not value.dim() for value in losses.values()):
                 total = functools.reduce(operator.add, parts)
                 return total, {**losses, "loss": total}
             description = ", ".join(
-                f"{name} of shape {tuple(getattr(loss, 'shape', ()))}" for name, loss in losses.items()
+                f"{name} of shape {tuple(loss.shape)}" if hasattr(loss, "shape") else f"{name}, a {type(loss).__name__}"
+                for name, loss in losses.items()
             )
         raise ConfigError(
             f"model: {qualified_name(self)}.forward(..., mode='loss') must give a dict of 0-dim tensors such as "
