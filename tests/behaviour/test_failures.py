@@ -102,6 +102,11 @@ def users(exp):
         (2, "os._exit(75)", "exited with code 75 in step 2"),
         pytest.param(1, "sys.exit(143)", "sys.exit(143)", marks=pytest.mark.extended),
         pytest.param(1, "sys.exit(0)", "sys.exit(0)", marks=pytest.mark.extended),
+        (
+            1,
+            "(_ for _ in ()).throw(KeyboardInterrupt)",
+            "KeyboardInterrupt: raised before the work was done (users.py, line ",
+        ),
         pytest.param(2, "os._exit(0)", "exited with code 0 in step 2", marks=pytest.mark.extended),
     ],
 )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Iterator
 
 from exp.errors import EXIT_FAILED, Preempted, as_exp_error, error_message, format_user_error, user_location
 from exp.runs.failures import Failures, RankFailure
-from exp.runs.scratch import SCRATCH_VARIABLE
+from exp.runs.scratch import ENDING_FLAG, SCRATCH_VARIABLE
 
 if TYPE_CHECKING:
     from exp.runs.folder import RunFolder
@@ -40,7 +40,7 @@ def reporting(folder: RunFolder, info: RankInfo, redirect: bool) -> Iterator[Non
             goes to the terminal.
 
     Raises:
-        Exception: the error of the run, unchanged; ``SystemExit`` counts as a failure, too.
+        BaseException: the error of the run, unchanged; ``SystemExit`` counts as a failure, too.
     """
     log, process = folder.log_file(info.rank), os.getpid()
     handler: logging.Handler = logging.NullHandler()
@@ -58,8 +58,10 @@ def reporting(folder: RunFolder, info: RankInfo, redirect: bool) -> Iterator[Non
     except Preempted as preempted:
         logging.getLogger(__name__).info("%s", preempted)
         raise
-    except (Exception, SystemExit) as error:  # SystemExit: a library that calls sys.exit must not end a run silently
+    except BaseException as error:  # a library that calls sys.exit must not end a run silently
         if os.getpid() != process:  # user code has forked it; nothing has happened to the rank
+            raise
+        if not isinstance(error, (Exception, SystemExit)) and (not redirect or _is_ending()):  # a signal ends the run
             raise
         logging.getLogger(__name__).error("rank %d failed\n%s", info.rank, traceback.format_exc())
         handler.close()  # the error may be that too many files are open
@@ -75,12 +77,18 @@ def reporting(folder: RunFolder, info: RankInfo, redirect: bool) -> Iterator[Non
             handler.close()
 
 
+def _is_ending() -> bool:
+    """Whether the launcher of this job ends it, and has interrupted its workers."""
+    return Path(os.environ[SCRATCH_VARIABLE], ENDING_FLAG).exists()
+
+
 def describe_error(error: BaseException, folder: RunFolder, info: RankInfo) -> RankFailure:
     """The failure of this rank, as its error file records it."""
     exp_error, caused_by_peer = as_exp_error(error, folder.path), is_caused_by_peer(error, info.world_size)
     message = None if exp_error is not None or caused_by_peer else format_user_error(error)
-    if isinstance(error, SystemExit):
-        message = f"sys.exit({error.code!r}) before the work was done{user_location(error)}"
+    if not isinstance(error, Exception):
+        ending = f"sys.exit({error.code!r})" if isinstance(error, SystemExit) else "raised"
+        message = f"{ending} before the work was done{user_location(error)}"
     return RankFailure(
         info.rank,
         info.local_rank,
