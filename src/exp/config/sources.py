@@ -40,6 +40,15 @@ user_config_dirs: list[str] = []
 _UNTYPED_SECTIONS = ("backend", "launcher", "wrapper", "logger", "sweep", "debug", "figures", "record")
 """Sections that Hydra composes without their types and defaults, so that ``--cfg job`` shows what is set, and other
 launchers can add keys; :func:`exp.config.compose.typed` adds both, and refuses a wrong key or type."""
+_GROUPS = ("launcher", "task", "data", "model")
+"""Sections whose keys depend on the choice."""
+_MADE = {each.name: each.default_factory for each in dataclasses.fields(ExpConfig)}
+_LISTS = tuple(name for name, made in _MADE.items() if made is list)
+_DICTIONARIES = (
+    "hydra",
+    *_GROUPS,
+    *(name for name, made in _MADE.items() if made is dict or dataclasses.is_dataclass(made)),
+)
 _PACKAGE = re.compile(r"(?:[ \t]*(?:#.*)?\n)*?[ \t]*#[ \t]*@package[ \t]+(\S+)")
 _HYDRA_KEYS = {
     "run": "output_dir=...",
@@ -194,6 +203,18 @@ class _SearchPath(SearchPathPlugin):
         search_path.append("exp-dataclasses", f"{_Dataclasses.scheme()}://")
 
 
+def _check_shapes(content: Mapping[str, Any], path: Path) -> None:
+    """Refuse another value where a list or a dictionary belongs, for which Hydra's message names no key."""
+    for key, value in content.items():
+        kind = list if key in _LISTS else dict if key in _DICTIONARIES else None
+        if kind is None or isinstance(value, kind) or str(value).startswith("${"):
+            continue
+        kinds, hint = "a list" if kind is list else "a dictionary", ""
+        if key in _GROUPS and isinstance(value, str):
+            hint = f"; a choice belongs into the list of defaults: '- override /{key}: {value}'"
+        raise ConfigError(f"{path}: {key} must be {kinds}, not {value!r}{hint}")
+
+
 class _Files(ConfigSource):
     """A folder of YAML files, which are read with limits (:func:`exp.runs.files.read_yaml`)."""
 
@@ -212,8 +233,8 @@ class _Files(ConfigSource):
         A class without typed keys accepts any key here; its constructor checks the arguments.
 
         Raises:
-            ConfigError: the file is not valid, sets keys of Hydra that have no effect, or is an experiment without
-                ``# @package _global_``.
+            ConfigError: the file is not valid, sets keys of Hydra that have no effect, has another value where a list
+                or a dictionary belongs, or is an experiment without ``# @package _global_``.
         """
         path, package = self._path_of(config_path), None
 
@@ -232,6 +253,7 @@ class _Files(ConfigSource):
             )
         content: Any = OmegaConf.to_container(node)
         if package == "_global_":
+            _check_shapes(content, path)
             for key in content.get("hydra") or ():
                 check_hydra_key(f"hydra.{key}", f"{path}: ")
             if "record" in content:
