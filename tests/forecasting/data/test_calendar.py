@@ -132,6 +132,17 @@ def test_season_and_dates_ahead_are_those_of_the_calendar(case):
     assert (calendar.season, calendar.irregular, found) == (season, irregular, ahead), calendar.text
 
 
+def test_dates_without_a_common_distance_go_on_by_their_median():
+    """Distances of 1, 2, ... 99 hours, in any order: none is more frequent than another."""
+    hours = np.random.default_rng(0).permutation(np.arange(1, 100))
+    dates = pd.Timestamp("2020-01-01") + pd.to_timedelta(np.cumsum([0, *hours]), unit="h")
+    calendar = Calendar.of(dates, recent=99)
+    assert calendar.grid is None
+    assert (calendar.ahead(dates, 1)[0] - dates[-1]) == pd.Timedelta("50h")
+    assert calendar.step == "2 days, 2:00:00"
+    assert "2 days, 2:00:00 apart, the usual distance" in calendar.text
+
+
 def test_few_new_rows_follow_the_calendar_of_the_training():
     """Three days do not show that a shop is closed on Sundays; rows of another calendar count by their own."""
     days = pd.bdate_range("2024-01-01", "2024-05-31", freq="C", weekmask="1111110")

@@ -178,14 +178,14 @@ class Calendar:
     """When the rows of a series come.
 
     Attributes:
-        step: the most frequent time between neighboring rows, as text: ``1:00:00``, ``7 days, 0:00:00``, ``1 month``.
+        step: the usual time between neighboring rows, as text: ``1:00:00``, ``7 days, 0:00:00``, ``1 month``.
         seconds: the median of these times; None if more than half of the rows depart from the grid.
         irregular: number of rows that depart from the grid.
         first: the first of these rows, from 0; None: there is none.
         grid: the times at which rows come; None: they follow none that exp knows.
         season: rows of a season; 1: not known.
         cycle: what a season is, as text; empty: not known.
-        distance: the most frequent time between the recent rows, in ns.
+        distance: the usual time between the recent rows, in ns.
     """
 
     step: str
@@ -214,12 +214,12 @@ class Calendar:
             return None
         grid, followed = _choose_grid(dates, max(recent, 3), None if saved is None else Grid(**saved))
         steps = np.diff(_nanoseconds(dates.tz_localize(None)))
-        step = _most_frequent(steps)
+        step = _usual_step(steps)
         regular = steps == step if grid is None else grid.is_regular(dates)
         irregular, first = int((~regular).sum()), int((~regular).argmax()) + 1 if not regular.all() else None
         seconds = None if 2 * irregular > len(steps) else float(np.median(steps)) / 1e9
         season, cycle = (1, "") if grid is None or not _covers_whole_day(grid, followed) else grid.season
-        distance = _most_frequent(steps[-max(recent, 3) :])
+        distance = _usual_step(steps[-max(recent, 3) :])
         return cls(_format_step(grid, step), seconds, irregular, first, grid, season, cycle, distance)
 
     def future_dates(self, last: pd.DatetimeIndex, count: int) -> pd.DatetimeIndex:
@@ -237,8 +237,8 @@ class Calendar:
         if self.grid is None:
             step = timedelta(microseconds=self.distance // 1000)
             return (
-                f"the dates follow no calendar that exp knows; dates ahead are {step} apart, as most of the last rows "
-                "are; no season is known"
+                f"the dates follow no calendar that exp knows; dates ahead are {step} apart, the usual distance of the "
+                "last rows; no season is known"
             )
         season = f"a season has {self.season} rows ({self.cycle})" if self.season > 1 else "no season is known"
         return f"{self.grid.text}; {season}"
@@ -300,7 +300,7 @@ def _candidate_grids(dates: pd.DatetimeIndex, clock: str | None) -> Iterator[Gri
     local = _local_times(dates, clock)
     times = _nanoseconds(local)
     steps = np.diff(times)
-    step = _most_frequent(steps)
+    step = _usual_step(steps)
     yield Grid(step, [_most_frequent(times[-_NUM_LATEST:] % step)], zone=clock)
     spans_days, spans_weeks = len(np.unique(times // _DAY)) >= _NUM_LATEST, times[-1] - times[0] >= 2 * _WEEK
     for cycle, enough in ((_DAY, spans_days), (_WEEK, spans_weeks)):
@@ -381,6 +381,11 @@ def _most_frequent(values: Any) -> int:
     """The most frequent value; of several the smallest."""
     unique, counts = np.unique(values, return_counts=True)
     return int(unique[counts.argmax()])
+
+
+def _usual_step(steps: np.ndarray) -> int:
+    """The most frequent distance; the median if none comes twice."""
+    return int(np.median(steps)) if len(np.unique(steps)) == len(steps) else _most_frequent(steps)
 
 
 def _frequent_values(values: Any) -> list[int]:
