@@ -138,7 +138,7 @@ def test_dates_without_a_common_distance_go_on_by_their_median():
     dates = pd.Timestamp("2020-01-01") + pd.to_timedelta(np.cumsum([0, *hours]), unit="h")
     calendar = Calendar.of(dates, recent=99)
     assert calendar.grid is None
-    assert (calendar.ahead(dates, 1)[0] - dates[-1]) == pd.Timedelta("50h")
+    assert (calendar.future_dates(dates, 1)[0] - dates[-1]) == pd.Timedelta("50h")
     assert calendar.step == "2 days, 2:00:00"
     assert "2 days, 2:00:00 apart, the usual distance" in calendar.text
 

@@ -79,9 +79,12 @@ def read_dates(
     if calendar is None or calendar.first is None:
         return Dates(dates, date_format, calendar)
     distance = (dates[calendar.first] - dates[calendar.first - 1]).to_pytimedelta()
-    rule = f"are {calendar.step} apart" if calendar.grid is None else f"follow their calendar ({calendar.grid.text})"
+    grid = calendar.grid
+    rule = (
+        f"the usual distance is {calendar.step}" if grid is None else f"most rows follow their calendar ({grid.text})"
+    )
     problem = (
-        f"{describe(calendar.first)} is {distance} after the date before it, while most rows {rule}; "
+        f"{describe(calendar.first)} is {distance} after the date before it, while {rule}; "
         f"{calendar.irregular} of {len(dates) - 1} steps depart from that"
     )
     if not config.allow_gaps:
