@@ -142,7 +142,7 @@ def test_a_model_that_does_not_use_the_future_is_named_and_may_lack_it(plant, va
     """Also one whose weight for it is still 0."""
     data, said, actions = plant(values, future_covariates=[]), [], []
     config = OmegaConf.create({"task": {"name": "predict"}, "model": {}})
-    session = SimpleNamespace(say=said.append, when_built=actions.append, config=config)
+    session = SimpleNamespace(print=said.append, on_model=actions.append, config=config)
     data.setup(session)
     for action in actions:
         action(Uses(how))

@@ -109,7 +109,7 @@ def test_flat_lookbacks_are_said_for_a_model_that_divides_by_their_deviation(mad
     column[100 : 100 + rows] = 5.5
     data, said, actions = made({"sun": np.arange(300) % 5, "pump": column}), [], []
     config = OmegaConf.create({"task": {"name": "predict"}, "model": {}})
-    data.setup(SimpleNamespace(say=said.append, when_built=actions.append, config=config))
+    data.setup(SimpleNamespace(print=said.append, on_model=actions.append, config=config))
     sizes = {"period": 6, "d_model": 8, "d_ff": 8, "num_heads": 2, "integrated_layers": 1}
     for model, expected in (
         (torch.nn.Identity(), False),

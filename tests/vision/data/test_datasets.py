@@ -149,7 +149,7 @@ def settled(data):
     said = []
     config = SimpleNamespace(task=SimpleNamespace(name="train"), resume=None)
     rank = {"info": SimpleNamespace(rank=0, world_size=1), "distributed": Distributed(), "when_built": lambda _: None}
-    data.setup(SimpleNamespace(config=config, weights=None, say=said.append, **rank))
+    data.setup(SimpleNamespace(config=config, weights=None, print=said.append, **rank))
     return said
 
 
