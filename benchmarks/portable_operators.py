@@ -24,7 +24,7 @@ import torch
 
 def dinov3() -> tuple[torch.nn.Module, Callable[[], torch.Tensor]]:
     """A scene classifier, vits16, all of it trained, on 4 images of 224 pixels."""
-    from exp.vision.dinov3 import SceneClassifier
+    from exp.vision.dinov3.models import SceneClassifier
 
     model = SceneClassifier(10, size="vits16", layer_scale_init=1.0)
     image, label = torch.randint(0, 256, (4, 3, 224, 224)).float(), torch.randint(0, 10, (4,))
@@ -33,7 +33,7 @@ def dinov3() -> tuple[torch.nn.Module, Callable[[], torch.Tensor]]:
 
 def segmenter() -> tuple[torch.nn.Module, Callable[[], torch.Tensor]]:
     """The up-sampling head on vits16, all of it trained, on 2 images of 224 pixels."""
-    from exp.vision.dinov3 import Segmenter
+    from exp.vision.dinov3.models import Segmenter
 
     model = Segmenter(7, size="vits16", layer_scale_init=1.0, dropout=0.0)
     image, label = torch.randint(0, 256, (2, 3, 224, 224)).float(), torch.randint(0, 7, (2, 224, 224))

@@ -111,7 +111,13 @@ def test_a_module_is_looked_for_without_being_imported(tmp_path, monkeypatch):
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / f"{file}.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
-    for target in ("loud.Made", "space.inner.Made", "broken.Model", "exp.vision.dinov3.Segmenter", "torch.nn.Linear"):
+    for target in (
+        "loud.Made",
+        "space.inner.Made",
+        "broken.Model",
+        "exp.vision.dinov3.models.Segmenter",
+        "torch.nn.Linear",
+    ):
         check_target("model._target_", target)
     for wrong in ("exp.forecasting.timebrige.TimeBridge", "TimeBridge", "nonesuch.Model", "space.other.Made"):
         with pytest.raises(ConfigError, match=f"model._target_={wrong}"):

@@ -17,8 +17,8 @@ from exp.session import Weights
 from exp.vision.dinov3.heads import Head
 
 SMALL = {"embed_dim": 32, "depth": 4, "num_heads": 2}
-OF_SCENES = {"_target_": "exp.vision.dinov3.SceneClassifier", **SMALL}
-OF_PIXELS = {"_target_": "exp.vision.dinov3.Segmenter", **SMALL, "head_channels": 16, "auxiliary_weight": 0.4}
+OF_SCENES = {"_target_": "exp.vision.dinov3.models.SceneClassifier", **SMALL}
+OF_PIXELS = {"_target_": "exp.vision.dinov3.models.Segmenter", **SMALL, "head_channels": 16, "auxiliary_weight": 0.4}
 
 
 class Mine(Model):

@@ -13,7 +13,7 @@ from exp.config.schema import OptimConfig
 from exp.engine.optim import BackendOptimWrapper, build_optimizer
 from exp.forecasting.timebridge import TimeBridgePrior
 from exp.hardware import compat
-from exp.vision.dinov3 import SceneClassifier
+from exp.vision.dinov3.models import SceneClassifier
 from tests.engine.conftest import Line
 
 needs_cpu_scaler = pytest.mark.skipif(

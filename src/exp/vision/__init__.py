@@ -1,4 +1,4 @@
-"""Images: DINOv3, scene classification, segmentation, large rasters, feature maps.
+"""Images: scene classification, segmentation, distillation, large rasters, feature maps.
 
 A plugin that comes with exp: it uses the public interfaces only.
 """

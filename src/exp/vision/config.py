@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Optional
 
 from exp.plugins import Family, Plugin
-from exp.vision import keys
+from exp.vision.data import keys as data_keys
+from exp.vision.dinov3 import keys as dinov3_keys
 from exp.vision.tasks import Export, Features, Probe, Stats
 
 __all__ = ["PredictKeys", "plugin"]
@@ -28,17 +29,19 @@ class PredictKeys:
 _SMALL = ("model.size=tiny", "data.size=64", "global_batch_size=8", "schedule.warmup_steps=1", "data.num_workers=0")
 plugin = Plugin(
     structures={
-        "model/scenes": keys.SceneClassifierConfig,
-        "model/distillation": keys.DistillerConfig,
-        "data/distillation": keys.DistillationDataConfig,
-        "model/segmentation": keys.SegmenterConfig,
-        "data/scenes": keys.SceneDataConfig,
-        "data/segmentation": keys.SegmentationDataConfig,
+        "model/scenes": dinov3_keys.SceneClassifierConfig,
+        "model/distillation": dinov3_keys.DistillerConfig,
+        "data/distillation": data_keys.DistillationDataConfig,
+        "model/segmentation": dinov3_keys.SegmenterConfig,
+        "data/scenes": data_keys.SceneDataConfig,
+        "data/segmentation": data_keys.SegmentationDataConfig,
         **{f"task/{task.name}": task for task in (Export, Features, Probe, Stats)},
     },
     keys={"task/predict": PredictKeys},
     families={
-        "scene classification": Family(keys.SceneClassifierConfig, keys.SceneDataConfig, "dinov3_eurosat", _SMALL),
-        "segmentation": Family(keys.SegmenterConfig, keys.SegmentationDataConfig, "dinov3_dubai", _SMALL),
+        "scene classification": Family(
+            dinov3_keys.SceneClassifierConfig, data_keys.SceneDataConfig, "dinov3_eurosat", _SMALL
+        ),
+        "segmentation": Family(dinov3_keys.SegmenterConfig, data_keys.SegmentationDataConfig, "dinov3_dubai", _SMALL),
     },
 )

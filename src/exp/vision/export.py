@@ -7,21 +7,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
 import torch
-from safetensors.torch import load_file, save
 from torch import nn
 
 from exp.engine.build import build_data, build_model
 from exp.engine.result import make_result
 from exp.errors import ConfigError, RunError
 from exp.hardware.compat import supports_export
-from exp.runs.files import write_atomically, write_json
-from exp.vision.dinov3 import weights
-from exp.vision.dinov3.backbone import VisionTransformer
+from exp.runs.files import write_json
 
 if TYPE_CHECKING:
     from exp.session import Session
 
-__all__ = ["describe_input", "export"]
+__all__ = ["describe_input", "export", "relative_difference"]
 
 _BATCH = 2  # size of the batch that a program is recorded with
 
@@ -70,7 +67,7 @@ def export(session: Session) -> dict[str, Any]:
     uint8). ``export.json`` describes input and output. All is computed on the CPU in float32, for any backend.
 
     Raises:
-        ConfigError: the model has no DINOv3 backbone, or this torch cannot write a format.
+        ConfigError: the model has no method ``write_backbone``, or this torch cannot write a format.
         RunError: outputs of a written file differ from the model's by more than ``task.tolerance``.
     """
     task = session.config.task
@@ -80,8 +77,8 @@ def export(session: Session) -> dict[str, Any]:
         )
     data: Any = build_data(session)
     model: Any = build_model(session, data).eval()
-    if not isinstance(getattr(model, "backbone", None), VisionTransformer):
-        raise ConfigError(f"task=export: model {session.config.model._target_} has no DINOv3 backbone to export")
+    if not hasattr(model, "write_backbone"):
+        raise ConfigError(f"task=export: model {session.config.model._target_} has no backbone to export")
     side = task.size or int(session.config.data.size)
     # Not only whole numbers: files of more than 8 bits give fractions.
     image = torch.rand(_BATCH, data.read.channels, side, side) * 255.0
@@ -90,8 +87,8 @@ def export(session: Session) -> dict[str, Any]:
     folder.mkdir(exist_ok=True)
     with torch.no_grad():
         expected = model(image=image, mode="tensor")
-        model.backbone.merge_updates()
-        differences = {"merging": _difference(model(image=image, mode="tensor"), expected)}
+        model.merge_updates()
+        differences = {"merging": relative_difference(model(image=image, mode="tensor"), expected)}
         for name in task.formats:
             differences[name] = _WRITERS[name](session, model, folder, image)
     wrong = [f"{name} by {value:.2g}" for name, value in differences.items() if not value <= task.tolerance]
@@ -139,45 +136,11 @@ def describe_input(data: Any) -> dict[str, Any]:
     return description
 
 
-def _difference(output: torch.Tensor, expected: torch.Tensor) -> float:
+def relative_difference(output: torch.Tensor, expected: torch.Tensor) -> float:
     """The largest absolute difference, divided by the largest absolute value."""
     if output.shape != expected.shape:
         return float("inf")
     return float((output - expected).abs().max() / expected.abs().max().clamp(min=1e-12))
-
-
-def _hugging_face(session: Session, model: Any, folder: Path, image: torch.Tensor) -> float:
-    """Write the backbone, read it like any other weights, and compare."""
-    backbone, side, folder = model.backbone, image.shape[-1], folder / "huggingface"
-    folder.mkdir(exist_ok=True)
-    path = folder / "model.safetensors"
-    tensors = weights.transformers_tensors(backbone.state_dict(), backbone.size.gated)
-    write_atomically(path, save(tensors, {"format": "pt"}))
-    write_json(folder / "config.json", weights.model_config(backbone, model.band_names, side))
-    mean, std = (values.flatten().tolist() for values in (model.pixel_mean, model.pixel_std))
-    write_json(folder / "preprocessor_config.json", weights.processor_config(mean, std, side))
-
-    sidecar = weights.read_sidecar_config(path)
-    loaded = VisionTransformer(backbone.size, image.shape[1], model.config).eval()
-    state = weights.with_periods(weights.adapt_published(load_file(str(path))), sidecar)
-    loaded.load_state_dict(state, strict=False)  # without updates
-    assert sidecar.statistics is not None
-    mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in sidecar.statistics)
-    pixels = (image.float() - mean) / std
-    expected = _tokens(backbone, (image.float() - model.pixel_mean) / model.pixel_std)
-    if not torch.equal(backbone.rope.periods, loaded.rope.periods):
-        session.print(
-            "export: Hugging Face's form has no periods of the rotary embedding; those of the weights are rounded "
-            "otherwise than transformers computes them, which moves features by "
-            f"{_difference(_tokens(loaded, pixels), expected):.2g} of the largest"
-        )
-        loaded.rope = backbone.rope  # what else differs is an error
-    return _difference(_tokens(loaded, pixels), expected)
-
-
-def _tokens(backbone: VisionTransformer, pixels: torch.Tensor) -> torch.Tensor:
-    (features,) = backbone(pixels)
-    return torch.cat([features.cls.unsqueeze(1), features.patches.flatten(1, 2)], dim=1)
 
 
 def _torch_script(_: Session, model: nn.Module, folder: Path, image: torch.Tensor) -> float:
@@ -200,6 +163,10 @@ def _torch_export(_: Session, model: nn.Module, folder: Path, image: torch.Tenso
     return _max_difference(loaded, scores, image)
 
 
+def _hugging_face(session: Session, model: Any, folder: Path, image: torch.Tensor) -> float:
+    return float(model.write_backbone(folder / "huggingface", image, session.print))
+
+
 _WRITERS: dict[str, Callable[[Session, Any, Path, torch.Tensor], float]] = {
     "huggingface": _hugging_face, "torchscript": _torch_script, "torch_export": _torch_export,
 }  # fmt: skip
@@ -208,4 +175,4 @@ _WRITERS: dict[str, Callable[[Session, Any, Path, torch.Tensor], float]] = {
 def _max_difference(loaded: Callable[[torch.Tensor], torch.Tensor], scores: nn.Module, image: torch.Tensor) -> float:
     """The largest difference over batches of the recorded size, one more image, and a single image."""
     more = torch.cat([image, image[:1].flip(-1)])
-    return max(_difference(loaded(batch), scores(batch)) for batch in (image, more, more[-1:]))
+    return max(relative_difference(loaded(batch), scores(batch)) for batch in (image, more, more[-1:]))

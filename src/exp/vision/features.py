@@ -51,7 +51,7 @@ def _build(session: Session) -> tuple[Any, Any]:
     data: Any = build_data(session)
     model: Any = build_model(session, data).to(session.device)
     if not hasattr(model, "features"):
-        raise ConfigError(f"model {config.model._target_} gives no features of images; use model=dinov3_scenes")
+        raise ConfigError(f"model {config.model._target_} gives no features of images: it has no method features")
     model.eval()
     return data, model
 
@@ -105,7 +105,7 @@ def write_image(session: Session, model: Any, read: Any, entry: Input) -> tuple[
 
     Args:
         session: the session.
-        model: has ``features`` (:class:`exp.vision.dinov3.base.ImageModel`).
+        model: has ``features`` of images.
         read: reads an image file as (H, W, C), 0..255.
         entry: the image.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Mapping, NamedTuple, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -15,8 +15,8 @@ from exp.vision.data.masks import IGNORED
 if TYPE_CHECKING:
     from exp.distributed import Distributed
 
-__all__ = ["ConfusionMatrix", "FeatureSimilarity", "PixelAccuracy", "SceneMetrics", "SegmentationMetrics",
-           "TrueClassProbability", "labels_at_mask_size", "nan_mean"]  # fmt: skip
+__all__ = ["ConfusionMatrix", "CosineSimilarity", "FeatureSimilarity", "PixelAccuracy", "SceneMetrics",
+           "SegmentationMetrics", "TrueClassProbability", "labels_at_mask_size", "nan_mean"]  # fmt: skip
 
 
 class ConfusionMatrix:
@@ -195,11 +195,23 @@ class TrueClassProbability(SampleMetric):
         return torch.where(truth < 0, torch.full_like(shares, float("nan")), shares)
 
 
+class CosineSimilarity(NamedTuple):
+    """Cosine similarity of projected student and teacher, for each image.
+
+    Attributes:
+        cls: (B,), cosine of the CLS tokens.
+        patches: (B,), mean cosine of the patches.
+    """
+
+    cls: torch.Tensor
+    patches: torch.Tensor
+
+
 class FeatureSimilarity(SampleMetric):
     """The mean cosine between projected student and teacher over images.
 
     Args:
-        part: field of :class:`exp.vision.dinov3.models.CosineSimilarity`: ``cls`` or ``patches``.
+        part: field of :class:`CosineSimilarity`: ``cls`` or ``patches``.
     """
 
     greater_is_better = True

@@ -31,7 +31,7 @@ __all__ = ["LabeledFeatures", "fit_logistic", "fit_sgd", "nearest_neighbors", "p
 _HELD_OUT = 5  # a fifth of the training images is held out to choose settings, if there are not both val and test
 _DIGITS = 6  # of a share of votes: sums of the same votes differ by rounding
 _NEVER = -1e9  # bias of a class without training rows
-# Learning rates of the heads that SGD trains at once, before scaling: the grid of DINOv2's and DINOv3's authors.
+# Learning rates of the heads that SGD trains at once, before scaling: the grid of Oquab et al., arXiv 2304.07193.
 _RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1)
 _BATCH = 128
 
@@ -175,7 +175,7 @@ def fit_logistic(
 def fit_sgd(
     table: np.ndarray, labels: np.ndarray, num_classes: int, epochs: int, seed: int, rates: Sequence[float] = _RATES
 ) -> np.ndarray:
-    """Train linear heads with several learning rates on the same batches, as the authors of DINOv2 and DINOv3 do.
+    """Train linear heads with several learning rates on the same batches, as Oquab et al. (arXiv 2304.07193) do.
 
     Momentum 0.9, no weight decay, learning rates scaled by batch / 256 with a cosine schedule to 0. Unlike the authors'
     heads, which get features of augmented images, these get features of images without augmentation.

@@ -14,8 +14,8 @@ from exp.config.resolve import create
 from exp.data.base import Data
 from exp.errors import DataError
 from exp.vision.data.bands import ImageReader
+from exp.vision.data.keys import ImageDataConfig, SceneDataConfig, SegmentationDataConfig
 from exp.vision.data.preflight import preflight
-from exp.vision.keys import ImageDataConfig, SceneDataConfig, SegmentationDataConfig
 from exp.vision.raster import open_image
 
 SAMPLES = Path(__file__).parents[2] / "samples"

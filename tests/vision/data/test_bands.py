@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from exp.vision.data.keys import SceneDataConfig
 from exp.vision.data.statistics import Normalization
-from exp.vision.dinov3 import SceneClassifier
+from exp.vision.dinov3.models import SceneClassifier
 from exp.vision.export import describe_input
-from exp.vision.keys import SceneDataConfig
 from exp.vision.raster import open_image
 from tests.vision.data.conftest import by_rows, part, reads, refused
 

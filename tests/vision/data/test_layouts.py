@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from exp.vision.data.keys import DistillationDataConfig
 from exp.vision.data.layouts import split_by_hash
 from exp.vision.data.mmrs1m import modality_of_path
-from exp.vision.keys import DistillationDataConfig
 from tests.vision.data.conftest import SAMPLES, layout, record, refused
 
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from exp.vision.dinov3.backbone import SIZES, VisionTransformer
-from exp.vision.keys import ImageModelConfig
+from exp.vision.dinov3.keys import ImageModelConfig
 
 TINY = dataclasses.replace(SIZES["tiny"], embed_dim=32, depth=3, num_heads=2, hidden_dim=64)
 # Published parameter counts (arXiv 2508.10104, table of the family), in millions.

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from exp.vision.dinov3 import Distiller, SceneClassifier
+from exp.vision.dinov3.models import Distiller, SceneClassifier
 
 STUDENT = {"embed_dim": 16, "depth": 1, "num_heads": 1, "layer_scale_init": 0.5}
 TEACHER = {"size": "tiny", "embed_dim": 32, "depth": 2, "num_heads": 2}

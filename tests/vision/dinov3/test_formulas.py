@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from exp.vision.dinov3 import SceneClassifier, Segmenter
 from exp.vision.dinov3.backbone import VisionTransformer, rope_periods
 from exp.vision.dinov3.base import adapt_to_bands, resolve_size
-from exp.vision.keys import BackboneConfig, ImageModelConfig
+from exp.vision.dinov3.keys import BackboneConfig, ImageModelConfig
+from exp.vision.dinov3.models import SceneClassifier, Segmenter
 
 HEADS, PATCH, STORAGE = 2, 4, 4
 

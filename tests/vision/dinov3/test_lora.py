@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from exp.vision.dinov3 import SceneClassifier
 from exp.vision.dinov3.backbone import is_lora
+from exp.vision.dinov3.models import SceneClassifier
 
 SMALL = {"embed_dim": 32, "depth": 3, "num_heads": 2, "layer_scale_init": 0.5}
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from exp.errors import ConfigError
-from exp.vision.dinov3 import Distiller, SceneClassifier, Segmenter
+from exp.vision.dinov3.models import Distiller, SceneClassifier, Segmenter
 
 SMALL = {"embed_dim": 32, "depth": 4, "num_heads": 2, "layer_scale_init": 0.5}
 VARIANTS = {

@@ -13,9 +13,10 @@ from safetensors.torch import save_file
 
 from exp.engine.weights import read_weights
 from exp.errors import ConfigError
-from exp.vision.dinov3 import SceneClassifier
+from exp.vision.dinov3 import huggingface
 from exp.vision.dinov3 import weights as published
 from exp.vision.dinov3.backbone import SIZES, Size, VisionTransformer
+from exp.vision.dinov3.models import SceneClassifier
 
 # `make test` installs transformers there, apart from the environment: MMEngine imports it wherever it finds it, and
 # every worker process would start a second later.
@@ -106,10 +107,13 @@ def test_transformers_reads_what_is_exported(transformers, tmp_path, size):
     model = SceneClassifier(3, size=size, embed_dim=32, depth=2, num_heads=2, layer_scale_init=1.0).eval()
     backbone, image = model.backbone, torch.randint(0, 256, (2, 3, 64, 32))
     save_file(
-        published.transformers_tensors(backbone.state_dict(), backbone.size.gated), str(tmp_path / "model.safetensors")
+        huggingface.transformers_tensors(backbone.state_dict(), backbone.size.gated),
+        str(tmp_path / "model.safetensors"),
     )
-    processor = published.processor_config(model.pixel_mean.flatten().tolist(), model.pixel_std.flatten().tolist(), 64)
-    config = published.model_config(backbone, [], 64)
+    processor = huggingface.processor_config(
+        model.pixel_mean.flatten().tolist(), model.pixel_std.flatten().tolist(), 64
+    )
+    config = huggingface.model_config(backbone, [], 64)
     (tmp_path / "config.json").write_text(json.dumps(config))
     theirs, told = transformers.DINOv3ViTModel.from_pretrained(tmp_path, output_loading_info=True)
     assert [told["missing_keys"], told["unexpected_keys"]] == [set(), set()]

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from exp.errors import ConfigError
-from exp.vision.dinov3 import SceneClassifier
 from exp.vision.dinov3.base import adapt_to_bands
+from exp.vision.dinov3.models import SceneClassifier
 
 SMALL = {"embed_dim": 32, "depth": 2, "num_heads": 2}
 TIMM = {"storage_tokens": "reg_token", "ls1.gamma": "gamma_1", "ls2.gamma": "gamma_2", "mlp.w1": "mlp.fc1_g",

@@ -10,7 +10,7 @@ from safetensors import safe_open
 
 from exp.distributed import Distributed
 from exp.errors import RunError
-from exp.vision.dinov3 import SceneClassifier
+from exp.vision.dinov3.models import SceneClassifier
 from exp.vision.features import Components, image_features, write_image
 from exp.vision.predict import name_inputs
 

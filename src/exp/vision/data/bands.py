@@ -19,8 +19,8 @@ import numpy as np
 from exp.data.fingerprint import shortened
 from exp.errors import DataError
 from exp.vision.data.decode import RawImage, open_raster, read_band_info, read_raw, uses_rasterio
+from exp.vision.data.keys import ImageDataConfig
 from exp.vision.data.mmrs1m import modality_of_path
-from exp.vision.keys import ImageDataConfig
 
 __all__ = ["ImageReader", "Modalities", "color_positions", "is_data_band", "per_band"]
 

@@ -20,11 +20,11 @@ from exp.runs.files import write_json
 from exp.vision.data.bands import ImageReader
 from exp.vision.data.dataset import NO_LABEL, ImageDataset, ModalityDraw
 from exp.vision.data.decode import image_size
+from exp.vision.data.keys import DistillationDataConfig, ImageDataConfig, SceneDataConfig, SegmentationDataConfig
 from exp.vision.data.layouts import NAMED_FILES, SampleIndex, archive_notes, build_layout, data_root, unread_note
 from exp.vision.data.masks import IGNORED, NO_DATA, ColorMasks, IndexMasks, distinct_colors
 from exp.vision.data.statistics import STATISTICS, Normalization
 from exp.vision.data.transforms import Pipeline, is_resized
-from exp.vision.keys import DistillationDataConfig, ImageDataConfig, SceneDataConfig, SegmentationDataConfig
 from exp.vision.metrics import FeatureSimilarity, PixelAccuracy, SceneMetrics, SegmentationMetrics, TrueClassProbability
 
 if TYPE_CHECKING:
@@ -397,7 +397,7 @@ class ImageData(Data):
 
 
 class SceneData(ImageData):
-    """A scene classification data set; its keys are those of :class:`exp.vision.keys.SceneDataConfig`."""
+    """A scene classification data set; its keys are those of :class:`exp.vision.data.keys.SceneDataConfig`."""
 
     ignore_index = NO_LABEL
     keys = SceneDataConfig
@@ -440,7 +440,7 @@ class DistillationData(ImageData):
 
 
 class SegmentationData(ImageData):
-    """A segmentation data set; its keys are those of :class:`exp.vision.keys.SegmentationDataConfig`."""
+    """A segmentation data set; its keys are those of :class:`exp.vision.data.keys.SegmentationDataConfig`."""
 
     ignore_index = IGNORED
     per_pixel = True

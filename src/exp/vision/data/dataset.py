@@ -17,7 +17,7 @@ from exp.vision.data.masks import IGNORED, NO_DATA, ColorMasks, IndexMasks
 from exp.vision.data.transforms import Pipeline, is_resized
 
 if TYPE_CHECKING:
-    from exp.vision.keys import ImageDataConfig
+    from exp.vision.data.keys import ImageDataConfig
 
 __all__ = ["ImageDataset", "ModalityDraw"]
 

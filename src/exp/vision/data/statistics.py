@@ -26,7 +26,7 @@ from exp.vision.data.decode import read_raw
 
 if TYPE_CHECKING:
     from exp.session import Session
-    from exp.vision.keys import ImageDataConfig
+    from exp.vision.data.keys import ImageDataConfig
 
 __all__ = ["STATISTICS", "Normalization", "write_statistics"]
 

@@ -23,7 +23,7 @@ from torch import nn
 from exp.errors import ConfigError
 from exp.hardware.compat import autocast_disabled, has_fused_attention, is_compiling, recompute_in_backward
 from exp.models.dropout import Dropout, per_sample_active, sample_mask
-from exp.vision.keys import ImageModelConfig, LoraConfig
+from exp.vision.dinov3.keys import ImageModelConfig, LoraConfig
 
 __all__ = ["NORM_EPS", "ROPE_BASE", "SIZES", "Block", "Features", "PatchEmbedding", "Size", "VisionTransformer",
            "is_lora", "merge_lora", "rope_periods"]  # fmt: skip

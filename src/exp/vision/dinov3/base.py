@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any, ClassVar, Mapping, Sequence, TypeVar
+from typing import Any, Callable, ClassVar, Mapping, Sequence, TypeVar
 
 import torch
 from torch import nn
@@ -14,7 +14,8 @@ from exp.models.base import Model, strip_prefix
 from exp.vision.data.bands import color_positions
 from exp.vision.dinov3 import weights
 from exp.vision.dinov3.backbone import SIZES, Features, Size, VisionTransformer, is_lora, merge_lora, rope_periods
-from exp.vision.keys import BackboneConfig, ImageModelConfig, LoraConfig
+from exp.vision.dinov3.huggingface import write_backbone
+from exp.vision.dinov3.keys import BackboneConfig, ImageModelConfig, LoraConfig
 
 __all__ = ["ImageModel", "adapt_to_bands", "resolve_size", "typed_keys"]
 
@@ -175,6 +176,14 @@ class ImageModel(Model):
         """
         for submodule in self.children():
             submodule.compile(*args, **kwargs)
+
+    def merge_updates(self) -> None:
+        """Add the low-rank updates to the weights of the backbone, and remove them; outputs stay the same."""
+        self.backbone.merge_updates()
+
+    def write_backbone(self, folder: Path, image: torch.Tensor, say: Callable[[str], None]) -> float:
+        """Write the backbone for transformers (:func:`exp.vision.dinov3.huggingface.write_backbone`)."""
+        return write_backbone(self, folder, image, say)
 
     def sharded_units(self) -> list[nn.Module]:
         """The backbone's blocks (``wrapper=fsdp``); the head computes in float32, and is small."""

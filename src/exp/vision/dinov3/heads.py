@@ -18,7 +18,7 @@ from torch import nn
 
 from exp.errors import ConfigError, nearest
 from exp.models.dropout import Dropout2d
-from exp.vision.keys import SegmenterConfig
+from exp.vision.dinov3.keys import SegmenterConfig
 
 __all__ = ["FcnHead", "Head", "build_head", "level_out_indices", "uses_levels"]
 

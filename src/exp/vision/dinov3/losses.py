@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from exp.errors import ConfigError
-from exp.vision.keys import LossConfig
+from exp.vision.dinov3.keys import LossConfig
 
 __all__ = ["Losses", "cross_entropy", "dice_loss", "focal_loss", "lovasz_softmax", "rename_single_loss"]
 

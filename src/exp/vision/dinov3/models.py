@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -16,11 +16,12 @@ from exp.models.dropout import Dropout
 from exp.vision.dinov3.backbone import Features
 from exp.vision.dinov3.base import ImageModel, resolve_size, typed_keys
 from exp.vision.dinov3.heads import FcnHead, build_head, level_out_indices, uses_levels
+from exp.vision.dinov3.keys import DistillerConfig, SceneClassifierConfig, SegmenterConfig, TeacherConfig
 from exp.vision.dinov3.losses import Losses, cross_entropy, rename_single_loss
-from exp.vision.keys import DistillerConfig, SceneClassifierConfig, SegmenterConfig, TeacherConfig
+from exp.vision.metrics import CosineSimilarity
 from exp.vision.tiling import Tiling
 
-__all__ = ["CosineSimilarity", "Distiller", "SceneClassifier", "Segmenter"]
+__all__ = ["Distiller", "SceneClassifier", "Segmenter"]
 
 
 class SceneClassifier(ImageModel):
@@ -29,7 +30,7 @@ class SceneClassifier(ImageModel):
     Args:
         num_classes: classes of the data (K).
         ignore_index: the label of samples that are ignored.
-        **keys: of :class:`exp.vision.keys.SceneClassifierConfig`, and the arguments of :class:`ImageModel`.
+        **keys: of :class:`exp.vision.dinov3.keys.SceneClassifierConfig`, and the arguments of :class:`ImageModel`.
     """
 
     config_class = SceneClassifierConfig
@@ -74,7 +75,7 @@ class Segmenter(ImageModel):
     Args:
         num_classes: classes of the data (K).
         ignore_index: the label of pixels that are ignored.
-        **keys: of :class:`exp.vision.keys.SegmenterConfig`, and the arguments of :class:`ImageModel`.
+        **keys: of :class:`exp.vision.dinov3.keys.SegmenterConfig`, and the arguments of :class:`ImageModel`.
 
     Raises:
         ConfigError: keys are out of range or contradict each other.
@@ -171,18 +172,6 @@ def _to_map(patches: torch.Tensor) -> torch.Tensor:
 _EPS = 1e-6
 
 
-class CosineSimilarity(NamedTuple):
-    """Cosine similarity of projected student and teacher, for each image.
-
-    Attributes:
-        cls: (B,), cosine of the CLS tokens.
-        patches: (B,), mean cosine of the patches.
-    """
-
-    cls: torch.Tensor
-    patches: torch.Tensor
-
-
 class _Teacher(ImageModel):
     """A backbone with the normalization of its weights."""
 
@@ -202,7 +191,7 @@ class Distiller(ImageModel):
     read, when it is first needed: ``task=features`` and ``init_from`` of another run work without the file.
 
     Args:
-        **keys: of :class:`exp.vision.keys.DistillerConfig`, and the arguments of :class:`ImageModel`.
+        **keys: of :class:`exp.vision.dinov3.keys.DistillerConfig`, and the arguments of :class:`ImageModel`.
 
     Raises:
         ConfigError: keys are out of range or contradict each other.

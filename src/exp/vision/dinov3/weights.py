@@ -1,4 +1,4 @@
-"""Read DINOv3 weights with the names of the authors, of transformers and of timm, and write those of transformers.
+"""Read DINOv3 weights with the names of the authors, of transformers and of timm.
 
 All three have the same values; only names and the packing of query, key and value differ. Only the authors' files have
 the periods of the rotary embedding: transformers and timm compute them in float32, and so do we for their files. What
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import Any, Mapping, NamedTuple
 
 import torch
 
@@ -19,21 +19,20 @@ from exp.models.base import best_prefix
 from exp.runs.files import read_json
 from exp.vision.dinov3.backbone import NORM_EPS, ROPE_BASE, SIZES, rope_periods
 
-__all__ = ["HEAD", "SidecarConfig", "adapt_published", "check_backbone", "model_config", "pretraining_of",
-           "processor_config", "published_prefix", "read_sidecar_config", "refuse_convnext", "transformers_tensors",
-           "with_periods"]  # fmt: skip
+__all__ = ["HEAD", "MLP_NAMES", "MODEL_TYPE", "NAMES", "SidecarConfig", "adapt_published", "check_backbone",
+           "pretraining_of", "published_prefix", "read_sidecar_config", "refuse_convnext", "with_periods"]  # fmt: skip
 
 _State = Mapping[str, torch.Tensor]
-_MODEL_TYPE = "dinov3_vit"
+MODEL_TYPE = "dinov3_vit"
 
-_NAMES = {
+NAMES = {
     ".blocks.": (".layer.",), ".patch_embed.proj.": (".embeddings.patch_embeddings.",),
     ".cls_token": (".embeddings.cls_token",), ".storage_tokens": (".embeddings.register_tokens", ".reg_token"),
     ".attn.proj.": (".attention.o_proj.",), ".rope.periods": (".rope_embed.periods",),
     ".ls1.gamma": (".layer_scale1.lambda1", ".gamma_1"), ".ls2.gamma": (".layer_scale2.lambda1", ".gamma_2"),
 }  # fmt: skip
 """Parts of names, each with a leading dot: ours -> those of transformers and timm (of the periods: the authors')."""
-_MLP_NAMES: dict[bool, dict[str, tuple[str, ...]]] = {
+MLP_NAMES: dict[bool, dict[str, tuple[str, ...]]] = {
     True: {".mlp.w1.": (".mlp.gate_proj.", ".mlp.fc1_g."), ".mlp.w2.": (".mlp.up_proj.", ".mlp.fc1_x."),
            ".mlp.w3.": (".mlp.down_proj.", ".mlp.fc2.")},
     False: {".mlp.fc1.": (".mlp.up_proj.",), ".mlp.fc2.": (".mlp.down_proj.",)},
@@ -59,7 +58,7 @@ def adapt_published(state: _State) -> dict[str, torch.Tensor]:
         The weights of the backbone, with zeros for biases that a file leaves out because they are zero.
     """
     gated = any(re.search(r"mlp\.(w1|gate_proj|fc1_g)\.", key) for key in state)
-    renamed = {old: new for new, names in {**_NAMES, **_MLP_NAMES[gated]}.items() for old in names}
+    renamed = {old: new for new, names in {**NAMES, **MLP_NAMES[gated]}.items() for old in names}
     adapted: dict[str, torch.Tensor] = {}
     separate: dict[str, dict[str, torch.Tensor]] = {}
     for key, value in state.items():
@@ -81,31 +80,6 @@ def adapt_published(state: _State) -> dict[str, torch.Tensor]:
     if "rope.periods" in adapted:
         adapted["rope.periods"] = adapted["rope.periods"].float()
     return adapted
-
-
-def transformers_tensors(state: _State, gated: bool) -> dict[str, torch.Tensor]:
-    """The tensors of transformers' ``model.safetensors``.
-
-    Args:
-        state: of :class:`exp.vision.dinov3.backbone.VisionTransformer`, without low-rank updates.
-        gated: whether its feed-forward layers are gated.
-
-    Returns:
-        Contiguous tensors by name, without the periods of the rotary embedding, which transformers computes, and with a
-        mask token of zeros, which only pretraining uses.
-    """
-    tensors = {"embeddings.mask_token": torch.zeros_like(state["cls_token"])}
-    for key, value in state.items():
-        key = f".{key}"
-        for exp_name, published_names in {**_NAMES, **_MLP_NAMES[gated]}.items():
-            key = key.replace(exp_name, published_names[0])
-        block, packed, kind = key[1:].partition(".attn.qkv.")
-        if packed:
-            tensors.update({f"{block}.attention.{name}_proj.{kind}": part.clone()
-                          for name, part in zip("qkv", value.chunk(3)) if (name, kind) != ("k", "bias")})  # fmt: skip
-        elif not key.endswith("periods"):
-            tensors[key[1:]] = value.contiguous()
-    return tensors
 
 
 def published_prefix(state: _State) -> str | None:
@@ -240,7 +214,7 @@ def read_sidecar_config(source: Path) -> SidecarConfig:
     try:
         config, processor = (read_json(file) if file.is_file() else {} for file in files)
         activation = "silu" if config.get("use_gated_mlp") else "gelu"
-        expected = {"model_type": _MODEL_TYPE, "layer_norm_eps": NORM_EPS, "hidden_act": activation}
+        expected = {"model_type": MODEL_TYPE, "layer_norm_eps": NORM_EPS, "hidden_act": activation}
         differing = [f"{key}={config[key]}" for key, value in expected.items() if config.get(key, value) != value]
         timm_processor = {f"image_{key}": value for key, value in config.get("pretrained_cfg", {}).items()}
         statistics = _statistics(processor) or _statistics(timm_processor)
@@ -254,7 +228,7 @@ def read_sidecar_config(source: Path) -> SidecarConfig:
     if differing:
         raise ConfigError(
             f"init_from: {source} holds another model, as {files[0].name} beside it says ({', '.join(differing)}); the "
-            f"backbones here are DINOv3's ViTs ({_MODEL_TYPE})"
+            f"backbones here are DINOv3's ViTs ({MODEL_TYPE})"
         )
     return SidecarConfig(heads, base, statistics, from_exp="band_names" in config)
 
@@ -268,42 +242,3 @@ def _statistics(processor: Mapping[str, Any]) -> tuple[list[float], list[float]]
         return None
     mean, std = ([float(value) / factor for value in processor[key]] for key in ("image_mean", "image_std"))
     return mean, std
-
-
-def model_config(backbone: Any, band_names: Sequence[str], image_size: int) -> dict[str, Any]:
-    """Content of ``config.json``.
-
-    Args:
-        backbone: an :class:`exp.vision.dinov3.backbone.VisionTransformer`; periods that are the usual ones, rounded,
-            are written as the usual base.
-        band_names: of the image's channels, if known; transformers does not read them.
-        image_size: side of the training images in pixels; the backbone takes other sizes, too.
-    """
-    size, periods = backbone.size, backbone.rope.periods
-    default_periods = rope_periods(4 * len(periods)).to(periods)
-    base = ROPE_BASE if torch.allclose(periods, default_periods, rtol=1e-2) else float(periods[1]) ** len(periods)
-    return {
-        "architectures": ["DINOv3ViTModel"], "model_type": _MODEL_TYPE, "torch_dtype": "float32",
-        "hidden_size": size.embed_dim, "intermediate_size": size.hidden_dim, "num_hidden_layers": size.depth,
-        "num_attention_heads": size.num_heads, "num_register_tokens": size.storage_tokens, "use_gated_mlp": size.gated,
-        "hidden_act": "silu" if size.gated else "gelu", "patch_size": backbone.patch_size,
-        "num_channels": backbone.patch_embed.proj.in_channels, "band_names": list(band_names), "image_size": image_size,
-        "layer_norm_eps": NORM_EPS, "rope_theta": base,
-        "query_bias": True, "key_bias": False, "value_bias": True, "proj_bias": True, "mlp_bias": True,
-    }  # fmt: skip
-
-
-def processor_config(mean: Sequence[float], std: Sequence[float], image_size: int) -> dict[str, Any]:
-    """Content of ``preprocessor_config.json``.
-
-    Args:
-        mean: of each channel, 0..255.
-        std: standard deviation of each channel, 0..255.
-        image_size: height and width, in pixels, to which images are scaled.
-    """
-    return {
-        "image_processor_type": "DINOv3ViTImageProcessor", "do_resize": True,
-        "size": {"height": image_size, "width": image_size}, "do_rescale": True, "rescale_factor": 1 / 255,
-        "do_normalize": True, "image_mean": [value / 255 for value in mean],
-        "image_std": [value / 255 for value in std],
-    }  # fmt: skip
