@@ -5,7 +5,7 @@
     <split>_mean.npy       (N, D), means of the patches
     <split>_patches.npy    (N, h, w, D), with task.patches=true
     <split>_labels.npy     int64 (N,), -1: ignored; or uint8 (N, H, W), a label for each pixel
-    <split>_state.npy      uint8 (N,): TO_DO, DONE or UNUSABLE (data.on_error=skip)
+    <split>_state.npy      uint8 (N,): TO_DO, DONE or SKIPPED (data.on_error=skip)
 
 Imports no torch, since the parent process reads ``about.json``, too.
 """
@@ -21,9 +21,9 @@ from exp.data.fingerprint import differences
 from exp.errors import ConfigError
 from exp.runs.files import read_json, write_json
 
-__all__ = ["DONE", "TO_DO", "UNUSABLE", "FeatureStore"]
+__all__ = ["DONE", "SKIPPED", "TO_DO", "FeatureStore"]
 
-TO_DO, DONE, UNUSABLE = range(3)
+TO_DO, DONE, SKIPPED = range(3)
 _VERSION = 2
 
 

@@ -21,7 +21,7 @@ from exp.errors import ConfigError, RunError
 from exp.runs.files import csv_content, to_json, write_atomically, write_json
 from exp.runs.lock import RunLock
 from exp.vision.data.layouts import NAMED_FILES
-from exp.vision.feature_store import DONE, TO_DO, UNUSABLE, FeatureStore
+from exp.vision.feature_store import DONE, SKIPPED, TO_DO, FeatureStore
 from exp.vision.plots import Tile, contact_sheet, evenly_spaced, panels
 from exp.vision.predict import map_rank_shard, report_failures, resolve_inputs
 from exp.vision.raster import check_pixels
@@ -281,12 +281,12 @@ def store_features(session: Session) -> dict[str, Any]:
         distributed.on_main(open_store)
         total, seconds = _compute(session, data, model, splits)
         store = FeatureStore(folder)
-        unusable = store.images(UNUSABLE)
-        if unusable:
-            files = [splits[split].samples[number][0] for split, number in unusable[:NAMED_FILES]]
-            session.print(f"{len(unusable)} images could not be used, and are left out: {files[0]}")
-            skipped = {"skipped": {"count": len(unusable), "files": files}}
-        if unusable and distributed.is_main:
+        skipped_images = store.images(SKIPPED)
+        if skipped_images:
+            files = [splits[split].samples[number][0] for split, number in skipped_images[:NAMED_FILES]]
+            session.print(f"{len(skipped_images)} images are skipped, since they could not be used: {files[0]}")
+            skipped = {"skipped": {"count": len(skipped_images), "files": files}}
+        if skipped_images and distributed.is_main:
             write_json(folder / "about.json", {**store.about, **skipped})
     finally:
         lock.release()
@@ -320,7 +320,7 @@ def _compute(session: Session, data: Any, model: Any, splits: dict[str, Any]) ->
         for numbers, batch in zip(batches, device_loader(dataset, batches, data.num_workers, session)):
             values = _batch_arrays(session, model, batch)
             skipped = dataset.skipped[numbers].numpy()
-            store.write(split, numbers.tolist(), {**values, "state": np.where(skipped, UNUSABLE, DONE)})
+            store.write(split, numbers.tolist(), {**values, "state": np.where(skipped, SKIPPED, DONE)})
             computed += len(skipped)
     return sum(distributed.gather(computed)), time.perf_counter() - start
 

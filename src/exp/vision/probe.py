@@ -1,4 +1,4 @@
-"""task=probe: nearest neighbors and linear probes on kept features; settings are chosen on the validation split."""
+"""task=probe: nearest neighbors and linear probes on stored features; settings are chosen on the validation split."""
 
 from __future__ import annotations
 

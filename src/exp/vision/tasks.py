@@ -23,8 +23,8 @@ def refuse_unknown(key: str, values: Sequence[str], choices: Sequence[str]) -> N
     """Raise a :class:`ConfigError` if ``values`` is empty or has a value that is not in ``choices``."""
     unknown = [value for value in values if value not in choices]
     if unknown or not values:
-        shown, hint = (unknown[0], nearest(unknown[0], choices)) if unknown else ("[]", "")
-        raise ConfigError(f"{key}={shown} must be of {', '.join(choices)}{hint}")
+        value, hint = (unknown[0], nearest(unknown[0], choices)) if unknown else ("[]", "")
+        raise ConfigError(f"{key}={value} must be of {', '.join(choices)}{hint}")
 
 
 @dataclass
@@ -73,7 +73,7 @@ class Features(Task):
     """Folder for the features of all images of the data, for task=probe; null: a file for each image. Features that the
     folder already has are not computed again."""
     patches: bool = False
-    """With ``store``: also keep the features of every patch, (h, w, D) for each image, for segmentation."""
+    """With ``store``: also store the features of every patch, (h, w, D) for each image, for segmentation."""
 
     needs_weights: ClassVar[bool] = True
     paths: ClassVar[Sequence[str]] = ("input", "store")
@@ -109,12 +109,12 @@ class Stats(Task):
 
 @dataclass
 class Probe(Task):
-    """task=probe: classify kept features by nearest neighbors and linear probes, without the backbone."""
+    """task=probe: classify stored features by nearest neighbors and linear probes, without the backbone."""
 
     _target_: str = "exp.vision.tasks.Probe"
     name: str = "probe"
     store: Optional[str] = None
-    """The folder in which task=features keeps features. Must be set."""
+    """The folder in which task=features stores features. Must be set."""
     probes: List[str] = field(default_factory=lambda: ["knn", "logistic", "sgd"])
     """``knn`` (nearest neighbors), ``logistic`` (regression by L-BFGS), ``sgd`` (linear heads with 13 learning
     rates, the authors' grid)."""
@@ -151,7 +151,7 @@ class Probe(Task):
 
         if self.store is None:
             raise ConfigError(
-                "task=probe needs task.store=<folder>: features that task=features task.store=<folder> has kept"
+                "task=probe needs task.store=<folder>: features that task=features task.store=<folder> has stored"
             )
         refuse_unknown("task.probes", self.probes, ("knn", "logistic", "sgd"))
         refuse_unknown("task.features", [self.features or "cls"], ("cls", "mean", "cls+mean", "patches"))

@@ -148,7 +148,7 @@ def settled(data):
     """The lines that a training shows before it begins."""
     said = []
     config = SimpleNamespace(task=SimpleNamespace(name="train"), resume=None)
-    rank = {"info": SimpleNamespace(rank=0, world_size=1), "distributed": Distributed(), "when_built": lambda _: None}
+    rank = {"info": SimpleNamespace(rank=0, world_size=1), "distributed": Distributed(), "on_model": lambda _: None}
     data.setup(SimpleNamespace(config=config, weights=None, print=said.append, **rank))
     return said
 

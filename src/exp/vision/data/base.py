@@ -271,9 +271,9 @@ class ImageData(Data):
         weight_classes = state.get("classes")
         if self.learns_classes and weight_classes is not None and list(weight_classes) != list(self.classes):
             self._class_mismatch = DataError(
-                f"the weights know the {len(weight_classes)} classes {shortened(weight_classes)}, but the data have "
-                f"{len(self.classes)}: {shortened(self.classes)}; use the data that the weights were trained on, or "
-                f"give the same classes in the same order ({self.classes_key})"
+                f"the weights were trained with {len(weight_classes)} classes, {shortened(weight_classes)}, but the "
+                f"data have {len(self.classes)}: {shortened(self.classes)}; use the data that the weights were trained "
+                f"on, or give the same classes in the same order ({self.classes_key})"
             )
         self.normalization.load_state(state)
         self._has_loaded_state = True
@@ -335,15 +335,16 @@ class ImageData(Data):
                 f"warning: {len(copies)} images of {self.name} are in two splits, such as {copies[0]}: metrics would "
                 "include images of the training; remove them from one"
             )
+        unit, labels = ("pixel", "masks") if self.per_pixel else ("image", "labels")
         for split, data in self._splits.items() if self.learns_classes else ():
             present, num_read = self.classes_present(data.samples)
             absent = [name for number, name in enumerate(self.classes) if number not in present]
-            is_complete, scope = num_read == len(data), f"{num_read} of {len(data)} {split} labels"
+            is_complete, scope = num_read == len(data), f"{num_read} of {len(data)} {split} {labels}"
             if is_complete and len(absent) == len(self.classes):
                 raise DataError(f"no class is in {scope}{self.hint}")
             # If only a sample of the masks was read, a few lacking classes may be chance.
             if num_read and absent and (is_complete or len(absent) >= len(self.classes) - 1):
-                say(f"warning: {', '.join(absent)}: in none of {scope}{self.hint}")
+                say(f"warning: no {unit} of class {', '.join(absent)} in {scope}{self.hint}")
                 self._record.setdefault("classes_without_labels", {})[split] = absent
 
     def classes_present(self, samples: Sequence[tuple[str, Any]]) -> tuple[set[int], int]:
@@ -412,7 +413,7 @@ class SceneData(ImageData):
 
 
 class DistillationData(ImageData):
-    """Images without labels, for distillation; folders are not classes, but each of them is dealt out to all splits."""
+    """Images without labels, for distillation; folders are no classes, and each is divided among all splits."""
 
     learns_classes = False
     ignore_index = NO_LABEL

@@ -120,7 +120,7 @@ class ImageDataset(Dataset):
                     raise
                 if not self.skipped[number]:
                     self.skipped[number] = True
-                    logger.warning("left out: %s", error)
+                    logger.warning("skipped: %s", error)
                 return None
             size = sum(part.nbytes for part in loaded if isinstance(part, np.ndarray)) if self._cache_left else 1
             if size <= self._cache_left:

@@ -23,7 +23,7 @@ __all__ = ["ClassFolders", "ImageFolders", "Layout", "LoveDA", "MaskFolders", "S
 
 SPLITS = ("train", "val", "test")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".jp2", ".bmp", ".webp")
-NAMED_FILES = 20  # most unusable files that a record or a message names
+NAMED_FILES = 20  # most skipped files that a record or a message names
 HELD_OUT = (0.9, 0.1, 0.0)  # shares of train, val and test of a training split without a validation split
 _UNREAD = (
     ".zip", ".tar", ".gz", ".tgz", ".7z", ".rar", ".avif", ".heic", ".heif", ".gif", ".jxl", ".jfif", ".npy", ".npz",
@@ -283,7 +283,7 @@ def split_folders(root: Path) -> dict[str, Path]:
 
 
 def add_missing_splits(splits: Splits, fractions: Sequence[float], root: Path, by_class: bool) -> Splits:
-    """Deal out samples without splits, and take a tenth of ``train`` if there is no validation split.
+    """Split samples without splits by hash, and take a tenth of ``train`` if there is no validation split.
 
     Args:
         splits: samples by the names of :func:`split_folders`.
@@ -297,7 +297,7 @@ def add_missing_splits(splits: Splits, fractions: Sequence[float], root: Path, b
 
 
 def split_by_hash(samples: Sequence[Sample], fractions: Sequence[float], root: Path, by_class: bool) -> Splits:
-    """Deal samples out to train, val and test.
+    """Split samples into train, val and test.
 
     The order is that of a hash of the path below ``root``: it is the same on every machine, and an added file moves
     hardly any other file to another split.
@@ -306,7 +306,7 @@ def split_by_hash(samples: Sequence[Sample], fractions: Sequence[float], root: P
         samples: of all splits.
         fractions: of train, val and test; they add up to 1, and a test split of 0 is left out.
         root: a folder above all paths.
-        by_class: whether to deal out each label separately, so that all splits have the same shares of classes.
+        by_class: whether to split each label separately, so that all splits have the same shares of classes.
 
     Raises:
         DataError: a split gets nothing.

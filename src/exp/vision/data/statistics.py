@@ -140,7 +140,7 @@ class Normalization:
         distributed, reader = distributed or Distributed(), self.reader
         limits: Any = [None] * reader.channels
         if self.scaled and reader.value_range is not None:
-            limits = np.transpose([per_band(each, reader.channels) or [] for each in reader.value_range])
+            limits = np.transpose([per_band(limit, reader.channels) or [] for limit in reader.value_range])
         moments = np.zeros((len(self.paths), 6, reader.channels))
         histograms = np.zeros((reader.channels, 2 ** (32 - _SHIFT) if percentiles else 0), np.int64)
         errors: list[DataError] = []
@@ -322,11 +322,11 @@ def lines_of(table: Mapping[str, Any]) -> list[str]:
     """The table as text: a line for each band."""
     import pandas as pd  # slow to load
 
-    shown = pd.DataFrame({"band": table["bands"], **{key: table[key] for key in ("mean", "std", "min", "max")}})
+    frame = pd.DataFrame({"band": table["bands"], **{key: table[key] for key in ("mean", "std", "min", "max")}})
     for name, values in table.get("percentiles", {}).items():
-        shown[f"{name} %"] = values
-    both = zip(table["without_data"], table["values"])
-    shown["no data"] = [f"{100 * lacking / (lacking + there):.2f} %" for lacking, there in both]
+        frame[f"{name} %"] = values
+    counts = zip(table["without_data"], table["values"])
+    frame["no data"] = [f"{100 * missing / (missing + present):.2f} %" for missing, present in counts]
     clipped = "" if table["value_range"] is None else f", clipped to {table['value_range']}"
     head = f"{table['images']} training images, values of the files{clipped}"
-    return [head, *shown.to_string(index=False, float_format="{:.6g}".format).splitlines()]
+    return [head, *frame.to_string(index=False, float_format="{:.6g}".format).splitlines()]

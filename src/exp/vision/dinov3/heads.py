@@ -10,7 +10,7 @@ Shapes below: B images, D channels of a block's map, h x w patches, C channels o
 
 from __future__ import annotations
 
-from typing import ClassVar, Sequence
+from typing import Any, ClassVar, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -20,20 +20,33 @@ from exp.errors import ConfigError, nearest
 from exp.models.dropout import Dropout2d
 from exp.vision.dinov3.keys import SegmenterConfig
 
-__all__ = ["FcnHead", "Head", "build_head", "level_out_indices", "uses_levels"]
+__all__ = ["FcnHead", "Head", "build_head", "create_head", "level_out_indices"]
 
 _LEVELS = 4  # blocks whose features UPerNet and DPT get
 _POOLED = (1, 2, 3, 6)  # cells along each side of UPerNet's pooled maps (PSPNet, arXiv 1612.01105)
 
 
 class Head(nn.Module):
-    """Base class of custom heads: ``model.head={_target_: <path of a subclass>, <arguments of its constructor>}``."""
+    """Base class of heads; one of yours: ``model.head={_target_: <its path>, <arguments of its constructor>}``.
+
+    Args:
+        config: the keys of ``model``, for the heads that ``model.head`` names by a word.
+    """
+
+    levels: ClassVar[bool] = False
+    """Whether the head needs four blocks, whose maps have D channels each; else D is that of all maps together."""
+    uses_cls_token: ClassVar[bool] = False
+    """Whether each map is followed by the CLS token, repeated over its cells, as further channels."""
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__()
+        self.config = config
 
     def build(self, dim: int, num_classes: int) -> None:
         """Create the layers.
 
         Args:
-            dim: channels of the features (D), concatenated over all ``model.out_indices``.
+            dim: channels of the features (D), concatenated over ``model.out_indices``; with ``levels`` those of one.
             num_classes: classes of the data (K).
         """
         raise NotImplementedError
@@ -42,30 +55,13 @@ class Head(nn.Module):
         """(B, D, h, w) -> scores (B, K, h', w') of any resolution; the model interpolates them to the pixels."""
         raise NotImplementedError
 
-
-class _BuiltInHead(nn.Module):
-    """A head that ``model.head`` names by a word; its constructor takes ``(dim, num_classes, config)``.
-
-    ``dim`` is the number of channels (D) of one block's map if ``levels`` is set, else of all maps together.
-    """
-
-    levels: ClassVar[bool] = False
-    """Whether the head gets four blocks."""
-    uses_cls_token: ClassVar[bool] = False
-    """Whether each map is followed by the CLS token, repeated over its cells, as further channels."""
-
-    def _add_classifier(self, channels: int, num_classes: int, dropout: float) -> None:
-        """Create dropout of whole channels and a linear layer; call at the end of the constructor."""
-        self.dropout = Dropout2d(dropout)
+    def _add_classifier(self, channels: int, num_classes: int) -> None:
+        """Create dropout of whole channels and a linear layer; call at the end of :meth:`build`."""
+        self.dropout = Dropout2d(self.config.dropout)
         self.classify = nn.Conv2d(channels, num_classes, 1)
 
     def _classify(self, x: torch.Tensor) -> torch.Tensor:
         return self.classify(self.dropout(x))
-
-
-def uses_levels(config: SegmenterConfig) -> bool:
-    """Whether ``model.head`` gets four blocks."""
-    return isinstance(config.head, str) and config.head in _HEADS and _HEADS[config.head].levels
 
 
 def level_out_indices(depth: int) -> list[int]:
@@ -73,31 +69,39 @@ def level_out_indices(depth: int) -> list[int]:
     return [-(-depth * (level + 1) // _LEVELS) - 1 for level in range(_LEVELS)]
 
 
-def build_head(config: SegmenterConfig, dim: int, num_blocks: int, num_classes: int) -> nn.Module:
-    """The head that ``model.head`` names.
-
-    Args:
-        config: the keys of ``model``.
-        dim: channels of a block's map.
-        num_blocks: number of blocks whose maps the head gets.
-        num_classes: classes of the data (K).
+def create_head(config: SegmenterConfig) -> Head:
+    """The head that ``model.head`` names, without layers.
 
     Raises:
-        ConfigError: there is no such head or norm, or the head needs another number of blocks.
+        ConfigError: there is no such head.
     """
     head = config.head
     if isinstance(head, Head):
-        head.build(dim * num_blocks, num_classes)
         return head
     if not isinstance(head, str) or head not in _HEADS:
         raise ConfigError(
             f"model.head={head} is not one of {', '.join(_HEADS)}, nor {{_target_: <a subclass of {Head.__module__}."
             f"Head>}}{nearest(str(head), _HEADS)}"
         )
-    levels = _HEADS[head].levels
-    if levels and num_blocks != _LEVELS:
-        raise ConfigError(f"model.head={head} sees {_LEVELS} blocks, but model.out_indices names {num_blocks}")
-    return _HEADS[head](dim if levels else dim * num_blocks, num_classes, config)
+    return _HEADS[head](config)
+
+
+def build_head(head: Head, dim: int, num_blocks: int, num_classes: int) -> None:
+    """Create the layers of a head.
+
+    Args:
+        head: result of :func:`create_head`.
+        dim: channels of a block's map.
+        num_blocks: number of blocks whose maps the head gets.
+        num_classes: classes of the data (K).
+
+    Raises:
+        ConfigError: there is no such norm, or the head needs another number of blocks.
+    """
+    if head.levels and num_blocks != _LEVELS:
+        name = head.config.head if head.config else type(head).__name__
+        raise ConfigError(f"model.head={name} sees {_LEVELS} blocks, but model.out_indices names {num_blocks}")
+    head.build(dim if head.levels else dim * num_blocks, num_classes)
 
 
 def _norm(kind: str, channels: int) -> nn.Module:
@@ -123,42 +127,42 @@ class _ConvNorm(nn.Sequential):
         super().__init__(convolve, _norm(norm, channels), nn.ReLU())
 
 
-class LinearHead(_BuiltInHead):
+class LinearHead(Head):
     """One linear layer per patch: the usual linear probe."""
 
-    def __init__(self, dim: int, num_classes: int, config: SegmenterConfig) -> None:
-        super().__init__()
-        self._add_classifier(dim, num_classes, config.dropout)
+    def build(self, dim: int, num_classes: int) -> None:
+        """See :class:`Head`."""
+        self._add_classifier(dim, num_classes)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """(B, D, h, w) -> (B, K, h, w)."""
         return self._classify(features)
 
 
-class UpsampleHead(_BuiltInHead):
+class UpsampleHead(Head):
     """Two stages that double the resolution by a transposed and a plain convolution, then a linear layer."""
 
-    def __init__(self, dim: int, num_classes: int, config: SegmenterConfig) -> None:
-        super().__init__()
-        channels, norm, stages = config.head_channels, config.head_norm, []
+    def build(self, dim: int, num_classes: int) -> None:
+        """See :class:`Head`."""
+        channels, norm, stages = self.config.head_channels, self.config.head_norm, []
         for width in (dim, channels):
             stages += [nn.ConvTranspose2d(width, channels, 2, stride=2), _norm(norm, channels), nn.GELU()]
             stages += [nn.Conv2d(channels, channels, 3, padding=1, bias=False), _norm(norm, channels), nn.GELU()]
         self.stages = nn.Sequential(*stages)
-        self._add_classifier(channels, num_classes, config.dropout)
+        self._add_classifier(channels, num_classes)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """(B, D, h, w) -> (B, K, 4 h, 4 w)."""
         return self._classify(self.stages(features))
 
 
-class FcnHead(_BuiltInHead):
+class FcnHead(Head):
     """A convolution and a linear layer (FCN, arXiv 1411.4038): the auxiliary head on an inner block."""
 
-    def __init__(self, dim: int, num_classes: int, config: SegmenterConfig) -> None:
-        super().__init__()
-        self.convolve = _ConvNorm(dim, config.head_channels, 3, config.head_norm)
-        self._add_classifier(config.head_channels, num_classes, config.dropout)
+    def build(self, dim: int, num_classes: int) -> None:
+        """See :class:`Head`."""
+        self.convolve = _ConvNorm(dim, self.config.head_channels, 3, self.config.head_norm)
+        self._add_classifier(self.config.head_channels, num_classes)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """(B, D, h, w) -> (B, K, h, w)."""
@@ -170,7 +174,7 @@ def _resized(x: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
     return F.interpolate(x, size=list(size), mode="bilinear", align_corners=False)
 
 
-class UperNetHead(_BuiltInHead):
+class UperNetHead(Head):
     """UPerNet (Xiao et al., arXiv 1807.10221): pyramid pooling on the coarsest level, a feature pyramid over all.
 
     The levels are made from the blocks' maps as in BEiT (arXiv 2106.08254) and later studies: by two transposed
@@ -180,9 +184,9 @@ class UperNetHead(_BuiltInHead):
 
     levels = True
 
-    def __init__(self, dim: int, num_classes: int, config: SegmenterConfig) -> None:
-        super().__init__()
-        channels, norm = config.head_channels, config.head_norm
+    def build(self, dim: int, num_classes: int) -> None:
+        """See :class:`Head`."""
+        channels, norm = self.config.head_channels, self.config.head_norm
         finest = [nn.ConvTranspose2d(dim, dim, 2, stride=2), _norm(norm, dim), nn.GELU()]
         self.pyramid = nn.ModuleList(
             [
@@ -197,7 +201,7 @@ class UperNetHead(_BuiltInHead):
         self.lateral = nn.ModuleList(_ConvNorm(dim, channels, 1, norm) for _ in range(_LEVELS - 1))
         self.smooth = nn.ModuleList(_ConvNorm(channels, channels, 3, norm) for _ in range(_LEVELS - 1))
         self.fuse = _ConvNorm(_LEVELS * channels, channels, 3, norm)
-        self._add_classifier(channels, num_classes, config.dropout)
+        self._add_classifier(channels, num_classes)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """(B, 4 D, h, w), the maps of four blocks in ascending order -> (B, K, 4 h, 4 w)."""
@@ -248,7 +252,7 @@ class _Fusion(nn.Module):
         return _resized(self.project(self.fused_unit(joined)), size)
 
 
-class DptHead(_BuiltInHead):
+class DptHead(Head):
     """DPT (Ranftl et al., arXiv 2103.13413): tokens of four blocks reassembled to maps, then fused by residual units.
 
     The levels have D / 8, D / 4, D / 2 and D channels before the fusion, the paper's for D = 768. The CLS token is
@@ -259,9 +263,9 @@ class DptHead(_BuiltInHead):
     levels = True
     uses_cls_token = True
 
-    def __init__(self, dim: int, num_classes: int, config: SegmenterConfig) -> None:
-        super().__init__()
-        channels, norm = config.head_channels, config.head_norm
+    def build(self, dim: int, num_classes: int) -> None:
+        """See :class:`Head`."""
+        channels, norm = self.config.head_channels, self.config.head_norm
         widths = [max(dim // part, 1) for part in (8, 4, 2, 1)]
         self.readout = nn.ModuleList(nn.Sequential(nn.Conv2d(2 * dim, dim, 1), nn.GELU()) for _ in widths)
         self.project = nn.ModuleList(nn.Conv2d(dim, width, 1) for width in widths)
@@ -276,7 +280,7 @@ class DptHead(_BuiltInHead):
         self.enter = nn.ModuleList(nn.Conv2d(width, channels, 3, padding=1, bias=False) for width in widths)
         self.fusion = nn.ModuleList(_Fusion(channels, norm, level == _LEVELS - 1) for level in range(_LEVELS))
         self.finish = _ConvNorm(channels, channels, 3, norm)
-        self._add_classifier(channels, num_classes, config.dropout)
+        self._add_classifier(channels, num_classes)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """(B, 4 * 2 D, h, w), for each of four blocks its map and its CLS token in every cell -> (B, K, 8 h, 8 w)."""

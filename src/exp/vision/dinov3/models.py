@@ -15,7 +15,7 @@ from exp.hardware.compat import autocast_disabled
 from exp.models.dropout import Dropout
 from exp.vision.dinov3.backbone import Features
 from exp.vision.dinov3.base import ImageModel, resolve_size, typed_keys
-from exp.vision.dinov3.heads import FcnHead, build_head, level_out_indices, uses_levels
+from exp.vision.dinov3.heads import FcnHead, build_head, create_head, level_out_indices
 from exp.vision.dinov3.keys import DistillerConfig, SceneClassifierConfig, SegmenterConfig, TeacherConfig
 from exp.vision.dinov3.losses import Losses, cross_entropy, rename_single_loss
 from exp.vision.metrics import CosineSimilarity
@@ -86,17 +86,20 @@ class Segmenter(ImageModel):
     def __init__(self, num_classes: int, ignore_index: int = 255, **keys: Any) -> None:
         super().__init__(**keys)
         config, depth, dim = self.config, self.size.depth, self.size.embed_dim
-        if uses_levels(config) and config.out_indices is None:
+        head = create_head(config)
+        if head.levels and config.out_indices is None:
             self.out_indices = level_out_indices(depth)
         self.num_classes, self.ignore_index = num_classes, ignore_index
         self.losses = Losses(config, ignore_index)
-        self.head = build_head(config, dim, len(self.out_indices), num_classes)
+        build_head(head, dim, len(self.out_indices), num_classes)
+        self.head = head
         self.auxiliary_weight, auxiliary_index = config.auxiliary_weight, config.auxiliary_out_index
         self.auxiliary_indices: list[int] = []
         if config.auxiliary_weight:
             index = (2 * depth - 1) // 3 if auxiliary_index is None else auxiliary_index
             self.auxiliary_indices = self._block_indices([index], "auxiliary_out_index")
-            self.auxiliary_head = FcnHead(dim, num_classes, config)
+            self.auxiliary_head = FcnHead(config)
+            self.auxiliary_head.build(dim, num_classes)
         self.tiling = Tiling(config.inference, config.window, config.overlap, config.tta_scales, config.tta_flip)
         self._freeze_unused_blocks(self.auxiliary_indices)
 
@@ -151,7 +154,7 @@ class Segmenter(ImageModel):
         maps = []
         for features in block_features:
             maps.append(_to_map(features.patches))
-            if getattr(self.head, "uses_cls_token", False):
+            if self.head.uses_cls_token:
                 maps.append(features.cls[:, :, None, None].expand_as(maps[-1]))
         return self.head(torch.cat(maps, dim=1))
 
