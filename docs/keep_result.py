@@ -33,7 +33,7 @@ __all__ = ["check", "keep", "record_of"]
 # Say nothing about what was computed, or where it was.
 _SILENT = re.compile(r"(?:output_dir|overwrite|plots|resume|run|figures|data\.root|(?:sweep|hydra|logger)\b.*)=")
 _SILENT_KEYS = ("output_dir", "overwrite", "plots", "resume", "run", "sweep", "record", "launcher", "logger", "figures")
-_RESULT = ("status", "task", "experiment", "metrics", "metric_units", "measured_on", "published", "differs", "data",
+_RESULT = ("status", "task", "experiment", "metrics", "metric_units", "measured_on", "reference", "differs", "data",
            "steps", "epochs", "best_epoch", "tested_epoch", "tested_step", "validation", "backend", "simulated",
            "device_type", "fallback", "precision", "world_size", "global_batch_size", "wall_s")  # fmt: skip
 

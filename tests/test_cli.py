@@ -22,7 +22,7 @@ def test_a_default_run_is_quiet_and_without_colors_in_a_pipe(exp):
     done = exp(*TINY, "output_dir=run", FORCE_COLOR="1", CLICOLOR_FORCE="1")
     assert (done.returncode, done.stderr) == (0, "")
     assert len(done.stdout.splitlines()) <= 21, done.stdout
-    for words in ("rank 0/1  local_rank 0  cpu", "MSE", "MAE", "published", "samples/s", "run"):
+    for words in ("rank 0/1  local_rank 0  cpu", "MSE", "MAE", "reference", "samples/s", "run"):
         assert words in done.stdout, done.stdout
     assert "\x1b" not in done.stdout
     assert "${" not in (exp.path("run") / "config.yaml").read_text(), "the frozen configuration must be resolved"

@@ -77,7 +77,7 @@ class OpenRun:
     def tables(self) -> Mapping[str, pd.DataFrame]:
         """The CSV files of the run, by their path relative to the run folder; read at each access.
 
-        These are forecasts with their intervals, predicted classes, and detailed metrics.
+        These are detailed metrics, and what the data's own predictions write.
         """
         import pandas as pd
 

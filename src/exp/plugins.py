@@ -48,13 +48,15 @@ class Plugin:
             types the keys of all configurations with this ``_target_``. The dataclass of a model without weights, such
             as a naive forecast, sets ``has_weights: ClassVar[bool] = False``; then tasks such as ``task=eval`` do not
             need ``init_from``. That of data names with ``preflight: ClassVar[str]`` a module that checks their files
-            before a run (:func:`exp.config.check.preflight_of`).
+            before a run (:func:`exp.config.check.preflight_of`), and with ``reference_key: ClassVar[str]`` its key on
+            whose value the metrics of a publication depend (:class:`exp.config.schema.ReferenceConfig`).
         choices: choices of config groups that need no YAML file, by ``<group>/<name>``: a dataclass of typed keys, or
             an object of one with the values of this choice.
         families: models and data that can be combined, by their purpose, such as ``"forecasting"``.
         keys: dataclasses of further keys for a structure of another package, by its name, such as ``task/predict``.
             With data of another plugin's families, a value other than the default is refused.
         config: an importable package with config groups (``model/``, ``data/``, ``experiment/``); None: no groups.
+        outputs: files and folders that its tasks write to the run folder; ``overwrite=true`` removes earlier ones.
     """
 
     structures: Mapping[str, type] = field(default_factory=dict)
@@ -62,6 +64,7 @@ class Plugin:
     families: Mapping[str, Family] = field(default_factory=dict)
     keys: Mapping[str, type] = field(default_factory=dict)
     config: str | None = None
+    outputs: Sequence[str] = ()
 
 
 @functools.lru_cache(maxsize=None)

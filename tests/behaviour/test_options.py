@@ -40,7 +40,7 @@ FURTHER = [
 NO_OPTIONS = {
     "launcher", "task", "model", "data",  # typed, or a user's class; tests/behaviour/test_refusals.py
     "backend.env", "launcher.extra",  # variables and options of other programs
-    "published", "record.chosen", "record.follows", "record.weights",
+    "reference.metrics", "record.chosen", "record.follows", "record.reference", "record.weights",
 }  # fmt: skip
 OF_FAMILIES = {  # names in these are those of columns, classes, modalities; objects are checked as any ``_target_``
     "derived_columns", "device_cache", "channels", "layout", "mean", "std", "modality_weights", "modality_statistics",

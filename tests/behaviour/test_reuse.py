@@ -29,7 +29,7 @@ def state(run):
 
 def test_a_run_is_used_as_it_was_trained_and_what_differs_is_recorded(exp, trained):
     run = trained("forecast")
-    assert "model.d_model=16 (there: 64)" in result(run)["published"]["differs"]
+    assert "model.d_model=16 (there: 64)" in result(run)["reference"]["differs"]
     same = ["experiment=timebridge_small", "model=timebridge_small"]
     done = exp("task=eval", f"init_from={run}/../{run.name}/checkpoints/best.pth", "output_dir=same", *same)
     assert done.returncode == 0, done.stderr
@@ -45,7 +45,7 @@ def test_a_run_is_used_as_it_was_trained_and_what_differs_is_recorded(exp, train
     assert done.returncode == 0, done.stderr
     found = exp.result("other")
     assert any(line.startswith("data.file=mine.csv") for line in found["differs"])
-    assert any(line.startswith("data.file=mine.csv") for line in found["published"]["differs"])
+    assert any(line.startswith("data.file=mine.csv") for line in found["reference"]["differs"])
 
 
 def test_what_does_not_fit_is_refused_by_its_key(exp, trained):
@@ -133,10 +133,10 @@ def test_a_run_of_an_experiment_whose_file_is_not_here_is_used_all_the_same(exp)
     place.mkdir(parents=True)
     (place / "mine.yaml").write_text(
         "# @package _global_\ndefaults: [override /data: etth1, override /model: timebridge_small]\nname: mine\n"
-        "published_for: ETTh1\npublished_source: nobody\npublished: {96: {mse: 0.1}}\n"
+        "reference: {data: ETTh1, source: nobody, metrics: {96: {mse: 0.1}}}\n"
     )
     done = exp("--config-dir", "own", *FORECAST, "experiment=mine", "output_dir=mine")
     assert done.returncode == 0, done.stderr
     done = exp("task=eval", "init_from=mine", "output_dir=again", "backend=cpu")
     assert done.returncode == 0, done.stderr
-    assert any("experiment=mine" in line for line in exp.result("again")["published"]["differs"])
+    assert any("experiment=mine" in line for line in exp.result("again")["reference"]["differs"])

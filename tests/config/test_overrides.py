@@ -18,7 +18,7 @@ SEGMENTATION = ["experiment=dinov3_dubai", "data=segmentation", "data.name=mine"
 EVERYWHERE = [
     'backend.env={a: "6E1234"}', "backend.options={a: b}", "wrapper.options={a: b}", "optim.options={a: b}",
     "schedule.param_scheduler=[{a: b}]", "logger.trackers={a: b}", "logger.vis_backends=[{a: b}]",
-    'logger.requires=["6E1234"]', "published={3: {a: 0.5}}", "metrics=[a,b]", "hooks=[{a: b}]", "plugins=[a,b]",
+    'logger.requires=["6E1234"]', "reference.metrics={3: {a: 0.5}}", "metrics=[a,b]", "hooks=[{a: b}]", "plugins=[a,b]",
 ]  # fmt: skip
 SUBMITTED = ["launcher.setup=[a,b]", "launcher.extra={a: b}", "launcher.srun_args=[a,b]"]
 IMAGES = [
@@ -64,7 +64,8 @@ IN_A_FILE = {
     "task": {"name": "mine"}, "model": {"d_model": 8}, "data": {"lookback": 48}, "optim": {"lr": 0.5},
     "schedule": {"warmup_steps": 3}, "logger": {"patience_s": 5.0}, "checkpoint": {"keep_last": 5},
     "sweep": {"plots": False}, "debug": {"eval_batches": 2}, "figures": {"dpi": 50}, "name": "mine",
-    "published": {96: {"mse": 0.5}}, "published_source": "mine", "published_for": "mine", "nproc": 3, "seed": 7,
+    "reference": {"metrics": {96: {"mse": 0.5}}, "data": "mine", "source": "mine"},
+    "nproc": 3, "seed": 7,
     "dropout_by_sample": True, "precision": "bf16", "compile": True, "batch_size": 5, "global_batch_size": 15,
     "accumulate": 2, "max_epochs": 3, "max_steps": 9, "val_every": 4, "patience": 6, "metric": "mae",
     "metrics": [{"_target_": "mine.Metric"}], "min_delta": 0.25, "resume": "auto", "resume_changed_data": True,

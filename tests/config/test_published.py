@@ -45,8 +45,8 @@ def test_every_row_is_one_command(name):
         assert (config.data.lookback, config.model.lookback, config.model.horizon) == (720, 720, horizon)
         assert (config.model.dropout, config.optim.type) == (0.0, "Adam")
         assert config.model.channels == config.data.channels
-        assert config.published_for == config.data.name
-        assert set(config.published[horizon]) == {"mse", "mae"}
+        assert config.reference.data == config.data.name
+        assert set(config.reference.metrics[horizon]) == {"mse", "mae"}
     if config.schedule.param_scheduler[0].type == "TorchOneCycle":
         assert config.schedule.param_scheduler[0].pct_start == 0.2
 

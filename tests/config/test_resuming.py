@@ -13,7 +13,8 @@ OLD = {
     "optim": {"type": "Adam", "lr": 1e-3, "options": {"betas": [0.9, 0.999]}},
     "task": {"name": "train", "input": None},
     "seed": 1, "nproc": 1, "batch_size": 32, "global_batch_size": 32, "max_epochs": 3, "precision": "fp32",
-    "init_from": None, "resume": None, "output_dir": "a", "published": {96: {"mse": 0.1}}, "record": {"chosen": {}},
+    "init_from": None, "resume": None, "output_dir": "a",
+    "reference": {"metrics": {96: {"mse": 0.1}}}, "record": {"chosen": {}},
 }  # fmt: skip
 
 
@@ -46,7 +47,7 @@ def test_what_would_make_another_training_is_refused():
 
 
 def test_what_has_no_meaning_for_a_training_is_not_listed():
-    quiet = {"output_dir": "b", "resume": "auto", "batch_size": 16, "task.input": "x", "published": {}}
+    quiet = {"output_dir": "b", "resume": "auto", "batch_size": 16, "task.input": "x", "reference": {}}
     assert changed({**quiet, "record.differs": ["y"]}) == Changes()
     assert resume_changes({**OLD, "init_from": "weights.pth"}, OLD) == Changes(), (
         "weights to begin with are needed no more"

@@ -42,10 +42,11 @@ def test_published_forecasts_are_those_of_the_configuration(page):
     for file in [path for folder in FOLDERS for path in (ROOT / folder).glob("*.yaml")]:
         config = yaml.safe_load(file.read_text(encoding="utf-8"))
         if "base/timebridge" in config["defaults"]:
-            config = {**yaml.safe_load(BASE.read_text(encoding="utf-8")), **config}
-        for horizon, figures in config.get("published", {}).items():
+            base = yaml.safe_load(BASE.read_text(encoding="utf-8"))
+            config = {**base, **config, "reference": {**base["reference"], **config.get("reference", {})}}
+        for horizon, figures in config.get("reference", {}).get("metrics", {}).items():
             compared[config["name"], str(horizon)] = f"{figures['mse']:.3f} / {figures['mae']:.3f}"
-            assert re.search(r"arXiv [\d.]+\d", config["published_source"]).group() in page, file
+            assert re.search(r"arXiv [\d.]+\d", config["reference"]["source"]).group() in page, file
     assert len(compared) >= 40
     rows = {(name, horizon): published for name, horizon, published, _ in FORECAST.findall(page)}
     assert {key: published for key, published in rows.items() if published != "none"} == compared

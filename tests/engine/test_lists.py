@@ -26,7 +26,7 @@ from tests.config.conftest import composed
 from tests.engine.test_by_hand import SETTINGS, Noisy, Points
 
 SECTIONS = {
-    "backend", "checkpoint", "data", "debug", "figures", "launcher", "logger", "model", "optim", "record",
+    "backend", "checkpoint", "data", "debug", "figures", "launcher", "logger", "model", "optim", "record", "reference",
     "schedule", "sweep", "task", "wrapper",
 }  # fmt: skip
 # Of a training that is continued. All of `model` and `data`, but for these, must stay as it was.
@@ -41,8 +41,8 @@ STAYS = {
 }  # fmt: skip
 # What is no part of a training, or follows from other keys.
 SILENT = {
-    "batch_size", "checkpoint.trusted", "init_partial", "output_dir", "overwrite", "published", "published_for",
-    "published_source", "resume", "resume_changed_data",
+    "batch_size", "checkpoint.trusted", "init_partial", "output_dir", "overwrite",
+    "reference.data", "reference.metrics", "reference.source", "resume", "resume_changed_data",
 }  # fmt: skip
 TAKES_EFFECT = {
     "accumulate", "backend.*", "checkpoint.*", "compile", "debug.eval_batches", "dropout_by_sample",
@@ -73,7 +73,7 @@ def fate(key):
 def test_every_key_stays_takes_effect_or_is_silent_when_a_training_is_continued():
     """A key that is new in the schema belongs into one of the lists."""
     config = to_plain(typed(composed()))
-    own = {key: value for key, value in config.items() if key not in ("data", "model", "task", "published")}
+    own = {key: value for key, value in config.items() if key not in ("data", "model", "task", "reference")}
     every = {*leaves(own), *group_keys(), *STAYS, *SILENT}
     found: dict = {"stays": set(), "silent": set(), "takes effect": set()}
     for key in every:
@@ -90,7 +90,7 @@ def test_every_key_stays_takes_effect_or_is_silent_when_a_training_is_continued(
 
 def test_every_section_refuses_a_key_that_it_does_not_have():
     config = composed()
-    assert sorted(key for key in config if isinstance(config[key], DictConfig)) == sorted({*SECTIONS, "published"})
+    assert sorted(key for key in config if isinstance(config[key], DictConfig)) == sorted(SECTIONS)
     named = {group: {"_target_": config[group]["_target_"]} for group in ("launcher", "task", "model", "data")}
     for section in SECTIONS:
         with pytest.raises(OmegaConfBaseException, match="nonsense"):

@@ -66,7 +66,7 @@ CARD = {"backend.name": "card", "backend._target_": "x.Card", "backend.options.f
            {"seed": seed, "optim.lr": rate, "data.seed": seed, "schedule.param_scheduler": [{"eta_max": rate}]})
           for seed in (1, 2) for rate in (1e-4, 1e-3)], ["seed", "optim.lr"], {}),
         # what says nothing about the computation
-        ([(f"{key}=1", {key: 1}) for key in ("output_dir", "launcher.nnodes", "resume", "published.96.mse")], [], {}),
+        ([(f"{key}=1", {key: 1}) for key in ("output_dir", "launcher.nnodes", "resume", "reference.source")], [], {}),
         # a choice of a group is its name
         ([("backend=cpu", {}), ("backend=card", CARD)], ["backend"], {"backend": ["cpu", "card"]}),
         (GROUPS[:2], ["model"], {"model": ["big", "small"]}),

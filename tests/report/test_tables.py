@@ -157,18 +157,18 @@ def test_rows_of_a_paper_are_data_sets_and_what_differs_on_them(make_run, tmp_pa
     assert {"again", "other"} < set(labels), "nothing else tells these two apart"
 
 
-def test_published_figures_are_beside_those_of_the_runs(make_run, tmp_path):
-    published = {"mse": 0.354, "mae": 0.39, "source": "Liu et al., <2024>"}
+def test_reference_metrics_are_beside_those_of_the_runs(make_run, tmp_path):
+    reference = {"mse": 0.354, "mae": 0.39, "source": "Liu et al., <2024>"}
     for number, unlike in enumerate([[], ["data.lookback=96 (there: 720)"]]):
         make_run(str(number), metric=0.4, config={"data.lookback": number}, overrides=[f"data.lookback={number}"],
-                 published={**published, "differs": unlike}, metric_units={"mse": "raw"})  # fmt: skip
+                 reference={**reference, "differs": unlike}, metric_units={"mse": "raw"})  # fmt: skip
     (table,) = results_tables(find_runs([tmp_path]), paper=True)
     assert table.rows == [
         ["etth1", "0", "0.4000", "0.354", "+0.0460", "0.2000", "0.39", "-0.1900"],
         ["etth1", "1", "0.4000", "", "", "0.2000", "", ""],
     ]
     for note in (
-        "published: Liu et al., <2024>", "mse: of raw values", "mse: smaller is better",
-        "published figures are of another experiment, and not shown, where data.lookback=96 (there: 720)",
+        "reference: Liu et al., <2024>", "mse: of raw values", "mse: smaller is better",
+        "reference metrics are of another experiment, and not shown, where data.lookback=96 (there: 720)",
     ):  # fmt: skip
         assert note in table.notes

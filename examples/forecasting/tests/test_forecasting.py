@@ -13,7 +13,7 @@ NAIVE = ["experiment=seasonal_naive_etth1", "backend=cpu", "data.lookback=48", "
 
 def test_trained_resumed_evaluated_and_used_on_any_number_of_processes(run, exp):
     run(*TINY, "output_dir=one", "checkpoint.every_steps=2")
-    assert exp.result("one")["published"]["mse"] == 0.375
+    assert exp.result("one")["reference"]["mse"] == 0.375
     run(*TINY, "output_dir=half", "resume=one/checkpoints/step_00000002.pth")
     assert exp.result("half")["metrics"] == exp.result("one")["metrics"]
     run("task=eval", "init_from=one", "backend=cpu", "nproc=2", "output_dir=tested")

@@ -44,7 +44,7 @@ RUN_CONFIG = "of_run"
 _INTERFACES = {"launcher": "exp.launcher.base.Launcher", "task": "exp.task.Task"}
 """Dotted paths, since this package must not import the packages that implement these interfaces."""
 _PATH_KEYS = ("data.root", "init_from", "resume", "task.input")
-_INHERITED_KEYS = ("name", "seed", "precision", "metric", "metrics", "published", "published_source", "published_for")
+_INHERITED_KEYS = ("name", "seed", "precision", "metric", "metrics", "reference")
 _WEIGHTS = ("*.pth", "*.pt", "*.bin", "*.safetensors", "*.safetensors.index.json", "checkpoints/*.pth", "snapshots/*")
 _REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)*)\}")  # an interpolation of one other key, without other text
 

@@ -27,7 +27,7 @@ _SPEED_ONLY = re.compile(r"data\.(?:num_workers|eval_batch_size|cache_mb|device_
 # Keys without a meaning for training: its folder, records, keys of other tasks, and derived keys.
 _IGNORED = re.compile(
     r"output_dir|overwrite|checkpoint\.trusted|resume|resume_changed_data|init_partial|batch_size"
-    r"|(?:record|sweep|published|published_\w+|task(?!\.name$))(?:\..*)?"
+    r"|(?:record|sweep|reference|task(?!\.name$))(?:\..*)?"
 )
 # May change on resume: the location of the data, since the files themselves are compared, and which data are refused.
 _MAY_CHANGE = re.compile(r"data\.(?:root|sample_data|archive_folder|allow_gaps|on_error)")

@@ -230,6 +230,19 @@ class FiguresConfig:
 
 
 @dataclass
+class ReferenceConfig:
+    """Metrics of a publication, beside which those of a run are shown; the file of an experiment sets them."""
+
+    metrics: Dict[int, Dict[str, float]] = field(default_factory=dict)
+    """Test metrics by name, for each value of the key of ``data`` on which they depend
+    (:class:`exp.plugins.Plugin`)."""
+    data: Optional[str] = None
+    """``data.name`` of the data on which they were measured."""
+    source: Optional[str] = None
+    """The publication."""
+
+
+@dataclass
 class RecordConfig:
     """How the configuration was composed. exp fills it in; users do not set it."""
 
@@ -242,8 +255,8 @@ class RecordConfig:
     """For eval, predict and features: the run folder from which the configuration starts."""
     differs: List[str] = field(default_factory=list)
     """Differences from the configuration of that run."""
-    published_differs: List[str] = field(default_factory=list)
-    """Differences from the experiment to which the published metrics belong."""
+    reference: Dict[str, Any] = field(default_factory=dict)
+    """Reference metrics for the data, and differences from the experiment that has them; empty: there are none."""
     weights: Dict[str, Any] = field(default_factory=dict)
     """For weights from a hub: repository, commit, digests of the files, license (:mod:`exp.hub`)."""
 
@@ -270,12 +283,7 @@ class ExpConfig:
 
     name: str = MISSING
     """Name of the experiment; each file of ``conf/experiment`` sets it."""
-    published: Dict[int, Dict[str, float]] = field(default_factory=dict)
-    """Published test metrics by forecast horizon and name, for comparison with those of the run."""
-    published_source: Optional[str] = None
-    """The publication of these metrics."""
-    published_for: Optional[str] = None
-    """``data.name`` of the data on which they were measured."""
+    reference: ReferenceConfig = field(default_factory=ReferenceConfig)
 
     nproc: int = 1
     """Worker processes per node, one per device."""

@@ -123,7 +123,7 @@ def predict(session: Session) -> dict[str, Any]:
         files=prediction.files,
         measured_on=prediction.measured_on,
         data=data_record(session, data),
-        published=None,  # published metrics are for the whole test split, and this may be a few samples
+        reference=None,  # reference metrics are for the whole test split, and this may be a few samples
     )
 
 

@@ -57,7 +57,7 @@ def make_result(
         metric=value,
         metric_units={} if evaluator is None else evaluator.units,
         greater_is_better=evaluator is not None and evaluator.greater_is_better,
-        published=None if part else _published(config),
+        reference=None if part or not config.record.reference else OmegaConf.to_container(config.record.reference),
         trained_in=config.record.trained_in,
         differs=list(config.record.differs),
         device_type=session.device.type,
@@ -82,15 +82,6 @@ def make_result(
         report = {"metric": result["metric_name"], "measured_on": split, "value": number}
         result[role] = None if number is None else report
     return result
-
-
-def _published(config: Any) -> dict[str, Any] | None:
-    """The published metrics for these data and this horizon; None: the experiment has none."""
-    horizon = config.data.get("horizon")
-    if horizon not in config.published or config.published_for != config.data.get("name"):
-        return None
-    values: Any = OmegaConf.to_container(config.published[horizon])
-    return {**values, "source": config.published_source, "differs": list(config.record.published_differs)}
 
 
 def _measured_part(config: Any) -> str | None:

@@ -105,4 +105,5 @@ plugin = Plugin(
     },
     keys={"task/eval": IntervalKeys, "task/predict": PredictKeys},
     families={"forecasting": Family(ForecastingModelConfig, ForecastingDataConfig, "timebridge_small", _SMALL)},
+    outputs=("forecasts",),
 )

@@ -38,6 +38,9 @@ class ForecastingDataConfig:
     preflight: ClassVar[str] = "exp.forecasting.data.preflight"
     """The module that checks the files before a run (:class:`exp.plugins.Plugin`)."""
 
+    reference_key: ClassVar[str] = "horizon"
+    """The key on which published metrics depend."""
+
     _target_: str = "exp.forecasting.data.dataset.ForecastingData"
     name: str = MISSING
     root: Optional[str] = None

@@ -72,7 +72,7 @@ def predict(session: Session, data: Any, model: Any) -> Prediction:
     windows["future"] = _window_forecast(data, "what follows the last row", first, dates, values)
     files = []
     for name, window in windows.items():
-        path = session.folder.forecasts / f"{name}.csv"
+        path = session.folder.path / "forecasts" / f"{name}.csv"
         write_atomically(path, wide_table(window, data.target_names).to_csv(index=False).encode())
         files.append(str(path.relative_to(session.folder.path)))
         if session.config.plots:  # drawing takes longer than writing
@@ -82,7 +82,7 @@ def predict(session: Session, data: Any, model: Any) -> Prediction:
     if task.backtest_file and len(data.test):
         count = min(task.backtest_windows or len(data.test), len(data.test))
         evaluator.reset()
-        path = session.folder.forecasts / task.backtest_file
+        path = session.folder.path / "forecasts" / task.backtest_file
         tables = _backtest(session, data, model, _evenly_spaced(len(data.test), count), evaluator)
         write = _write_parquet if path.suffix == ".parquet" else _write_csv
         write_atomically(path, lambda file: write(file, tables))

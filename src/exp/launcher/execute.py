@@ -160,7 +160,7 @@ def _print_line(text: str, style: str | None = None) -> None:
 def _print_table(config: ExpConfig, folder: RunFolder, result: dict[str, Any]) -> None:
     from exp.report.tables import Table, as_rich
 
-    published = result.get("published") or {}
+    reference = result.get("reference") or {}
     rows = []
     for name, value in result["metrics"].items():
         first, *more = name.split("_")
@@ -168,16 +168,16 @@ def _print_table(config: ExpConfig, folder: RunFolder, result: dict[str, Any]) -
         title = " ".join([first.upper() if short else first, *more])  # MSE and MASE, but mIoU and accuracy
         unit = result.get("metric_units", {}).get(name)
         text = "-" if value is None else f"{value:,}" if isinstance(value, int) else console.format_metric(value)
-        reference = f"{published[name]:.3f}" if name in published else ""
-        rows.append([title + (f" ({unit})" if unit else ""), text, *[reference] * bool(published)])
-    heads = [result["measured_on"], "this run", *["published"] * bool(published)]
+        other = f"{reference[name]:.3f}" if name in reference else ""
+        rows.append([title + (f" ({unit})" if unit else ""), text, *[other] * bool(reference)])
+    heads = [result["measured_on"], "this run", *["reference"] * bool(reference)]
     terminal = console.make_console()
     terminal.print()
     terminal.print(as_rich(Table(heads, rows, [False, True, True])))
-    if published:
-        _print_line(f"published: {published['source']}, horizon {config.data.horizon}", "dim")
-        if published["differs"]:
-            differences = ", ".join(published["differs"])
+    if reference:
+        _print_line(f"reference: {reference['source']}, {reference['by']}", "dim")
+        if reference["differs"]:
+            differences = ", ".join(reference["differs"])
             _print_line(f"this run is not as experiment={config.record.chosen['experiment']}: {differences}", "yellow")
     for line in (result.get("data") or {}).get("warnings", ()):
         _print_line(line, "yellow")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import re
 from pathlib import Path
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import MissingConfigException
@@ -17,6 +18,7 @@ from exp.config import compose, diff
 from exp.config.check import check_weights
 from exp.config.resolve import trust_packages
 from exp.config.schema import ExpConfig
+from exp.config.sources import structure_of
 from exp.errors import ConfigError
 from exp.hardware.registry import choose, create_backend
 from exp.launcher.base import launcher_class
@@ -115,7 +117,7 @@ def _record_choices(config: ExpConfig) -> None:
 
 
 def _record_config_diff(config: ExpConfig, overrides: list[str]) -> None:
-    """Record how the configuration differs from the run in ``init_from``, and from the experiment as published."""
+    """Record how the configuration differs from the run in ``init_from``, and from the experiment of the reference."""
     record = config.record
     folder = compose.run_folder_of(config.init_from) if task_class(config).needs_weights else None
     if folder is not None:
@@ -126,20 +128,31 @@ def _record_config_diff(config: ExpConfig, overrides: list[str]) -> None:
         record.differs = [f"{name} was changed after that run" for name in modified if name == "config.yaml"]
         record.differs += diff.diff_lines(config, earlier, "trained with")
     changed = folder is not None or any(re.match(r"[+~]*(data|model)\b", override) for override in overrides)
-    if changed and config.data.get("horizon") in config.published:  # else there is nothing to compare
-        experiment = record.chosen.get("experiment")
-        published, left_out = _published_config(experiment, config.data.horizon), ("data.root", "seed", "precision")
-        record.published_differs = (
+    record.reference = _reference(config, changed)
+
+
+def _reference(config: ExpConfig, changed: bool) -> dict[str, Any]:
+    """The reference metrics for the data, and how a changed configuration differs from the experiment that has them."""
+    key = getattr(structure_of(config.data.get("_target_")), "reference_key", None)
+    value = None if key is None else config.data[key]
+    if value not in config.reference.metrics or config.reference.data != config.data.name:
+        return {}
+    override, experiment = f"data.{key}={value}", config.record.chosen.get("experiment")
+    differs: list[str] = []
+    if changed:
+        original = _experiment_config(experiment, override)
+        differs = (
             [f"experiment={experiment} is not here to compare with"]
-            if published is None
-            else diff.diff_lines(config, published, "there", left_out)
+            if original is None
+            else diff.diff_lines(config, original, "there", ("data.root", "seed", "precision"))
         )
+    return {**config.reference.metrics[value], "source": config.reference.source, "by": override, "differs": differs}
 
 
 @functools.lru_cache(maxsize=None)
-def _published_config(experiment: str | None, horizon: int) -> ExpConfig | None:
+def _experiment_config(experiment: str | None, override: str) -> ExpConfig | None:
     """The configuration of an experiment without other overrides; None: there is no such experiment here."""
     try:
-        return compose.compose("config", [f"experiment={experiment}", f"data.horizon={horizon}"])
+        return compose.compose("config", [f"experiment={experiment}", override])
     except MissingConfigException:
         return None

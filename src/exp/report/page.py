@@ -108,7 +108,7 @@ def _results(metric: str | None, groups: Sequence[Group]) -> str:
     parts = [f"<section><h2>{_heading(runs, metric)}</h2>"]
     parts += [_figure(chart) for chart in charts if chart.kind == "bars"]
     for table in tables.results_tables(runs, paper=True):
-        if len(table.rows) < len(runs) or any("published" in head for head in table.heads):
+        if len(table.rows) < len(runs) or any("reference" in head for head in table.heads):
             parts += [tables.as_html(table, "paper"), _note(table.notes)]
     parts += ['<div class="charts">', *(_figure(chart) for chart in charts if chart.kind == "curves"), "</div>"]
     if more:

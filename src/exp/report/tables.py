@@ -35,7 +35,7 @@ _GROUPS = ("experiment", "task", "backend", "launcher", "wrapper", "data", "mode
 # Keys that do not affect the computation.
 _SILENT = re.compile(
     r"(?:output_dir|overwrite|plots|report_placement|resume|resume_changed_data|run)$"
-    r"|published|(?:launcher|hydra|logger|record|sweep)\."
+    r"|reference|(?:launcher|hydra|logger|record|sweep)\."
 )
 _JSON_ONLY = ("folder", "folders", "metric_name", "metric", "metric_mean", "metric_std")
 _LATEX = {
@@ -410,7 +410,7 @@ def run_table(runs: Sequence[Run]) -> Table:
 
 
 def results_tables(runs: Sequence[Run], paper: bool = False) -> list[Table]:
-    """One table per metric, with one row per configuration: mean over seeds, and published values if there are any.
+    """One table per metric, with one row per configuration: mean over seeds, and reference values if there are any.
 
     The best configuration is first and has a star. Rows show the metric on validation, and the status of runs that do
     not count.
@@ -434,10 +434,10 @@ def _results(groups: list[Group], metric: str | None, paper: bool) -> Table:
     if paper:
         groups = sorted(groups, key=lambda group: list(map(by_size, values[group])))
     named = not paper or len(set(map(value_text, values.values()))) < len(groups)  # show names if keys are not unique
-    known = {group: (group.counted or group.runs)[0].result.get("published") or {} for group in groups}
+    known = {group: (group.counted or group.runs)[0].result.get("reference") or {} for group in groups}
     figures = {group: {} if each.get("differs") else each for group, each in known.items()}
-    published = [name for name in _metric_titles(runs) if any(is_number(each.get(name)) for each in figures.values())]
-    metrics = [name for name in dict.fromkeys([metric and titled("metrics", metric), *published]) if name is not None]
+    referenced = [name for name in _metric_titles(runs) if any(is_number(each.get(name)) for each in figures.values())]
+    metrics = [name for name in dict.fromkeys([metric and titled("metrics", metric), *referenced]) if name is not None]
     rows = []
     for group in groups:
         row: dict[str, Any] = {"": "*" if group is best else "", "runs" if averaged else "run": group.names * named}
@@ -447,8 +447,8 @@ def _results(groups: list[Group], metric: str | None, paper: bool) -> Table:
         for name in metrics:
             mean, theirs = group.mean(name), figures[group].get(name)
             row[name] = f"{mean_text(mean) or '-'}{f' ({group.n_text})' * averaged}"
-            if name in published:
-                row[f"{name}, published"] = theirs
+            if name in referenced:
+                row[f"{name}, reference"] = theirs
                 apart = "" if mean is None or theirs is None else format_metric(mean.value - theirs, mean.value)
                 row[f"{name}, difference"] = f"+{apart}".replace("+-", "-") if apart else ""
         rows.append({**row, "seconds": "" if paper else _outcome(group)})
@@ -458,10 +458,10 @@ def _results(groups: list[Group], metric: str | None, paper: bool) -> Table:
     notes += ["mean ± sample standard deviation (n - 1) over n seeds"] if averaged else []
     left = as_counts(run.status for group in groups for run in group.runs if run not in group.counted)
     notes += [f"left out of the figures: {left}"] if left and paper else []
-    notes += dict.fromkeys(f"published: {each['source']}" for each in figures.values() if each.get("source"))
-    notes += ["difference: measured here - published"] if published else []
+    notes += dict.fromkeys(f"reference: {each['source']}" for each in figures.values() if each.get("source"))
+    notes += ["difference: measured here - reference"] if referenced else []
     unlike = dict.fromkeys(", ".join(map(str, each["differs"])) for each in known.values() if each.get("differs"))
-    notes += [f"published figures are of another experiment, and not shown, where {each}" for each in unlike if paper]
+    notes += [f"reference metrics are of another experiment, and not shown, where {each}" for each in unlike if paper]
     styles = [] if paper else ["best" if group is best else "other" * bool(group.left_out) for group in groups]
     return Table.of(rows, styles, [" ".join(note.split()) for note in notes])
 

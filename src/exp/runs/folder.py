@@ -16,6 +16,7 @@ from typing import Any, Iterable, Iterator, Mapping
 from omegaconf import OmegaConf
 
 from exp.errors import RunError
+from exp.plugins import installed
 from exp.runs.files import digest_without_self, file_digest, read_json, read_seal, to_json, write_atomically, write_json
 
 __all__ = [
@@ -30,14 +31,13 @@ TAIL_BYTES = 2**16
 _RECORD_FILES = ("result.json", "config.yaml", "overrides.yaml", "env.json", "metrics.jsonl")
 _END_CLAIM = "recorded"  # a file in ``logs``
 _LOG_DIRS = {"logs", "slurm", "tensorboard", "trackers", "vis_data"}
-_OUTPUTS = (  # files of all tasks; without logs, since a new start appends to them
-    "checkpoints", "differences.csv", "doctor", "doctor.json", "env.json", "features", "features.csv", "forecasts",
-    "metrics.jsonl", "metrics_*.csv", "parity.json", "plots", "predictions", "predictions.csv", "probes.csv",
-    "reference", "tensorboard", "tested", "trace.npz", "trackers",
+_OUTPUTS = (  # files of exp's own tasks; without logs, since a new start appends to them
+    "checkpoints", "differences.csv", "doctor", "doctor.json", "env.json", "metrics.jsonl", "metrics_*.csv",
+    "parity.json", "plots", "predictions", "reference", "tensorboard", "tested", "trace.npz", "trackers",
 )  # fmt: skip
 
 _NULL_KEYS = (
-    "metric_name", "metric", "selected_by", "reported", "published", "trained_in", "device_type", "process_group",
+    "metric_name", "metric", "selected_by", "reported", "reference", "trained_in", "device_type", "process_group",
     "fallback", "samples_per_second", "time_to_first_step_s", "memory_peak", "flops_per_second", "flops_share",
     "cpu_fallbacks", "wall_s", "resumed_from", "error",
 )  # fmt: skip
@@ -63,7 +63,6 @@ class RunFolder:
         self.metrics = self.path / "metrics.jsonl"
         self.logs = self.path / "logs"
         self.checkpoints = self.path / "checkpoints"
-        self.forecasts = self.path / "forecasts"
         self.pending_dir = self.path / ".start"
 
     def create(self) -> None:
@@ -109,7 +108,10 @@ class RunFolder:
         """
         if not self.has_pending:
             return
-        for pattern in (*_OUTPUTS, self.result.name) if overwrite else (self.result.name, self.env.name):
+        patterns = [self.result.name, self.env.name]
+        if overwrite:
+            patterns += [*_OUTPUTS, *(name for plugin in installed().values() for name in plugin.outputs)]
+        for pattern in patterns:
             for old in self.path.glob(pattern):
                 _remove(old)
         for file in sorted(self.pending_dir.iterdir()):

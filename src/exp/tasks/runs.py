@@ -45,7 +45,7 @@ class Report(_OfRuns):
     """Compares runs in a table and on a page."""
 
     def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> int:
-        """Find the runs, print their table and tables with published results, and write the files.
+        """Find the runs, print their table and tables with reference metrics, and write the files.
 
         The files go to ``output_dir`` if the user sets it; else into the sweep's folder, if ``run`` is one; else into a
         new folder below ``outputs/report``, so that no run folder changes.

@@ -42,7 +42,7 @@ class Train(Task):
 
 @named_task
 class Eval(Task):
-    """Evaluates weights on the test split, also in detail: per series and horizon step, or per class."""
+    """Evaluates weights on the test split, also in detail, by the tables of the metrics."""
 
     worst: int = 4
     """Number of the worst samples to draw, ground truth beside prediction; needs ``plots=true`` and support by the

@@ -44,4 +44,5 @@ plugin = Plugin(
         ),
         "segmentation": Family(dinov3_keys.SegmenterConfig, data_keys.SegmentationDataConfig, "dinov3_dubai", _SMALL),
     },
+    outputs=("features", "features.csv", "predictions.csv", "probes.csv"),
 )
