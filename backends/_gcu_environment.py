@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["INDUCTOR", "REPORTED", "cautions", "counting", "is_counting", "is_on", "unset_wide_integers"]
+__all__ = [
+    "INDUCTOR", "REPORTED", "counting_env", "environment_warnings", "is_counting", "is_on", "unset_wide_integers",
+]  # fmt: skip
 
 _UNREAD = ("GCU_VISIBLE_DEVICES",)
 _DEBUG = "ENFLAME_PT_OP_DEBUG_CONFIG"
@@ -35,7 +37,7 @@ def unset_wide_integers(major: int | None) -> None:
         _unset.append(f"{_INT64}={os.environ.pop(_INT64)}")
 
 
-def cautions() -> list[str]:
+def environment_warnings() -> list[str]:
     """Warnings about variables of this process that have no effect, or were removed because they do harm."""
     found = [
         f"{name}={os.environ[name]}: nothing reads it; TOPS_VISIBLE_DEVICES chooses the cards"
@@ -55,7 +57,7 @@ def is_counting() -> bool:
     return _STATISTICS in os.environ.get(_DEBUG, "").lower().split(" ")
 
 
-def counting() -> dict[str, str]:
+def counting_env() -> dict[str, str]:
     """The variable that makes the plug-in count operators, with the words that the user has set."""
     return {_DEBUG: os.environ[_DEBUG] if is_counting() else f"{os.environ.get(_DEBUG, '')} {_STATISTICS}".strip()}
 

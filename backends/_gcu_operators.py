@@ -14,7 +14,7 @@ from typing import Mapping
 
 from exp.errors import ConfigError
 
-__all__ = ["FLOAT32_ATTENTION", "counted", "lacking"]
+__all__ = ["FLOAT32_ATTENTION", "lacking_operators", "operator_counts"]
 
 _TABLE = Path(__file__).with_name("torch_gcu-2.10.txt")
 _CARDS = {3: ("s60",), 4: ("l600",)}
@@ -45,7 +45,7 @@ def _base(name: str) -> str:
 
 
 @functools.lru_cache(maxsize=None)
-def lacking(major: int, native: tuple[str, ...] = ()) -> frozenset[str]:
+def lacking_operators(major: int, native: tuple[str, ...] = ()) -> frozenset[str]:
     """Overloads that a card runs on the CPU.
 
     Args:
@@ -68,7 +68,7 @@ def lacking(major: int, native: tuple[str, ...] = ()) -> frozenset[str]:
     return frozenset(name for name in lacks if _base(name) not in set(native))
 
 
-def counted(statistics: str, names: frozenset[str]) -> Mapping[str, tuple[int, int]] | None:
+def operator_counts(statistics: str, names: frozenset[str]) -> Mapping[str, tuple[int, int]] | None:
     """Calls of some operators, from the text of the vendor's operator statistics.
 
     Args:

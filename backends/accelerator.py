@@ -20,7 +20,7 @@ from exp.backends import _probe
 from exp.backends._probe import AUTOLOAD
 
 from exp.errors import ConfigError, UnavailableError
-from exp.hardware.backend import FLOAT32, Backend, Capabilities, Collectives, ask
+from exp.hardware.backend import FLOAT32, Backend, Capabilities, Collectives, call_if_present
 from exp.hardware.environment import version_of
 from exp.plugins import entry_points
 
@@ -50,10 +50,8 @@ class AcceleratorBackend(Backend, options=("imports", "visible_variables")):
         ConfigError: an option is unknown, or is not a list.
     """
 
-    capabilities = Capabilities(precisions=("fp32", "bf16", "fp16"))
+    capabilities = Capabilities(precisions=("fp32", "bf16", "fp16"), reported_env=(AUTOLOAD,))
     collectives = Collectives("cpu:gloo")
-    variables: tuple[str, ...] = (AUTOLOAD,)
-
     imports: tuple[str, ...] = ()
     """Packages to import after torch, if the vendor's package has no entry point in ``torch.backends``."""
 
@@ -64,7 +62,6 @@ class AcceleratorBackend(Backend, options=("imports", "visible_variables")):
                 raise ConfigError(f"backend.options.{key}={value} must be a list; write backend.options.{key}=[...]")
             if value:
                 setattr(self, key, tuple(value))
-        self.variables = (*self.visible_variables, *self.variables)
 
     # -- Detection ----------------------------------------------------------------------------------------------------
 
@@ -81,7 +78,7 @@ class AcceleratorBackend(Backend, options=("imports", "visible_variables")):
         kind, count = answer or (None, 0)
         return kind, count, problem
 
-    def why_unavailable(self) -> str | None:
+    def unavailable_reason(self) -> str | None:
         """What is missing (torch 2.6, a plug-in, a card), or which backend to use instead; None: nothing is missing."""
         hopeless = _why_hopeless(self.imports)
         if hopeless:
@@ -154,19 +151,19 @@ class AcceleratorBackend(Backend, options=("imports", "visible_variables")):
         if "total" not in found:
             import torch
 
-            found["free"], found["total"] = ask(torch.accelerator, "get_memory_info") or (None, None)
+            found["free"], found["total"] = call_if_present(torch.accelerator, "get_memory_info") or (None, None)
         return {name: value for name, value in found.items() if value is not None}
 
-    def describe(self, device: torch.device) -> dict[str, Any]:
+    def device_info(self, device: torch.device) -> dict[str, Any]:
         """Also ``visible``, the card's entry in the visible-devices variable, or None."""
-        return {**super().describe(device), "visible": _probe.visible_name(device.index, *self.visible_variables)}
+        return {**super().device_info(device), "visible": _probe.visible_name(device.index, *self.visible_variables)}
 
     def supports(self, precision: str) -> bool:
         """Whether the card reports native support, and a product under autocast has the right dtype and values."""
         if precision in FLOAT32 or precision not in self.capabilities.precisions:
             return super().supports(precision)
         # Native support without slow emulation. Some modules do not take this argument, some have no such function.
-        told = [ask(self.module, "is_bf16_supported", *given) for given in ((False,), ())]
+        told = [call_if_present(self.torch_module, "is_bf16_supported", *given) for given in ((False,), ())]
         if precision == "bf16" and not next((answer for answer in told if answer is not None), True):
             return False
         import torch

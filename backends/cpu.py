@@ -25,11 +25,15 @@ class CpuBackend(Backend, options=()):
 
     device_type = "cpu"
     collectives = Collectives("gloo", averages=True, gloo=True)
-    capabilities = Capabilities(precisions=("fp32", "bf16"), fused_attention=PRECISIONS, forking=True)
-    exclusive_devices = False
-    variables = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "GOMP_SPINCOUNT", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+    capabilities = Capabilities(
+        precisions=("fp32", "bf16"),
+        fused_attention=PRECISIONS,
+        shared_device=True,
+        reported_env=("OMP_NUM_THREADS", "MKL_NUM_THREADS", "GOMP_SPINCOUNT", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"),
+        forking=True,
+    )
 
-    def why_unavailable(self) -> None:
+    def unavailable_reason(self) -> None:
         """Return None: there is always a CPU."""
 
     def device_count(self) -> int:
@@ -63,7 +67,7 @@ class CpuBackend(Backend, options=()):
         sizes = {name: int(size.split()[0]) * 1024 for name, _, size in lines}
         return {"free": sizes["MemAvailable"], "total": sizes["MemTotal"]} if "MemAvailable" in sizes else {}
 
-    def describe(self, device: torch.device) -> dict[str, Any]:
+    def device_info(self, device: torch.device) -> dict[str, Any]:
         """Name of the processor, and number of usable cores."""
         text = _CPUINFO.read_text(encoding="utf-8", errors="replace") if _CPUINFO.is_file() else ""
         models = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")]

@@ -35,14 +35,14 @@ class CudaBackend(Backend, options=()):
         fused_attention=PRECISIONS,
         sync_batchnorm=True,
         pinned_memory=True,
+        reported_env=("CUDA_", "NCCL_", "NVIDIA_TF32_OVERRIDE", "PYTORCH_CUDA_ALLOC_CONF"),
     )
     visible_variables = ("CUDA_VISIBLE_DEVICES",)
     hiding_variables: tuple[str, ...] = visible_variables
     """All variables that hide cards from torch."""
     _driver = Path("/sys/module/nvidia/version")
-    variables = ("CUDA_", "NCCL_", "NVIDIA_TF32_OVERRIDE", "PYTORCH_CUDA_ALLOC_CONF")
 
-    def why_unavailable(self) -> str | None:
+    def unavailable_reason(self) -> str | None:
         """What is missing: a CUDA build of it, the driver, or a visible card; None: nothing."""
         build = _probe.torch_build()
         if build["hip"]:
@@ -136,7 +136,7 @@ class CudaBackend(Backend, options=()):
         """Also the utilization, if the vendor's library (nvidia-ml-py or amdsmi) is installed."""
         found = super().usage()
         with contextlib.suppress(Exception):  # the library is not installed, or has no access to the driver
-            found["utilization_percent"] = float(self.module.utilization())
+            found["utilization_percent"] = float(self.torch_module.utilization())
         return found
 
     def packages(self) -> dict[str, str | None]:
@@ -151,10 +151,10 @@ class CudaBackend(Backend, options=()):
         """Version of the kernel driver; None if there is no driver, or it has no version of its own."""
         return self._driver.read_text(encoding="ascii").strip() if self._driver.is_file() else None
 
-    def describe(self, device: torch.device) -> dict[str, Any]:
+    def device_info(self, device: torch.device) -> dict[str, Any]:
         """Name, total memory in bytes, driver and identity of the card (``uuid``: torch >= 2.4; ``bus_id``: later)."""
-        properties = self.module.get_device_properties(device)
-        described = {**super().describe(device), "driver": self.driver_version()}
+        properties = self.torch_module.get_device_properties(device)
+        described = {**super().device_info(device), "driver": self.driver_version()}
         place: list[Any] = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
         if None not in place:
             described["bus_id"] = "{:04x}:{:02x}:{:02x}.0".format(*place)

@@ -16,11 +16,18 @@ import sys
 from typing import TYPE_CHECKING, Any, Mapping
 
 from exp.backends import _gcu_operators, _monitor, _probe
-from exp.backends._gcu_environment import INDUCTOR, REPORTED, cautions, counting, is_counting, unset_wide_integers
+from exp.backends._gcu_environment import (
+    INDUCTOR,
+    REPORTED,
+    counting_env,
+    environment_warnings,
+    is_counting,
+    unset_wide_integers,
+)
 from exp.backends._probe import AUTOLOAD
 
 from exp.errors import UnavailableError
-from exp.hardware.backend import FLOAT32, Backend, Capabilities, Collectives, ask
+from exp.hardware.backend import FLOAT32, Backend, Capabilities, Collectives, call_if_present
 from exp.hardware.environment import version_of
 
 if TYPE_CHECKING:
@@ -59,7 +66,6 @@ class GcuBackend(Backend, options=("native",)):
     device_type = "gcu"
     collectives = Collectives("cpu:gloo,gcu:eccl")
     visible_variables = (_VISIBLE,)
-    variables = REPORTED
     count_script = "import torch, torch_gcu; print('answer', torch.gcu.device_count())"
     """Script in which the plug-in counts its cards (:func:`exp.backends._probe.ask_torch`)."""
 
@@ -82,9 +88,10 @@ class GcuBackend(Backend, options=("native",)):
         return Capabilities(
             precisions=("fp32", "bf16", "fp16"),
             fused_attention=("bf16", "fp16", *(FLOAT32 if major in _gcu_operators.FLOAT32_ATTENTION else ())),
-            lacking_operators=_gcu_operators.lacking(major, tuple(self.options.get("native", ()))),
+            lacking_operators=_gcu_operators.lacking_operators(major, tuple(self.options.get("native", ()))),
             uncompiled=self._why_not_compiled(major),
             pinned_memory=True,
+            reported_env=REPORTED,
             forking=self.simulate,
             simulation=True,
         )
@@ -92,7 +99,7 @@ class GcuBackend(Backend, options=("native",)):
     def _architecture(self) -> int:
         """Major version of the current card's architecture; without the plug-in 3 (S60), or that of simulated cards."""
         if "torch_gcu" in sys.modules:
-            return int(self.module.get_device_capability()[0])
+            return int(self.torch_module.get_device_capability()[0])
         return {"s60": 3, "l600": 4}.get(os.environ.get("SIM_GCU_PROFILE", ""), 0) if self.simulate else 3
 
     def _why_not_compiled(self, major: int) -> str | None:
@@ -102,7 +109,7 @@ class GcuBackend(Backend, options=("native",)):
             return f"the plug-in compiles only with {INDUCTOR}=1 before it is imported (+backend.env.{INDUCTOR}=1)"
         return None
 
-    def why_unavailable(self) -> str | None:
+    def unavailable_reason(self) -> str | None:
         """What is missing: the plug-in, or a visible card; None: nothing."""
         if self.simulate:
             return _why_not_simulated()
@@ -139,12 +146,12 @@ class GcuBackend(Backend, options=("native",)):
     def worker_env(self, local_rank: int, local_world_size: int, single_node: bool) -> dict[str, str]:
         """Keep torch from loading the plug-in: without its runtime it would break ``import torch``.
 
-        :attr:`module` imports the plug-in.
+        :attr:`torch_module` imports the plug-in.
         """
         return {AUTOLOAD: "0", **super().worker_env(local_rank, local_world_size, single_node)}
 
     @property
-    def module(self) -> Any:
+    def torch_module(self) -> Any:
         """``torch.gcu``, which the plug-in adds; imports the plug-in."""
         import torch
 
@@ -174,18 +181,20 @@ class GcuBackend(Backend, options=("native",)):
     def set_device(self, local_rank: int) -> torch.device:
         """Select the card; importing the plug-in also registers its collectives."""
         device = super().set_device(local_rank)
-        unset_wide_integers(getattr(ask(self.module, "get_device_properties", local_rank), "major", None))
+        unset_wide_integers(
+            getattr(call_if_present(self.torch_module, "get_device_properties", local_rank), "major", None)
+        )
         return device
 
     def supports(self, precision: str) -> bool:
         """Whether the card supports ``precision``; for bf16 the plug-in is asked."""
-        return super().supports(precision) and (precision != "bf16" or bool(self.module.is_bf16_supported()))
+        return super().supports(precision) and (precision != "bf16" or bool(self.torch_module.is_bf16_supported()))
 
     def run_env(self, precision: str, counts_fallbacks: bool) -> dict[str, str]:
         """Turn on the vendor's operator statistics if the run counts fallbacks; they slow training down."""
         if self.simulate:
             return _probe.NO_CUDA
-        return counting() if counts_fallbacks else {}
+        return counting_env() if counts_fallbacks else {}
 
     def fallbacks(self) -> Mapping[str, tuple[int, int]] | None:
         """Operators that ran on the CPU; on real cards only with ENFLAME_PT_OP_DEBUG_CONFIG=op_statistics=true."""
@@ -195,8 +204,8 @@ class GcuBackend(Backend, options=("native",)):
             return {name.partition("::")[2]: (calls, sizes.get(name, 0)) for name, calls in told.fallbacks().items()}
         if not is_counting():
             return None
-        statistics = self.module.debug.get_op_statistics_info()
-        return _gcu_operators.counted(statistics, self.capabilities.lacking_operators)
+        statistics = self.torch_module.debug.get_op_statistics_info()
+        return _gcu_operators.operator_counts(statistics, self.capabilities.lacking_operators)
 
     def packages(self) -> dict[str, str | None]:
         """Version of the plug-in."""
@@ -208,15 +217,15 @@ class GcuBackend(Backend, options=("native",)):
         """Readings of efsmi; empty for simulated cards."""
         return [] if self.simulate else _monitor.efsmi()
 
-    def cautions(self) -> list[str]:
+    def warnings(self) -> list[str]:
         """Warnings about variables that nothing reads, and about the one that crashes the S60."""
-        return cautions()
+        return environment_warnings()
 
-    def describe(self, device: torch.device) -> dict[str, Any]:
+    def device_info(self, device: torch.device) -> dict[str, Any]:
         """Name, index, total memory, and number on the host of the card, or its entry in TOPS_VISIBLE_DEVICES."""
         card = _probe.visible_card(device.index, _VISIBLE)
         place = {"visible": _probe.visible_name(device.index, _VISIBLE)} if card is None else {"card": card}
-        return {**super().describe(device), **place}
+        return {**super().device_info(device), **place}
 
 
 def _is_legacy() -> bool:

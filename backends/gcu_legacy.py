@@ -12,7 +12,7 @@ from exp.backends import _gcu_environment
 from exp.backends.gcu import GcuBackend
 
 from exp.errors import ConfigError
-from exp.hardware.backend import Capabilities, Collectives, ask
+from exp.hardware.backend import Capabilities, Collectives, call_if_present
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -56,7 +56,12 @@ class LegacyGcuBackend(GcuBackend, options=("step",)):  # type: ignore[call-arg]
     @property
     def capabilities(self) -> Capabilities:
         """Precisions ``fp32`` and ``efp``; workers are forked on simulated cards only."""
-        return Capabilities(precisions=("fp32", "efp"), forking=self.simulate, simulation=True)
+        return Capabilities(
+            precisions=("fp32", "efp"),
+            reported_env=_gcu_environment.REPORTED,
+            forking=self.simulate,
+            simulation=True,
+        )
 
     def run_env(self, precision: str, counts_fallbacks: bool) -> dict[str, str]:
         """The compiler's variable for ``efp``, which it reads before the first graph.
@@ -66,11 +71,11 @@ class LegacyGcuBackend(GcuBackend, options=("step",)):  # type: ignore[call-arg]
         """
         if _EFP in os.environ and _gcu_environment.is_on(_EFP) != (precision == "efp"):
             raise ConfigError(f"{_EFP}={os.environ[_EFP]} overrules precision={precision}; unset it")
-        own = super().run_env(precision, counts_fallbacks=False)
-        return {**own, _EFP: "true"} if precision == "efp" else own
+        environment = super().run_env(precision, counts_fallbacks=False)
+        return {**environment, _EFP: "true"} if precision == "efp" else environment
 
     @property
-    def module(self) -> Any:
+    def torch_module(self) -> Any:
         """The plug-in itself: torch has no module for this device. It gives no access to the card's generator."""
         return self._plugin()
 
@@ -87,7 +92,7 @@ class LegacyGcuBackend(GcuBackend, options=("step",)):  # type: ignore[call-arg]
 
     def usage(self) -> dict[str, Any]:
         """Bytes that this process holds on the current card; the plug-in of this generation reports nothing else."""
-        held = ask(self.module, "get_hbm_alloc_size")
+        held = call_if_present(self.torch_module, "get_hbm_alloc_size")
         return {} if held is None else {"allocated": int(held)}
 
     def fallbacks(self) -> Mapping[str, tuple[int, int]] | None:
@@ -136,10 +141,10 @@ class LegacyGcuBackend(GcuBackend, options=("step",)):  # type: ignore[call-arg]
             atexit.unregister(clean_up)
             clean_up()
 
-    def describe(self, device: torch.device) -> dict[str, Any]:
+    def device_info(self, device: torch.device) -> dict[str, Any]:
         """Name, index and identity of the card."""
-        known = {} if hasattr(self.module, "get_device_name") else {"name": "GCU (legacy)"}
-        return {**super().describe(device), **known}
+        known = {} if hasattr(self.torch_module, "get_device_name") else {"name": "GCU (legacy)"}
+        return {**super().device_info(device), **known}
 
 
 class LegacyCollectives(Collectives):

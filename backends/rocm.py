@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ __all__ = ["RocmBackend"]
 
 _TOPOLOGY = Path("/sys/class/kfd/kfd/topology/nodes")
 _TF32_SINCE = (2, 7)  # of torch
+_REPORTED = (
+    "ROCR_", "HIP_", "HIPBLASLT_", "HSA_", "MIOPEN_", "NCCL_", "CUDA_VISIBLE_DEVICES", "PYTORCH_HIP_ALLOC_CONF",
+)  # fmt: skip
 
 
 class RocmBackend(CudaBackend):
@@ -22,11 +26,9 @@ class RocmBackend(CudaBackend):
     visible_variables = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
     _driver = Path("/sys/module/amdgpu/version")  # exists for AMD's packaged driver only
     hiding_variables = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
-    variables = (
-        "ROCR_", "HIP_", "HIPBLASLT_", "HSA_", "MIOPEN_", "NCCL_", "CUDA_VISIBLE_DEVICES", "PYTORCH_HIP_ALLOC_CONF",
-    )  # fmt: skip
+    capabilities = replace(CudaBackend.capabilities, reported_env=_REPORTED)
 
-    def why_unavailable(self) -> str | None:
+    def unavailable_reason(self) -> str | None:
         """What is missing: a ROCm build of it, the driver, or a visible card; None: nothing."""
         build = _probe.torch_build()
         if not build["hip"]:

@@ -26,7 +26,7 @@ import torch
 from mmengine.hooks import Hook
 
 from exp.engine.wrapper import unwrapped
-from exp.hardware.compat import every_operator
+from exp.hardware.compat import dispatch_mode
 
 LIMITS = {"waits": 0, "launches": 1.02, "peak": 1.02, "unexpected_bytes": 0, "collective_bytes": 1.01}
 """Of one step: waits of the host, launches and peak memory of ours by those of the loop by hand, bytes to the card
@@ -65,7 +65,7 @@ class StepCounts(Hook):
         step = runner.iter + 1
         if step == _FIRST:
             if runner.world_size > 1:  # passes every operator through Python, so not when launches are counted
-                self.context.enter_context(every_operator(self._called))
+                self.context.enter_context(dispatch_mode(self._called))
             _reset()
         elif step == _FIRST + _STEPS:
             self.found["ours"] = _counted()

@@ -26,7 +26,7 @@ def end(at):
         os.kill(os.getpid(), signal.{signal})
         time.sleep(60)
 class Mine(CpuBackend):
-    def why_unavailable(self):
+    def unavailable_reason(self):
         end("checked")
     def __str__(self):
         assert os.path.isfile("run/config.yaml")

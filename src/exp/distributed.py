@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from exp.errors import ConfigError, ExpError, RunError, UnavailableError
-from exp.hardware.backend import Collectives, device_part_of
+from exp.hardware.backend import PROCESS_GROUP_VARIABLE, Collectives, device_backend
 from exp.hardware.compat import TORCH_VERSION, forbid_fused_attention, supports_compilation, supports_portable_operators
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Distributed:
             UnavailableError: the device's collectives are missing on a rank, and no fallback is allowed.
         """
         fallback = negotiate_fallback(backend, store, rank, world_size)
-        process_group, _ = chosen_group(backend)
+        process_group = backend.process_group()
         if fallback is not None:
             backend.collectives, process_group = StagedCollectives(), GLOO_STAGED
         device = backend.device_type
@@ -86,7 +86,7 @@ class Distributed:
         if not dist.is_initialized():
             # The vendor has its own collectives, outside torch.distributed; CPU values use gloo.
             dist.init_process_group("gloo", **how)
-        elif fallback is not None or not _composite_has_cpu() or device_part_of(process_group, device) == "gloo":
+        elif fallback is not None or not _composite_has_cpu() or device_backend(process_group, device) == "gloo":
             # Not the group of the gradients: if a rank hangs in their exchange, values of others must not meet it.
             group = dist.new_group(backend="gloo", timeout=timeout)
         return cls(rank, world_size, group, fallback, process_group)
@@ -139,20 +139,11 @@ class Distributed:
         self.sum(torch.zeros(1))
 
 
-def chosen_group(backend: Backend) -> tuple[str, str]:
-    """The process-group backend of this run, and its source.
-
-    The first that is set: ``backend.process_group``, the variable ``TORCH_DISTRIBUTED_BACKEND``, the backend's default.
-
-    Returns:
-        The name, such as ``gloo``, and the source as text for messages.
-    """
-    variable = "TORCH_DISTRIBUTED_BACKEND"
+def process_group_source(backend: Backend) -> str:
+    """Where the name of the process group (:meth:`exp.hardware.backend.Backend.process_group`) is set, for messages."""
     if backend.requested_process_group:
-        return backend.requested_process_group, "backend.process_group"
-    if os.environ.get(variable):
-        return os.environ[variable], variable
-    return backend.collectives.process_group, "the backend"
+        return "backend.process_group"
+    return PROCESS_GROUP_VARIABLE if os.environ.get(PROCESS_GROUP_VARIABLE) else "the backend"
 
 
 def negotiate_fallback(backend: Backend, store: Store, rank: int, world_size: int) -> dict[str, Any] | None:
@@ -173,12 +164,12 @@ def negotiate_fallback(backend: Backend, store: Store, rank: int, world_size: in
     Raises:
         UnavailableError: the collectives are missing on a rank, and no fallback is allowed; raised on every rank.
     """
-    requested, source = chosen_group(backend)
+    requested = backend.process_group()
     if backend.device_type == "cpu" or backend.collectives.gloo:
         return None
-    if device_part_of(requested, backend.device_type) == "gloo":
+    if device_backend(requested, backend.device_type) == "gloo":
         used = {"wanted": backend.collectives.process_group, "used": GLOO_STAGED}
-        return {**used, "reason": f"{source} names {requested}"}
+        return {**used, "reason": f"{process_group_source(backend)} names {requested}"}
     store.set(f"collectives/{rank}", backend.collectives.missing(requested, backend.device_type) or "")
     failures = [store.get(f"collectives/{other}").decode() for other in range(world_size)]
     missing = [f"rank {other}: {verdict}" for other, verdict in enumerate(failures) if verdict]
@@ -433,16 +424,18 @@ def seed_everything(seed: int, backend: Backend) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
-    seed_all = getattr(backend.module, "manual_seed_all", None) or getattr(backend.module, "manual_seed", None)
+    seed_all = getattr(backend.torch_module, "manual_seed_all", None) or getattr(
+        backend.torch_module, "manual_seed", None
+    )
     if seed_all is not None:
         seed_all(seed)
 
 
 def device_state(backend: Backend) -> torch.Tensor | None:
     """State of the device's random generator, a uint8 CPU tensor; None if the device has no generator of its own."""
-    if not hasattr(backend.module, "get_rng_state"):
+    if not hasattr(backend.torch_module, "get_rng_state"):
         return None
-    state: torch.Tensor = backend.module.get_rng_state()
+    state: torch.Tensor = backend.torch_module.get_rng_state()
     return state.cpu()
 
 
@@ -462,7 +455,7 @@ def set_rng_state(state: Mapping[str, Any], backend: Backend) -> None:
     """Restore the states that :func:`rng_state` returned."""
     torch.set_rng_state(state["torch"])
     if state["device"] is not None:
-        backend.module.set_rng_state(state["device"])
+        backend.torch_module.set_rng_state(state["device"])
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     name, keys, position, has_gauss, cached = state["numpy"]

@@ -37,7 +37,7 @@ from exp.errors import (
     user_code_errors,
 )
 from exp.hardware.backend import Collectives
-from exp.hardware.compat import TORCH_VERSION, backward_below_modes, every_operator, supports_estimates
+from exp.hardware.compat import TORCH_VERSION, backward_with_modes, dispatch_mode, supports_estimates
 from exp.hardware.matmul import matrix_rate
 from exp.hardware.registry import create_backend
 from exp.launcher.execute import print_header
@@ -115,7 +115,7 @@ class PaperCard(_FunctionMode):
 
     def counting(self, kind: str = "activations", share: float = 1.0) -> ContextManager[Any]:
         """Context in which the results of every operator are counted as ``kind``, with a ``share`` of their bytes."""
-        return every_operator(functools.partial(self._call, kind, share))
+        return dispatch_mode(functools.partial(self._call, kind, share))
 
     def __exit__(self, *error: Any) -> None:
         self._weights.clear()
@@ -237,7 +237,7 @@ def _step(autocast: ContextManager[Any]) -> Any:
 
     def update_params(loss: torch.Tensor, *_args: Any, **_kwargs: Any) -> None:
         with autocast:
-            backward_below_modes(loss)
+            backward_with_modes(loss)
 
     return SimpleNamespace(optim_context=lambda _model: autocast, update_params=update_params)
 

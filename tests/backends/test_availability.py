@@ -12,7 +12,7 @@ import pytest
 from exp.backends import _probe, cuda, rocm
 
 from exp.errors import ConfigError, UnavailableError
-from exp.hardware.registry import choose
+from exp.hardware.registry import choose_available
 from tests.backends import made
 from tests.conftest import clean_environment
 
@@ -57,7 +57,7 @@ def test_every_backend_answers_without_torch():
         "import sys\nfrom exp.backends import _probe\nfrom exp.hardware.registry import create_backend, installed\n"
         "for name in installed():\n"
         "    backend = create_backend({'_target_': name, 'name': name})\n"
-        "    backend.why_unavailable(), backend.worker_env(0, 2, True)\n"
+        "    backend.unavailable_reason(), backend.worker_env(0, 2, True)\n"
         "build = _probe.torch_build()\nassert 'torch' not in sys.modules\nimport torch\n"
         "assert (build['version'], build['cuda']) == (torch.__version__, torch.version.cuda)\n"
     )
@@ -65,10 +65,10 @@ def test_every_backend_answers_without_torch():
 
 
 def test_auto_takes_the_first_that_is_available_and_warns_of_one_that_does_not_exist(capsys):
-    assert choose(["cuad", "gcu", "rocm", "cpu"]) == "cpu"
+    assert choose_available(["cuad", "gcu", "rocm", "cpu"]) == "cpu"
     assert "cuad" in capsys.readouterr().err
     with pytest.raises(UnavailableError, match=r"\n  gcu: .*\n  rocm: "):
-        choose(["gcu", "rocm"])
+        choose_available(["gcu", "rocm"])
 
 
 def test_a_target_that_is_not_there_or_does_not_load_is_named_with_the_reason(tmp_path, monkeypatch):
@@ -109,11 +109,11 @@ def test_cuda_cards_are_counted_by_the_management_library_else_in_proc(machine, 
     monkeypatch.setattr(cuda.CudaBackend, "_driver", tmp_path / "version")
     (tmp_path / "gpus" / "0000:3b:00.0").mkdir(parents=True)
     backend = made("cuda")
-    assert (backend.why_unavailable(), backend.device_count(), backend.driver_version()) == (None, cards, None)
+    assert (backend.unavailable_reason(), backend.device_count(), backend.driver_version()) == (None, cards, None)
     (tmp_path / "version").write_text("550.54.15\n")
     assert backend.driver_version() == "550.54.15"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert "CUDA_VISIBLE_DEVICES" in backend.why_unavailable()
+    assert "CUDA_VISIBLE_DEVICES" in backend.unavailable_reason()
 
 
 @pytest.fixture
@@ -132,14 +132,14 @@ def topology(machine, tmp_path):
 
 def test_rocm_cards_are_counted_in_the_kernels_topology(topology, monkeypatch):
     backend = made("rocm")
-    assert backend.why_unavailable() is not None
+    assert backend.unavailable_reason() is not None
     topology({0: 0, 1: 304, 2: 304, 3: 304})
-    assert (backend.why_unavailable(), backend.device_count()) == (None, 3)
+    assert (backend.unavailable_reason(), backend.device_count()) == (None, 3)
     monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "0,2")
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")  # of the two that are left
     assert backend.device_count() == 1
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "2")
-    assert "HIP_VISIBLE_DEVICES" in backend.why_unavailable()
+    assert "HIP_VISIBLE_DEVICES" in backend.unavailable_reason()
 
 
 def test_each_rocm_card_has_a_kernel_cache_of_its_own(topology, monkeypatch, tmp_path):
@@ -174,15 +174,15 @@ def test_cards_of_others_are_counted_once_by_their_torch(machine, monkeypatch, t
     monkeypatch.setattr(ctypes, "CDLL", lambda _name: Path("/nowhere").stat())  # no library
     _probe.ask_torch.cache_clear()
     machine("2.6.0+cu124", cuda="12.4")
-    assert made("cuda").why_unavailable() is not None
+    assert made("cuda").unavailable_reason() is not None
     assert not (tmp_path / "loads").exists()
     for name, built in (("cuda", ("2.6.0+metax2.33", "11.6", None)), ("rocm", ("2.5.1+das.opt1.dtk2504", None, "6.3"))):
         machine(*built)
-        assert (made(name).why_unavailable(), made(name).device_count()) == (None, 4)
+        assert (made(name).unavailable_reason(), made(name).device_count()) == (None, 4)
     assert (tmp_path / "loads").read_text() == "00"
     (tmp_path / "torch.py").write_text("raise OSError('libmcruntime.so: cannot open shared object file')")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")  # asks again
-    assert "libmcruntime.so" in made("rocm").why_unavailable()
+    assert "libmcruntime.so" in made("rocm").unavailable_reason()
 
 
 @pytest.mark.parametrize("name", ["cpu", "cuda", "rocm", "gcu"])

@@ -34,7 +34,8 @@ def test_the_library_counts_cards_and_the_plug_in_those_that_have_names(tmp_path
         "backend = create_backend({'_target_': 'gcu', 'name': 'gcu'})\n"
         "def counted(value):\n    os.environ['TOPS_VISIBLE_DEVICES'] = value\n    return backend.device_count()\n"
         "print(json.dumps([counted(value) for value in ('2,0', '1,7,0', '', '0,0', 'GCU-10ab')]))\n"
-        "assert backend.why_unavailable() is None and 'torch' not in sys.modules and 'torch_gcu' not in sys.modules\n"
+        "assert backend.unavailable_reason() is None and 'torch' not in sys.modules and 'torch_gcu' not in "
+        "sys.modules\n"
     )
     for more, counts in (({}, [2, 1, 0, 0, 7]), ({"NO_DRIVER": "1"}, [7] * 5)):
         environment = clean_environment(LD_LIBRARY_PATH=str(tmp_path), PYTHONPATH=str(tmp_path), **more)

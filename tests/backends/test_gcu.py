@@ -10,7 +10,7 @@ from tests.backends import made
 
 def test_a_variable_that_nothing_reads_is_named(monkeypatch):
     monkeypatch.setenv("GCU_VISIBLE_DEVICES", "0,1")
-    assert "GCU_VISIBLE_DEVICES=0,1" in made("gcu").cautions()[0]
+    assert "GCU_VISIBLE_DEVICES=0,1" in made("gcu").warnings()[0]
 
 
 @pytest.mark.skipif(torch.__version__.startswith("1."), reason="the current generation goes with torch >= 2.0")

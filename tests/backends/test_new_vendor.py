@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from exp.hardware.cards import only
+from exp.hardware.cards import visible_devices_env
 from tests.backends import made
 from tests.conftest import TINY, write_files
 
@@ -37,11 +37,11 @@ def test_an_installed_backend_is_found_by_auto_without_a_yaml_file_and_a_broken_
 @pytest.mark.parametrize("vendor", ["Npu", "Mlu", "Musa", "Xpu", "Hpu"])
 def test_five_vendors_by_way_of_torchs_accelerator(lib, monkeypatch, vendor):
     backend = made(f"my_vendors.{vendor}Backend")
-    assert backend.why_unavailable() is not None
+    assert backend.unavailable_reason() is not None
     assert backend.device_count() == 0
     for variable in backend.visible_variables:
         monkeypatch.setenv(variable, "4,5,6,7")
-        assert only(backend, [3, 1]) == {variable: "5,7"}
+        assert visible_devices_env(backend, [3, 1]) == {variable: "5,7"}
 
 
 def test_a_lazy_card_runs_what_is_recorded_before_and_after_the_step(lib):

@@ -11,7 +11,7 @@ from tests.behaviour.conftest import STEADY, TINY, first_line
 DOCTOR = ["task=doctor", "nproc=2", "task.burst_s=0.2", "task.timeout_s=45"]
 
 SICK = """
-import os, signal, time
+import dataclasses, os, signal, time
 from acme_backend import AcmeBackend
 from exp.hardware.backend import Collectives
 
@@ -23,15 +23,15 @@ class Sums(Collectives):
 
 class Sick(AcmeBackend):
     collectives = Sums("gloo")
-    exclusive_devices = True
+    capabilities = dataclasses.replace(AcmeBackend.capabilities, shared_device=False)
     rank = 0
 
     def worker_env(self, local_rank, *more, **options):
         self.rank = local_rank
         return super().worker_env(local_rank, *more, **options)
 
-    def describe(self, device):
-        return {**super().describe(device), "card": 0 if os.environ["SICK"] == "shares" else self.rank}
+    def device_info(self, device):
+        return {**super().device_info(device), "card": 0 if os.environ["SICK"] == "shares" else self.rank}
 
     def set_device(self, local_rank):
         if os.environ["SICK"] == "dies" and local_rank == 1:

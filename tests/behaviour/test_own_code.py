@@ -143,7 +143,7 @@ def test_a_card_of_another_vendor_is_one_file_and_one_yaml(exp, page):
     assert (exp.result("run")["backend"], exp.result("run")["world_size"]) == ("acme", 2)
     assert '"ACME_LOG": "quiet"' in (exp.path("run") / "env.json").read_text()
     code = exp.folder / "lib" / "acme_backend.py"
-    code.write_text(code.read_text().replace("exclusive_devices = False", "exclusive_devices = True "))
+    code.write_text(code.read_text().replace("shared_device=True", "shared_device=False"))
     for words, number, named in ((["nproc=5"], 3, "4"), (["nproc=2"], 1, "ranks 0 and 1")):
         done = exp(*run, *words, "output_dir=refused", **lib)
         assert done.returncode == number

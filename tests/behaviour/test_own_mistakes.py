@@ -189,7 +189,8 @@ def test_an_evaluation_writes_every_table_whatever_its_name_and_cells(exp, train
 
 def test_a_backend_that_raises_before_any_worker_starts_is_named_with_its_line(exp):
     text = (
-        "from exp.backends.cpu import CpuBackend\n\n\nclass Broken(CpuBackend):\n    exclusive_devices = True\n\n"
+        "from exp.backends.cpu import CpuBackend\nfrom exp.hardware.backend import Capabilities\n\n\n"
+        "class Broken(CpuBackend):\n    capabilities = Capabilities()\n\n"
         "    def device_count(self):\n        return 1 / 0\n"
     )
     (exp.folder / "mine.py").write_text(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from exp.backends.cpu import CpuBackend
@@ -17,7 +18,7 @@ def illness(local_rank: int) -> str:
 class SickBackend(CpuBackend):
     """The CPU as four cards, with a number each."""
 
-    exclusive_devices = True
+    capabilities = replace(CpuBackend.capabilities, shared_device=False)
     rank = 0
 
     def device_count(self):
@@ -29,8 +30,8 @@ class SickBackend(CpuBackend):
             time.sleep(300)
         return super().worker_env(local_rank, local_world_size, single_node)
 
-    def describe(self, device):
-        return {**super().describe(device), "card": self.rank}
+    def device_info(self, device):
+        return {**super().device_info(device), "card": self.rank}
 
     def usage(self):
         return {"free": 2**20 if illness(self.rank) == "full" else 2**33, "total": 2**33}

@@ -13,7 +13,8 @@ from exp.backends._monitor import reading
 from exp.backends.cpu import CpuBackend
 
 from exp.checks.doctor import CHECKS
-from exp.hardware.compat import every_operator
+from exp.hardware.backend import Capabilities
+from exp.hardware.compat import dispatch_mode
 from tests.simulators import needs_card
 
 ROOT = Path(__file__).parents[2]
@@ -82,7 +83,7 @@ class WrongAtFirst(CpuBackend):
             result = operator(*arguments, **keywords)
             return result if self.right or "mm" not in str(operator) else result * 2
 
-        return every_operator(call)
+        return dispatch_mode(call)
 
     def monitor(self):
         self.right = True
@@ -100,8 +101,9 @@ def bench_of(backend):
     [(4, "failed", "warning"), (6, "warning", "ok"), (49, "warning", "ok"), (51, "ok", "ok")],
 )
 def test_how_much_of_a_cards_memory_may_be_taken(free, exclusive, shared):
-    for own, status in ((True, exclusive), (False, shared)):
-        backend = SimpleNamespace(usage=lambda: {"free": free, "total": 100}, monitor=list, exclusive_devices=own)
+    for is_shared, status in ((False, exclusive), (True, shared)):
+        capabilities = Capabilities(shared_device=is_shared)
+        backend = SimpleNamespace(usage=lambda: {"free": free, "total": 100}, monitor=list, capabilities=capabilities)
         assert CHECKS["memory"].body(SimpleNamespace(backend=backend, described={})).status == status
 
 

@@ -9,7 +9,7 @@ from exp.backends.cpu import CpuBackend
 from exp.checks.check import Journal, judge_collectives, judge_operators
 from exp.checks.measure import addends
 from exp.checks.operators import OperatorCheck
-from exp.hardware.compat import TORCH_VERSION, every_operator
+from exp.hardware.compat import TORCH_VERSION, dispatch_mode
 
 
 def test_the_verdict_on_collectives_and_what_has_ended_the_process_is_left_out(tmp_path):
@@ -72,7 +72,7 @@ def test_sums_of_any_number_of_ranks_are_whole_numbers_that_bf16_has(world_size)
 def test_operators_of_a_step_are_compared_one_by_one_and_what_is_random_is_not(tmp_path):
     check = OperatorCheck(CpuBackend(name="cpu"), torch.device("cpu"), Journal(tmp_path / "operators.jsonl", 60))
     layer, x = torch.nn.Linear(4, 4), torch.ones(2, 2, 3, 4)
-    with every_operator(check):
+    with dispatch_mode(check):
         mixed = torch.nn.functional.scaled_dot_product_attention(layer(x), layer(x), layer(x))
         torch.nn.functional.dropout(mixed, 0.5).sum().backward()
     lines, begun = Journal.read(tmp_path / "operators.jsonl")

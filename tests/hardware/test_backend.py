@@ -6,14 +6,14 @@ from dataclasses import fields
 
 import torch
 
-from exp.hardware.backend import Backend, Capabilities, Collectives, ddp_arguments, device_part_of
+from exp.hardware.backend import Backend, Capabilities, Collectives, device_backend
 
 
 class Plain(Backend):
     device_type = "plain"
     collectives = Collectives("cpu:gloo,plain:lib")
 
-    def why_unavailable(self):
+    def unavailable_reason(self):
         return None
 
     def device_count(self):
@@ -30,14 +30,22 @@ def test_what_nobody_says_a_card_cannot():
     assert [plain.supports(name) for name in ("fp32", "bf16")] == [True, False]
     assert not any(getattr(Capabilities(), field.name) for field in fields(Capabilities)[1:])
     assert not any((plain.collectives.averages, plain.collectives.gloo))
-    assert [plain.usage(), plain.monitor(), plain.packages(), plain.cautions()] == [{}, [], {}, []]
+    assert [plain.usage(), plain.monitor(), plain.packages(), plain.warnings()] == [{}, [], {}, []]
+
+
+def test_the_process_group_is_that_of_the_configuration_the_variable_or_the_backend(monkeypatch):
+    assert Plain(name="plain").process_group() == "cpu:gloo,plain:lib"
+    monkeypatch.setenv("TORCH_DISTRIBUTED_BACKEND", "gloo")
+    assert Plain(name="plain").process_group() == "gloo"
+    assert Plain(name="plain", process_group="mine").process_group() == "mine"
 
 
 def test_the_devices_part_of_a_composite_group():
-    assert [device_part_of("cpu:gloo,x:y", name) for name in ("x", "z")] == ["y", "gloo"]
-    assert device_part_of("eccl", "x") == "eccl"
+    assert [device_backend("cpu:gloo,x:y", name) for name in ("x", "z")] == ["y", "gloo"]
+    assert device_backend("eccl", "x") == "eccl"
 
 
 def test_ddp_is_told_the_card_of_its_rank():
-    assert ddp_arguments(torch.device("cuda", 3)) == {"device_ids": [3], "output_device": 3}
-    assert ddp_arguments(torch.device("cpu")) == {}
+    plain = Plain(name="plain")
+    assert plain.ddp_kwargs(torch.device("cuda", 3)) == {"device_ids": [3], "output_device": 3}
+    assert plain.ddp_kwargs(torch.device("cpu")) == {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from exp.hardware.cards import identity, reading_of, shared
+from exp.hardware.cards import identity, monitor_row, shared_cards
 
 ZERO = "00000000-0000-0000-0000-000000000000"
 A, B = "6fd0e7e5-1b0c-4d32-8f3c-0f2a6f1e9b11", "0e6a2f11-9a10-4a4e-a3b5-6a4a0c1c2d22"
@@ -12,7 +12,7 @@ A, B = "6fd0e7e5-1b0c-4d32-8f3c-0f2a6f1e9b11", "0e6a2f11-9a10-4a4e-a3b5-6a4a0c1c
 
 def pairs(*devices):
     named = [{"host": "one", "device": "card:0", "index": 0, **device} for device in devices]
-    return shared(dict(enumerate(named)))
+    return shared_cards(dict(enumerate(named)))
 
 
 @pytest.mark.parametrize(
@@ -52,5 +52,5 @@ def test_every_rank_is_paired_with_the_first_that_has_its_card():
 def test_a_card_finds_its_reading_of_the_monitor():
     unknown = [{"index": index, "uuid": ZERO, "bus_id": f"0000:{index}3:00.0"} for index in (0, 4)]
     device = {"uuid": ZERO, "bus_id": "0000:43:00.0", "index": 1}
-    assert reading_of(device, unknown) is unknown[1]
+    assert monitor_row(device, unknown) is unknown[1]
     assert (identity(device), identity({"uuid": ZERO, "index": 2})) == ("0000:43:00.0", "card 2")

@@ -23,7 +23,7 @@ from exp.hardware import backend as cores
 def test_quotas_count(tmp_path, monkeypatch, own, files, left):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(16)))
     monkeypatch.setattr(cores, "_CGROUPS", tmp_path)
-    monkeypatch.setattr(cores, "_OWN_CGROUPS", tmp_path / "own")
+    monkeypatch.setattr(cores, "_PROCESS_CGROUPS", tmp_path / "own")
     for name, content in {**files, "own": own}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)

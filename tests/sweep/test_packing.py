@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +20,8 @@ from exp.sweep.packing import pack
 class OneCard(CpuBackend):
     """Counts how often its card is looked for."""
 
-    exclusive_devices, visible_variables, looks = True, ("CARDS",), 0
+    capabilities = replace(CpuBackend.capabilities, shared_device=False)
+    visible_variables, looks = ("CARDS",), 0
 
     def device_count(self) -> int:
         OneCard.looks += 1

@@ -31,8 +31,8 @@ from exp.config.check import check_data
 from exp.console import format_bytes, format_flops
 from exp.errors import ExpError, RunError
 from exp.hardware import cards
-from exp.hardware.backend import PRECISIONS, ddp_arguments, device_part_of
-from exp.hardware.environment import SHM, describe_environment, package_versions, process_limits, variables
+from exp.hardware.backend import PRECISIONS, device_backend
+from exp.hardware.environment import SHM, describe_environment, package_versions, process_limits, reported_variables
 from exp.hardware.matmul import multiply
 from exp.hardware.registry import create_backend, installed
 from exp.runs.files import to_json, write_json
@@ -211,8 +211,8 @@ def _device(bench: Bench) -> Answer:
     import torch
 
     device = bench.backend.set_device(bench.info.local_rank)
-    described = {**bench.backend.describe(device), "host": socket.gethostname(), "device": str(device)}
-    described["identity"] = cards.identity(described) if bench.backend.exclusive_devices else None
+    described = {**bench.backend.device_info(device), "host": socket.gethostname(), "device": str(device)}
+    described["identity"] = cards.identity(described) if not bench.backend.capabilities.shared_device else None
     answer = float((torch.arange(4, dtype=torch.float32).to(device) * 2).sum().cpu())
     if answer != 12.0:
         return fail(f"{device} computes {answer} instead of 12", _OUT_OF_SERVICE)
@@ -220,7 +220,7 @@ def _device(bench: Bench) -> Answer:
     number, name = described.get("card"), described["name"]
     finding = ", ".join(part for part in (str(device), name, described["identity"]) if part)
     shown = name if number is None else f"#{number} {name}"
-    return ok(finding, "; ".join(bench.backend.cautions()), shown=shown, **described)
+    return ok(finding, "; ".join(bench.backend.warnings()), shown=shown, **described)
 
 
 def _ranks(bench: Bench) -> Answer:
@@ -236,10 +236,10 @@ def _ranks(bench: Bench) -> Answer:
 
 def _cards(bench: Bench) -> Answer:
     """No two ranks use the same physical card."""
-    if not bench.backend.exclusive_devices:
+    if bench.backend.capabilities.shared_device:
         return ok("ranks may share this device")
     own = bench.described["identity"]
-    sharing = sorted({rank for pair in cards.shared(bench.peers) if bench.info.rank in pair for rank in pair})
+    sharing = sorted({rank for pair in cards.shared_cards(bench.peers) if bench.info.rank in pair for rank in pair})
     if not sharing:
         return ok(f"only this rank uses {own}")
     finding = f"ranks {', '.join(map(str, sharing))} share one card: {own} on {bench.described['host']}"
@@ -252,7 +252,7 @@ def _memory(bench: Bench) -> Answer:
 
     On a device that ranks share, such as the CPU, below 5 % a warning.
     """
-    usage, row = bench.backend.usage(), cards.reading_of(bench.described, bench.backend.monitor()) or {}
+    usage, row = bench.backend.usage(), cards.monitor_row(bench.described, bench.backend.monitor()) or {}
     free, total = usage.get("free"), usage.get("total") or row.get("memory_total")
     if free is None and total is not None and row.get("memory_used") is not None:
         free = total - row["memory_used"]
@@ -262,7 +262,7 @@ def _memory(bench: Bench) -> Answer:
         f"{format_bytes(free)} free of {format_bytes(total)}",
         {"shown": format_bytes(free), "free": free, "total": total},
     )
-    full, exclusive = free < total * 0.05, bench.backend.exclusive_devices
+    full, exclusive = free < total * 0.05, not bench.backend.capabilities.shared_device
     advice = "other processes hold the rest: the vendor's monitor or top shows them; wait until they have ended"
     if full and exclusive:
         return fail(finding, advice, **values)
@@ -271,7 +271,7 @@ def _memory(bench: Bench) -> Answer:
 
 def _group(bench: Bench) -> Answer:
     """The process group can be created, and is the requested one."""
-    from exp.distributed import Distributed, chosen_group
+    from exp.distributed import Distributed, process_group_source
 
     assert bench.store is not None
     backend, info, started = bench.backend, bench.info, time.monotonic()
@@ -286,8 +286,8 @@ def _group(bench: Bench) -> Answer:
         return ok(f"{name} in {seconds:.1f} s", **values)
     bench.usable.add("group")  # the fallback is reported as a failure, but the checks below can use the group
     finding = f"fell back: {fallback['used']} instead of {fallback['wanted']}, because {fallback['reason']}"
-    group, source = chosen_group(backend)
-    if device_part_of(group, backend.device_type) == "gloo":
+    group, source = backend.process_group(), process_group_source(backend)
+    if device_backend(group, backend.device_type) == "gloo":
         return ok(finding, f"slow; leave out {source} to use the card's own collectives", **values)
     return fail(finding, "install the vendor's collectives: copies through the CPU are slow", **values)
 
@@ -321,7 +321,7 @@ def _ddp(bench: Bench) -> Answer:
     model = torch.nn.Linear(8, 8, bias=False)
     torch.nn.init.constant_(model.weight, own)
     model = model.to(bench.device)
-    wrapped = backend.collectives.ddp_class(model, **ddp_arguments(bench.device))
+    wrapped = backend.collectives.ddp_class(model, **bench.backend.ddp_kwargs(bench.device))
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=1.0)
     wrapped(torch.full((1, 8), own, device=bench.device)).sum().backward()
     getattr(wrapped, "exchange_gradients", lambda: None)()
@@ -370,7 +370,7 @@ def _burst(bench: Bench) -> Answer:
         # Monitors report a mean over a short time and may answer slowly: keep the card busy until they have answered.
         while len(results) < 2 or not seen.done():
             results.append(multiply(backend, bench.device, burst_s))
-        row = cards.reading_of(bench.described, seen.result()) or {}
+        row = cards.monitor_row(bench.described, seen.result()) or {}
     rate = results[1][0]
     for _, error in results:
         if not error <= 1e-3:  # also true for NaN
@@ -605,7 +605,7 @@ def describe(config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Back
         "backends": _backends(config, backend),
         "backend_packages": backend.packages(),
         "monitor": backend.monitor(),
-        "variables": [f"{name}={value}" for name, value in variables(backend).items()],
+        "variables": [f"{name}={value}" for name, value in reported_variables(backend).items()],
         "limits": process_limits(),
     }
     write_json(folder.env, environment)
@@ -620,7 +620,7 @@ def _backends(config: ExpConfig, chosen: Backend) -> dict[str, str]:
     for name in sorted({*installed(), config.backend.name}):
         try:
             backend = chosen if name == config.backend.name else create_backend({"_target_": name, "name": name})
-            reason = backend.why_unavailable()
+            reason = backend.unavailable_reason()
             found[name] = f"not available: {reason}" if reason else f"available, {backend.device_count()} devices"
         except (ExpError, TypeError) as error:  # backends of other packages may be broken
             found[name] = f"does not load: {error}"

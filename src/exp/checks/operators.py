@@ -22,7 +22,7 @@ from exp.checks.parity import apart, largest
 from exp.data.loader import map_tensors, tensors_of
 from exp.engine.result import make_result
 from exp.errors import first_line
-from exp.hardware.compat import every_operator
+from exp.hardware.compat import dispatch_mode
 
 if TYPE_CHECKING:
     from exp.hardware.backend import Backend
@@ -76,7 +76,7 @@ class OperatorCheck(Hook):
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         """Intercept operators."""
         self._window.close()
-        self._window.enter_context(every_operator(self))
+        self._window.enter_context(dispatch_mode(self))
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         """Intercept no more."""

@@ -21,7 +21,7 @@ from exp.checks.check import FAILED, OK, SKIPPED, WARNING, Answer, Journal, fail
 from exp.checks.child import ChildEnd, overrides_without, run_exp, searched
 from exp.config.compose import sets_output_dir
 from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, EXIT_UNAVAILABLE, ConfigError
-from exp.hardware.environment import git_revision, package_versions, variables
+from exp.hardware.environment import git_revision, package_versions, reported_variables
 from exp.hardware.registry import create_backend
 from exp.launcher.freeze import compose_run
 from exp.launcher.validate import check_hardware
@@ -69,7 +69,7 @@ def plan(config: ExpConfig, overrides: Sequence[str], backend: Backend) -> dict[
     kept = [each for each in overrides_without(overrides, *_OWN) if each != "backend=auto"]
     if not any(override.startswith("backend=") for override in kept):
         kept.append(f"backend={config.backend.name}")
-    made_up = backend.simulate or not backend.exclusive_devices
+    made_up = backend.simulate or backend.capabilities.shared_device
     families = [family for plugin in installed().values() for family in plugin.families.values()]
     examples: dict[str, Sequence[str]] = {family.example: family.small for family in families}
     small = {name: examples.get(name, ()) for name in config.task.experiments or examples}
@@ -148,7 +148,7 @@ def machine_of(backend: Backend, nproc: int, overrides: Sequence[str]) -> dict[s
     own = sorted(overrides_without(overrides, *_FOLDER))
     facts = {"backend": backend.name, "simulated": backend.simulate, "nproc": nproc, "overrides": own,
              "Python": platform.python_version(), "platform": platform.platform(), "cores": os.cpu_count(),
-             **package_versions(), **backend.packages(), **variables(backend)}  # fmt: skip
+             **package_versions(), **backend.packages(), **reported_variables(backend)}  # fmt: skip
     facts.update({name: os.environ[name] for name in backend.visible_variables if name in os.environ})
     for card in backend.monitor():
         facts[f"card {card['index']}"] = " ".join(str(card[key]) for key in _IDENTITY if card.get(key) is not None)
@@ -242,7 +242,7 @@ class _Suite:
         if alone and number != "1":
             efficiency = answer.values["efficiency"] = answer.values.get("samples_per_second", 0) / alone / int(number)
             answer.finding += f", {efficiency:.0%} of {number} times one card"
-            if efficiency < _EFFICIENT and self.backend.exclusive_devices and not self.backend.simulate:
+            if efficiency < _EFFICIENT and not self.backend.capabilities.shared_device and not self.backend.simulate:
                 answer.status = WARNING
                 answer.advice = "check the bandwidth of the collectives and the speed of loading (data.num_workers)"
         return answer

@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader, Dataset
 
 from exp.data.sampler import EvalBatchSampler
-from exp.hardware.compat import pinned_by
+from exp.hardware.compat import pin_memory_kwargs
 from exp.runs.scratch import ensure_socket_folder
 from exp.runs.signals import PREEMPT_SIGNAL, block_signals
 
@@ -20,15 +20,9 @@ if TYPE_CHECKING:
     from exp.session import Session
 
 __all__ = [
-    "DeviceLoader",
-    "device_loader",
-    "eval_loader",
-    "eval_loader_for_rank",
-    "map_tensors",
-    "tensors_of",
-    "to_device",
+    "DeviceLoader", "device_loader", "eval_loader", "eval_loader_for_rank", "map_tensors", "tensors_of", "to_device",
     "train_loader",
-]
+]  # fmt: skip
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +68,7 @@ def train_loader(
         generator=generator,
         collate_fn=_identity if getattr(dataset, "yields_tensors", False) else None,
         persistent_workers=num_workers > 0,
-        **({} if pinned_for is None else pinned_by(pinned_for)),
+        **({} if pinned_for is None else pin_memory_kwargs(pinned_for)),
     )
 
 

@@ -16,7 +16,6 @@ from torch.nn.parallel import DistributedDataParallel
 from exp.config.schema import DDP_KEYS
 from exp.distributed import AveragingDataParallel
 from exp.engine.wrapper import TrainStep, unwrapped
-from exp.hardware.backend import ddp_arguments
 
 if TYPE_CHECKING:
     from exp.hardware.backend import Backend
@@ -61,7 +60,7 @@ def wrap(model: nn.Module, kind: str, options: dict[str, Any], backend: Backend,
     options = {"gradient_as_bucket_view": backend.collectives.ddp_class is DistributedDataParallel, **options}
     # Pass only options that differ from the defaults: classes of old torch and of vendors do not have every option.
     options = {key: value for key, value in options.items() if value != _DEFAULTS.get(key)}
-    wrapped: nn.Module = data_parallel_class(kind, backend)(model, **options, **ddp_arguments(device))
+    wrapped: nn.Module = data_parallel_class(kind, backend)(model, **options, **backend.ddp_kwargs(device))
     return wrapped
 
 

@@ -47,7 +47,7 @@ def grad_scaler(backend: Backend, precision: str) -> Any | None:
     """
     if precision != "fp16":
         return None
-    vendor_scaler = getattr(getattr(backend.module, "amp", None), "GradScaler", None)
+    vendor_scaler = getattr(getattr(backend.torch_module, "amp", None), "GradScaler", None)
     torch_scaler: Any = getattr(torch.amp, "GradScaler", None)  # torch >= 2.3
     if vendor_scaler is not None and (torch_scaler is None or not vendor_scaler.__module__.startswith("torch.")):
         return vendor_scaler()

@@ -1,8 +1,9 @@
 """The backend interface: everything that differs between hardware families.
 
 A hardware family is one subclass of :class:`Backend` in one file, plus one YAML file that names it by ``_target_``.
-Backends outside this repository register a class through the entry-point group ``exp.backends`` or are named by
-``_target_`` in a config of the user's own (docs/extend/add-a-backend.md).
+Backends outside this repository register a class through the entry-point group ``exp.backends``, or a user's YAML file
+names them by ``_target_`` (docs/extend/add-a-backend.md). Training code calls :meth:`Backend.set_device`,
+:meth:`Backend.process_group` and :meth:`Backend.ddp_kwargs` instead of one vendor's functions.
 
 This module and all backend modules must not import torch at the top: the parent process uses them to validate the
 configuration, and must neither load torch nor hold a device. Methods that workers call import torch inside.
@@ -28,14 +29,17 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 __all__ = [
-    "FLOAT32", "PRECISIONS", "Backend", "Capabilities", "Collectives", "ask", "ddp_arguments", "device_part_of",
-    "usable_cores",
+    "FLOAT32", "PRECISIONS", "PROCESS_GROUP_VARIABLE", "Backend", "Capabilities", "Collectives", "call_if_present",
+    "device_backend", "usable_cores",
 ]  # fmt: skip
+
+
+PROCESS_GROUP_VARIABLE = "TORCH_DISTRIBUTED_BACKEND"
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What the cards of a family can do. The defaults are safe for any card: float32 only, and no optional feature.
+    """The features of the cards of a family. The defaults are safe for any card: float32 only, no optional feature.
 
     Attributes:
         precisions: those of :data:`PRECISIONS` that some card of the family has; :meth:`Backend.supports` asks the
@@ -47,6 +51,9 @@ class Capabilities:
         sync_batchnorm: whether torch's SyncBatchNorm runs on these cards.
         pinned_memory: whether host memory can be page-locked. Copies then overlap with computation, on a stream of
             their own if ``torch.<device_type>`` has streams.
+        shared_device: whether all ranks share one device (the CPU); otherwise each rank needs its own.
+        reported_env: prefixes of environment variables that change how the family behaves, for reports, besides the
+            visible-devices variables. None may be the prefix of a variable with a secret.
         forking: whether workers may be forked from a process that has imported torch and MMEngine. Nothing that is
             imported with them may start threads or open a device.
         simulation: whether there are simulated cards (``backend.simulate=true``).
@@ -63,6 +70,10 @@ class Capabilities:
     sync_batchnorm: bool = False
 
     pinned_memory: bool = False
+
+    shared_device: bool = False
+
+    reported_env: tuple[str, ...] = ()
 
     forking: bool = False
 
@@ -92,9 +103,9 @@ class Collectives:
         """
         import torch.distributed as dist
 
-        library = device_part_of(process_group, device_type)
-        known = getattr(dist, "is_backend_available", None)  # torch >= 2.0
-        if known is None or (library != "undefined" and known(library)):
+        library = device_backend(process_group, device_type)
+        is_available = getattr(dist, "is_backend_available", None)  # torch >= 2.0
+        if is_available is None or (library != "undefined" and is_available(library)):
             return None
         return f"no package has registered collectives for {device_type} with torch ({library})"
 
@@ -110,7 +121,7 @@ class Collectives:
         from exp.hardware.compat import supports_composite_groups
 
         if not supports_composite_groups():
-            process_group = device_part_of(process_group, device_type)
+            process_group = device_backend(process_group, device_type)
         dist.init_process_group(process_group, store=store, rank=rank, world_size=world_size, timeout=timeout)
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
@@ -134,17 +145,12 @@ class Collectives:
         return DistributedDataParallel
 
 
-def device_part_of(process_group: str, device_type: str) -> str:
+def device_backend(process_group: str, device_type: str) -> str:
     """The backend of ``device_type`` in a composite string: ``("cpu:gloo,x:y", "x") -> "y"``."""
     if ":" not in process_group:
         return process_group
     parts = dict(part.split(":", 1) for part in process_group.split(","))
     return parts.get(device_type) or parts["cpu"]
-
-
-def ddp_arguments(device: torch.device) -> dict[str, Any]:
-    """DDP arguments that name the model's card, if it has an index; without them some vendors' DDP takes all cards."""
-    return {} if device.index is None else {"device_ids": [device.index], "output_device": device.index}
 
 
 class Backend(abc.ABC):
@@ -174,15 +180,8 @@ class Backend(abc.ABC):
     capabilities: Capabilities = Capabilities()
     """What the cards can do; after :meth:`set_device`, what this rank's card can do."""
 
-    exclusive_devices: bool = True
-    """Whether each rank needs a device of its own. False only if ranks share one (the CPU)."""
-
     visible_variables: tuple[str, ...] = ()
     """Environment variables with a list of the cards that a process may see; the first that is set counts."""
-
-    variables: tuple[str, ...] = ()
-    """Beginnings of the names of environment variables that change how this family behaves, for reports. Never of one
-    that may contain a secret."""
 
     _option_names: Sequence[str] | None = None
 
@@ -204,11 +203,12 @@ class Backend(abc.ABC):
         self.requested_process_group = process_group
         self.env = dict(env or {})
         self.options = dict(options or {})
-        known = self._option_names
-        wrong = [] if known is None else [str(each) for each in self.options if each not in known]
-        if wrong:
+        names = self._option_names
+        unknown = [] if names is None else [str(option) for option in self.options if option not in names]
+        if unknown:
             raise ConfigError(
-                f"backend.options.{wrong[0]}: backend={name} has no such option; it has {', '.join(known or ['none'])}"
+                f"backend.options.{unknown[0]}: backend={name} has no such option; it has "
+                f"{', '.join(names or ['none'])}"
             )
         self.allow_fallback = allow_fallback
         self.simulate = simulate
@@ -222,7 +222,7 @@ class Backend(abc.ABC):
     # -- Called by the parent: no torch, no device context; never raises -----------------------------------------------
 
     @abc.abstractmethod
-    def why_unavailable(self) -> str | None:
+    def unavailable_reason(self) -> str | None:
         """None if the backend is usable here; otherwise what was looked for, what was found, and how to get it."""
 
     @abc.abstractmethod
@@ -272,7 +272,7 @@ class Backend(abc.ABC):
     # -- Called by a worker: torch is imported from here on -----------------------------------------------------------
 
     @property
-    def module(self) -> Any:
+    def torch_module(self) -> Any:
         """Torch's module for this device, ``torch.<device_type>``.
 
         ``device_count`` and ``set_device`` are required. Used if present are ``synchronize``, ``manual_seed_all``,
@@ -291,7 +291,7 @@ class Backend(abc.ABC):
         """
         import torch
 
-        module = self.module
+        module = self.torch_module
         count = module.device_count()
         if local_rank >= count:
             lists = [f"{name}={os.environ[name]}" for name in self.visible_variables if name in os.environ]
@@ -303,7 +303,23 @@ class Backend(abc.ABC):
         module.set_device(local_rank)
         return torch.device(self.device_type, local_rank)
 
-    def describe(self, device: torch.device) -> dict[str, Any]:
+    def process_group(self) -> str:
+        """Process-group backend for ``torch.distributed``, such as ``"cpu:gloo,<device>:<library>"``.
+
+        The first that is set: ``backend.process_group`` of the configuration, the variable
+        ``TORCH_DISTRIBUTED_BACKEND``, the default of :attr:`collectives`.
+        """
+        return self.requested_process_group or os.environ.get(PROCESS_GROUP_VARIABLE) or self.collectives.process_group
+
+    def ddp_kwargs(self, device: torch.device) -> dict[str, Any]:
+        """DDP arguments that name the model's card, if it has an index; without them some vendors' DDP takes all cards.
+
+        Args:
+            device: of :meth:`set_device`.
+        """
+        return {} if device.index is None else {"device_ids": [device.index], "output_device": device.index}
+
+    def device_info(self, device: torch.device) -> dict[str, Any]:
         """Describe one device for the run record.
 
         Returns:
@@ -311,16 +327,20 @@ class Backend(abc.ABC):
             number on the host) identify the card, as far as they are known; if none is, ``visible``, its entry in the
             visible-devices variable (:mod:`exp.hardware.cards`).
         """
-        properties = ask(self.module, "get_device_properties", device.index)
-        name = getattr(properties, "name", None) or ask(self.module, "get_device_name", device.index) or device.type
-        found = {"name": str(name), "index": device.index}
+        properties = call_if_present(self.torch_module, "get_device_properties", device.index)
+        name = (
+            getattr(properties, "name", None)
+            or call_if_present(self.torch_module, "get_device_name", device.index)
+            or device.type
+        )
+        info = {"name": str(name), "index": device.index}
         for key, attribute in (("memory", "total_memory"), ("uuid", "uuid")):
             value = getattr(properties, attribute, None)
             if value is not None:
-                found[key] = value if isinstance(value, int) else str(value)
-        return found
+                info[key] = value if isinstance(value, int) else str(value)
+        return info
 
-    def cautions(self) -> list[str]:
+    def warnings(self) -> list[str]:
         """Warnings about the environment of this rank's device, one line each, such as variables without effect.
 
         Shown at the start of a run and by ``task=doctor``.
@@ -334,17 +354,17 @@ class Backend(abc.ABC):
             Values that the device reports within milliseconds: ``allocated`` and ``max_allocated`` (bytes of this
             process), ``free`` and ``total`` (bytes, with the use of other processes), ``utilization_percent``.
         """
-        module = self.module
-        free, total = ask(module, "mem_get_info") or (None, None)
-        allocated, most = ask(module, "memory_allocated"), ask(module, "max_memory_allocated")
-        found = {"allocated": allocated, "max_allocated": most, "free": free, "total": total}
-        return {name: int(value) for name, value in found.items() if value is not None}
+        module = self.torch_module
+        free, total = call_if_present(module, "mem_get_info") or (None, None)
+        allocated, peak = call_if_present(module, "memory_allocated"), call_if_present(module, "max_memory_allocated")
+        values = {"allocated": allocated, "max_allocated": peak, "free": free, "total": total}
+        return {name: int(value) for name, value in values.items() if value is not None}
 
     def synchronize(self) -> None:
         """Wait until the device has finished all queued work."""
-        wait = getattr(self.module, "synchronize", None)
-        if wait is not None:
-            wait()
+        synchronize = getattr(self.torch_module, "synchronize", None)
+        if synchronize is not None:
+            synchronize()
 
     def end_step(
         self,
@@ -411,7 +431,7 @@ class Backend(abc.ABC):
         return None
 
 
-def ask(module: Any, name: str, *arguments: Any) -> Any:
+def call_if_present(module: Any, name: str, *arguments: Any) -> Any:
     """Call a function of a device's module; None: it has no such function, or the function fails.
 
     Arguments are positional, because vendors name them differently.
@@ -426,14 +446,14 @@ def ask(module: Any, name: str, *arguments: Any) -> Any:
 
 
 _CGROUPS = Path("/sys/fs/cgroup")
-_OWN_CGROUPS = Path("/proc/self/cgroup")
+_PROCESS_CGROUPS = Path("/proc/self/cgroup")
 
 
 def usable_cores() -> int:
     """Number of cores by the affinity mask and the CPU quota of this process's control group (cgroup), at least 1."""
     cores = float(len(os.sched_getaffinity(0)))
     with contextlib.suppress(OSError, ValueError):
-        for line in _OWN_CGROUPS.read_text(encoding="utf-8").splitlines():
+        for line in _PROCESS_CGROUPS.read_text(encoding="utf-8").splitlines():
             _, controllers, path = line.split(":", 2)
             if controllers == "" or "cpu" in controllers.split(","):
                 cores = min(cores, _quota(_CGROUPS / controllers, path))

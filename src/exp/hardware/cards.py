@@ -11,10 +11,10 @@ from exp.errors import RunError
 if TYPE_CHECKING:
     from exp.hardware.backend import Backend
 
-__all__ = ["check_distinct", "identity", "only", "reading_of", "shared"]
+__all__ = ["check_distinct", "identity", "monitor_row", "shared_cards", "visible_devices_env"]
 
 
-def only(backend: Backend, devices: Sequence[int]) -> dict[str, str]:
+def visible_devices_env(backend: Backend, devices: Sequence[int]) -> dict[str, str]:
     """Environment variables that make only some devices visible to a job.
 
     Args:
@@ -32,18 +32,18 @@ def only(backend: Backend, devices: Sequence[int]) -> dict[str, str]:
 def identity(device: Mapping[str, Any]) -> str:
     """Name of a card that is unique on its host, for messages.
 
-    The first that is known of ``uuid``, ``serial``, ``bus_id`` and ``card`` (its number on the host); otherwise torch's
-    index.
+    It is the first that the description has of ``uuid``, ``serial``, ``bus_id`` and ``card`` (its number on the host);
+    otherwise torch's index.
 
     Args:
-        device: from :meth:`exp.hardware.backend.Backend.describe`.
+        device: from :meth:`exp.hardware.backend.Backend.device_info`.
     """
-    known = _known(device)
-    address = next((known[key] for key in _ADDRESSES if key in known), None)
-    return address or f"card {known.get('card', device.get('index'))}"
+    identifiers = _identifiers(device)
+    address = next((identifiers[key] for key in _ADDRESSES if key in identifiers), None)
+    return address or f"card {identifiers.get('card', device.get('index'))}"
 
 
-def shared(devices: Mapping[int, Mapping[str, Any]]) -> list[tuple[int, int]]:
+def shared_cards(devices: Mapping[int, Mapping[str, Any]]) -> list[tuple[int, int]]:
     """Find ranks that share a card.
 
     Two descriptions are of the same card if all identities (UUID, serial, bus id, number) that both have are equal.
@@ -60,7 +60,7 @@ def shared(devices: Mapping[int, Mapping[str, Any]]) -> list[tuple[int, int]]:
     pairs = []
     for rank, device in sorted(devices.items()):
         others = owners.setdefault(device["host"], [])
-        owner = next((other for other in others if _same(devices[other], device)), None)
+        owner = next((other for other in others if _is_same_card(devices[other], device)), None)
         if owner is None:
             others.append(rank)
         else:
@@ -68,24 +68,24 @@ def shared(devices: Mapping[int, Mapping[str, Any]]) -> list[tuple[int, int]]:
     return pairs
 
 
-def reading_of(device: Mapping[str, Any], readings: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+def monitor_row(device: Mapping[str, Any], readings: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     """The monitor's reading of one card, or None if there is none.
 
     Args:
-        device: from :meth:`exp.hardware.backend.Backend.describe`.
+        device: from :meth:`exp.hardware.backend.Backend.device_info`.
         readings: from :meth:`exp.hardware.backend.Backend.monitor`.
     """
-    own = _known(device)
+    identifiers = _identifiers(device)
     for key in _ADDRESSES:
         for row in readings:
-            if key in own and _known(row).get(key) == own[key]:
+            if key in identifiers and _identifiers(row).get(key) == identifiers[key]:
                 return row
-    number = own.get("card", device.get("index"))
+    number = identifiers.get("card", device.get("index"))
     return next((row for row in readings if row["index"] == number), None)
 
 
-def _same(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
-    one, other = _known(first), _known(second)
+def _is_same_card(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    one, other = _identifiers(first), _identifiers(second)
     common = one.keys() & other.keys()
     if common:
         return all(one[key] == other[key] for key in common)
@@ -95,16 +95,16 @@ def _same(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
     return all(first.get(key) == second.get(key) for key in ("index", "device", "visible"))
 
 
-def _known(device: Mapping[str, Any]) -> dict[str, Any]:
-    """The identities in a description, in normalized spelling."""
-    found: dict[str, Any] = {}
-    for key, normal in _ADDRESSES.items():
-        value = normal(str(device[key])) if device.get(key) else ""
+def _identifiers(device: Mapping[str, Any]) -> dict[str, Any]:
+    """The identifiers in a description, in normalized spelling."""
+    identifiers: dict[str, Any] = {}
+    for key, normalize in _ADDRESSES.items():
+        value = normalize(str(device[key])) if device.get(key) else ""
         if value.strip("0:.-"):  # zeros stand for an unknown address
-            found[key] = value
+            identifiers[key] = value
     if device.get("card") is not None:
-        found["card"] = device["card"]
-    return found
+        identifiers["card"] = device["card"]
+    return identifiers
 
 
 def _uuid(value: str) -> str:
@@ -125,12 +125,12 @@ def check_distinct(devices: Sequence[Mapping[str, Any]]) -> None:
     """Check that no two ranks share a card.
 
     Args:
-        devices: by rank, as for :func:`shared`.
+        devices: by rank, as for :func:`shared_cards`.
 
     Raises:
         RunError: two ranks share a card.
     """
-    for first, second in shared(dict(enumerate(devices))):
+    for first, second in shared_cards(dict(enumerate(devices))):
         raise RunError(
             f"ranks {first} and {second} share one card ({devices[second]['device']} on {devices[second]['host']}); "
             "give each rank its own: lower nproc, or correct the visible-devices variable"

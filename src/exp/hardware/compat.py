@@ -11,8 +11,8 @@ import torch
 from exp.hardware.ports import listen_at
 
 __all__ = [
-    "TORCH_VERSION", "autocast_disabled", "backward_below_modes", "every_operator", "forbid_fused_attention",
-    "has_fused_attention", "is_compiling", "pinned_by", "recompute_in_backward", "serving_store",
+    "TORCH_VERSION", "autocast_disabled", "backward_with_modes", "dispatch_mode", "forbid_fused_attention",
+    "has_fused_attention", "is_compiling", "pin_memory_kwargs", "recompute_in_backward", "serving_store",
     "supports_compilation", "supports_composite_groups", "supports_estimates", "supports_export",
     "supports_full_sharding", "supports_portable_operators",
 ]  # fmt: skip
@@ -77,10 +77,10 @@ def forbid_fused_attention() -> None:
     if TORCH_VERSION >= (2, 3):
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
-        _never_left.enter_context(sdpa_kernel(SDPBackend.MATH))
+        _process_contexts.enter_context(sdpa_kernel(SDPBackend.MATH))
 
 
-_never_left = contextlib.ExitStack()
+_process_contexts = contextlib.ExitStack()
 """Keeps contexts entered for the rest of the process: a context that is garbage-collected is left."""
 
 
@@ -110,7 +110,7 @@ def autocast_disabled(device_type: str) -> ContextManager[Any]:
         return contextlib.nullcontext()
 
 
-def every_operator(call: Callable[[Any, Sequence[Any], dict[str, Any]], Any]) -> ContextManager[Any]:
+def dispatch_mode(call: Callable[[Any, Sequence[Any], dict[str, Any]], Any]) -> ContextManager[Any]:
     """Context in which ``call`` runs every operator that torch dispatches, also those of the backward pass.
 
     Args:
@@ -133,7 +133,7 @@ def every_operator(call: Callable[[Any, Sequence[Any], dict[str, Any]], Any]) ->
                     if type(result) is not tuple:
                         return result
                     # A gradient that is not needed is None, which this torch cannot return.
-                    return tuple(torch.empty(0) if each is None else each for each in result)
+                    return tuple(torch.empty(0) if grad is None else grad for grad in result)
                 finally:
                     del guard
 
@@ -163,7 +163,7 @@ def recompute_in_backward(module: Any, *inputs: Any) -> Any:
     return checkpoint(module, first, *rest)
 
 
-def backward_below_modes(loss: torch.Tensor) -> None:
+def backward_with_modes(loss: torch.Tensor) -> None:
     """``loss.backward()`` that keeps torch function modes active for recomputed activations (torch >= 2.0).
 
     ``Tensor.backward`` suspends these modes, as does any function that takes the tensor itself.
@@ -174,8 +174,8 @@ def backward_below_modes(loss: torch.Tensor) -> None:
         torch.autograd.backward(loss)
 
 
-def pinned_by(device_type: str) -> dict[str, Any]:
+def pin_memory_kwargs(device_type: str) -> dict[str, Any]:
     """``DataLoader`` arguments for batches in page-locked (pinned) memory for a device type."""
     # torch < 1.12 pins for one vendor only; torch >= 2.9 pins for the current accelerator.
-    named = (1, 12) <= TORCH_VERSION < (2, 9)
-    return {"pin_memory": True, **({"pin_memory_device": device_type} if named else {})}
+    needs_device = (1, 12) <= TORCH_VERSION < (2, 9)
+    return {"pin_memory": True, **({"pin_memory_device": device_type} if needs_device else {})}

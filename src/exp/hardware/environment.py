@@ -1,4 +1,4 @@
-"""What a run's numbers depend on besides its configuration: versions, variables and limits of this machine.
+"""The environment of a run, on which its numbers depend, too: versions, variables and limits of this machine.
 
 Imports no torch.
 """
@@ -21,10 +21,11 @@ if TYPE_CHECKING:
     from exp.hardware.backend import Backend
 
 __all__ = [
-    "SHM", "describe_environment", "git_revision", "package_versions", "process_limits", "variables", "version_of",
+    "SHM", "describe_environment", "git_revision", "package_versions", "process_limits", "reported_variables",
+    "version_of",
 ]  # fmt: skip
 
-SHM = "/dev/shm"  # noqa: S108 - looked at, not written
+SHM = "/dev/shm"  # noqa: S108 - only its size is read
 """Shared memory, through which data-loader workers pass batches."""
 
 _PACKAGES = ("torch", "mmengine", "hydra-core", "omegaconf", "numpy", "pandas")
@@ -78,10 +79,10 @@ def git_revision(folder: Path) -> str | None:
         return None
 
 
-def variables(backend: Backend) -> dict[str, str]:
+def reported_variables(backend: Backend) -> dict[str, str]:
     """The relevant environment variables that are set: a fixed list, and those that ``backend`` names."""
-    names = {*_VARIABLES, *backend.env}
-    return {name: value for name, value in os.environ.items() if name in names or name.startswith(backend.variables)}
+    names, prefixes = {*_VARIABLES, *backend.env, *backend.visible_variables}, backend.capabilities.reported_env
+    return {name: value for name, value in os.environ.items() if name in names or name.startswith(prefixes)}
 
 
 def process_limits() -> dict[str, int | None]:

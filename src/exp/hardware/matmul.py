@@ -30,8 +30,8 @@ def multiply(backend: Backend, device: torch.device, seconds: float) -> tuple[fl
     """
     import torch
 
-    side, each = 128, 0.0
-    while each < _LONG_PRODUCT_S and side < _LARGEST_MATRIX:
+    side, duration = 128, 0.0
+    while duration < _LONG_PRODUCT_S and side < _LARGEST_MATRIX:
         side *= 2
         # All entries are 1/n, with n a power of two, so that the product with ones is exactly ones in every precision.
         matrix = torch.full((side, side), 1.0 / side, device=device)
@@ -40,14 +40,14 @@ def multiply(backend: Backend, device: torch.device, seconds: float) -> tuple[fl
             started = time.monotonic()
             result = matrix @ result
             backend.synchronize()
-            each = time.monotonic() - started
-    at_once = max(1, int(min(0.05, seconds / 2) / max(each, 1e-6)))
+            duration = time.monotonic() - started
+    batch = max(1, int(min(0.05, seconds / 2) / max(duration, 1e-6)))
     count, elapsed, started = 0, 0.0, time.monotonic()
     while elapsed < seconds:
-        for _ in range(at_once):
+        for _ in range(batch):
             result = matrix @ result
         backend.synchronize()
-        count += at_once
+        count += batch
         elapsed = time.monotonic() - started
     return 2.0 * side**3 * count / elapsed, float((result.float() - 1).abs().max().cpu())
 

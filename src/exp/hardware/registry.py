@@ -13,7 +13,7 @@ from exp.errors import ConfigError, ExpError, UnavailableError, user_code_errors
 from exp.hardware.backend import Backend
 from exp.plugins import entry_points
 
-__all__ = ["choose", "create_backend", "installed"]
+__all__ = ["choose_available", "create_backend", "installed"]
 
 
 def installed() -> Mapping[str, Any]:
@@ -32,8 +32,8 @@ def create_backend(config: BackendConfig | Mapping[str, Any]) -> Backend:
         ConfigError: there is no such class, or it is not a backend.
         UnavailableError: its module cannot be imported.
     """
-    given: Any = config
-    plain: Any = OmegaConf.to_container(given, resolve=True) if isinstance(given, DictConfig) else dict(given)
+    node: Any = config
+    plain: Any = OmegaConf.to_container(node, resolve=True) if isinstance(node, DictConfig) else dict(node)
     target = plain.pop("_target_")
     if "." not in target:
         if target not in installed():
@@ -47,7 +47,7 @@ def create_backend(config: BackendConfig | Mapping[str, Any]) -> Backend:
     return backend
 
 
-def choose(candidates: Sequence[str]) -> str:
+def choose_available(candidates: Sequence[str]) -> str:
     """The first available backend, for ``backend=auto``.
 
     A backend that is not installed or cannot be imported is skipped with a warning.
@@ -61,15 +61,15 @@ def choose(candidates: Sequence[str]) -> str:
     Raises:
         UnavailableError: no backend is available; the message has the reason for each.
     """
-    foreign = sorted(name for name, point in installed().items() if not point.value.startswith("exp.backends."))
-    looked: list[str] = []
-    for name in dict.fromkeys([*foreign, *candidates]):
+    external = sorted(name for name, point in installed().items() if not point.value.startswith("exp.backends."))
+    reasons: list[str] = []
+    for name in dict.fromkeys([*external, *candidates]):
         try:
-            reason = create_backend({"_target_": name, "name": name}).why_unavailable()
+            reason = create_backend({"_target_": name, "name": name}).unavailable_reason()
         except (ExpError, TypeError) as error:
             console.warn(f"{error}; backend=auto skips '{name}'")
             continue
         if reason is None:
             return name
-        looked.append(f"  {name}: {reason}")
-    raise UnavailableError("backend=auto found no device\n" + "\n".join(looked))
+        reasons.append(f"  {name}: {reason}")
+    raise UnavailableError("backend=auto found no device\n" + "\n".join(reasons))

@@ -89,7 +89,7 @@ def print_header(run: FrozenRun) -> None:
     _print_line(f"{config.name}: {config.task.name} on {run.backend}, {config.precision}{batch}")
     _print_line(f"run folder: {console.display_path(run.folder.path)}")
     launcher = launcher_class(config)
-    if run.backend.exclusive_devices and not (launcher.is_external or launcher.is_remote(config.launcher)):
+    if not run.backend.capabilities.shared_device and not (launcher.is_external or launcher.is_remote(config.launcher)):
         count = run.backend.device_count()
         if count > config.nproc:
             _print_line(f"{count - config.nproc} of {count} devices stay idle; nproc={count} uses all", "yellow")

@@ -20,7 +20,7 @@ from exp.config.resolve import trust_packages
 from exp.config.schema import ExpConfig
 from exp.config.sources import structure_of
 from exp.errors import ConfigError
-from exp.hardware.registry import choose, create_backend
+from exp.hardware.registry import choose_available, create_backend
 from exp.launcher.base import launcher_class
 from exp.launcher.run import FrozenRun
 from exp.launcher.validate import validate
@@ -98,7 +98,7 @@ def validate_run(config: ExpConfig, overrides: list[str], output_dir: Path | Non
 
 def _with_backend(config: ExpConfig, primary: str, overrides: list[str]) -> ExpConfig:
     """The configuration with the first available backend in place of ``backend=auto``."""
-    name = choose(config.backend._target_.split(","))
+    name = choose_available(config.backend._target_.split(","))
     other_overrides = [override for override in overrides if not override.startswith(("backend=", "backend._target_="))]
     try:
         return compose.compose(primary, [*other_overrides, f"backend={name}"])

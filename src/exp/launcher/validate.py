@@ -114,10 +114,10 @@ def check_hardware(config: ExpConfig, backend: Backend, counts: bool = True) -> 
     Raises:
         UnavailableError: the backend is not available, or there are too few devices.
     """
-    reason = backend.why_unavailable()
+    reason = backend.unavailable_reason()
     if reason is not None:
         raise UnavailableError(f"backend={config.backend.name} is not available: {reason}")
-    count = backend.device_count() if counts and backend.exclusive_devices else config.nproc
+    count = backend.device_count() if counts and not backend.capabilities.shared_device else config.nproc
     if config.nproc > count:
         names = [f"{name}={os.environ[name]}" for name in backend.visible_variables if name in os.environ]
         ways = [f"set nproc={count}"] * (count > 0)

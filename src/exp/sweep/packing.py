@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Sequence
 
 from exp.errors import EXIT_FAILED, EXIT_OK, RunError
 from exp.hardware.backend import usable_cores
-from exp.hardware.cards import only
+from exp.hardware.cards import visible_devices_env
 from exp.hardware.registry import create_backend
 from exp.launcher.outcome import Outcome, outcome_file, tail_of
 from exp.launcher.progress import progress_of
@@ -55,7 +55,7 @@ class _Packing:
         limit = max(1, cores // nproc) if self.parallel_jobs is None and backend.simulate else self.parallel_jobs
         if limit is not None and len(self.running) >= limit:
             return None
-        if backend.exclusive_devices:
+        if not backend.capabilities.shared_device:
             # Without a variable that hides cards, a job sees all cards, so it gets all.
             count = backend.device_count()
             needed = nproc if backend.visible_variables else count
@@ -95,10 +95,10 @@ class _Packing:
         backend = self.backends[number]
         if not devices:
             return {}
-        own = only(backend, devices)
+        own = visible_devices_env(backend, devices)
         if "OMP_NUM_THREADS" not in {**os.environ, **backend.env} and not backend.simulate:
             # Jobs on the other cards need cores, too.
-            cards = backend.device_count() if backend.exclusive_devices else usable_cores()
+            cards = backend.device_count() if not backend.capabilities.shared_device else usable_cores()
             own["OMP_NUM_THREADS"] = str(max(1, usable_cores() // cards))
         return own
 

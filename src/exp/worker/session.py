@@ -126,7 +126,7 @@ def open_session(session: Session) -> None:
 def _announce_ranks(session: Session) -> None:
     """Log rank, device and host; rank 0 prints them for all ranks. Refuse ranks that share a card."""
     info = session.info
-    about = {**session.backend.describe(session.device), "host": socket.gethostname(), "local_rank": info.local_rank}
+    about = {**session.backend.device_info(session.device), "host": socket.gethostname(), "local_rank": info.local_rank}
     session.devices = session.distributed.gather({**about, "device": str(session.device)})
     lines = [
         f"rank {rank}/{info.world_size}  local_rank {device['local_rank']}  {device['device']}  "
@@ -134,7 +134,7 @@ def _announce_ranks(session: Session) -> None:
         for rank, device in enumerate(session.devices)
     ]
     logger.info(lines[info.rank])
-    cautions = [*session.backend.cautions()]
+    cautions = [*session.backend.warnings()]
     if session.distributed.fallback is not None:
         text = (
             "FALLBACK on every rank: {used} instead of {wanted}, because {reason}; this is slow, and counted as "
@@ -148,7 +148,7 @@ def _announce_ranks(session: Session) -> None:
             session.console.print(line, highlight=False, soft_wrap=True)
         for caution in cautions:
             session.console.print(f"warning: {caution}", highlight=False, style="yellow", soft_wrap=True)
-    if session.backend.exclusive_devices:
+    if not session.backend.capabilities.shared_device:
         check_distinct(session.devices)
 
 

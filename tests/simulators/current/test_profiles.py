@@ -118,8 +118,8 @@ def test_the_vendors_statistics_give_the_backend_of_real_cards_its_calls(card, w
 @pytest.mark.parametrize("letters", [4, 50, 51, 52, 60])
 def test_names_of_any_length_are_counted(letters):
     """The vendor pads ``Op name: <name>`` to 60 columns; a name of 51 letters and more touches what follows."""
-    from exp.backends._gcu_operators import counted
+    from exp.backends._gcu_operators import operator_counts
 
     name = "a" * letters
     text = "".join(f"{'Op name: ' + each:<60}Use count: {uses}\n" for each, uses in ((name, 3), (name + ".out", 4)))
-    assert counted(text, frozenset({name, f"{name}.out"})) == {name: (7, 0)}
+    assert operator_counts(text, frozenset({name, f"{name}.out"})) == {name: (7, 0)}

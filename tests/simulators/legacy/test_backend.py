@@ -8,7 +8,6 @@ pytestmark = needs_legacy_card
 
 BEGIN = """
 import os, torch, torch_gcu
-from exp.hardware.backend import ddp_arguments
 from exp.hardware.registry import create_backend
 from exp.errors import ConfigError, UnavailableError
 from tests.simulators.scripts import refused
@@ -19,15 +18,15 @@ def made(**settings):
 
 def test_what_its_card_can_do(card, tmp_path):
     script = """
-assert (made().why_unavailable(), made().device_count()) == (None, 8)  # the plug-in's word, of another process
+assert (made().unavailable_reason(), made().device_count()) == (None, 8)  # the plug-in's word, of another process
 backend = made(simulate=True)
 device = backend.set_device(3)
 assert (str(device), backend.collectives.process_group) == ("xla:3", "eccl")
 assert backend.collectives.missing("eccl", "xla") is None
 assert backend.collectives.ddp_class is torch_gcu.nn.parallel.DistributedDataParallel
-assert ddp_arguments(device) == {"device_ids": [3], "output_device": 3}  # None: all cards, to the vendor's class
+assert backend.ddp_kwargs(device) == {"device_ids": [3], "output_device": 3}  # None: all cards, to the vendor's class
 assert [backend.supports(precision) for precision in ("fp32", "bf16", "fp16")] == [True, False, False]
-assert backend.describe(device) == {"name": "T20 (simulated)", "index": 3, "card": 3}
+assert backend.device_info(device) == {"name": "T20 (simulated)", "index": 3, "card": 3}
 refused(lambda: backend.set_device(8), UnavailableError, "local_rank 8")
 mpi = lambda: backend.collectives.init("mpi", "xla", store=None, rank=0, world_size=1, timeout=None)
 refused(mpi, ConfigError, "'mpi'")

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Iterator, Sequence
 from exp import hub
 from exp.config.schema import SubmititConfig
 from exp.errors import EXIT_FAILED, EXIT_OK, ConfigError, ExpError, UnavailableError, nearest
-from exp.hardware.cards import only
+from exp.hardware.cards import visible_devices_env
 from exp.hardware.registry import create_backend
 from exp.launcher.base import Launcher
 from exp.launcher.execute import print_header, report_outcome
@@ -114,7 +114,9 @@ class SubmititLauncher(Launcher):
         if self.config.cluster in _IN_PROCESS and not self.config.dry_run:
             return None
         backend = create_backend(config.backend)
-        needs_cards = backend.exclusive_devices and not backend.simulate and task_class(config).uses_hardware
+        needs_cards = (
+            not backend.capabilities.shared_device and not backend.simulate and task_class(config).uses_hardware
+        )
         if needs_cards and not asks_for_cards(self.config):
             raise ConfigError(
                 f"backend={backend.name} needs cards, and the job would ask Slurm for none; set launcher.gres=<the "
@@ -293,7 +295,7 @@ def locked_cards(backend: Backend, nproc: int) -> Iterator[None]:
     Raises:
         UnavailableError: fewer than ``nproc`` cards are free.
     """
-    count = backend.device_count() if backend.exclusive_devices else 0
+    count = backend.device_count() if not backend.capabilities.shared_device else 0
     if count <= nproc or not backend.visible_variables:
         yield
         return
@@ -301,7 +303,7 @@ def locked_cards(backend: Backend, nproc: int) -> Iterator[None]:
         cards: list[int] = []
         for card in range(count):
             # A digest, because host and card can be longer than a socket name may be.
-            name = hashlib.sha256(f"{socket.gethostname()}/{only(backend, [card])}".encode()).hexdigest()
+            name = hashlib.sha256(f"{socket.gethostname()}/{visible_devices_env(backend, [card])}".encode()).hexdigest()
             lock = locks.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             with contextlib.suppress(OSError):  # another job has the lock
                 lock.bind(f"\0exp-card/{name}".encode())
@@ -313,7 +315,7 @@ def locked_cards(backend: Backend, nproc: int) -> Iterator[None]:
                 f"{socket.gethostname()} has {len(cards)} free {backend.name} cards of {count}, but nproc={nproc}; let "
                 "all jobs ask for their cards (launcher.gres), or for whole nodes (launcher.exclusive=true)"
             )
-        os.environ.update(only(backend, cards))
+        os.environ.update(visible_devices_env(backend, cards))
         yield
 
 
