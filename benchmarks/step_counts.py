@@ -201,11 +201,12 @@ def main() -> None:
         print(f"{family}, per step: exp / the loop by hand")
         for name, count in (("waits of the host", "waits"), ("kernel launches", "launches")):
             sums = [sum(each[count].values()) / _STEPS for each in (ours, plain)]
-            print(f"  {name:<22} {sums[0]:8g} {sums[1]:8g}  {ours[count] if count == 'waits' else ''}")
+            ratio = f"{sums[0] / sums[1]:.2f} x" if sums[1] else ""
+            print(f"  {name:<22} {sums[0]:8g} {sums[1]:8g}  {ours[count] if count == 'waits' else ratio}")
         for direction in ("to card", "to host"):
             sums = [each["traffic"][direction][1] / _STEPS for each in (ours, plain)]
             print(f"  bytes {direction:<16} {sums[0]:8g} {sums[1]:8g}  (the batch: {found['batch_bytes']})")
-        print(f"  peak memory, bytes     {ours['peak']:8d} {plain['peak']:8d}")
+        print(f"  peak memory, bytes     {ours['peak']:8d} {plain['peak']:8d}  {ours['peak'] / plain['peak']:.2f} x")
         two = measure(family, 2)
         calls = ", ".join(f"{name} {count}, {size} bytes" for name, (count, size) in two["collectives"].items())
         print(f"  on two ranks, in {_STEPS} steps: {calls}; gradients {two['gradient_bytes']} bytes a step")

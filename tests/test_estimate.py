@@ -11,7 +11,8 @@ from torch import nn
 from exp.config.schema import ExpConfig, LauncherConfig
 from exp.data.base import Data
 from exp.errors import ConfigError
-from exp.estimate import Tracer, what_fits
+from exp.estimate.batch_size import suggest_batch
+from exp.estimate.tracer import Tracer
 from exp.hardware.compat import recompute_in_backward, supports_estimates
 from exp.models.base import Model
 from exp.tasks.train import Train
@@ -100,7 +101,7 @@ def test_any_batch_and_what_is_recomputed_are_estimated_and_losses_that_cannot_b
     assert validation is not None
     assert validation["wrapper"] == 5 * 4, "all weights, beside the rank's share"
     config.wrapper.kind, config.nproc = "none", 1
-    fits = [what_fits(config, tracer.backend, 2 * tracer.peak["total"], share) for share in (0.0, 0.9)]
+    fits = [suggest_batch(config, tracer.backend, 2 * tracer.peak["total"], share) for share in (0.0, 0.9)]
     assert [each and each["accumulate"] for each in fits] == [2, None]
     for change, words in (("detach", "grad"), ("item", "reads values cannot be estimated")):
         config.model["change"] = change

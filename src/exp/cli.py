@@ -89,8 +89,8 @@ def main() -> int:
         os.environ["HYDRA_FULL_ERROR"] = full_error
     sweep = exp_sweeps.ExpLauncher.sweep
     if sweep is not None:
-        error = error if isinstance(error, KeyboardInterrupt) else sweep.explained(error)
-        code, runs = sweep.finish(rerun_command)
+        error = error if isinstance(error, KeyboardInterrupt) else sweep.translate_error(error)
+        code, runs = sweep.close(rerun_command)
     if runs_file is not None:
         write_json(Path(runs_file), list(map(str, runs)))
     return code if error is None else _report(error, bool(full_error), usage=not started)

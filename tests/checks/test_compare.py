@@ -29,7 +29,7 @@ def differences(tmp_path):
             np.savez(folder.path / "trace.npz", **arrays)
             lines = ({"split": "train", "step": step, "loss": value} for step, value in enumerate(values, 1))
             folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        return list(compare(*folders, clear=1e-3))
+        return list(compare(*folders, significant=1e-3))
 
     return run
 

@@ -12,7 +12,7 @@ import torch
 from exp.backends._monitor import reading
 from exp.backends.cpu import CpuBackend
 
-from exp.checks.doctor import CHECKS
+from exp.checks.rank_checks import CHECKS
 from exp.hardware.backend import Capabilities
 from exp.hardware.compat import dispatch_mode
 from tests.simulators import needs_card
@@ -91,7 +91,7 @@ class WrongAtFirst(CpuBackend):
         return []
 
 
-def bench_of(backend):
+def context_of(backend):
     config = SimpleNamespace(precision="fp32", task=SimpleNamespace(burst_s=0.02))
     return SimpleNamespace(backend=backend, device=torch.device("cpu"), described={}, config=config)
 
@@ -108,4 +108,4 @@ def test_how_much_of_a_cards_memory_may_be_taken(free, exclusive, shared):
 
 
 def test_a_wrong_product_fails_the_burst_also_if_later_ones_are_right():
-    assert CHECKS["burst"].body(bench_of(WrongAtFirst(name="cpu"))).status == "failed"
+    assert CHECKS["burst"].body(context_of(WrongAtFirst(name="cpu"))).status == "failed"

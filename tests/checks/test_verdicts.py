@@ -6,8 +6,8 @@ import pytest
 import torch
 from exp.backends.cpu import CpuBackend
 
-from exp.checks.check import Journal, judge_collectives, judge_operators
-from exp.checks.measure import addends
+from exp.checks.check import Journal, evaluate_collectives, evaluate_operators
+from exp.checks.measure import exact_values
 from exp.checks.operators import OperatorCheck
 from exp.hardware.compat import TORCH_VERSION, dispatch_mode
 
@@ -20,18 +20,18 @@ def test_the_verdict_on_collectives_and_what_has_ended_the_process_is_left_out(t
         {"name": "all_reduce fp16", "kib": 4, "crash": "hung: no end within 45 s"},
     ]
     for line in lines[:2]:
-        Journal.note(path, **line)
+        Journal.append(path, **line)
     with path.open("a") as file:
         file.write('\n{"name": "all_reduce f')  # a line that the worker did not finish
-    Journal.note(path, **lines[2])
-    answer = judge_collectives(Journal.read(path)[0], "gloo")
+    Journal.append(path, **lines[2])
+    answer = evaluate_collectives(Journal.read(path)[0], "gloo")
     assert answer.status == "failed"
     assert "all_reduce fp16, 4 KiB: hung" in answer.finding
     assert "all_reduce bf16, 4 KiB: wrong on rank 1" in answer.finding
     assert [line["collective"] for line in answer.values["table"]] == ["all_reduce fp32"]
     assert Journal(path, 45).crashed == {"all_reduce fp16"}
     assert Journal.read(path)[0] == lines[2:]
-    Journal.note(path, name="broadcast fp32", kib=4, crash="exit code 1")
+    Journal.append(path, name="broadcast fp32", kib=4, crash="exit code 1")
     assert Journal(path, 45).crashed == {"all_reduce fp16", "broadcast fp32"}  # both are left out the next time
 
 
@@ -53,7 +53,7 @@ def test_the_verdict_on_collectives_and_what_has_ended_the_process_is_left_out(t
 def test_the_verdict_on_an_operator(found, status, verdict):
     good = {"name": "aten.add.Tensor", "relative": 0.0, "dtype": "float32", "detail": ""}
     line = {"name": "aten.gelu.default", "detail": "float32[2]", "dtype": "float32", **found}
-    judged = judge_operators([good, line], found.get("precision", "fp32"))
+    judged = evaluate_operators([good, line], found.get("precision", "fp32"))
     assert judged.status == verdict
     assert {row["operator"]: row["status"] for row in judged.values["table"]} == {
         "aten.add.Tensor": "equal", "aten.gelu.default": status}  # fmt: skip
@@ -61,7 +61,7 @@ def test_the_verdict_on_an_operator(found, status, verdict):
 
 @pytest.mark.parametrize("world_size", [2, 3, 18, 256])
 def test_sums_of_any_number_of_ranks_are_whole_numbers_that_bf16_has(world_size):
-    parts = [addends(rank, world_size, 20) for rank in range(world_size)]
+    parts = [exact_values(rank, world_size, 20) for rank in range(world_size)]
     total = sum(own for own, _ in parts)
     assert all((right == total).all() for _, right in parts)
     assert 0 < total.max() <= 256
@@ -76,7 +76,7 @@ def test_operators_of_a_step_are_compared_one_by_one_and_what_is_random_is_not(t
         mixed = torch.nn.functional.scaled_dot_product_attention(layer(x), layer(x), layer(x))
         torch.nn.functional.dropout(mixed, 0.5).sum().backward()
     lines, begun = Journal.read(tmp_path / "operators.jsonl")
-    table = {row["operator"]: row["status"] for row in judge_operators(lines, "fp32").values["table"]}
+    table = {row["operator"]: row["status"] for row in evaluate_operators(lines, "fp32").values["table"]}
     assert begun is None
     assert {"equal", "not compared"} == set(table.values())
     attention = [status for name, status in table.items() if "attention" in name or "softmax" in name]

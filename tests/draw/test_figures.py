@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from exp.config.schema import FiguresConfig
-from exp.draw.figure import encoded, figure_file, label, new_figure, title_and_legend
+from exp.draw.figure import encode_picture, label, new_figure, render_file, title_and_legend
 
 
 def plot(title="title", names=("a", "b")):
@@ -28,21 +28,21 @@ def image(content):
 
 def test_a_figure_has_the_size_asked_for_in_every_format():
     wanted = FiguresConfig(format="pdf", width=3.5, dpi=200)
-    files = encoded(plot(), wanted)
+    files = encode_picture(plot(), wanted)
     assert list(files) == ["png", "pdf"]
     assert image(files["png"]).size == (700, 350)
     box = re.search(rb"/MediaBox \[ ?0 0 (\S+) (\S+?) ?\]", files["pdf"])
     assert [float(number) for number in box.groups()] == pytest.approx([3.5 * 72, 1.75 * 72])
     assert b"/Type3" not in files["pdf"]  # which publishers refuse
-    assert encoded(plot(), wanted)["pdf"] == files["pdf"], "no date in it"
+    assert encode_picture(plot(), wanted)["pdf"] == files["pdf"], "no date in it"
     figure = plot()
-    assert re.search(rb'width="288(\.0*)?pt"', encoded(figure, FiguresConfig(format="svg", width=4))["svg"])
+    assert re.search(rb'width="288(\.0*)?pt"', encode_picture(figure, FiguresConfig(format="svg", width=4))["svg"])
     assert min(text.get_fontsize() for text in figure.axes[0].get_xticklabels()) >= 6
 
 
 def test_pixels_stay_as_they_are():
     pixels = np.random.default_rng(0).integers(0, 256, (30, 60, 3), dtype=np.uint8)
-    files = encoded(pixels, FiguresConfig(format="svg", width=3))
+    files = encode_picture(pixels, FiguresConfig(format="svg", width=3))
     assert (np.asarray(image(files["png"])) == pixels).all()
     assert image(files["png"]).info["dpi"] == pytest.approx((20, 20), rel=1e-2)
     assert re.search(rb'width="216(\.0*)?pt"', files["svg"])
@@ -51,5 +51,5 @@ def test_pixels_stay_as_they_are():
 def test_names_are_drawn_letter_by_letter():
     """A formula would be an error; a label that begins with _ would not be in the legend."""
     figure = plot("$x^2$ of $y", ["_hidden", "$a$"])  # an odd number of dollars, too
-    figure_file(figure, "png")
+    render_file(figure, "png")
     assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == [" _hidden", "$a$"]

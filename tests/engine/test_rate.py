@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from exp import estimate
 from exp.data.base import Data
-from exp.estimate import LEAST_SECONDS, training_rate
+from exp.estimate import rate as rate_module
+from exp.estimate.rate import LEAST_SECONDS, training_rate
 from exp.hardware.compat import supports_estimates
 from exp.models.base import Model
 
@@ -40,7 +40,7 @@ def test_the_rate_is_that_of_all_ranks_if_the_training_was_long_and_its_operatio
         session.config.model = {"_target_": f"{__name__}.Product", **model}
         return training_rate(session, Rows(), samples_per_second=1000.0, seconds=seconds)
 
-    monkeypatch.setattr(estimate, "matrix_rate", lambda *_: 1e9)
+    monkeypatch.setattr(rate_module, "matrix_rate", lambda *_: 1e9)
     session = make_session(world_size=2, batch_size=8)
     found = rate()
     assert found["flops_per_second"] == 1000 * 2 * (2 * 64 * 256)  # forward, and backward for the weights

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from exp.draw.figure import figure_file
+from exp.draw.figure import render_file
 from exp.errors import ConfigError
 from exp.forecasting.intervals import Interval
 from exp.forecasting.plots import Forecast, draw_forecast, split_channels
@@ -42,7 +42,7 @@ def test_a_picture_has_history_truth_and_forecast_at_the_dates_of_the_file():
     values = np.arange(120.0).reshape(60, 2)
     window = Forecast("load", values[:50], values[50:] + 1, values[50:], dates)
     figure = draw_forecast(window, ["$a$", "b"], [1])
-    figure_file(figure, "png")
+    render_file(figure, "png")
     history, truth, forecast, _ = figure.axes[0].get_lines()
     assert history.get_ydata().tolist() == values[20:50, 1].tolist()  # three horizons
     assert truth.get_xdata()[0] == history.get_xdata()[-1]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import exp.report
-from exp.report.page import thinned, write_report
+from exp.report.page import downsample, write_report
 from exp.report.runs import find_runs
 
 LIBRARY = Path(exp.report.__file__).parent / "echarts"
@@ -71,14 +71,14 @@ def test_the_charts_of_a_sweep(make_sweep, tmp_path):
     assert [point["value"] for point in points["data"]] == [[0.41, 0], [0.42, 0], [0.51, 1], [0.51, 2], [0.52, 2]]
     lines = charts["training loss"]["series"]
     assert [line["name"] for line in lines] == ["lr=0.001"] * 2 + ["lr=0.01"] * 2 + ["lr=0.0001"] * 2
-    assert [line["place"] for line in lines] == [0, 0, 1, 1, 2, 2], "seeds of one configuration share a color"
+    assert [line["color_index"] for line in lines] == [0, 0, 1, 1, 2, 2], "seeds of one configuration share a color"
     assert [len(line["data"]) for line in lines] == [20] * 6
 
 
 @pytest.mark.parametrize("count", [1, 400, 401, 12345])
 def test_thinning_keeps_the_ends_and_every_spike(count):
     points = [(step, 9.0 if step == count // 3 else 0.0) for step in range(count)]
-    thin = thinned(points, 400)
+    thin = downsample(points, 400)
     assert len(thin) <= 400
     assert thin == sorted(set(thin))
     assert (thin[0], thin[-1]) == (points[0], points[-1])

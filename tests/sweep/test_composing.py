@@ -20,9 +20,10 @@ from exp.launcher.freeze import compose_run, validate_run
 from exp.launcher.outcome import Outcome
 from exp.launcher.run import FrozenRun
 from exp.runs.folder import RunFolder
-from exp.sweep import Job, Sweep
 from exp.sweep.composing import Composer
-from exp.sweep.packing import _Packing
+from exp.sweep.jobs import Job
+from exp.sweep.scheduler import _LocalScheduler
+from exp.sweep.sweep import Sweep
 
 # Jobs that set the same keys, by row: what they set, with %s for their values.
 SHAPES = [
@@ -61,7 +62,7 @@ def test_every_configuration_is_the_same_as_composed_alone(hydra, tmp_path, monk
         )
 
     def shared(overrides: list[str]) -> str:
-        prepared = composer.prepared(master, overrides, 0)
+        prepared = composer.config_for_job(master, overrides, 0)
         run = validate_run(prepared, composer.task_overrides(overrides), tmp_path / "run")
         return OmegaConf.to_yaml(run.config, resolve=True)
 
@@ -112,14 +113,14 @@ def test_the_exit_code_of_a_sweep(tmp_path, codes, code):
     lock = SimpleNamespace(check=lambda: None, made=[], release=lambda: None)
     jobs = [SimpleNamespace(outcome=Outcome(each)) for each in codes]
     sweep = SimpleNamespace(lock=lock, jobs=jobs, launched=True, folder=tmp_path, _report=lambda rest: None)
-    assert Sweep.finish(sweep, str) == (code, [])
+    assert Sweep.close(sweep, str) == (code, [])
 
 
 def test_no_more_jobs_run_at_a_time_than_asked_for():
     backend = {"_target_": "exp.backends.cpu.CpuBackend", "name": "cpu"}
     runs = [SimpleNamespace(config=SimpleNamespace(backend=backend, nproc=1))] * 3
-    packing = _Packing(runs, parallel_jobs=2)
-    packing.running = {0: (None, [])}
-    assert packing.take(1) == []
-    packing.running[1] = (None, [])
-    assert packing.take(2) is None
+    scheduler = _LocalScheduler(runs, parallel_jobs=2)
+    scheduler.running = {0: (None, [])}
+    assert scheduler.allocate(1) == []
+    scheduler.running[1] = (None, [])
+    assert scheduler.allocate(2) is None

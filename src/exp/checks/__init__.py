@@ -1,11 +1,11 @@
 """Hardware checks: do the cards compute correctly, and do they work together?
 
-Each check has an answer: ok, warning, failed or skipped, with the reason. A worker writes each result to its journal at
+Each check has a result: ok, warning, failed or skipped, with the reason. A worker writes each result to its journal at
 once, and each check has a time limit (:mod:`~exp.checks.check`). The parent reads the journals after the workers have
 ended. It imports no torch, so a failure of a card cannot end it.
 
-- ``task=doctor``: each rank runs its checks; the parent evaluates and prints them (:mod:`~exp.checks.doctor`,
-  also task=env).
+- ``task=doctor``: each rank runs its checks (:mod:`~exp.checks.rank_checks`); the parent evaluates and prints them
+  (:mod:`~exp.checks.doctor`). ``task=env`` describes the machine (:mod:`~exp.checks.environment`).
 - ``task=operators`` and ``task=collectives``: the ranks compare values (:mod:`~exp.checks.operators`,
   :mod:`~exp.checks.measure`); the parent evaluates the results (:mod:`~exp.checks.check`).
 - ``task=parity``: two runs write traces (:mod:`~exp.checks.measure`); the parent compares these

@@ -1,4 +1,4 @@
-"""Answers of checks, the journal that a worker writes them to, and how they are printed. Imports no torch.
+"""Results of checks, the journal that a worker writes them to, and how they are printed. Imports no torch.
 
 This module also evaluates task=operators and task=collectives, from the journal of rank 0.
 """
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Mapping, Sequence
 from exp import console
 from exp.console import format_bytes
 from exp.errors import EXIT_FAILED, EXIT_OK, RunError
-from exp.report.tables import Table, as_counts, as_rich
+from exp.report.formats import Table, as_rich, count_words
 from exp.runs.files import read_json, to_json
 from exp.runs.folder import empty_result
 
@@ -27,8 +27,24 @@ if TYPE_CHECKING:
     from exp.runs.folder import RunFolder
 
 __all__ = [
-    "FAILED", "LIMITS_S", "OK", "SKIPPED", "WARNING", "Answer", "Journal", "end_journaled", "fail", "figure", "finish",
-    "judge_collectives", "judge_operators", "ok", "say", "skip", "table_of", "why_ended",
+    "FAILED",
+    "LIMITS_S",
+    "OK",
+    "SKIPPED",
+    "WARNING",
+    "CheckResult",
+    "Journal",
+    "crash_reason",
+    "evaluate_collectives",
+    "evaluate_operators",
+    "fail",
+    "ok",
+    "print_result",
+    "report_journal",
+    "report_result",
+    "round2",
+    "skip",
+    "table_of",
 ]  # fmt: skip
 
 OK, WARNING, FAILED, SKIPPED = "ok", "warning", "failed", "skipped"
@@ -39,15 +55,15 @@ waits only for the other ranks."""
 _LIMITS = {"float32": (1e-5, 1e-3), "float64": (1e-5, 1e-3), "bfloat16": (2e-2, 0.2), "float16": (2e-3, 2e-2)}
 """Two limits of the relative difference, by dtype of the result. Up to the first, results count as equal; above the
 second, as wrong; in between, as off. A float32 sum in another order differs by a few 1e-7."""
-_ROUNDED = {"tf32": (5e-3, 5e-2), "efp": _LIMITS["bfloat16"]}
+_LIMITS_ROUNDED = {"tf32": (5e-3, 5e-2), "efp": _LIMITS["bfloat16"]}
 """The same two limits for float32 results, if ``precision`` rounds float32 products."""
-_ORDER = ("crashed", "failed", "wrong", "off", "left the card", "equal", "not compared")
-_SHOWN = 4
+_WORST_FIRST = ("crashed", "failed", "wrong", "off", "left the card", "equal", "not compared")
+_MAX_NAMED = 4
 _STDERR = 2  # file descriptor, not sys.stderr: the launcher redirects it to the log of the rank
 
 
 @dataclass
-class Answer:
+class CheckResult:
     """Result of a check.
 
     Attributes:
@@ -65,22 +81,22 @@ class Answer:
     seconds: float | None = None
 
 
-def ok(finding: str, advice: str = "", **values: Any) -> Answer:
+def ok(finding: str, advice: str = "", **values: Any) -> CheckResult:
     """The answer of a check that passed: status ``ok``, or ``warning`` if there is advice."""
-    return Answer(WARNING if advice else OK, finding, advice, values)
+    return CheckResult(WARNING if advice else OK, finding, advice, values)
 
 
-def fail(finding: str, advice: str, **values: Any) -> Answer:
+def fail(finding: str, advice: str, **values: Any) -> CheckResult:
     """The answer of a check that failed."""
-    return Answer(FAILED, finding, advice, values)
+    return CheckResult(FAILED, finding, advice, values)
 
 
-def skip(reason: str, advice: str = "") -> Answer:
+def skip(reason: str, advice: str = "") -> CheckResult:
     """The answer of a check that was not run."""
-    return Answer(SKIPPED, reason, advice)
+    return CheckResult(SKIPPED, reason, advice)
 
 
-def figure(value: float) -> float | str:
+def round2(value: float) -> float | str:
     """A number for a table, rounded to two digits; infinity and NaN become text, because JSON cannot store them."""
     return float(f"{value:.1e}") if math.isfinite(value) else str(value)
 
@@ -104,25 +120,25 @@ class Journal:
     def __init__(self, path: Path, limit_s: float) -> None:
         self.path, self._limit_s = path, limit_s
         lines, _ = self.read(path)
-        kept = [line for line in lines if "crash" in line] if lines and "crash" in lines[-1] else []
-        self.crashed = {line["name"] for line in kept}
+        crash_lines = [line for line in lines if "crash" in line] if lines and "crash" in lines[-1] else []
+        self.crashed = {line["name"] for line in crash_lines}
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"")
-        for line in kept:
-            self.note(path, **line)
+        for line in crash_lines:
+            self.append(path, **line)
 
-    def begin(self, name: str, **about: Any) -> None:
+    def begin(self, name: str, **values: Any) -> None:
         """Record that a step starts, and start its time limit."""
-        self.note(self.path, ended=False, name=name, **about, since=time.time())
+        self.append(self.path, ended=False, name=name, **values, since=time.time())
         faulthandler.dump_traceback_later(self._limit_s, exit=True, file=_STDERR)
 
-    def end(self, name: str, **found: Any) -> None:
+    def end(self, name: str, **values: Any) -> None:
         """Record the result of the step, and stop the time limit."""
         faulthandler.cancel_dump_traceback_later()
-        self.note(self.path, name=name, **found)
+        self.append(self.path, name=name, **values)
 
     @staticmethod
-    def note(path: Path, ended: bool = True, **line: Any) -> None:
+    def append(path: Path, ended: bool = True, **line: Any) -> None:
         """Append a line to a journal; the process need not be the one that created it."""
         with path.open("ab") as file:  # a newline first: the process before may have died while it wrote a line
             file.write(f"\n{to_json({**line, 'ended': ended})}".encode())
@@ -135,43 +151,45 @@ class Journal:
             The lines of all finished steps, in order; and the line of the step that started but did not finish, or
             None.
         """
-        ended, begun = [], None
+        finished, unfinished = [], None
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
             try:
-                found = json.loads(line)
+                record = json.loads(line)
             except ValueError:
                 continue  # the process died while it wrote this line
-            if found.pop("ended"):
-                ended.append(found)
-                begun = None
+            if record.pop("ended"):
+                finished.append(record)
+                unfinished = None
             else:
-                begun = found
-        return ended, begun
+                unfinished = record
+        return finished, unfinished
 
 
-def why_ended(begun: Mapping[str, Any], message: str | None, limit_s: float, now: float) -> str | None:
+def crash_reason(unfinished: Mapping[str, Any], message: str | None, limit_s: float, now: float) -> str | None:
     """Why a process ended during an unfinished step; None: unknown.
 
     Args:
-        begun: line of the unfinished step, from :meth:`Journal.read`.
+        unfinished: line of the unfinished step, from :meth:`Journal.read`.
         message: error message of the rank; None: there is none.
         limit_s: time limit of the journal, in seconds.
         now: time at which the job had ended, in seconds since the epoch.
     """
-    if now - begun["since"] >= limit_s:
+    if now - unfinished["since"] >= limit_s:
         return f"hung: no end within {limit_s:g} s"
     return message.splitlines()[0] if message else None
 
 
-def finish(config: ExpConfig, folder: RunFolder, answer: Answer, said: Sequence[Answer] = (), **known: Any) -> int:
+def report_result(
+    config: ExpConfig, folder: RunFolder, answer: CheckResult, findings: Sequence[CheckResult] = (), **more: Any
+) -> int:
     """Print the answer of a task, and write it to ``result.json``.
 
     Args:
         config: configuration of the run.
         folder: the run folder.
         answer: written to the key ``answer``.
-        said: answers to print instead of ``answer``, such as the single findings that it combines.
-        **known: further keys of ``result.json``.
+        findings: answers to print instead of ``answer``, such as the single findings that it combines.
+        **more: further keys of ``result.json``.
 
     Returns:
         The exit code.
@@ -179,18 +197,18 @@ def finish(config: ExpConfig, folder: RunFolder, answer: Answer, said: Sequence[
     table = table_of(answer.values)
     if table is not None:  # before anything is written: the failed check may be about a full disk
         console.make_console().print("\n", as_rich(table), sep="")
-    for each in said or [answer]:
-        say(each)
+    for finding in findings or [answer]:
+        print_result(finding)
     console.make_console().print(f"run folder: {console.display_path(folder.path)}", soft_wrap=True, markup=False)
     failed = answer.status == FAILED
     message = f"{answer.finding}; {answer.advice}" if answer.advice else answer.finding
     result = {**(read_json(folder.result) or empty_result(config)), "status": "failed" if failed else "completed"}
     error = {"error": {"rank": None, "type": RunError.__name__, "message": message}} if failed else {}
-    folder.write_result({**result, **error, **known, "answer": answer.__dict__})
+    folder.write_result({**result, **error, **more, "answer": answer.__dict__})
     return EXIT_FAILED if failed else EXIT_OK
 
 
-def say(answer: Answer) -> None:
+def print_result(answer: CheckResult) -> None:
     """Print a status in color, then the finding and the advice."""
     terminal = console.make_console()
     terminal.print(answer.status, style=_STYLES[answer.status], end="")
@@ -208,7 +226,7 @@ def table_of(values: Mapping[str, Any]) -> Table | None:
     return Table.of(rows, styles) if rows else None
 
 
-def end_journaled(config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int | None:
+def report_journal(config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int | None:
     """Evaluate and print the results of task=operators or task=collectives.
 
     If a step has ended the process, a line with ``crash`` is added to the journal; the same command, started again,
@@ -217,24 +235,24 @@ def end_journaled(config: ExpConfig, folder: RunFolder, outcome: Outcome) -> int
     Returns:
         The exit code; None: there is nothing to evaluate, or the run failed for another reason.
     """
-    kind = config.task.name
-    path = folder.path / f"{kind}.jsonl"
-    lines, begun = Journal.read(path)
+    task = config.task.name
+    path = folder.path / f"{task}.jsonl"
+    lines, unfinished = Journal.read(path)
     if outcome.exit_code != EXIT_OK:
-        first = outcome.failures[0].message if outcome.failures else None
-        why = None if begun is None else why_ended(begun, first, LIMITS_S[kind], time.time())
-        if begun is None or why is None:
+        message = outcome.failures[0].message if outcome.failures else None
+        reason = None if unfinished is None else crash_reason(unfinished, message, LIMITS_S[task], time.time())
+        if unfinished is None or reason is None:
             return None
-        lines.append({**begun, "crash": why})
-        Journal.note(path, **lines[-1])
+        lines.append({**unfinished, "crash": reason})
+        Journal.append(path, **lines[-1])
     elif not lines:
         return None
     group = (read_json(folder.result) or {}).get("process_group")
-    answer = judge_operators(lines, config.precision) if kind == "operators" else judge_collectives(lines, group)
-    return finish(config, folder, answer)
+    answer = evaluate_operators(lines, config.precision) if task == "operators" else evaluate_collectives(lines, group)
+    return report_result(config, folder, answer)
 
 
-def judge_operators(lines: Sequence[Mapping[str, Any]], precision: str) -> Answer:
+def evaluate_operators(lines: Sequence[Mapping[str, Any]], precision: str) -> CheckResult:
     """Summarize ``operators.jsonl`` in a table with one row per operator, and evaluate it.
 
     Args:
@@ -248,16 +266,16 @@ def judge_operators(lines: Sequence[Mapping[str, Any]], precision: str) -> Answe
         ``kernel``, ``portable`` if the kernel is exp's own; ``call``, dtypes and shapes of the arguments; ``reason``.
     """
     rows = [_row(line, precision) for line in lines]
-    rows.sort(key=lambda row: (-_ORDER.index(row["status"]), float(row["relative"] or 0)))
+    rows.sort(key=lambda row: (-_WORST_FIRST.index(row["status"]), float(row["relative"] or 0)))
     worst_of = {row["operator"]: row for row in rows}  # the last one counts
-    table = sorted(worst_of.values(), key=lambda row: (_ORDER.index(row["status"]), row["operator"]))
+    table = sorted(worst_of.values(), key=lambda row: (_WORST_FIRST.index(row["status"]), row["operator"]))
     statuses = {row["status"] for row in table}
     portable = sum(row["kernel"] != "" for row in table)
-    finding = as_counts(row["status"] for row in table)
+    finding = count_words(row["status"] for row in table)
     finding += f" ({portable} with portable kernels)" if portable else ""
-    named = [row for row in table if row["status"] not in ("equal", "not compared")]
-    finding += f": {'; '.join(map(_told, named[:_SHOWN]))}" if named else ""
-    finding += "; ..." if len(named) > _SHOWN else ""
+    bad_rows = [row for row in table if row["status"] not in ("equal", "not compared")]
+    finding += f": {'; '.join(map(_row_text, bad_rows[:_MAX_NAMED]))}" if bad_rows else ""
+    finding += "; ..." if len(bad_rows) > _MAX_NAMED else ""
     if statuses & {"crashed", "failed", "wrong"}:
         advice = "report these operators to the vendor, portable ones to exp; docs/hardware/hardware.md has "
         return fail(finding, f"{advice}replacements", table=table)
@@ -273,50 +291,49 @@ def _row(line: Mapping[str, Any], precision: str) -> dict[str, Any]:
     """The table row of one call. An infinite difference is listed in ``not_finite``, because JSON cannot store it."""
     relative: Any = math.inf if "relative" in line.get("not_finite", ()) else line.get("relative")
     calls, moved = line.get("left") or (0, 0)
-    equal, right = _LIMITS.get(str(line.get("dtype")), (0.0, 0.0))
+    equal_below, wrong_above = _LIMITS.get(str(line.get("dtype")), (0.0, 0.0))
     if line.get("dtype") == "float32":
-        equal, right = _ROUNDED.get(precision, (equal, right))
+        equal_below, wrong_above = _LIMITS_ROUNDED.get(precision, (equal_below, wrong_above))
     if "crash" in line or "error" in line:
         status = "crashed" if "crash" in line else "failed"
-    elif (relative or 0) > equal:
-        status = "wrong" if relative > right else "off"
+    elif (relative or 0) > equal_below:
+        status = "wrong" if relative > wrong_above else "off"
     else:
         status = "left the card" if calls else "not compared" if relative is None else "equal"
+    fallbacks = f"{calls} calls" * (calls > 0) + f", {format_bytes(moved)}" * (moved > 0)
     return {
         "operator": line["name"],
         "status": status,
-        "relative": None if relative is None else figure(relative),
-        "left": f"{calls} calls" * (calls > 0) + f", {format_bytes(moved)}" * (moved > 0)
-        if line.get("left")
-        else "unknown",
+        "relative": None if relative is None else round2(relative),
+        "left": fallbacks if line.get("left") else "unknown",
         "kernel": "portable" if line.get("portable") else "",
         "call": line.get("detail"),
         "reason": line.get("crash") or line.get("error") or line.get("uncompared"),
     }
 
 
-def _told(row: Mapping[str, Any]) -> str:
-    apart = f"{float(row['relative'] or 0):.1e} at {row['call']}"
-    why = row["reason"] or (row["left"] if row["status"] == "left the card" else apart)
-    return f"{row['operator']}{' (portable)' if row['kernel'] else ''} {row['status']} ({why})"
+def _row_text(row: Mapping[str, Any]) -> str:
+    difference = f"{float(row['relative'] or 0):.1e} at {row['call']}"
+    reason = row["reason"] or (row["left"] if row["status"] == "left the card" else difference)
+    return f"{row['operator']}{' (portable)' if row['kernel'] else ''} {row['status']} ({reason})"
 
 
-def judge_collectives(lines: Sequence[Mapping[str, Any]], group: str | None) -> Answer:
+def evaluate_collectives(lines: Sequence[Mapping[str, Any]], group: str | None) -> CheckResult:
     """Summarize ``collectives.jsonl`` in a table, and evaluate it.
 
     Args:
         lines: lines of the journal; a line with ``crash`` is of a collective that ended the process.
         group: the process group, such as ``"cpu:gloo,<device>:<library>"``.
     """
-    told = [(line, f"{line['name']}, {line['kib']} KiB: {line.get('crash') or line.get('error')}") for line in lines]
-    refused = [text for line, text in told if line.get("refused") and line["name"] != "all_reduce fp32"]
-    bad = [text for line, text in told if line.keys() & {"crash", "error"} and text not in refused]
+    errors = [(line, f"{line['name']}, {line['kib']} KiB: {line.get('crash') or line.get('error')}") for line in lines]
+    refused = [text for line, text in errors if line.get("refused") and line["name"] != "all_reduce fp32"]
+    bad = [text for line, text in errors if line.keys() & {"crash", "error"} and text not in refused]
     measured = [line for line in lines if "seconds" in line]
     table = [{"collective": line["name"], "KiB": line["kib"], "time": f"{line['seconds'] * 1e3:.3g} ms",
               "link, per second": format_bytes(line["bus_bytes_per_second"])} for line in measured]  # fmt: skip
     if bad:
         advice = "broken collectives: try another version of the vendor's library, or backend.process_group=gloo"
-        return fail("; ".join(bad[:_SHOWN]), advice, table=table)
+        return fail("; ".join(bad[:_MAX_NAMED]), advice, table=table)
     best = max(measured, key=lambda line: float(line["bus_bytes_per_second"]))
     peak = f"{format_bytes(best['bus_bytes_per_second'])}/s in {best['name']} of {best['kib']} KiB"
     finding = f"{len(measured)} right over {group}; up to {peak}" + f"; refused: {'; '.join(refused)}" * bool(refused)

@@ -22,10 +22,10 @@ from exp.worker.processes import JOB_VARIABLE, die_with_parent, kill_job, start_
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["ChildEnd", "overrides_without", "run_exp", "searched"]
+__all__ = ["ChildEnd", "config_dir_args", "overrides_without", "run_exp"]
 
 _POLL_S = 0.1
-_PATIENCE_S = 15.0  # the child's launcher waits some seconds for its own workers
+_GRACE_S = 15.0  # the child's launcher waits some seconds for its own workers
 
 
 class ChildEnd(NamedTuple):
@@ -45,11 +45,11 @@ class ChildEnd(NamedTuple):
 
 def overrides_without(overrides: Sequence[str], *keys: str) -> list[str]:
     """The overrides of a command line, without those of some root keys and of all keys below them."""
-    named = re.compile(rf"[+~]*({'|'.join(keys)})([.=].*)?")
-    return [override for override in overrides if not named.fullmatch(override)]
+    pattern = re.compile(rf"[+~]*({'|'.join(keys)})([.=].*)?")
+    return [override for override in overrides if not pattern.fullmatch(override)]
 
 
-def searched() -> list[str]:
+def config_dir_args() -> list[str]:
     """Command-line arguments that give a child the user's own config folders."""
     return [argument for folder in user_config_dirs for argument in ("--config-dir", folder)]
 
@@ -62,14 +62,14 @@ def run_exp(arguments: Sequence[str], output: Path, limit_s: float) -> ChildEnd:
         output: file to which the child's stdout and stderr are appended.
         limit_s: time limit in seconds.
     """
-    mark = secrets.token_hex(8)
+    job_marker = secrets.token_hex(8)
     signals: list[int] = []
-    environment = {**os.environ, JOB_VARIABLE: mark}
+    environment = {**os.environ, JOB_VARIABLE: job_marker}
     environment.pop("HYDRA_FULL_ERROR", None)  # exp's command line sets it for this process only
-    deadline, words = time.monotonic() + limit_s, (str(os.getpid()), *searched(), *arguments)
+    deadline, child_args = time.monotonic() + limit_s, (str(os.getpid()), *config_dir_args(), *arguments)
     with handle_signals(lambda number, _: signals.append(number), more_follows=True), output.open("ab") as log:
-        place = log.tell()
-        process = start_module("exp.checks.child", *words, environment=environment, stdout=log, stderr=log)
+        log_start = log.tell()
+        process = start_module("exp.checks.child", *child_args, environment=environment, stdout=log, stderr=log)
         try:
             while process.poll() is None and not signals and time.monotonic() < deadline:
                 time.sleep(_POLL_S)
@@ -77,10 +77,10 @@ def run_exp(arguments: Sequence[str], output: Path, limit_s: float) -> ChildEnd:
             if process.poll() is None:  # SIGTERM first, so that the child can clean up
                 process.terminate()
                 with suppress(subprocess.TimeoutExpired):
-                    process.wait(_PATIENCE_S)
-            kill_job(mark)
+                    process.wait(_GRACE_S)
+            kill_job(job_marker)
             code = process.wait()
-    printed = output.read_bytes()[place:].decode(errors="replace").replace("\r", "\n")
+    printed = output.read_bytes()[log_start:].decode(errors="replace").replace("\r", "\n")
     why = f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
     why = [why, *errors_in(printed)][-1].partition("\n")[0]
     if signals:

@@ -1,7 +1,8 @@
 """Measurements of the ranks: traced steps (task=parity), speed of steps (task=speed) and all-reduce (task=collectives).
 
 A trace is one NumPy file (``.npz``) per run: outputs, gradients and parameters of the first step, in the order of
-execution. Of a tensor with more than ``_KEPT`` values, only evenly spaced values are kept, the same on every backend.
+execution. Of a tensor with more than ``_MAX_VALUES`` values, only evenly spaced values are written, the same on every
+backend.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from exp.engine.wrapper import unwrapped
 if TYPE_CHECKING:
     from exp.session import Session
 
-__all__ = ["TraceHook", "addends", "measure_collectives", "measure_speed", "train_traced", "train_with"]
+__all__ = ["TraceHook", "exact_values", "measure_collectives", "measure_speed", "train_traced", "train_with"]
 
-_KEPT = 2**20
+_MAX_VALUES = 2**20
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _REPEATS = 5
 
@@ -74,31 +75,31 @@ class TraceHook(Hook):
             self._file = zipfile.ZipFile(self._path, "w")
             if not runner.session.config.compile:  # compiled code does not call the modules one by one
                 for name, module in unwrapped(runner.model).named_modules():
-                    module.register_forward_hook(functools.partial(self._keep_output, name or "model"))
+                    module.register_forward_hook(functools.partial(self._write_output, name or "model"))
 
     def before_clipping(self, runner: Any) -> None:
         """In the first step, add the gradients."""
-        self._keep_all(runner, "gradient")
+        self._write_all(runner, "gradient")
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         """After the first step, add the parameters and close the file."""
-        self._keep_all(runner, "parameter")
+        self._write_all(runner, "parameter")
         # Stop here after the last step: the training loop would run a validation next.
         runner.train_loop.stop_training = runner.iter + 1 >= runner.session.config.max_steps
         if self._file is not None:
             self._file.close()
             self._file = None
 
-    def _keep_all(self, runner: Any, kind: str) -> None:
+    def _write_all(self, runner: Any, kind: str) -> None:
         """Write all parameters, or all their gradients."""
         for name, parameter in unwrapped(runner.model).named_parameters():
-            self._keep(kind, name, parameter.grad if kind == "gradient" else parameter)
+            self._write(kind, name, parameter.grad if kind == "gradient" else parameter)
 
-    def _keep_output(self, name: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
-        for index, tensor in enumerate(each for each in tensors_of(output) if each.is_floating_point()):
-            self._keep("output", f"{name}[{index}]" if index else name, tensor)
+    def _write_output(self, name: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
+        for index, tensor in enumerate(value for value in tensors_of(output) if value.is_floating_point()):
+            self._write("output", f"{name}[{index}]" if index else name, tensor)
 
-    def _keep(self, kind: str, name: str, tensor: torch.Tensor | None) -> None:
+    def _write(self, kind: str, name: str, tensor: torch.Tensor | None) -> None:
         """Write a tensor to the file at once, because all tensors of a large model would not fit into memory.
 
         If a module is called several times, only its first call is kept. Does nothing after the first step.
@@ -106,7 +107,7 @@ class TraceHook(Hook):
         path = f"{kind}/{name}.npy"
         if self._file is not None and tensor is not None and path not in self._file.namelist():
             values = tensor.detach().reshape(-1)
-            stride = max(1, -(-values.numel() // _KEPT))
+            stride = max(1, -(-values.numel() // _MAX_VALUES))
             with self._file.open(path, "w", force_zip64=True) as file:
                 np.lib.format.write_array(file, values[::stride].float().cpu().numpy(), allow_pickle=False)
 
@@ -124,11 +125,11 @@ def measure_speed(session: Session) -> dict[str, Any]:
     rates = [line["samples_per_second"] for before, line in zip(lines, lines[1:]) if before["step"] >= config.log_every]
     rate = statistics.median(rates) if rates else None
     step_s = config.global_batch_size / rate if rate else None
-    figures: dict[str, Any] = {"step_seconds": step_s, "samples_per_second": rate, "memory_peak": memory}
+    numbers: dict[str, Any] = {"step_seconds": step_s, "samples_per_second": rate, "memory_peak": memory}
     finding = f"{step_s * 1e3:.4g} ms a step, {rate:.4g} samples/s" if step_s and rate else "no step was timed"
-    finding += f", {format_bytes(max(each or 0 for each in memory))} of memory" if any(memory) else ""
-    answer = ok(finding, batch_size=config.batch_size, **figures).__dict__
-    return make_result(session, {}, None, steps=steps, **figures, answer=answer)
+    finding += f", {format_bytes(max(num_bytes or 0 for num_bytes in memory))} of memory" if any(memory) else ""
+    answer = ok(finding, batch_size=config.batch_size, **numbers).__dict__
+    return make_result(session, {}, None, steps=steps, **numbers, answer=answer)
 
 
 def measure_collectives(session: Session) -> dict[str, Any]:
@@ -144,14 +145,14 @@ def measure_collectives(session: Session) -> dict[str, Any]:
         name = f"all_reduce {precision}"
         for kib in [] if name in crashed else session.config.task.sizes_kib:
             journal.begin(name, kib=kib)
-            found = _measure(session, _DTYPES[precision], kib)
-            journal.end(name, kib=kib, **found)
-            if "error" in found:
+            measurement = _measure(session, _DTYPES[precision], kib)
+            journal.end(name, kib=kib, **measurement)
+            if "error" in measurement:
                 break
     return make_result(session, {}, None)
 
 
-def addends(rank: int, world_size: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+def exact_values(rank: int, world_size: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Test values that every precision represents exactly.
 
     Args:
@@ -162,34 +163,35 @@ def addends(rank: int, world_size: int, count: int) -> tuple[torch.Tensor, torch
     Returns:
         Values of this rank, alternating 0 and 1, and the sum over all ranks; both float32, (count,).
     """
-    turns = torch.arange(count, dtype=torch.int64) % 2
-    return ((turns + rank) % 2).float(), (world_size // 2 + turns * (world_size % 2)).float()
+    parity = torch.arange(count, dtype=torch.int64) % 2
+    return ((parity + rank) % 2).float(), (world_size // 2 + parity * (world_size % 2)).float()
 
 
 def _measure(session: Session, dtype: torch.dtype, kib: int) -> dict[str, Any]:
     """Test and time one all-reduce of ``kib`` KiB.
 
     Returns:
-        ``error`` if a result is wrong, or if the library refuses the dtype (then also ``refused``). Otherwise
+        ``error`` if a result is wrong, or if the library refuses the dtype (then also ``refusal``). Otherwise
         ``seconds`` (median of some repeats on the slowest rank) and ``bus_bytes_per_second``: 2 (n - 1) / n times the
         tensor's bytes per second, the traffic on each card's link in a ring all-reduce over n ranks.
     """
     world_size, backend, gather = session.info.world_size, session.backend, session.distributed.gather
-    own, right = addends(session.info.rank, world_size, kib * 1024 // (2 if dtype is not torch.float32 else 4))
-    tensor = own.to(dtype).to(session.device)
-    refused = None
+    count = kib * 1024 // (4 if dtype is torch.float32 else 2)
+    values, expected = exact_values(session.info.rank, world_size, count)
+    tensor = values.to(dtype).to(session.device)
+    refusal = None
     try:
         backend.collectives.all_reduce(tensor)
         backend.synchronize()
     except RuntimeError as error:  # a dtype that the library does not support; every rank raises
-        refused = str(error).split("\n")[0]
-    refusals = [each for each in gather(refused) if each]
-    if refusals:
-        return {"error": refusals[0], "refused": True}
-    bad = [rank for rank, wrong in enumerate(gather(bool((tensor.cpu().float() != right).any()))) if wrong]
-    if bad:
-        return {"error": f"wrong on rank {', '.join(map(str, bad))}"}
-    taken = []
+        refusal = str(error).split("\n")[0]
+    reasons = [reason for reason in gather(refusal) if reason]
+    if reasons:
+        return {"error": reasons[0], "refused": True}
+    wrong_ranks = [rank for rank, wrong in enumerate(gather(bool((tensor.cpu().float() != expected).any()))) if wrong]
+    if wrong_ranks:
+        return {"error": f"wrong on rank {', '.join(map(str, wrong_ranks))}"}
+    durations = []
     for _ in range(_REPEATS):
         tensor.zero_()
         backend.synchronize()
@@ -197,6 +199,6 @@ def _measure(session: Session, dtype: torch.dtype, kib: int) -> dict[str, Any]:
         started = time.perf_counter()
         backend.collectives.all_reduce(tensor)
         backend.synchronize()
-        taken.append(time.perf_counter() - started)
-    seconds = max(gather(statistics.median(taken)))
+        durations.append(time.perf_counter() - started)
+    seconds = max(gather(statistics.median(durations)))
     return {"seconds": seconds, "bus_bytes_per_second": 2 * (world_size - 1) / world_size * kib * 1024 / seconds}

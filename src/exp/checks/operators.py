@@ -18,7 +18,7 @@ from mmengine.hooks import Hook
 
 from exp.checks.check import LIMITS_S, Journal
 from exp.checks.measure import train_with
-from exp.checks.parity import apart, largest
+from exp.checks.parity import max_abs, max_difference
 from exp.data.loader import map_tensors, tensors_of
 from exp.engine.result import make_result
 from exp.errors import first_line
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 __all__ = ["OperatorCheck", "check_operators", "difference"]
 
-_SHAPES = 8
+_MAX_SIGNATURES = 8
 """Number of signatures (shapes, dtypes, devices) per operator that are compared; calls with others just run."""
 _FLOOR = 1e-3
 """Lower bound of the scale of a relative difference, as a share of the largest input: a sum that cancels to zero has no
 scale of its own."""
-_UNINITIALISED = ("empty", "new_empty", "resize_", "set_", "_pin_memory", "is_pinned")
+_UNINITIALIZED = ("empty", "new_empty", "resize_", "set_", "_pin_memory", "is_pinned")
 
 
 def check_operators(session: Session) -> dict[str, Any]:
@@ -87,31 +87,31 @@ class OperatorCheck(Hook):
     def __call__(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run one call of an operator, and compare it if its signature is new; returns its result."""
         tensors = list(tensors_of((args, kwargs)))
-        wanted = kwargs.get("device")
-        devices = {each.device.type for each in tensors}
-        devices.update([torch.device(wanted).type] if wanted is not None else [])
-        if self.device.type not in devices or _is_bare(func):
+        requested_device = kwargs.get("device")
+        devices = {tensor.device.type for tensor in tensors}
+        devices.update([torch.device(requested_device).type] if requested_device is not None else [])
+        if self.device.type not in devices or _computes_nothing(func):
             return func(*args, **kwargs)
         name = name_of(func)
         if name in self._broken:
-            reference = _moved((args, kwargs), _is_mutable(func))
-            return self._given(func, args, kwargs, reference, func(*reference[0], **reference[1]))
+            reference = _copied_to_cpu((args, kwargs), _is_mutable(func))
+            return self._cpu_result_on_device(func, args, kwargs, reference, func(*reference[0], **reference[1]))
         seen = self.seen.setdefault(name, set())
-        signature = tuple((tuple(each.shape), str(each.dtype), each.device.type) for each in tensors)
-        if signature in seen or len(seen) >= _SHAPES:
+        signature = tuple((tuple(tensor.shape), str(tensor.dtype), tensor.device.type) for tensor in tensors)
+        if signature in seen or len(seen) >= _MAX_SIGNATURES:
             return func(*args, **kwargs)
         seen.add(signature)
-        detail = ", ".join(f"{str(kind)[6:]}{list(shape)}" for shape, kind, _ in signature[:6])
-        about = {"detail": detail, "portable": _base(func) in self._portable}
-        self.journal.begin(name, **about)
-        return self._compare(partial(self.journal.end, name, **about), func, args, kwargs)
+        detail = ", ".join(f"{str(dtype)[6:]}{list(shape)}" for shape, dtype, _ in signature[:6])
+        description = {"detail": detail, "portable": _base_name(func) in self._portable}
+        self.journal.begin(name, **description)
+        return self._compare(partial(self.journal.end, name, **description), func, args, kwargs)
 
-    def _compare(self, note: Callable[..., None], func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        given = [each for each in tensors_of((args, kwargs)) if each.is_floating_point()]
-        scale = max((largest(each.detach().cpu().float().numpy()) for each in given), default=0.0)
+    def _compare(self, record: Callable[..., None], func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        inputs = [tensor for tensor in tensors_of((args, kwargs)) if tensor.is_floating_point()]
+        scale = max((max_abs(tensor.detach().cpu().float().numpy()) for tensor in inputs), default=0.0)
         generator = kwargs.get("generator") or torch.default_generator
         seeds, expected, reason = generator.get_state(), None, ""
-        reference: Any = _moved((args, kwargs), _is_mutable(func))
+        reference: Any = _copied_to_cpu((args, kwargs), _is_mutable(func))
         try:
             expected = func(*reference[0], **reference[1])
         except Exception as error:  # noqa: BLE001 - the CPU may lack this kernel, and raise any exception
@@ -126,32 +126,32 @@ class OperatorCheck(Hook):
             result = func(*args, **kwargs)
             self.backend.synchronize()
         except Exception as error:
-            note(error=f"{type(error).__name__}: {first_line(error)}")
+            record(error=f"{type(error).__name__}: {first_line(error)}")
             if reason:
                 raise
             self._broken.add(name_of(func))
-            return self._given(func, args, kwargs, reference, expected)
-        left, after = None, self.backend.fallbacks()
+            return self._cpu_result_on_device(func, args, kwargs, reference, expected)
+        fallbacks, after = None, self.backend.fallbacks()
         if before is not None and after is not None:  # calls and bytes
-            left = [sum(each[place] for each in after.values()) - sum(each[place] for each in before.values())
-                    for place in (0, 1)]  # fmt: skip
+            fallbacks = [sum(counts[i] for counts in after.values()) - sum(counts[i] for counts in before.values())
+                         for i in (0, 1)]  # fmt: skip
         if reason:
-            note(left=left, uncompared=reason)
+            record(left=fallbacks, uncompared=reason)
             return result
-        ours, theirs = _asked_for(result, args), _asked_for(expected, args)
+        on_device, on_cpu = _requested(result, args), _requested(expected, args)
         if _is_mutable(func):
-            ours, theirs = (result, args, kwargs), (expected, *reference)
-        note(left=left, **difference(ours, theirs, _FLOOR * scale))
+            on_device, on_cpu = (result, args, kwargs), (expected, *reference)
+        record(left=fallbacks, **difference(on_device, on_cpu, _FLOOR * scale))
         return result
 
-    def _given(self, func: Any, args: Any, kwargs: Any, reference: Any, expected: Any) -> Any:
+    def _cpu_result_on_device(self, func: Any, args: Any, kwargs: Any, reference: Any, expected: Any) -> Any:
         """The CPU's result, moved to the device; operators that write in place write the CPU's values."""
         if not _is_mutable(func):
-            return map_tensors(lambda each: each.to(self.device), expected)
-        given, computed = list(tensors_of((args, kwargs))), list(tensors_of(reference))
-        by_result = {id(value): tensor.copy_(value) for tensor, value in zip(given, computed)}
+            return map_tensors(lambda value: value.to(self.device), expected)
+        arguments, computed = list(tensors_of((args, kwargs))), list(tensors_of(reference))
+        on_device = {id(value): tensor.copy_(value) for tensor, value in zip(arguments, computed)}
         return map_tensors(
-            lambda each: by_result[id(each)] if id(each) in by_result else each.to(self.device), expected
+            lambda value: on_device[id(value)] if id(value) in on_device else value.to(self.device), expected
         )
 
 
@@ -161,33 +161,34 @@ def name_of(func: Any) -> str:
     return text if text.startswith("aten.") or "." in text.split(" ")[0] else f"aten.{func.__name__}"
 
 
-def _base(func: Any) -> str:
+def _base_name(func: Any) -> str:
     return name_of(func).split(".")[1]
 
 
-def _is_bare(func: Any) -> bool:
+def _computes_nothing(func: Any) -> bool:
     """Whether an operator computes nothing: it allocates uninitialized memory, or returns a view."""
-    if _base(func).startswith(_UNINITIALISED):
+    if _base_name(func).startswith(_UNINITIALIZED):
         return True
     schema = getattr(func, "_schema", None)
     returns = () if schema is None else schema.returns
-    return any(each.alias_info is not None and not each.alias_info.is_write for each in returns)
+    return any(value.alias_info is not None and not value.alias_info.is_write for value in returns)
 
 
 def _is_mutable(func: Any) -> bool:
     mutable = getattr(getattr(func, "_schema", None), "is_mutable", None)
-    return _base(func).endswith(("_", "out")) if mutable is None else bool(mutable)
+    return _base_name(func).endswith(("_", "out")) if mutable is None else bool(mutable)
 
 
-def _asked_for(result: Any, args: Sequence[Any]) -> Any:
+def _requested(result: Any, args: Sequence[Any]) -> Any:
     """The result without gradients that the operator's ``output_mask`` excludes: their memory is uninitialized."""
-    for each in args if isinstance(result, tuple) else ():
-        if isinstance(each, (list, tuple)) and len(each) == len(result) and all(isinstance(one, bool) for one in each):
-            return [value for value, wanted in zip(result, each) if wanted]
+    for argument in args if isinstance(result, tuple) else ():
+        is_sequence = isinstance(argument, (list, tuple)) and len(argument) == len(result)
+        if is_sequence and all(isinstance(flag, bool) for flag in argument):
+            return [value for value, requested in zip(result, argument) if requested]
     return (result,)
 
 
-def _moved(value: Any, mutable: bool) -> Any:
+def _copied_to_cpu(value: Any, mutable: bool) -> Any:
     """Arguments of an operator with all tensors copied to the CPU, and ``device`` set to the CPU.
 
     A tensor that occurs twice is copied once. If the operator writes nothing, 0-dim CPU tensors are not copied: torch
@@ -204,16 +205,16 @@ def _moved(value: Any, mutable: bool) -> Any:
         return copies[id(tensor)]
 
     args, kwargs = map_tensors(move, value)
-    return args, {key: torch.device("cpu") if key == "device" and each is not None else each
-                  for key, each in kwargs.items()}  # fmt: skip
+    return args, {key: torch.device("cpu") if key == "device" and argument is not None else argument
+                  for key, argument in kwargs.items()}  # fmt: skip
 
 
-def difference(ours: Any, theirs: Any, floor: float) -> dict[str, Any]:
+def difference(on_device: Any, on_cpu: Any, floor: float) -> dict[str, Any]:
     """The largest difference between the tensors of two structures.
 
     Args:
-        ours: tensors of the device, also nested in dicts, lists and tuples.
-        theirs: tensors of the CPU, in the same order.
+        on_device: tensors of the device, also nested in dicts, lists and tuples.
+        on_cpu: tensors of the CPU, in the same order.
         floor: lower bound of the scale of a relative difference.
 
     Returns:
@@ -221,15 +222,17 @@ def difference(ours: Any, theirs: Any, floor: float) -> dict[str, Any]:
         tensor with the largest difference. Integers and booleans differ by 0 or 1. Infinite if shapes or dtypes differ,
         or only one value is finite; if the numbers of tensors differ, ``dtype`` is None.
     """
-    mine, other = list(tensors_of(ours)), list(tensors_of(theirs))
-    found = [(_apart(left.detach(), right.detach(), floor), str(right.dtype)[6:]) for left, right in zip(mine, other)]
-    relative, dtype = max(found, default=(0.0, None)) if len(mine) == len(other) else (math.inf, None)
+    tested, reference = list(tensors_of(on_device)), list(tensors_of(on_cpu))
+    if len(tested) != len(reference):
+        return {"relative": math.inf, "dtype": None}
+    differences = [(_difference_of(a.detach(), b.detach(), floor), str(b.dtype)[6:]) for a, b in zip(tested, reference)]
+    relative, dtype = max(differences, default=(0.0, None))
     return {"relative": relative, "dtype": dtype}
 
 
-def _apart(a: torch.Tensor, b: torch.Tensor, floor: float) -> float:
+def _difference_of(a: torch.Tensor, b: torch.Tensor, floor: float) -> float:
     if a.shape != b.shape or a.dtype != b.dtype:
         return math.inf
     if not b.is_floating_point():
         return float((a.cpu() != b).any())
-    return apart(a.cpu().double().numpy(), b.double().numpy(), floor)[1]
+    return max_difference(a.cpu().double().numpy(), b.double().numpy(), floor)[1]

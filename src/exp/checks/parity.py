@@ -15,26 +15,26 @@ import numpy as np
 from omegaconf import OmegaConf
 
 from exp import console
-from exp.checks.check import FAILED, OK, fail, figure, finish, ok
+from exp.checks.check import FAILED, OK, fail, ok, report_result, round2
 from exp.checks.child import overrides_without, run_exp
 from exp.errors import EXIT_CONFIG, EXIT_OK, REFUSAL_CODES, ConfigError, UnavailableError
 from exp.hardware.backend import FLOAT32
 from exp.launcher.execute import print_header
 from exp.launcher.freeze import freeze
-from exp.report.runs import flattened
+from exp.report.runs import flatten
 from exp.runs.files import csv_content, write_atomically, write_json
 from exp.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from exp.config.schema import ExpConfig
 
-__all__ = ["Difference", "apart", "compare", "compare_backends", "largest", "read_losses"]
+__all__ = ["Difference", "compare", "compare_backends", "max_abs", "max_difference", "read_losses"]
 
 _LOSS_TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 2e-3, "tf32": 2e-3, "efp": 2e-2}
-_LARGEST = 0.5  # upper bound of a tolerance: with a larger one, no difference would be found
+_MAX_TOLERANCE = 0.5  # upper bound of a tolerance: with a larger one, no difference would be found
 _FLOOR = 1e-3
 _DROPOUT = re.compile(r"drop[^.]*$")  # keys of dropout: ``dropout``, ``attn_drop``, ``drop_path_rate``
-_OWN = ("task", "output_dir", "overwrite", "resume", "max_steps", "max_epochs", "log_every")
+_KEYS_OF_PARITY = ("task", "output_dir", "overwrite", "resume", "max_steps", "max_epochs", "log_every")
 
 # Title, name of the phase, and tolerance as a multiple of the loss's: single values differ more than a sum over many
 # values (the loss), and the optimizer amplifies differences. Gradients of later steps are not compared: near a kink of
@@ -70,47 +70,48 @@ class Difference(NamedTuple):
     relative: float
 
 
-def compare(tested: RunFolder, reference: RunFolder, clear: float) -> Iterator[Difference]:
+def compare(tested: RunFolder, reference: RunFolder, significant: float) -> Iterator[Difference]:
     """All differences, in the order of computation: forward, loss, backward, optimizer; then the losses of later steps.
 
     Args:
         tested: run folder with ``trace.npz`` and ``metrics.jsonl``.
         reference: run folder of the reference, with the same files.
-        clear: a gradient is clear if its absolute value is above this share of the largest in its tensor.
+        significant: a gradient is significant if its absolute value is above this share of the largest in its tensor.
     """
-    ours, theirs = read_losses(tested), read_losses(reference)
+    tested_losses, reference_losses = read_losses(tested), read_losses(reference)
     losses = []
-    for step in sorted(set(ours) & set(theirs)):
-        gap = abs(ours[step] - theirs[step])
-        losses.append(Difference("loss", step, "loss", gap, gap / max(abs(theirs[step]), 1e-12)))
+    for step in sorted(set(tested_losses) & set(reference_losses)):
+        gap = abs(tested_losses[step] - reference_losses[step])
+        losses.append(Difference("loss", step, "loss", gap, gap / max(abs(reference_losses[step]), 1e-12)))
     # np.load reads each tensor when it is used: all tensors of a large model would not fit into memory.
-    with np.load(tested.path / "trace.npz") as mine, np.load(reference.path / "trace.npz") as other:
-        outputs, gradients = ([key for key in other.files if key.startswith(kind)] for kind in ("output/", "gradient/"))
-        floors = [_FLOOR * max((largest(other[key]) for key in keys), default=0.0) for keys in (outputs, gradients)]
+    with np.load(tested.path / "trace.npz") as trace, np.load(reference.path / "trace.npz") as expected:
+        outputs = [key for key in expected.files if key.startswith("output/")]
+        gradients = [key for key in expected.files if key.startswith("gradient/")]
+        floors = [_FLOOR * max((max_abs(expected[key]) for key in keys), default=0.0) for keys in (outputs, gradients)]
         for key in outputs:
             # One backend may use a fused kernel instead of this module; errors then show in the modules after it.
-            if key in mine.files:
-                yield _difference(key, mine, other, floors[0])
+            if key in trace.files:
+                yield _difference(key, trace, expected, floors[0])
         yield losses[0]
-        order = {key[7:]: place for place, key in enumerate(outputs)}
-        either = {*gradients, *(key for key in mine.files if key.startswith("gradient/"))}
+        order = {key[7:]: position for position, key in enumerate(outputs)}
+        either = {*gradients, *(key for key in trace.files if key.startswith("gradient/"))}
         for key in sorted(either, key=lambda key: (order.get(key[9:].rpartition(".")[0], 0), key), reverse=True):
-            yield _difference(key, mine, other, floors[1])
+            yield _difference(key, trace, expected, floors[1])
         for key in gradients:
-            gradient = np.abs(other[key])
-            least = max(clear * gradient.max(initial=0.0), _FLOOR * floors[1])
-            yield _difference(key.replace("gradient", "parameter", 1), mine, other, 0.0, gradient > least)
+            gradient = np.abs(expected[key])
+            least = max(significant * gradient.max(initial=0.0), _FLOOR * floors[1])
+            yield _difference(key.replace("gradient", "parameter", 1), trace, expected, 0.0, gradient > least)
     yield from losses[1:]
 
 
-def _difference(key: str, tested: Any, reference: Any, floor: float, clear: Any = True) -> Difference:
-    """The difference of one tensor, over the values where ``clear`` is true."""
+def _difference(key: str, tested: Any, reference: Any, floor: float, significant: Any = True) -> Difference:
+    """The difference of one tensor, over the values where ``significant`` is true."""
     kind, _, name = key.partition("/")
-    ours, theirs = (trace[key] if key in trace.files else None for trace in (tested, reference))
-    if ours is None or theirs is None or ours.shape != theirs.shape:
+    values, expected = (trace[key] if key in trace.files else None for trace in (tested, reference))
+    if values is None or expected is None or values.shape != expected.shape:
         return Difference(kind, 1, name, math.inf, math.inf)
-    mask = np.broadcast_to(clear, ours.shape)
-    return Difference(kind, 1, name, *apart(ours[mask], theirs[mask], floor))
+    mask = np.broadcast_to(significant, values.shape)
+    return Difference(kind, 1, name, *max_difference(values[mask], expected[mask], floor))
 
 
 def read_losses(folder: RunFolder) -> dict[int, float]:
@@ -118,26 +119,26 @@ def read_losses(folder: RunFolder) -> dict[int, float]:
     return {record["step"]: record["loss"] for record in folder.records() if record["split"] == "train"}
 
 
-def largest(values: Any) -> float:
+def max_abs(values: Any) -> float:
     """Largest absolute finite value of an array; infinite values, such as those of an attention mask, are ignored."""
     return float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
 
 
-def apart(ours: Any, theirs: Any, floor: float) -> tuple[float, float]:
+def max_difference(tested: Any, reference: Any, floor: float) -> tuple[float, float]:
     """Largest absolute and relative difference of two arrays of the same shape.
 
     Equal infinities, and NaN in both arrays, count as equal. If a difference is not finite, both results are infinite.
 
     Args:
-        ours: array under test.
-        theirs: array of the reference.
-        floor: lower bound of the scale, which is the largest absolute value of ``theirs``.
+        tested: array under test.
+        reference: array of the reference.
+        floor: lower bound of the scale, which is the largest absolute value of ``reference``.
     """
-    differ = ~((ours == theirs) | (np.isnan(ours) & np.isnan(theirs)))
-    absolute = float(np.abs(ours[differ] - theirs[differ]).max(initial=0.0))
+    differ = ~((tested == reference) | (np.isnan(tested) & np.isnan(reference)))
+    absolute = float(np.abs(tested[differ] - reference[differ]).max(initial=0.0))
     if not math.isfinite(absolute):
         return math.inf, math.inf
-    return absolute, absolute / max(largest(theirs), floor, 1e-30)
+    return absolute, absolute / max(max_abs(reference), floor, 1e-30)
 
 
 def compare_backends(config: ExpConfig, overrides: list[str]) -> int:
@@ -157,14 +158,14 @@ def compare_backends(config: ExpConfig, overrides: list[str]) -> int:
     run = freeze(config, overrides)
     config, folder, task = run.config, run.folder, run.config.task
     epochs = max(config.max_epochs or 0, task.steps)
-    keys = flattened(OmegaConf.to_container(config.model, resolve=True), "model")
+    keys = flatten(OmegaConf.to_container(config.model, resolve=True), "model")
     dropout = {key: value for key, value in keys.items() if _DROPOUT.search(key) and isinstance(value, float) and value}
     common = ["task=trace", f"max_steps={task.steps}", f"max_epochs={epochs}", "log_every=1", "overwrite=true",
               *(f"{key}=0.0" for key in dropout)]  # fmt: skip
-    kept = overrides_without(overrides, *_OWN)
+    tested_overrides = overrides_without(overrides, *_KEYS_OF_PARITY)
     # The reference is exact: not compiled, and in full float32 if the tested precision is a form of float32.
     exact = [f"backend={task.reference}", "compile=false", *["precision=fp32"] * (config.precision in FLOAT32)]
-    of_reference = [*overrides_without(kept, "backend", "compile"), *exact]
+    reference_overrides = [*overrides_without(tested_overrides, "backend", "compile"), *exact]
     run.write()
     try:
         folder.commit_pending(config.overwrite)
@@ -172,8 +173,8 @@ def compare_backends(config: ExpConfig, overrides: list[str]) -> int:
         if dropout:
             changed = ", ".join(f"{key} was {value}" for key, value in dropout.items())
             console.make_console().print(f"dropout is off in both runs: {changed}", soft_wrap=True)
-        for part, words in {"reference": of_reference, "tested": kept}.items():
-            arguments = [*words, *common, f"output_dir={folder.path / part}"]
+        for part, overrides_of_run in {"reference": reference_overrides, "tested": tested_overrides}.items():
+            arguments = [*overrides_of_run, *common, f"output_dir={folder.path / part}"]
             ended = run_exp(arguments, folder.logs / f"{part}.log", math.inf)
             if ended.interrupted_by:
                 return ended.code
@@ -183,33 +184,34 @@ def compare_backends(config: ExpConfig, overrides: list[str]) -> int:
                 raise (ConfigError if ended.code == EXIT_CONFIG else UnavailableError)(f"{part}={name}: {ended.why}")
             if ended.code != EXIT_OK:
                 answer = fail(f"{part}={name}: {ended.why}", f"look at logs/{part}.log")
-                return finish(config, folder, answer)
+                return report_result(config, folder, answer)
         run.check_folder()
-        return _judge(config, folder)
+        return _evaluate(config, folder)
     finally:
         run.release()
 
 
-def _judge(config: ExpConfig, folder: RunFolder) -> int:
+def _evaluate(config: ExpConfig, folder: RunFolder) -> int:
     """Compare the two runs, print and write the result; returns the exit code.
 
     If they agree, the traces are deleted; otherwise they are kept for inspection.
     """
     tested, reference = (RunFolder(folder.path / part) for part in ("tested", "reference"))
     base = _LOSS_TOLERANCE[config.precision] if config.task.tolerance is None else config.task.tolerance
-    allowed = {name: min(base * factor, _LARGEST) for name, (_, _, factor) in _KINDS.items()}
-    found = list(compare(tested, reference, clear=allowed["gradient"]))
+    allowed = {name: min(base * factor, _MAX_TOLERANCE) for name, (_, _, factor) in _KINDS.items()}
+    differences = list(compare(tested, reference, significant=allowed["gradient"]))
     titles = (*Difference._fields, "allowed")
-    write_atomically(folder.path / "differences.csv", csv_content([titles, *((*d, allowed[d.kind]) for d in found)]))
-    largest_of = (max((d for d in found if d.kind == kind), key=lambda d: d.relative, default=None) for kind in _KINDS)
-    worst = [d for d in largest_of if d is not None]
-    table = [{"largest difference": _KINDS[d.kind][0], "relative": figure(d.relative), "absolute": figure(d.absolute),
+    rows = [(*d, allowed[d.kind]) for d in differences]
+    write_atomically(folder.path / "differences.csv", csv_content([titles, *rows]))
+    by_kind = [[d for d in differences if d.kind == kind] for kind in _KINDS]
+    worst = [max(of_kind, key=lambda d: d.relative) for of_kind in by_kind if of_kind]
+    table = [{"largest difference": _KINDS[d.kind][0], "relative": round2(d.relative), "absolute": round2(d.absolute),
               "allowed": allowed[d.kind], "step": d.step, "at": d.name,
               "verdict": FAILED if d.relative > allowed[d.kind] else OK} for d in worst]  # fmt: skip
-    first = next((d for d in found if d.relative > allowed[d.kind]), None)
-    losses = [d.relative for d in found if d.kind == "loss"]
-    every = {part.path.name: list(read_losses(part).values()) for part in (tested, reference)}
-    write_json(folder.path / "parity.json", {"agrees": first is None, "losses": every})
+    first = next((d for d in differences if d.relative > allowed[d.kind]), None)
+    losses = [d.relative for d in differences if d.kind == "loss"]
+    losses_by_part = {part.path.name: list(read_losses(part).values()) for part in (tested, reference)}
+    write_json(folder.path / "parity.json", {"agrees": first is None, "losses": losses_by_part})
     if first is None:
         for part in (tested, reference):
             (part.path / "trace.npz").unlink()
@@ -222,4 +224,4 @@ def _judge(config: ExpConfig, folder: RunFolder) -> int:
         finding = f"{config.backend.name} first differs from {config.task.reference} in {_KINDS[first.kind][1]} of "
         advice = "compare this layer on both (does it draw random numbers of its own?), or set task.tolerance"
         answer = fail(f"{finding}step {first.step}, at {first.name}: {how_far}", advice, table=table)
-    return finish(config, folder, answer, steps=len(losses))
+    return report_result(config, folder, answer, steps=len(losses))

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 from exp import __version__, console
-from exp.checks.check import FAILED, OK, SKIPPED, WARNING, Answer, Journal, fail, say, skip, table_of
-from exp.checks.child import ChildEnd, overrides_without, run_exp, searched
+from exp.checks.check import FAILED, OK, SKIPPED, WARNING, CheckResult, Journal, fail, print_result, skip, table_of
+from exp.checks.child import ChildEnd, config_dir_args, overrides_without, run_exp
 from exp.config.compose import sets_output_dir
 from exp.errors import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, EXIT_UNAVAILABLE, ConfigError
 from exp.hardware.environment import git_revision, package_versions, reported_variables
@@ -26,7 +26,7 @@ from exp.hardware.registry import create_backend
 from exp.launcher.freeze import compose_run
 from exp.launcher.validate import check_hardware
 from exp.plugins import installed
-from exp.report.tables import Table, as_counts, as_markdown
+from exp.report.formats import Table, as_markdown, count_words
 from exp.runs.files import read_json, without_credentials, write_atomically, write_json
 from exp.runs.folder import RunFolder
 from exp.runs.lock import RunLock
@@ -39,19 +39,21 @@ if TYPE_CHECKING:
 __all__ = ["machine_of", "qualify"]
 
 _SHORT = ("plots=false", "logger=none", "debug.eval_batches=1", "max_epochs=null")
-_FOLDER = ("task", "output_dir", "overwrite", "resume")
+_MAY_CHANGE = ("task", "output_dir", "overwrite", "resume")
 """Keys that may change when the same suite continues."""
-_OWN = (*_FOLDER, "experiment", "nproc", "precision", "max_steps", "max_epochs", "logger", "global_batch_size")
+_SET_BY_SUITE = (
+    *_MAY_CHANGE, "experiment", "nproc", "precision", "max_steps", "max_epochs", "logger", "global_batch_size"
+)  # fmt: skip
 _IDENTITY = ("name", "uuid", "serial", "bus_id", "memory_total")
-_OF_THE_JOB = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_")
+_JOB_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_")
 """Prefixes of environment variables that differ from job to job."""
 _LATER = "the same command continues with it"
 _STATUSES = (SKIPPED, OK, WARNING, FAILED)  # the last one of them that a check has is the verdict
-_TRIES = 4
+_MAX_TRIES = 4
 """How often one check is started; after a crash it skips the operators or collectives that crashed."""
 _LOG = "look at output.log and logs/ in the row's folder"
-_EFFICIENT = 0.8
-_BATCH = {"operators": 4, "parity": 2, "speed": 8}
+_MIN_EFFICIENCY = 0.8
+_BATCH_SIZES = {"operators": 4, "parity": 2, "speed": 8}
 """Samples per card, if the user sets no batch size."""
 
 
@@ -60,38 +62,39 @@ def plan(config: ExpConfig, overrides: Sequence[str], backend: Backend) -> dict[
 
     Args:
         config: configuration, with the backend already chosen.
-        overrides: overrides of the user; every check gets them, except those that the suite itself sets (``_OWN``).
+        overrides: overrides of the user; every check gets them, except those that the suite itself sets.
         backend: the backend of ``config``.
 
     Returns:
         Overrides of ``python -m exp``, by name of the check. A name starts with the check's task.
     """
-    kept = [each for each in overrides_without(overrides, *_OWN) if each != "backend=auto"]
-    if not any(override.startswith("backend=") for override in kept):
-        kept.append(f"backend={config.backend.name}")
-    made_up = backend.simulate or backend.capabilities.shared_device
+    common = [text for text in overrides_without(overrides, *_SET_BY_SUITE) if text != "backend=auto"]
+    if not any(override.startswith("backend=") for override in common):
+        common.append(f"backend={config.backend.name}")
+    not_real_cards = backend.simulate or backend.capabilities.shared_device
     families = [family for plugin in installed().values() for family in plugin.families.values()]
     examples: dict[str, Sequence[str]] = {family.example: family.small for family in families}
-    small = {name: examples.get(name, ()) for name in config.task.experiments or examples}
-    usual = small if made_up else dict.fromkeys(small, ())
+    small_form = {name: examples.get(name, ()) for name in config.task.experiments or examples}
+    speed_form = small_form if not_real_cards else dict.fromkeys(small_form, ())
     precisions, nproc = backend.capabilities.precisions, config.nproc
     rows: dict[str, list[str]] = {}
 
-    def add(kind: str, end: object, steps: int, *more: str, cards: int = 1, precision: str = "fp32") -> None:
+    def add(kind: str, suffix: object, steps: int, *extra: str, cards: int = 1, precision: str = "fp32") -> None:
         """Add a row for each experiment, which trains ``steps`` steps."""
-        batch = [f"batch_size={_BATCH[kind]}", "global_batch_size=null"]
-        for name, form in (usual if kind == "speed" else small).items():
-            rows[f"{kind}-{name}-{end}"] = [
-                f"task={kind}", f"experiment={name}", *_SHORT, *form, *batch, *more, *kept, f"max_steps={steps}",
+        batch = [f"batch_size={_BATCH_SIZES[kind]}", "global_batch_size=null"]
+        for name, small in (speed_form if kind == "speed" else small_form).items():
+            rows[f"{kind}-{name}-{suffix}"] = [
+                f"task={kind}", f"experiment={name}", *_SHORT, *small, *batch, *extra, *common, f"max_steps={steps}",
                 f"precision={precision}", f"nproc={cards}",
             ]  # fmt: skip
 
-    first = [f"experiment={name}" for name in small][:1]  # overrides may name keys that only the experiment has
-    rows["doctor"] = ["task=doctor", *first, *kept, f"nproc={nproc}"]
+    # Overrides may name keys that only the experiment has.
+    first = [f"experiment={name}" for name in small_form][:1]
+    rows["doctor"] = ["task=doctor", *first, *common, f"nproc={nproc}"]
     add("operators", precisions[0], 1, precision=precisions[0])
     if nproc > 1:
-        sizes = ["task.sizes_kib=[4,64,1024]"] * made_up
-        rows["collectives"] = ["task=collectives", "launcher.timeout_s=60", *first, *sizes, *kept, f"nproc={nproc}"]
+        sizes = ["task.sizes_kib=[4,64,1024]"] * not_real_cards
+        rows["collectives"] = ["task=collectives", "launcher.timeout_s=60", *first, *sizes, *common, f"nproc={nproc}"]
     for number in dict.fromkeys((1, nproc)):
         add("parity", number, 5, "task.steps=5", cards=number)
     for precision in precisions[1:]:
@@ -124,35 +127,36 @@ def qualify(config: ExpConfig, overrides: list[str]) -> int:
     for pattern in config.task.rows or ():
         if not fnmatch.filter(rows, pattern):
             raise ConfigError(f"task.rows: {pattern} matches no row; the rows are {', '.join(rows)}")
-    place = RunFolder(
+    folder = RunFolder(
         config.output_dir if sets_output_dir(config) else f"outputs/qualify/{backend.name}_{config.nproc}"
     )
-    place.create()
-    lock, machine = RunLock(place.path), machine_of(backend, config.nproc, overrides)
+    folder.create()
+    lock, machine = RunLock(folder.path), machine_of(backend, config.nproc, overrides)
     lock.acquire()
     try:
-        record = None if config.overwrite else read_json(place.path / "qualify.json")
-        before = machine if record is None else record["machine"]
-        differ = [name for name in {**before, **machine} if before.get(name) != machine.get(name)]
-        if differ:
-            found = ", ".join(f"{name}={before.get(name)}, and this one has {machine.get(name)}" for name in differ)
+        record = None if config.overwrite else read_json(folder.path / "qualify.json")
+        recorded = machine if record is None else record["machine"]
+        differing = [name for name in {**recorded, **machine} if recorded.get(name) != machine.get(name)]
+        if differing:
+            texts = (f"{name}={recorded.get(name)}, and this one has {machine.get(name)}" for name in differing)
             advice = "set another output_dir, or overwrite=true to start from the beginning"
-            raise ConfigError(f"{place.path} holds a suite of {found}; {advice}")
-        return _Suite(config.task, rows, backend, place.path, machine, {} if record is None else record["rows"]).run()
+            raise ConfigError(f"{folder.path} holds a suite of {', '.join(texts)}; {advice}")
+        return _Suite(config.task, rows, backend, folder.path, machine, {} if record is None else record["rows"]).run()
     finally:
         lock.release()
 
 
 def machine_of(backend: Backend, nproc: int, overrides: Sequence[str]) -> dict[str, str]:
     """Facts that identify the suite: machine, software, environment variables and overrides."""
-    own = sorted(overrides_without(overrides, *_FOLDER))
-    facts = {"backend": backend.name, "simulated": backend.simulate, "nproc": nproc, "overrides": own,
+    kept_overrides = sorted(overrides_without(overrides, *_MAY_CHANGE))
+    facts = {"backend": backend.name, "simulated": backend.simulate, "nproc": nproc, "overrides": kept_overrides,
              "Python": platform.python_version(), "platform": platform.platform(), "cores": os.cpu_count(),
              **package_versions(), **backend.packages(), **reported_variables(backend)}  # fmt: skip
     facts.update({name: os.environ[name] for name in backend.visible_variables if name in os.environ})
     for card in backend.monitor():
         facts[f"card {card['index']}"] = " ".join(str(card[key]) for key in _IDENTITY if card.get(key) is not None)
-    return {name: without_credentials(str(value)) for name, value in facts.items() if not name.startswith(_OF_THE_JOB)}
+    identifying = {name: value for name, value in facts.items() if not name.startswith(_JOB_VARIABLES)}
+    return {name: without_credentials(str(value)) for name, value in identifying.items()}
 
 
 @dataclass
@@ -163,17 +167,16 @@ class _Suite:
         task: the task of the configuration.
         plan: overrides of all checks, by name.
         backend: the backend under test.
-        place: folder of the suite.
+        folder: folder of the suite.
         machine: facts from :func:`machine_of`.
-        rows: for each check, by its name, the fields of its :class:`~exp.checks.check.Answer` and its ``command``, as
-            in ``qualify.json``.
+        rows: for each check, by its name, the fields of its result and its ``command``, as in ``qualify.json``.
         interrupted: how a check ended for which this process received a signal; None: no signal.
     """
 
     task: Any
     plan: Mapping[str, list[str]]
     backend: Backend
-    place: Path
+    folder: Path
     machine: Mapping[str, str]
     rows: dict[str, dict[str, Any]]
     interrupted: ChildEnd | None = None
@@ -181,84 +184,89 @@ class _Suite:
     def run(self) -> int:
         """Run the remaining checks; returns the exit code."""
         task, terminal = self.task, console.make_console()
-        left = [name for name in self.plan if self.rows.get(name, {}).get("status", SKIPPED) == SKIPPED]
+        remaining = [name for name in self.plan if self.rows.get(name, {}).get("status", SKIPPED) == SKIPPED]
         terminal.print(
             f"qualify: {len(self.plan)} rows on {self.machine['nproc']} x {self.backend.name}"
-            f"{', SIMULATED' * self.backend.simulate}; {len(self.plan) - len(left)} are done already; time budget "
-            f"{task.budget_minutes:g} minutes\nfolder: {console.display_path(self.place)}",
+            f"{', SIMULATED' * self.backend.simulate}; {len(self.plan) - len(remaining)} are done already; time budget "
+            f"{task.budget_minutes:g} minutes\nfolder: {console.display_path(self.folder)}",
             soft_wrap=True,
         )
         deadline = time.monotonic() + task.budget_minutes * 60
-        for name in left:
-            begun, took = time.monotonic(), ""
+        for name in remaining:
+            started, duration = time.monotonic(), ""
             if task.rows is not None and not any(fnmatch.fnmatch(name, pattern) for pattern in task.rows):
                 answer = skip("left out by task.rows")
             elif self.interrupted is not None:
                 answer = skip("the suite was interrupted", _LATER)
-            elif begun > deadline:
+            elif started > deadline:
                 answer = skip("the time budget was used up", _LATER)
             else:
-                self._keep(name, skip("started, but not finished", _LATER))
-                answer = self._make(name)
-                answer.seconds = round(time.monotonic() - begun)
-                took = f", {answer.seconds:g} s"
-            self._keep(name, answer)
-            say(Answer(answer.status, f"{name}{took}: {answer.finding}"))
+                self._store(name, skip("started, but not finished", _LATER))
+                answer = self._run_check(name)
+                answer.seconds = round(time.monotonic() - started)
+                duration = f", {answer.seconds:g} s"
+            self._store(name, answer)
+            print_result(CheckResult(answer.status, f"{name}{duration}: {answer.finding}"))
         statuses = [self.rows[name]["status"] for name in self.plan]
         unfinished = any(self.rows[name]["advice"] == _LATER for name in self.plan)
         later = "\nthe same command continues with the skipped rows" if unfinished else ""
-        page = console.display_path(self.place / "qualify.md")
-        terminal.print(f"{as_counts(statuses)}; the page: {page}{later}", soft_wrap=True)
+        page = console.display_path(self.folder / "qualify.md")
+        terminal.print(f"{count_words(statuses)}; the page: {page}{later}", soft_wrap=True)
         if self.interrupted is not None:
             return self.interrupted.code
         return EXIT_FAILED if FAILED in statuses else EXIT_PREEMPTED if unfinished else EXIT_OK
 
-    def _make(self, name: str) -> Answer:
+    def _run_check(self, name: str) -> CheckResult:
         """Run a check; after a crash start it again, without the operators or collectives that crashed."""
-        folder, kind = self.place / "rows" / name, name.partition("-")[0]
+        folder, kind = self.folder / "rows" / name, name.partition("-")[0]
         shutil.rmtree(str(folder), ignore_errors=True)
         folder.mkdir(parents=True)
         deadline = time.monotonic() + self.task.row_minutes * 60
-        for _ in range(_TRIES):
+        for _ in range(_MAX_TRIES):
             arguments = [*self.plan[name], f"output_dir={folder}", "overwrite=true"]
             ended = run_exp(arguments, folder / "output.log", deadline - time.monotonic())
-            late, (lines, _) = time.monotonic() > deadline, Journal.read(folder / f"{kind}.jsonl")
-            if not (lines and "crash" in lines[-1]) or late or ended.interrupted_by:
+            timed_out, (lines, _) = time.monotonic() > deadline, Journal.read(folder / f"{kind}.jsonl")
+            if not (lines and "crash" in lines[-1]) or timed_out or ended.interrupted_by:
                 break
         if ended.interrupted_by:
             self.interrupted = ended
             return skip(f"ended by {ended.interrupted_by}", _LATER)
-        found = (read_json(folder / "result.json") or {}).get("answer")
-        if found is not None:
-            return self._compared(name, Answer(**found))
-        if late:
+        result = (read_json(folder / "result.json") or {}).get("answer")
+        if result is not None:
+            return self._with_efficiency(name, CheckResult(**result))
+        if timed_out:
             return fail(f"{kind}: exceeded its time limit", f"{_LOG}; if it is only slow, raise task.row_minutes")
         return fail(f"{kind}: {ended.why}", "install what is missing" if ended.code == EXIT_UNAVAILABLE else _LOG)
 
-    def _compared(self, name: str, answer: Answer) -> Answer:
+    def _with_efficiency(self, name: str, answer: CheckResult) -> CheckResult:
         """The answer of a check; that of a speed on several cards with the efficiency of scaling."""
-        one, _, number = name.rpartition("-")
-        alone = self.rows.get(f"{one}-1", {}).get("values", {}).get("samples_per_second")
-        if alone and number != "1":
-            efficiency = answer.values["efficiency"] = answer.values.get("samples_per_second", 0) / alone / int(number)
+        prefix, _, number = name.rpartition("-")
+        one_card_rate = self.rows.get(f"{prefix}-1", {}).get("values", {}).get("samples_per_second")
+        if one_card_rate and number != "1":
+            rate = answer.values.get("samples_per_second", 0)
+            efficiency = answer.values["efficiency"] = rate / one_card_rate / int(number)
             answer.finding += f", {efficiency:.0%} of {number} times one card"
-            if efficiency < _EFFICIENT and not self.backend.capabilities.shared_device and not self.backend.simulate:
+            if (
+                efficiency < _MIN_EFFICIENCY
+                and not self.backend.capabilities.shared_device
+                and not self.backend.simulate
+            ):
                 answer.status = WARNING
                 answer.advice = "check the bandwidth of the collectives and the speed of loading (data.num_workers)"
         return answer
 
-    def _keep(self, name: str, answer: Answer) -> None:
+    def _store(self, name: str, answer: CheckResult) -> None:
         """Store an answer, and write ``qualify.json`` and ``qualify.md``, in the order of the plan.
 
         Rows of an earlier plan stay in ``qualify.json``, but do not count for the verdict.
         """
-        command = " ".join(["python -m exp", *searched(), *self.plan[name]])
+        command = " ".join(["python -m exp", *config_dir_args(), *self.plan[name]])
         self.rows[name] = {**answer.__dict__, "command": command}
         rows = {name: self.rows[name] for name in self.plan if name in self.rows}
         about = {"exp": f"{__version__}, {git_revision(Path(__file__).parent)}", "machine": self.machine,
                  "verdict": max((row["status"] for row in rows.values()), key=_STATUSES.index)}  # fmt: skip
-        write_json(self.place / "qualify.json", {**about, "rows": {**rows, **self.rows}})
-        write_atomically(self.place / "qualify.md", without_credentials(_page_of(about, rows)).encode())
+        write_json(self.folder / "qualify.json", {**about, "rows": {**rows, **self.rows}})
+        write_atomically(self.folder / "qualify.md", without_credentials(_page_of(about, rows)).encode())
 
 
 def _page_of(about: Mapping[str, Any], rows: Mapping[str, Any]) -> str:
@@ -266,9 +274,9 @@ def _page_of(about: Mapping[str, Any], rows: Mapping[str, Any]) -> str:
     machine = about["machine"]
     lines = [f"# {machine['nproc']} x {machine['backend']}: {about['verdict']}", ""]
     lines += [f"- {name}: {value}" for name, value in {"exp": about["exp"], **machine}.items()]
-    found = [{"row": name, "status": row["status"], "s": row["seconds"], "found": row["finding"],
+    overview = [{"row": name, "status": row["status"], "s": row["seconds"], "found": row["finding"],
               "what to do": row["advice"]} for name, row in rows.items()]  # fmt: skip
-    lines += ["", as_markdown([Table.of(found)])]
+    lines += ["", as_markdown([Table.of(overview)])]
     for name, row in rows.items():
         table = table_of(row["values"])
         lines += [f"## {name}", "", as_markdown([table])] if table is not None else []

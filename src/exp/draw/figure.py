@@ -22,16 +22,24 @@ if TYPE_CHECKING:
     from exp.config.schema import FiguresConfig
 
 __all__ = [
-    "Picture", "as_it_is", "encoded", "figure_file", "figure_pixels", "label", "new_figure", "resize",
-    "title_and_legend", "training_curves",
+    "Picture",
+    "encode_picture",
+    "label",
+    "literal_text",
+    "new_figure",
+    "render_file",
+    "render_pixels",
+    "resize",
+    "title_and_legend",
+    "training_curves",
 ]  # fmt: skip
 
 Picture = Union[Figure, np.ndarray]
 """A matplotlib figure; or pixels, RGB (H, W, 3), uint8."""
-_SMALLEST_LETTERS = 6.0  # points; journals ask for at least this size
-_THINNEST = 0.6  # lines keep at least this share of their width
+_MIN_FONT_SIZE = 6.0  # points; journals ask for at least this size
+_MIN_LINE_SHARE = 0.6  # lines keep at least this share of their width
 _LEGEND_LINE = 1.6  # height of a legend line, as a multiple of the font size
-_FALLBACKS = (
+_FALLBACK_FONTS = (
     "Noto Sans CJK SC", "Noto Sans SC", "Source Han Sans SC", "WenQuanYi Zen Hei", "WenQuanYi Micro Hei",
     "Droid Sans Fallback", "Microsoft YaHei", "SimHei", "PingFang SC", "Arial Unicode MS",
 )  # fmt: skip
@@ -49,7 +57,7 @@ def new_figure(width: float, height: float, dpi: int = 110) -> Figure:
     return Figure(figsize=(width, height), dpi=dpi)
 
 
-def as_it_is(text: Text) -> Text:
+def literal_text(text: Text) -> Text:
     """Turn off math mode for a text from data or the user, so that ``$`` is drawn as ``$``; returns the text."""
     text.set_parse_math(False)
     return text
@@ -71,13 +79,13 @@ def title_and_legend(axes: Any, title: str, columns: int = 4, size: float = 9) -
     """
     entries = len(axes.get_legend_handles_labels()[0])
     rows = -(-entries // columns)
-    as_it_is(axes.set_title(title, fontsize=size + 1, loc="left", pad=6 + rows * _LEGEND_LINE * size))
+    literal_text(axes.set_title(title, fontsize=size + 1, loc="left", pad=6 + rows * _LEGEND_LINE * size))
     if entries:
         legend = axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncol=min(entries, columns), fontsize=size,
                              frameon=False, borderaxespad=0.1, borderpad=0.2, labelspacing=0.3,
                              columnspacing=1.4, handlelength=1.6)  # fmt: skip
         for text in legend.get_texts():
-            as_it_is(text)
+            literal_text(text)
 
 
 def resize(figure: Figure, width: float) -> None:
@@ -90,18 +98,18 @@ def resize(figure: Figure, width: float) -> None:
     old_width, old_height = figure.get_size_inches()
     figure.set_size_inches(width, old_height * width / old_width)
     factor = min(width / old_width, 1.0)
-    ticks = [axis for each in figure.axes for axis in (each.xaxis, each.yaxis) if axis.get_ticklabels()]
+    ticks = [axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis) if axis.get_ticklabels()]
     for text in figure.findobj(Text):
         size = float(text.get_fontsize())
-        text.set_fontsize(max(size * factor, min(size, _SMALLEST_LETTERS)))
+        text.set_fontsize(max(size * factor, min(size, _MIN_FONT_SIZE)))
     for line in figure.findobj(Line2D):
-        line.set_linewidth(line.get_linewidth() * max(factor, _THINNEST))
-        line.set_markersize(line.get_markersize() * max(factor, _THINNEST))
+        line.set_linewidth(line.get_linewidth() * max(factor, _MIN_LINE_SHARE))
+        line.set_markersize(line.get_markersize() * max(factor, _MIN_LINE_SHARE))
     for axis in ticks:  # for ticks that matplotlib creates later
         axis.set_tick_params(labelsize=axis.get_ticklabels()[0].get_fontsize())
 
 
-def figure_file(figure: Figure, form: str, dpi: float | None = None) -> bytes:
+def render_file(figure: Figure, form: str, dpi: float | None = None) -> bytes:
     """The bytes of an image file.
 
     Text in PDF uses embedded TrueType fonts, which publishers ask for; text in SVG is outlines, which need no font.
@@ -115,7 +123,7 @@ def figure_file(figure: Figure, form: str, dpi: float | None = None) -> bytes:
         dpi: pixels per inch, also of images within a PDF or SVG; None: the figure's own.
     """
     buffer = io.BytesIO()
-    _complete(figure)
+    _lay_out(figure)
     with mpl.rc_context({"pdf.fonttype": 42, "svg.fonttype": "path"}):
         # Without a date, files of equal figures are equal.
         figure.savefig(buffer, format=form, dpi="figure" if dpi is None else dpi,
@@ -123,15 +131,15 @@ def figure_file(figure: Figure, form: str, dpi: float | None = None) -> bytes:
     return buffer.getvalue()
 
 
-def figure_pixels(figure: Figure) -> np.ndarray:
+def render_pixels(figure: Figure) -> np.ndarray:
     """A complete figure as pixels, at its own dpi: RGB (H, W, 3), uint8."""
     canvas: Any = FigureCanvasAgg(figure)  # Any: its methods have no type hints
-    _complete(figure)
+    _lay_out(figure)
     canvas.draw()
     return np.asarray(canvas.buffer_rgba())[..., :3].copy()
 
 
-def encoded(picture: Picture, figures: FiguresConfig) -> dict[str, bytes]:
+def encode_picture(picture: Picture, options: FiguresConfig) -> dict[str, bytes]:
     """Encode a picture in the formats that the configuration key ``figures`` names.
 
     A figure is drawn in the configured size and resolution. Pixels are not resampled; the configured size only sets
@@ -139,21 +147,21 @@ def encoded(picture: Picture, figures: FiguresConfig) -> dict[str, bytes]:
 
     Args:
         picture: complete picture; a figure is resized in place.
-        figures: format, size and resolution.
+        options: format, size and resolution.
 
     Returns:
         File contents by format: always ``png``, for reports and trackers, and ``figures.format``.
     """
-    formats = dict.fromkeys(("png", figures.format))
+    formats = dict.fromkeys(("png", options.format))
     if isinstance(picture, Figure):
-        resize(picture, figures.width or picture.get_figwidth())
-        return {form: figure_file(picture, form, figures.dpi) for form in formats}
-    return {form: _pixels_file(picture, form, figures) for form in formats}
+        resize(picture, options.width or picture.get_figwidth())
+        return {form: render_file(picture, form, options.dpi) for form in formats}
+    return {form: _pixels_file(picture, form, options) for form in formats}
 
 
-def _pixels_file(pixels: np.ndarray, form: str, figures: FiguresConfig) -> bytes:
+def _pixels_file(pixels: np.ndarray, form: str, options: FiguresConfig) -> bytes:
     height, width = pixels.shape[:2]
-    dpi = width / figures.width if figures.width else figures.dpi
+    dpi = width / options.width if options.width else options.dpi
     if form == "png":
         buffer = io.BytesIO()
         # Compression level 1: files are a tenth larger, and are written in a third of the time.
@@ -162,19 +170,20 @@ def _pixels_file(pixels: np.ndarray, form: str, figures: FiguresConfig) -> bytes
     figure = new_figure(width / dpi, height / dpi, dpi)
     axes = figure.add_axes((0.0, 0.0, 1.0, 1.0), frameon=False, xticks=[], yticks=[])
     axes.imshow(pixels, interpolation="none", aspect="auto")  # no resampling: the file has the original pixels
-    return figure_file(figure, form)
+    return render_file(figure, form)
 
 
-def _complete(figure: Figure) -> None:
+def _lay_out(figure: Figure) -> None:
     """Set fallback fonts and the layout, before a figure is drawn."""
     for axes in figure.axes:
         for axis in (axes.xaxis, axes.yaxis):
             axis.get_ticklabels()  # creates the tick labels, so that findobj finds them
     texts: list[Any] = figure.findobj(Text)
     if not all(text.get_text().isascii() for text in texts):
-        known = {entry.name for entry in font_manager.fontManager.ttflist}
+        installed_fonts = {entry.name for entry in font_manager.fontManager.ttflist}
         for text in texts:
-            text.set_fontfamily([*text.get_fontfamily(), *(name for name in _FALLBACKS if name in known)])
+            fallbacks = [name for name in _FALLBACK_FONTS if name in installed_fonts]
+            text.set_fontfamily([*text.get_fontfamily(), *fallbacks])
     if figure.get_layout_engine() is None and any(axes.get_subplotspec() for axes in figure.axes):
         figure.tight_layout()
 
@@ -193,8 +202,8 @@ def training_curves(records: Sequence[dict[str, Any]], metric: str, greater_is_b
     figure = new_figure(8, 7)
     loss, score, rate = figure.subplots(3, 1, sharex=True, gridspec_kw={"height_ratios": [3, 3, 1.6]})
     _draw_losses(loss, train)
-    _draw_score(score, _readings(val, metric), metric, greater_is_better)
-    rate.plot(_readings(train, "lr"), color="tab:green", linewidth=1.2)
+    _draw_score(score, _series_of(val, metric), metric, greater_is_better)
+    rate.plot(_series_of(train, "lr"), color="tab:green", linewidth=1.2)
     rate.set_ylabel("lr")  # short, because the panel is low
     rate.set_xlabel("optimizer steps")
     rate.set_ylim(bottom=0.0)
@@ -209,7 +218,7 @@ def training_curves(records: Sequence[dict[str, Any]], metric: str, greater_is_b
     return figure
 
 
-def _readings(frame: pd.DataFrame, name: str) -> pd.Series[float]:
+def _series_of(frame: pd.DataFrame, name: str) -> pd.Series[float]:
     """Values of one column by step, without missing ones."""
     return frame[name].dropna().astype(float) if name in frame else pd.Series(dtype=float)
 
@@ -217,9 +226,9 @@ def _readings(frame: pd.DataFrame, name: str) -> pd.Series[float]:
 def _draw_losses(axes: Any, train: pd.DataFrame) -> None:
     """Draw the total loss, its running mean in bold, and its parts (``loss_*``) in thin lines."""
     parts = train.filter(regex="^loss_").dropna(axis="columns", how="all").sort_index(axis="columns")
-    total = _readings(train, "loss")
+    total = _series_of(train, "loss")
     for number, name in enumerate(parts if parts.shape[1] > 1 else [], 1):
-        axes.plot(_readings(parts, name), color=f"C{number}", linewidth=0.9, alpha=0.8, label=label(name[5:]))
+        axes.plot(_series_of(parts, name), color=f"C{number}", linewidth=0.9, alpha=0.8, label=label(name[5:]))
     axes.plot(total, color="tab:blue", marker="o" if len(total) <= 25 else None, markersize=3, alpha=0.35)
     mean = total.ewm(alpha=20 / max(len(total), 20)).mean()  # of up to 20 values, the values themselves
     axes.plot(mean, color="tab:blue", linewidth=1.6, label="loss (running mean)")
@@ -230,7 +239,7 @@ def _draw_losses(axes: Any, train: pd.DataFrame) -> None:
 
 def _draw_score(axes: Any, values: pd.Series[float], metric: str, greater_is_better: bool) -> None:
     axes.plot(values, color="tab:orange", linewidth=1.4, marker="o", markersize=3.5)
-    as_it_is(axes.set_ylabel(f"validation {metric}"))
+    literal_text(axes.set_ylabel(f"validation {metric}"))
     finite = values[values.abs() < float("inf")]
     if finite.empty:
         axes.text(0.5, 0.5, "no validation", transform=axes.transAxes, ha="center", va="center", color="0.5")

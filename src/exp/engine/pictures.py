@@ -32,12 +32,12 @@ def write_picture(session: Session, name: str, picture: Picture) -> list[str]:
         Paths of the files, relative to the run folder; empty with ``plots=false``.
     """
     # Imported here, because it imports matplotlib.
-    from exp.draw.figure import encoded
+    from exp.draw.figure import encode_picture
 
     files: list[str] = []
     if not session.config.plots:
         return files
-    for form, content in encoded(picture, session.config.figures).items():
+    for form, content in encode_picture(picture, session.config.figures).items():
         files.append(str(PurePosixPath(name).with_suffix(f".{form}")))
         write_atomically(session.folder.path / files[-1], content)
     return files

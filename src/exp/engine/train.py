@@ -45,8 +45,9 @@ def train(
 
     Args:
         session: the session.
-        throughput: returns the entries of the result about the speed; see :func:`exp.estimate.training_rate`.
-        fitting_batch: returns a batch size that fits into the device's memory; see :func:`exp.estimate.what_fits`.
+        throughput: returns the entries of the result about the speed; see :func:`exp.estimate.rate.training_rate`.
+        fitting_batch: returns a batch size that fits into the memory; see
+            :func:`exp.estimate.batch_size.suggest_batch`.
 
     Returns:
         The content of ``result.json``; that of rank 0 is used.

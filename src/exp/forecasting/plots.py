@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 
 from exp.data.fingerprint import shortened
-from exp.draw.figure import as_it_is, label, new_figure, title_and_legend
+from exp.draw.figure import label, literal_text, new_figure, title_and_legend
 from exp.errors import ConfigError
 from exp.forecasting.intervals import Interval, percent
 
@@ -115,7 +115,7 @@ def draw_forecast(forecast: Forecast, names: Sequence[str], channels: Sequence[i
             )
         axes.plot(times[num_shown:], forecast.forecast[:, channel], color="tab:orange", linewidth=1.6, label="forecast")
         axes.axvline(times[num_shown], color="0.8", linewidth=0.8)
-        as_it_is(axes.set_ylabel(label(names[channel])))
+        literal_text(axes.set_ylabel(label(names[channel])))
         axes.margins(x=0.01)
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)

@@ -158,7 +158,7 @@ def _print_line(text: str, style: str | None = None) -> None:
 
 
 def _print_table(config: ExpConfig, folder: RunFolder, result: dict[str, Any]) -> None:
-    from exp.report.tables import Table, as_rich
+    from exp.report.formats import Table, as_rich
 
     reference = result.get("reference") or {}
     rows = []

@@ -1,23 +1,23 @@
 "use strict";
 // Draws the charts, whose options come with the page; sorts tables; enlarges pictures.
 (() => {
-  const looks = JSON.parse(document.getElementById("looks").textContent);
-  const places = [...document.querySelectorAll("[data-chart]")];
+  const styles = JSON.parse(document.getElementById("styles").textContent);
+  const plots = [...document.querySelectorAll("[data-chart]")];
 
-  // The best configurations have a color each, the same in all charts and for all seeds; place is their rank, from 0.
-  const color = (place) => looks.colors[place] ?? looks.faint.color;
+  // The best configurations have a color each, the same in all charts and for all seeds.
+  const color = (index) => styles.colors[index] ?? styles.faint.color;
   const bars = ({ data, ...series }) => ({
-    ...looks.series[series.type], ...series, data: data.map(({ place, ...datum }) => (
-      { ...datum, itemStyle: { color: color(place), borderColor: color(place), opacity: 0.8 } }
+    ...styles.series[series.type], ...series, data: data.map(({ color_index: index, ...datum }) => (
+      { ...datum, itemStyle: { color: color(index), borderColor: color(index), opacity: 0.8 } }
     )),
   });
-  const curve = ({ place, ...series }) => ({
-    ...looks.series.line, ...looks.colors[place] ? { color: color(place) } : looks.faint,
+  const curve = ({ color_index: index, ...series }) => ({
+    ...styles.series.line, ...styles.colors[index] ? { color: color(index) } : styles.faint,
     showSymbol: series.data.length <= 25, ...series,
   });
   function legend(names) {
     const data = [...new Set(names)];
-    return { show: data.length > 1, data: data.slice(0, looks.colors.length) };
+    return { show: data.length > 1, data: data.slice(0, styles.colors.length) };
   }
   // Logarithmic, if all values are positive and span at least two decades.
   function scale(values) {
@@ -25,9 +25,9 @@
       [Infinity, -Infinity]);
     return least > 0 && most >= 100 * least ? "log" : "value";
   }
-  const options = new Map(places.map((chart) => {
+  const options = new Map(plots.map((chart) => {
     const { kind, ...own } = JSON.parse(chart.dataset.chart);
-    const option = { ...looks.all, ...looks[kind === "bars" ? "bars" : "curves"] };
+    const option = { ...styles.all, ...styles[kind === "bars" ? "bars" : "curves"] };
     for (const [key, part] of Object.entries(own)) option[key] = Array.isArray(part) ? part : { ...option[key], ...part };
     option.series = own.series.map((series) => kind === "bars" ? bars(series) : curve(series));
     if (kind === "bars") chart.style.height = `${60 + 28 * Math.max(own.yAxis.data.length, 3)}px`;
@@ -53,15 +53,15 @@
     return { ...series, data };
   }
 
-  function draw(place, isPrinted = false) {
-    const option = { backgroundColor: "transparent", ...options.get(place) };
-    if (place.closest(".curves, .more")) {
-      const weight = Number(place.closest("section").querySelector(".smooth").value);
+  function draw(plot, isPrinted = false) {
+    const option = { backgroundColor: "transparent", ...options.get(plot) };
+    if (plot.closest(".curves, .more")) {
+      const weight = Number(plot.closest("section").querySelector(".smooth").value);
       option.series = option.series.map((series) => smoothed(series, weight));
     }
-    echarts.getInstanceByDom(place)?.dispose();
-    const width = isPrinted ? Math.min(place.clientWidth, 680) : undefined; // no wider than a sheet
-    echarts.init(place, dark.matches && !isPrinted ? "dark" : null, { renderer: "svg", width }).setOption(option);
+    echarts.getInstanceByDom(plot)?.dispose();
+    const width = isPrinted ? Math.min(plot.clientWidth, 680) : undefined; // no wider than a sheet
+    echarts.init(plot, dark.matches && !isPrinted ? "dark" : null, { renderer: "svg", width }).setOption(option);
   }
 
   // Charts are drawn when they become visible: a chart of a hundred curves takes a moment.
@@ -73,15 +73,15 @@
   const sized = new ResizeObserver((entries) => {
     for (const { target } of entries) if (target.clientWidth) echarts.getInstanceByDom(target)?.resize();
   });
-  for (const place of places) {
-    seen.observe(place);
-    sized.observe(place);
+  for (const plot of plots) {
+    seen.observe(plot);
+    sized.observe(plot);
   }
-  const redraw = (isPrinted) => places.filter((place) => place.clientWidth).forEach((place) => draw(place, isPrinted));
+  const redraw = (isPrinted) => plots.filter((plot) => plot.clientWidth).forEach((plot) => draw(plot, isPrinted));
   for (const slider of document.querySelectorAll(".smooth")) {
     slider.addEventListener("input", () => {
       const curves = [...slider.closest("section").querySelectorAll(":is(.curves, .more) .plot")];
-      curves.filter((place) => echarts.getInstanceByDom(place)).forEach((place) => draw(place));
+      curves.filter((plot) => echarts.getInstanceByDom(plot)).forEach((plot) => draw(plot));
     });
   }
   dark.addEventListener("change", () => redraw(false));
@@ -92,7 +92,7 @@
   function sort(header) {
     const index = header.cellIndex;
     const sign = header.getAttribute("aria-sort") === "ascending" ? -1 : 1;
-    for (const each of header.parentNode.cells) each.removeAttribute("aria-sort");
+    for (const cell of header.parentNode.cells) cell.removeAttribute("aria-sort");
     header.setAttribute("aria-sort", sign === 1 ? "ascending" : "descending");
     const text = (row) => row.cells[index].textContent.replace(/(\d),(?=\d)/g, "$1");
     const body = header.closest("table").tBodies[0];
@@ -111,10 +111,10 @@
 
   const viewer = document.getElementById("viewer");
   const zooms = [...document.querySelectorAll("button.zoom")];
-  let shown = 0;
+  let current = 0;
   function show(index) {
-    shown = (index + zooms.length) % zooms.length;
-    const image = zooms[shown].querySelector("img");
+    current = (index + zooms.length) % zooms.length;
+    const image = zooms[current].querySelector("img");
     viewer.querySelector("img").src = image.src;
     viewer.querySelector("p").textContent = image.alt;
     if (!viewer.open) viewer.showModal();
@@ -122,7 +122,7 @@
   zooms.forEach((button, index) => button.addEventListener("click", () => show(index)));
   viewer.addEventListener("click", () => viewer.close());
   viewer.addEventListener("keydown", ({ key }) => {
-    if (key === "ArrowLeft") show(shown - 1);
-    if (key === "ArrowRight") show(shown + 1);
+    if (key === "ArrowLeft") show(current - 1);
+    if (key === "ArrowRight") show(current + 1);
   });
 })();

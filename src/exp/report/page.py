@@ -16,15 +16,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
 from PIL import Image
 
 from exp.console import format_metric
-from exp.report import tables
+from exp.report.formats import as_html, as_latex, as_markdown, count_words, format_value
+from exp.report.groups import column, format_mean, greater_is_better, keys_of, ranked, rankings, short_names
 from exp.report.runs import is_number
+from exp.report.tables import results_tables, run_table, write_rows
 from exp.runs.files import to_json, write_atomically
 
 if TYPE_CHECKING:
+    from exp.report.groups import Group
     from exp.report.runs import Run
-    from exp.report.tables import Group
 
-__all__ = ["Chart", "charts_of", "curves_of", "settings_of", "thinned", "thumbnail", "write_report"]
+__all__ = ["Chart", "charts_of", "curves_of", "downsample", "settings_of", "thumbnail", "write_report"]
 
 _WIDTH, _PER_RUN, _RUNS = 640, 6, 40  # pixels of a picture, pictures per run, runs: keeps the page below 15 MB
 _POINTS = 400  # maximum per curve
@@ -48,12 +50,12 @@ def write_report(runs: Sequence[Run], folder: Path, title: str) -> Path:
     Raises:
         OSError: the folder cannot be written.
     """
-    tables.write_rows(runs, folder)
-    paper = tables.results_tables(runs, paper=True)
+    write_rows(runs, folder)
+    paper = results_tables(runs, paper=True)
     if paper:
-        write_atomically(folder / "results.tex", tables.as_latex(paper).encode("utf-8", "replace"))
-        write_atomically(folder / "results.md", tables.as_markdown(paper).encode("utf-8", "replace"))
-    ranking = tables.rankings(runs, over_seeds=True)
+        write_atomically(folder / "results.tex", as_latex(paper).encode("utf-8", "replace"))
+        write_atomically(folder / "results.md", as_markdown(paper).encode("utf-8", "replace"))
+    ranking = rankings(runs, over_seeds=True)
     sections = [_results(metric, groups) for metric, groups in ranking.items()]
     page = Template(_part("page.html")).substitute(
         title=escape(title),
@@ -62,7 +64,7 @@ def write_report(runs: Sequence[Run], folder: Path, title: str) -> Path:
         library=_part("echarts/echarts.min.js"),
         script=_part("page.js"),
         # Not escaped: the file contains no "<" that could end the script element.
-        looks=_part("charts.json"),
+        styles=_part("charts.json"),
         body="\n".join([*sections, _album(runs)]),
     )
     # Folder names may have bytes that are not UTF-8.
@@ -89,14 +91,14 @@ def _part(name: str) -> str:
 
 def _summary(runs: Sequence[Run], ranking: dict[str | None, list[Group]]) -> str:
     """HTML with the number of runs by status, and the best value of each metric."""
-    states = tables.as_counts(sorted(run.status for run in runs))
+    states = count_words(sorted(run.status for run in runs))
     text = f"<b>{len(runs)} run{'s' if len(runs) != 1 else ''}</b>: {escape(states)}"
     for metric, groups in ranking.items():
         best = groups[0]
         if metric is None or best.reported is None or (len(groups) > 1 and best.score is None):
             continue  # without a validation metric, no group is the best
         which = f"best on validation is {escape(settings_of(groups)[0])} with " if len(groups) > 1 else ""
-        text += f"; {which}<b>{escape(metric)} {tables.mean_text(best.reported)}</b>"
+        text += f"; {which}<b>{escape(metric)} {format_mean(best.reported)}</b>"
     return text
 
 
@@ -107,15 +109,15 @@ def _results(metric: str | None, groups: Sequence[Group]) -> str:
     more = [chart for chart in charts if chart.kind == "more"]
     parts = [f"<section><h2>{_heading(runs, metric)}</h2>"]
     parts += [_figure(chart) for chart in charts if chart.kind == "bars"]
-    for table in tables.results_tables(runs, paper=True):
+    for table in results_tables(runs, paper=True):
         if len(table.rows) < len(runs) or any("reference" in head for head in table.heads):
-            parts += [tables.as_html(table, "paper"), _note(table.notes)]
+            parts += [as_html(table, "paper"), _note(table.notes)]
     parts += ['<div class="charts">', *(_figure(chart) for chart in charts if chart.kind == "curves"), "</div>"]
     if more:
         parts += [f"<details><summary>{escape(', '.join(chart.title for chart in more))}</summary>"]
         parts += ['<div class="charts">', *map(_figure, more), "</div></details>"]
-    table = tables.run_table(runs)
-    return "\n".join([*parts, "<h3>Every run</h3>", tables.as_html(table, "results"), _note(table.notes), "</section>"])
+    table = run_table(runs)
+    return "\n".join([*parts, "<h3>Every run</h3>", as_html(table, "results"), _note(table.notes), "</section>"])
 
 
 def _heading(runs: Sequence[Run], metric: str | None) -> str:
@@ -123,7 +125,7 @@ def _heading(runs: Sequence[Run], metric: str | None) -> str:
     if metric is None:
         return "Runs without a metric"
     parts = dict.fromkeys(str(run.result.get("measured_on") or "test") for run in runs if run.metric is not None)
-    which = "larger is better" if tables.greater_is_better(runs) else "smaller is better"
+    which = "larger is better" if greater_is_better(runs) else "smaller is better"
     return f"{escape(' on '.join(filter(None, [metric, ' and '.join(parts)])))} <small>{which}</small>"
 
 
@@ -142,15 +144,16 @@ def _note(notes: Sequence[str]) -> str:
 def _album(runs: Sequence[Run]) -> str:
     """HTML section with the first six pictures of each of the best 40 runs."""
     parts = []
-    ranked = tables.in_order(tables.rankings(runs, over_seeds=False))
-    for run in [group.runs[0] for _, group in ranked[:_RUNS]]:
-        shown = []
+    best_first = ranked(rankings(runs, over_seeds=False))
+    for run in [group.runs[0] for _, group in best_first[:_RUNS]]:
+        thumbnails = []
         for path in run.pictures()[:_PER_RUN]:
             name, address = escape(path.relative_to(run.folder).as_posix()), thumbnail(path)
             image = f'<img src="{address}" alt="{escape(run.name)}: {name}" loading="lazy">'
             button = f'<button type="button" class="zoom">{image}</button>'
-            shown += [f"<figure>{button}<figcaption>{name}</figcaption></figure>"] if address else []
-        parts += [f'<h3>{escape(run.name)}</h3>\n<div class="pictures">{"".join(shown)}</div>'] if shown else []
+            thumbnails += [f"<figure>{button}<figcaption>{name}</figcaption></figure>"] if address else []
+        if thumbnails:
+            parts.append(f'<h3>{escape(run.name)}</h3>\n<div class="pictures">{"".join(thumbnails)}</div>')
     heading = f"<section><h2>Pictures <small>the first {_PER_RUN} of each run; click one to enlarge it</small></h2>"
     return "\n".join([heading, *parts, "</section>"]) if parts else ""
 
@@ -184,11 +187,10 @@ def charts_of(groups: Sequence[Group], metric: str | None) -> list[Chart]:
 
 def settings_of(groups: Sequence[Group]) -> list[str]:
     """A unique label for each group: the keys that differ, as on the command line; if needed also its runs' names."""
-    keys = tables.keys_of(groups)
-    titles = tables.short_names(keys)
+    keys = keys_of(groups)
+    titles = short_names(keys)
     texts = [
-        " ".join(f"{titles[key]}={tables.value_text(tables.column(group.runs, key)[0])[:60]}" for key in keys)
-        for group in groups
+        " ".join(f"{titles[key]}={format_value(column(group.runs, key)[0])[:60]}" for key in keys) for group in groups
     ]
     return [text if text and texts.count(text) == 1 else f"{text} {group.names}".strip()
             for text, group in zip(texts, groups)]  # fmt: skip
@@ -209,15 +211,15 @@ def curves_of(run: Run) -> dict[tuple[str, str], list[tuple[float, float]]]:
     return curves
 
 
-def thinned(points: list[tuple[float, float]], most: int) -> list[tuple[float, float]]:
-    """Reduce a curve to about ``most`` points; keeps the minimum and maximum of each section, so no spike is lost."""
-    if len(points) <= most:
+def downsample(points: list[tuple[float, float]], max_points: int) -> list[tuple[float, float]]:
+    """Reduce a curve to about ``max_points``; keeps the minimum and maximum of each section, so no spike is lost."""
+    if len(points) <= max_points:
         return points
-    kept, length = {0, len(points) - 1}, -(-2 * len(points) // (most - 2))
+    indices, length = {0, len(points) - 1}, -(-2 * len(points) // (max_points - 2))
     for start in range(0, len(points), length):
         stretch = range(start, min(start + length, len(points)))
-        kept |= {least(stretch, key=lambda place: points[place][1]) for least in (min, max)}
-    return [points[place] for place in sorted(kept)]
+        indices |= {extreme(stretch, key=lambda index: points[index][1]) for extreme in (min, max)}
+    return [points[index] for index in sorted(indices)]
 
 
 def _curves(groups: Sequence[Group], labels: Sequence[str], metric: str | None) -> list[Chart]:
@@ -228,8 +230,8 @@ def _curves(groups: Sequence[Group], labels: Sequence[str], metric: str | None) 
     charts = []
     for kind in sorted(kinds, key=lambda kind: main.index(kind) if kind in main else len(main)):
         series = [
-            {"type": "line", "name": label, "place": place, "data": thinned(curves[kind], _POINTS)}
-            for place, (group, label) in enumerate(zip(histories, labels))
+            {"type": "line", "name": label, "color_index": color_index, "data": downsample(curves[kind], _POINTS)}
+            for color_index, (group, label) in enumerate(zip(histories, labels))
             for curves in group
             if kind in curves
         ]
@@ -242,24 +244,25 @@ def _bars(groups: Sequence[Group], labels: Sequence[str], metric: str | None) ->
     """Each configuration: its mean, its standard deviation, and its runs as points; no chart for a single one."""
     if len(groups) < 2 or not any(group.reported for group in groups):
         return []
-    ranked = any(group.score for group in groups)
-    measured = "selected_by" if ranked else "metric"
+    has_scores = any(group.score for group in groups)
+    measured = "selected_by" if has_scores else "metric"
     bars, points = [], []
-    for place, (group, label) in enumerate(zip(groups[:_BARS], labels)):
+    for color_index, (group, label) in enumerate(zip(groups[:_BARS], labels)):
         mean = group.mean(measured)
         box: list[Any] = ["-"] * 5
         if mean is not None:
             # A box plot with an empty box at the mean; its whiskers are mean - deviation and mean + deviation.
             low, high = mean.value - (mean.std or 0), mean.value + (mean.std or 0)
-            box = [_rounded(each) for each in (low, mean.value, mean.value, mean.value, high)]
-        bars.append({"value": box, "name": f"{label}: {tables.mean_text(mean)}", "place": place})
+            box = [_rounded(value) for value in (low, mean.value, mean.value, mean.value, high)]
+        bars.append({"value": box, "name": f"{label}: {format_mean(mean)}", "color_index": color_index})
         for run in group.runs:
             if measured in run.numbers:
                 name = f"{run.name}: {format_metric(run.numbers[measured])}"
-                points.append({"value": [_rounded(run.numbers[measured]), place], "name": name, "place": place})
+                value = [_rounded(run.numbers[measured]), color_index]
+                points.append({"value": value, "name": name, "color_index": color_index})
     series = [{"type": "boxplot", "data": bars}, {"type": "scatter", "data": points}]
     option = {"yAxis": {"data": list(labels[:_BARS])}, "series": series}
-    title = f"{metric} on validation" if ranked else str(metric)
+    title = f"{metric} on validation" if has_scores else str(metric)
     title += ", mean ± standard deviation over seeds" if any(group.n > 1 for group in groups[:_BARS]) else ""
     title += f", the best {_BARS} of {len(labels)}" if len(labels) > _BARS else ""
     return [Chart(title, "bars", option)]

@@ -18,7 +18,16 @@ from exp.runs.files import read_json, read_yaml
 from exp.runs.folder import RunFolder, validation_metric
 
 __all__ = [
-    "COLUMNS", "NUMBERS", "Run", "find_runs", "flattened", "is_compared", "is_number", "natural", "read_run", "titled",
+    "COLUMNS",
+    "NUMBERS",
+    "Run",
+    "column_title",
+    "find_runs",
+    "flatten",
+    "is_compared",
+    "is_number",
+    "natural_key",
+    "read_run",
 ]  # fmt: skip
 
 NUMBERS = ("steps", "wall_s", "samples_per_second")
@@ -27,7 +36,7 @@ COLUMNS = {"rank", "run", "folder", "status", "selected_by", "metric_name", "met
 """Columns of such a table besides the metrics and the keys that differ."""
 _PICTURES, _SUFFIXES = ("plots", "predictions/overlays"), (".png", ".jpg", ".jpeg")
 # Keys that only affect training.
-_OF_TRAINING = re.compile(
+_TRAINING_KEYS = re.compile(
     r"(optim|schedule)\.|record\.chosen\.(optim|schedule)$"
     r"|(max_epochs|max_steps|batch_size|global_batch_size|accumulate|val_every|patience|min_delta)$"
 )
@@ -72,10 +81,10 @@ class Run:
     def numbers(self) -> dict[str, float]:
         """All finite numbers by column title: metrics, ``metric``, ``selected_by`` (on validation), :data:`NUMBERS`."""
         metrics = self.result.get("metrics")
-        found = {titled("metrics", name): metrics[name] for name in metrics} if isinstance(metrics, dict) else {}
-        found.update((key, self.result.get(key)) for key in ("metric", *NUMBERS))
-        found["selected_by"] = validation_metric(self.result)
-        return {title: value for title, value in found.items() if is_number(value)}
+        values = {column_title("metrics", name): metrics[name] for name in metrics} if isinstance(metrics, dict) else {}
+        values.update((key, self.result.get(key)) for key in ("metric", *NUMBERS))
+        values["selected_by"] = validation_metric(self.result)
+        return {title: value for title, value in values.items() if is_number(value)}
 
     def records(self) -> list[dict[str, Any]]:
         """The records of ``metrics.jsonl``; empty if there is no such file."""
@@ -86,9 +95,12 @@ class Run:
 
         ``curves.png`` is the last of its folder.
         """
-        found = [path for place in _PICTURES for path in (self.folder / place).rglob("*") if path.suffix in _SUFFIXES]
-        natural_order = sorted(found, key=lambda path: natural(str(path)))
-        return sorted(natural_order, key=lambda at: ("overlays" in at.parts, len(at.parts), at.name == "curves.png"))
+        files = [path for subfolder in _PICTURES for path in (self.folder / subfolder).rglob("*")]
+        paths = [path for path in files if path.suffix in _SUFFIXES]
+        natural_order = sorted(paths, key=lambda path: natural_key(str(path)))
+        return sorted(natural_order, key=lambda path: (
+            "overlays" in path.parts, len(path.parts), path.name == "curves.png"
+        ))  # fmt: skip
 
 
 def find_runs(paths: Sequence[str | Path]) -> list[Run]:
@@ -107,7 +119,7 @@ def find_runs(paths: Sequence[str | Path]) -> list[Run]:
     folders: dict[Path, None] = {}
     for path in paths:
         for folder in _matches(str(path)):
-            folders.update(dict.fromkeys(sorted(_below(folder), key=lambda place: natural(str(place)))))
+            folders.update(dict.fromkeys(sorted(_below(folder), key=lambda run_folder: natural_key(str(run_folder)))))
     parent = Path(os.path.commonpath([folder.parent for folder in folders] or [Path()]))
     # Folder names may have bytes that are not UTF-8; names of runs must be printable.
     names = [os.fsencode(folder.relative_to(parent)).decode("utf-8", "replace") for folder in folders]
@@ -124,20 +136,20 @@ def find_runs(paths: Sequence[str | Path]) -> list[Run]:
 
 def read_run(folder: Path, name: str) -> Run:
     """Read the run in ``folder``; files that cannot be read are reported in ``error``, not raised."""
-    place, name = RunFolder(folder), printable(name)
+    run_folder, name = RunFolder(folder), printable(name)
     problems: list[str] = []
-    config = _parsed(place.config, dict, problems)
-    overrides = _parsed(place.overrides, list, problems)
-    result = _parsed(place.result, dict, problems)
-    problems += [f"{name} was changed or deleted after the run" for name in place.modified_files(result)]
-    begun = result or (place.logs.is_dir() and any(place.logs.iterdir()))
+    config = _parsed(run_folder.config, dict, problems)
+    overrides = _parsed(run_folder.overrides, list, problems)
+    result = _parsed(run_folder.result, dict, problems)
+    problems += [f"{name} was changed or deleted after the run" for name in run_folder.modified_files(result)]
+    has_started = result or (run_folder.logs.is_dir() and any(run_folder.logs.iterdir()))
     return Run(
-        folder=place.path,
+        folder=run_folder.path,
         name=name,
-        config=_as_used(flattened(config)) if config else {},
+        config=_drop_training_keys(flatten(config)) if config else {},
         overrides=list(map(str, overrides)),
         result=result,
-        status=str(result.get("status") or "unfinished") if begun else "pending",
+        status=str(result.get("status") or "unfinished") if has_started else "pending",
         error=_error(result.get("error")) or "; ".join(problems) or None,
     )
 
@@ -152,12 +164,12 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def titled(kind: str, name: str) -> str:
+def column_title(kind: str, name: str) -> str:
     """A unique column title for a metric (``kind`` is ``metrics``) or for a key (``kind`` is ``config``)."""
     return f"{kind}.{name}" if name in COLUMNS else name
 
 
-def natural(text: str) -> list[Any]:
+def natural_key(text: str) -> list[Any]:
     """A sort key for natural order, in which 2 comes before 10."""
     parts = re.split(r"(\d+)", text)
     return [int(part) if number % 2 else part.lower() for number, part in enumerate(parts)]
@@ -166,8 +178,8 @@ def natural(text: str) -> list[Any]:
 def _matches(path: str) -> list[Path]:
     """The folders that a path or a glob matches."""
     path = os.path.expanduser(path)  # noqa: PTH111 - a pattern, not a path
-    found = [path] if Path(path).is_dir() else sorted(glob.glob(path, recursive=True), key=natural)  # noqa: PTH207
-    folders = [Path(each).resolve() for each in found if Path(each).is_dir()]
+    matches = [path] if Path(path).is_dir() else sorted(glob.glob(path, recursive=True), key=natural_key)  # noqa: PTH207
+    folders = [Path(match).resolve() for match in matches if Path(match).is_dir()]
     if not folders:
         raise ConfigError(
             f"{path} is not a folder, and matches none; give a run folder, a folder of them, or a glob such as "
@@ -178,30 +190,31 @@ def _matches(path: str) -> list[Path]:
 
 def _below(folder: Path) -> list[Path]:
     """The run folders in and below ``folder``; symbolic links are not followed."""
-    places = [path.parent for path in folder.rglob("config.yaml")]
-    found = {each for each in places if (each / "overrides.yaml").is_file() or (each / "result.json").is_file()}
+    folders = [path.parent for path in folder.rglob("config.yaml")]
+    files = ("overrides.yaml", "result.json")
+    run_folders = {path for path in folders if any((path / name).is_file() for name in files)}
 
     def is_part(run: Path) -> bool:
         # A sweep may have the folder of an earlier run; its jobs are numbered folders in it.
-        above = found & set(run.parents) - ({run.parent} if run.name.isdigit() else set())
+        above = run_folders & set(run.parents) - ({run.parent} if run.name.isdigit() else set())
         return bool(above) or any(part[0] == "." for part in run.relative_to(folder).parts)
 
-    return [run for run in found if not is_part(run)]
+    return [run for run in run_folders if not is_part(run)]
 
 
-def _as_used(config: dict[str, Any]) -> dict[str, Any]:
+def _drop_training_keys(config: dict[str, Any]) -> dict[str, Any]:
     """The configuration without training keys, if the run evaluates weights of another run."""
     evaluates = config.get("record.trained_in") is not None
-    return {key: value for key, value in config.items() if not (evaluates and _OF_TRAINING.match(key))}
+    return {key: value for key, value in config.items() if not (evaluates and _TRAINING_KEYS.match(key))}
 
 
-def flattened(values: Any, prefix: str = "") -> dict[str, Any]:
+def flatten(values: Any, prefix: str = "") -> dict[str, Any]:
     """Flatten nested mappings, and lists of mappings, to dotted keys; other lists and empty values stay values."""
-    if isinstance(values, list) and values and all(isinstance(each, dict) for each in values):
+    if isinstance(values, list) and values and all(isinstance(element, dict) for element in values):
         values = dict(enumerate(values))
     if not isinstance(values, dict) or not values:
         return {prefix: values}
-    parts = [flattened(value, f"{prefix}.{key}" if prefix else str(key)) for key, value in values.items()]
+    parts = [flatten(value, f"{prefix}.{key}" if prefix else str(key)) for key, value in values.items()]
     return {key: value for part in parts for key, value in part.items()}
 
 

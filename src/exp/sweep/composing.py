@@ -26,7 +26,7 @@ from exp.launcher.freeze import compose_run
 __all__ = ["Composer"]
 
 # Keys whose value decides on other values, too, for example because it selects a file or a backend.
-_DECIDE = ("backend", "experiment", "hydra", "init_from", "output_dir", "record", "task")
+_STRUCTURAL_KEYS = ("backend", "experiment", "hydra", "init_from", "output_dir", "record", "task")
 
 
 class Composer:
@@ -41,16 +41,16 @@ class Composer:
         parser = OverridesParser.create(config_loader=loader)
         self._parse = functools.lru_cache(maxsize=None)(lambda text: parser.parse_overrides([text])[0])
         self._is_group = functools.lru_cache(maxsize=None)(lambda key: bool(loader.repository.group_exists(key)))
-        self._prepared: dict[Any, Any] = {}
+        self._templates: dict[Any, Any] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: Sequence[str]) -> Any:
-        """Called by a sweeper to check all jobs before it launches them; :meth:`prepared` then composes each anyway."""
+        """Called by a sweeper to check all jobs before it launches them; :meth:`config_for_job` composes each later."""
         return master_config
 
-    def prepared(self, master_config: DictConfig, overrides: Sequence[str], number: int) -> Any:
+    def config_for_job(self, master_config: DictConfig, overrides: Sequence[str], number: int) -> Any:
         """Compose a job's configuration and prepare it (:func:`exp.launcher.freeze.compose_run`).
 
         Args:
@@ -62,11 +62,11 @@ class Composer:
             HydraException: Hydra cannot compose the job.
             ExpError: raised by :func:`exp.launcher.freeze.compose_run`.
         """
-        kind, values = self._kind(overrides)
+        template_key, values = self._template_key(overrides)
         # If a value does not fit, fall through to Hydra, whose error message says what is wrong.
         with contextlib.suppress(OmegaConfBaseException):
-            if kind in self._prepared:
-                config = copy.deepcopy(self._prepared[kind])
+            if template_key in self._templates:
+                config = copy.deepcopy(self._templates[template_key])
                 for key, value in values.items():
                     OmegaConf.update(config, key, value)
                 return config
@@ -76,31 +76,31 @@ class Composer:
             HydraConfig.instance().set_config(config)
             del config["hydra"]
         config = compose_run(config, self.task_overrides(overrides))
-        if kind is not None and "${hydra:" not in str(OmegaConf.to_container(config)):
-            self._prepared.setdefault(kind, copy.deepcopy(config))
+        if template_key is not None and "${hydra:" not in str(OmegaConf.to_container(config)):
+            self._templates.setdefault(template_key, copy.deepcopy(config))
         return config
 
     def task_overrides(self, overrides: Sequence[str]) -> list[str]:
         """The overrides that are not of keys of Hydra itself."""
         return [override for override in overrides if not self._parse(override).is_hydra_override()]
 
-    def _kind(self, overrides: Sequence[str]) -> tuple[Any, dict[str, Any]]:
+    def _template_key(self, overrides: Sequence[str]) -> tuple[Any, dict[str, Any]]:
         """The kind of a job, and the plain values that it sets.
 
         Returns:
             Its overrides without plain values (None: Hydra must compose the job), and these values by key.
         """
-        kind: list[str] = []
+        template: list[str] = []
         values: dict[str, Any] = {}
         for text in overrides:
-            each = self._parse(text)
-            key, value = each.key_or_group, each.value()
+            override = self._parse(text)
+            key, value = override.key_or_group, override.value()
             is_scalar = value is None or (isinstance(value, (bool, int, float, str)) and "${" not in str(value))
-            if each.type != OverrideType.CHANGE or each.package is not None or not is_scalar:
+            if override.type != OverrideType.CHANGE or override.package is not None or not is_scalar:
                 return None, {}
-            if value is None or key.partition(".")[0] in _DECIDE or self._is_group(key):
-                kind.append(text)
+            if value is None or key.partition(".")[0] in _STRUCTURAL_KEYS or self._is_group(key):
+                template.append(text)
             else:
-                kind.append(key)
+                template.append(key)
                 values[key] = value
-        return tuple(kind), values
+        return tuple(template), values

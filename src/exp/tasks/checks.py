@@ -89,8 +89,8 @@ class Env(Task):
         _refuse_several(config, "task=doctor")
 
     def diagnose(self, config: ExpConfig, folder: RunFolder, info: RankInfo, backend: Backend) -> None:
-        """Print the description (:func:`exp.checks.doctor.describe`)."""
-        from exp.checks.doctor import describe
+        """Print the description (:func:`exp.checks.environment.describe`)."""
+        from exp.checks.environment import describe
 
         describe(config, folder, info, backend)
 
@@ -176,10 +176,10 @@ class _Journaled(Task):
     has_comparable_result: ClassVar[bool] = False
 
     def report_outcome(self, config: ExpConfig, folder: RunFolder, outcome: Outcome) -> Optional[int]:
-        """Evaluate the journal (:func:`exp.checks.check.end_journaled`)."""
-        from exp.checks.check import end_journaled
+        """Evaluate the journal (:func:`exp.checks.check.report_journal`)."""
+        from exp.checks.check import report_journal
 
-        return end_journaled(config, folder, outcome)
+        return report_journal(config, folder, outcome)
 
 
 @named_task

@@ -51,8 +51,9 @@ class Report(_OfRuns):
         new folder below ``outputs/report``, so that no run folder changes.
         """
         from exp.config.compose import sets_output_dir
+        from exp.report.formats import as_rich
         from exp.report.page import write_report
-        from exp.report.tables import as_rich, results_tables
+        from exp.report.tables import results_tables
 
         paths, runs = self.find()
         folder = Path(config.output_dir)

@@ -28,14 +28,14 @@ class Train(Task):
 
         # The engine gets these two, since exp.estimate is a layer above it; most runs never import it.
         def training_rate(*arguments: Any) -> Any:
-            from exp.estimate import training_rate
+            from exp.estimate.rate import training_rate
 
             return training_rate(*arguments)
 
         def fitting_batch(config: ExpConfig, backend: Backend, memory: int | None) -> Any:
-            from exp.estimate import what_fits
+            from exp.estimate.batch_size import suggest_batch
 
-            return what_fits(config, backend, memory, Estimate.headroom)
+            return suggest_batch(config, backend, memory, Estimate.headroom)
 
         return train(session, training_rate, fitting_batch)
 
@@ -95,7 +95,7 @@ class Estimate(ParentTask):
     uses_hardware: ClassVar[bool] = False
 
     def run_in_parent(self, config: ExpConfig, overrides: Sequence[str]) -> int:
-        """Estimate (:func:`exp.estimate.write_estimate`)."""
-        from exp.estimate import write_estimate
+        """Estimate (:func:`exp.estimate.command.write_estimate`)."""
+        from exp.estimate.command import write_estimate
 
         return write_estimate(config, list(overrides))

@@ -10,7 +10,7 @@ import torch
 from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter
 
-from exp.draw.figure import as_it_is, figure_pixels, label, new_figure
+from exp.draw.figure import label, literal_text, new_figure, render_pixels
 from exp.engine.evaluate import batch_outputs
 from exp.vision.metrics import labels_at_mask_size
 from exp.vision.rendering import Color, colorize, enlarge, overlay_labels, resize_labels, shrink, to_rgb
@@ -63,15 +63,15 @@ def panels(
         axes = figure.add_axes(rectangle, frameon=False, xticks=[], yticks=[])
         axes.imshow(picture, interpolation="none", aspect="auto")
         if titles:
-            as_it_is(axes.set_title(_shortened(titles[number], width, letters), fontsize=size, pad=0.4 * size))
+            literal_text(axes.set_title(_shortened(titles[number], width, letters), fontsize=size, pad=0.4 * size))
     if names:
         colors = ["#{:02x}{:02x}{:02x}".format(*color) for _, color in legend]
         patches = [Patch(color=color, label=name) for name, color in zip(names, colors)]
         drawn = figure.legend(patches, names, loc="lower left", bbox_to_anchor=(0.0, 0.0), ncol=columns, fontsize=size,
                               frameon=False, borderaxespad=0.2, borderpad=0.1, labelspacing=0.4)  # fmt: skip
         for text in drawn.get_texts():
-            as_it_is(text)
-    return figure_pixels(figure)
+            literal_text(text)
+    return render_pixels(figure)
 
 
 def _shortened(text: str, width: int, letters: int) -> str:
@@ -139,12 +139,12 @@ def contact_sheet(tiles: Sequence[Tile], side: int = 224, title: str = "") -> np
         for spine in axes.spines.values():
             spine.set(visible=tile.frame is not None, color=tile.frame, linewidth=3)
         text = "\n".join(_shortened(line, side, 12) for line in tile.captions)
-        as_it_is(axes.set_xlabel(text, fontsize=12 * 72 / _DPI))
+        literal_text(axes.set_xlabel(text, fontsize=12 * 72 / _DPI))
     for axes in figure.axes:
         axes.set(xticks=[], yticks=[], frame_on=axes.has_data())
     if title:
-        as_it_is(figure.suptitle(_shortened(title, width, 14), fontsize=14 * 72 / _DPI))
-    return figure_pixels(figure)
+        literal_text(figure.suptitle(_shortened(title, width, 14), fontsize=14 * 72 / _DPI))
+    return render_pixels(figure)
 
 
 def evenly_spaced(count: int, max_count: int) -> list[int]:
@@ -198,7 +198,7 @@ def draw_confusion_matrix(counts: np.ndarray, classes: Sequence[str], title: str
     axes.set_xticklabels(classes, rotation=60, ha="right", rotation_mode="anchor", fontsize=letters)
     axes.set_yticklabels(classes, fontsize=letters)
     for tick in (*axes.get_xticklabels(), *axes.get_yticklabels()):
-        as_it_is(tick)
+        literal_text(tick)
     shortly = EngFormatter(places=0, sep="")  # 12345 as 12k
     for row, column in zip(*np.nonzero(counts)) if numbers else ():
         color = "white" if shares[row, column] > 0.55 else "0.15"

@@ -22,13 +22,13 @@ class ExpLauncher(Launcher):
     """The Hydra launcher, which runs jobs through :mod:`exp.sweep`."""
 
     sweep: ClassVar[Any] = None
-    """The :class:`exp.sweep.Sweep` of this command line."""
+    """The :class:`exp.sweep.sweep.Sweep` of this command line."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Make the sweep and its folder, before Hydra writes there."""
         from exp.config.resolve import check_path_part
-        from exp.sweep import Sweep
         from exp.sweep.composing import Composer
+        from exp.sweep.sweep import Sweep
 
         check_path_part("name", config.get("name"))  # Hydra makes the name of the sweep's folder from it
         composer: Any = Composer(hydra_context.config_loader)
@@ -37,7 +37,7 @@ class ExpLauncher(Launcher):
         type(self).sweep = Sweep(config, composer)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Run a batch and wait for its end; see :meth:`exp.sweep.Sweep.run`.
+        """Run a batch and wait for its end; see :meth:`exp.sweep.sweep.Sweep.run`.
 
         Args:
             job_overrides: a list for each job.
@@ -46,6 +46,6 @@ class ExpLauncher(Launcher):
         setup_globals()
         metrics = self.sweep.run(job_overrides, initial_job_idx)
         returns = [JobReturn(status=JobStatus.COMPLETED) for _ in metrics]
-        for each, metric in zip(returns, metrics):
-            each.return_value = metric
+        for job_return, metric in zip(returns, metrics):
+            job_return.return_value = metric
         return returns

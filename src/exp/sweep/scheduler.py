@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from exp.launcher.progress import ProgressDisplay
     from exp.launcher.run import FrozenRun
 
-__all__ = ["pack"]
+__all__ = ["run_locally"]
 
 _POLL_S = 0.1
 _PATIENCE_S = 8.0  # longer than a job's own launcher waits for its workers to end
@@ -29,8 +29,8 @@ _CORES = "cores"
 _LOG = "output.log"  # stdout and stderr of a job
 
 
-class _Packing:
-    """State of :func:`pack`: the jobs that wait, and those that run with their devices.
+class _LocalScheduler:
+    """State of :func:`run_locally`: the jobs that wait, and those that run with their devices.
 
     Jobs of the CPU backend take CPU cores; as many jobs on simulated cards run as there are cores for. With
     ``parallel_jobs``, at most that many jobs run at a time, and they may share cores.
@@ -47,9 +47,9 @@ class _Packing:
         self.running: dict[int, tuple[subprocess.Popen[bytes], list[int]]] = {}
         self.received: int | None = None
         self.deadline = float("inf")
-        self.mark = secrets.token_hex(8)
+        self.job_marker = secrets.token_hex(8)
 
-    def take(self, number: int) -> list[int] | None:
+    def allocate(self, number: int) -> list[int] | None:
         """Choose the devices of a job, cards or cores; empty: any. None: not all that the job needs are free."""
         backend, nproc, cores = self.backends[number], self.runs[number].config.nproc, usable_cores()
         limit = max(1, cores // nproc) if self.parallel_jobs is None and backend.simulate else self.parallel_jobs
@@ -61,65 +61,65 @@ class _Packing:
             needed = nproc if backend.visible_variables else count
         else:
             count, needed = cores, min(nproc, cores) if limit is None else 0
-        same = (devices for each, (_, devices) in self.running.items() if self.backends[each].name == backend.name)
-        free = sorted({*range(count)}.difference(*same))
+        used = (devices for job, (_, devices) in self.running.items() if self.backends[job].name == backend.name)
+        free = sorted({*range(count)}.difference(*used))
         return free[:needed] if len(free) >= needed else None
 
-    def start_what_fits(self) -> None:
+    def start_ready_jobs(self) -> None:
         """Start the waiting jobs whose devices are free, in order; to be called when a job has ended.
 
         Raises:
             RunError: somebody has deleted the folder of such a job.
         """
         waiting, self.waiting = self.waiting, []
-        too_large: set[tuple[object, ...]] = set()
+        unavailable: set[tuple[object, ...]] = set()
         for number in waiting:
             run, backend = self.runs[number], self.backends[number]
-            needs = backend.name, backend.simulate, run.config.nproc
-            taken = None if needs in too_large else self.take(number)
-            if taken is None:  # nor are the devices of an equal job free
-                too_large.add(needs)
+            request = backend.name, backend.simulate, run.config.nproc
+            devices = None if request in unavailable else self.allocate(number)
+            if devices is None:  # nor are the devices of an equal job free
+                unavailable.add(request)
                 self.waiting.append(number)
                 continue
             assert run.lock is not None, "it has been written"
             run.folder.check_exists()
             arguments = [str(run.folder.path), str(os.getpid()), run.lock.token]
-            environment = {**os.environ, **self._own(number, taken), JOB_VARIABLE: self.mark}
+            environment = {**os.environ, **self._job_environment(number, devices), JOB_VARIABLE: self.job_marker}
             with block_signals((PREEMPT_SIGNAL,)), (run.folder.logs / _LOG).open("wb") as log:
-                process = start_module("exp.sweep.job", *arguments, environment=environment, stdout=log, stderr=log)
+                process = start_module("exp.sweep.run_job", *arguments, environment=environment, stdout=log, stderr=log)
             run.lock.transfer_to(pid=process.pid)
-            self.running[number] = process, taken
+            self.running[number] = process, devices
 
-    def _own(self, number: int, devices: list[int]) -> dict[str, str]:
+    def _job_environment(self, number: int, devices: list[int]) -> dict[str, str]:
         """Environment variables that limit a job to its devices and its share of the cores."""
         backend = self.backends[number]
         if not devices:
             return {}
-        own = visible_devices_env(backend, devices)
+        variables = visible_devices_env(backend, devices)
         if "OMP_NUM_THREADS" not in {**os.environ, **backend.env} and not backend.simulate:
             # Jobs on the other cards need cores, too.
             cards = backend.device_count() if not backend.capabilities.shared_device else usable_cores()
-            own["OMP_NUM_THREADS"] = str(max(1, usable_cores() // cards))
-        return own
+            variables["OMP_NUM_THREADS"] = str(max(1, usable_cores() // cards))
+        return variables
 
-    def ended(self, number: int) -> Outcome:
+    def finish(self, number: int) -> Outcome:
         """The outcome of a job whose process has ended; its devices are free again."""
         process, _ = self.running.pop(number)
         folder, code = self.runs[number].folder, process.returncode
         file = outcome_file(folder, str(process.pid))
-        left = Outcome.read(file)  # the exit code alone does not tell: code of the user may change it
+        written = Outcome.read(file)  # the exit code alone does not tell: code of the user may change it
         file.unlink(missing_ok=True)
-        done = left is not None and left.exit_code == EXIT_OK
-        if self.received not in (None, PREEMPT_SIGNAL) and not done:
+        completed = written is not None and written.exit_code == EXIT_OK
+        if self.received not in (None, PREEMPT_SIGNAL) and not completed:
             return Outcome(128 + self.received, interrupted_by=signal_name(self.received))
-        if left is not None:
-            return left
+        if written is not None:
+            return written
         try:
             folder.check_exists()
-        except RunError as lost:
-            return Outcome(EXIT_FAILED, printed=True, detail=str(lost))
-        how = f"killed by {signal_name(-code)}" if code < 0 else f"exited with code {code} before its time"
-        return Outcome(EXIT_FAILED, printed=True, detail="\n".join([how, *tail_of(folder.logs / _LOG)]))
+        except RunError as error:
+            return Outcome(EXIT_FAILED, printed=True, detail=str(error))
+        reason = f"killed by {signal_name(-code)}" if code < 0 else f"exited with code {code} before its time"
+        return Outcome(EXIT_FAILED, printed=True, detail="\n".join([reason, *tail_of(folder.logs / _LOG)]))
 
     def on_signal(self, number: int, _frame: Any) -> None:
         """Forward a signal to the jobs, which run in sessions of their own."""
@@ -131,7 +131,7 @@ class _Packing:
                 process.send_signal(number)
 
 
-def pack(
+def run_locally(
     runs: Sequence[FrozenRun], parallel_jobs: int | None, watcher: ProgressDisplay
 ) -> tuple[dict[int, Outcome], int | None]:
     """Run jobs, each in a process of its own with devices of its own; start them in order, as devices become free.
@@ -145,24 +145,24 @@ def pack(
         The outcomes by index in ``runs``, and the signal that has ended the jobs (None: none). After a signal, running
         jobs were ended, and waiting jobs, which have no outcome, were not started.
     """
-    packing = _Packing(runs, parallel_jobs)
+    scheduler = _LocalScheduler(runs, parallel_jobs)
     outcomes: dict[int, Outcome] = {}
     try:
-        with handle_signals(packing.on_signal, more_follows=True):
+        with handle_signals(scheduler.on_signal, more_follows=True):
             has_changed = True
-            while packing.running or (packing.waiting and packing.received is None):
-                if has_changed and packing.received is None:
-                    packing.start_what_fits()
+            while scheduler.running or (scheduler.waiting and scheduler.received is None):
+                if has_changed and scheduler.received is None:
+                    scheduler.start_ready_jobs()
                 has_changed = False
-                for number, (process, _) in list(packing.running.items()):
+                for number, (process, _) in list(scheduler.running.items()):
                     if process.poll() is None:
                         watcher.state(number, f"running  {progress_of(runs[number].folder)}".rstrip())
                     else:
-                        outcomes[number], has_changed = packing.ended(number), True
+                        outcomes[number], has_changed = scheduler.finish(number), True
                         watcher.ended(number, outcomes[number])
-                if time.monotonic() > packing.deadline:
-                    kill_job(packing.mark)
+                if time.monotonic() > scheduler.deadline:
+                    kill_job(scheduler.job_marker)
                 time.sleep(_POLL_S)
     finally:
-        kill_job(packing.mark)
-    return outcomes, packing.received
+        kill_job(scheduler.job_marker)
+    return outcomes, scheduler.received

@@ -14,7 +14,7 @@ from exp.launcher.slurm.follow import follow
 from exp.runs.folder import RunFolder
 from exp.runs.lock import RunLock
 from exp.runs.signals import PREEMPT_SIGNAL, handle_signals
-from exp.sweep.packing import pack
+from exp.sweep.scheduler import run_locally
 
 
 class OneCard(CpuBackend):
@@ -45,7 +45,7 @@ def test_waiting_jobs_are_asked_for_only_when_one_has_ended(tmp_path, monkeypatc
             signal.raise_signal(signal.SIGTERM)
 
     watcher.ended = stop
-    outcomes, received = pack(runs, None, watcher)
+    outcomes, received = run_locally(runs, None, watcher)
     for run in runs:
         run.lock.release()
     assert (ended, received) == ([0, 1], signal.SIGTERM)
@@ -54,7 +54,7 @@ def test_waiting_jobs_are_asked_for_only_when_one_has_ended(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize(
-    "work", [lambda: pack([], None, ProgressDisplay()), lambda: follow([], ProgressDisplay(), 0.0)]
+    "work", [lambda: run_locally([], None, ProgressDisplay()), lambda: follow([], ProgressDisplay(), 0.0)]
 )
 def test_between_two_batches_of_a_sweep_a_notice_is_heard(work):
     came = []

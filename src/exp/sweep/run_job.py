@@ -1,4 +1,4 @@
-"""Runs one job of a sweep: ``python -m exp.sweep.job FOLDER PARENT TOKEN``, started by :mod:`exp.sweep.packing`."""
+"""Runs one job of a sweep: ``python -m exp.sweep.run_job FOLDER PARENT TOKEN``, started by the scheduler."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def main(run_dir: str, parent: str, token: str) -> int:
     file = outcome_file(folder, str(os.getpid()))
     file.unlink(missing_ok=True)  # of an earlier process with this number
 
-    def hear(number: int, _frame: object) -> None:
+    def raise_ended(number: int, _frame: object) -> None:
         raise SignalReceived(number)
 
     try:
-        with handle_signals(hear):  # while no launcher does
+        with handle_signals(raise_ended):  # while no launcher does
             signal.pthread_sigmask(signal.SIG_UNBLOCK, (PREEMPT_SIGNAL,))  # the sweep has blocked it
             run = FrozenRun.load(folder)
             run.lock = RunLock(folder.path, token)

@@ -1,0 +1,140 @@
+"""Tables for people, with cells of plain text: terminal, HTML, LaTeX and Markdown, each with its escapes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from html import escape
+from typing import TYPE_CHECKING, Any, Iterable, Mapping, NamedTuple, Sequence
+
+from exp.console import printable
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
+
+__all__ = ["Table", "as_html", "as_latex", "as_markdown", "as_rich", "count_words", "format_value"]
+
+_LATEX = {
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}",
+    ">": r"\textgreater{}", "|": r"\textbar{}", '"': r"\textquotedbl{}",
+    # After the row end "\\", LaTeX would read these two as its arguments.
+    "[": "{[}", "*": "{*}", **{sign: f"\\{sign}" for sign in "{}$&#_%"},
+}  # fmt: skip
+_NUMBER = re.compile(r"(-|[-+]?\d[\d.,e+-]*( ± \S+)?( \(\d+( of \d+)?\))?( [KMG]?i?B)?)?")
+"""Cells of a numeric column: ``12``, ``0.41 ± 0.02 (2 of 3)``, ``33 MiB``, ``-``, or empty."""
+_MARKDOWN = re.compile(r"([\\`*_\[\]<>|~#&$])")
+
+
+class Table(NamedTuple):
+    """A table for people.
+
+    Attributes:
+        heads: titles of the columns.
+        rows: cells, row by row.
+        numbers: for each column whether it is numeric; numeric columns are right-aligned.
+        notes: notes below the table, each a sentence without a period.
+        styles: style of each row: ``best``, ``failed``, ``other``, a style of rich, or empty text. An empty sequence:
+            no styles.
+    """
+
+    heads: list[str]
+    rows: list[list[str]]
+    numbers: list[bool]
+    notes: Sequence[str] = ()
+    styles: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, rows: Sequence[Mapping[str, Any]], styles: Sequence[str] = (), notes: Sequence[str] = ()) -> Table:
+        """Make a table of dicts with the same keys; empty columns are left out."""
+        columns = {head: ["" if row[head] is None else format_value(row[head]) for row in rows] for head in rows[0]}
+        columns = {head: cells for head, cells in columns.items() if any(cells)}
+        numbers = [all(map(_NUMBER.fullmatch, cells)) for cells in columns.values()]
+        return cls(list(columns), [list(row) for row in zip(*columns.values())], numbers, notes, styles)
+
+
+def as_rich(table: Table) -> RichTable:
+    """The table for the terminal, with the notes below; cells that are too wide for it go on in further lines."""
+    from rich import box
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    styles = {"best": "bold green", "failed": "red", "other": "dim"}
+    rich_table = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, caption_justify="left")
+    for head, number in zip(table.heads, table.numbers):
+        # As Text, because rich would read brackets in a name as markup.
+        rich_table.add_column(Text(printable(head)), justify="right" if number else "left", overflow="fold")
+    for style, row in zip(table.styles or [""] * len(table.rows), table.rows):
+        rich_table.add_row(*(Text(printable(cell)) for cell in row), style=styles.get(style, style))
+    rich_table.caption = Text(printable("\n".join(table.notes))) if table.notes else None
+    return rich_table
+
+
+def as_html(table: Table, classes: str) -> str:
+    """The table as HTML, without its notes."""
+
+    def line(tag: str, cells: Sequence[str]) -> str:
+        pairs = zip(table.numbers, cells)
+        return "".join(f"<{tag}{' class=n' * number}>{escape(cell)}</{tag}>" for number, cell in pairs)
+
+    styles = table.styles or [""] * len(table.rows)
+    body = "\n".join(f'<tr class="{style}">{line("td", row)}</tr>' for style, row in zip(styles, table.rows))
+    head = f"<thead><tr>{line('th', table.heads)}</tr></thead>"
+    return f'<div class="scroll"><table class="{classes}">{head}\n<tbody>{body}</tbody></table></div>'
+
+
+def as_markdown(tables: Sequence[Table]) -> str:
+    """The tables in GitHub's Markdown, each with its notes below it."""
+    parts = []
+    for table in tables:
+        lines = [[_in_markdown(cell) for cell in row] for row in [table.heads, *table.rows]]
+        lines.insert(1, ["---:" if number else "---" for number in table.numbers])
+        parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
+        parts += ["\n".join(f"- {_in_markdown(note)}" for note in table.notes)] if table.notes else []
+    return "\n\n".join(parts) + "\n"
+
+
+def as_latex(tables: Sequence[Table]) -> str:
+    """Each table as a booktabs ``tabular``, to be put into a ``table`` environment with a caption.
+
+    Text is escaped. Notes, which the caption should mention, are LaTeX comments.
+    """
+    lines = ["% Needs \\usepackage{booktabs} and \\usepackage[T1]{fontenc}."]
+    for table in tables:
+        lines += [f"% {note}." for note in table.notes]
+        kinds = "".join("r" if number else "l" for number in table.numbers)
+        lines += [rf"\begin{{tabular}}{{{kinds}}}", r"\toprule", _in_latex(table.heads), r"\midrule"]
+        lines += [*(_in_latex(row, kinds) for row in table.rows), r"\bottomrule", r"\end{tabular}"]
+    return "\n".join(lines) + "\n"
+
+
+def _in_markdown(text: str) -> str:
+    return _MARKDOWN.sub(r"\\\1", " ".join(text.split()))
+
+
+def _in_latex(cells: Sequence[str], kinds: str = "") -> str:
+    """A row in LaTeX; numbers are in math mode, for correct minus signs and powers of ten."""
+    parts = []
+    for kind, cell in zip(kinds or "l" * len(cells), cells):
+        value, bracket, rest = cell.partition(" (")
+        if kind == "r" and re.search(r"\d", value):
+            value = re.sub(r"e(-?)\+?0*(\d+)", r" \\times 10^{\1\2}", value).replace("±", r"\pm")
+            parts.append(f"${value}${bracket}{rest}")
+        else:
+            parts.append("".join(_LATEX.get(letter, letter) for letter in " ".join(cell.split())))
+    return " & ".join(parts).strip() + r" \\"
+
+
+def format_value(value: Any) -> str:
+    """A config value as text, as on the command line; floats have six digits."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if value is None or isinstance(value, (bool, list, tuple, dict)):
+        return json.dumps(value, default=str)
+    return str(value)
+
+
+def count_words(words: Iterable[str]) -> str:
+    """Counts of equal words, in order of their first occurrence: ``2 failed, 1 unfinished``."""
+    return ", ".join(f"{count} {word}" for word, count in Counter(words).items())
